@@ -18,7 +18,7 @@ def test_it_is_as_near_as_is_stated(row):
 
 
 def test_the_documents_state_the_tables_their_rows_and_their_tolerances():
-    text = section(read("simulation.md"), "Published numbers")
+    text = section(read("accuracy.md"), "Published numbers")
     for table, group in groupby(ROWS, key=lambda row: row.table):
         own = list(group)
         [tolerance] = {row.tolerance for row in own}
@@ -29,7 +29,7 @@ def test_the_documents_state_the_tables_their_rows_and_their_tolerances():
 
 
 def test_the_documents_say_what_is_not_compared():
-    text = re.sub(r"\s+", " ", section(read("simulation.md"), "Published numbers"))
+    text = re.sub(r"\s+", " ", section(read("accuracy.md"), "Published numbers"))
     for what, _ in published.LEFT_OUT:
         assert what in text
 

@@ -19,6 +19,7 @@ from partopt.cli.profile_options import (
     check_estimate,
     check_from_run,
     choose_output,
+    parse_repeats,
     parse_sizes,
 )
 from partopt.cli.terminal import say
@@ -188,8 +189,14 @@ def command(
         **options,
     }
     check_estimate(given)
+    counts = parse_repeats(repeats, options["calibrate"])
     with stopping.stopped_by_signals():
-        measured = _repeat(_measure(model, given, output, force), repeats)
+        measured = _measure(model, given, output, force)
+        try:
+            measured = _repeat(measured, counts)
+        except PartoptError:
+            _keep(measured, "nothing is repeated", output, force)
+            raise
         _save(measured, output, force)
     if output != "-" and _writes():
         from partopt.documents.estimates import next_cluster
@@ -199,21 +206,12 @@ def command(
         _tell_written(output, options["topology"] or next_cluster(measured))
 
 
-def _repeat(measured: Profile, repeats: tuple[str, ...]) -> Profile:
+def _repeat(measured: Profile, repeats: dict[str, int]) -> Profile:
     """The profile of the model with as many blocks in each list as --repeat says."""
     from partopt import repeat
 
-    for each in repeats:
-        blocks, _, count = each.rpartition("=")
-        if not (blocks and count.isdecimal()):
-            raise PartoptError(
-                f"--repeat {each}: not of the form LIST=N",
-                "write --repeat transformer.h=96",
-                code="invalid-option",
-                option="repeat",
-                value=each,
-            )
-        measured = repeat(measured, blocks, int(count))
+    for blocks, count in repeats.items():
+        measured = repeat(measured, blocks, count)
     return measured
 
 

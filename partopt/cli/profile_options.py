@@ -82,3 +82,26 @@ def parse_sizes(text: str) -> list[int | str]:
     """The sizes of a list such as `1,2,4`; `measure` refuses what is not a whole number."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     return [int(part) if re.fullmatch("-?[0-9]{1,18}", part) else part for part in parts]
+
+
+def parse_repeats(repeats: tuple[str, ...], calibrate: float | None) -> dict[str, int]:
+    """The number of blocks of each list, from `LIST=N`."""
+    if repeats and calibrate is not None:
+        raise PartoptError(
+            "--calibrate: the step of a whole model, and --repeat has a few of its blocks",
+            "leave one of the two out",
+            code="conflicting-options",
+        )
+    counts: dict[str, int] = {}
+    for each in repeats:
+        blocks, _, count = each.rpartition("=")
+        if not (blocks and count.isdecimal()):
+            raise PartoptError(
+                f"--repeat {each}: not of the form LIST=N",
+                "write --repeat transformer.h=96",
+                code="invalid-option",
+                option="repeat",
+                value=each,
+            )
+        counts[blocks] = int(count)
+    return counts

@@ -113,7 +113,8 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
                 for full in (False, True) if costs.short else (False,):
                     yield from slowest_fastest(costs, places, sizes, stages, full, replicas)
         if costs.buses and problem.stages is None:
-            yield from least_bus_load(costs, places, sizes, replicas)
+            for shape in least_bus_load(costs, places, sizes, replicas):
+                yield from _fitting(costs, shape)
 
 
 def slowest_fastest(

@@ -122,12 +122,6 @@ def keep_freed_memory() -> None:
     _set_allocator(mapped_blocks=0, trim_bytes=-1)
 
 
-def return_freed_memory() -> None:
-    """Give what the C library has kept back to the system; do nothing with one other than glibc."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def _set_allocator(mapped_blocks: int, trim_bytes: int) -> None:
     """Set two limits of glibc's allocator; do nothing with another C library.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from torch import nn
-
 from partopt.documents import Note
 from partopt.documents.profile import Measurement
 from partopt.profiler.layers import Tracker
@@ -31,15 +29,12 @@ def note_busy_machine(subject: Subject) -> Iterator[Note]:
     """
     share = subject.clock.idle_share() if subject.group.ranks == 1 else None
     if share is not None and share > IDLE_ABOVE:
-        yield Note(
-            code="busy-machine",
-            text=(
-                f"the model had the processor for {1 - share:.0%} of the time: the times are "
-                f"processor time, by wall time a step took {1 / (1 - share):.1f} times as long; "
-                "something else was running, or the model waits"
-            ),
-            fields={"idle_share": share},
+        text = (
+            f"the model had the processor for {1 - share:.0%} of the time: the times are "
+            f"processor time, by wall time a step took {1 / (1 - share):.1f} times as long; "
+            "something else was running, or the model waits"
         )
+        yield Note(code="busy-machine", text=text, fields={"idle_share": share})
 
 
 def note_overhead(measurements: Sequence[Measurement]) -> Iterator[Note]:
@@ -47,24 +42,23 @@ def note_overhead(measurements: Sequence[Measurement]) -> Iterator[Note]:
     for each in measurements:
         if each.overhead is None or UNEVEN_BELOW <= each.overhead <= RESCALE_ABOVE:
             continue
+        percent = each.overhead * 100 - 100
+        if percent < 0:
+            text = (
+                f"steps with hooks took {-percent:.0f} % less time than bare ones: the device's "
+                "speed changed meanwhile; measure again, with more `steps`"
+            )
+        else:
+            text = f"the hooks cost {percent:.0f} % of the step: the layers' " + (
+                "shares are in doubt; larger units need fewer hooks: `granularity=block`, `units`"
+                if each.overhead_bound
+                else "times are scaled to the bare step"
+            )
         yield Note(
-            code="hook-overhead" if each.overhead > 1 else "uneven-steps",
-            text=f"microbatch {each.microbatch_size}: {_overhead_text(each)}",
+            code="uneven-steps" if percent < 0 else "hook-overhead",
+            text=f"microbatch {each.microbatch_size}: {text}",
             fields={"microbatch_size": each.microbatch_size, "overhead": each.overhead},
         )
-
-
-def _overhead_text(measurement: Measurement) -> str:
-    percent = (measurement.overhead or 1) * 100 - 100
-    if percent < 0:
-        return (
-            f"steps with hooks took {-percent:.0f} % less time than bare ones: the device's speed "
-            "changed meanwhile; measure again, with more `steps`"
-        )
-    cost = f"the hooks cost {percent:.0f} % of the step: the layers' "
-    if not measurement.overhead_bound:
-        return f"{cost}times are scaled to the bare step"
-    return f"{cost}shares are in doubt; larger units need fewer hooks: `granularity=block`, `units`"
 
 
 def note_unscaled_inputs(elements: Mapping[int, Sequence[int]]) -> Iterator[Note]:
@@ -78,43 +72,36 @@ def note_unscaled_inputs(elements: Mapping[int, Sequence[int]]) -> Iterator[Note
         any(list(last) == list(other) for _, other in others)
         or (not others and all(count % size for count in last))
     ):
-        yield Note(
-            code="inputs-ignore-size",
-            text=(
-                f"example_inputs({size}) does not hold {size} samples: the inputs do not grow "
-                "with the microbatch size, and samples/s will be wrong"
-            ),
-            fields={"microbatch_size": size},
+        text = (
+            f"example_inputs({size}) does not hold {size} samples: the inputs do not grow with the "
+            "microbatch size, and samples/s will be wrong"
         )
+        yield Note(code="inputs-ignore-size", text=text, fields={"microbatch_size": size})
 
 
-def note_missing_backwards(tracker: Tracker, instrumented: list[LayerTimes]) -> Iterator[Note]:
+def note_missing_backwards(tracker: Tracker, instrumented: Sequence[LayerTimes]) -> Iterator[Note]:
     """A note where layers train but show no backward of their own.
 
     A reentrant checkpoint runs its forward with gradients switched off and makes its one node
     before that forward begins: the backward of the layers in it is charged to the layer before.
-    Such a layer may still show the time of the checkpoint that follows it.
+    Such a layer may still show the time of the checkpoint that follows it. A layer of whose
+    parameters none has a gradient does not train: the loss does not depend on it.
     """
-    silent = {
-        index
-        for index in range(len(tracker.layers))
-        if not any(times.backward_s[index] for times in instrumented)
-    }
     names = [
-        tracker.layers[index].name
-        for index in sorted(silent | tracker.without_graph)
-        if _trains(tracker.modules[tracker.layers[index].name])
-    ]
-    if names:
-        yield Note(
-            code="no-backward",
-            text=(
-                f"{name_some(names)}: no backward of its own is seen, its time is "
-                "charged to its neighbours; checkpoint with use_reentrant=False, or choose with "
-                "`units` a larger unit that holds the checkpoint"
-            ),
-            fields={"layers": names},
+        key.name
+        for layer, key in enumerate(tracker.layers)
+        if (
+            layer in tracker.without_graph
+            or not any(times.backward_s[layer] for times in instrumented)
         )
+        and any(each.grad is not None for each in tracker.modules[key.name].parameters())
+    ]
+    yield from _of_layers(
+        "no-backward",
+        names,
+        "no backward of its own is seen, its time is charged to its neighbours; checkpoint with "
+        "use_reentrant=False, or choose with `units` a larger unit that holds the checkpoint",
+    )
 
 
 def note_recomputed(names: Sequence[str]) -> Iterator[Note]:
@@ -122,45 +109,34 @@ def note_recomputed(names: Sequence[str]) -> Iterator[Note]:
 
     Engines keep the outputs of a stage until their backward, which no plan counts.
     """
-    if names:
-        yield Note(
-            code="recomputes-itself",
-            text=(
-                f"{name_some(names)}: computes activations again in the backward; a stage that "
-                "runs keeps what it sends, too, which plans do not count and which is a large "
-                "part here: leave room by `reserve`"
-            ),
-            fields={"layers": list(names)},
-        )
+    yield from _of_layers(
+        "recomputes-itself",
+        names,
+        "computes activations again in the backward; a stage that runs keeps what it sends, too, "
+        "which plans do not count and which is a large part here: leave room by `reserve`",
+    )
 
 
 def note_uneven_layers(names: Sequence[str]) -> Iterator[Note]:
     """A note where layers do more in one forward than in another, on the same inputs."""
-    if names:
-        yield Note(
-            code="runs-at-random",
-            text=(
-                f"{name_some(names)}: one forward does more than another, on the same inputs: part "
-                "of it runs at random, as under layer drop; times are those of the median step, "
-                "memory that of one: switch it off to plan for all of it"
-            ),
-            fields={"layers": list(names)},
-        )
+    yield from _of_layers(
+        "runs-at-random",
+        names,
+        "one forward does more than another, on the same inputs: part of it runs at random, as "
+        "under layer drop; times are those of the median step, memory that of one: switch it off "
+        "to plan for all of it",
+    )
 
 
 def note_optimizer(error: Exception) -> Note:
     """The note of an optimizer step that failed, and was not timed."""
-    reason = (
-        "its state does not fit beside the model"
-        if is_out_of_memory(error)
-        else f"AdamW {describe(error)}"
-    )
+    full = is_out_of_memory(error)
+    reason = "its state does not fit beside the model" if full else f"AdamW {describe(error)}"
     return Note(code="optimizer-not-timed", text=f"the optimizer step was not timed: {reason}")
 
 
-def _trains(module: nn.Module) -> bool:
-    """Whether a parameter of the module has a gradient.
-
-    One that the loss does not depend on has none, and no backward either.
-    """
-    return any(parameter.grad is not None for parameter in module.parameters())
+def _of_layers(code: str, names: Sequence[str], text: str) -> Iterator[Note]:
+    """A note about layers, if there are any."""
+    if names:
+        fields = {"layers": list(names)}
+        yield Note(code=code, text=f"{name_some(names)}: {text}", fields=fields)

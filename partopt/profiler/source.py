@@ -35,8 +35,8 @@ _LOOKED_UP = ("build", "create_model", "model")
 _TARGETS = (
     "write FILE.py or dotted.module, with :ATTR after it to name the function that builds the model"
 )
-_EXTRAS = {"torchvision": "examples", "transformers": "examples"}
 _CONTRACT = "it needs build(**options) that returns an nn.Module, and example_inputs(batch_size)"
+_EXTRAS = {"torchvision": "examples", "transformers": "examples"}
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,7 @@ class ModelSource:
             return self.found
         model = self._call(self.found, **self.arguments)
         if not isinstance(model, nn.Module):
-            raise PartoptError(
-                f"{self.entry}: returned {_kind(model)}, not an nn.Module",
-                _CONTRACT,
-                code="not-a-module",
-                entry=self.entry,
-            )
+            raise _not_a_module(self.entry, f"returned {_kind(model)}, not an nn.Module")
         return model
 
     def example_inputs(self, batch_size: int) -> Any:
@@ -113,31 +108,34 @@ def find_model(
     it fails, or where it does not follow the contract.
     """
     given = check_arguments(arguments)
-    place, attribute = _split(source)
-    folder = Path(place).resolve().parent if place.endswith(".py") else Path.cwd()
-    with _import_from(folder):
-        module = _import_file(place) if place.endswith(".py") else _import_dotted(place)
-    name, found = _look_up(module, place, attribute)
-    _check_arguments(found, given, f"{place}:{name}")
-    title = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-    return ModelSource(
-        title,
-        f"{place}:{name}",
-        folder,
-        found,
-        _example_inputs(module, place),
-        getattr(module, "loss_fn", None),
-        given,
-        getattr(module, "data", None),
-        getattr(module, "optimizer", None),
-    )
-
-
-def _split(source: str | os.PathLike[str]) -> tuple[str, str | None]:
     if not isinstance(source, str | os.PathLike) or not (target := os.fspath(source)):
         raise invalid_option("source", source, "not a file or a dotted module", _TARGETS)
-    place, colon, attribute = target.rpartition(":")
-    return (place, attribute) if colon and attribute.isidentifier() else (target, None)
+    before, colon, after = target.rpartition(":")
+    place, attribute = (before, after) if colon and after.isidentifier() else (target, None)
+    path = Path(place) if place.endswith(".py") else None
+    folder = path.resolve().parent if path else Path.cwd()
+    with _import_from(folder):
+        module = _import_file(place, path) if path else _import_dotted(place)
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    name = _look_up(public, module, place, attribute)
+    found, entry = public[name], f"{place}:{name}"
+    if not callable(found):
+        raise _not_a_module(entry, f"is {_kind(found)}, neither a function nor an nn.Module")
+    _check_arguments(found, given, entry)
+    example_inputs = getattr(module, "example_inputs", None)
+    if not callable(example_inputs):
+        raise PartoptError(
+            f"{place}: has no example_inputs",
+            "add example_inputs(batch_size), which returns a tensor, a tuple or a dict: the "
+            "model's inputs for one microbatch",
+            code="no-example-inputs",
+            path=place,
+        )
+    loss_fn, data, optimizer = (
+        getattr(module, name, None) for name in ("loss_fn", "data", "optimizer")
+    )
+    title = path.stem if path else place.rpartition(".")[2]
+    return ModelSource(title, entry, folder, found, example_inputs, loss_fn, given, data, optimizer)
 
 
 @contextlib.contextmanager
@@ -159,18 +157,13 @@ def _import_from(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _import_file(place: str) -> ModuleType:
-    path = Path(place)
+def _import_file(place: str, path: Path) -> ModuleType:
     if not is_file(place):
         near: list[str] = []
         with contextlib.suppress(OSError, ValueError):  # a name that is too long
             near = sorted(file.name for file in path.parent.glob("*.py"))
-        raise PartoptError(
-            f"{place}: no such file",
-            did_you_mean(path.name, near) if near else "give the path of a Python file",
-            code="no-such-file",
-            path=place,
-        )
+        hint = did_you_mean(path.name, near) if near else "give the path of a Python file"
+        raise PartoptError(f"{place}: no such file", hint, code="no-such-file", path=place)
     spec = importlib.util.spec_from_file_location(f"partopt_model_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -182,75 +175,49 @@ def _import_file(place: str) -> ModuleType:
 
 
 def _import_dotted(place: str) -> ModuleType:
-    try:
-        known = importlib.util.find_spec(place) is not None
-    except (ImportError, ValueError):
-        known = False
-    if not known:
-        raise PartoptError(
-            f"{place}: no such file or module", _TARGETS, code="no-such-file", path=place
-        )
+    known = None
+    with contextlib.suppress(ImportError, ValueError):
+        known = importlib.util.find_spec(place)
+    if known is None:
+        message = f"{place}: no such file or module"
+        raise PartoptError(message, _TARGETS, code="no-such-file", path=place)
     with explain(place):
         return importlib.import_module(place)
 
 
-def _look_up(module: ModuleType, place: str, attribute: str | None) -> tuple[str, Any]:
-    """The name of the model in `module` and its value."""
-    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    if attribute is not None:
-        if attribute not in public:
-            candidates = [name for name, value in public.items() if _is_own(value, module)]
-            raise PartoptError(
-                f'{place}: has no "{attribute}"',
-                did_you_mean(attribute, candidates),
-                code="no-such-model",
-                entry=f"{place}:{attribute}",
-            )
-        return attribute, _check_callable(public[attribute], place, attribute)
-    for name in _LOOKED_UP:
-        if name in public:
-            return name, _check_callable(public[name], place, name)
-    modules: dict[str, Any] = {
-        name: value for name, value in public.items() if isinstance(value, nn.Module)
-    }
-    classes = {
-        name: value
+def _look_up(
+    public: Mapping[str, Any], module: ModuleType, place: str, attribute: str | None
+) -> str:
+    """The name of the model among the public names of a module."""
+    modules = [name for name, value in public.items() if isinstance(value, nn.Module)]
+    own = [
+        name
         for name, value in public.items()
-        if inspect.isclass(value) and _is_own(value, module)
-    }
-    sole = modules or {
-        name: value for name, value in classes.items() if issubclass(value, nn.Module)
-    }
-    if len(sole) == 1:
-        return next(iter(sole.items()))
-    if sole:
+        if callable(value) and getattr(value, "__module__", None) == module.__name__
+    ]
+    if attribute is not None:
+        if attribute in public:
+            return attribute
+        raise PartoptError(
+            f'{place}: has no "{attribute}"',
+            did_you_mean(attribute, [name for name in public if name in {*modules, *own}]),
+            code="no-such-model",
+            entry=f"{place}:{attribute}",
+        )
+    classes = (name for name in own if inspect.isclass(public[name]))
+    sole = modules or [name for name in classes if issubclass(public[name], nn.Module)]
+    names = [name for name in _LOOKED_UP if name in public] or sole
+    if not names:
+        message = f"{place}: has no build function and no model"
+        raise PartoptError(message, _CONTRACT, code="no-such-model", path=place)
+    if len(names) > 1 and names is sole:
         raise PartoptError(
             f"{place}: has {len(sole)} modules: {', '.join(sole)}",
-            f"name one: {place}:{next(iter(sole))}",
+            f"name one: {place}:{sole[0]}",
             code="ambiguous-model",
-            names=list(sole),
+            names=sole,
         )
-    raise PartoptError(
-        f"{place}: has no build function and no model", _CONTRACT, code="no-such-model", path=place
-    )
-
-
-def _is_own(value: object, module: ModuleType) -> bool:
-    """Whether `value` could be the model: a module, or a callable that this file defines."""
-    return isinstance(value, nn.Module) or (
-        callable(value) and getattr(value, "__module__", None) == module.__name__
-    )
-
-
-def _check_callable(value: Any, place: str, name: str) -> Any:
-    if not callable(value):
-        raise PartoptError(
-            f"{place}:{name}: is {_kind(value)}, neither a function nor an nn.Module",
-            _CONTRACT,
-            code="not-a-module",
-            entry=f"{place}:{name}",
-        )
-    return value
+    return names[0]
 
 
 def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
@@ -265,25 +232,24 @@ def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
                 arguments=list(given),
             )
         return
-    parameters = inspect.signature(found).parameters
-    named = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    parameters = inspect.signature(found).parameters.values()
+    named = {
+        each.name: each.default is each.empty
+        for each in parameters
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    }
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     for name in given:
         if name not in named and not takes_any:
-            hint = did_you_mean(name, named) if named else "it takes none"
             raise PartoptError(
                 f'`arguments`: {entry} takes no argument "{name}"',
-                hint,
+                did_you_mean(name, list(named)) if named else "it takes none",
                 code="unknown-argument",
                 option="arguments",
                 value=name,
             )
-    for name in named:
-        if parameters[name].default is inspect.Parameter.empty and name not in given:
+    for name, needed in named.items():
+        if needed and name not in given:
             raise PartoptError(
                 f'{entry}: needs the argument "{name}"',
                 f"add {name}=... to `arguments`",
@@ -293,17 +259,8 @@ def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
             )
 
 
-def _example_inputs(module: ModuleType, place: str) -> Callable[[int], Any]:
-    function = getattr(module, "example_inputs", None)
-    if not callable(function):
-        hint = (
-            "add example_inputs(batch_size), which returns a tensor, a tuple or a dict: "
-            "the model's inputs for one microbatch"
-        )
-        raise PartoptError(
-            f"{place}: has no example_inputs", hint, code="no-example-inputs", path=place
-        )
-    return function  # type: ignore[no-any-return]
+def _not_a_module(entry: str, what: str) -> PartoptError:
+    return PartoptError(f"{entry}: {what}", _CONTRACT, code="not-a-module", entry=entry)
 
 
 def _kind(value: object) -> str:
@@ -328,7 +285,14 @@ def explain(where: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         if isinstance(error, ModuleNotFoundError) and error.name:
-            raise _not_installed(where, error.name.partition(".")[0]) from error
+            missing = error.name.partition(".")[0]
+            own = f"in a clone of partopt: pip install '.[{_EXTRAS.get(missing)}]'"
+            raise PartoptError(
+                f"{where}: needs {missing}, which is not installed",
+                own if missing in _EXTRAS else f"pip install {missing}",
+                code="not-installed",
+                package=missing,
+            ) from error
         raise PartoptError(
             f"{where}: {describe(error)}", "correct the model file", code="model-code-failed"
         ) from error
@@ -339,30 +303,16 @@ def describe(error: BaseException) -> str:
 
     That is the innermost line outside of installed packages.
     """
+    installed = (str(Path(__file__).parent.parent), "<", sys.base_prefix)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if _is_the_users(frame.filename)
+        if not frame.filename.startswith(installed) and "site-packages" not in frame.filename
     ]
     what = str(error).strip().splitlines()
     text = f"raised {type(error).__name__}" + (f": {what[0]}" if what else "")
     if isinstance(error, SyntaxError):
         return f"{text} (line {error.lineno})"
-    return (
-        f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
-    )
-
-
-def _not_installed(where: str, missing: str) -> PartoptError:
-    own = f"in a clone of partopt: pip install '.[{_EXTRAS.get(missing)}]'"
-    return PartoptError(
-        f"{where}: needs {missing}, which is not installed",
-        own if missing in _EXTRAS else f"pip install {missing}",
-        code="not-installed",
-        package=missing,
-    )
-
-
-def _is_the_users(filename: str) -> bool:
-    own = str(Path(__file__).parent.parent)
-    return not filename.startswith((own, "<", sys.base_prefix)) and "site-packages" not in filename
+    if not frames:
+        return text
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"

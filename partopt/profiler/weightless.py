@@ -41,6 +41,20 @@ def is_fake(tensor: Tensor) -> bool:
     return all(isinstance(part, FakeTensor) for part in local_tensors(tensor))
 
 
+# --- building -------------------------------------------------------------------------------------
+
+
+def build_weightless(build: Callable[[], nn.Module]) -> nn.Module:
+    """The model without its weights, or with them where its build needs their values."""
+    before = RandomNumbers()
+    try:
+        with build_without_weights(fake_mode()):
+            return build()
+    except Exception:  # whatever it is, an ordinary build fails of it too, or not
+        before.restore()
+        return build()
+
+
 @contextlib.contextmanager
 def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
     """What registers parameters in this context gets fake ones, and nothing is initialised."""
@@ -58,7 +72,11 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
 
     def convert_fake(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
         # as `module.to` calls it: torch swaps fakes in place, and fails where modes refer to them
-        converted = memoize(lambda each: _convert(each, function))
+        @memoize
+        def converted(parameter: Tensor) -> Tensor:
+            with torch.no_grad():
+                return nn.Parameter(function(parameter), requires_grad=parameter.requires_grad)
+
         inner = list(module.modules()) if recurse else [module]
         slots = [slot for slot in _slots(inner) if is_fake(slot[2])]
         for holder, name, _ in slots:
@@ -68,186 +86,14 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
             setattr(holder, name, converted(parameter))
         return module
 
-    with (
-        replace_attribute(nn.Module, "register_parameter", register_fake),
-        replace_attribute(nn.Module, "_apply", convert_fake),
-        _without_initialisers(),
-        _LargeRandomNumbersAreFake(mode),
-    ):
-        yield
-
-
-def build_weightless(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model without its weights, or with them where its build needs their values."""
-    before = RandomNumbers()
-    try:
-        with build_without_weights(fake_mode()):
-            return build()
-    except Exception:  # whatever it is, an ordinary build fails of it too, or not
-        before.restore()
-        return build()
-
-
-@contextlib.contextmanager
-def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
-    """The attribute of a class or a module has another value in this context."""
-    was = inspect.getattr_static(owner, name)  # a classmethod as it is written
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, was)
-
-
-def fake_parameter(
-    mode: FakeTensorMode,
-    parameter: nn.Parameter,
-    device: torch.device | None = None,
-    dtype: torch.dtype | None = None,
-) -> nn.Parameter:
-    """A fake like `parameter`, on `device`, and if it is a floating one as `dtype`.
-
-    What other code has noted on the parameter, it finds on the fake.
-    """
-    place = device or torch.device("cpu" if parameter.is_meta else parameter.device)
-    form = dtype if dtype and parameter.is_floating_point() else parameter.dtype
-    [local] = local_tensors(parameter)
-    with mode:
-        empty = torch.empty(local.shape, dtype=form, device=place)
-        if local is not parameter:
-            empty = _as_shard(empty, parameter)
-    made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-    for name, value in vars(parameter).items():
-        if name not in vars(made):
-            setattr(made, name, value)
-    return made
-
-
-def _as_shard(local: Tensor, whole: Any) -> Tensor:
-    """The DTensor like `whole`, of which this rank has `local`."""
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        local,
-        whole.device_mesh,
-        whole.placements,
-        run_check=False,
-        shape=whole.shape,
-        stride=whole.stride(),
-    )
-
-
-@contextlib.contextmanager
-def replace_tensors(
-    model: nn.Module, replacement: Callable[[Tensor], Tensor], buffers: bool = False
-) -> Iterator[None]:
-    """Every parameter of `model`, or every buffer, is its replacement in this context."""
-    slots = list(_slots(model.modules(), buffers))
-    try:
-        for module, name, tensor in slots:
-            setattr(module, name, replacement(tensor))
-        yield
-    finally:
-        for module, name, tensor in slots:
-            setattr(module, name, tensor)
-
-
-def fake_parameters(
-    model: nn.Module, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype
-) -> contextlib.AbstractContextManager[None]:
-    """The context in which a model has fakes of its parameters; ties remain."""
-    return replace_tensors(model, memoize(lambda each: fake_parameter(mode, each, device, dtype)))
-
-
-def fake_buffers(model: nn.Module, mode: FakeTensorMode) -> contextlib.AbstractContextManager[None]:
-    """The context in which a model has fakes of its buffers."""
-    return replace_tensors(model, memoize(mode.from_tensor), buffers=True)
-
-
-def real_buffers(
-    model: nn.Module, device: torch.device, dtype: torch.dtype
-) -> contextlib.AbstractContextManager[None]:
-    """The context in which the buffers of a model lie on the device, also those built on meta."""
-
-    def real(buffer: Tensor) -> Tensor:
-        form = dtype if buffer.is_floating_point() else buffer.dtype
-        if not buffer.is_meta and not is_fake(buffer):
-            return buffer.to(device, form)
-        # not known: a mask that hides nothing, index 0, a scale of 1
-        fill = float(buffer.is_floating_point() or buffer.dtype is torch.bool)
-        return torch.full(buffer.shape, fill, dtype=form, device=device)
-
-    return replace_tensors(model, memoize(real), buffers=True)
-
-
-@contextlib.contextmanager
-def without_log() -> Iterator[None]:
-    """Keeps torch from logging, with a traceback, that an operation does not work on fakes."""
-    with replace_attribute(logging.getLogger(FakeTensorMode.__module__), "disabled", True):
-        yield
-
-
-@contextlib.contextmanager
-def refuse_mixing(mode: FakeTensorMode) -> Iterator[None]:
-    """Operations in this context raise where a fake of `mode` has stayed among real tensors.
-
-    Their results would be fake, and take no time.
-    """
-    with replace_attribute(mode, "allow_non_fake_inputs", False):
-        yield
-
-
-def check_shapes(model: nn.Module) -> None:
-    """Raise PartoptError where a parameter gets its shape in the first forward only."""
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise PartoptError(
-                f'the parameter "{name}" has no shape before the first forward',
-                "an estimate needs its shapes: build it without lazy modules",
-                code="lazy-parameter",
-                parameter=name,
-            )
-
-
-def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
-    """Inputs of a model with fakes of the tensors in them."""
-    return tree_map_only(Tensor, memoize(mode.from_tensor), inputs)
-
-
-def _slots(
-    modules: Iterable[nn.Module], buffers: bool = False
-) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """The parameters that these modules hold themselves, or the buffers, and where."""
-    for module in modules:
-        for name, tensor in (module._buffers if buffers else module._parameters).items():
-            if tensor is not None:
-                yield module, name, tensor
-
-
-def _convert(parameter: Tensor, function: Callable[[Tensor], Tensor]) -> nn.Parameter:
-    with torch.no_grad():
-        return nn.Parameter(function(parameter), requires_grad=parameter.requires_grad)
-
-
-def memoize(make: Callable[[Any], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`make`, once for each tensor: ties remain."""
-    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id stays its own
-
-    def once(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = (tensor, make(tensor))
-        return made[id(tensor)][1]
-
-    return once
-
-
-@contextlib.contextmanager
-def _without_initialisers() -> Iterator[None]:
-    """`torch.nn.init` does nothing: it would read values of fakes, or touch every page."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(replace_attribute(nn.Module, "register_parameter", register_fake))
+        stack.enter_context(replace_attribute(nn.Module, "_apply", convert_fake))
+        # `torch.nn.init` would read values of fakes, or touch every page
         for name, function in list(vars(nn.init).items()):
             if name.endswith("_") and not name.startswith("_") and callable(function):
                 stack.enter_context(replace_attribute(nn.init, name, _leave))
+        stack.enter_context(_LargeRandomNumbersAreFake(mode))
         yield
 
 
@@ -270,11 +116,12 @@ class _LargeRandomNumbersAreFake(TorchDispatchMode):  # type: ignore[no-untyped-
     ) -> Any:
         """Run the operation, unless it draws many random numbers."""
         options = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and not any(map(_is_a_fake, args)):
+        given = [value for value in args if isinstance(value, Tensor)]
+        if torch.Tag.nondeterministic_seeded in func.tags and not any(map(is_fake, given)):
             if func._schema.is_mutable:
                 if args[0].numel() >= LARGE:
                     return args[0]
-            elif not any(isinstance(value, Tensor) for value in args):
+            elif not given:
                 with self.mode:
                     fake = func(*args, **options)
                 if fake.numel() >= LARGE:
@@ -282,12 +129,146 @@ class _LargeRandomNumbersAreFake(TorchDispatchMode):  # type: ignore[no-untyped-
         return func(*args, **options)
 
 
-def _is_a_fake(value: object) -> bool:
-    return isinstance(value, Tensor) and is_fake(value)
+# --- running --------------------------------------------------------------------------------------
+
+
+def fake_parameter(
+    mode: FakeTensorMode,
+    parameter: nn.Parameter,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Parameter:
+    """A fake like `parameter`, on `device`, and if it is a floating one as `dtype`.
+
+    What other code has noted on the parameter, it finds on the fake. Of a DTensor the shard that
+    this rank has is fake.
+    """
+    place = device or torch.device("cpu" if parameter.is_meta else parameter.device)
+    form = dtype if dtype and parameter.is_floating_point() else parameter.dtype
+    [local] = local_tensors(parameter)
+    with mode:
+        empty = torch.empty(local.shape, dtype=form, device=place)
+        if local is not parameter:
+            from torch.distributed.tensor import DTensor
+
+            whole: Any = parameter
+            empty = DTensor.from_local(
+                empty,
+                whole.device_mesh,
+                whole.placements,
+                run_check=False,
+                shape=whole.shape,
+                stride=whole.stride(),
+            )
+    made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for name, value in vars(parameter).items():
+        if name not in vars(made):
+            setattr(made, name, value)
+    return made
+
+
+@contextlib.contextmanager
+def replace_tensors(
+    model: nn.Module, replacement: Callable[[Tensor], Tensor], buffers: bool = False
+) -> Iterator[None]:
+    """Every parameter of `model`, or every buffer, is its replacement in this context."""
+    slots = list(_slots(model.modules(), buffers))
+    try:
+        for module, name, tensor in slots:
+            setattr(module, name, replacement(tensor))
+        yield
+    finally:
+        for module, name, tensor in slots:
+            setattr(module, name, tensor)
+
+
+def fake_parameters(
+    model: nn.Module, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype
+) -> contextlib.AbstractContextManager[None]:
+    """The context in which a model has fakes of its parameters; ties remain.
+
+    Raises PartoptError where a parameter gets its shape in the first forward only.
+    """
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise PartoptError(
+                f'the parameter "{name}" has no shape before the first forward',
+                "an estimate needs its shapes: build it without lazy modules",
+                code="lazy-parameter",
+                parameter=name,
+            )
+    return replace_tensors(model, memoize(lambda each: fake_parameter(mode, each, device, dtype)))
+
+
+def fake_buffers(model: nn.Module, mode: FakeTensorMode) -> contextlib.AbstractContextManager[None]:
+    """The context in which a model has fakes of its buffers."""
+    return replace_tensors(model, memoize(mode.from_tensor), buffers=True)
+
+
+def real_buffers(
+    model: nn.Module, device: torch.device, dtype: torch.dtype
+) -> contextlib.AbstractContextManager[None]:
+    """The context in which the buffers of a model lie on the device, also those built on meta."""
+
+    @memoize
+    def real(buffer: Tensor) -> Tensor:
+        form = dtype if buffer.is_floating_point() else buffer.dtype
+        if not buffer.is_meta and not is_fake(buffer):
+            return buffer.to(device, form)
+        # not known: a mask that hides nothing, index 0, a scale of 1
+        fill = float(buffer.is_floating_point() or buffer.dtype is torch.bool)
+        return torch.full(buffer.shape, fill, dtype=form, device=device)
+
+    return replace_tensors(model, real, buffers=True)
+
+
+def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
+    """Inputs of a model with fakes of the tensors in them."""
+    return tree_map_only(Tensor, memoize(mode.from_tensor), inputs)
+
+
+@contextlib.contextmanager
+def without_log() -> Iterator[None]:
+    """Keeps torch from logging, with a traceback, that an operation does not work on fakes."""
+    with replace_attribute(logging.getLogger(FakeTensorMode.__module__), "disabled", True):
+        yield
+
+
+@contextlib.contextmanager
+def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
+    """The attribute of a class or a module has another value in this context."""
+    was = inspect.getattr_static(owner, name)  # a classmethod as it is written
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, was)
+
+
+def memoize(make: Callable[[Any], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`make`, once for each tensor: ties remain."""
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id stays its own
+
+    def once(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = (tensor, make(tensor))
+        return made[id(tensor)][1]
+
+    return once
+
+
+def _slots(
+    modules: Iterable[nn.Module], buffers: bool = False
+) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """The parameters that these modules hold themselves, or the buffers, and where."""
+    for module in modules:
+        for name, tensor in (module._buffers if buffers else module._parameters).items():
+            if tensor is not None:
+                yield module, name, tensor
 
 
 class RandomNumbers:
-    """Where random numbers of torch, Python and numpy stand."""
+    """Where random numbers of torch, Python and numpy stand, so that they can be drawn again."""
 
     def __init__(self) -> None:
         numpy: Any = sys.modules.get("numpy")

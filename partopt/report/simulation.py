@@ -43,14 +43,14 @@ _SOME = 1e-9  # of the time: less is rounding
 _MOST_ROWS = 16
 _SLOW = 4  # slow ranks that are named
 _BAR_WIDTH = 14
-_BLOCKS, _ASCII = "█░░▒▓ ", "#--=+ "  # of the bar, in the order of MEANING
-MEANING = [  # of the shares, those where all devices spend nothing left out
-    ("WORK", "computing"),
-    ("ACTS", "waiting for activations"),
-    ("GRAD", "waiting for gradients"),
-    ("SEND", "waiting for messages on their way"),
-    ("SYNC", "waiting for all-reduces"),
-    ("END", "nothing left to do"),
+_BLOCKS, _ASCII = "█░░▒▓ ", "#--=+ "  # of the bar, in the order of SHARES
+SHARES = [  # of the time: headings, meanings, and the fields of a rank
+    ("WORK", "computing", "compute_s"),
+    ("ACTS", "waiting for activations", "waiting_for_activations_s"),
+    ("GRAD", "waiting for gradients", "waiting_for_gradients_s"),
+    ("SEND", "waiting for messages on their way", "transfer_s"),
+    ("SYNC", "waiting for all-reduces", "allreduce_s"),
+    ("END", "nothing left to do", "finished_s"),
 ]
 
 Floats = NDArray[np.float64]
@@ -61,7 +61,7 @@ class DeviceGroup(NamedTuple):
 
     stages: tuple[int, ...]
     ranks: list[int]
-    parts: Floats  # shape (6,), shares of the time, in the order of MEANING
+    parts: Floats  # shape (6,), shares of the time, in the order of SHARES
     work: float  # of the busiest
     in_flight: int
     memory_bytes: int
@@ -112,17 +112,7 @@ def group_devices(document: SimulationDocument) -> list[DeviceGroup]:
         groups.setdefault(tuple(rank.stages), []).append(rank)
     found = []
     for stages, own in sorted(groups.items()):
-        seconds = [
-            (
-                rank.compute_s,
-                rank.waiting_for_activations_s,
-                rank.waiting_for_gradients_s,
-                rank.transfer_s,
-                rank.allreduce_s,
-                rank.finished_s,
-            )
-            for rank in own
-        ]
+        seconds = [[getattr(rank, name) for *_, name in SHARES] for rank in own]
         parts = np.array(seconds) / document.window_s
         found.append(
             DeviceGroup(
@@ -158,17 +148,15 @@ def _share_table(document: SimulationDocument, ascii_only: bool) -> str:
         places.add(max(range(len(groups)), key=lambda n: groups[n].work))
         places.add(max(range(len(groups)), key=lambda n: groups[n].memory_bytes))
         shown = [groups[n] for n in sorted(places)]
-    spare = {"END": 2}
+    shares = [Column(name, share(n)) for n, (name, *_) in enumerate(SHARES)]
+    shares[-1] = shares[-1]._replace(spare=2)
     table = table_of(
         shown,
         [
             Column("#", lambda own: ",".join(map(str, own.stages)), "text"),
             Column("RANKS", lambda own: ranks_text(own.ranks, stretch(11, least=11)), "whole"),
             Column("TIME", lambda own: _bar(own.parts, ascii_only), "text", spare=1),
-            *(
-                Column(name, share(n), spare=spare.get(name, 0))
-                for n, (name, _) in enumerate(MEANING)
-            ),
+            *shares,
             Column("FLIGHT", lambda own: str(own.in_flight)),
             Column("MEMORY", lambda own: format_bytes(own.memory_bytes)),
         ],
@@ -179,7 +167,9 @@ def _share_table(document: SimulationDocument, ascii_only: bool) -> str:
         cycle = "a cycle of the steady state" if document.settled else "the time"
     most = np.max([own.parts for own in groups], axis=0)
     used = [
-        f"{name} {what}" for (name, what), part in zip(MEANING, most, strict=True) if part >= _SOME
+        f"{name} {what}"
+        for (name, what, _), part in zip(SHARES, most, strict=True)
+        if part >= _SOME
     ]
     lines = [
         table,

@@ -47,7 +47,6 @@ ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # signals that end a run
 GRACE_S = 5.0  # for ranks to say why they fail behind the first, and to end
 JOIN_S = 120.0  # until all processes have joined
 _HOST = "127.0.0.1"
-_TAKES_SOCKETS = torch.__version__ >= "2.7"  # the store's faster server; that of 2.6 opens its own
 _PR_SET_PDEATHSIG = 1
 
 
@@ -174,7 +173,6 @@ def _open_store(ranks: int) -> Any:
         wait_for_workers=False,
         timeout=timedelta(seconds=JOIN_S),
         master_listen_fd=listening.detach(),
-        use_libuv=_TAKES_SOCKETS,
     )
 
 
@@ -277,7 +275,7 @@ class _Child:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         join, limit = timedelta(seconds=JOIN_S), timedelta(seconds=self.wait_s)
         with lost_connections():
-            store = TCPStore(_HOST, port, timeout=join, use_libuv=_TAKES_SOCKETS)
+            store = TCPStore(_HOST, port, timeout=join)
             dist.init_process_group(
                 self.backend, store=store, rank=self.rank, world_size=self.ranks, timeout=limit
             )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -83,9 +82,8 @@ class Versions:
         if self.optimizer_step is not None:
             if self._is_newest_kept():
                 self._use([weight.clone() for weight in self.newest])
-            with ExitStack() as unnoticed:  # what changes is nobody's saved tensor
-                for parameter in self.parameters:  # torch 2.6 takes one at a time
-                    unnoticed.enter_context(_unsafe_preserve_version_counter(parameter))
+            # what changes is nobody's saved tensor
+            with _unsafe_preserve_version_counter(tuple(self.parameters)):
                 self.optimizer_step()
             self.newest = [parameter.data for parameter in self.parameters]
         self._drop_gradients()

@@ -79,7 +79,27 @@ def test_blocks_are_repeated_and_the_summary_says_so(model: str, tmp_path: Path)
     assert "* did not run" in render(Profile.load(output))
     for wrong in ("blocks", "=3", "blocks=many"):
         assert "not of the form LIST=N" in refusal(*given, "--force", "--repeat", wrong).message
-    assert "has 0 blocks" in refusal(*given, "--force", "--repeat", "layers=9").message
+    wrong = run(*given, "--force", "--repeat", "layers=9")
+    assert "has 0 blocks" in str(wrong.exception)
+    assert f"nothing is repeated: wrote {output}" in wrong.stderr
+    assert (
+        run(
+            model,
+            "--set",
+            "layers=4",
+            "--microbatch",
+            "1",
+            "--resume",
+            output,
+            "--repeat",
+            "blocks=7",
+        ).exit_code
+        == 0
+    )
+    assert len(Profile.load(output).layers) == 7
+    estimated = ("--estimate", "h100", "--calibrate", "1", "--repeat", "blocks=7", "--force")
+    error = CliRunner().invoke(command, [*given, *estimated]).exception
+    assert str(error).startswith("--calibrate: the step of a whole model")
 
 
 NET = """

@@ -244,7 +244,7 @@ def test_a_plan_that_takes_no_time(partopt, plan_file, tmp_path):
 
 def test_a_plan_of_an_unknown_schedule(partopt, plan_file, tmp_path):
     (tmp_path / "x.json").write_bytes(
-        changed(documents.read_bytes(plan_file()), "schedule", to="1f2b")
+        changed(documents.read_bytes(plan_file()), "layout", "schedule", to="1f2b")
     )
     outcome = partopt("simulate", tmp_path / "x.json")
     assert (outcome.code, outcome.errors) == (

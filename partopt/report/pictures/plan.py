@@ -144,7 +144,7 @@ def _draw(
     _draw_memory(sheet, plan)
     handles = _handles(plan)
     if alternatives:
-        points = tables.points_of_plans([plan, *alternatives])
+        points = tables.points_of([plan, *alternatives])
         tables.draw_points(sheet, points, plan.memory_limit_bytes)
         handles |= tables.handles_of_points(points)
     sheet.legend(handles)

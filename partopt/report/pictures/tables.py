@@ -79,36 +79,22 @@ class Point(NamedTuple):
         return f"{self.name}: {speed}, {memory}{'' if self.fits else ', does not fit'}"
 
 
-def points_of_plans(plans: Sequence[Plan]) -> list[Point]:
-    """The plans, by their schedules where these differ, else by their planners."""
-    unit, rates = speeds([plan.predicted for plan in plans])
-    by_schedule = len({plan.schedule for plan in plans}) > 1
-    return [
-        Point(
-            f"{plan.schedule if by_schedule else plan.planner} {plan.shape}",
-            rate,
-            unit,
-            plan.peak_memory_bytes,
-            plan.fits,
-        )
-        for plan, rate in zip(plans, rates, strict=True)
-    ]
+def points_of(rows: Sequence[Plan | ComparisonRow | GroupRow]) -> list[Point]:
+    """Plans by their schedules where these differ, else by their planners; groups by profiles."""
+    unit, rates = speeds([row.predicted if isinstance(row, Plan) else row for row in rows])
+    by_schedule = len({row.schedule for row in rows if isinstance(row, Plan)}) > 1
+    points = []
+    for row, rate in zip(rows, rates, strict=True):
+        name = row.profile if isinstance(row, GroupRow) else row.planner
+        if isinstance(row, Plan) and by_schedule:
+            name = row.schedule
+        points.append(Point(f"{name} {row.shape}", rate, unit, row.peak_memory_bytes, row.fits))
+    return points
 
 
 def comparison_picture(comparison: Comparison | GroupComparison) -> Picture:
     """Speed against bytes on the fullest device, with the limit of a device as a line."""
-    rows: Sequence[ComparisonRow | GroupRow] = comparison.rows
-    unit, rates = speeds(rows)
-    points = [
-        Point(
-            f"{row.planner if isinstance(row, ComparisonRow) else row.profile} {row.shape}",
-            rate,
-            unit,
-            row.peak_memory_bytes,
-            row.fits,
-        )
-        for row, rate in zip(rows, rates, strict=True)
-    ]
+    points = points_of(comparison.rows)
     parts = [comparison.model]
     if isinstance(comparison, Comparison):
         parts += [comparison.schedule, f"microbatch {comparison.microbatch_size}"]

@@ -26,7 +26,7 @@ from partopt.report.phrases import (
     speed_lines,
     speed_text,
 )
-from partopt.report.simulation import MEANING, group_devices
+from partopt.report.simulation import SHARES, group_devices
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_seconds
 
@@ -35,7 +35,7 @@ _ID = re.compile(r'(\bid="|url\(#|href="#)')
 _WIDTH = re.compile(r'<svg [^>]*?\bwidth="([0-9.]+)pt"')
 _PREAMBLE = re.compile(r"^.*?(?=<svg\b)", re.DOTALL)
 # of computing and of the five ways to wait, apart in grey too
-_SHARES = ("#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#4D4D4D", "#D9D9D9")
+_COLOURS = ("#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#4D4D4D", "#D9D9D9")
 
 
 class Shown(NamedTuple):
@@ -193,7 +193,10 @@ def _bar(parts: Iterable[tuple[str, float, str]]) -> dict[str, Any]:
 
 def _share_table(document: SimulationDocument) -> dict[str, Any]:
     """Where the time of the devices goes, a row for those that hold the same stages."""
-    words = [what for _, what in MEANING]
+    words = [what for _, what, _ in SHARES]
+
+    def time(own: Any) -> dict[str, Any]:
+        return _bar(zip(words, own.parts.tolist(), _COLOURS, strict=True))
 
     def share(place: int) -> Callable[[Any], str]:
         return lambda own: f"{own.parts[place]:.1%}" if own.parts[place] else "-"
@@ -203,10 +206,8 @@ def _share_table(document: SimulationDocument) -> dict[str, Any]:
         [
             Column("stages", lambda own: ", ".join(map(str, own.stages)), left=True),
             Column("ranks", lambda own: format_ranks(own.ranks), left=True),
-            Column(
-                "time", lambda own: _bar(zip(words, own.parts.tolist(), _SHARES, strict=True)), True
-            ),
-            *(Column(words[n], share(n), colour=_SHARES[n]) for n in range(len(words))),
+            Column("time", time, left=True),
+            *(Column(words[n], share(n), colour=_COLOURS[n]) for n in range(len(words))),
             Column("in flight", lambda own: own.in_flight),
             Column("peak memory", lambda own: format_bytes(own.memory_bytes)),
         ],
