@@ -229,7 +229,7 @@ class Job(Options):
                     "layout",
                     f"{name}={getattr(layout, name)}",
                     f"the profile is of {name}={there}",
-                    f"write {name}={there}, or give a profile of such a group: `partopt profile`",
+                    f"write {name}={there}, or give a profile of such a group",
                 )
         devices = self.topology.in_groups(ranks).devices
         pp, dp = layout.pp or 1, layout.dp or 1
