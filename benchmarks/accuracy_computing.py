@@ -127,7 +127,7 @@ def runs(measured: Profiles, topology: Topology, quick: bool) -> Iterator[Found]
         if asynchronous and model.name == "gpt":
             continue  # its ties: several stages update one parameter
         microbatches = {} if asynchronous else {"microbatches": MICROBATCHES}
-        buffers = {"buffers": "all"} if engine == "torch" else {}
+        buffers = {"facts": {"buffers": "all"}} if engine == "torch" else {}
         given = options | microbatches | buffers
         plan: Plan = solve(Job(before, topology, schedule=schedule, **given)).plan
         others = watch_others()
