@@ -184,7 +184,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """End the process if it still runs: first so that it can write what is finished, at last by
     force.
     """
-    for ask in (lambda: process.send_signal(signal.SIGINT), process.terminate, process.kill):
+    for ask in (process.terminate, process.kill):  # SIGINT is ignored by what runs behind a shell
         if process.poll() is not None:
             return
         ask()
