@@ -25,7 +25,7 @@ from partopt.documents.profile import Count
 from partopt.documents.stage import Buffers, Gradients, Shard
 from partopt.errors import PartoptError, did_you_mean
 from partopt.schedules import SCHEDULES, schedule
-from partopt.schedules.layout import LOOPED, VEE
+from partopt.schedules.layout import LOOPED
 
 Recompute = Literal["never", "always", "auto"]
 Effort = Literal["quick", "normal", "thorough"]
@@ -188,12 +188,10 @@ def requests_of(layout: Layout, name: str, chunks: int | None) -> dict[str, obje
         "shard": layout.shard,
     }
     if name != AUTO:
-        shape, v = schedule(name).shape, layout.chunks
-        if shape == LOOPED:
+        entry, v = schedule(name), layout.chunks
+        own = entry.stages_a_device(v or chunks or CHUNKS)
+        if entry.shape == LOOPED:
             found["chunks"] = v
-            own = v or chunks or CHUNKS
-        else:
-            own = 2 if shape == VEE else 1
         if v not in (None, own):
             able = "`schedule=interleaved` or `schedule=auto`"
             what = f"{name} has {own} on each device"

@@ -30,7 +30,7 @@ from partopt.options import CHUNKS, check_count, invalid, parse_bytes
 from partopt.schedules import ACTION_LIMIT, SCHEDULES, refusal, schedule
 from partopt.schedules.entry import Times
 from partopt.schedules.layout import CHUNKS as CHUNKS_OF
-from partopt.schedules.layout import LOOPED, MIRRORED, STRAIGHT
+from partopt.schedules.layout import LOOPED, STRAIGHT
 from partopt.simulation import Simulation, simulate
 from partopt.simulator.document import drawn_timeline, drawn_windows
 from partopt.simulator.execution import Execution
@@ -123,7 +123,7 @@ class Uniform:
 
         A stage of a mirrored schedule gets half of the microbatches, and is as long as a device's.
         """
-        return 1 if schedule(name).shape == MIRRORED else self.chunks_under(name)
+        return schedule(name).stages_a_device(self.chunks_under(name))
 
     def times_under(self, name: str) -> Times:
         """What the actions of one stage take under the schedule `name`."""

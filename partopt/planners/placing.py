@@ -8,7 +8,7 @@ from dataclasses import replace
 from partopt.cost.problem import Partition, Problem
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
-from partopt.schedules.layout import CHUNKS, MIRRORED, STRAIGHT, ranks_of
+from partopt.schedules.layout import CHUNKS, STRAIGHT, ranks_of
 
 # S   stages
 # P   devices of one pipeline
@@ -27,7 +27,7 @@ def stage_multiple(problem: Problem) -> int:
 
 def stages_a_device(problem: Problem) -> int:
     """Stages for each device of a pipeline: v; 1 where there are two copies of it."""
-    return 1 if schedule(problem.schedule).shape == MIRRORED else stage_multiple(problem)
+    return schedule(problem.schedule).stages_a_device(problem.chunks)
 
 
 def stage_count(problem: Problem) -> int:

@@ -154,10 +154,16 @@ class Schedule:
         """Versions of its weights that a stage keeps with `held` microbatches in flight."""
         return self.weight_versions or held
 
+    def stages_a_device(self, v: int) -> int:
+        """Stages for each device of a pipeline: v, where the shape does not say how many.
+
+        1 where there are two copies of the pipeline.
+        """
+        return 1 if self.shape == MIRRORED else CHUNKS.get(self.shape, v)
+
     def makespan(self, P: int, v: int, M: int, t: Times = SLOTS) -> float:
         """Time of an iteration in closed form, where `bubble` holds; by default in slots."""
-        passes = 1 if self.shape == MIRRORED else v
-        return passes * M * (t.F + t.B) + self.bubble.of(P, v, M, t)
+        return self.stages_a_device(v) * M * (t.F + t.B) + self.bubble.of(P, v, M, t)
 
 
 class Replicas(list[int]):

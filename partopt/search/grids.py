@@ -277,7 +277,7 @@ def gridded(problems: Sequence[Problem]) -> Iterator[Gridded]:
         splits, balanced = Splits(problem), dict[tuple[str, int, int], Bounds]()
         for entry in entries:
             for p, d, v in _sizes(problem, entry, splits.N):
-                S = p if entry.shape == MIRRORED else p * v
+                S = p * entry.stages_a_device(v)
                 bounds = splits.of_least_squares().get(S)
                 if bounds is None:
                     continue

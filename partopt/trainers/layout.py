@@ -12,7 +12,7 @@ from partopt.errors import PartoptError, did_you_mean
 from partopt.options import AUTO, MOST, Options, invalid
 from partopt.schedules import schedule
 from partopt.schedules.entry import Schedule
-from partopt.schedules.layout import LOOPED, VEE
+from partopt.schedules.layout import LOOPED
 from partopt.trainers import TRAINERS, parts_of, readers
 from partopt.trainers.parts import Part, describe
 from partopt.trainers.trainer import Reading, Trainer
@@ -95,7 +95,7 @@ class TrainerLayout:
     def _stages_a_device(self, entry: Schedule, chunks: int | None) -> int:
         """v under a schedule. PartoptError where the devices of a pipeline contradict it."""
         S, P = self.stages, self.pipeline_size
-        own = {LOOPED: chunks, VEE: 2}.get(entry.shape, 1)
+        own = chunks if entry.shape == LOOPED else entry.stages_a_device(1)
         if P is None and own is None:
             what = f"{S} stages on an unknown number of devices"
             hint = "say how many a pipeline has: `pipeline_size=4`"
