@@ -163,7 +163,7 @@ def slowest_fastest(
 
 
 def _fitting(costs: StageCosts, shape: Shape) -> Iterator[Shape]:
-    """The plan, cut anew or all recomputed where later stages have too little room."""
+    """The plan; with other cuts, or all recomputed, where later stages have too little room."""
     if not costs.entry.split or costs.slowest_s(shape) < np.inf:
         yield shape
         return

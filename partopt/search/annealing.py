@@ -22,7 +22,7 @@ STEPS = (1, 2, 3, 5, 8, 13, 21)  # layers by which a cut moves
 TURNED, NUDGED = 0.15, 0.5  # of the steps: another warm-up; of these: of one stage alone
 SWITCHED = 0.15  # of the steps: a stage recomputes or no longer does
 TWICE = 0.4  # of the steps: two at once
-RECUT = 0.6  # of the steps that change places: all cut anew
+RECUT = 0.6  # of the steps that change places: all cuts are chosen again
 # how much worse, relative to the period, a step is that is taken now and then: at first, at last
 HOT, COLD = 0.05, 0.002
 TRIES = 20  # steps for each unit of the budget: most are ruled out

@@ -23,7 +23,7 @@ STARTS = 0.2  # of the budget, for the plans of the dynamic program
 RANKED = 0.6  # of that of the program over ranks
 ROUNDS = (12, 4, 1)  # plans that are annealed in each round; all rounds have the same budget
 PACED = (2, 3, 0)  # numbers of warm-ups at which plans of the program over ranks are tried
-FINE = 1000  # ranges of layers, into which the best plan is cut anew
+FINE = 1000  # ranges of layers, between which the cuts of the best plan are chosen again
 HOPED = 0.1  # above what is to be beaten: a start that is slower is not annealed
 NEARLY = 1e-3  # above the bound: nearer, nothing better is looked for
 
@@ -72,7 +72,7 @@ def _priced(partition: Partition, problem: Problem) -> Plan:
 def _recut_finely(
     rough: Found, problem: Problem, cells: list[int]
 ) -> tuple[Found, Judge, list[int]]:
-    """The plan of a coarse chain, cut anew on up to `FINE` ranges of layers where it is better."""
+    """The plan of a coarse chain, with better cuts between up to `FINE` ranges of layers if any."""
     stated, bounds = optimal.coarsen(problem, FINE, cells)
     judge = Judge(StageCosts(stated))
     shape = rough.shape.on_cells(cells, bounds)
