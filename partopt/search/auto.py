@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from math import inf
 
 from partopt.cost.plan import price
@@ -315,8 +315,8 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
     """
     entry, N, topology = costs.entry, costs.N, costs.problem.topology
     if topology.devices <= FEW:
-        plans = optimal.plans(costs)[:KEPT]
-        return [(costs.estimate_s(shape), shape) for shape in plans]
+        plans = (own for own in optimal.plans(costs) if own.stages > 1 or entry.data_parallel)
+        return [(costs.estimate_s(shape), shape) for shape in islice(plans, KEPT)]
     found: dict[Shape, float] = {}
     for places in layouts_of(topology, PLACES):
         U, alike = len(places), len({len(place) for place in places}) == 1

@@ -38,7 +38,7 @@ def run(root: Path, script: str = SCRIPT, **environment: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root)} | environment,
+        env=os.environ | {"PYTHONPATH": str(root), "NUMBA_DISABLE_JIT": "0"} | environment,
         capture_output=True,
         text=True,
         check=True,
