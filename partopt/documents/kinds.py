@@ -15,7 +15,7 @@ from partopt.documents.profile import Profile
 from partopt.documents.run import Run
 from partopt.documents.scaling import Scaling
 from partopt.documents.simulation import SimulationDocument
-from partopt.documents.topology_file import TopologyFile
+from partopt.documents.topology import TopologyFile
 from partopt.documents.trial import TrialDocument
 from partopt.documents.verification import Verification
 from partopt.errors import PartoptError

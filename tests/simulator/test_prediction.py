@@ -6,15 +6,15 @@ import pytest
 
 from partopt import planners
 from partopt.cost.problem import problem_of
-from partopt.documents import shipped
+from partopt.documents.files import find_shipped
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.schedules import SCHEDULES
 from partopt.simulator import execute, simulate_plan
 from tests.helpers import chain_profile, flat, two_level
 
-PROFILE = Profile.load(shipped.find("gpt.cpu.float32", "profiles"))
-CLUSTER = Topology.load(shipped.find("v100-pcie", "topologies"), 1)
+PROFILE = Profile.load(find_shipped("gpt.cpu.float32", "profiles"))
+CLUSTER = Topology.load(find_shipped("v100-pcie", "topologies"), 1)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
