@@ -131,9 +131,8 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     from partopt.cli.schedule import show_trial
     from partopt.cli.simulate import show_simulation
     from partopt.cli.words import as_flags, print_notes
-    from partopt.documents.simulation import SimulationDocument
+    from partopt.documents.simulation import SimulationDocument, TrialDocument
     from partopt.documents.topology import Topology
-    from partopt.documents.trial import TrialDocument
     from partopt.report.clusters import render_topology
     from partopt.report.pages import text_of
 
