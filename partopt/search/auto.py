@@ -5,13 +5,15 @@ a microbatch, and the stages that recompute.
 
 1. Schedules with several stages on a device: grids, in the order of their estimates.
 2. Schedules with one: plans of the dynamic program, in the order of their slowest stage.
-3. The best of each are annealed in the simulator.
+3. The best of each are annealed in the simulator; on few devices that of the best schedule is
+   searched for as where its name is given, too.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import inf
@@ -37,6 +39,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
 from partopt.search.annealing import anneal
 from partopt.search.bound import certify_simulated, lower_bound_s
+from partopt.search.contest import plan_alone
 from partopt.search.cuts import anneal_cuts
 from partopt.search.grids import Gridded, gridded
 from partopt.search.judge import Found, Judge
@@ -75,12 +78,15 @@ def best_by_schedule(problems: Sequence[Problem], chooses_recompute: bool = Fals
     search.try_grids(problems)
     search.try_chains(list(_straight(problems, chooses_recompute)))
     search.anneal()
-    plans = list(search.plans())
+    plans = [*search.plans(), *search.searched_alone()]
     plans += search.roomiest({plan.schedule for plan in plans})
     if not plans:  # not even on one device
         alone = Partition(CONTIGUOUS, consecutive([0, problems[0].chain.layers]))
         plans = [simulate_plan(price(alone, problem, "grid")) for problem in problems]
-    return sorted(plans, key=order_of)
+    best: dict[str, Plan] = {}
+    for plan in sorted(plans, key=order_of):
+        best.setdefault(plan.schedule, plan)
+    return list(best.values())
 
 
 def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Problem]:
@@ -280,6 +286,16 @@ class _Search:
             best.setdefault(each.problem.schedule, each)
         for each in best.values():
             yield each.plan()
+
+    def searched_alone(self) -> Iterator[Plan]:
+        """On few devices, the plan of the fastest one's schedule as where that alone is named."""
+        able = [own for own in self.pool if own.found and own.may_change]
+        best = min(able, key=lambda own: own.seconds, default=None)
+        if best is None or best.found is None or best.seconds > MARGIN * self.best_s:
+            return
+        if best.problem.topology.devices <= FEW:
+            with suppress(PartoptError):
+                yield plan_alone("optimal", replace(best.problem, recompute_per_stage=False))[0]
 
     def _under_parts(self) -> Iterable[_Candidate]:
         """The best plans of eager 1F1B under the schedules whose warm-up is one of those."""
