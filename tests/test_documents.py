@@ -25,7 +25,7 @@ PROFILE = documents.encode(uniform_profile(3, name="three"))
 PLAN = documents.encode(planners.plan("pipedream", problem_of(uniform_profile(6), two_level(2, 2))))
 
 
-def messages(parse, content: bytes) -> list[str]:
+def messages(parse, content):
     with pytest.raises(PartoptError) as error:
         parse(content, "file")
     return [part.message for part in error.value.parts]
@@ -274,7 +274,7 @@ class TestWriting:
         path = tmp_path / "x"
         path.write_bytes(b"old")
 
-        def fail(*_: object) -> None:
+        def fail(*_):
             raise fault
 
         monkeypatch.setattr(Path, "replace", fail)

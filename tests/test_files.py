@@ -13,7 +13,7 @@ from partopt.documents.files import read_bytes
 from partopt.errors import PartoptError
 
 
-def refusal(*arguments) -> PartoptError:
+def refusal(*arguments):
     with pytest.raises(PartoptError) as raised:
         read_bytes(*arguments)
     return raised.value

@@ -21,7 +21,7 @@ from tests.examples import examples
 from tests.helpers import measurement, profile_of
 
 
-def levels_of(topology: Topology) -> list[tuple[str, int, float, int]]:
+def levels_of(topology):
     return [(lv.name, lv.size, lv.bandwidth_bytes_per_s, lv.links) for lv in topology.levels]
 
 
@@ -61,7 +61,7 @@ def test_groups_that_do_not_divide_the_cluster_are_refused(ranks):
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[Topology, int]:
+def clusters(draw):
     """A cluster and a size of groups that divides it."""
     sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=3))
     levels = [
@@ -82,7 +82,7 @@ def clusters(draw: st.DrawFn) -> tuple[Topology, int]:
     return cluster, inside * draw(st.sampled_from(parts))
 
 
-def port_seconds(rings: list[list[int]], size: float, topology: Topology) -> dict[str, float]:
+def port_seconds(rings, size, topology):
     """The busiest port of each level: what every ring brings to every port, added up."""
     busy: defaultdict[tuple[str, int], float] = defaultdict(float)
     for ring in rings:
@@ -133,7 +133,7 @@ def test_a_message_between_groups_is_one_between_each_pair_of_their_ranks(case, 
     assert 1 / rate == pytest.approx(max(busy.values()))
 
 
-def grouped(ranks: int) -> Profile:
+def grouped(ranks):
     """Six layers, measured on one rank of a group."""
     times = [0.01, 0.02, 0.01, 0.03, 0.02, 0.01]
     profile = profile_of(
@@ -209,7 +209,7 @@ def test_a_group_has_two_ranks_or_more():
         partopt.Profile.parse(text)
 
 
-def shards(ranks: int, efficiency: float) -> Profile:
+def shards(ranks, efficiency):
     """The layers of `grouped` cut over `ranks`, at so much of the speed."""
     whole = grouped(2)
     times = [
@@ -224,7 +224,7 @@ def shards(ranks: int, efficiency: float) -> Profile:
     )
 
 
-def compare(*profiles: Profile, **options: object) -> tuple[list[tuple[str, int, bool]], list[str]]:
+def compare(*profiles, **options):
     jobs = {
         f"tp{profile.group_ranks}": Job(profile, Topology.load("v100-pcie"), **options)
         for profile in profiles

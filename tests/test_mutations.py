@@ -39,7 +39,7 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def mutation(old: str, new: str):
+def mutation(old, new):
     return module.Mutation("m", "code.py", old, new, "tests/test_code.py")
 
 

@@ -42,7 +42,7 @@ CASES = [
 PIPELINES = [("1f1b", 2, 1), ("1f1b", 4, 1), ("interleaved", 2, 2)]
 
 
-def facts(plan: Plan) -> dict[str, object]:
+def facts(plan):
     """What every command must say alike of a layout."""
     return {
         "period_s": plan.predicted.period_s,
@@ -54,7 +54,7 @@ def facts(plan: Plan) -> dict[str, object]:
     }
 
 
-def split(job: Job, stages: int) -> list[int]:
+def split(job, stages):
     """First layers of `stages` stages of about as many layers, which Megatron may begin with."""
     parts = find_parts([layer.name for layer in job.profile.layers])
     may = may_begin(parts, TRAINERS["megatron"].says.cuts)

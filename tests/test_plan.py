@@ -19,7 +19,7 @@ PIPELINE = documents.encode(
 )
 
 
-def faults(content: bytes) -> list[str]:
+def faults(content):
     with pytest.raises(PartoptError) as error:
         Plan.parse(content, "plan.json")
     return [part.message for part in error.value.parts]

@@ -28,7 +28,7 @@ CHAIN = documents.encode(
 LAYERS = ("measurements", 0, "layers")
 
 
-def faults(content: bytes) -> list[str]:
+def faults(content):
     with pytest.raises(PartoptError) as error:
         Profile.parse(content, "p")
     return [part.message for part in error.value.parts]

@@ -25,7 +25,7 @@ levels:
 """
 
 
-def faults(text: str) -> list[tuple[str, str]]:
+def faults(text):
     with pytest.raises(PartoptError) as error:
         Topology.parse(text.encode(), "c.yaml")
     return [(part.message, part.hint) for part in error.value.parts]
@@ -299,11 +299,11 @@ def test_a_topology_is_the_same_after_its_json(original):
     assert json.loads(msgspec.json.encode(original))["devices"] == original.devices
 
 
-def slow_group_size(cluster: Topology, k: int) -> int:
+def slow_group_size(cluster, k):
     return 1 if k == 0 else cluster.levels[k - 1].size * slow_group_size(cluster, k - 1)
 
 
-def address(cluster: Topology, rank: int) -> list[int]:
+def address(cluster, rank):
     """Which member of its level-k component the rank lies in, innermost first."""
     digits = []
     for level in cluster.levels:
