@@ -4,7 +4,6 @@ no; it never breaks.
 
 import contextlib
 import json
-from typing import Any
 
 import yaml
 from hypothesis import HealthCheck, given
@@ -26,7 +25,7 @@ from partopt.search.verify import verify
 from tests.examples import examples
 from tests.helpers import chain_profile, flat, two_level
 
-quick = examples(150, suppress_health_check=[HealthCheck.too_slow])
+quick = examples(100, suppress_health_check=[HealthCheck.too_slow])
 
 PROFILE = json.loads(
     documents.encode(
