@@ -11,7 +11,6 @@ import pytest
 from partopt import (
     TRAINERS,
     Job,
-    Plan,
     Profile,
     Topology,
     compare,
