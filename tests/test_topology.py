@@ -8,9 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.documents import shipped
-from partopt.documents.topology import Device, Level, Topology
-from partopt.documents.topology_file import TopologyFile
+from partopt.documents.files import shipped_folder, shipped_names
+from partopt.documents.topology import Device, Level, Topology, TopologyFile
 from partopt.errors import PartoptError
 from tests.examples import examples
 from tests.helpers import flat, two_level
@@ -157,11 +156,11 @@ def test_devices_must_be_the_product_of_the_sizes():
         msgspec.structs.replace(two_level(2, 3), devices=5)
 
 
-@pytest.mark.parametrize("name", shipped.names("topologies"))
+@pytest.mark.parametrize("name", shipped_names("topologies"))
 def test_a_shipped_topology_names_its_sources_and_is_read_again_as_it_was(name):
     loaded = Topology.load(name)
     assert (loaded.name, loaded.notes(), list(loaded.faults())) == (name, [], [])
-    text = (shipped.folder("topologies") / f"{name}.yaml").read_text()
+    text = (shipped_folder("topologies") / f"{name}.yaml").read_text()
     comment = " ".join(line for line in text.splitlines() if line.startswith("#"))
     assert any(source in comment for source in ("datasheet", "whitepaper", "et al."))
     assert all(level.link in comment.lower() for level in loaded.levels)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partopt.documents.tables import Verification, VerificationRow
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
-from partopt.documents.verification import Verification, VerificationRow
 from partopt.printable import shorten
 from partopt.report.clusters import render_topology
 from partopt.report.folds import Fold, fold

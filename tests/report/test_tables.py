@@ -8,7 +8,7 @@ from msgspec import structs
 
 from partopt import planners
 from partopt.cost.problem import problem_of
-from partopt.documents.scaling import Scaling, ScalingRow
+from partopt.documents.tables import Scaling, ScalingRow
 from partopt.report.plans import (
     _variance,
     render_beside,

@@ -10,7 +10,7 @@ import pytest
 from partopt import planners
 from partopt.cost.plan import under
 from partopt.cost.problem import problem_of
-from partopt.documents import shipped
+from partopt.documents.files import find_shipped
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.schedules import SCHEDULES
@@ -96,8 +96,8 @@ def test_unequal_replicas_fill_as_one_pipeline_of_all_devices():
     assert execute(plan).bubble == pytest.approx(idle_share("1f1b", Pipeline(4, 1, 30)), abs=0.03)
 
 
-PROFILE = Profile.load(shipped.find("gpt.cpu.float32", "profiles"))
-CLUSTER = Topology.load(shipped.find("v100-pcie", "topologies"), 1)
+PROFILE = Profile.load(find_shipped("gpt.cpu.float32", "profiles"))
+CLUSTER = Topology.load(find_shipped("v100-pcie", "topologies"), 1)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
