@@ -212,7 +212,7 @@ def shards(ranks, efficiency):
 
 
 def compare(*profiles, **options):
-    topology = Topology.load("v100-pcie")
+    topology = Topology.load("v100-pcie", 1)
     jobs = {f"tp{each.group_ranks}": Job(each, topology, **options) for each in profiles}
     found, notes = partopt.compare_groups(jobs)
     for row in found.rows:

@@ -42,10 +42,10 @@ def mutation(old, new):
 
 def test_a_mutation_is_killed_or_survives_and_is_taken_back(checkout, capsys):
     killed, alive = mutation("2 * x", "3 * x"), mutation("2 * x", "x + 2")
-    assert module.killed_by(killed, checkout) == "tests/test_code.py::test_double"
-    assert (checkout / "partopt/code.py").read_text().count("2 * x") == 1
     assert module._table([killed, alive], checkout) == 1
-    assert "1 of 2 survived" in capsys.readouterr().out
+    assert (checkout / "partopt/code.py").read_text().count("2 * x") == 1
+    printed = capsys.readouterr().out
+    assert "tests/test_code.py::test_double" in printed and "1 of 2 survived" in printed
 
 
 def test_a_text_that_is_not_there_once_is_refused(checkout):

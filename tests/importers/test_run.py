@@ -72,7 +72,7 @@ def run_of(plan, **fields):
     return msgspec.convert(msgspec.to_builtins(whole | fields), Run)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "pipedream", "pipedream-2bw"])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "pipedream", "pipedream-2bw"])
 @pytest.mark.parametrize("recompute", ["never", "always"])
 @pytest.mark.parametrize("shard", ["none", "optimizer"])
 def test_planning_again_and_simulating_takes_what_the_run_took(name, recompute, shard):
