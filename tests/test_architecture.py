@@ -1,13 +1,15 @@
-"""The arrows of the design: which part may know of which, read from the imports and tried in a
-process of its own.
+"""What modules may say and know: which part imports which, read from the imports and tried in a
+process of its own; that every error has a code; that only the command line speaks in flags.
 """
 
+from __future__ import annotations
+
 import ast
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import partopt
 from tests.helpers import ROOT, uniform_profile
@@ -49,14 +51,19 @@ IMPORTS_TORCH = {"profiler", "runtime"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def part_of(path: Path) -> str:
+def part_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+def imported(path):
     """The dotted names of everything that a module imports, wherever in it."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -65,32 +72,22 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_follow_the_arrows(path):
-    own = part_of(path)
-    known = {name.split(".")[1] for name in imported(path) if name.startswith("partopt.")}
-    public = {*partopt.__all__} if own == "cli" else {"__version__"}
-    assert known - public <= MAY_IMPORT[own] | {own}
-
-
-def test_only_the_profiler_and_the_runtime_import_torch():
-    importers = {
-        part_of(path)
-        for path in MODULES
-        if any(name.split(".")[0] == "torch" for name in imported(path))
-    }
-    assert importers <= IMPORTS_TORCH
+def test_imports_follow_the_arrows():
+    for path in MODULES:
+        own = part_of(path)
+        known = {name.split(".")[1] for name in imported(path) if name.startswith("partopt.")}
+        public = {*partopt.__all__} if own == "cli" else {"__version__"}
+        assert known - public <= MAY_IMPORT[own] | {own}, path
+        torch = any(name.split(".")[0] == "torch" for name in imported(path))
+        assert not torch or own in IMPORTS_TORCH, path
 
 
 def test_the_arrows_themselves_have_no_cycle():
-    order: list[str] = []
+    order = []
     while len(order) < len(MAY_IMPORT):
-        ready = [
-            part
-            for part, others in MAY_IMPORT.items()
-            if part not in order and others <= set(order)
-        ]
-        assert ready, f"a cycle among {MAY_IMPORT.keys() - set(order)}"
+        left = MAY_IMPORT.keys() - order
+        ready = [part for part in left if MAY_IMPORT[part] <= set(order)]
+        assert ready, f"a cycle among {left}"
         order += ready
 
 
@@ -114,12 +111,61 @@ print(sorted(late & sys.modules.keys()))
 
 
 def test_planning_imports_neither_torch_nor_matplotlib(tmp_path):
-    uniform_profile(4).save(str(tmp_path / "p.json"))
-    script = SCRIPT.replace("PROFILE", repr(str(tmp_path / "p.json"))).replace(
-        "PLAN", repr(str(tmp_path / "plan.json"))
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    profile, plan = (str(tmp_path / name) for name in ("p.json", "plan.json"))
+    uniform_profile(4).save(profile)
+    script = SCRIPT.replace("PROFILE", repr(profile)).replace("PLAN", repr(plan))
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "[]"
-    assert (tmp_path / "plan.json").exists()
+    assert Path(plan).exists()
+
+
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+VERBS = "plan|simulate|compare|profile|show|import|export|topology|schema"
+COMMAND = re.compile(rf"\bpartopt ({VERBS})\b")
+
+
+def calls_of(path, name):
+    calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+    return [each for each in calls if isinstance(each.func, ast.Name) and each.func.id == name]
+
+
+def test_every_error_has_a_code():
+    missing = [
+        f"{path}:{call.lineno}"
+        for path in MODULES
+        for call in calls_of(path, "PartoptError")
+        if not any(keyword.arg == "code" for keyword in call.keywords)
+    ]
+    assert missing == []
+
+
+def spoken(path):
+    """Strings and parts of strings that are not docstrings, with their lines."""
+    nodes = list(ast.walk(tree_of(path)))
+    documented = {
+        id(node.body[0].value)
+        for node in nodes
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    texts = [
+        node for node in nodes if isinstance(node, ast.Constant) and id(node) not in documented
+    ]
+    return [(node.lineno, node.value) for node in texts if isinstance(node.value, str)]
+
+
+# the command line, and those of trainers
+OF_FLAGS = {"cli", "trainers"}
+
+
+def test_only_the_command_line_speaks_in_flags():
+    found = [
+        f"{path}:{line}: {text}"
+        for path in MODULES
+        if not OF_FLAGS & {*path.parts}
+        for line, text in spoken(path)
+        if FLAG.search(text) or COMMAND.search(text)
+    ]
+    assert found == []

@@ -14,27 +14,27 @@ FILE = (shipped_folder("devices") / "a100.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", shipped_names("devices"))
-def test_every_shipped_device_loads(name: str) -> None:
+def test_every_shipped_device_loads(name):
     made = Roofline.load(name)
     assert made.peaks_flops["float16"] > made.peaks_flops["float32"] > 1e12
     assert made.memory_bytes >= 16e9
     assert 1e11 < made.bandwidth_bytes_per_s < 1e13
 
 
-def test_devices_are_named_as_those_of_topologies_are() -> None:
+def test_devices_are_named_as_those_of_topologies_are():
     names = {Topology.load(name).device.name for name in shipped_names("topologies")}
     assert {Roofline.load(name).name for name in ("a100", "h100", "v100")} <= names
 
 
-def test_numbers_are_those_of_the_data_sheet() -> None:
+def test_numbers_are_those_of_the_data_sheet():
     made = Roofline.load("a100")
     assert made.peaks_flops["bfloat16"] == 312e12
     assert made.bandwidth_bytes_per_s == pytest.approx(0.85 * 2039e9)
     assert made.launch_s == 4e-6
 
 
-def test_the_digest_is_of_the_numbers() -> None:
-    def digest(text: str) -> str:
+def test_the_digest_is_of_the_numbers():
+    def digest(text):
         return Roofline.of(read_device(text.encode(), "a100")).sha256
 
     assert digest(FILE.replace("data sheet", "leaflet")) == digest(FILE)
@@ -54,14 +54,14 @@ def test_the_digest_is_of_the_numbers() -> None:
         ("bandwidth:", "bandwith:", "unknown key"),
     ],
 )
-def test_faults_are_at_their_place(wrong: str, right: str, message: str) -> None:
+def test_faults_are_at_their_place(wrong, right, message):
     with pytest.raises(PartoptError) as failed:
         Roofline.of(read_device(FILE.replace(wrong, right).encode(), "mine.yaml"), "mine.yaml")
     assert f"mine.yaml: {message}" in failed.value.message or message in failed.value.message
 
 
 @pytest.mark.parametrize("given", [{}, {"source": "a", "assumed": "b"}])
-def test_a_number_has_one_origin(given: dict[str, str]) -> None:
+def test_a_number_has_one_origin(given):
     raw = yaml.safe_load(FILE)
     raw["launch"] = {"value": "4 us", **given}
     with pytest.raises(PartoptError, match="launch: needs a source or an assumption"):

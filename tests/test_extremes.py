@@ -32,7 +32,7 @@ SCHEDULES = ["1f1b", "gpipe", "zb-h1", "interleaved", "zbv", "dualpipe", "naive"
 PROFILE, CLUSTER = uniform_profile(4), flat(2)
 
 
-def planned(schedule: str = "pipedream", **options: object) -> po.Plan:
+def planned(schedule="pipedream", **options):
     return po.solve(po.Job(PROFILE, CLUSTER, schedule=schedule, **options)).plan
 
 

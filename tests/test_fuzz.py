@@ -4,7 +4,6 @@ no; it never breaks.
 
 import contextlib
 import json
-from typing import Any
 
 import yaml
 from hypothesis import HealthCheck, given
@@ -26,7 +25,7 @@ from partopt.search.verify import verify
 from tests.examples import examples
 from tests.helpers import chain_profile, flat, two_level
 
-quick = examples(150, suppress_health_check=[HealthCheck.too_slow])
+quick = examples(100, suppress_health_check=[HealthCheck.too_slow])
 
 PROFILE = json.loads(
     documents.encode(
@@ -45,21 +44,21 @@ PLAN = json.loads(documents.encode(planners.plan("gpipe", problem_of(PLANNED, tw
 TOPOLOGY = yaml.safe_load(two_level(2, 2, outer_latency=1e-6, memory_bytes=10**9).dump())
 
 
-def mutated(original: Any) -> st.SearchStrategy[Any]:
+def mutated(original):
     """The document with one to three changes."""
     return st.randoms(use_true_random=False).map(
         lambda random: change_values(original, random, random.randint(1, 3))
     )
 
 
-def edited(text: str) -> st.SearchStrategy[str]:
+def edited(text):
     """The text with up to three changes."""
     return st.randoms(use_true_random=False).map(
         lambda random: change_text(text, random, random.randint(0, 3))
     )
 
 
-def profile_or_error(content: bytes) -> None:
+def profile_or_error(content):
     """Read a profile; one that is accepted can be shown, written, and planned by every planner or
     refused by it.
     """
@@ -79,7 +78,7 @@ def profile_or_error(content: bytes) -> None:
         assert plan_report.render(Plan.parse(documents.encode(planned)))
 
 
-def plan_or_error(content: bytes) -> None:
+def plan_or_error(content):
     try:
         loaded = Plan.parse(content)
     except PartoptError:
@@ -96,7 +95,7 @@ def test_a_plan_with_anything_in_it_is_verified_or_not(document):
         assert [check.check for check in checks if check.passed or check.text]
 
 
-def topology_or_error(content: bytes) -> None:
+def topology_or_error(content):
     try:
         loaded = Topology.parse(content)
     except PartoptError:

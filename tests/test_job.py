@@ -22,150 +22,112 @@ def refusal(**options):
     return raised.value
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "option", "message"),
-    [
+REFUSALS = [
+    ({"effort": "most"}, "invalid-option", "effort", "=most`: unknown effort"),
+    ({"optimizer": "lion"}, "invalid-option", "optimizer", "=lion`: unknown optimizer"),
+    ({"recompute": "often"}, "invalid-option", "recompute", "=often`: unknown recompute"),
+    ({"engine": "megatron"}, "invalid-option", "engine", "=str`: must be an Engine"),
+    ({"memory": 0}, "invalid-option", "memory", "=0`: must be positive"),
+    ({"memory": "0 GB"}, "invalid-option", "memory", "=0 GB`: must be positive"),
+    ({"stages": 2.0}, "invalid-option", "stages", "=2.0`: expected a whole number, found a number"),
+    (
+        {"stages": True},
+        "invalid-option",
+        "stages",
+        "=True`: expected a whole number, found true or false",
+    ),
+    (
+        {"microbatch_size": 0},
+        "invalid-option",
+        "microbatch_size",
+        "=0`: expected a whole number >= 1",
+    ),
+    ({"cuts": "5,9"}, "invalid-option", "cuts", "=5,9`: must be a list of whole numbers"),
+    ({"cut_at": "layer2"}, "invalid-option", "cut_at", "=layer2`: must be a list of names"),
+    ({"cut_at": ["no"]}, "no-such-layer", "cut_at", "=no`: no layer of chain has such a name"),
+    ({"cost": "time of day"}, "invalid-option", "cost", "=time of day`: unknown cost"),
+    ({"cost": [1.0, 2.0]}, "wrong-length", "cost", "`: 2 costs for 6 layers"),
+    ({"cost": "flops"}, "no-costs", "cost", "=flops`: the profile has none"),
+    (
+        {"cost": [float("nan")] * 6},
+        "invalid-option",
+        "cost",
+        "`: must be finite and not negative, and not all zero",
+    ),
+    ({"chunks": 2}, "conflicting-options", "chunks", "`: not for pipedream"),
+    (
+        {"cuts": [2], "planner": "gpipe"},
+        "conflicting-options",
+        "planner",
+        "=gpipe`: `cuts` and `replicas` go with `planner=manual`",
+    ),
+    (
+        {"cuts": [2], "cut_at": ["layer2"]},
+        "conflicting-options",
+        "cut_at",
+        "`: `cuts` already fixes the boundaries",
+    ),
+    (
+        {"schedule": "pipedream", "microbatches": 8},
+        "conflicting-options",
+        "microbatches",
+        "`: pipedream is asynchronous and has no iterations",
+    ),
+    (
+        {"schedule": "auto", "microbatches": 4, "stages": 2},
+        "conflicting-options",
+        "stages",
+        "`: `schedule=auto` chooses that itself",
+    ),
+    *(
         (
-            {"schedule": "1f1b"},
+            {"schedule": name, **given},
             "microbatches-needed",
             "schedule",
-            "`schedule=1f1b`: needs either `microbatches` or `global_batch`",
-        ),
-        (
-            {"schedule": "1f1b", "microbatches": 4, "global_batch": 4},
-            "microbatches-needed",
-            "schedule",
-            "`schedule=1f1b`: needs either `microbatches` or `global_batch`",
-        ),
-        ({"effort": "most"}, "invalid-option", "effort", "`effort=most`: unknown effort"),
-        (
-            {"facts": {"optimizer_bytes": -1}},
-            "invalid-option",
-            "optimizer_bytes",
-            "`optimizer_bytes=-1`: must be a number of bytes",
-        ),
-        (
-            {"facts": {"buffers": "all"}},
-            "conflicting-options",
-            "buffers",
-            "`buffers=all`: pipedream is asynchronous, its microbatches have no end",
-        ),
-        (
-            {"facts": {"gradients": "fp8"}},
-            "invalid-option",
-            "gradients",
-            "`gradients=fp8`: unknown gradients",
-        ),
-        ({"facts": {"bukket": "1 MB"}}, "unknown-fact", None, "no fact `bukket` of an engine"),
-        ({"engine": "megatron"}, "invalid-option", "engine", "`engine=str`: must be an Engine"),
-        (
-            {"optimizer": "lion"},
-            "invalid-option",
-            "optimizer",
-            "`optimizer=lion`: unknown optimizer",
-        ),
-        (
-            {"schedule": "pipedream", "microbatches": 8},
-            "conflicting-options",
-            "microbatches",
-            "`microbatches`: pipedream is asynchronous and has no iterations",
-        ),
-        (
-            {"microbatch_size": 0},
-            "invalid-option",
-            "microbatch_size",
-            "`microbatch_size=0`: expected a whole number >= 1",
-        ),
-        (
-            {"stages": True},
-            "invalid-option",
-            "stages",
-            "`stages=True`: expected a whole number, found true or false",
-        ),
-        (
-            {"stages": 2.0},
-            "invalid-option",
-            "stages",
-            "`stages=2.0`: expected a whole number, found a number",
-        ),
-        ({"memory": 0}, "invalid-option", "memory", "`memory=0`: must be positive"),
-        ({"memory": "0 GB"}, "invalid-option", "memory", "`memory=0 GB`: must be positive"),
-        (
-            {"recompute": "often"},
-            "invalid-option",
-            "recompute",
-            "`recompute=often`: unknown recompute",
-        ),
-        ({"chunks": 2}, "conflicting-options", "chunks", "`chunks`: not for pipedream"),
-        (
-            {"cuts": [2], "planner": "gpipe"},
-            "conflicting-options",
-            "planner",
-            "`planner=gpipe`: `cuts` and `replicas` go with `planner=manual`",
-        ),
-        (
-            {"cuts": [2], "cut_at": ["layer2"]},
-            "conflicting-options",
-            "cut_at",
-            "`cut_at`: `cuts` already fixes the boundaries",
-        ),
-        ({"cuts": "5,9"}, "invalid-option", "cuts", "`cuts=5,9`: must be a list of whole numbers"),
-        (
-            {"cut_at": "layer2"},
-            "invalid-option",
-            "cut_at",
-            "`cut_at=layer2`: must be a list of names",
-        ),
-        (
-            {"cut_at": ["nobody"]},
-            "no-such-layer",
-            "cut_at",
-            "`cut_at=nobody`: no layer of chain has such a name",
-        ),
-        ({"cost": "time of day"}, "invalid-option", "cost", "`cost=time of day`: unknown cost"),
-        ({"cost": [1.0, 2.0]}, "wrong-length", "cost", "`cost`: 2 costs for 6 layers"),
-        (
-            {"cost": [float("nan")] * 6},
-            "invalid-option",
-            "cost",
-            "`cost`: must be finite and not negative, and not all zero",
-        ),
-        ({"cost": "flops"}, "no-costs", "cost", "`cost=flops`: the profile has none"),
-        (
-            {"schedule": "auto", "microbatches": 4, "stages": 2},
-            "conflicting-options",
-            "stages",
-            "`stages`: `schedule=auto` chooses that itself",
-        ),
-        (
-            {"schedule": "auto"},
-            "microbatches-needed",
-            "schedule",
-            "`schedule=auto`: needs either `microbatches` or `global_batch`",
-        ),
-        (
-            {"microbatch_size": 3},
-            "not-measured",
-            "microbatch_size",
-            "microbatch size 3 was not measured, and times are never extrapolated",
-        ),
-    ],
-)
+            f"={name}`: needs either `microbatches` or `global_batch`",
+        )
+        for name, given in (
+            ("auto", {}),
+            ("1f1b", {}),
+            ("1f1b", {"microbatches": 4, "global_batch": 4}),
+        )
+    ),
+    (
+        {"facts": {"optimizer_bytes": -1}},
+        "invalid-option",
+        "optimizer_bytes",
+        "=-1`: must be a number of bytes",
+    ),
+    ({"facts": {"gradients": "fp8"}}, "invalid-option", "gradients", "=fp8`: unknown gradients"),
+    (
+        {"facts": {"buffers": "all"}},
+        "conflicting-options",
+        "buffers",
+        "=all`: pipedream is asynchronous, its microbatches have no end",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "option", "message"), REFUSALS)
 def test_refusals(options, code, option, message):
     error = refusal(**options)
-    assert (error.code, error.fields.get("option"), error.message) == (code, option, message)
+    assert (error.code, error.fields["option"]) == (code, option)
+    assert error.message == f"`{option}{message}"
     assert error.hint
 
 
-def test_an_unknown_schedule_is_refused_with_the_nearest():
+def test_refusals_of_what_is_not_known():
+    error = refusal(facts={"bukket": "1 MB"})
+    assert (error.code, error.message) == ("unknown-fact", "no fact `bukket` of an engine")
+    error = refusal(microbatch_size=3)
+    assert (error.code, error.fields["option"]) == ("not-measured", "microbatch_size")
+    told = "microbatch size 3 was not measured, and times are never extrapolated"
+    assert error.message == told and error.hint
     error = refusal(schedule="1f2b")
     assert (error.code, error.hint) == ("unknown-schedule", 'did you mean "1f1b"?')
-
-
-@pytest.mark.parametrize("wrong", [None, "gpt.json", CLUSTER])
-def test_what_is_no_profile_is_refused(wrong):
-    with pytest.raises(PartoptError, match="must be a Profile"):
-        Job(wrong, CLUSTER)
+    for wrong in (None, "gpt.json", CLUSTER):
+        with pytest.raises(PartoptError, match="must be a Profile"):
+            Job(wrong, CLUSTER)
 
 
 def test_documents_made_in_code_are_checked_like_files():

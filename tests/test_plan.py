@@ -2,7 +2,6 @@ import hashlib
 import json
 import subprocess
 import sys
-from itertools import product
 
 import pytest
 
@@ -19,33 +18,30 @@ PIPELINE = documents.encode(
 )
 
 
-def faults(content: bytes) -> list[str]:
+def requesting(**request):
+    """The plan with another request."""
+    document = json.loads(PIPELINE)
+    document["request"] |= request
+    return json.dumps(document).encode()
+
+
+def faults(content):
     with pytest.raises(PartoptError) as error:
         Plan.parse(content, "plan.json")
     return [part.message for part in error.value.parts]
 
 
-@pytest.mark.parametrize(
-    "name, schedule",
-    [
-        (name, schedule)
-        for name, schedule in product(
-            planners.PLANNERS, ["pipedream", "pipedream-2bw", "1f1b", "gpipe", "naive"]
-        )
-        if planners.PLANNERS[name].plans_for(schedule)
-    ],
-)
-def test_what_every_planner_writes_is_read_back_the_same(name, schedule):
-    microbatches = None if schedule.startswith("pipedream") else 8
-    problem = problem_of(
-        uniform_profile(6),
-        two_level(2, 2),
-        schedule=schedule,
-        microbatches=microbatches,
-        cuts=(2,) if name == "manual" else (),
-    )
-    planned = planners.plan(name, problem)
-    assert Plan.parse(documents.encode(planned)) == planned
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw", "1f1b", "gpipe", "naive"])
+def test_what_every_planner_writes_is_read_back_the_same(schedule):
+    options = {"microbatches": None if schedule.startswith("pipedream") else 8}
+    for name, planner in planners.PLANNERS.items():
+        if planner.plans_for(schedule):
+            cuts = (2,) if name == "manual" else ()
+            problem = problem_of(
+                uniform_profile(6), two_level(2, 2), schedule=schedule, cuts=cuts, **options
+            )
+            planned = planners.plan(name, problem)
+            assert Plan.parse(documents.encode(planned)) == planned
 
 
 def test_a_stage_without_a_backward_is_read_back():
@@ -56,61 +52,57 @@ def test_a_stage_without_a_backward_is_read_back():
     assert Plan.parse(documents.encode(planned)) == planned
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (("stages",), [], "stages: expected a list of length >= 1"),
-        (("stages", 1, "start"), 3, "stages[1]: layers [3, 4) do not follow layer 2"),
-        (("stages", 0, "stop"), 1, "stages[1]: layers [2, 4) do not follow layer 1"),
-        (("stages", 2, "stop"), 4, "stages[2]: layers [4, 4) do not follow layer 4"),
-        (("stages", 0, "modules"), ["layer0"], "stages[0].modules: 1 names for 2 layers"),
-        (("stages", 0, "replicas"), 0, "stages[0].replicas: expected a whole number >= 1"),
-        (("stages", 0, "replicas"), 3, "stages[0].ranks: 2 ranks for 3 replicas"),
-        (("stages", 0, "ranks"), [0, 4], "stages[0].ranks: no rank 4"),
-        (("stages", 0, "ranks"), [0, -1], "stages[0].ranks[1]: expected a whole number >= 0"),
-        (("stages", 1, "ranks"), [1], "stages: some ranks hold more of them than others"),
-        (("stages", 0, "ranks"), [0, 0], "stages[0].ranks: rank 0 appears twice"),
-        (("engine", "messages"), "some", "engine.messages: invalid enum value 'some'"),
-        (
-            ("stages", 0, "memory", "total_bytes"),
-            -5,
-            "stages[0].memory.total_bytes: expected a whole number >= 0",
-        ),
-        (
-            ("stages", 0, "frozen_bytes"),
-            2 * 10**6 + 1,
-            "stages[0].frozen_bytes: more than parameter_bytes, of which they are a part",
-        ),
-        (("communication", 0, "source"), 3, "communication[0]: no stage 3"),
-        (
-            ("predicted", "estimate", "loads", 0, "place"),
-            3,
-            "predicted.estimate.loads[0].place: 3, of 3 stages",
-        ),
-        (("predicted", "period_s"), 0, "predicted.period_s: expected a number > 0.0"),
-        (("microbatches",), 0, "microbatches: expected a whole number >= 1"),
-        (
-            ("topology", "devices"),
-            5,
-            "topology: 5 devices, but the sizes of the levels multiply to 4",
-        ),
-        (
-            ("topology", "levels", 0, "size"),
-            10**9,
-            "topology: 1000000000 devices; partopt plans for up to 1048576",
-        ),
-        (
-            ("topology", "levels", 0, "bandwidth_bytes_per_s"),
-            0,
-            "topology.levels[0].bandwidth_bytes_per_s: expected a number > 0.0",
-        ),
-        (
-            ("topology", "device", "memory_bytes"),
-            0,
-            "topology.device.memory_bytes: expected a whole number >= 1",
-        ),
-    ],
-)
+WRONG = [
+    (("stages",), [], "stages: expected a list of length >= 1"),
+    (("stages", 1, "start"), 3, "stages[1]: layers [3, 4) do not follow layer 2"),
+    (("stages", 0, "stop"), 1, "stages[1]: layers [2, 4) do not follow layer 1"),
+    (("stages", 2, "stop"), 4, "stages[2]: layers [4, 4) do not follow layer 4"),
+    (("stages", 0, "modules"), ["layer0"], "stages[0].modules: 1 names for 2 layers"),
+    (("stages", 0, "replicas"), 0, "stages[0].replicas: expected a whole number >= 1"),
+    (("stages", 0, "replicas"), 3, "stages[0].ranks: 2 ranks for 3 replicas"),
+    (("stages", 0, "ranks"), [0, 4], "stages[0].ranks: no rank 4"),
+    (("stages", 0, "ranks"), [0, -1], "stages[0].ranks[1]: expected a whole number >= 0"),
+    (("stages", 1, "ranks"), [1], "stages: some ranks hold more of them than others"),
+    (("stages", 0, "ranks"), [0, 0], "stages[0].ranks: rank 0 appears twice"),
+    (("engine", "messages"), "some", "engine.messages: invalid enum value 'some'"),
+    (
+        ("stages", 0, "memory", "total_bytes"),
+        -5,
+        "stages[0].memory.total_bytes: expected a whole number >= 0",
+    ),
+    (
+        ("stages", 0, "frozen_bytes"),
+        2 * 10**6 + 1,
+        "stages[0].frozen_bytes: more than parameter_bytes, of which they are a part",
+    ),
+    (("communication", 0, "source"), 3, "communication[0]: no stage 3"),
+    (
+        ("predicted", "estimate", "loads", 0, "place"),
+        3,
+        "predicted.estimate.loads[0].place: 3, of 3 stages",
+    ),
+    (("predicted", "period_s"), 0, "predicted.period_s: expected a number > 0.0"),
+    (("microbatches",), 0, "microbatches: expected a whole number >= 1"),
+    (("topology", "devices"), 5, "topology: 5 devices, but the sizes of the levels multiply to 4"),
+    (
+        ("topology", "levels", 0, "size"),
+        10**9,
+        "topology: 1000000000 devices; partopt plans for up to 1048576",
+    ),
+    (
+        ("topology", "levels", 0, "bandwidth_bytes_per_s"),
+        0,
+        "topology.levels[0].bandwidth_bytes_per_s: expected a number > 0.0",
+    ),
+    (
+        ("topology", "device", "memory_bytes"),
+        0,
+        "topology.device.memory_bytes: expected a whole number >= 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), WRONG)
 def test_a_wrong_value_is_named_with_its_place(path, value, message):
     assert f"plan.json: {message}" in faults(changed(PIPELINE, *path, to=value))
 
@@ -128,12 +120,25 @@ def test_a_wrong_value_is_named_with_its_place(path, value, message):
         ({"recompute": "sometimes"}, "request.recompute: invalid enum value 'sometimes'"),
         ({"replication": "equal"}, "request.replication: invalid enum value 'equal'"),
         ({"stages": 0}, "request.stages: expected a whole number >= 1"),
+        ({"cuts": None}, "request.cuts: without request.replicas, or they without"),
+        ({"replicas": None}, "request.cuts: without request.replicas, or they without"),
+        ({"cuts": [2, 5]}, "request.cuts: the stages are others"),
+        ({"replicas": [1, 1, 1]}, "request.cuts: the stages are others"),
+        ({"cuts": None, "replicas": None}, "planner: manual, without request.cuts"),
+        ({"any_schedule": True}, "planner: manual, with request.any_schedule True"),
     ],
 )
 def test_a_request_that_the_plan_contradicts_is_refused(request_, message):
-    document = json.loads(PIPELINE)
-    document["request"] |= request_
-    assert f"plan.json: {message}" in faults(json.dumps(document).encode())
+    assert f"plan.json: {message}" in faults(requesting(**request_))
+
+
+def test_what_only_other_planners_are_asked_is_refused():
+    for planner, message in (
+        ("gpipe", "with request.cuts"),
+        ("grid", "with request.any_schedule False"),
+    ):
+        content = changed(requesting(any_schedule=False), "planner", to=planner)
+        assert f"plan.json: planner: {planner}, {message}" in faults(content)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +150,9 @@ def test_a_request_that_the_plan_contradicts_is_refused(request_, message):
     ],
 )
 def test_what_the_optimal_planner_would_keep_to_others_may_disregard(request_, what):
-    document = json.loads(PIPELINE)
-    document["request"] |= request_
-    assert list(Plan.parse(json.dumps(document).encode()).find_deviations()) == [what]
-    document["planner"] = "optimal"
-    document["request"] |= {"cuts": None, "replicas": None}
-    assert faults(json.dumps(document).encode()) == [f"plan.json: request: {what}"]
+    assert list(Plan.parse(requesting(**request_)).find_deviations()) == [what]
+    optimal = changed(requesting(**request_, cuts=None, replicas=None), "planner", to="optimal")
+    assert faults(optimal) == [f"plan.json: request: {what}"]
 
 
 @pytest.mark.parametrize(
@@ -173,53 +175,17 @@ def test_a_manual_plan_states_its_split_and_is_planned_again_from_it(schedule, g
     assert planners.plan("manual", problem_from_plan(planned, profile)) == planned
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"cuts": None}, "request.cuts: without request.replicas, or they without"),
-        ({"replicas": None}, "request.cuts: without request.replicas, or they without"),
-        ({"cuts": [2, 5]}, "request.cuts: the stages are others"),
-        ({"replicas": [1, 1, 1]}, "request.cuts: the stages are others"),
-        ({"cuts": None, "replicas": None}, "planner: manual, without request.cuts"),
-        ({"any_schedule": True}, "planner: manual, with request.any_schedule True"),
-    ],
-)
-def test_a_manual_plan_has_the_split_that_was_requested(change, message):
-    document = json.loads(PIPELINE)
-    document["request"] |= change
-    assert f"plan.json: {message}" in faults(json.dumps(document).encode())
-
-
-@pytest.mark.parametrize(
-    ("planner", "any_schedule", "message"),
-    [
-        ("gpipe", False, "planner: gpipe, with request.cuts"),
-        ("grid", False, "planner: grid, with request.any_schedule False"),
-    ],
-)
-def test_what_only_other_planners_are_asked_is_refused(planner, any_schedule, message):
-    document = json.loads(PIPELINE) | {"planner": planner}
-    document["request"]["any_schedule"] = any_schedule
-    assert f"plan.json: {message}" in faults(json.dumps(document).encode())
-
-
 def test_fewer_stages_than_requested_are_kept_to_where_that_is_the_most():
-    document = json.loads(PIPELINE)
-    document["request"]["stages"] = 4
-    assert list(Plan.parse(json.dumps(document).encode()).find_deviations(fewer=True)) == []
-    document["request"]["stages"] = 2
-    assert list(Plan.parse(json.dumps(document).encode()).find_deviations(fewer=True)) == [
-        "2 stages requested, 3 planned"
-    ]
+    for stages, deviations in ((4, []), (2, ["2 stages requested, 3 planned"])):
+        plan = Plan.parse(requesting(stages=stages))
+        assert list(plan.find_deviations(fewer=True)) == deviations
 
 
 def test_a_contiguous_plan_has_consecutive_ranks():
-    scattered = changed(
-        changed(PIPELINE, "stages", 0, "ranks", to=[0, 3]), "stages", 2, "ranks", to=[1]
-    )
-    assert faults(scattered) == [
-        "plan.json: stages[0].ranks: not consecutive, in a contiguous plan"
-    ]
+    scattered = changed(PIPELINE, "stages", 0, "ranks", to=[0, 3])
+    scattered = changed(scattered, "stages", 2, "ranks", to=[1])
+    told = "plan.json: stages[0].ranks: not consecutive, in a contiguous plan"
+    assert faults(scattered) == [told]
 
 
 def test_every_field_of_a_plan_is_required_but_for_those_of_some_flows():
@@ -229,29 +195,19 @@ def test_every_field_of_a_plan_is_required_but_for_those_of_some_flows():
         assert faults(json.dumps(document).encode()) == [f"plan.json: {key}: missing"]
 
 
-@pytest.mark.parametrize(
-    ("replicas", "shape"),
-    [
+def test_a_shape_is_written_as_the_papers_do_and_long_runs_fold():
+    for replicas, shape in (
         ([15, 1], "15-1"),
         ([1] * 4, "1-1-1-1"),
         ([1] * 64, "1x64"),
         ([2] + [1] * 5 + [3, 3], "2-1x5-3-3"),
-    ],
-)
-def test_a_shape_is_written_as_the_papers_do_and_long_runs_fold(replicas, shape):
-    layers = len(replicas)
-    problem = problem_of(
-        uniform_profile(layers), flat(sum(replicas)), cuts=range(1, layers), replicas=replicas
-    )
-    assert planners.plan("manual", problem).shape == shape
-
-
-def test_ranks_without_work_are_idle():
-    loaded = Plan.parse(PIPELINE)
-    assert loaded.idle_ranks == []
-    assert planners.plan(
-        "manual", problem_of(uniform_profile(6), flat(4), cuts=(2,))
-    ).idle_ranks == [2, 3]
+    ):
+        split = {"cuts": range(1, len(replicas)), "replicas": replicas}
+        problem = problem_of(uniform_profile(len(replicas)), flat(sum(replicas)), **split)
+        assert planners.plan("manual", problem).shape == shape
+    assert Plan.parse(PIPELINE).idle_ranks == []
+    alone = problem_of(uniform_profile(6), flat(4), cuts=(2,))
+    assert planners.plan("manual", alone).idle_ranks == [2, 3]
 
 
 SCRIPT = """

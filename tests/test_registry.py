@@ -35,7 +35,7 @@ def read(content, where, name, microbatch_size):
 def install(tmp_path, monkeypatch):
     """Put a package that announces these entry points, by group, onto the path."""
 
-    def put(entry_points: dict[str, dict[str, str]], package: str = "partopt-extra") -> None:
+    def put(entry_points, package="partopt-extra"):
         module = package.replace("-", "_")
         (tmp_path / f"{module}.py").write_text(MODULE.replace("partopt_extra", module))
         about = tmp_path / f"{module}-1.0.dist-info"

@@ -27,9 +27,8 @@ def test_it_takes_what_the_exact_reference_takes(name, P, M, W):
     """Chunks have their share of the times; the exact engine knows no profile and no plan."""
     v = BY_NAME[name].chunks
     parts = 1 if schedule(name).shape == MIRRORED else v
-    pipeline = partopt.Uniform(
-        stages=P, microbatches=M, forward=parts, backward=2.0 * parts, weight_gradient=W * parts
-    )
+    times = {"forward": parts, "backward": 2.0 * parts, "weight_gradient": W * parts}
+    pipeline = partopt.Uniform(stages=P, microbatches=M, **times)
     [own] = partopt.try_schedules(pipeline, [name]).tried
     expected = makespan(name, P, v, M, seconds={"F": 1, "B": 2, "I": 2 - W, "W": W})
     assert own.iteration_s == pytest.approx(float(expected))
@@ -70,31 +69,23 @@ def test_a_form_that_does_not_hold_says_where_it_does():
     assert own.closed_form.reason == "the form holds where M >= P and W <= F, I"
 
 
-def test_durations_are_seconds():
+def test_invalid_options_are_named():
+    for option, *values in (
+        ("stages", 0, 10**6),
+        ("microbatches", 0),
+        ("forward", 0, -1, float("nan")),
+        ("backward", "1e9"),
+        ("transfer", -0.1),
+        ("weight_gradient", 3),
+        ("chunks", 0),
+    ):
+        for value in values:
+            with pytest.raises(PartoptError) as raised:
+                partopt.Uniform(**{option: value})
+            assert raised.value.fields["option"] == option
     pipeline = partopt.Uniform(forward="5 ms", backward="9 ms", weight_gradient="3 ms")
     [own] = partopt.try_schedules(pipeline, ["1f1b"]).tried
     assert own.iteration_s == pytest.approx(11 * 0.014)
-
-
-@pytest.mark.parametrize(
-    "options, option",
-    [
-        ({"stages": 0}, "stages"),
-        ({"stages": 10**6}, "stages"),
-        ({"microbatches": 0}, "microbatches"),
-        ({"forward": 0}, "forward"),
-        ({"forward": -1}, "forward"),
-        ({"forward": float("nan")}, "forward"),
-        ({"backward": "1e9"}, "backward"),
-        ({"transfer": -0.1}, "transfer"),
-        ({"weight_gradient": 3}, "weight_gradient"),
-        ({"chunks": 0}, "chunks"),
-    ],
-)
-def test_invalid_options_are_named(options, option):
-    with pytest.raises(PartoptError) as raised:
-        partopt.Uniform(**options)
-    assert raised.value.fields["option"] == option
 
 
 def test_the_page_of_one_schedule(partopt):
@@ -103,10 +94,6 @@ def test_the_page_of_one_schedule(partopt):
     assert "0  F0F1F2F3······I0W0F4I1W1F5I2W2F6I3W3F7I4W4I5W5I6W6I7W7" in done.out
     assert "bubble    11.1%; closed form (P-1)(F+I-W) = 3.00 s, 11.1%: agrees" in done.out
     assert "in flight 4\n" in done.out
-
-
-def test_another_schedule_is_named_alone(partopt):
-    assert partopt("schedule", "dualpipe", "--stages", 3).hints == ["use 4 devices, or dualpipev"]
 
 
 def test_a_trial_with_a_timeline_that_cannot_be_read_is_refused():

@@ -7,23 +7,23 @@ from tests.helpers import ROOT
 NAMES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
-def read(name: str) -> str:
+def read(name):
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
-def blocks(text: str, language: str) -> list[str]:
+def blocks(text, language):
     """The contents of the fenced blocks of `language`, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def section(text: str, heading: str) -> str:
+def section(text, heading):
     """The text under `## heading`, up to the next heading of that rank."""
     return re.split(
         r"^## ", text.partition(f"\n## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE
     )[0]
 
 
-def rows(text: str) -> list[list[str]]:
+def rows(text):
     """The cells of every row of every table, without headings and rules; backticks dropped."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in lines]

@@ -29,27 +29,25 @@ PLANNER, PLANNER_LINE, SCHEDULE, SCHEDULE_LINE, IMPORTER, TRAINER = blocks(EXTEN
 ADDED = "1f1b-patient"
 
 
-def put_in_place(monkeypatch, name: str, source: str) -> None:
-    module = types.ModuleType(name)
+def register(monkeypatch, registry, line, source):
+    """Add what `line` of the page names to a registry, `source` as its module; its name."""
+    [(name, entry)] = eval(f"{{{line}}}", {"Planner": planners.Planner}).items()
+    module = types.ModuleType(entry.partition(":")[0] if isinstance(entry, str) else entry.module)
     exec(source, vars(module))
-    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(registry.builtin, name, entry)
+    return name
 
 
 @pytest.fixture
 def even(monkeypatch):
-    [(name, entry)] = eval(f"{{{PLANNER_LINE}}}", {"Planner": planners.Planner}).items()
-    put_in_place(monkeypatch, entry.module, PLANNER)
-    monkeypatch.setitem(planners.PLANNERS.builtin, name, entry)
-    return name
+    return register(monkeypatch, planners.PLANNERS, PLANNER_LINE, PLANNER)
 
 
 @pytest.fixture
 def patient(monkeypatch):
     """The schedule of the example, added by its file and its line."""
-    [(name, reference)] = eval(f"{{{SCHEDULE_LINE}}}").items()
-    put_in_place(monkeypatch, reference.partition(":")[0], SCHEDULE)
-    monkeypatch.setitem(schedules.SCHEDULES.builtin, name, reference)
-    return name
+    return register(monkeypatch, schedules.SCHEDULES, SCHEDULE_LINE, SCHEDULE)
 
 
 def test_the_planner_of_the_example_plans_once_it_is_registered(even):
@@ -68,18 +66,15 @@ def test_the_schedule_of_the_example_is_an_order_once_it_is_registered(patient):
     assert order.names(1)[:4] == ["1F0", "1B0", "1F1", "1B1"]
 
 
+def problem(patient, **options):
+    return problem_of(uniform_profile(8), flat(4), schedule=patient, microbatches=16, **options)
+
+
 @pytest.mark.parametrize("planner", ["gpipe", "optimal", "pipedream", "data_parallel"])
 def test_plans_for_it_hold_what_its_order_holds(patient, planner):
     """In the plan, in the simulation and counted exactly, with and without a memory limit."""
     for memory_bytes in (None, 50_000_000):
-        problem = problem_of(
-            uniform_profile(8),
-            flat(4),
-            schedule=patient,
-            microbatches=16,
-            memory_bytes=memory_bytes,
-        )
-        plan = simulate_plan(planners.plan(planner, problem))
+        plan = simulate_plan(planners.plan(planner, problem(patient, memory_bytes=memory_bytes)))
         order = schedules.order(patient, layout_of(plan))
         peaks = in_flight(order)
         assert peaks.tolist() == execute(plan).peak_in_flight.tolist()
@@ -88,8 +83,7 @@ def test_plans_for_it_hold_what_its_order_holds(patient, planner):
 
 
 def test_four_stages_hold_three_for_each_device_downstream_and_one(patient):
-    problem = problem_of(uniform_profile(8), flat(4), schedule=patient, microbatches=16)
-    plan = planners.plan("gpipe", problem)
+    plan = planners.plan("gpipe", problem(patient))
     assert [stage.in_flight for stage in plan.stages] == [10, 7, 4, 1]
     assert [stage.warmup for stage in plan.stages] == [9, 6, 3, 0]
     assert [stage.weight_versions for stage in plan.stages] == [1, 1, 1, 1]
@@ -103,12 +97,9 @@ def test_the_automatic_search_tries_it(patient):
 
 
 def test_the_importer_of_the_example_reads_once_it_is_registered(monkeypatch):
-    [reference] = [
-        line for line in EXTENDING.split("`") if line.startswith('"seconds": "partopt.importers')
-    ]
-    [(name, reference)] = eval(f"{{{reference}}}").items()
-    put_in_place(monkeypatch, reference.partition(":")[0], IMPORTER)
-    monkeypatch.setitem(importers.IMPORTERS.builtin, name, reference)
+    starts = '"seconds": "partopt.importers'
+    [line] = [each for each in EXTENDING.split("`") if each.startswith(starts)]
+    name = register(monkeypatch, importers.IMPORTERS, line, IMPORTER)
     found = importers.IMPORTERS[name]("embed 1 2\nhead 0.5 1.5\n", "own.txt", "own", 4)
     assert [layer.name for layer in found.layers] == ["embed", "head"]
     assert [each.backward_s for each in found.measurements[0].layers] == [2.0, 1.5]
@@ -120,17 +111,15 @@ def test_the_importer_of_the_example_reads_once_it_is_registered(monkeypatch):
 
 def test_the_trainer_of_the_example_is_planned_for_written_and_read(monkeypatch):
     [line] = [each for each in EXTENDING.split("`") if each.startswith('"ours": ')]
-    [(name, reference)] = eval(f"{{{line}}}").items()
-    put_in_place(monkeypatch, reference.partition(":")[0], TRAINER)
-    monkeypatch.setitem(trainers.TRAINERS.builtin, name, reference)
-    trainer, job = trainers.TRAINERS[name], Job(transformer(8), flat(4), schedule="auto",
-                                                microbatches=8)  # fmt: skip
+    name = register(monkeypatch, trainers.TRAINERS, line, TRAINER)
+    job = Job(transformer(8), flat(4), schedule="auto", microbatches=8)
+    trainer = trainers.TRAINERS[name]
     plan = solve_for(job, name).plan
     assert (plan.trainer, plan.engine, plan.schedule) == (name, trainer.engine, "1f1b")
     text = trainers.export_plan(plan, name).main
     layout = read_layout(name, text, job.profile)
-    again = plan_layout(layout, Job(job.profile, job.topology, microbatches=8,
-                                    **layout.options(job.topology)))  # fmt: skip
+    stated = layout.options(job.topology)
+    again = plan_layout(layout, Job(job.profile, job.topology, microbatches=8, **stated))
     assert [stage.layers for stage in again.stages] == [stage.layers for stage in plan.stages]
     assert again.layout == plan.layout
     facts = structs.asdict(trainer.engine)
@@ -140,11 +129,6 @@ def test_the_trainer_of_the_example_is_planned_for_written_and_read(monkeypatch)
 def test_the_entry_points_are_of_the_groups_that_are_searched():
     [text] = blocks(EXTENDING, "toml")
     points = tomllib.loads(text)["project"]["entry-points"]
-    registries = (
-        schedules.SCHEDULES,
-        planners.PLANNERS,
-        importers.IMPORTERS,
-        trainers.TRAINERS,
-    )
+    registries = schedules.SCHEDULES, planners.PLANNERS, importers.IMPORTERS, trainers.TRAINERS
     assert points.keys() == {own.group for own in registries}
     assert ADDED in points["partopt.schedules"]

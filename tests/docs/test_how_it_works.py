@@ -112,59 +112,47 @@ LINES = [
 ]
 
 
-def test_every_line_of_the_worked_example_is_computed():
+def test_arithmetic_printed_value_and_function_agree():
     assert sorted(name for name, _, _ in LINES) == sorted(COMPUTED)
-
-
-@pytest.mark.parametrize("name, arithmetic, printed", LINES, ids=[line[0] for line in LINES])
-def test_arithmetic_printed_value_and_function_agree(name, arithmetic, printed):
-    value = eval(arithmetic, {"max": max, "ceil": math.ceil, "floor": math.floor})
-    decimals = len(printed.partition(".")[2])
-    assert round(value, decimals) == float(printed)
-    # an arithmetic line may use numbers that an earlier line printed, to its digits
-    assert COMPUTED[name]() == pytest.approx(value, rel=1e-9)
-
-
-@pytest.mark.parametrize("document", NAMES)
-def test_every_function_that_a_document_names_exists(document):
-    for name in sorted(set(re.findall(r"`(partopt(?:\.\w+)+)`", read(document)))):
-        if name != "partopt.planners.even":  # the example of extending.md
-            assert resolve(name) is not None, name
+    for name, arithmetic, printed in LINES:
+        value = eval(arithmetic, {"max": max, "ceil": math.ceil, "floor": math.floor})
+        decimals = len(printed.partition(".")[2])
+        assert round(value, decimals) == float(printed), name
+        # an arithmetic line may use numbers that an earlier line printed, to its digits
+        assert COMPUTED[name]() == pytest.approx(value, rel=1e-9), name
 
 
 OF_TRAINERS = {"--num-layers", "--pipeline-parallel-size", "--pp-size", "--use-tp-pp-dp-mapping"}
 
 
-@pytest.mark.parametrize("document", NAMES)
-def test_every_flag_that_a_document_names_exists(document):
+def flags():
+    """Every flag of every command."""
     commands = [importlib.import_module(module).command for module, _ in VERBS.values()]
-    groups = [click.Context(command) for command in commands if isinstance(command, click.Group)]
-    commands += [
-        group.command.get_command(group, name)
-        for group in groups
-        for name in group.command.list_commands(group)
-    ]
-    known = {"--help"} | {
-        flag for command in commands for parameter in command.params for flag in parameter.opts
-    }
-    codes = re.findall(r"`((?:partopt|--)[^`\n]*)`", read(document))
-    named = {flag for code in codes for flag in re.findall(r"(?<![\w-])--[a-z-]+", code)}
-    assert named - (OF_TRAINERS if document == "trainers.md" else set()) <= known
+    for command in commands:
+        if isinstance(command, click.Group):
+            group = click.Context(command)
+            commands += [command.get_command(group, name) for name in command.list_commands(group)]
+    return {flag for each in commands for parameter in each.params for flag in parameter.opts}
 
 
-@pytest.mark.parametrize("document", NAMES)
-def test_every_file_that_a_document_names_exists(document):
-    for name in re.findall(r"\b(?:benchmarks|tests|docs|examples)/[\w./-]+\.py", read(document)):
-        assert (ROOT / name).exists(), name
+def test_what_a_document_names_exists():
+    """Functions, flags, files, and what its links lead to."""
+    known = flags() | {"--help"}
+    for document in NAMES:
+        text = read(document)
+        for name in sorted(set(re.findall(r"`(partopt(?:\.\w+)+)`", text))):
+            if name != "partopt.planners.even":  # the example of extending.md
+                assert resolve(name) is not None, (document, name)
+        codes = re.findall(r"`((?:partopt|--)[^`\n]*)`", text)
+        named = {flag for code in codes for flag in re.findall(r"(?<![\w-])--[a-z-]+", code)}
+        assert named - (OF_TRAINERS if document == "trainers.md" else set()) <= known, document
+        for name in re.findall(r"\b(?:benchmarks|tests|docs|examples)/[\w./-]+\.py", text):
+            assert (ROOT / name).exists(), (document, name)
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (ROOT / "docs" / target).exists(), (document, target)
 
 
-@pytest.mark.parametrize("document", NAMES)
-def test_links_between_documents_lead_somewhere(document):
-    for target in re.findall(r"\]\(([^)#:]+)\)", read(document)):
-        assert (ROOT / "docs" / target).exists(), target
-
-
-def resolve(name: str) -> object:
+def resolve(name):
     """The module, class, function or constant of a dotted name."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):

@@ -13,7 +13,7 @@ from tests.docs.documents import blocks, read
 PAGE = read("python.md")
 
 
-def model() -> nn.Module:
+def model():
     layers = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)]
     return nn.Sequential(*layers)
 

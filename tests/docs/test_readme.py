@@ -4,31 +4,23 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from tests.helpers import ROOT
 
 README = (ROOT / "README.md").read_text()
 SHOWN = re.findall(r"```\n\$ partopt ([^\n]*)\n(.*?)```", README, re.DOTALL)
 
 
-def test_it_is_short():
+def test_it_is_short_and_its_links_lead_somewhere():
     assert len(README.splitlines()) <= 150
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
-def test_a_plan_is_shown():
-    assert SHOWN
-
-
-@pytest.mark.parametrize(("command", "output"), SHOWN)
-def test_what_it_shows_is_what_the_command_prints(partopt, command, output):
-    assert partopt(*shlex.split(command)).out == output
-
-
-def test_the_picture_is_what_the_command_draws(partopt, tmp_path):
-    """The command shown, and that of the picture."""
-    [(command, _)] = SHOWN
+def test_the_command_prints_what_is_shown_and_draws_the_picture(partopt, tmp_path):
+    [(command, output)] = SHOWN
     plan, drawn = tmp_path / "plan.json", tmp_path / "plan.svg"
+    assert partopt(*shlex.split(command)).out == output
     assert partopt(*shlex.split(command), "-o", plan).code == 0
     assert partopt("show", plan, "-o", drawn).code == 0
     [picture] = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README)
@@ -50,13 +42,8 @@ def test_what_it_says_of_the_plan_is_so(partopt):
     for replicas in (4, 2):  # the other even splits, of 37 layers: none is faster
         stages = 16 // replicas
         starts = [round(37 * s / stages) for s in range(1, stages)]
-        cuts = [
-            "--cuts",
-            ",".join(map(str, starts)),
-            "--replicas",
-            ",".join([str(replicas)] * stages),
-        ]
-        found[f"even {stages}"] = [*words, *cuts]
+        cuts, sizes = ",".join(map(str, starts)), ",".join([str(replicas)] * stages)
+        found[f"even {stages}"] = [*words, "--cuts", cuts, "--replicas", sizes]
     speeds = {
         name: partopt(*given, "--json").document["predicted"]["samples_per_s"]
         for name, given in found.items()
@@ -77,9 +64,3 @@ def test_the_model_that_it_prints_is_profiled_planned_and_reported(partopt, tmp_
         outcome = partopt(*shlex.split(line, comments=True)[1:])
         assert outcome.code == 0, outcome.err
     assert {path.name for path in tmp_path.iterdir()} >= {"mine.json", "plan.json", "report.html"}
-
-
-def test_its_links_lead_somewhere():
-    targets = re.findall(r"\]\(([^)#]+)\)", README)
-    assert targets
-    assert [target for target in targets if not (ROOT / target).exists()] == []

@@ -5,7 +5,6 @@ import shlex
 
 from partopt import TRAINERS, writers
 from partopt.trainers.torch import SYNCHRONOUS
-from partopt.trainers.trainer import Trainer
 from tests.docs.documents import read, rows, section
 
 PAGE = read("trainers.md")
@@ -44,7 +43,7 @@ def test_what_it_shows_is_what_the_commands_print(partopt, tmp_path, monkeypatch
             assert outcome.err.startswith(NOTES[1])
 
 
-def cells(trainer: Trainer) -> list[str]:
+def cells(trainer):
     """The row of a trainer in the table."""
     serves = trainer.schedules is None
     schedules = "any" if serves else ", ".join(trainer.schedules)

@@ -11,7 +11,7 @@ PAGE = read("tutorial.md")
 FIRST, SECOND = PAGE.split("\n## A cluster that is not there\n")
 
 
-def commands(text: str) -> list[tuple[str, str]]:
+def commands(text):
     """The commands of a part and what they print."""
     return re.findall(r"```\n\$ partopt ([^\n]*)\n(.*?)```", text, re.DOTALL)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from partopt import Job, Plan, Profile, import_run, solve
+from partopt import Job, import_run, solve
 from partopt.documents.run import Run, StageSeconds
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
@@ -30,12 +28,12 @@ STEPPING = replace(
 TAKEN = [(0.5, 1.5, 0.25, 0.1), (0.125, 0.75, 0.25, 0.2)]
 
 
-def plan_of(profile: Profile = ONTO, **options: Any) -> Plan:
+def plan_of(profile=ONTO, **options):
     given = {"cuts": [2], "replicas": [1, 1], "microbatches": 4, "microbatch_size": 2} | options
     return solve(Job(profile, flat(2), **given)).plan
 
 
-def run_of(plan: Plan, **fields: Any) -> Run:
+def run_of(plan, **fields):
     """The document of a run in which the stages took as long as `TAKEN` says."""
     entry = schedule(plan.schedule)
     stages = []
@@ -53,20 +51,13 @@ def run_of(plan: Plan, **fields: Any) -> Run:
                 optimizer_s=None if entry.asynchronous else step,
             )
         )
-    ran = {
-        "model": plan.profile.name,
-        "parameter_bytes": plan.profile.parameter_bytes,
-        "dtype": plan.profile.dtype,
-        "sha256": "0" * 64,
-        "schedule": plan.schedule,
-        "shape": plan.shape,
-        "microbatch_size": plan.microbatch_size,
-        "microbatches": 4,
-        "topology": "flat",
-        "shard": plan.shard,
-    }
-    whole = {
-        "plan": ran,
+    own = plan.profile
+    names = {"schedule": plan.schedule, "shape": plan.shape, "topology": "flat", "sha256": "0" * 64}
+    model = {"model": own.name, "parameter_bytes": own.parameter_bytes, "dtype": own.dtype}
+    sizes = {"microbatch_size": plan.microbatch_size, "microbatches": 4, "shard": plan.shard}
+    seconds = ("predicted_s", "measured_s", "own_times_s", "samples_per_s")
+    whole = dict.fromkeys(seconds, 1.0) | {
+        "plan": names | model | sizes,
         "engine": "partopt",
         "backend": "gloo",
         "device": "a CPU",
@@ -74,10 +65,6 @@ def run_of(plan: Plan, **fields: Any) -> Run:
         "steps": 3,
         "steps_s": [1.0] * 3,
         "losses": [1.0] * 3,
-        "predicted_s": 1.0,
-        "measured_s": 1.0,
-        "own_times_s": 1.0,
-        "samples_per_s": 1.0,
         "machine": {"before": 0.0, "after": 0.0, "cores": 4},
         "stages": stages,
         "ranks": [],
@@ -85,22 +72,10 @@ def run_of(plan: Plan, **fields: Any) -> Run:
     return msgspec.convert(msgspec.to_builtins(whole | fields), Run)
 
 
-@pytest.mark.parametrize(
-    ("name", "recompute"),
-    [
-        ("1f1b", "never"),
-        ("1f1b", "always"),
-        ("gpipe", "always"),
-        ("zb-h1", "always"),
-        ("pipedream", "never"),
-        ("pipedream", "always"),
-        ("pipedream-2bw", "never"),
-    ],
-)
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "pipedream", "pipedream-2bw"])
+@pytest.mark.parametrize("recompute", ["never", "always"])
 @pytest.mark.parametrize("shard", ["none", "optimizer"])
-def test_planning_again_and_simulating_takes_what_the_run_took(
-    name: str, recompute: str, shard: str
-):
+def test_planning_again_and_simulating_takes_what_the_run_took(name, recompute, shard):
     options = {"schedule": name, "recompute": recompute, "shard": shard}
     if asynchronous := schedule(name).asynchronous:
         options["microbatches"] = None
@@ -155,12 +130,12 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
-def test_a_run_of_another_model_is_refused(what: str):
+def test_a_run_of_another_model_is_refused():
     run = run_of(plan_of(schedule="1f1b"))
-    with pytest.raises(PartoptError, match=f"r.json: .* they differ in {what}") as refused:
-        import_run(run, replace(ONTO, **OTHERS[what]), "r.json")
-    assert refused.value.code == "run-of-another-model"
+    for what, fields in OTHERS.items():
+        with pytest.raises(PartoptError, match=f"r.json: .* they differ in {what}") as refused:
+            import_run(run, replace(ONTO, **fields), "r.json")
+        assert refused.value.code == "run-of-another-model"
 
 
 def test_a_size_that_the_profile_has_not_and_a_run_on_gpus_are_refused():

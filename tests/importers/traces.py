@@ -1,16 +1,11 @@
 """Traces of torch.profiler: real ones, and one made by hand as a GPU's is built."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, schedule
 
 
-def record(path: Path, step: Callable[[], object], steps: int) -> Path:
+def record(path, step, steps):
     """Run `steps` under the profiler, marked as steps, and write the trace."""
     step()
     marks = schedule(wait=0, warmup=1, active=steps, repeat=1)
@@ -22,20 +17,17 @@ def record(path: Path, step: Callable[[], object], steps: int) -> Path:
     return path
 
 
-def events(path: Path) -> list[dict[str, Any]]:
+def events(path):
     """The events of a trace, as they were written."""
-    found: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
-    return found
+    return json.loads(path.read_text())["traceEvents"]
 
 
-def event(
-    cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: object
-) -> dict[str, Any]:
+def event(cat, name, ts, dur, tid=1, **args):
     """A complete event."""
     return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
 
 
-def on_gpu(ts: float = 0.0) -> list[dict[str, Any]]:
+def on_gpu(ts=0.0):
     """One pass of two stages on a GPU, made by hand: host times are short, kernels are late.
 
     Stage 0 computes 100 + 50 us (the second kernel launched by no operation) and stage 1 200 us
@@ -44,15 +36,13 @@ def on_gpu(ts: float = 0.0) -> list[dict[str, Any]]:
     number = int(ts)
     forward, backward = 1, 2
 
-    def kernel(start: float, dur: float, at: int, name: str = "gemm") -> dict[str, Any]:
+    def kernel(start, dur, at, name="gemm"):
         return event("kernel", name, ts + start, dur, 7, correlation=number + at, device=0)
 
-    def launch(start: float, at: int, thread: int, cat: str = "cuda_runtime") -> dict[str, Any]:
+    def launch(start, at, thread, cat="cuda_runtime"):
         return event(cat, "cudaLaunchKernel", ts + start, 1, thread, correlation=number + at)
 
-    def op(
-        name: str, start: float, dur: float, thread: int, sequence: int, external: int = 0
-    ) -> dict[str, Any]:
+    def op(name, start, dur, thread, sequence, external=0):
         args = {"Sequence number": number + sequence, "External id": number + external}
         return event("cpu_op", name, ts + start, dur, thread, **args)
 
@@ -89,7 +79,7 @@ def on_gpu(ts: float = 0.0) -> list[dict[str, Any]]:
     ]
 
 
-def write(path: Path, found: list[dict[str, Any]], **fields: object) -> Path:
+def write(path, found, **fields):
     """A trace of these events."""
     path.write_text(json.dumps({"schemaVersion": 1, **fields, "traceEvents": found}))
     return path

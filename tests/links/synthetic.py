@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 from partopt.links import (
     AllReduceSample,
     LevelSamples,
     LinkMeasurement,
-    MeasuredLevel,
     MessageSample,
     levels_of,
 )
@@ -20,13 +18,13 @@ STEP_S, RING_BANDWIDTH = 80e-6, 2e9
 
 
 def level_samples(
-    level: MeasuredLevel,
-    noise: float = 0.0,
-    seconds_of: Callable[[int], float] = lambda size: LATENCY_S + size / BANDWIDTH,
-) -> LevelSamples:
+    level,
+    noise=0.0,
+    seconds_of=lambda size: LATENCY_S + size / BANDWIDTH,
+):
     draw = random.Random(1)
 
-    def noisy(seconds: float) -> float:
+    def noisy(seconds):
         return seconds * (1 + noise * draw.uniform(-1, 1))
 
     messages = [
@@ -41,7 +39,7 @@ def level_samples(
     return LevelSamples(level.name, level.size, tuple(messages), tuple(reduced))
 
 
-def measurement(*levels: LevelSamples, ranks: int = 4, **fields: object) -> LinkMeasurement:
+def measurement(*levels, ranks=4, **fields):
     """A measurement of an idle host."""
     given = {"backend": "gloo", "load": 0.0, "cores": 8, "hosts": ("h",) * ranks} | fields
     return LinkMeasurement(
@@ -53,6 +51,6 @@ def measurement(*levels: LevelSamples, ranks: int = 4, **fields: object) -> Link
     )
 
 
-def server(ranks: int = 4) -> MeasuredLevel:
+def server(ranks=4):
     """The level inside a server."""
     return levels_of(ranks, ranks)[0]

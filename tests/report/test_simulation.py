@@ -4,9 +4,9 @@ import json
 import re
 
 import click
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from partopt import documents
 from partopt.cost.plan import under
@@ -25,22 +25,13 @@ from tests.report.timelines import plan_of
 def case(schedule="1f1b", ranks=None, microbatches=8, **fields):
     """A plan of stages that exchange 1 MB, and its execution."""
     entry = SCHEDULES[schedule]
-    ranks = ranks or ranks_of(
-        entry.shape, 4, CHUNKS.get(entry.shape, 2 if entry.shape == LOOPED else 1)
-    )
-    plan = plan_of(
-        schedule,
-        ranks,
-        None if entry.asynchronous else microbatches,
-        **({"output_bytes": 10**6} | fields),
-    )
-    stages = [
-        msgspec.structs.replace(stage, input_bytes=10**6 if s else 0)
-        for s, stage in enumerate(plan.stages)
-    ]
-    plan = under(msgspec.structs.replace(plan, stages=stages))
-    execution = execute(plan)
-    return plan, execution
+    v = CHUNKS.get(entry.shape, 2 if entry.shape == LOOPED else 1)
+    M, fields = None if entry.asynchronous else microbatches, {"output_bytes": 10**6} | fields
+    plan = plan_of(schedule, ranks or ranks_of(entry.shape, 4, v), M, **fields)
+    sizes = [10**6 if s else 0 for s in range(len(plan.stages))]
+    pairs = zip(plan.stages, sizes, strict=True)
+    plan = under(replace(plan, stages=[replace(each, input_bytes=size) for each, size in pairs]))
+    return plan, execute(plan)
 
 
 def document(plan, execution):
@@ -56,37 +47,25 @@ def test_the_time_of_every_rank_adds_up_to_the_window(schedule):
     found = document(*case(schedule))
     window = found.window_end_s - found.window_start_s
     for rank in found.ranks:
-        assert rank.compute_s + rank.transfer_s + rank.allreduce_s + rank.idle_s == pytest.approx(
-            window
-        )
-        assert rank.idle_s == pytest.approx(
-            rank.waiting_for_activations_s + rank.waiting_for_gradients_s + rank.finished_s
-        )
-    assert (found.iteration_s, found.settled) == (
-        (None, True) if SCHEDULES[schedule].asynchronous else (found.makespan_s, None)
-    )
+        whole = rank.compute_s + rank.transfer_s + rank.allreduce_s + rank.idle_s
+        waiting = rank.waiting_for_activations_s + rank.waiting_for_gradients_s + rank.finished_s
+        assert (whole, rank.idle_s) == pytest.approx((window, waiting))
+    asynchronous = SCHEDULES[schedule].asynchronous
+    expected = (None, True) if asynchronous else (found.makespan_s, None)
+    assert (found.iteration_s, found.settled) == expected
 
 
 def test_the_document_is_the_one_that_is_described():
-    plan, execution = case(topology=flat(4, 10e9, memory_bytes=10**9))
-    raw = json.loads(documents.encode(document(plan, execution)))
-    assert raw["schema"] == "partopt.simulation/1"
-    assert (raw["schedule"], raw["microbatches"], raw["fits"], raw["changed"]) == (
-        "1f1b",
-        8,
-        True,
-        [],
-    )
+    raw = json.loads(documents.encode(document(*case(topology=flat(4, 1e10, memory_bytes=10**9)))))
+    assert (raw["schema"], raw["schedule"]) == ("partopt.simulation/1", "1f1b")
+    assert (raw["microbatches"], raw["fits"], raw["changed"]) == (8, True, [])
     assert raw["samples_per_s"] == pytest.approx(1 / raw["period_s"])
     assert raw["period_s"] == pytest.approx(raw["makespan_s"] / 8)
     assert [rank["stages"] for rank in raw["ranks"]] == [[0], [1], [2], [3]]
     assert raw["peak_memory_bytes"] == max(rank["peak_memory_bytes"] for rank in raw["ranks"])
-
-
-def test_a_plan_that_does_not_fit():
-    plan, execution = case(topology=flat(4, 10e9, memory_bytes=100))
-    assert document(plan, execution).fits is False
-    assert "DOES NOT FIT 100 B, over by" in text_of(plan, execution)
+    small = case(topology=flat(4, 10e9, memory_bytes=100))
+    assert document(*small).fits is False
+    assert "DOES NOT FIT 100 B, over by" in text_of(*small)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
@@ -98,49 +77,35 @@ def test_no_line_is_wider_than_the_page(schedule, width):
     assert max(map(len, page.splitlines())) <= width
 
 
-def test_ascii_only():
-    plan, execution = case("pipedream", [[0, 1], [2]], allreduce="blocking")
-    assert text_of(plan, execution, ascii_only=True).isascii()
-
-
 def test_the_bar_is_as_long_for_every_row_and_shows_the_shares():
     plan, execution = case("1f1b", topology=flat(4, 1e8))
-    rows = [
-        line
-        for line in text_of(plan, execution, ascii_only=True).splitlines()
-        if re.match(r"\d +\d +#", line)
-    ]
+    lines = text_of(plan, execution, ascii_only=True).splitlines()
+    rows = [line for line in lines if re.match(r"\d +\d +#", line)]
     assert len(rows) == 4
-    for row, rank in zip(rows, range(4), strict=True):
-        share = execution.shares.compute_s[rank] / execution.makespan_s
+    for row, compute_s in zip(rows, execution.shares.compute_s, strict=True):
+        share = compute_s / execution.makespan_s
         assert row.count("#") == pytest.approx(14 * share, abs=1)
         assert f"{share:.0%}" in row
-
-
-def test_replicas_of_a_stage_are_one_row():
-    plan, execution = case("1f1b", [[0, 1, 2], [3]], microbatches=12)
-    assert re.search(r"^0 0-2 \(x3\) ", text_of(plan, execution), re.MULTILINE)
+    # replicas of a stage are one row
+    text = text_of(*case("1f1b", [[0, 1, 2], [3]], microbatches=12))
+    assert re.search(r"^0 0-2 \(x3\) ", text, re.MULTILINE)
+    waiting = case("pipedream", [[0, 1], [2]], allreduce="blocking")
+    assert text_of(*waiting, ascii_only=True).isascii()
 
 
 def test_columns_are_explained_where_something_is_in_them():
-    meaning = re.compile(r"Shares of .*?\.\n", re.DOTALL)
     # two ranks without work, which have nothing left to do
-    plan, execution = case("pipedream", topology=flat(6, 10e9))
-    assert not re.search(r"\bEND\b", meaning.search(text_of(plan, execution))[0])
-    plan, execution = case("gpipe", topology=flat(4, 10e9))
-    assert "END nothing left to do." in re.sub(
-        r"\s+", " ", meaning.search(text_of(plan, execution))[0]
-    )
+    for schedule, devices, there in (("pipedream", 6, False), ("gpipe", 4, True)):
+        text = text_of(*case(schedule, topology=flat(devices, 10e9)))
+        meaning = " ".join(re.search(r"Shares of .*?\.\n", text, re.DOTALL)[0].split())
+        assert ("END nothing left to do." in meaning) == there
 
 
 def test_a_thousand_stages_are_a_short_table():
     plan, execution = case("1f1b", [[rank] for rank in range(256)], microbatches=16)
     text = text_of(plan, execution)
-    assert re.search(
-        r"^1[456] of 256 rows are shown, the busiest and the fullest among them\.$",
-        text,
-        re.MULTILINE,
-    )
+    shown = r"^1[456] of 256 rows are shown, the busiest and the fullest among them\.$"
+    assert re.search(shown, text, re.MULTILINE)
     assert len(text.splitlines()) < 90
     fullest = int(execution.peak_memory_bytes.argmax())
     assert re.search(rf"^{fullest} +{fullest} ", text, re.MULTILINE)
@@ -161,12 +126,10 @@ def test_what_is_drawn():
 
 def test_a_level_that_is_used():
     _, execution = case("1f1b", [[0], [1], [2], [3]], topology=two_level(2, 2, 10e9, 1e9))
-    use = {each.level: each for each in execution.level_use}
-    text = text_of(execution.plan, execution)
-    assert re.search(
-        rf"^cluster +1 GB/s +{use['cluster'].transfer_share:.1%} +0.0% +16 MB$", text, re.MULTILINE
-    )
-    assert np.isclose(use["cluster"].sent_bytes, 2 * 8 * 10**6)
+    use = {each.level: each for each in execution.level_use}["cluster"]
+    row = rf"^cluster +1 GB/s +{use.transfer_share:.1%} +0.0% +16 MB$"
+    assert re.search(row, text_of(execution.plan, execution), re.MULTILINE)
+    assert np.isclose(use.sent_bytes, 2 * 8 * 10**6)
 
 
 def test_what_was_changed_is_told_with_before_and_after():
@@ -199,22 +162,14 @@ def test_a_warm_up_and_the_ways_of_communicating_are_changes_too():
 def test_a_plan_that_says_something_else_than_its_simulation():
     plan, execution = case("1f1b")
     assert f"; the plan says {3:.2f} ms" in text_of(plan, execution)
-    agreeing = msgspec.structs.replace(
-        plan, predicted=msgspec.structs.replace(plan.predicted, period_s=execution.period_s)
-    )
+    agreeing = replace(plan, predicted=replace(plan.predicted, period_s=execution.period_s))
     assert "the plan says" not in text_of(agreeing, execution)
-
-
-def test_nothing_to_point_at():
-    _, execution = case(
-        "zb-h1",
-        microbatches=16,
-        forward_s=3e-3,
-        backward_s=6e-3,
-        backward_weight_s=3e-3,
-        compute_s=9e-3,
-    )
-    assert text_of(execution.plan, execution).endswith("advice   nothing to point at")
+    without = replace(document(plan, execution), timeline=None)
+    left_out = "\n\nThe timeline has too many actions to be drawn.\n\n"
+    assert left_out in click.unstyle(render(without))
+    times = {"forward_s": 3e-3, "backward_s": 6e-3, "backward_weight_s": 3e-3, "compute_s": 9e-3}
+    page = text_of(*case("zb-h1", microbatches=16, **times))
+    assert page.endswith("advice   nothing to point at")
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -228,14 +183,6 @@ def test_the_page_of_the_saved_document_is_that_of_the_run(schedule, tmp_path):
         assert render(loaded, **how) == render(live, **how)
 
 
-def test_a_timeline_that_is_left_out_is_said_to_be():
-    plan, execution = case("1f1b")
-    without = msgspec.structs.replace(document(plan, execution), timeline=None)
-    assert "\n\nThe timeline has too many actions to be drawn.\n\n" in click.unstyle(
-        render(without)
-    )
-
-
 @pytest.mark.parametrize(
     "change, error",
     [
@@ -243,21 +190,18 @@ def test_a_timeline_that_is_left_out_is_said_to_be():
         ({"actions": "0F9999999999"}, "timeline.ranks[0].actions: not actions"),
         ({"actions": "9F0"}, "timeline.ranks[0].actions: of other stages than the rank's"),
         ({"start_s": []}, "timeline.ranks[0].start_s: not one for each slot"),
-        (
-            {"allreduce_end_s": [1.0]},
-            "timeline.ranks[0].allreduce_end_s: not one for each start",
-        ),
+        ({"allreduce_end_s": [1.0]}, "timeline.ranks[0].allreduce_end_s: not one for each start"),
     ],
 )
 def test_a_timeline_that_cannot_be_drawn_is_refused(change, error):
     whole = document(*case("1f1b"))
-    row = msgspec.structs.replace(whole.timeline.ranks[0], **change)
-    timeline = msgspec.structs.replace(whole.timeline, ranks=[row])
-    faults = msgspec.structs.replace(whole, timeline=timeline).faults()
+    row = replace(whole.timeline.ranks[0], **change)
+    timeline = replace(whole.timeline, ranks=[row])
+    faults = replace(whole, timeline=timeline).faults()
     assert error in [fault.message for fault in faults]
 
 
 def test_a_document_of_another_topology_is_refused():
     whole = document(*case("1f1b"))
-    faults = msgspec.structs.replace(whole, levels=[]).faults()
+    faults = replace(whole, levels=[]).faults()
     assert [fault.message for fault in faults] == ["levels: not the levels of the topology"]

@@ -21,19 +21,17 @@ needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="chromium is not instal
 LOADED = re.compile(r"""(?:src|href)\s*=\s*["'](?!\#)[^"']*|url\((?!\#)[^)]*|@import""")
 
 
-def plan_of(stages=4, microbatches=8, schedule="1f1b", name="gpt", **options):
+def plan_of(stages=4, microbatches=8, schedule="1f1b", name="gpt"):
     profile = chain_profile([1e-3 * (1 + n % 3) for n in range(2 * stages)])
     profile = replace(profile, model=replace(profile.model, name=name))
-    job = po.Job(
-        profile,
-        flat(stages),
-        planner="gpipe",
-        stages=stages,
-        schedule=schedule,
-        microbatches=microbatches,
-        **options,
-    )
-    return po.solve(job).plan, profile
+    options = {"stages": stages, "schedule": schedule, "microbatches": microbatches}
+    return po.solve(po.Job(profile, flat(stages), planner="gpipe", **options)).plan, profile
+
+
+def large_plan():
+    profile = chain_profile([1e-3] * 128)
+    options = {"planner": "gpipe", "stages": 64, "schedule": "1f1b", "microbatches": 512}
+    return po.solve(po.Job(profile, two_level(8, 8), **options)), profile
 
 
 @pytest.fixture
@@ -139,9 +137,8 @@ def test_nothing_is_requested_and_the_same_plan_gives_the_same_page(written):
 
 
 def test_a_large_plan_is_below_3_mb(written):
-    profile = chain_profile([1e-3] * 128)
-    options = {"planner": "gpipe", "stages": 64, "schedule": "1f1b", "microbatches": 512}
-    plan = po.solve(po.Job(profile, two_level(8, 8), **options)).plan
+    result, profile = large_plan()
+    plan = result.plan
     page = written(plan, profile=profile)
     assert len(page.encode()) < 3_000_000
     data = data_of(page)
@@ -231,9 +228,8 @@ FRAMED = """<iframe src="report.html" style="border: 0; width: {}px; height: 900
 @needs_chromium
 @pytest.mark.parametrize("width", [420, 1280])
 def test_nothing_is_wider_than_the_page(written, tmp_path, width):
-    profile = chain_profile([1e-3] * 128)
-    options = {"planner": "gpipe", "stages": 64, "schedule": "1f1b", "microbatches": 512}
-    plan = po.solve(po.Job(profile, two_level(8, 8), **options)).document
+    result, profile = large_plan()
+    plan = result.document
     comparison, _ = po.compare(po.Job(profile, flat(4), schedule="1f1b", microbatches=8))
     page = written(plan, profile=profile, beside=[comparison, comparison])
     (tmp_path / "report.html").write_text(page.replace("</body>", f"{MEASURED}</body>"))

@@ -34,16 +34,8 @@ def plan_of(ranks: int, schedule: str = "1f1b", chunks: int | None = None) -> tu
     """A shipped profile on servers of eight devices, with `chunks` stages each."""
     profile = Profile.load(LLAMA)
     cluster = po.Topology.load("dgx-h100", servers=max(1, ranks // 8)).resize(ranks)
-    job = po.Job(
-        profile,
-        cluster,
-        schedule=schedule,
-        microbatches=2 * ranks,
-        microbatch_size=1,
-        planner="gpipe",
-        stages=ranks * (chunks or 1),
-        chunks=chunks,
-    )
+    options = {"microbatches": 2 * ranks, "stages": ranks * (chunks or 1), "chunks": chunks}
+    job = po.Job(profile, cluster, schedule=schedule, microbatch_size=1, planner="gpipe", **options)
     return po.solve(job).plan, profile
 
 
@@ -71,31 +63,24 @@ def hostile_profile(layers: int) -> Profile:
 
 def comparison(rows: int, **fields: Any) -> Comparison:
     """Rows of which some share a point, some lie close together, and some do not fit."""
-    usual: dict[str, Any] = {
-        "model": "chain",
-        "layers": 8,
-        "microbatch_size": 2,
-        "schedule": "1f1b",
-        "topology": replicated(2).topology,
-    }
-    return Comparison(
-        **usual | fields,
-        rows=[
-            ComparisonRow(
-                planner=name,
-                shape="1x8",
-                stages=8,
-                period_s=1e-3 * (place + 1),
-                samples_per_s=1000.0 / (1 + place // 3),
-                speedup_over_one_device=2.0,
-                speedup_over_data_parallel=None,
-                peak_memory_bytes=10**9 * (1 + place % 4),
-                fits=place % 5 != 0,
-                stage_variance_s2=0.0,
-            )
-            for place, name in enumerate(hostile(rows))
-        ],
-    )
+    usual: dict[str, Any] = {"model": "chain", "layers": 8, "microbatch_size": 2}
+    usual |= {"schedule": "1f1b", "topology": replicated(2).topology}
+    made = [
+        ComparisonRow(
+            planner=name,
+            shape="1x8",
+            stages=8,
+            period_s=1e-3 * (place + 1),
+            samples_per_s=1000.0 / (1 + place // 3),
+            speedup_over_one_device=2.0,
+            speedup_over_data_parallel=None,
+            peak_memory_bytes=10**9 * (1 + place % 4),
+            fits=place % 5 != 0,
+            stage_variance_s2=0.0,
+        )
+        for place, name in enumerate(hostile(rows))
+    ]
+    return Comparison(**usual | fields, rows=made)
 
 
 def groups() -> GroupComparison:
@@ -144,43 +129,23 @@ def run(ranks: int, model: str = "chain") -> Run:
     """What ranks took; the memory of some was counted."""
 
     def seconds(scale: float, memory: int | None) -> RankSeconds:
-        return RankSeconds(
-            forward_s=1e-3 * scale,
-            backward_s=2e-3 * scale,
-            transfer_s=5e-4 * scale,
-            allreduce_s=0.0,
-            idle_s=3e-3,
-            peak_memory_bytes=memory,
-        )
+        took = {"forward_s": 1e-3, "backward_s": 2e-3, "transfer_s": 5e-4, "allreduce_s": 0.0}
+        took = {name: scale * each for name, each in took.items()}
+        return RankSeconds(**took, idle_s=3e-3, peak_memory_bytes=memory)
 
+    sizes = {"parameter_bytes": 10**6, "microbatch_size": 1, "microbatches": 8}
+    names = {"dtype": "float32", "sha256": "", "schedule": "1f1b", "topology": "flat"}
+    measured = {"steps": 2, "steps_s": [0.1, 0.1], "losses": [1.0, 0.9], "samples_per_s": 80.0}
+    measured |= {"predicted_s": 0.09, "measured_s": 0.1, "own_times_s": 0.095}
+    took = {"modules": ["a"], "recompute": False, "forward_s": 1e-3, "backward_s": 2e-3}
     return Run(
-        plan=RanPlan(
-            model=model,
-            parameter_bytes=10**6,
-            dtype="float32",
-            sha256="",
-            schedule="1f1b",
-            shape=f"1x{ranks}",
-            microbatch_size=1,
-            microbatches=8,
-            topology="flat",
-        ),
+        plan=RanPlan(model=model, shape=f"1x{ranks}", **sizes, **names),
         engine="partopt",
         backend="gloo",
         device="cpu",
         ranks_per_core=1.0,
-        steps=2,
-        steps_s=[0.1, 0.1],
-        losses=[1.0, 0.9],
-        predicted_s=0.09,
-        measured_s=0.1,
-        own_times_s=0.095,
-        samples_per_s=80.0,
         machine=MachineLoad(before=0.0, after=0.0, cores=2),
-        stages=[
-            StageSeconds(start=s, modules=["a"], recompute=False, forward_s=1e-3, backward_s=2e-3)
-            for s in range(ranks)
-        ],
+        stages=[StageSeconds(start=s, **took) for s in range(ranks)],
         ranks=[
             RunRank(
                 rank=rank,
@@ -190,6 +155,7 @@ def run(ranks: int, model: str = "chain") -> Run:
             )
             for rank in range(ranks)
         ],
+        **measured,
     )
 
 

@@ -24,8 +24,12 @@ def render(document, form, **options):
     return picture_of(document, **options).render(form)
 
 
+def many_stages(count, topology):
+    return timelines.plan_of("1f1b", [[rank] for rank in range(count)], 8, topology=topology)
+
+
+CLOSE, ALONE = [1, 30, 31, 32, 33, 64], [8]
 PICTURES = {
-    "profile of 14 layers": lambda: picture_of(po.Profile.load("bert-base.cpu.float32")),
     "profile of 1 layer": lambda: picture_of(uniform_profile(1)),
     "profile of 176 layers": lambda: picture_of(po.Profile.load("resnet50.v100-published.float32")),
     "profile of repeated blocks": lambda: picture_of(cases.many_layers(50)),
@@ -33,12 +37,9 @@ PICTURES = {
     "plan of 4": lambda: picture_of(*cases.plan_of(4)),
     "plan of 32": lambda: picture_of(*cases.plan_of(32)),
     "plan of 32 without a profile": lambda: picture_of(cases.plan_of(32)[0]),
-    "plan of 16, interleaved": lambda: picture_of(*cases.plan_of(16, "interleaved", 2)),
     "plan of 4, eight stages each": lambda: picture_of(*cases.plan_of(4, "interleaved", 8)),
     "plan of 128, folded": lambda: picture_of(cases.replicated(16)),
-    "plan of 96 stages": lambda: picture_of(
-        timelines.plan_of("1f1b", [[rank] for rank in range(96)], 8, topology=two_level(8, 12))
-    ),
+    "plan of 96 stages": lambda: picture_of(many_stages(96, two_level(8, 12))),
     "plan that does not fit": lambda: picture_of(limited(cases.plan_of(4)[0], 10**9)),
     "plan without a limit": lambda: picture_of(limited(cases.plan_of(4)[0], None)),
     "plan with runners-up": lambda: picture_of(
@@ -48,32 +49,26 @@ PICTURES = {
     "comparison of 1": lambda: picture_of(cases.comparison(1)),
     "comparison of 24": lambda: picture_of(cases.comparison(24, model="$m$" * 99)),
     "groups": lambda: picture_of(cases.groups()),
-    "scaling": lambda: picture_of(cases.scaling([4, 8, 16, 32])),
-    "scaling, close": lambda: picture_of(cases.scaling([1, 30, 31, 32, 33, 64])),
-    "scaling of one": lambda: picture_of(cases.scaling([8])),
+    "scaling, close": lambda: picture_of(cases.scaling(CLOSE)),
+    "scaling of one": lambda: picture_of(cases.scaling(ALONE)),
     "run of 4": lambda: picture_of(cases.run(4, "\x1b$m$ <&>")),
-    "run of 32": lambda: picture_of(cases.run(32)),
     "run of 512": lambda: picture_of(cases.run(512)),
 }
 
 
 @pytest.mark.parametrize("case", PICTURES)
-def test_no_label_overlaps_another_or_leaves_the_figure_and_no_panel_is_empty(case, monkeypatch):
-    drawn = Drawn(PICTURES[case](), monkeypatch)
+def test_a_picture_can_be_read_is_small_and_has_a_title_a_description_and_text(case, monkeypatch):
+    picture = PICTURES[case]()
+    drawn = Drawn(picture, monkeypatch)
     assert len(drawn.boxes) > 3
     assert (drawn.overlaps, drawn.outside, drawn.empty) == ([], [], 0)
-
-
-@pytest.mark.parametrize("case", PICTURES)
-def test_a_picture_is_small_has_a_title_and_a_description_and_its_text_is_text(case):
-    picture = PICTURES[case]()
     svg = picture.render("svg")
     root = ElementTree.fromstring(svg)
     assert len(svg) < 1_000_000
     assert [child.tag.rpartition("}")[2] for child in root[:2]] == ["title", "desc"]
     assert root[0].text == picture.heading.title
     assert len(root[1].text) > len(root[0].text)
-    assert len(list(root.iter("{http://www.w3.org/2000/svg}text"))) > 3
+    assert len(list(root.iter(f"{SVG}text"))) > 3
 
 
 @pytest.mark.parametrize("form, first", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
@@ -82,6 +77,9 @@ def test_the_same_document_gives_the_same_bytes(form, first):
     content = render(plan, form, profile=profile, alternatives=[plan])
     assert content.startswith(first)
     assert content == render(plan, form, profile=profile, alternatives=[plan])
+
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def texts(svg):
@@ -97,10 +95,12 @@ def test_names_are_drawn_as_they_are_and_controls_as_escapes():
     assert any(text.startswith(r"\x1b$x$ &lt;&amp;&gt; _, 30 layers") for text in drawn)
 
 
-def test_a_plan_says_what_binds_and_marks_it():
+def test_a_plan_says_what_binds_and_marks_it_and_counts_idle_devices_in_its_title():
     svg = render(cases.replicated(2), "svg")
     assert "bound by cut before stage 1" in texts(svg)
     assert b"#c00000" in svg
+    plan = po.solve(po.Job(uniform_profile(6), flat(4), cuts=[3], replicas=[1, 1])).plan
+    assert "2 of 4 devices" in picture_of(plan).heading.title
 
 
 def test_layers_are_drawn_of_the_own_profile_alone():
@@ -112,27 +112,16 @@ def test_layers_are_drawn_of_the_own_profile_alone():
     assert raised.value.code == "plan-of-another-profile"
 
 
-def test_idle_devices_are_drawn_and_counted_in_the_title():
-    plan = po.solve(po.Job(uniform_profile(6), flat(4), cuts=[3], replicas=[1, 1])).plan
-    assert "2 of 4 devices" in picture_of(plan).heading.title
-
-
 def grey(colour):
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return 0.3 * red + 0.59 * green + 0.11 * blue
 
 
-def test_neighbours_differ_in_grey():
+def test_neighbours_differ_in_grey_and_forwards_are_lighter_than_backwards():
     stages = [grey(stage_colour(stage)) for stage in range(17)]
-    parts = [grey(colour) for colour in MEMORY.values()]
-    for shades in (stages, parts):
+    for shades in (stages, [grey(colour) for colour in MEMORY.values()]):
         assert min(abs(one - other) for one, other in itertools.pairwise(shades)) > 35
-
-
-def test_in_grey_forwards_are_lighter_than_backwards():
-    forwards, backwards = (
-        [grey(each) for kind in k for each in COLOURS[kind]] for k in ("F", "BIW")
-    )
+    forwards, backwards = ([grey(c) for kind in k for c in COLOURS[kind]] for k in ("F", "BIW"))
     assert min(forwards) > max(backwards) + 10
 
 
@@ -157,9 +146,6 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(PartoptError, match="a figure needs matplotlib"):
         po.draw(uniform_profile(4), tmp_path / "b.svg")
     assert [each.name for each in tmp_path.iterdir()] == ["a.svg"]
-
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def spots(svg):
@@ -202,9 +188,6 @@ def test_stages_and_layers_say_what_they_are_side_by_side():
 
 
 def test_a_thousand_stages_are_less_than_a_megabyte_and_cannot_be_pointed_at():
-    of_many = timelines.plan_of(
-        "1f1b", [[rank] for rank in range(1024)], 8, topology=two_level(8, 128)
-    )
-    svg = render(of_many, "svg")
+    svg = render(many_stages(1024, two_level(8, 128)), "svg")
     assert len(svg) < 1_000_000
     assert b"pointer-events" not in svg

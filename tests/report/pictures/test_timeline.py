@@ -1,5 +1,4 @@
 import re
-import subprocess
 import sys
 from xml.etree import ElementTree
 
@@ -12,7 +11,7 @@ from partopt.report.looks import COLOURS
 from partopt.report.pictures import draw_timeline as render
 from partopt.simulator.execution import execute
 from partopt.units import format_bytes
-from tests.helpers import ROOT, flat
+from tests.helpers import flat
 from tests.report import timelines
 from tests.report.pictures.drawn import Drawn
 from tests.report.timelines import plan_of
@@ -54,30 +53,25 @@ def drawn(case, monkeypatch, **changes):
 
 
 @pytest.mark.parametrize("form, first", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
-@pytest.mark.parametrize("case", ["1f1b", "interleaved", "dualpipe"])
-def test_every_form_is_written_and_is_the_same_each_time(case, form, first):
-    content = render(executed(case), form)
+def test_every_form_is_written_and_is_the_same_each_time(form, first):
+    content = render(executed("interleaved"), form)
     assert content.startswith(first)
-    assert content == render(executed(case), form)
+    assert content == render(executed("interleaved"), form)
 
 
 def test_a_title_and_a_description_are_said_and_the_title_is_seen():
     name = "a $x$ <&> \x1b_1"
     profile = replace(CASES["1f1b"]().profile, name=name)
-    svg = render(executed("1f1b", profile=profile), "svg").decode()
-    root = ElementTree.fromstring(svg)
+    root = ElementTree.fromstring(render(executed("1f1b", profile=profile), "svg"))
     names = [child.tag.rpartition("}")[2] for child in root[:2]]
     assert (names, root.get("role")) == (["title", "desc"], "img")
     assert root[0].text.startswith(r"a $x$ <&> \x1b_1, 1f1b, ")
     assert r"a $x$ <&> \x1b_1" in root[1].text
     seen = [each.text for each in root.iter() if each.tag.endswith("}text")]
     assert root[0].text in " ".join(seen)
-
-
-def test_a_long_title_takes_more_lines_and_stays_within_the_figure():
-    profile = replace(CASES["1f1b"]().profile, name="y" * 100_000)
-    lines = [text for text in texts_of(executed("1f1b", profile=profile)) if "yyy" in text]
-    assert len(lines) == 1 and ".." in lines[0] and len(lines[0]) < 100
+    profile = replace(profile, name="y" * 100_000)
+    [line] = [text for text in texts_of(executed("1f1b", profile=profile)) if "yyy" in text]
+    assert ".." in line and len(line) < 100
 
 
 def test_the_settings_of_a_person_change_nothing(tmp_path):
@@ -88,36 +82,42 @@ def test_the_settings_of_a_person_change_nothing(tmp_path):
         assert matplotlib.rcParams["font.size"] == 20
 
 
+WIDTHS = {"1f1b": 3.5, "dualpipe": 3.5, "interleaved": 7.2, "large": 7.2}  # inches: columns
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_numbers_are_text_where_they_fit(case):
-    text = texts_of(executed(case))
+def test_numbers_are_text_where_they_fit_in_one_column_or_two(case, monkeypatch):
+    svg = render(executed(case), "svg")
+    assert len(svg) < 1_000_000
+    text = re.findall(r"<text[^>]*>([^<]*)</text>", svg.decode())
     assert {"rank", "time", "forward", "idle"} <= set(text)
     assert (text.count("1") > 1) == (case not in ("large", "wide"))
+    for limit in (None, 500, 10**9):
+        sheet = drawn(case, monkeypatch, topology=flat(64, memory_bytes=limit))
+        assert len(sheet.boxes) > 20
+        assert (sheet.overlaps, sheet.outside, sheet.empty) == ([], [], 0)
+    if case in WIDTHS:
+        assert sheet.figure.get_size_inches()[0] == pytest.approx(WIDTHS[case])
 
 
-@pytest.mark.parametrize(
-    "case, legend",
-    [
-        ("1f1b", {"forward", "backward", "optimizer step", "idle"}),
-        ("recomputation", {"forward", "backward", "recomputation", "optimizer step", "idle"}),
-        (
-            "zbv",
-            {
-                "forward",
-                "backward of inputs",
-                "backward of weights",
-                "optimizer step",
-                "idle",
-                "every second stage of a rank is darker",
-            },
-        ),
-    ],
-)
+LEGENDS = {
+    "1f1b": {"forward", "backward"},
+    "recomputation": {"forward", "backward", "recomputation"},
+    "zbv": {
+        "forward",
+        "backward of inputs",
+        "backward of weights",
+        "every second stage of a rank is darker",
+    },
+}
+
+
+@pytest.mark.parametrize("case, legend", LEGENDS.items())
 def test_the_legend_names_what_appears(case, legend):
-    text = texts_of(executed(case))
-    beside = {"rank", "time", "busy", "peak"}
+    beside = {"rank", "time", "busy", "peak", "optimizer step", "idle"}
     numbers = re.compile(r"[0-9.]+(%| k?B| m?s)?|chain, .*|.*idle [0-9.]+%")
-    assert {each for each in text if not numbers.fullmatch(each)} - beside == legend
+    text = texts_of(executed(case))
+    assert {each for each in text if not numbers.fullmatch(each)} == legend | beside
 
 
 def test_the_legend_says_what_estimated_times_rest_on_in_a_line_of_its_own():
@@ -136,12 +136,6 @@ def test_all_reduces_beside_compute_are_drawn():
     content = render(execute(under(plan)), "svg").decode()
     assert "all-reduce" in content
     assert COLOURS["A"][0].lower() in content.lower()
-
-
-def test_small_figures_take_one_column_and_larger_ones_two(monkeypatch):
-    widths = {case: drawn(case, monkeypatch).figure.get_size_inches()[0] for case in CASES}
-    assert widths["1f1b"] == widths["dualpipe"] == pytest.approx(3.5)
-    assert widths["interleaved"] == widths["large"] == pytest.approx(7.2)
 
 
 def test_a_window_is_what_is_drawn():
@@ -167,14 +161,6 @@ def test_more_ranks_than_fit_are_sampled():
     assert "64 of 100 ranks are shown, at even distances" in texts_of(execution)
 
 
-@pytest.mark.parametrize("limit", [None, 500, 10**9])
-@pytest.mark.parametrize("case", CASES)
-def test_no_label_overlaps_another_or_leaves_the_figure(case, limit, monkeypatch):
-    sheet = drawn(case, monkeypatch, topology=flat(64, memory_bytes=limit))
-    assert len(sheet.boxes) > 20
-    assert (sheet.overlaps, sheet.outside, sheet.empty) == ([], [], 0)
-
-
 def test_rows_end_in_the_share_at_work_and_the_most_memory():
     """1F1B: 8 x 3 ms and a step of 0.5 ms of 33.5 ms; a stage holds 1 to 4 microbatches."""
     execution = executed("1f1b", topology=flat(4, 1e15))
@@ -183,29 +169,11 @@ def test_rows_end_in_the_share_at_work_and_the_most_memory():
     assert {format_bytes(int(each)) for each in execution.peak_memory_bytes} <= set(text)
 
 
-def test_a_large_figure_is_less_than_a_megabyte():
-    assert len(render(executed("large"), "svg")) < 1_000_000
-
-
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PartoptError) as error:
+    with pytest.raises(PartoptError, match="a figure needs matplotlib") as error:
         render(executed("1f1b"), "svg")
-    assert (error.value.message, error.value.hint) == (
-        "a figure needs matplotlib",
-        "in a clone of partopt: pip install '.[figures]'",
-    )
-
-
-def test_importing_the_reports_does_not_import_matplotlib():
-    script = (
-        "import sys, partopt.report.pictures, partopt.report.trace, partopt.report.gantt; "
-        "print('matplotlib' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert done.stdout == "False\n"
+    assert error.value.hint == "in a clone of partopt: pip install '.[figures]'"
 
 
 def test_a_rank_that_is_idle_in_the_window_has_its_band(monkeypatch):
