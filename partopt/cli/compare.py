@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from partopt.cli import import_layout, options, progress, tables
-from partopt.cli.terminal import say, say_page
+from partopt.cli import import_, options
+from partopt.cli.terminal import Tell, progress, say, say_page
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
 
@@ -80,7 +80,7 @@ def command(
       partopt compare tp1.json tp2.json tp4.json --topology dgx-a100 --servers 8
     """
     if output:
-        tables.check(output, force)
+        options.check_table(output, force)
     if len(profiles) == 1:
         options.choose_schedule(given, targets, several=False)
         within = {f"for {name}": partial(_plan_for, name, rules) for name in targets}
@@ -93,7 +93,7 @@ def command(
         _refuse_choice(several | {"--for": targets, "--map": rules})
         found = _compare_groups(profiles, as_json, given)
     if output:
-        tables.write(found, output, force)
+        options.write_table(found, output, force)
 
 
 class _Own(NamedTuple):
@@ -108,7 +108,7 @@ def _compare_planners(
     profile: str,
     chosen: Sequence[str],
     own: _Own,
-    within: Mapping[str, Callable[[Job, progress.Tell], Plan]],
+    within: Mapping[str, Callable[[Job, Tell], Plan]],
     as_json: bool,
     given: dict[str, Any],
 ) -> Comparison:
@@ -122,7 +122,7 @@ def _compare_planners(
     plans = {path: partopt.Plan.load(path) for path in own.files} | {
         name: _plan_of(trainer, layout, own.rules, job) for name, (trainer, layout) in named.items()
     }
-    with progress.shown() as tell:
+    with progress() as tell:
         result, notes = partopt.compare(job, chosen, plans, tell, within)
     print_notes(note for note in notes if note not in job.notes)
     if as_json:
@@ -144,7 +144,7 @@ def _compare_planners(
     return result
 
 
-def _plan_for(target: str, rules: Sequence[str], job: Job, tell: progress.Tell) -> Plan:
+def _plan_for(target: str, rules: Sequence[str], job: Job, tell: Tell) -> Plan:
     """The best plan of the job that the trainer can say."""
     import partopt
 
@@ -171,7 +171,7 @@ def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: Job) -> Plan:
     """The plan of a trainer's layout for the job."""
     import partopt
 
-    read = partopt.read_layout(trainer, import_layout.text_of(layout), job.profile, rules=rules)
+    read = partopt.read_layout(trainer, import_.text_of(layout), job.profile, rules=rules)
     own = read.options(job.topology, job.schedule, job.chunks)
     # what is compared has one batch; an order has its own
     shared = () if read.reading.stages else read.conditions
@@ -200,7 +200,7 @@ def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) 
         if name in jobs:
             raise PartoptError(f"{name}: given twice", "give each profile once", code="usage")
         jobs[name] = options.job(name, given)
-    with progress.shown() as tell:
+    with progress() as tell:
         result, notes = partopt.compare_groups(jobs, tell)
     print_notes(notes)
     if as_json:

@@ -9,57 +9,36 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from partopt.cli import options, progress, tables
-from partopt.cli.does_not_fit import does_not_fit, no_schedule_fits
-from partopt.cli.terminal import ascii_only, say, say_page
+from partopt.cli import options
+from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
 from partopt.cli.words import as_flags, flags_of, print_notes
-from partopt.errors import PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     from partopt import Job, Plan, Result
 
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
+_LARGER = "take larger devices, or more of them"
 
 
 @click.command(
     cls=options.Verb, short_help="stages, replicas and microbatches in flight for a cluster"
 )
 @click.argument("profile")
-@click.option(
-    "--planner",
-    metavar="NAME",
-    help="Which planner (default: the best of all).",
-)
+@click.option("--planner", metavar="NAME", help="Which planner (default: the best of all).")
 @click.option("--cuts", metavar="5,9", help="Your own split: where stages begin.")
-@click.option(
-    "--replicas",
-    metavar="1,2,1",
-    help="Replicas of its stages (default: one each).",
-)
+@click.option("--replicas", metavar="1,2,1", help="Replicas of its stages (default: one each).")
 @options.job_options
-@click.option(
-    "--scaling",
-    metavar="8,16,32",
-    help="The best plan on each of them, as a table.",
-)
+@click.option("--scaling", metavar="8,16,32", help="The best plan on each of them, as a table.")
 @click.option("--weak", is_flag=True, help="The batch grows with the devices.")
 @click.option(
-    "--for",
-    "target",
-    metavar="TRAINER",
-    help="The best that it can run, such as megatron.",
+    "--for", "target", metavar="TRAINER", help="The best that it can run, such as megatron."
 )
 @click.option(
-    "--layout",
-    metavar="PART=N,..",
-    help="Fix any part of it, such as pp=4,chunks=2,dp=1.",
+    "--layout", metavar="PART=N,..", help="Fix any part of it, such as pp=4,chunks=2,dp=1."
 )
 @options.map_option
-@click.option(
-    "--picture",
-    metavar="FILE",
-    help="Draw the plan, too (.svg, .pdf, .png).",
-)
+@click.option("--picture", metavar="FILE", help="Draw the plan, too (.svg, .pdf, .png).")
 @options.output_options("the plan or table")
 @options.explain_option
 @options.json_option
@@ -134,12 +113,12 @@ def _check_outputs(output: str | None, picture: str | None, force: bool, scaling
 
         check(picture, force)
     if output and scaling:
-        tables.check(output, force)
+        options.check_table(output, force)
     elif output:
         documents.check_writable(output, force, [".json"])
 
 
-def _solve(job: Job, target: str | None, rules: Sequence[str], tell: progress.Tell) -> Result:
+def _solve(job: Job, target: str | None, rules: Sequence[str], tell: Tell) -> Result:
     """The best plan of the job, or the best that a trainer can say."""
     import partopt
 
@@ -185,7 +164,7 @@ def _command(
 
 
 def _print_plan(
-    solve: Callable[[progress.Tell], Result],
+    solve: Callable[[Tell], Result],
     job: Job,
     files: _Files,
     as_json: bool,
@@ -197,7 +176,7 @@ def _print_plan(
     """
     import partopt
 
-    with progress.shown() as tell:
+    with progress() as tell:
         result = solve(tell)
     print_notes(note for note in result.notes if note not in job.notes)
     plan, (output, picture, force) = result.plan, files
@@ -207,15 +186,13 @@ def _print_plan(
         _print_page(result, job)
     if not result.fits:
         auto = job.schedule == "auto"
-        raise no_schedule_fits(plan, job) if auto else does_not_fit(plan, job, command)
+        raise _no_schedule_fits(plan, job) if auto else does_not_fit(plan, job, command)
     if output and not (as_json and output == "-"):
         result.document.save(output, force)
     if picture:
         others = result.alternatives
         partopt.draw(plan, picture, profile=job.profile, alternatives=others, force=force)
-    for written in (output, picture):
-        if written and written != "-":
-            say(f"Wrote {written}", err=True)
+    options.say_wrote(output, picture)
     return plan
 
 
@@ -238,11 +215,58 @@ def _print_scaling(
     import partopt
     from partopt.report.plans import render_scaling
 
-    with progress.shown() as tell:
+    with progress() as tell:
         found = partopt.scale(job, devices, weak, tell)
     if as_json:
         options.write_json(found)
     else:
         say_page(render_scaling(found))
     if output:
-        tables.write(found, output, force)
+        options.write_table(found, output, force)
+
+
+def does_not_fit(plan: Plan, job: Job, command: Callable[[Mapping[str, Any]], str]) -> PartoptError:
+    """The error of a plan that does not fit; its hint is a command with which one does.
+
+    `command` gives the command that plans the job with some options changed.
+    """
+    import partopt
+    from partopt.report.phrases import speed_text
+
+    fitting = partopt.find_fitting(job, plan)
+    if fitting is not None:
+        speed = speed_text(fitting.samples_per_s, plan.profile.tokens_per_sample)
+        hint = f"this fits ({speed}): {command(fitting.options)}"
+    else:
+        tried = ", ".join(partopt.list_tried(job, plan))
+        hint = f"nothing tried fits: {tried}; take larger devices" if tried else _LARGER
+    return PartoptError(
+        f"the plan does not fit: {_excess(plan)}", hint, ANSWER_IS_NO, code="does-not-fit"
+    )
+
+
+def _no_schedule_fits(plan: Plan, job: Job) -> PartoptError:
+    """The error where the fastest plan of all schedules does not fit, and no other does."""
+    smaller = any(m.microbatch_size < plan.microbatch_size for m in job.profile.measured())
+    ways = {
+        "smaller microbatches": job.microbatch_size is not None and smaller,
+        "`recompute=always`": job.recompute == "never",
+    }
+    return PartoptError(
+        f"no schedule fits: of the fastest, {_excess(plan)}",
+        ", or ".join([_LARGER, *(way for way, may_help in ways.items() if may_help)]),
+        ANSWER_IS_NO,
+        code="does-not-fit",
+    )
+
+
+def _excess(plan: Plan) -> str:
+    from partopt.documents.stage import stages_text
+    from partopt.units import format_bytes
+
+    limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes
+    assert limit is not None
+    return (
+        f"a device of {stages_text(plan.fullest_stages)} needs {format_bytes(peak)}, "
+        f"which exceeds the limit by {format_bytes(peak - limit)}"
+    )

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt import documents
-from partopt.cli import progress, stopping, words
-from partopt.cli.assignments import parse_assignments, set_option
-from partopt.cli.profile_options import (
-    ESTIMATING,
-    MEASURING,
-    check_estimate,
-    check_from_run,
-    choose_output,
-    parse_repeats,
-    parse_sizes,
-)
-from partopt.cli.terminal import say
+from partopt.cli import stopping, words
+from partopt.cli.options import is_given, parse_assignments, parse_pairs, set_option
+from partopt.cli.terminal import progress, say
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.documents.profile import Profile
+
+_ESTIMATING = ("calibrate", "group", "topology")  # options that go with --estimate alone
+_MEASURING = ("device", "compile", "steps", "resume")  # those that do not
+_MINUTES_FROM_S = 100.0
 
 
 @click.command(short_help="measure the layers of a PyTorch model on one device")
@@ -178,18 +176,18 @@ def command(
     """
     if model is None and not (from_run or onto):
         raise click.UsageError("Missing argument 'MODEL[:ATTR]'.")
-    output, force = choose_output(output, resume, force)
+    output, force = _choose_output(output, resume, force)
     if model is None or from_run or onto:
         _save_of_run(from_run, onto, output, force)
         return
     given = {
-        "microbatch_sizes": parse_sizes(microbatch),
+        "microbatch_sizes": _parse_sizes(microbatch),
         "arguments": parse_assignments(assignments),
         "resume": _load_resumed(resume),
         **options,
     }
-    check_estimate(given)
-    counts = parse_repeats(repeats, options["calibrate"])
+    _check_estimate(given)
+    counts = _parse_repeats(repeats, options["calibrate"])
     with stopping.stopped_by_signals():
         measured = _measure(model, given, output, force)
         try:
@@ -220,7 +218,7 @@ def _save_of_run(run: str | None, onto: str | None, output: str, force: bool) ->
     import partopt
     from partopt.documents.run import Run
 
-    run, onto = check_from_run(run, onto)
+    run, onto = _check_from_run(run, onto)
     _save(partopt.import_run(Run.load(run), partopt.Profile.load(onto), run), output, force)
     if output != "-":
         _tell_written(output, "FILE")
@@ -260,7 +258,7 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
     try:
         # what the model's own code prints is not our data
         with (
-            progress.of_sizes(options["microbatch_sizes"]) as shown,
+            _show_sizes(options["microbatch_sizes"]) as shown,
             contextlib.redirect_stdout(sys.stderr),
         ):
             tell = shown if _writes() else None
@@ -282,8 +280,8 @@ def _run(model: str, options: dict[str, Any]) -> Profile:
     from partopt import estimate_source, measure_source
 
     if options["estimate"] is None:
-        return measure_source(model, **_without(options, "estimate", *ESTIMATING))
-    return estimate_source(model, options["estimate"], **_without(options, "estimate", *MEASURING))
+        return measure_source(model, **_without(options, "estimate", *_ESTIMATING))
+    return estimate_source(model, options["estimate"], **_without(options, "estimate", *_MEASURING))
 
 
 def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -311,3 +309,135 @@ def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
     _save(finished, output, force)
     sizes = ", ".join(str(measurement.microbatch_size) for measurement in finished.measurements)
     say(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)
+
+
+def _check_estimate(options: dict[str, Any]) -> None:
+    """Refuse options that say how to measure beside --estimate, and its own without it."""
+    if options["estimate"] is None:
+        for name in _ESTIMATING:
+            if options[name] is not None:
+                raise PartoptError(
+                    f"--{name}: goes with --estimate",
+                    "a measured profile has the times of the device itself, and torchrun starts "
+                    "the ranks of a group",
+                    code="unused-option",
+                )
+        return
+    for name in _MEASURING:
+        if is_given(name):
+            raise PartoptError(
+                f"{words.FLAGS[name]}: goes with measuring, and --estimate measures nothing",
+                "leave one of the two out",
+                code="unused-option",
+            )
+
+
+def _check_from_run(run: str | None, onto: str | None) -> tuple[str, str]:
+    """Both; refused without each other, and beside what says how to measure."""
+    if run is None:
+        raise PartoptError(
+            "--onto: goes with --from-run", "leave it out to measure MODEL", code="unused-option"
+        )
+    if onto is None:
+        raise PartoptError(
+            "partopt profile --from-run: a run has no bytes of parameters and activations",
+            "say whose they are: --onto PROFILE, that of the plan that ran",
+            code="missing-option",
+            option="onto",
+        )
+    for parameter in click.get_current_context().command.params:
+        own = parameter.name in ("from_run", "onto", "output", "force")
+        if parameter.name and is_given(parameter.name) and not own:
+            said = parameter.opts[0] if isinstance(parameter, click.Option) else "MODEL"
+            raise PartoptError(
+                f"{said}: goes with measuring, and --from-run measures nothing",
+                "leave one of the two out",
+                code="unused-option",
+            )
+    return run, onto
+
+
+def _choose_output(output: str | None, resume: str | None, force: bool) -> tuple[str, bool]:
+    """The file to write, and whether it may be replaced: the one that is gone on with may."""
+    output = output or resume
+    if output is None:
+        raise click.UsageError("Missing option '-o' / '--output'.")
+    force = force or output == resume
+    documents.check_writable(output, force, [".json"])
+    return output, force
+
+
+def _parse_sizes(text: str) -> list[int | str]:
+    """The sizes of a list such as `1,2,4`; `measure` refuses what is not a whole number."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    return [int(part) if re.fullmatch("-?[0-9]{1,18}", part) else part for part in parts]
+
+
+def _parse_repeats(repeats: tuple[str, ...], calibrate: float | None) -> dict[str, int]:
+    """The number of blocks of each list, from `LIST=N`."""
+    if repeats and calibrate is not None:
+        raise PartoptError(
+            "--calibrate: the step of a whole model, and --repeat has a few of its blocks",
+            "leave one of the two out",
+            code="conflicting-options",
+        )
+    counts = parse_pairs("--repeat", repeats, "LIST=N", "transformer.h=96")
+    for blocks, count in counts.items():
+        if not count.isdecimal():
+            what, hint = f"--repeat {blocks}={count}: not of the form LIST=N", "transformer.h=96"
+            raise PartoptError(what, f"write --repeat {hint}", code="invalid-option", value=count)
+    return {blocks: int(count) for blocks, count in counts.items()}
+
+
+@contextlib.contextmanager
+def _show_sizes(sizes: Sequence[object]) -> Iterator[Callable[[int, int, int], None]]:
+    """Yield what `partopt.measure` calls with a microbatch size, steps done and steps to do.
+
+    On a terminal every step moves the bar; elsewhere a line says that a size is done.
+    """
+    watch = SizeWatch(sizes, time.monotonic)
+    with progress() as show:
+
+        def tell(size: int, done: int, steps: int) -> None:
+            text = watch.describe(size, done, steps)
+            show(text, done, steps or 1)
+            if 0 < steps == done and not sys.stderr.isatty():
+                say(text, err=True)
+
+        yield tell
+
+
+class SizeWatch:
+    """Says what is measured, and about how long the rest takes.
+
+    A larger size is taken to need as much longer as it is larger, preparing it as well.
+    """
+
+    def __init__(self, sizes: Sequence[object], now: Callable[[], float]) -> None:
+        self.sizes = sorted({size for size in sizes if isinstance(size, int)})
+        self.now = now
+        self._began = self._timed_from = 0.0
+
+    def describe(self, size: int, done: int, steps: int) -> str:
+        """`microbatch 4 (3 of 4), step 6 of 10, about 40 s left`."""
+        where = f"microbatch {size} ({self.sizes.index(size) + 1} of {len(self.sizes)})"
+        if not steps:
+            self._began = self.now()
+            return f"{where}, preparing"
+        if not done:
+            self._timed_from = self.now()
+            return f"{where}, step 1 of {steps}"
+        step_s = (self.now() - self._timed_from) / done
+        whole_s = self._timed_from - self._began + step_s * steps
+        later = sum(other for other in self.sizes if other > size)
+        left_s = step_s * (steps - done) + whole_s * later / size
+        if done < steps:
+            return f"{where}, step {done + 1} of {steps}, {_about(left_s)} left"
+        taken = f"{where}, {steps} steps in {whole_s:.0f} s"
+        return f"{taken}, {_about(left_s)} left" if later else taken
+
+
+def _about(seconds: float) -> str:
+    if seconds < _MINUTES_FROM_S:
+        return f"about {max(seconds, 1):.0f} s"
+    return f"about {seconds / 60:.0f} min"

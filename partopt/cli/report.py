@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import drawing, options
-from partopt.cli.terminal import say
+from partopt.cli import options
+from partopt.cli.show import check_drawable, find_profile
 from partopt.cli.words import as_flags, change_command
 
 if TYPE_CHECKING:
@@ -52,15 +52,14 @@ def command(
     partopt.write_report(
         loaded,
         path,
-        profile=drawing.find_profile(loaded, profile),
+        profile=find_profile(loaded, profile),
         beside=[_load(file) for file in documents],
         force=force,
         spell=as_flags,
         command=partial(change_command, plan),
         commands=list(_checks(plan, profile)),
     )
-    if path != "-":
-        say(f"Wrote {path}", err=True)
+    options.say_wrote(path)
 
 
 def _load(file: str) -> Drawable:
@@ -70,7 +69,7 @@ def _load(file: str) -> Drawable:
 
     content = read_bytes(file)
     kind = kind_of(content, file)
-    drawing.check_drawable(kind, file)
+    check_drawable(kind, file)
     document: Any = DOCUMENTS[kind]
     return document.parse(content, file)  # type: ignore[no-any-return]
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import drawing, options, verifying
-from partopt.cli.terminal import ascii_only, say, say_page
-from partopt.documents.files import find_shipped
-from partopt.errors import PartoptError
+from partopt.cli import options
+from partopt.cli.terminal import ascii_only, progress, say, say_page
+from partopt.cli.words import as_flags, print_notes
+from partopt.documents.files import find_shipped, shipped_names
+from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     import msgspec
+
+    from partopt import Plan, Profile
 
 
 @click.command(short_help="a document of any kind, for people to read")
@@ -75,14 +79,14 @@ def command(
                 f"{flag}: takes one file, not {len(files)}", "give one FILE", code="usage"
             )
     if output:
-        drawing.check(output, force, {"--verify": verify, "--json": as_json})
+        _check_picture(output, force, {"--verify": verify, "--json": as_json})
     for place, file in enumerate(files):
         content = documents.read_bytes(find_shipped(file, "profiles", "topologies", "devices"))
         kind = kind_of(content, file)
         if output:
-            drawing.draw(kind, _load(kind, content, file), file, output, force, profile)
+            _draw(kind, _load(kind, content, file), file, output, force, profile)
         elif verify and kind == "plan":
-            verifying.verify(Plan.parse(content, file), file, profile, as_json)
+            _verify(Plan.parse(content, file), file, profile, as_json)
         elif verify or profile:
             flag, wrong = ("--verify", f"{file} is a {kind}") if verify else _UNUSED_PROFILE
             raise PartoptError(
@@ -130,7 +134,6 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     """Print the page of the document in `content`."""
     from partopt.cli.schedule import show_trial
     from partopt.cli.simulate import show_simulation
-    from partopt.cli.words import as_flags, print_notes
     from partopt.documents.simulation import SimulationDocument, TrialDocument
     from partopt.documents.topology import Topology
     from partopt.report.clusters import render_topology
@@ -148,3 +151,102 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
         say_page(text_of(document, as_flags, ascii_only(), all_layers))
+
+
+def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
+    """Print every check of `plan`, which `file` holds.
+
+    PartoptError where one fails, or without `profile` no shipped one is its own.
+    """
+    import partopt
+    from partopt.report.pages import render_verification
+
+    loaded = _shipped_profile(plan) if profile is None else partopt.Profile.load(profile)
+    if loaded is None:
+        raise PartoptError(
+            f"{file}: its profile, of {plan.profile.name}, does not come with partopt",
+            "say where it is: --profile FILE",
+            code="profile-needed",
+        )
+    with progress() as tell:
+        found = partopt.verify(plan, loaded, tell)
+    if as_json:
+        options.write_json(found)
+    else:
+        say(render_verification(found, as_flags))
+    if not found.ok:
+        hint = (
+            "give the plan's own: --profile FILE"
+            if "profile" in found.failed
+            else "re-run partopt plan"
+        )
+        raise PartoptError(
+            f"{file}: not verified: {', '.join(found.failed)}",
+            hint,
+            ANSWER_IS_NO,
+            code="not-verified",
+        )
+    if not as_json:
+        say(f"next:    partopt simulate {shlex.quote(file)}", err=True)
+
+
+def _shipped_profile(plan: Plan) -> Profile | None:
+    """The shipped profile that the plan was made from; None where it does not come with partopt."""
+    from partopt import Profile
+
+    loaded = (Profile.load(name) for name in shipped_names("profiles"))
+    return next((each for each in loaded if each.sha256() == plan.profile.sha256), None)
+
+
+def _check_picture(output: str, force: bool, given: Mapping[str, object]) -> None:
+    """Refuse, before anything is read, what does not go with a picture, or where none can be.
+
+    `given` are the values of options by their names.
+    """
+    from partopt.report import pictures
+
+    for name, value in given.items():
+        if value:
+            raise PartoptError(
+                f"-o: draws one document, without {name}", f"drop {name} or -o", code="usage"
+            )
+    pictures.check(output, force)
+
+
+def _draw(
+    kind: str, document: Any, file: str, output: str, force: bool, profile: str | None
+) -> None:
+    """Write the picture of the document in `file`, of a plan with its layers where known."""
+    import partopt
+
+    check_drawable(kind, file, "; partopt simulate PLAN -o draws a timeline")
+    if profile is not None and kind != "plan":
+        raise PartoptError(
+            f"--profile: {file} is a {kind}", "drop --profile", code="not-a-plan", kind=kind
+        )
+    own = find_profile(document, profile) if kind == "plan" else None
+    partopt.draw(document, output, profile=own, force=force)
+    options.say_wrote(output)
+
+
+def check_drawable(kind: str, file: str, more: str = "") -> None:
+    """Refuse a kind of document that has no picture; `more` ends the hint."""
+    from partopt.report.pictures import KINDS
+
+    if kind not in KINDS:
+        raise PartoptError(
+            f"{file}: a {kind} has no picture",
+            f"these have one: {', '.join(KINDS)}{more}",
+            code="no-picture",
+            kind=kind,
+        )
+
+
+def find_profile(plan: Plan, given: str | None) -> Profile | None:
+    """The profile whose layers are drawn with `plan`: the one `given`, else a shipped one."""
+    import partopt
+
+    own = partopt.Profile.load(given) if given else _shipped_profile(plan)
+    if own is None:
+        say("note:    stages are drawn without their layers: add --profile", err=True)
+    return own
