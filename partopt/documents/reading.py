@@ -22,7 +22,7 @@ import msgspec
 
 from partopt.documents.files import PathLike, read_bytes, write_bytes
 from partopt.errors import PartoptError, did_you_mean
-from partopt.printable import printable
+from partopt.printable import cut, printable
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -345,8 +345,8 @@ def _is_newer(raw: object, known: str, where: str) -> bool:
         message = f'{where}: has no "schema": not a partopt {kind}'
         hint = f'a {kind} begins with {{"schema": "{known}"'
     elif match is None or match["name"] != kind:
-        wrong = PartoptError(f'schema: "{found}" is not a partopt {kind}').at(where)
-        message, hint = wrong.message, f'a file with "schema": "{known}" is expected here'
+        message = f"{where}: " + cut(f'schema: "{found}" is not a partopt {kind}')
+        hint = f'a file with "schema": "{known}" is expected here'
     elif match["major"] != own["major"]:
         message = f"{where}: schema: version {match['major']} of {kind} is not known"
         hint = f'this partopt reads "{known}"'
