@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from functools import partial
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options
-from partopt.cli.plan import does_not_fit
 from partopt.cli.terminal import ascii_only, progress, say
-from partopt.cli.words import as_flags, flags_of, print_notes
+from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
 from partopt.errors import PartoptError, did_you_mean
 
 if TYPE_CHECKING:
@@ -123,22 +121,13 @@ def command() -> None:
 @click.option("--name", help="Name of the model (default: that of the file, or of the profile).")
 @click.option(
     "--microbatch-size",
-    type=click.IntRange(min=1),
+    type=options.COUNT,
     metavar="B",
     help="Samples that were measured at once; such files do not record it.",
 )
 @click.option("--device", metavar="NAME", help="Device that was measured, if it is known.")
 @options.output_options("the profile")
-def _profile(
-    files: tuple[str, ...],
-    onto: str | None,
-    plan: str | None,
-    name: str | None,
-    microbatch_size: int | None,
-    device: str | None,
-    output: str | None,
-    force: bool,
-) -> None:
+def _profile(files: tuple[str, ...], output: str | None, force: bool, **given: Any) -> None:
     """Read what another program measured and write it as a profile of partopt's.
 
     For pipedream, FILE is the published profiler's graph; for torch-profile they are traces of
@@ -151,7 +140,6 @@ def _profile(
       partopt import pipedream vgg16.txt --microbatch-size 128 -o vgg16.json
       partopt import torch-profile rank*.json --onto gpt.json --plan plan.json -o again.json
     """
-    import partopt
     from partopt import documents
 
     form = str(click.get_current_context().info_name)
@@ -163,19 +151,8 @@ def _profile(
             option="output",
         )
     documents.check_writable(output, force, [".json"])
-    if form == _TRACE:
-        if microbatch_size is not None:
-            raise PartoptError(
-                f"--microbatch-size: not of partopt import {_TRACE}, whose plan says it",
-                "leave it out",
-                code="unused-option",
-            )
-        imported = _import_traces(files, onto, plan, name, device)
-    else:
-        _refuse_other_options(form, files, onto, plan)
-        imported = partopt.import_profile(
-            form, files[0], name=name, microbatch_size=microbatch_size, device=device
-        )
+    read = _read_traces if form == _TRACE else _read_other
+    imported = read(form, files, **given)
     imported.save(output, force)
     print_notes(imported.notes)
     if output != "-":
@@ -184,46 +161,44 @@ def _profile(
         say(f"next:    partopt plan {shlex.quote(output)} --topology v100-pcie", err=True)
 
 
-def _import_traces(
-    files: tuple[str, ...], onto: str | None, plan: str | None, name: str | None, device: str | None
+def _read_traces(
+    form: str, files: tuple[str, ...], onto: str | None, plan: str | None, **given: Any
 ) -> Profile:
     from msgspec.structs import replace
 
     import partopt
 
+    if given["microbatch_size"] is not None:
+        what = f"--microbatch-size: not of partopt import {form}, whose plan says it"
+        raise PartoptError(what, "leave it out", code="unused-option")
+    missing: dict[str, Any] = {
+        "code": "missing-option",
+        "option": "onto" if onto is None else "plan",
+    }
     if onto is None:
-        raise PartoptError(
-            f"partopt import {_TRACE}: a trace has no bytes of parameters and activations",
-            "say whose they are: --onto PROFILE, a profile of the same model",
-            code="missing-option",
-            option="onto",
-        )
+        what = "a trace has no bytes of parameters and activations"
+        hint = "say whose they are: --onto PROFILE, a profile of the same model"
+        raise PartoptError(f"partopt import {form}: {what}", hint, **missing)
     if plan is None:
-        raise PartoptError(
-            f"partopt import {_TRACE}: a trace does not say which layers its stages have",
-            "name the plan that ran: --plan PLAN",
-            code="missing-option",
-            option="plan",
-        )
-    imported = partopt.import_times(
-        files, partopt.Profile.load(onto), partopt.Plan.load(plan), device=device
-    )
+        what = "a trace does not say which layers its stages have"
+        hint = "name the plan that ran: --plan PLAN"
+        raise PartoptError(f"partopt import {form}: {what}", hint, **missing)
+    known, ran, name = partopt.Profile.load(onto), partopt.Plan.load(plan), given["name"]
+    imported = partopt.import_times(files, known, ran, device=given["device"])
     return replace(imported, model=replace(imported.model, name=name)) if name else imported
 
 
-def _refuse_other_options(
-    form: str, files: tuple[str, ...], onto: str | None, plan: str | None
-) -> None:
-    for flag, given in (("--onto", onto), ("--plan", plan), (files[-1], len(files) > 1)):
-        if given:
-            raise PartoptError(
-                f"{flag}: not of partopt import {form}",
-                f"one FILE holds the whole profile; {flag} goes with {_TRACE}",
-                code="unused-option",
-            )
+def _read_other(
+    form: str, files: tuple[str, ...], onto: str | None, plan: str | None, **given: Any
+) -> Profile:
+    import partopt
 
-
-_A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")
+    for flag, value in (("--onto", onto), ("--plan", plan), (files[-1], len(files) > 1)):
+        if value:
+            what = f"{flag}: not of partopt import {form}"
+            hint = f"one FILE holds the whole profile; {flag} goes with {_TRACE}"
+            raise PartoptError(what, hint, code="unused-option")
+    return partopt.import_profile(form, files[0], **given)
 
 
 class _Import(options.Verb):
@@ -245,7 +220,7 @@ class _Import(options.Verb):
 )
 @click.option(
     "--pipeline-size",
-    type=click.IntRange(min=1),
+    type=options.COUNT,
     metavar="P",
     help="Devices of a pipeline, where it has several stages on each (default: one on each).",
 )
@@ -257,15 +232,7 @@ class _Import(options.Verb):
 @options.output_options("the plan")
 @options.json_option
 def _layout(
-    layout: str,
-    profile: str,
-    pipeline_size: int | None,
-    rules: tuple[str, ...],
-    cuts: str | None,
-    output: str | None,
-    force: bool,
-    as_json: bool,
-    **given: Any,
+    layout: str, profile: str, output: str | None, force: bool, as_json: bool, **given: Any
 ) -> None:
     """Read LAYOUT, a pipeline as the trainer has it, as a plan, and put it beside a better one.
 
@@ -285,13 +252,14 @@ def _layout(
     from partopt import documents
 
     trainer = str(click.get_current_context().info_name)
+    cuts, pipeline_size, rules = (given.pop(name) for name in ("cuts", "pipeline_size", "rules"))
     if output:
         documents.check_writable(output, force, [".json"])
     loaded = partopt.Profile.load(profile)
     topology = partopt.Topology.load(given["topology"], given["servers"])
     own = partopt.read_layout(
         trainer,
-        text_of(layout),
+        options.layout_text(layout),
         loaded,
         rules=rules,
         cuts=None if cuts is None else options.integers(cuts, "--cuts"),
@@ -319,15 +287,6 @@ def _layout(
         raise does_not_fit(judged.plan, job, partial(_again, layout, output, given))
     if not as_json and output != "-":
         say(f"next:    {_next(judged, own, given, stated)}", err=True)
-
-
-def text_of(layout: str) -> str:
-    """The text of a layout: of a file or standard input, or the word itself."""
-    from partopt.documents import is_file, read_bytes
-
-    if layout != "-" and not _A_FILE.fullmatch(layout) and not is_file(layout):
-        return layout
-    return read_bytes(layout).decode(errors="replace")
 
 
 def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], own: TrainerLayout) -> None:

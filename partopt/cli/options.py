@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,12 +18,14 @@ from partopt.errors import PartoptError
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from partopt import Job, Profile, Topology
+    from partopt import Job, Plan, Profile, Topology
     from partopt.documents.tables import Comparison, GroupComparison, Scaling
 
 Command = Callable[..., None]
 
 COUNT = click.IntRange(min=1)
+_NOT_OF_JOB = ("topology", "servers", "target", "rules")
+_A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")  # a layout
 _KINDS_OF_COST = ("time", "flops", "parameters")
 
 # Headings in the help of planning verbs, and the options below each; --help-all alone shows those
@@ -104,16 +107,12 @@ def output_options(what: str, printed: bool = True) -> Callable[[Command], Comma
     )
 
 
-def _note_explain(context: click.Context, _: click.Parameter, value: bool) -> None:
-    context.meta[EXPLAIN] = value  # for `terminal.say_page`
-
-
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document alone.")
 explain_option = click.option(
     "--explain",
     is_flag=True,
     expose_value=False,
-    callback=_note_explain,
+    callback=lambda context, _, value: context.meta.update({EXPLAIN: value}),
     help="Define the terms of the page below it.",
 )
 map_option = click.option(
@@ -248,7 +247,7 @@ def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Jo
     """As `job`, of a profile and a topology that are loaded; cuts and replicas may be numbers."""
     import partopt
 
-    options = {name: value for name, value in given.items() if name not in ("topology", "servers")}
+    options = {name: value for name, value in given.items() if name not in _NOT_OF_JOB}
     for name in ("cuts", "replicas"):
         value = given.get(name)
         options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
@@ -360,6 +359,15 @@ def _read_costs(path: str) -> list[float]:
         ) from None
 
 
+def layout_text(layout: str) -> str:
+    """The text of a layout: of a file or standard input, or the word itself."""
+    from partopt.documents import is_file, read_bytes
+
+    if layout != "-" and not _A_FILE.fullmatch(layout) and not is_file(layout):
+        return layout
+    return read_bytes(layout).decode(errors="replace")
+
+
 def check_table(output: str, force: bool) -> None:
     """Refuse, before any work is done, a file in which a table could not be written."""
     from partopt import documents
@@ -387,6 +395,16 @@ def write_json(document: Struct | dict[str, Any]) -> None:
     from partopt import documents
 
     documents.write_bytes("-", documents.encode(document))
+
+
+def profile_to_draw(plan: Plan, given: str | None) -> Profile | None:
+    """The profile whose layers are drawn with `plan`: the one `given`, else a shipped one."""
+    import partopt
+
+    own = partopt.Profile.find(plan.profile.sha256, given)
+    if own is None:
+        say("note:    stages are drawn without their layers: add --profile", err=True)
+    return own
 
 
 def say_wrote(*outputs: str | None) -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt.cli import options
 from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
-from partopt.cli.words import as_flags, flags_of, print_notes
+from partopt.cli.words import LARGER, as_flags, does_not_fit, excess, flags_of, print_notes
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     from partopt import Job, Plan, Result
 
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
-_LARGER = "take larger devices, or more of them"
 
 
 @click.command(
@@ -42,18 +41,7 @@ _LARGER = "take larger devices, or more of them"
 @options.output_options("the plan or table")
 @options.explain_option
 @options.json_option
-def command(
-    profile: str,
-    output: str | None,
-    force: bool,
-    as_json: bool,
-    picture: str | None,
-    scaling: str | None,
-    weak: bool,
-    target: str | None,
-    rules: tuple[str, ...],
-    **given: Any,
-) -> None:
+def command(profile: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
     """Cut PROFILE, a file, - or a shipped name, into stages for a cluster.
 
     Every candidate is simulated. Prints the stages, what to expect of them, and
@@ -66,6 +54,8 @@ def command(
       partopt plan gpt.json --topology dgx-h100 --schedule auto --global-batch 512
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
     """
+    picture, scaling, weak = (given.pop(name) for name in ("picture", "scaling", "weak"))
+    target, rules = given["target"], given["rules"]
     _check_outputs(output, picture, force, scaling is not None)
     if scaling is None and weak:
         raise PartoptError("--weak goes with --scaling", "add --scaling 8,16,32", code="usage")
@@ -80,26 +70,29 @@ def command(
 
         job = partopt.job_for(job, target)
     print_notes(job.notes)
-    solve = partial(_solve, job, target, rules)
-    given |= {"target": target, "rules": rules}
     if scaling is not None:
-        devices = options.integers(scaling, "--scaling")
-        _print_scaling(job, devices, weak, output, force, as_json)
+        _print_scaling(job, options.integers(scaling, "--scaling"), weak, as_json, output, force)
     else:
-        again = partial(_command, profile, output, given)
-        plan = _print_plan(solve, job, _Files(output, picture, force), as_json, again)
-        if not as_json and output != "-" and (scale := _scale(profile, given, plan)):
+        with progress() as tell:
+            result = _solve(job, target, rules, tell)
+        print_notes(note for note in result.notes if note not in job.notes)
+        if as_json:
+            options.write_json(result.document)
+        elif output != "-":
+            _print_page(result, job)
+        if not result.fits and job.schedule == "auto":
+            raise _no_schedule_fits(result.plan, job)
+        if not result.fits:
+            raise does_not_fit(result.plan, job, partial(_command, profile, output, given))
+        if output and not (as_json and output == "-"):
+            result.document.save(output, force)
+        if picture:
+            _draw(result, job, picture, force)
+        options.say_wrote(output, picture)
+        if not as_json and output != "-" and (scale := _scale(profile, given, result.plan)):
             say(f"hint:  from how many devices on a pipeline is faster: {scale}", err=True)
     if not as_json and output != "-":
         say(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
-
-
-class _Files(NamedTuple):
-    """Where the plan is written, and its picture."""
-
-    output: str | None
-    picture: str | None
-    force: bool
 
 
 def _check_outputs(output: str | None, picture: str | None, force: bool, scaling: bool) -> None:
@@ -163,37 +156,11 @@ def _command(
     return shlex.join([*words, *flags_of(changes), *(["-o", output] if output else [])])
 
 
-def _print_plan(
-    solve: Callable[[Tell], Result],
-    job: Job,
-    files: _Files,
-    as_json: bool,
-    command: Callable[[Mapping[str, Any]], str],
-) -> Plan:
-    """Print the plan, and beside it the runners-up, or the best under each of the other schedules.
-
-    `command` gives the command with some options changed. Returns the plan.
-    """
+def _draw(result: Result, job: Job, picture: str, force: bool) -> None:
     import partopt
 
-    with progress() as tell:
-        result = solve(tell)
-    print_notes(note for note in result.notes if note not in job.notes)
-    plan, (output, picture, force) = result.plan, files
-    if as_json:
-        options.write_json(result.document)
-    elif output != "-":
-        _print_page(result, job)
-    if not result.fits:
-        auto = job.schedule == "auto"
-        raise _no_schedule_fits(plan, job) if auto else does_not_fit(plan, job, command)
-    if output and not (as_json and output == "-"):
-        result.document.save(output, force)
-    if picture:
-        others = result.alternatives
-        partopt.draw(plan, picture, profile=job.profile, alternatives=others, force=force)
-    options.say_wrote(output, picture)
-    return plan
+    others = result.alternatives
+    partopt.draw(result.plan, picture, profile=job.profile, alternatives=others, force=force)
 
 
 def _print_page(result: Result, job: Job) -> None:
@@ -209,7 +176,7 @@ def _print_page(result: Result, job: Job) -> None:
 
 
 def _print_scaling(
-    job: Job, devices: list[int], weak: bool, output: str | None, force: bool, as_json: bool
+    job: Job, devices: list[int], weak: bool, as_json: bool, output: str | None, force: bool
 ) -> None:
     """The best plan on each of several numbers of devices."""
     import partopt
@@ -225,26 +192,6 @@ def _print_scaling(
         options.write_table(found, output, force)
 
 
-def does_not_fit(plan: Plan, job: Job, command: Callable[[Mapping[str, Any]], str]) -> PartoptError:
-    """The error of a plan that does not fit; its hint is a command with which one does.
-
-    `command` gives the command that plans the job with some options changed.
-    """
-    import partopt
-    from partopt.report.phrases import speed_text
-
-    fitting = partopt.find_fitting(job, plan)
-    if fitting is not None:
-        speed = speed_text(fitting.samples_per_s, plan.profile.tokens_per_sample)
-        hint = f"this fits ({speed}): {command(fitting.options)}"
-    else:
-        tried = ", ".join(partopt.list_tried(job, plan))
-        hint = f"nothing tried fits: {tried}; take larger devices" if tried else _LARGER
-    return PartoptError(
-        f"the plan does not fit: {_excess(plan)}", hint, ANSWER_IS_NO, code="does-not-fit"
-    )
-
-
 def _no_schedule_fits(plan: Plan, job: Job) -> PartoptError:
     """The error where the fastest plan of all schedules does not fit, and no other does."""
     smaller = any(m.microbatch_size < plan.microbatch_size for m in job.profile.measured())
@@ -253,20 +200,8 @@ def _no_schedule_fits(plan: Plan, job: Job) -> PartoptError:
         "`recompute=always`": job.recompute == "never",
     }
     return PartoptError(
-        f"no schedule fits: of the fastest, {_excess(plan)}",
-        ", or ".join([_LARGER, *(way for way, may_help in ways.items() if may_help)]),
+        f"no schedule fits: of the fastest, {excess(plan)}",
+        ", or ".join([LARGER, *(way for way, may_help in ways.items() if may_help)]),
         ANSWER_IS_NO,
         code="does-not-fit",
-    )
-
-
-def _excess(plan: Plan) -> str:
-    from partopt.documents.stage import stages_text
-    from partopt.units import format_bytes
-
-    limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes
-    assert limit is not None
-    return (
-        f"a device of {stages_text(plan.fullest_stages)} needs {format_bytes(peak)}, "
-        f"which exceeds the limit by {format_bytes(peak - limit)}"
     )

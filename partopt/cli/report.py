@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options
-from partopt.cli.show import check_drawable, find_profile
 from partopt.cli.words import as_flags, change_command
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def command(
     partopt.write_report(
         loaded,
         path,
-        profile=find_profile(loaded, profile),
+        profile=options.profile_to_draw(loaded, profile),
         beside=[_load(file) for file in documents],
         force=force,
         spell=as_flags,
@@ -66,10 +65,11 @@ def _load(file: str) -> Drawable:
     """A document that has a picture."""
     from partopt.documents import read_bytes
     from partopt.documents.kinds import DOCUMENTS, kind_of
+    from partopt.report.pictures import check_kind
 
     content = read_bytes(file)
     kind = kind_of(content, file)
-    check_drawable(kind, file)
+    check_kind(kind, file)
     document: Any = DOCUMENTS[kind]
     return document.parse(content, file)  # type: ignore[no-any-return]
 

@@ -111,11 +111,6 @@ def _print(document: TrialDocument, as_json: bool) -> None:
     if as_json:
         options.write_json(document)
     else:
-        show_trial(document)
+        from partopt.report import trials
 
-
-def show_trial(document: TrialDocument) -> None:
-    """Print schedules on equal stages, a timeline as wide as the terminal."""
-    from partopt.report import trials
-
-    say_page(trials.render(document, *page_style()))
+        say_page(trials.render(document, *page_style()))

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt.cli import options
-from partopt.cli.terminal import ascii_only, progress, say, say_page
+from partopt.cli.terminal import ascii_only, page_style, progress, say, say_page
 from partopt.cli.words import as_flags, print_notes
-from partopt.documents.files import find_shipped, shipped_names
+from partopt.documents.files import find_shipped
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     import msgspec
 
-    from partopt import Plan, Profile
+    from partopt import Plan
 
 
 @click.command(short_help="a document of any kind, for people to read")
@@ -79,7 +78,13 @@ def command(
                 f"{flag}: takes one file, not {len(files)}", "give one FILE", code="usage"
             )
     if output:
-        _check_picture(output, force, {"--verify": verify, "--json": as_json})
+        from partopt.report import pictures
+
+        for flag, value in {"--verify": verify, "--json": as_json}.items():
+            if value:
+                what, hint = f"-o: draws one document, without {flag}", f"drop {flag} or -o"
+                raise PartoptError(what, hint, code="usage")
+        pictures.check(output, force)
     for place, file in enumerate(files):
         content = documents.read_bytes(find_shipped(file, "profiles", "topologies", "devices"))
         kind = kind_of(content, file)
@@ -132,10 +137,10 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
 
 def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     """Print the page of the document in `content`."""
-    from partopt.cli.schedule import show_trial
     from partopt.cli.simulate import show_simulation
     from partopt.documents.simulation import SimulationDocument, TrialDocument
     from partopt.documents.topology import Topology
+    from partopt.report import trials
     from partopt.report.clusters import render_topology
     from partopt.report.pages import text_of
 
@@ -146,7 +151,7 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     elif kind == "simulation":
         show_simulation(SimulationDocument.parse(content, file))
     elif kind == "trial":
-        show_trial(TrialDocument.parse(content, file))
+        say_page(trials.render(TrialDocument.parse(content, file), *page_style()))
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
@@ -161,7 +166,7 @@ def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     import partopt
     from partopt.report.pages import render_verification
 
-    loaded = _shipped_profile(plan) if profile is None else partopt.Profile.load(profile)
+    loaded = partopt.Profile.find(plan.profile.sha256, profile)
     if loaded is None:
         raise PartoptError(
             f"{file}: its profile, of {plan.profile.name}, does not come with partopt",
@@ -190,63 +195,18 @@ def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
         say(f"next:    partopt simulate {shlex.quote(file)}", err=True)
 
 
-def _shipped_profile(plan: Plan) -> Profile | None:
-    """The shipped profile that the plan was made from; None where it does not come with partopt."""
-    from partopt import Profile
-
-    loaded = (Profile.load(name) for name in shipped_names("profiles"))
-    return next((each for each in loaded if each.sha256() == plan.profile.sha256), None)
-
-
-def _check_picture(output: str, force: bool, given: Mapping[str, object]) -> None:
-    """Refuse, before anything is read, what does not go with a picture, or where none can be.
-
-    `given` are the values of options by their names.
-    """
-    from partopt.report import pictures
-
-    for name, value in given.items():
-        if value:
-            raise PartoptError(
-                f"-o: draws one document, without {name}", f"drop {name} or -o", code="usage"
-            )
-    pictures.check(output, force)
-
-
 def _draw(
     kind: str, document: Any, file: str, output: str, force: bool, profile: str | None
 ) -> None:
     """Write the picture of the document in `file`, of a plan with its layers where known."""
     import partopt
+    from partopt.report.pictures import check_kind
 
-    check_drawable(kind, file, "; partopt simulate PLAN -o draws a timeline")
+    check_kind(kind, file, "; partopt simulate PLAN -o draws a timeline")
     if profile is not None and kind != "plan":
         raise PartoptError(
             f"--profile: {file} is a {kind}", "drop --profile", code="not-a-plan", kind=kind
         )
-    own = find_profile(document, profile) if kind == "plan" else None
+    own = options.profile_to_draw(document, profile) if kind == "plan" else None
     partopt.draw(document, output, profile=own, force=force)
     options.say_wrote(output)
-
-
-def check_drawable(kind: str, file: str, more: str = "") -> None:
-    """Refuse a kind of document that has no picture; `more` ends the hint."""
-    from partopt.report.pictures import KINDS
-
-    if kind not in KINDS:
-        raise PartoptError(
-            f"{file}: a {kind} has no picture",
-            f"these have one: {', '.join(KINDS)}{more}",
-            code="no-picture",
-            kind=kind,
-        )
-
-
-def find_profile(plan: Plan, given: str | None) -> Profile | None:
-    """The profile whose layers are drawn with `plan`: the one `given`, else a shipped one."""
-    import partopt
-
-    own = partopt.Profile.load(given) if given else _shipped_profile(plan)
-    if own is None:
-        say("note:    stages are drawn without their layers: add --profile", err=True)
-    return own
