@@ -51,7 +51,7 @@ FIRST_CELLS = words_in_code(
 )
 
 
-@pytest.mark.parametrize("kind", DOCUMENTS)
+@pytest.mark.parametrize("kind", ["profile", "topology", "plan", "device"])
 def test_every_field_is_described_here_or_in_the_schema(kind):
     for struct in structs(DOCUMENTS[kind]):
         names = {field.name for field in msgspec.structs.fields(struct)}
