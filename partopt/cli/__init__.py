@@ -16,10 +16,17 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    shell_complete,
+)
 
 from partopt import __version__
-from partopt.cli import completion
 from partopt.cli.terminal import columns, is_dumb, say
 from partopt.cli.words import as_flags
 from partopt.errors import PartoptError, did_you_mean
@@ -42,14 +49,12 @@ VERBS = {
     "show": ("partopt.cli.show", "a profile, a plan or a topology, for people to read"),
     "import": ("partopt.cli.import_", "read another program's profile, or a trainer's layout"),
     "topology": ("partopt.cli.topology", "list, show and measure topologies"),
-    "trainer": (
-        "partopt.cli.trainer",
-        "trainers: what each can say and does",
-    ),
+    "trainer": ("partopt.cli.trainer", "trainers: what each can say and does"),
     "schema": ("partopt.cli.schema", "the JSON Schema of a file format"),
 }
 _TRAINING = {"profile", "run", "export", "topology"}  # verbs in whose process models may train
 _YOUNG = 200_000  # objects made since the collector's last pass, in the other verbs
+COMPLETE = "_PARTOPT_COMPLETE"  # in the environment: SHELL_source or SHELL_complete
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 INTERNAL = 70
@@ -130,8 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.simplefilter("ignore")  # those of libraries are not for our users
     code = 0
     try:
-        if completion.VARIABLE in os.environ:
-            sys.exit(completion.complete(partopt, os.environ[completion.VARIABLE]))
+        if COMPLETE in os.environ:
+            sys.exit(_complete(os.environ[COMPLETE]))
         words = [word for word in given if word != "--debug"] or ["--help"]
         plain = os.environ.get("NO_COLOR") or is_dumb()
         with (
@@ -214,3 +219,45 @@ def _usage(error: click.UsageError) -> PartoptError:
         f'did you mean "{near[0]}"?' if near else f"see {path} --help",
         code="usage",
     )
+
+
+class _OrFiles(ShellComplete):
+    """Values for which click has no completions are completed as file names."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        known = super().get_completions(args, incomplete)
+        if known or incomplete.startswith("-"):
+            return known
+        return [CompletionItem(incomplete, type="file")]
+
+
+class _Bash(_OrFiles, BashComplete):
+    pass
+
+
+class _Zsh(_OrFiles, ZshComplete):
+    pass
+
+
+class _Fish(_OrFiles, FishComplete):
+    pass
+
+
+SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+
+
+def _complete(instruction: str) -> int:
+    """Print the script for `SHELL_source`, or completions for `SHELL_complete`; the exit code.
+
+    Raises PartoptError for any other instruction.
+    """
+    shell, _, action = instruction.partition("_")
+    if shell not in SHELLS or action not in ("source", "complete"):
+        raise PartoptError(
+            f"{COMPLETE}={instruction}: unknown instruction",
+            f"set it to {', '.join(f'{name}_source' for name in SHELLS)}, or unset it",
+            code="unknown-completion",
+            instruction=instruction,
+        )
+    add_completion_class(SHELLS[shell])
+    return shell_complete(partopt, {}, "partopt", COMPLETE, instruction)

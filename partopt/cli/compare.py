@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import import_layout, options, progress, tables
-from partopt.cli.terminal import say, say_page
+from partopt.cli import options
+from partopt.cli.terminal import Tell, progress, say, say_page
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
 
@@ -55,16 +55,7 @@ if TYPE_CHECKING:
 @options.explain_option
 @options.json_option
 def command(
-    profiles: tuple[str, ...],
-    chosen: tuple[str, ...],
-    files: tuple[str, ...],
-    targets: tuple[str, ...],
-    layouts: tuple[str, ...],
-    rules: tuple[str, ...],
-    output: str | None,
-    force: bool,
-    as_json: bool,
-    **given: Any,
+    profiles: tuple[str, ...], output: str | None, force: bool, as_json: bool, **given: Any
 ) -> None:
     """Compare the planners on PROFILE, fastest first, all judged by one simulator.
 
@@ -80,75 +71,78 @@ def command(
       partopt compare tp1.json tp2.json tp4.json --topology dgx-a100 --servers 8
     """
     if output:
-        tables.check(output, force)
+        options.check_table(output, force)
+    own = {name: given.pop(name) for name in _OWN}
     if len(profiles) == 1:
-        options.choose_schedule(given, targets, several=False)
-        within = {f"for {name}": partial(_plan_for, name, rules) for name in targets}
-        own = _Own(files, layouts, rules)
-        found: Comparison | GroupComparison = _compare_planners(
-            profiles[0], chosen, own, within, as_json, given
-        )
+        options.choose_schedule(given, own["targets"], several=False)
+        job = options.job(profiles[0], given)
+        print_notes(job.notes)
+        result = _compare_planners(job, own, as_json)
+        found: Comparison | GroupComparison = result
+        following = _next(profiles[0], job, own, result, given)
     else:
-        several = {"--planner": chosen, "--plan": files, "--layout": layouts}
-        _refuse_choice(several | {"--for": targets, "--map": rules})
+        for name, flag in _OWN.items():
+            if own[name]:
+                hint = f"drop {flag}: of several profiles the best plan of each is compared"
+                raise PartoptError(f"{flag}: goes with one profile", hint, code="unused-option")
         found = _compare_groups(profiles, as_json, given)
+        best = shlex.quote(found.rows[0].profile)
+        following = f"plan {best} {options.repeat_options(given)} -o plan.json"
+    if not as_json:
+        say(f"\nnext:    partopt {following}", err=True)
     if output:
-        tables.write(found, output, force)
+        options.write_table(found, output, force)
 
 
-class _Own(NamedTuple):
-    """What a person has: plans in files, and layouts of trainers with rules for their layers."""
+# What goes with one profile: planners, plans of one's own, trainers, layouts, rules for layers.
+_OWN = {
+    "chosen": "--planner",
+    "files": "--plan",
+    "layouts": "--layout",
+    "targets": "--for",
+    "rules": "--map",
+}
 
-    files: Sequence[str]
-    layouts: Sequence[str]
-    rules: Sequence[str]
 
-
-def _compare_planners(
-    profile: str,
-    chosen: Sequence[str],
-    own: _Own,
-    within: Mapping[str, Callable[[Job, progress.Tell], Plan]],
-    as_json: bool,
-    given: dict[str, Any],
-) -> Comparison:
-    """Every planner on one profile, a person's own plans, and those `within` what trainers say."""
+def _compare_planners(job: Job, own: Mapping[str, Any], as_json: bool) -> Comparison:
+    """Every planner on one profile, a person's own plans, and those within what trainers say."""
     import partopt
     from partopt.report.plans import render_comparison
 
-    job = options.job(profile, given)
-    print_notes(job.notes)
-    named = _named(own.layouts)
-    plans = {path: partopt.Plan.load(path) for path in own.files} | {
-        name: _plan_of(trainer, layout, own.rules, job) for name, (trainer, layout) in named.items()
+    plans = {path: partopt.Plan.load(path) for path in own["files"]} | {
+        name: _plan_of(trainer, layout, own["rules"], job)
+        for name, (trainer, layout) in _named(own["layouts"]).items()
     }
-    with progress.shown() as tell:
-        result, notes = partopt.compare(job, chosen, plans, tell, within)
+
+    def plan_for(target: str, job: Job, tell: Tell) -> Plan:
+        return partopt.solve_for(job, target, rules=own["rules"], progress=tell).plan
+
+    within = {f"for {name}": partial(plan_for, name) for name in own["targets"]}
+    with progress() as tell:
+        result, notes = partopt.compare(job, own["chosen"], plans, tell, within)
     print_notes(note for note in notes if note not in job.notes)
     if as_json:
         options.write_json(result)
-        return result
-    say_page(render_comparison(result))
-    best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
-    if best in own.files:
-        following = f"show {shlex.quote(best)}"
-    elif best in named:
-        kept = options.repeat_words([*given.keys() - {"schedule"}, "rules"])
-        words = ["import", *named[best], "--profile", profile, *kept, "--schedule", job.schedule]
-        following = shlex.join(words)
     else:
-        again = f"plan {shlex.quote(profile)} {options.repeat_options(given)}"
-        chosen_by = f"--for {best.split()[1]}" if best in within else f"--planner {best}"
-        following = f"{again} {chosen_by} -o plan.json"
-    say(f"\nnext:    partopt {following}", err=True)
+        say_page(render_comparison(result))
     return result
 
 
-def _plan_for(target: str, rules: Sequence[str], job: Job, tell: progress.Tell) -> Plan:
-    """The best plan of the job that the trainer can say."""
-    import partopt
-
-    return partopt.solve_for(job, target, rules=rules, progress=tell).plan
+def _next(
+    profile: str, job: Job, own: Mapping[str, Any], result: Comparison, given: Mapping[str, Any]
+) -> str:
+    """The command that shows the best, or plans it again."""
+    best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
+    if best in own["files"]:
+        return f"show {shlex.quote(best)}"
+    if best in (named := _named(own["layouts"])):
+        kept = options.repeat_words([*given.keys() - {"schedule"}, "rules"])
+        words = ["import", *named[best], "--profile", profile, *kept, "--schedule", job.schedule]
+        return shlex.join(words)
+    within = best.startswith("for ")
+    chosen_by = f"--for {best.split()[1]}" if within else f"--planner {best}"
+    again = f"plan {shlex.quote(profile)} {options.repeat_options(given)}"
+    return f"{again} {chosen_by} -o plan.json"
 
 
 def _named(layouts: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -171,23 +165,13 @@ def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: Job) -> Plan:
     """The plan of a trainer's layout for the job."""
     import partopt
 
-    read = partopt.read_layout(trainer, import_layout.text_of(layout), job.profile, rules=rules)
+    read = partopt.read_layout(trainer, options.layout_text(layout), job.profile, rules=rules)
     own = read.options(job.topology, job.schedule, job.chunks)
     # what is compared has one batch; an order has its own
     shared = () if read.reading.stages else read.conditions
     return partopt.plan_layout(
         read, job.with_(**{name: own[name] for name in own if name not in shared})
     )
-
-
-def _refuse_choice(given: Mapping[str, Sequence[str]]) -> None:
-    for option, values in given.items():
-        if values:
-            raise PartoptError(
-                f"{option}: goes with one profile",
-                f"drop {option}: of several profiles the best plan of each is compared",
-                code="unused-option",
-            )
 
 
 def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) -> GroupComparison:
@@ -200,13 +184,11 @@ def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) 
         if name in jobs:
             raise PartoptError(f"{name}: given twice", "give each profile once", code="usage")
         jobs[name] = options.job(name, given)
-    with progress.shown() as tell:
+    with progress() as tell:
         result, notes = partopt.compare_groups(jobs, tell)
     print_notes(notes)
     if as_json:
         options.write_json(result)
-        return result
-    say_page(render_groups(result))
-    best = shlex.quote(result.rows[0].profile)
-    say(f"\nnext:    partopt plan {best} {options.repeat_options(given)} -o plan.json", err=True)
+    else:
+        say_page(render_groups(result))
     return result

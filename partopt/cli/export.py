@@ -75,8 +75,7 @@ def command(
     if output is None or output == "-":
         say_file(text.main)
     else:
-        for name in text.save(output, force):
-            say(f"Wrote {name}", err=True)
+        options.say_wrote(*text.save(output, force))
     for note in text.notes:
         say(f"note:    {note}", err=True)
 
@@ -92,8 +91,7 @@ def _write_flows(plan: Plan, output: str | None, force: bool) -> None:
     flows = partopt.simulate(plan).flows
     text = documents.encode(flows) if path.endswith(".json") else flows_csv(flows).encode()
     documents.write_bytes(path, text, force)
-    if path != "-":
-        say(f"Wrote {path}", err=True)
+    options.say_wrote(path)
     critical = sum(flow.critical is True for flow in flows.flows)
     told = f"{critical} of {len(flows.flows)} flows are critical"
     not_tried = "which flows are critical was not tried: too many actions, or it does not settle"

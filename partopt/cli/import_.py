@@ -1,17 +1,21 @@
-"""`partopt import`."""
+"""`partopt import`: another program's profile, or a trainer's layout beside a better plan."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import import_layout, options, words
-from partopt.cli.terminal import say
+from partopt.cli import options
+from partopt.cli.terminal import ascii_only, progress, say
+from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
 from partopt.errors import PartoptError, did_you_mean
 
 if TYPE_CHECKING:
+    from partopt import Judgement, TrainerLayout
     from partopt.documents.profile import Profile
 
 _TRACE = "torch-profile"
@@ -35,7 +39,7 @@ class _Formats(click.Group):
         import partopt
 
         if cmd_name in partopt.readers():
-            return import_layout.command
+            return _layout
         if cmd_name == _TRACE or cmd_name in partopt.IMPORTERS:
             return _profile
         if ctx.resilient_parsing or cmd_name.startswith("-"):
@@ -76,8 +80,8 @@ class _Formats(click.Group):
 def _of_other_kind(error: click.NoSuchOption) -> PartoptError | None:
     """The error of an option that formats of the other kind have; None where they have it not."""
     assert error.ctx is not None
-    is_layout = error.ctx.command is import_layout.command
-    other, kind = (_profile, "measurements") if is_layout else (import_layout.command, "layouts")
+    is_layout = error.ctx.command is _layout
+    other, kind = (_profile, "measurements") if is_layout else (_layout, "layouts")
     if not any(error.option_name in parameter.opts for parameter in other.params):
         return None
     return PartoptError(
@@ -117,22 +121,13 @@ def command() -> None:
 @click.option("--name", help="Name of the model (default: that of the file, or of the profile).")
 @click.option(
     "--microbatch-size",
-    type=click.IntRange(min=1),
+    type=options.COUNT,
     metavar="B",
     help="Samples that were measured at once; such files do not record it.",
 )
 @click.option("--device", metavar="NAME", help="Device that was measured, if it is known.")
 @options.output_options("the profile")
-def _profile(
-    files: tuple[str, ...],
-    onto: str | None,
-    plan: str | None,
-    name: str | None,
-    microbatch_size: int | None,
-    device: str | None,
-    output: str | None,
-    force: bool,
-) -> None:
+def _profile(files: tuple[str, ...], output: str | None, force: bool, **given: Any) -> None:
     """Read what another program measured and write it as a profile of partopt's.
 
     For pipedream, FILE is the published profiler's graph; for torch-profile they are traces of
@@ -145,7 +140,6 @@ def _profile(
       partopt import pipedream vgg16.txt --microbatch-size 128 -o vgg16.json
       partopt import torch-profile rank*.json --onto gpt.json --plan plan.json -o again.json
     """
-    import partopt
     from partopt import documents
 
     form = str(click.get_current_context().info_name)
@@ -157,65 +151,204 @@ def _profile(
             option="output",
         )
     documents.check_writable(output, force, [".json"])
-    if form == _TRACE:
-        if microbatch_size is not None:
-            raise PartoptError(
-                f"--microbatch-size: not of partopt import {_TRACE}, whose plan says it",
-                "leave it out",
-                code="unused-option",
-            )
-        imported = _import_traces(files, onto, plan, name, device)
-    else:
-        _refuse_other_options(form, files, onto, plan)
-        imported = partopt.import_profile(
-            form, files[0], name=name, microbatch_size=microbatch_size, device=device
-        )
+    read = _read_traces if form == _TRACE else _read_other
+    imported = read(form, files, **given)
     imported.save(output, force)
-    words.print_notes(imported.notes)
+    print_notes(imported.notes)
     if output != "-":
         count = len(imported.layers)
         say(f"Wrote {output}: {count} {'layer' if count == 1 else 'layers'}", err=True)
         say(f"next:    partopt plan {shlex.quote(output)} --topology v100-pcie", err=True)
 
 
-def _import_traces(
-    files: tuple[str, ...],
-    onto: str | None,
-    plan: str | None,
-    name: str | None,
-    device: str | None,
+def _read_traces(
+    form: str, files: tuple[str, ...], onto: str | None, plan: str | None, **given: Any
 ) -> Profile:
     from msgspec.structs import replace
 
     import partopt
 
+    if given["microbatch_size"] is not None:
+        what = f"--microbatch-size: not of partopt import {form}, whose plan says it"
+        raise PartoptError(what, "leave it out", code="unused-option")
+    missing: dict[str, Any] = {
+        "code": "missing-option",
+        "option": "onto" if onto is None else "plan",
+    }
     if onto is None:
-        raise PartoptError(
-            f"partopt import {_TRACE}: a trace has no bytes of parameters and activations",
-            "say whose they are: --onto PROFILE, a profile of the same model",
-            code="missing-option",
-            option="onto",
-        )
+        what = "a trace has no bytes of parameters and activations"
+        hint = "say whose they are: --onto PROFILE, a profile of the same model"
+        raise PartoptError(f"partopt import {form}: {what}", hint, **missing)
     if plan is None:
-        raise PartoptError(
-            f"partopt import {_TRACE}: a trace does not say which layers its stages have",
-            "name the plan that ran: --plan PLAN",
-            code="missing-option",
-            option="plan",
-        )
-    imported = partopt.import_times(
-        files, partopt.Profile.load(onto), partopt.Plan.load(plan), device=device
-    )
+        what = "a trace does not say which layers its stages have"
+        hint = "name the plan that ran: --plan PLAN"
+        raise PartoptError(f"partopt import {form}: {what}", hint, **missing)
+    known, ran, name = partopt.Profile.load(onto), partopt.Plan.load(plan), given["name"]
+    imported = partopt.import_times(files, known, ran, device=given["device"])
     return replace(imported, model=replace(imported.model, name=name)) if name else imported
 
 
-def _refuse_other_options(
-    form: str, files: tuple[str, ...], onto: str | None, plan: str | None
+def _read_other(
+    form: str, files: tuple[str, ...], onto: str | None, plan: str | None, **given: Any
+) -> Profile:
+    import partopt
+
+    for flag, value in (("--onto", onto), ("--plan", plan), (files[-1], len(files) > 1)):
+        if value:
+            what = f"{flag}: not of partopt import {form}"
+            hint = f"one FILE holds the whole profile; {flag} goes with {_TRACE}"
+            raise PartoptError(what, hint, code="unused-option")
+    return partopt.import_profile(form, files[0], **given)
+
+
+class _Import(options.Verb):
+    """The command of every trainer, whose help says what its own layout is."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What the trainer's layout is, and how one is written."""
+        import partopt
+
+        trainer = partopt.TRAINERS[str(ctx.info_name)]
+        with formatter.section("Layout"):
+            formatter.write_dl([(trainer.example, trainer.reads)])
+
+
+@click.command(cls=_Import)
+@click.argument("layout")
+@click.option(
+    "--profile", required=True, metavar="FILE|NAME", help="The profile of the model that it cuts."
+)
+@click.option(
+    "--pipeline-size",
+    type=options.COUNT,
+    metavar="P",
+    help="Devices of a pipeline, where it has several stages on each (default: one on each).",
+)
+@options.map_option
+@click.option(
+    "--cuts", metavar="5,9", help="torch-csv: the first layers of all stages but the first."
+)
+@options.job_options
+@options.output_options("the plan")
+@options.json_option
+def _layout(
+    layout: str, profile: str, output: str | None, force: bool, as_json: bool, **given: Any
 ) -> None:
-    for flag, given in (("--onto", onto), ("--plan", plan), (files[-1], len(files) > 1)):
-        if given:
+    """Read LAYOUT, a pipeline as the trainer has it, as a plan, and put it beside a better one.
+
+    LAYOUT is the layout itself, a file that has it, or -; programs are read, not executed. It is
+    laid on all devices of the topology and simulated under the schedule that the trainer runs. What
+    a file says of batches, recomputation and sharding holds where no option here says it. A layout
+    that does not fit the devices' memory is written, too; then it exits with 1.
+
+    \b
+    Example:
+      partopt import megatron 'Et*4|t*3|t*3|t*2L' --profile gpt.json --topology v100-pcie
+        --global-batch 512 -o plan.json
+      partopt import torchtitan config.py --profile gpt.json --topology dgx-h100 --global-batch 512
+      partopt import vllm 4,3,3,2 --profile gpt.json --topology v100-pcie
+    """
+    import partopt
+    from partopt import documents
+
+    trainer = str(click.get_current_context().info_name)
+    cuts, pipeline_size, rules = (given.pop(name) for name in ("cuts", "pipeline_size", "rules"))
+    if output:
+        documents.check_writable(output, force, [".json"])
+    loaded = partopt.Profile.load(profile)
+    topology = partopt.Topology.load(given["topology"], given["servers"])
+    own = partopt.read_layout(
+        trainer,
+        options.layout_text(layout),
+        loaded,
+        rules=rules,
+        cuts=None if cuts is None else options.integers(cuts, "--cuts"),
+        pipeline_size=pipeline_size,
+    )
+    stated = own.options(
+        topology, given["schedule"] if options.is_given("schedule") else None, given["chunks"]
+    )
+    _keep_given(given, stated, own)
+    job = options.state_job(loaded, topology, given | stated)
+    print_notes(job.notes)
+    with progress() as tell:
+        judged = partopt.judge_layout(own, job, tell)
+    for fault in judged.faults:
+        say(f"warning: {trainer} does not run it so: {as_flags(fault)}", err=True)
+    if as_json:
+        options.write_json(judged.plan)
+    elif output != "-":
+        _print_page(judged, own)
+    if output and not (as_json and output == "-"):
+        judged.plan.save(output, force)
+    if output and output != "-":
+        say(f"Wrote {output}{'' if judged.plan.fits else ', which does not fit'}", err=True)
+    if not judged.plan.fits:
+        raise does_not_fit(judged.plan, job, partial(_again, layout, output, given))
+    if not as_json and output != "-":
+        say(f"next:    {_next(judged, own, given, stated)}", err=True)
+
+
+def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], own: TrainerLayout) -> None:
+    """Take what this command line says out of what is `stated`; refuse a batch beside an order."""
+    batch = [name for name in ("microbatches", "global_batch") if given[name] is not None]
+    M = own.reading.stages and stated["microbatches"]
+    for name in batch:
+        if M and given[name] != M:
             raise PartoptError(
-                f"{flag}: not of partopt import {form}",
-                f"one FILE holds the whole profile; {flag} goes with {_TRACE}",
-                code="unused-option",
+                f"`{name}={given[name]}`: the order is of {M} microbatches",
+                "leave it out",
+                code="conflicting-options",
+                option=name,
             )
+    for name in ("microbatch_size", "recompute", "shard"):
+        if options.is_given(name):
+            stated.pop(name, None)
+    if batch:
+        stated.pop("microbatches", None)
+        stated.pop("global_batch", None)
+
+
+def _print_page(judged: Judgement, own: TrainerLayout) -> None:
+    """The plan, and what stands beside it."""
+    from partopt.report import plan
+    from partopt.report.plans import render_layout
+
+    for line in own.described:
+        say(f"note:    {line}", err=True)
+    say(plan.render(judged.plan, ascii_only(), as_flags))
+    say(f"\n{render_layout(judged.plan, judged.recut, judged.best, own.trainer.name)}")
+
+
+def _again(
+    layout: str, output: str | None, given: Mapping[str, Any], changes: Mapping[str, Any]
+) -> str:
+    """This command with some options changed."""
+    names = {*given, "profile", "pipeline_size", "rules", "cuts"} - changes.keys()
+    words = ["partopt", "import", str(click.get_current_context().info_name), layout]
+    written = ["-o", output] if output else []
+    return shlex.join([*words, *options.repeat_words(names), *flags_of(changes), *written])
+
+
+def _next(
+    judged: Judgement, own: TrainerLayout, given: Mapping[str, Any], stated: Mapping[str, Any]
+) -> str:
+    """The command that plans the better one: the best, or the same stages at other cuts."""
+    from partopt.report.plans import loses_to
+
+    profile = click.get_current_context().params["profile"]
+    changed = {
+        name: stated[name] for name in ("schedule", "chunks", *own.conditions) if name in stated
+    }
+    words = [profile, *options.repeat_words(given.keys() - changed.keys()), *flags_of(changed)]
+    best, recut = judged.best, judged.recut
+    within = ["--for", own.trainer.name, *options.repeat_words(["rules"])]
+    if best is not None and best != recut and loses_to(judged.plan, best):
+        words += within
+    elif recut is not None and loses_to(judged.plan, recut):
+        cuts = [stage.start for stage in recut.stages[1:]]
+        words += flags_of({"cuts": cuts, "replicas": stated["replicas"]})
+        words += within if best is not None else []
+    else:
+        return shlex.join(["partopt", "compare", *words])
+    return shlex.join(["partopt", "plan", *words, "-o", "better.json"])

@@ -1,9 +1,12 @@
-"""The options that planning verbs share, and the job that they state."""
+"""The options that verbs share, what their values say, and where results are written."""
 
 from __future__ import annotations
 
+import ast
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,12 +18,15 @@ from partopt.errors import PartoptError
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from partopt import Job, Profile, Topology
+    from partopt import Job, Plan, Profile, Topology
+    from partopt.documents.tables import Comparison, GroupComparison, Scaling
 
 Command = Callable[..., None]
 
+COUNT = click.IntRange(min=1)
+_NOT_OF_JOB = ("topology", "servers", "target", "rules")
+_A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")  # a layout
 _KINDS_OF_COST = ("time", "flops", "parameters")
-
 
 # Headings in the help of planning verbs, and the options below each; --help-all alone shows those
 # with a star.
@@ -60,64 +66,55 @@ class Verb(click.Command):
         """The options below the headings of their groups; those of no group come last."""
         options = [own for own in self.get_params(ctx) if isinstance(own, click.Option)]
         left = {own.name: own.get_help_record(ctx) for own in options}
-        groups = []
+        groups = {}
         for heading, listed in _GROUPS.items():
-            names = [name for name in listed.split() if left.get(name.rstrip("*"))]
-            shown = [name for name in names if ctx.meta.get(_HELP_ALL) or not name.endswith("*")]
-            groups.append((heading, [left[name.rstrip("*")] for name in shown]))
-            for name in names:
-                del left[name.rstrip("*")]
-        for heading, records in [*groups, ("Output", list(left.values()))]:
-            rows = [record for record in records if record]
-            if rows:
+            records = {name: left.pop(name.rstrip("*"), None) for name in listed.split()}
+            shown = {name for name in records if ctx.meta.get(_HELP_ALL) or name[-1] != "*"}
+            groups[heading] = [records[name] for name in listed.split() if name in shown]
+        for heading, listed_rows in [*groups.items(), ("Output", list(left.values()))]:
+            if rows := [record for record in listed_rows if record]:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
 
 
-def job_options(command: Command) -> Command:
-    """Add the options that state a job; `job` turns their values into one."""
-    for option in reversed(_JOB_OPTIONS):
-        command = option(command)
-    return command
-
-
-def output_options(what: str, printed: bool = True) -> Callable[[Command], Command]:
-    """`-o FILE` and `--force`, for a command that writes `what`; `printed`: with `-`, too."""
+def declare(*added: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """One decorator that adds several options, in their order."""
 
     def add(command: Command) -> Command:
-        command = click.option("--force", is_flag=True, help="Replace the file.")(command)
-        return click.option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help=f"Write {what} to FILE{' (or - to print)' if printed else ''}.",
-        )(command)
+        for option in reversed(added):
+            command = option(command)
+        return command
 
     return add
 
 
-def json_option(command: Command) -> Command:
-    """`--json`: one document on standard output and nothing more."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document alone.")(
-        command
+def _word(
+    flag: str, words: str, help: str, default: str | None = None
+) -> Callable[[Command], Command]:
+    """An option that is one of `words`."""
+    choice, shown = click.Choice(words.split()), default is not None
+    return click.option(
+        flag, type=choice, default=default, show_default=shown, metavar="WORD", help=help
     )
 
 
-def explain_option(command: Command) -> Command:
-    """`--explain`: `terminal.say_page` prints what the terms of a page mean below it."""
-
-    def note(context: click.Context, _: click.Parameter, value: bool) -> None:
-        context.meta[EXPLAIN] = value
-
-    return click.option(
-        "--explain",
-        is_flag=True,
-        expose_value=False,
-        callback=note,
-        help="Define the terms of the page below it.",
-    )(command)
+def output_options(what: str, printed: bool = True) -> Callable[[Command], Command]:
+    """`-o FILE` and `--force`, for a command that writes `what`; `printed`: with `-`, too."""
+    text = f"Write {what} to FILE{' (or - to print)' if printed else ''}."
+    return declare(
+        click.option("-o", "--output", metavar="FILE", help=text),
+        click.option("--force", is_flag=True, help="Replace the file."),
+    )
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document alone.")
+explain_option = click.option(
+    "--explain",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda context, _, value: context.meta.update({EXPLAIN: value}),
+    help="Define the terms of the page below it.",
+)
 map_option = click.option(
     "--map",
     "rules",
@@ -125,10 +122,15 @@ map_option = click.option(
     metavar="GLOB=KIND",
     help="What layers are, if names do not say: embedding, block, norm, head (repeat).",
 )
+set_option = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="K=V",
+    help="An argument for the function that builds the model.",
+)
 memory_option = click.option(
-    "--memory",
-    metavar="SIZE",
-    help="Limit, such as 40GB (default: the topology's).",
+    "--memory", metavar="SIZE", help="Limit, such as 40GB (default: the topology's)."
 )
 with_option = click.option(
     "--with",
@@ -137,20 +139,11 @@ with_option = click.option(
     metavar="FACT=VALUE",
     help="Replace a fact of its engine, such as bucket=50MB (repeat; see trainer show).",
 )
-
-_JOB_OPTIONS = [
+job_options = declare(  # `job` turns their values into one
     click.option(
-        "--topology",
-        required=True,
-        metavar="FILE|NAME",
-        help="A YAML file, - or a shipped name.",
+        "--topology", required=True, metavar="FILE|NAME", help="A YAML file, - or a shipped name."
     ),
-    click.option(
-        "--servers",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Size of its outermost level.",
-    ),
+    click.option("--servers", type=COUNT, metavar="N", help="Size of its outermost level."),
     click.option(
         "--schedule",
         default="pipedream",
@@ -160,13 +153,13 @@ _JOB_OPTIONS = [
     ),
     click.option(
         "--chunks",
-        type=click.IntRange(min=1),
+        type=COUNT,
         metavar="V",
         help="Stages on a device, where it is interleaved (default: 2).",
     ),
     click.option(
         "--stages",
-        type=click.IntRange(min=1),
+        type=COUNT,
         metavar="S",
         help="How many, where a planner takes that (default: one a device).",
     ),
@@ -176,61 +169,40 @@ _JOB_OPTIONS = [
         metavar="GLOB",
         help="Stages begin only with layers of such names (repeat).",
     ),
-    click.option(
+    _word(
         "--tied",
-        type=click.Choice(["exchange", "together"]),
-        default="exchange",
-        show_default=True,
-        metavar="WORD",
-        help="Layers that share parameters: exchange gradients, or stay together.",
+        "exchange together",
+        "Layers that share parameters: exchange gradients, or stay together.",
+        "exchange",
     ),
     click.option(
         "--microbatch-size",
-        type=click.IntRange(min=1),
+        type=COUNT,
         metavar="B",
         help="Samples (default: the fastest measured size).",
     ),
+    click.option("--microbatches", type=COUNT, metavar="M", help="Instead of --global-batch."),
     click.option(
-        "--microbatches",
-        type=click.IntRange(min=1),
-        metavar="M",
-        help="Instead of --global-batch.",
+        "--global-batch", type=COUNT, metavar="G", help="Samples of a synchronous iteration."
     ),
-    click.option(
-        "--global-batch",
-        type=click.IntRange(min=1),
-        metavar="G",
-        help="Samples of a synchronous iteration.",
-    ),
-    click.option(
+    _word(
         "--replication",
-        type=click.Choice(["free", "uniform", "none"]),
-        default="free",
-        show_default=True,
-        metavar="WORD",
-        help="Replicas of the stages: free (any), uniform (equally many) or none (one).",
+        "free uniform none",
+        "Replicas of the stages: free (any), uniform (equally many) or none (one).",
+        "free",
     ),
-    click.option(
-        "--recompute",
-        type=click.Choice(["never", "always", "auto"]),
-        metavar="WORD",
-        help="Re-materialise activations: never, always, auto.",
-    ),
-    click.option(
+    _word("--recompute", "never always auto", "Re-materialise activations: never, always, auto."),
+    _word(
         "--optimizer",
-        type=click.Choice(["sgd", "momentum", "adam", "adam8bit", "adafactor"]),
-        default="adam",
-        show_default=True,
-        metavar="WORD",
-        help="sgd, momentum, adam8bit, adafactor.",
+        "sgd momentum adam adam8bit adafactor",
+        "sgd, momentum, adam8bit, adafactor.",
+        "adam",
     ),
-    click.option(
+    _word(
         "--shard",
-        type=click.Choice(["none", "optimizer", "gradients", "parameters"]),
-        default="none",
-        show_default=True,
-        metavar="WORD",
-        help="ZeRO: optimizer, gradients, parameters.",
+        "none optimizer gradients parameters",
+        "ZeRO: optimizer, gradients, parameters.",
+        "none",
     ),
     memory_option,
     with_option,
@@ -241,15 +213,13 @@ _JOB_OPTIONS = [
         metavar="KIND",
         help="What GPipe balances: time, flops, parameters or a FILE.",
     ),
-    click.option(
+    _word(
         "--effort",
-        type=click.Choice(["quick", "normal", "thorough"]),
-        default="normal",
-        show_default=True,
-        metavar="WORD",
-        help="How long plans are improved: quick, normal, thorough.",
+        "quick normal thorough",
+        "How long plans are improved: quick, normal, thorough.",
+        "normal",
     ),
-]
+)
 
 
 def choose_schedule(given: dict[str, Any], trainers: Sequence[str], several: bool) -> None:
@@ -277,7 +247,7 @@ def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Jo
     """As `job`, of a profile and a topology that are loaded; cuts and replicas may be numbers."""
     import partopt
 
-    options = {name: value for name, value in given.items() if name not in ("topology", "servers")}
+    options = {name: value for name, value in given.items() if name not in _NOT_OF_JOB}
     for name in ("cuts", "replicas"):
         value = given.get(name)
         options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
@@ -295,26 +265,48 @@ def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Jo
         raise
 
 
-def parse_facts(given: Sequence[str]) -> dict[str, str]:
-    """The values of `FACT=VALUE` by fact. Raises PartoptError for one without a value, or twice."""
+def parse_pairs(flag: str, given: Iterable[str], form: str, example: str) -> dict[str, str]:
+    """The values of `KEY=VALUE` by key.
+
+    `form` and `example` are for the error of one that is not so; a key may not be given twice.
+    """
     found: dict[str, str] = {}
     for text in given:
-        name, equals, value = text.partition("=")
-        fact = name.strip().replace("-", "_")
-        if not equals or not value.strip():
-            what, hint = "not of the form FACT=VALUE", "write --with bucket=50MB"
-            raise PartoptError(f"--with {text}: {what}", hint, code="usage")
-        if fact in found:
-            raise PartoptError(f"--with {fact}: given twice", "give each fact once", code="usage")
-        found[fact] = value.strip()
+        key, _, value = map(str.strip, text.partition("="))
+        if not key or "=" not in text:
+            what, hint = f"not of the form {form}", f"write {flag} {example}"
+            raise PartoptError(f"{flag} {text}: {what}", hint, code="invalid-option", value=text)
+        if key in found:
+            hint = f"give each {form.partition('=')[0].lower()} once"
+            raise PartoptError(f"{flag} {key}: given twice", hint, code="invalid-option")
+        found[key] = value
     return found
 
 
-def write_json(document: Struct | dict[str, Any]) -> None:
-    """Print one JSON document."""
-    from partopt import documents
+def parse_facts(given: Sequence[str]) -> dict[str, str]:
+    """The values of `--with FACT=VALUE` by fact."""
+    found = parse_pairs("--with", given, "FACT=VALUE", "bucket=50MB")
+    return {fact.replace("-", "_"): value for fact, value in found.items()}
 
-    documents.write_bytes("-", documents.encode(document))
+
+def parse_assignments(given: Sequence[str]) -> dict[str, Any]:
+    """Arguments from `--set K=V`: V is a Python literal where it reads as one, else text."""
+
+    def literal(text: str) -> Any:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return text
+        return value if isinstance(value, int | float | str | list | dict | None) else text
+
+    found = parse_pairs("--set", given, "K=V", "layers=12")
+    for key in found:
+        if not key.isidentifier():
+            what, hint = f"--set {key}: not a name of Python", "write --set layers=12"
+            raise PartoptError(what, hint, code="invalid-option", option="arguments", value=key)
+    return {key: literal(value) for key, value in found.items()}
 
 
 def is_given(name: str) -> bool:
@@ -365,3 +357,58 @@ def _read_costs(path: str) -> list[float]:
             "give one number a line, one for each layer, or --cost time, flops or parameters",
             code="invalid-option",
         ) from None
+
+
+def layout_text(layout: str) -> str:
+    """The text of a layout: of a file or standard input, or the word itself."""
+    from partopt.documents import is_file, read_bytes
+
+    if layout != "-" and not _A_FILE.fullmatch(layout) and not is_file(layout):
+        return layout
+    return read_bytes(layout).decode(errors="replace")
+
+
+def check_table(output: str, force: bool) -> None:
+    """Refuse, before any work is done, a file in which a table could not be written."""
+    from partopt import documents
+    from partopt.report import pictures
+
+    if Path(output).suffix.lower() == ".json":
+        documents.check_writable(output, force)
+    else:
+        pictures.check(output, force, beside=["json"])
+
+
+def write_table(table: Comparison | GroupComparison | Scaling, output: str, force: bool) -> None:
+    """Write a table as its document (`.json`) or as a picture of it."""
+    import partopt
+
+    if Path(output).suffix.lower() == ".json":
+        table.save(output, force)
+    else:
+        partopt.draw(table, output, force=force)
+    say_wrote(output)
+
+
+def write_json(document: Struct | dict[str, Any]) -> None:
+    """Print one JSON document."""
+    from partopt import documents
+
+    documents.write_bytes("-", documents.encode(document))
+
+
+def profile_to_draw(plan: Plan, given: str | None) -> Profile | None:
+    """The profile whose layers are drawn with `plan`: the one `given`, else a shipped one."""
+    import partopt
+
+    own = partopt.Profile.find(plan.profile.sha256, given)
+    if own is None:
+        say("note:    stages are drawn without their layers: add --profile", err=True)
+    return own
+
+
+def say_wrote(*outputs: str | None) -> None:
+    """Say on standard error which files were written; standard output is none."""
+    for output in outputs:
+        if output and output != "-":
+            say(f"Wrote {output}", err=True)

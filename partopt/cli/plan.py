@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, progress, tables
-from partopt.cli.does_not_fit import does_not_fit, no_schedule_fits
-from partopt.cli.terminal import ascii_only, say, say_page
-from partopt.cli.words import as_flags, flags_of, print_notes
-from partopt.errors import PartoptError
+from partopt.cli import options
+from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
+from partopt.cli.words import LARGER, as_flags, does_not_fit, excess, flags_of, print_notes
+from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     from partopt import Job, Plan, Result
@@ -25,56 +24,24 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     cls=options.Verb, short_help="stages, replicas and microbatches in flight for a cluster"
 )
 @click.argument("profile")
-@click.option(
-    "--planner",
-    metavar="NAME",
-    help="Which planner (default: the best of all).",
-)
+@click.option("--planner", metavar="NAME", help="Which planner (default: the best of all).")
 @click.option("--cuts", metavar="5,9", help="Your own split: where stages begin.")
-@click.option(
-    "--replicas",
-    metavar="1,2,1",
-    help="Replicas of its stages (default: one each).",
-)
+@click.option("--replicas", metavar="1,2,1", help="Replicas of its stages (default: one each).")
 @options.job_options
-@click.option(
-    "--scaling",
-    metavar="8,16,32",
-    help="The best plan on each of them, as a table.",
-)
+@click.option("--scaling", metavar="8,16,32", help="The best plan on each of them, as a table.")
 @click.option("--weak", is_flag=True, help="The batch grows with the devices.")
 @click.option(
-    "--for",
-    "target",
-    metavar="TRAINER",
-    help="The best that it can run, such as megatron.",
+    "--for", "target", metavar="TRAINER", help="The best that it can run, such as megatron."
 )
 @click.option(
-    "--layout",
-    metavar="PART=N,..",
-    help="Fix any part of it, such as pp=4,chunks=2,dp=1.",
+    "--layout", metavar="PART=N,..", help="Fix any part of it, such as pp=4,chunks=2,dp=1."
 )
 @options.map_option
-@click.option(
-    "--picture",
-    metavar="FILE",
-    help="Draw the plan, too (.svg, .pdf, .png).",
-)
+@click.option("--picture", metavar="FILE", help="Draw the plan, too (.svg, .pdf, .png).")
 @options.output_options("the plan or table")
 @options.explain_option
 @options.json_option
-def command(
-    profile: str,
-    output: str | None,
-    force: bool,
-    as_json: bool,
-    picture: str | None,
-    scaling: str | None,
-    weak: bool,
-    target: str | None,
-    rules: tuple[str, ...],
-    **given: Any,
-) -> None:
+def command(profile: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
     """Cut PROFILE, a file, - or a shipped name, into stages for a cluster.
 
     Every candidate is simulated. Prints the stages, what to expect of them, and
@@ -87,6 +54,8 @@ def command(
       partopt plan gpt.json --topology dgx-h100 --schedule auto --global-batch 512
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
     """
+    picture, scaling, weak = (given.pop(name) for name in ("picture", "scaling", "weak"))
+    target, rules = given["target"], given["rules"]
     _check_outputs(output, picture, force, scaling is not None)
     if scaling is None and weak:
         raise PartoptError("--weak goes with --scaling", "add --scaling 8,16,32", code="usage")
@@ -101,26 +70,29 @@ def command(
 
         job = partopt.job_for(job, target)
     print_notes(job.notes)
-    solve = partial(_solve, job, target, rules)
-    given |= {"target": target, "rules": rules}
     if scaling is not None:
-        devices = options.integers(scaling, "--scaling")
-        _print_scaling(job, devices, weak, output, force, as_json)
+        _print_scaling(job, options.integers(scaling, "--scaling"), weak, as_json, output, force)
     else:
-        again = partial(_command, profile, output, given)
-        plan = _print_plan(solve, job, _Files(output, picture, force), as_json, again)
-        if not as_json and output != "-" and (scale := _scale(profile, given, plan)):
+        with progress() as tell:
+            result = _solve(job, target, rules, tell)
+        print_notes(note for note in result.notes if note not in job.notes)
+        if as_json:
+            options.write_json(result.document)
+        elif output != "-":
+            _print_page(result, job)
+        if not result.fits and job.schedule == "auto":
+            raise _no_schedule_fits(result.plan, job)
+        if not result.fits:
+            raise does_not_fit(result.plan, job, partial(_command, profile, output, given))
+        if output and not (as_json and output == "-"):
+            result.document.save(output, force)
+        if picture:
+            _draw(result, job, picture, force)
+        options.say_wrote(output, picture)
+        if not as_json and output != "-" and (scale := _scale(profile, given, result.plan)):
             say(f"hint:  from how many devices on a pipeline is faster: {scale}", err=True)
     if not as_json and output != "-":
         say(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
-
-
-class _Files(NamedTuple):
-    """Where the plan is written, and its picture."""
-
-    output: str | None
-    picture: str | None
-    force: bool
 
 
 def _check_outputs(output: str | None, picture: str | None, force: bool, scaling: bool) -> None:
@@ -134,12 +106,12 @@ def _check_outputs(output: str | None, picture: str | None, force: bool, scaling
 
         check(picture, force)
     if output and scaling:
-        tables.check(output, force)
+        options.check_table(output, force)
     elif output:
         documents.check_writable(output, force, [".json"])
 
 
-def _solve(job: Job, target: str | None, rules: Sequence[str], tell: progress.Tell) -> Result:
+def _solve(job: Job, target: str | None, rules: Sequence[str], tell: Tell) -> Result:
     """The best plan of the job, or the best that a trainer can say."""
     import partopt
 
@@ -184,39 +156,11 @@ def _command(
     return shlex.join([*words, *flags_of(changes), *(["-o", output] if output else [])])
 
 
-def _print_plan(
-    solve: Callable[[progress.Tell], Result],
-    job: Job,
-    files: _Files,
-    as_json: bool,
-    command: Callable[[Mapping[str, Any]], str],
-) -> Plan:
-    """Print the plan, and beside it the runners-up, or the best under each of the other schedules.
-
-    `command` gives the command with some options changed. Returns the plan.
-    """
+def _draw(result: Result, job: Job, picture: str, force: bool) -> None:
     import partopt
 
-    with progress.shown() as tell:
-        result = solve(tell)
-    print_notes(note for note in result.notes if note not in job.notes)
-    plan, (output, picture, force) = result.plan, files
-    if as_json:
-        options.write_json(result.document)
-    elif output != "-":
-        _print_page(result, job)
-    if not result.fits:
-        auto = job.schedule == "auto"
-        raise no_schedule_fits(plan, job) if auto else does_not_fit(plan, job, command)
-    if output and not (as_json and output == "-"):
-        result.document.save(output, force)
-    if picture:
-        others = result.alternatives
-        partopt.draw(plan, picture, profile=job.profile, alternatives=others, force=force)
-    for written in (output, picture):
-        if written and written != "-":
-            say(f"Wrote {written}", err=True)
-    return plan
+    others = result.alternatives
+    partopt.draw(result.plan, picture, profile=job.profile, alternatives=others, force=force)
 
 
 def _print_page(result: Result, job: Job) -> None:
@@ -232,17 +176,32 @@ def _print_page(result: Result, job: Job) -> None:
 
 
 def _print_scaling(
-    job: Job, devices: list[int], weak: bool, output: str | None, force: bool, as_json: bool
+    job: Job, devices: list[int], weak: bool, as_json: bool, output: str | None, force: bool
 ) -> None:
     """The best plan on each of several numbers of devices."""
     import partopt
     from partopt.report.plans import render_scaling
 
-    with progress.shown() as tell:
+    with progress() as tell:
         found = partopt.scale(job, devices, weak, tell)
     if as_json:
         options.write_json(found)
     else:
         say_page(render_scaling(found))
     if output:
-        tables.write(found, output, force)
+        options.write_table(found, output, force)
+
+
+def _no_schedule_fits(plan: Plan, job: Job) -> PartoptError:
+    """The error where the fastest plan of all schedules does not fit, and no other does."""
+    smaller = any(m.microbatch_size < plan.microbatch_size for m in job.profile.measured())
+    ways = {
+        "smaller microbatches": job.microbatch_size is not None and smaller,
+        "`recompute=always`": job.recompute == "never",
+    }
+    return PartoptError(
+        f"no schedule fits: of the fastest, {excess(plan)}",
+        ", or ".join([LARGER, *(way for way, may_help in ways.items() if may_help)]),
+        ANSWER_IS_NO,
+        code="does-not-fit",
+    )

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from partopt import documents
-from partopt.cli import progress, stopping, words
-from partopt.cli.assignments import parse_assignments, set_option
-from partopt.cli.profile_options import (
-    ESTIMATING,
-    MEASURING,
-    check_estimate,
-    check_from_run,
-    choose_output,
-    parse_repeats,
-    parse_sizes,
-)
-from partopt.cli.terminal import say
+from partopt.cli import stopping, words
+from partopt.cli.options import is_given, parse_assignments, parse_pairs, set_option
+from partopt.cli.terminal import progress, say
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.documents.profile import Profile
+
+_ESTIMATING = ("calibrate", "group", "topology")  # options that go with --estimate alone
+_MEASURING = ("device", "compile", "steps", "resume")  # those that do not
+_MINUTES_FROM_S = 100.0
 
 
 @click.command(short_help="measure the layers of a PyTorch model on one device")
@@ -134,18 +132,7 @@ if TYPE_CHECKING:
     "--onto", metavar="PROFILE", help="With --from-run: the profile whose times they replace."
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-def command(
-    model: str | None,
-    output: str | None,
-    assignments: tuple[str, ...],
-    microbatch: str,
-    resume: str | None,
-    from_run: str | None,
-    onto: str | None,
-    force: bool,
-    repeats: tuple[str, ...],
-    **options: Any,
-) -> None:
+def command(model: str | None, output: str | None, force: bool, **given: Any) -> None:
     """Measure the time, memory and output of each layer of MODEL, or estimate the time.
 
     Time is that of the forward and the backward, memory what the layer keeps, output what it passes
@@ -176,59 +163,116 @@ def command(
       torchrun --nproc-per-node 4 -m partopt profile my_parallel.py -o tp4.json
       partopt profile --from-run run.json --onto gpt.json -o again.json
     """
-    if model is None and not (from_run or onto):
+    run, onto = given.pop("from_run"), given.pop("onto")
+    if model is None and not (run or onto):
         raise click.UsageError("Missing argument 'MODEL[:ATTR]'.")
-    output, force = choose_output(output, resume, force)
-    if model is None or from_run or onto:
-        _save_of_run(from_run, onto, output, force)
-        return
-    given = {
-        "microbatch_sizes": parse_sizes(microbatch),
-        "arguments": parse_assignments(assignments),
-        "resume": _load_resumed(resume),
-        **options,
-    }
-    check_estimate(given)
-    counts = parse_repeats(repeats, options["calibrate"])
-    with stopping.stopped_by_signals():
-        measured = _measure(model, given, output, force)
-        try:
-            measured = _repeat(measured, counts)
-        except PartoptError:
-            _keep(measured, "nothing is repeated", output, force)
-            raise
-        _save(measured, output, force)
-    if output != "-" and _writes():
+    resume = given["resume"]
+    output = output or resume
+    if output is None:
+        raise click.UsageError("Missing option '-o' / '--output'.")
+    force = force or output == resume  # what is gone on with may be replaced
+    documents.check_writable(output, force, [".json"])
+    if model is None or run or onto:
+        _save(_of_run(run, onto), output, force)
+        topology = "FILE"
+    else:
+        repeats = given.pop("repeats")
+        given["microbatch_sizes"] = _parse_sizes(given.pop("microbatch"))
+        given["arguments"] = parse_assignments(given.pop("assignments"))
+        if resume is not None:  # a file: what is shipped by name was measured elsewhere
+            from partopt.documents.profile import Profile
+
+            given["resume"] = Profile.parse(documents.read_bytes(resume), resume)
+        _check_estimate(given)
+        counts = _parse_repeats(repeats, given["calibrate"])
+        with stopping.stopped_by_signals():
+            measured = _measure(model, given, output, force)
+            try:
+                from partopt import repeat
+
+                for blocks, count in counts.items():
+                    measured = repeat(measured, blocks, count)
+            except PartoptError:
+                _keep(measured, "nothing is repeated", output, force)
+                raise
+            _save(measured, output, force)
+        if output == "-" or not _writes():
+            return
         from partopt.documents.device import next_cluster
         from partopt.report.profile import render_sizes
 
         say(render_sizes(measured))
-        _tell_written(output, options["topology"] or next_cluster(measured))
+        topology = given["topology"] or next_cluster(measured)
+    if output != "-":
+        following = shlex.join([output, "--topology", topology])
+        say(f"\nWrote {output}\nnext:    partopt plan {following}", err=True)
 
 
-def _repeat(measured: Profile, repeats: dict[str, int]) -> Profile:
-    """The profile of the model with as many blocks in each list as --repeat says."""
-    from partopt import repeat
-
-    for blocks, count in repeats.items():
-        measured = repeat(measured, blocks, count)
-    return measured
-
-
-def _save_of_run(run: str | None, onto: str | None, output: str, force: bool) -> None:
-    """Write the profile `onto` with the times of a run."""
+def _of_run(run: str | None, onto: str | None) -> Profile:
+    """The profile `onto` with the times of a run; refused beside what says how to measure."""
     import partopt
     from partopt.documents.run import Run
 
-    run, onto = check_from_run(run, onto)
-    _save(partopt.import_run(Run.load(run), partopt.Profile.load(onto), run), output, force)
-    if output != "-":
-        _tell_written(output, "FILE")
+    if run is None:
+        hint = "leave it out to measure MODEL"
+        raise PartoptError("--onto: goes with --from-run", hint, code="unused-option")
+    if onto is None:
+        raise PartoptError(
+            "partopt profile --from-run: a run has no bytes of parameters and activations",
+            "say whose they are: --onto PROFILE, that of the plan that ran",
+            code="missing-option",
+            option="onto",
+        )
+    for parameter in click.get_current_context().command.params:
+        name = str(parameter.name)
+        if is_given(name) and name not in ("from_run", "onto", "output", "force"):
+            said = parameter.opts[0] if isinstance(parameter, click.Option) else "MODEL"
+            _refuse_unused(f"{said}: goes with measuring, and --from-run measures nothing")
+    return partopt.import_run(Run.load(run), partopt.Profile.load(onto), run)
 
 
-def _tell_written(output: str, topology: str) -> None:
-    following = shlex.join([output, "--topology", topology])
-    say(f"\nWrote {output}\nnext:    partopt plan {following}", err=True)
+def _refuse_unused(what: str, hint: str = "leave one of the two out") -> NoReturn:
+    raise PartoptError(what, hint, code="unused-option")
+
+
+def _check_estimate(given: dict[str, Any]) -> None:
+    """Refuse options that say how to measure beside --estimate, and its own without it."""
+    if given["estimate"] is None:
+        for name in _ESTIMATING:
+            if given[name] is not None:
+                _refuse_unused(
+                    f"--{name}: goes with --estimate",
+                    "a measured profile has the times of the device itself, and torchrun starts "
+                    "the ranks of a group",
+                )
+        return
+    for name in _MEASURING:
+        if is_given(name):
+            what = f"{words.FLAGS[name]}: goes with measuring, and --estimate measures nothing"
+            _refuse_unused(what)
+
+
+def _parse_sizes(text: str) -> list[int | str]:
+    """The sizes of a list such as `1,2,4`; `measure` refuses what is not a whole number."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    return [int(part) if re.fullmatch("-?[0-9]{1,18}", part) else part for part in parts]
+
+
+def _parse_repeats(repeats: Sequence[str], calibrate: float | None) -> dict[str, int]:
+    """The number of blocks of each list, from `LIST=N`."""
+    if repeats and calibrate is not None:
+        raise PartoptError(
+            "--calibrate: the step of a whole model, and --repeat has a few of its blocks",
+            "leave one of the two out",
+            code="conflicting-options",
+        )
+    form, example = "LIST=N", "transformer.h=96"
+    counts = parse_pairs("--repeat", repeats, form, example)
+    for blocks, count in counts.items():
+        if not count.isdecimal():
+            what = f"--repeat {blocks}={count}: not of the form {form}"
+            raise PartoptError(what, f"write --repeat {example}", code="invalid-option")
+    return {blocks: int(count) for blocks, count in counts.items()}
 
 
 def _writes() -> bool:
@@ -244,15 +288,6 @@ def _save(measured: Profile, output: str, force: bool) -> None:
     words.print_notes(measured.notes)
 
 
-def _load_resumed(resume: str | None) -> Profile | None:
-    from partopt.documents.profile import Profile
-
-    if resume is None:
-        return None
-    # a file: what is shipped by name was measured elsewhere
-    return Profile.parse(documents.read_bytes(resume), resume)
-
-
 def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> Profile:
     """The profile; where measuring is stopped, save what is finished before the command ends."""
     from partopt import ProfilingStopped
@@ -260,7 +295,7 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
     try:
         # what the model's own code prints is not our data
         with (
-            progress.of_sizes(options["microbatch_sizes"]) as shown,
+            _show_sizes(options["microbatch_sizes"]) as shown,
             contextlib.redirect_stdout(sys.stderr),
         ):
             tell = shown if _writes() else None
@@ -281,16 +316,13 @@ def _run(model: str, options: dict[str, Any]) -> Profile:
     """The profile that was asked for: estimated or measured."""
     from partopt import estimate_source, measure_source
 
-    if options["estimate"] is None:
-        return measure_source(model, **_without(options, "estimate", *ESTIMATING))
-    return estimate_source(model, options["estimate"], **_without(options, "estimate", *MEASURING))
-
-
-def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The options that have a value, but these."""
-    return {
-        name: value for name, value in options.items() if name not in names and value is not None
+    device, other = options["estimate"], _ESTIMATING if options["estimate"] is None else _MEASURING
+    own = {
+        name: value
+        for name, value in options.items()
+        if value is not None and name not in ("estimate", *other)
     }
+    return measure_source(model, **own) if device is None else estimate_source(model, device, **own)
 
 
 def _with_debug(error: Exception) -> Exception:
@@ -311,3 +343,57 @@ def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
     _save(finished, output, force)
     sizes = ", ".join(str(measurement.microbatch_size) for measurement in finished.measurements)
     say(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)
+
+
+@contextlib.contextmanager
+def _show_sizes(sizes: Sequence[object]) -> Iterator[Callable[[int, int, int], None]]:
+    """Yield what `partopt.measure` calls with a microbatch size, steps done and steps to do.
+
+    On a terminal every step moves the bar; elsewhere a line says that a size is done.
+    """
+    watch = SizeWatch(sizes, time.monotonic)
+    with progress() as show:
+
+        def tell(size: int, done: int, steps: int) -> None:
+            text = watch.describe(size, done, steps)
+            show(text, done, steps or 1)
+            if 0 < steps == done and not sys.stderr.isatty():
+                say(text, err=True)
+
+        yield tell
+
+
+class SizeWatch:
+    """Says what is measured, and about how long the rest takes.
+
+    A larger size is taken to need as much longer as it is larger, preparing it as well.
+    """
+
+    def __init__(self, sizes: Sequence[object], now: Callable[[], float]) -> None:
+        self.sizes = sorted({size for size in sizes if isinstance(size, int)})
+        self.now = now
+        self._began = self._timed_from = 0.0
+
+    def describe(self, size: int, done: int, steps: int) -> str:
+        """`microbatch 4 (3 of 4), step 6 of 10, about 40 s left`."""
+        where = f"microbatch {size} ({self.sizes.index(size) + 1} of {len(self.sizes)})"
+        if not steps:
+            self._began = self.now()
+            return f"{where}, preparing"
+        if not done:
+            self._timed_from = self.now()
+            return f"{where}, step 1 of {steps}"
+        step_s = (self.now() - self._timed_from) / done
+        whole_s = self._timed_from - self._began + step_s * steps
+        later = sum(other for other in self.sizes if other > size)
+        left_s = step_s * (steps - done) + whole_s * later / size
+        if done < steps:
+            return f"{where}, step {done + 1} of {steps}, {_about(left_s)} left"
+        taken = f"{where}, {steps} steps in {whole_s:.0f} s"
+        return f"{taken}, {_about(left_s)} left" if later else taken
+
+
+def _about(seconds: float) -> str:
+    if seconds < _MINUTES_FROM_S:
+        return f"about {max(seconds, 1):.0f} s"
+    return f"about {seconds / 60:.0f} min"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import drawing, options
-from partopt.cli.terminal import say
+from partopt.cli import options
 from partopt.cli.words import as_flags, change_command
 
 if TYPE_CHECKING:
@@ -52,25 +51,25 @@ def command(
     partopt.write_report(
         loaded,
         path,
-        profile=drawing.find_profile(loaded, profile),
+        profile=options.profile_to_draw(loaded, profile),
         beside=[_load(file) for file in documents],
         force=force,
         spell=as_flags,
         command=partial(change_command, plan),
         commands=list(_checks(plan, profile)),
     )
-    if path != "-":
-        say(f"Wrote {path}", err=True)
+    options.say_wrote(path)
 
 
 def _load(file: str) -> Drawable:
     """A document that has a picture."""
     from partopt.documents import read_bytes
     from partopt.documents.kinds import DOCUMENTS, kind_of
+    from partopt.report.pictures import check_kind
 
     content = read_bytes(file)
     kind = kind_of(content, file)
-    drawing.check_drawable(kind, file)
+    check_kind(kind, file)
     document: Any = DOCUMENTS[kind]
     return document.parse(content, file)  # type: ignore[no-any-return]
 

@@ -11,7 +11,6 @@ import click
 
 from partopt import documents
 from partopt.cli import options, stopping
-from partopt.cli.assignments import parse_assignments, set_option
 from partopt.cli.terminal import say
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 @click.command(short_help="train a model by a plan, measured beside predicted")
 @click.argument("plan")
 @click.argument("model", metavar="MODEL[:ATTR]")
-@set_option
+@options.set_option
 @click.option("--steps", type=int, default=10, show_default=True, help="Iterations to train.")
 @click.option(
     "--check", is_flag=True, help="Hold losses and gradients of a step against one process."
@@ -76,7 +75,7 @@ def command(
     force, as_json = given.pop("force"), given.pop("as_json")
     if output and output != "-":
         documents.check_writable(output, force, [".json"])
-    loaded, arguments = partopt.Plan.load(plan), parse_assignments(assignments)
+    loaded, arguments = partopt.Plan.load(plan), options.parse_assignments(assignments)
     try:
         # what the model's own code prints is not the page
         with stopping.stopped_by_signals(), contextlib.redirect_stdout(sys.stderr):
@@ -103,8 +102,7 @@ def _show(finished: TrainingRun, output: str | None, force: bool, as_json: bool)
             documents.write_bytes(output, content, force)
         else:
             run.save(output, force)
-        if output != "-":
-            say(f"Wrote {output}", err=True)
+        options.say_wrote(output)
     check = run.check
     if check is not None and not check.equal:
         raise PartoptError(

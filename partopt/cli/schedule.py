@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, timeline
-from partopt.cli.terminal import say, say_page
+from partopt.cli import options
+from partopt.cli.simulate import check_timeline
+from partopt.cli.terminal import page_style, say_page
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _ALL = "all"
 @click.argument("name")
 @click.option(
     "--stages",
-    type=click.IntRange(min=1),
+    type=options.COUNT,
     default=4,
     show_default=True,
     metavar="P",
@@ -28,7 +29,7 @@ _ALL = "all"
 )
 @click.option(
     "--microbatches",
-    type=click.IntRange(min=1),
+    type=options.COUNT,
     default=8,
     show_default=True,
     metavar="M",
@@ -56,7 +57,7 @@ _ALL = "all"
 )
 @click.option(
     "--chunks",
-    type=click.IntRange(min=1),
+    type=options.COUNT,
     metavar="V",
     help="Stages on a device, for interleaved schedules (default: 2).",
 )
@@ -97,25 +98,19 @@ def command(name: str, output: str | None, force: bool, as_json: bool, **given: 
             )
         _print(partopt.try_schedules(pipeline), as_json)
         return
-    timeline.check_output(output, force, as_json)
+    check_timeline(output, force, as_json)
     trial = partopt.try_schedule(name, pipeline, save_as=output)
     if output != "-":
         _print(trial.document, as_json)
     if output:
         trial.save(output, force)
-        if output != "-":
-            say(f"Wrote {output}", err=True)
+        options.say_wrote(output)
 
 
 def _print(document: TrialDocument, as_json: bool) -> None:
     if as_json:
         options.write_json(document)
     else:
-        show_trial(document)
+        from partopt.report import trials
 
-
-def show_trial(document: TrialDocument) -> None:
-    """Print schedules on equal stages, a timeline as wide as the terminal."""
-    from partopt.report import trials
-
-    say_page(trials.render(document, *timeline.page_style()))
+        say_page(trials.render(document, *page_style()))

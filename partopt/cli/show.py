@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import drawing, options, verifying
-from partopt.cli.terminal import ascii_only, say, say_page
+from partopt.cli import options
+from partopt.cli.terminal import ascii_only, page_style, progress, say, say_page
+from partopt.cli.words import as_flags, print_notes
 from partopt.documents.files import find_shipped
-from partopt.errors import PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     import msgspec
+
+    from partopt import Plan
 
 
 @click.command(short_help="a document of any kind, for people to read")
@@ -75,14 +78,20 @@ def command(
                 f"{flag}: takes one file, not {len(files)}", "give one FILE", code="usage"
             )
     if output:
-        drawing.check(output, force, {"--verify": verify, "--json": as_json})
+        from partopt.report import pictures
+
+        for flag, value in {"--verify": verify, "--json": as_json}.items():
+            if value:
+                what, hint = f"-o: draws one document, without {flag}", f"drop {flag} or -o"
+                raise PartoptError(what, hint, code="usage")
+        pictures.check(output, force)
     for place, file in enumerate(files):
         content = documents.read_bytes(find_shipped(file, "profiles", "topologies", "devices"))
         kind = kind_of(content, file)
         if output:
-            drawing.draw(kind, _load(kind, content, file), file, output, force, profile)
+            _draw(kind, _load(kind, content, file), file, output, force, profile)
         elif verify and kind == "plan":
-            verifying.verify(Plan.parse(content, file), file, profile, as_json)
+            _verify(Plan.parse(content, file), file, profile, as_json)
         elif verify or profile:
             flag, wrong = ("--verify", f"{file} is a {kind}") if verify else _UNUSED_PROFILE
             raise PartoptError(
@@ -128,11 +137,10 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
 
 def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     """Print the page of the document in `content`."""
-    from partopt.cli.schedule import show_trial
     from partopt.cli.simulate import show_simulation
-    from partopt.cli.words import as_flags, print_notes
     from partopt.documents.simulation import SimulationDocument, TrialDocument
     from partopt.documents.topology import Topology
+    from partopt.report import trials
     from partopt.report.clusters import render_topology
     from partopt.report.pages import text_of
 
@@ -143,8 +151,62 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     elif kind == "simulation":
         show_simulation(SimulationDocument.parse(content, file))
     elif kind == "trial":
-        show_trial(TrialDocument.parse(content, file))
+        say_page(trials.render(TrialDocument.parse(content, file), *page_style()))
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
         say_page(text_of(document, as_flags, ascii_only(), all_layers))
+
+
+def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
+    """Print every check of `plan`, which `file` holds.
+
+    PartoptError where one fails, or without `profile` no shipped one is its own.
+    """
+    import partopt
+    from partopt.report.pages import render_verification
+
+    loaded = partopt.Profile.find(plan.profile.sha256, profile)
+    if loaded is None:
+        raise PartoptError(
+            f"{file}: its profile, of {plan.profile.name}, does not come with partopt",
+            "say where it is: --profile FILE",
+            code="profile-needed",
+        )
+    with progress() as tell:
+        found = partopt.verify(plan, loaded, tell)
+    if as_json:
+        options.write_json(found)
+    else:
+        say(render_verification(found, as_flags))
+    if not found.ok:
+        hint = (
+            "give the plan's own: --profile FILE"
+            if "profile" in found.failed
+            else "re-run partopt plan"
+        )
+        raise PartoptError(
+            f"{file}: not verified: {', '.join(found.failed)}",
+            hint,
+            ANSWER_IS_NO,
+            code="not-verified",
+        )
+    if not as_json:
+        say(f"next:    partopt simulate {shlex.quote(file)}", err=True)
+
+
+def _draw(
+    kind: str, document: Any, file: str, output: str, force: bool, profile: str | None
+) -> None:
+    """Write the picture of the document in `file`, of a plan with its layers where known."""
+    import partopt
+    from partopt.report.pictures import check_kind
+
+    check_kind(kind, file, "; partopt simulate PLAN -o draws a timeline")
+    if profile is not None and kind != "plan":
+        raise PartoptError(
+            f"--profile: {file} is a {kind}", "drop --profile", code="not-a-plan", kind=kind
+        )
+    own = options.profile_to_draw(document, profile) if kind == "plan" else None
+    partopt.draw(document, output, profile=own, force=force)
+    options.say_wrote(output)

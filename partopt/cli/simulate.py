@@ -1,4 +1,4 @@
-"""`partopt simulate`."""
+"""`partopt simulate`, and the timelines that it and `partopt schedule` write."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, progress, timeline, whatif
-from partopt.cli.terminal import say, say_page
+from partopt.cli import options
+from partopt.cli.terminal import page_style, progress, say, say_page
 from partopt.cli.words import as_flags, change_command
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
@@ -21,11 +21,64 @@ if TYPE_CHECKING:
     from partopt.documents.simulation import SimulationDocument
 
 _ASK_AGAIN_S = 0.2
+_CONDITIONS = options.declare(
+    click.option(
+        "--schedule",
+        metavar="NAME|FILE.csv",
+        help="Another schedule, or your own order as torch's compute-only CSV.",
+    ),
+    click.option(
+        "--microbatches",
+        type=options.COUNT,
+        metavar="M",
+        help="In an iteration; asynchronous: that pass through.",
+    ),
+    click.option(
+        "--warmup",
+        metavar="3,2,1,0|+N",
+        help="Forwards of each stage before its first backward, or N more than planned.",
+    ),
+    click.option(
+        "--bandwidth",
+        multiple=True,
+        metavar="LEVEL=RATE",
+        help='Of a level, such as cluster="25 Gb/s" (repeat).',
+    ),
+    click.option(
+        "--latency",
+        multiple=True,
+        metavar="LEVEL=TIME",
+        help='Of a level, such as cluster="50 us" (repeat).',
+    ),
+    click.option(
+        "--links",
+        multiple=True,
+        metavar="LEVEL=N",
+        help="Parallel links of each member of a level (repeat).",
+    ),
+    options.memory_option,
+    options.with_option,
+    click.option(
+        "--jitter",
+        metavar="5%",
+        help="Let every action's time vary by chance: what the plan then loses.",
+    ),
+    click.option(
+        "--slow",
+        multiple=True,
+        metavar="RANK=FACTOR",
+        help="A rank that takes longer, such as 3=1.2 (repeat).",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(min=0), metavar="N", help="With --jitter (default: 0)."
+    ),
+    click.option("--draws", type=options.COUNT, metavar="N", help="With --jitter (default: 50)."),
+)
 
 
 @click.command(short_help="execute a plan: where its time goes, and what would change it")
 @click.argument("plan")
-@whatif.what_if_options
+@_CONDITIONS
 @options.output_options(
     "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png) or the schedule (.csv)"
 )
@@ -37,12 +90,7 @@ _ASK_AGAIN_S = 0.2
 @options.explain_option
 @options.json_option
 def command(
-    plan: str,
-    output: str | None,
-    force: bool,
-    window: str | None,
-    as_json: bool,
-    **given: Any,
+    plan: str, output: str | None, force: bool, window: str | None, as_json: bool, **given: Any
 ) -> None:
     """Execute PLAN on its own cluster, or under other conditions, and say where the time goes.
 
@@ -62,10 +110,10 @@ def command(
     import partopt
     from partopt.report.phrases import basis_text
 
-    timeline.check_output(output, force, as_json)
-    drawn = timeline.parse_window(output, window)
+    check_timeline(output, force, as_json)
+    drawn = _parse_window(output, window)
     loaded = partopt.Plan.load(plan)
-    conditions = whatif.parse_conditions(given, [level.name for level in loaded.topology.levels])
+    conditions = _parse_conditions(given, [level.name for level in loaded.topology.levels])
     if loaded.profile.estimated is not None:
         say(f"warning: {basis_text(loaded.profile.estimated)}", err=True)
 
@@ -82,12 +130,67 @@ def command(
         show_simulation(simulation.document, plan)
     if output:
         simulation.save(output, force, drawn)
-        if output != "-":
-            say(f"Wrote {output}", err=True)
+        options.say_wrote(output)
     if not as_json and output != "-":
         say(_next(plan, output), err=True)
     if not simulation.fits:
         raise _does_not_fit(simulation.document, plan)
+
+
+def _parse_conditions(given: dict[str, Any], levels: list[str]) -> dict[str, Any]:
+    """What `partopt.simulate` takes, from the values of its options; `levels` are for hints."""
+    found = dict(given)
+    examples = {"bandwidth": '"25 Gb/s"', "latency": '"5 us"', "links": "2"}
+    for option, value in examples.items():
+        example = f"{levels[-1]}={value}; the levels are {', '.join(levels)}"
+        found[option] = options.parse_pairs(f"--{option}", given[option], "LEVEL=VALUE", example)
+    found["facts"] = options.parse_facts(given["facts"])
+    slow = options.parse_pairs("--slow", given["slow"], "RANK=FACTOR", "3=1.2")
+    try:
+        found["slow"] = {int(rank): float(factor) for rank, factor in slow.items()}
+    except ValueError:
+        what = f"--slow {' '.join(given['slow'])}: not ranks and factors"
+        raise PartoptError(what, "write --slow 3=1.2", code="invalid-option") from None
+    warmup = given["warmup"]
+    if warmup is not None and not (warmup.startswith("+") and warmup[1:].isdecimal()):
+        found["warmup"] = options.integers(warmup, "--warmup")
+    return found
+
+
+def check_timeline(output: str | None, force: bool, as_json: bool) -> None:
+    """Refuse an output that could not be written, or of an unknown form, before any work."""
+    import partopt
+    from partopt import documents
+
+    if output == "-" and as_json:
+        raise PartoptError(
+            "-o - --json: both print on standard output", "choose one of them", code="usage"
+        )
+    if output:
+        partopt.Simulation.form_of(output)
+        documents.check_writable(output, force)
+
+
+def _parse_window(output: str | None, window: str | None) -> tuple[float, float] | None:
+    """The seconds of `--window`, which goes with a figure alone."""
+    from partopt.report.pictures import FORMS
+    from partopt.units import parse_seconds
+
+    if window is None:
+        return None
+    if output is None or Path(output).suffix.lower().removeprefix(".") not in FORMS:
+        raise PartoptError(
+            "--window: goes with a figure", "add -o timeline.svg", code="unused-option"
+        )
+    begin, comma, end = window.partition(",")
+    hint = 'write it as --window "0.2 s,0.4 s"'
+    try:
+        found = parse_seconds(begin), parse_seconds(end)
+    except PartoptError as error:
+        raise PartoptError(f"--window: {error.message}", hint, code="invalid-option") from None
+    if not comma or not 0 <= found[0] < found[1]:
+        raise PartoptError(f"--window: {window} is no stretch of time", hint, code="invalid-option")
+    return found
 
 
 def _in_background(work: Callable[[], Simulation]) -> Simulation:
@@ -102,7 +205,7 @@ def _in_background(work: Callable[[], Simulation]) -> Simulation:
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
-    with progress.shown() as tell:
+    with progress() as tell:
         thread.start()
         while thread.is_alive():
             thread.join(_ASK_AGAIN_S)
@@ -116,7 +219,7 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
     """Print the page of a simulation; `plan` is the file of its plan."""
     from partopt.report.simulation import render
 
-    ascii_only, colour = timeline.page_style()
+    ascii_only, colour = page_style()
     command = partial(change_command, plan)
     say_page(render(document, ascii_only, colour, as_flags, command))
 

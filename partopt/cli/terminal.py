@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from functools import partial
-from typing import TextIO
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TextIO
 
 import click
 
-from partopt.cli.wrapping import wrap
 from partopt.printable import printable
+from partopt.report.text import command_lines
+
+Tell = Callable[[str, int, int], None]  # what is done, how much of it, and how much there is
 
 _NARROWEST, _USUAL, _WIDEST = 60, 80, 200  # columns
 EXPLAIN = "partopt.explain"  # whether this command line asks for the meanings of terms
 # What stays as it is: newlines, and the colours of the pages of `partopt.report`.
 _OWN = re.compile("(\n|\x1b\\[(?:0|1|2|3[12]|[34]8;5;[0-9]{1,3})m)")
+
+
+_LEAD = re.compile(r"(?:error|hint|warning|note|next): +")
+_COMMAND = re.compile(r"(?:^|(?<=: ))(?:partopt|torchrun) .*$")
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")  # of a command
+# what stays on one line: the file that a message begins with, a short quotation, an option's value
+_WHOLE = re.compile(r'^[^:]*/[^:]*(?=: )|"[^"]{,40}"|--[a-z][a-z-]* [^\s-]\S*')
+_JOINT = "\0"  # in place of a blank at which no line ends; messages have no control characters
+_PATIENCE_S = 1.0  # before a bar is shown
 
 
 def columns(stream: TextIO | None = None) -> int:
@@ -51,6 +65,20 @@ def ascii_only() -> bool:
     return not told and (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX")
 
 
+class PageStyle(NamedTuple):
+    """What a page may contain."""
+
+    ascii_only: bool
+    colour: bool
+
+
+def page_style() -> PageStyle:
+    """The style of pages on standard output: in colours on a terminal."""
+    context = click.get_current_context()
+    colour = sys.stdout.isatty() if context.color is None else context.color
+    return PageStyle(ascii_only(), colour)
+
+
 def say(text: str, err: bool = False, nl: bool = True) -> None:
     """Print the text on standard output or, with `err`, on standard error.
 
@@ -59,9 +87,10 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
     """
     # the streams as they are now: a progress bar puts its own there, which prints above it
     if err:  # no message has colours of its own
-        lines = map(printable, text.split("\n"))
+        lines = [printable(line) for line in text.split("\n")]
         if sys.stderr.isatty():
-            lines = map(partial(wrap, wide=columns(sys.stderr)), lines)
+            wide = columns(sys.stderr)
+            lines = [wrap(line, wide) for line in lines]
         click.echo("\n".join(lines), file=sys.stderr, nl=nl)
         return
     parts = _OWN.split(text)
@@ -84,3 +113,57 @@ def say_file(text: str) -> None:
         say(text, nl=False)
     else:
         click.echo(text, nl=False)
+
+
+def wrap(message: str, wide: int) -> str:
+    """A line of standard error in lines of `wide` columns, those after the first indented.
+
+    A command that is longer goes on after a backslash. What has none of the leads of messages, as
+    the line of a traceback, stays as it is.
+    """
+    lead = _LEAD.match(message)
+    if lead is None or len(message) <= wide:
+        return message
+    begin, text, rest = lead[0], message[lead.end() :], " " * lead.end()
+    command = None if begin.startswith("error") else _COMMAND.search(text)
+    lines: list[str] = []
+    if prose := text[: command.start()] if command else text:
+        whole = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINT), prose)
+        filled = textwrap.fill(
+            whole,
+            wide,
+            initial_indent=begin,
+            subsequent_indent=rest,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines.append(filled.replace(_JOINT, " "))
+        begin = rest
+    if command:
+        lines += command_lines(_WORD.findall(command[0]), begin, rest, wide)
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Tell]:
+    """Yield a function to call with what is being done, how much is done, and how much there is."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    began = time.monotonic()
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=None)
+
+    def tell(what: str, done: int, total: int) -> None:
+        if time.monotonic() - began > _PATIENCE_S:
+            bar.start()
+        bar.update(task, description=escape(printable(what)), completed=done, total=total)
+
+    try:
+        yield tell
+    finally:
+        bar.stop()

@@ -1,14 +1,22 @@
-"""`partopt topology`."""
+"""`partopt topology`: those that are shipped, and those that are measured."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt import documents
-from partopt.cli import measure_links, options
+from partopt.cli import options, stopping
 from partopt.cli.terminal import say, say_file
+from partopt.cli.words import print_notes
 from partopt.documents.files import find_shipped, shipped_names
-from partopt.errors import PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError
+
+if TYPE_CHECKING:
+    from partopt import FittedLinks, Topology
 
 
 @click.group(short_help="list, show and measure topologies", no_args_is_help=False)
@@ -21,9 +29,6 @@ def command() -> None:
       partopt topology show dgx-h100 --servers 4
       partopt topology measure -o cluster.yaml
     """
-
-
-command.add_command(measure_links.command)
 
 
 @command.command("list")
@@ -50,7 +55,7 @@ def list_(as_json: bool) -> None:
 
 @command.command()
 @click.argument("topology")
-@click.option("--servers", type=click.IntRange(min=1), help="Size of the outermost level.")
+@click.option("--servers", type=options.COUNT, help="Size of the outermost level.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print it as a file to edit.")
 @options.json_option
 def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> None:
@@ -77,3 +82,142 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
         say_file(exact)
     else:
         say(render_topology(loaded))
+
+
+@command.command("measure", short_help="measure the links between ranks")
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, help="The file to write; - is standard output."
+)
+@click.option(
+    "--ranks",
+    metavar="N",
+    type=int,
+    help="Processes to start here [default: 4, at most the cores].",
+)
+@click.option(
+    "--per-server",
+    metavar="K",
+    type=int,
+    help="Ranks of a server [default: all; under torchrun those of a host].",
+)
+@click.option(
+    "--sizes",
+    default="4kB,64kB,1MB,4MB,16MB",
+    show_default=True,
+    metavar="LIST",
+    help="Bytes of the messages and all-reduces.",
+)
+@click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "gloo", "nccl"]),
+    help="auto takes NCCL where every rank has a GPU.",
+)
+@click.option(
+    "--repetitions",
+    default=10,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(min=5),
+    help="Of large messages, in each of three rounds; small ones have up to ten times as many.",
+)
+@click.option("--name", metavar="NAME", help="Of the cluster [default: the file's name].")
+@click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
+@click.option("--accept-poor", is_flag=True, help="Write the file even where the fit is poor.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def measure(
+    output: str,
+    sizes: str,
+    name: str | None,
+    as_json: bool,
+    accept_poor: bool,
+    force: bool,
+    **given: Any,
+) -> None:
+    """Measure the links between ranks and write a topology of them.
+
+    Messages of a pair of ranks, with receives posted before, and all-reduces over 2, 4, ... and all
+    ranks are timed at each size. Bandwidth, latency and what messages take of their senders are
+    fitted to that, for each level. Where the file is more than 15 % off anywhere the fit is poor:
+    it is written only with --accept-poor.
+
+    Without torchrun N processes are started here. Under torchrun all its ranks take part, hosts are
+    servers, and rank 0 writes.
+
+    \b
+    Example:
+      partopt topology measure -o cluster.yaml
+      torchrun --nnodes 2 --nproc-per-node 8 ... -m partopt topology measure -o cluster.yaml
+    """
+    writes = os.environ.get("RANK", "0") == "0"  # of ranks on several hosts, one
+    if writes:
+        documents.check_writable(output, force, [".yaml", ".yml"])
+    if as_json and output == "-":
+        raise PartoptError(
+            "--json: standard output already has the file",
+            "name a file with --output",
+            code="unused-option",
+        )
+    from partopt import prepare_links
+
+    run = prepare_links(_parse_sizes(sizes), **given)
+    name = name or (Path(output).stem if output != "-" else "cluster")
+    with stopping.stopped_by_signals():
+        try:
+            links = run.fit(name, _tell)
+        except KeyboardInterrupt as interrupt:
+            say(f"{stopping.describe(interrupt)}: nothing is written", err=True)
+            raise SystemExit(stopping.exit_code(interrupt)) from None
+    if writes:
+        _finish(links, output, force, as_json, accept_poor)
+
+
+def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_poor: bool) -> None:
+    """Print and, where the fit is good or accepted, write."""
+    from partopt.report.clusters import render_links
+
+    print_notes(links.notes)
+    if as_json:
+        options.write_json(links.document)
+    else:
+        say(render_links(links), err=output == "-")
+    far = links.worst
+    if far.is_poor and not accept_poor:
+        raise PartoptError(
+            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off at "
+            f"{far.level}, {far.what}",
+            "measure on an idle machine, with a core for each rank, or fewer `sizes`; "
+            "`accept_poor=True` writes it all the same",
+            ANSWER_IS_NO,
+            code="poor-fit",
+            error=far.error,
+        )
+    _write(links.text, links.topology, output, force)
+
+
+def _write(text: str, topology: Topology, output: str, force: bool) -> None:
+    from partopt import Topology
+
+    assert Topology.parse(text.encode(), output) == topology
+    with stopping.not_stopped():
+        documents.write_bytes(output, text.encode(), force)
+    if output == "-":
+        return
+    if Path(output).is_file():
+        assert Topology.load(output) == topology
+    say(f"\nWrote {output}\nnext:    partopt plan PROFILE --topology {output}", err=True)
+
+
+def _parse_sizes(text: str) -> list[int]:
+    from partopt import units
+
+    try:
+        return [units.parse_bytes(part) for part in text.split(",") if part.strip()]
+    except PartoptError as error:
+        raise error.at("--sizes") from None
+
+
+def _tell(what: str) -> None:
+    """Say what is measured next; called in the process of rank 0."""
+    say(f"measuring {what}", err=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from partopt.cli.terminal import say
+from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
+    from partopt import Job, Plan
     from partopt.documents import Note
     from partopt.documents.simulation import Finding
 
@@ -43,6 +45,7 @@ VERBS = {
     "measure": "partopt profile",
     "estimate_source": "partopt profile --estimate",
 }
+LARGER = "take larger devices, or more of them"
 _NAMED = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
 
 
@@ -108,3 +111,36 @@ def _word(value: str | None) -> str:
     if value[:1] + value[-1:] in ("[]", "()"):
         return re.sub(r"[\s'\"]|,$", "", value[1:-1])
     return f'"{value}"' if " " in value else value
+
+
+def does_not_fit(plan: Plan, job: Job, command: Callable[[Mapping[str, Any]], str]) -> PartoptError:
+    """The error of a plan that does not fit; its hint is a command with which one does.
+
+    `command` gives the command that plans the job with some options changed.
+    """
+    import partopt
+    from partopt.report.phrases import speed_text
+
+    fitting = partopt.find_fitting(job, plan)
+    if fitting is not None:
+        speed = speed_text(fitting.samples_per_s, plan.profile.tokens_per_sample)
+        hint = f"this fits ({speed}): {command(fitting.options)}"
+    else:
+        tried = ", ".join(partopt.list_tried(job, plan))
+        hint = f"nothing tried fits: {tried}; take larger devices" if tried else LARGER
+    return PartoptError(
+        f"the plan does not fit: {excess(plan)}", hint, ANSWER_IS_NO, code="does-not-fit"
+    )
+
+
+def excess(plan: Plan) -> str:
+    """By how much a plan does not fit, and where."""
+    from partopt.documents.stage import stages_text
+    from partopt.units import format_bytes
+
+    limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes
+    assert limit is not None
+    return (
+        f"a device of {stages_text(plan.fullest_stages)} needs {format_bytes(peak)}, "
+        f"which exceeds the limit by {format_bytes(peak - limit)}"
+    )

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from partopt.errors import PartoptError, did_you_mean
 from partopt.units import format_bytes, parse_bytes
@@ -70,32 +69,27 @@ def read_bytes(path: PathLike, limit: int | None = None) -> bytes:
     bytes, by default 64 MB or what the environment's PARTOPT_MAX_INPUT says.
     """
     most = _max_input() if limit is None else limit
-    if path == "-":
-        return _read_up_to(most, sys.stdin.buffer, path)
     try:
-        mode = Path(path).stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise _is_a_directory(path)
-        if not stat.S_ISREG(mode):
-            raise PartoptError(
-                f"{path}: is not a regular file",
-                "give a file, or - and the content on standard input",
-                code="not-a-file",
-                path=str(path),
-            )
-        with Path(path).open("rb") as file:
-            return _read_up_to(most, file, path)
+        if path == "-":
+            content = sys.stdin.buffer.read(most + 1)
+        else:
+            mode = Path(path).stat().st_mode
+            if stat.S_ISDIR(mode):
+                raise _is_a_directory(path)
+            if not stat.S_ISREG(mode):
+                hint = "give a file, or - and the content on standard input"
+                raise _error(path, "is not a regular file", hint, "not-a-file")
+            with Path(path).open("rb") as file:
+                content = file.read(most + 1)
     except FileNotFoundError:
-        raise PartoptError(
-            f"{path}: no such file", "check the path", code="no-such-file", path=str(path)
-        ) from None
+        raise _error(path, "no such file", "check the path", "no-such-file") from None
     except OSError as error:
-        raise PartoptError(
-            f"{path}: cannot be read: {error.strerror}",
-            "check the permissions",
-            code="unreadable-file",
-            path=str(path),
-        ) from None
+        what = f"cannot be read: {error.strerror}"
+        raise _error(path, what, "check the permissions", "unreadable-file") from None
+    if len(content) <= most:
+        return content
+    hint = f"set {MAX_INPUT} in the environment to read more, such as {MAX_INPUT}=1GB"
+    raise _error(path, f"has more than {format_bytes(most)}", hint, "input-too-large")
 
 
 def is_file(name: str) -> bool:
@@ -104,28 +98,6 @@ def is_file(name: str) -> bool:
         return Path(name).is_file()
     except (OSError, ValueError):  # no name of a file
         return False
-
-
-def _max_input() -> int:
-    given = os.environ.get(MAX_INPUT)
-    if given is None:
-        return _MAX_INPUT_BYTES
-    try:
-        return parse_bytes(given)
-    except PartoptError as error:
-        raise error.at(MAX_INPUT) from None
-
-
-def _read_up_to(most: int, file: BinaryIO, path: PathLike) -> bytes:
-    content = file.read(most + 1)
-    if len(content) <= most:
-        return content
-    raise PartoptError(
-        f"{path}: has more than {format_bytes(most)}",
-        f"set {MAX_INPUT} in the environment to read more, such as {MAX_INPUT}=1GB",
-        code="input-too-large",
-        path=str(path),
-    )
 
 
 def write_bytes(path: PathLike, content: bytes, force: bool = False) -> None:
@@ -156,12 +128,9 @@ def check_form(path: PathLike, forms: Sequence[str], hint: str = "") -> str:
     """
     form = Path(path).suffix.lower()
     if form not in forms:
-        raise PartoptError(
-            f"{path}: unsupported format {form or 'without an extension'}",
-            hint or f"choose {', '.join(forms)}",
-            code="unsupported-format",
-            form=form,
-        )
+        message = f"{path}: unsupported format {form or 'without an extension'}"
+        hint = hint or f"choose {', '.join(forms)}"
+        raise PartoptError(message, hint, code="unsupported-format", form=form)
     return form
 
 
@@ -179,26 +148,36 @@ def check_writable(path: PathLike, force: bool = False, forms: Sequence[str] = (
     if stat.S_ISDIR(mode):
         raise _is_a_directory(path)
     if stat.S_ISREG(mode) and not force:
-        raise PartoptError(
-            f"{path}: already exists",
-            "add `force=True` to replace it",
-            code="file-exists",
-            path=str(path),
-        )
+        raise _error(path, "already exists", "add `force=True` to replace it", "file-exists")
     if not folder.is_dir():
-        raise PartoptError(
-            f"{path}: the folder {folder} does not exist",
-            "create it first",
-            code="no-such-folder",
-            path=str(path),
-        )
+        what = f"the folder {folder} does not exist"
+        raise _error(path, what, "create it first", "no-such-folder")
     if not mode and not os.access(folder, os.W_OK):
-        raise PartoptError(
-            f"{path}: the folder {folder} cannot be written to",
-            "choose another folder",
-            code="unwritable-file",
-            path=str(path),
-        )
+        what = f"the folder {folder} cannot be written to"
+        raise _error(path, what, "choose another folder", "unwritable-file")
+
+
+def _error(path: PathLike, what: str, hint: str, code: str) -> PartoptError:
+    return PartoptError(f"{path}: {what}", hint, code=code, path=str(path))
+
+
+def _is_a_directory(path: PathLike) -> PartoptError:
+    return _error(path, "is a directory", "name a file in it", "is-a-directory")
+
+
+def _unwritable(path: PathLike, error: OSError) -> PartoptError:
+    what = f"cannot be written: {error.strerror}"
+    return _error(path, what, "choose another place", "unwritable-file")
+
+
+def _max_input() -> int:
+    given = os.environ.get(MAX_INPUT)
+    if given is None:
+        return _MAX_INPUT_BYTES
+    try:
+        return parse_bytes(given)
+    except PartoptError as error:
+        raise error.at(MAX_INPUT) from None
 
 
 def _mode(path: PathLike) -> int:
@@ -211,35 +190,16 @@ def _mode(path: PathLike) -> int:
         raise _unwritable(path, error) from None
 
 
-def _is_a_directory(path: PathLike) -> PartoptError:
-    return PartoptError(
-        f"{path}: is a directory", "name a file in it", code="is-a-directory", path=str(path)
-    )
-
-
-def _unwritable(path: PathLike, error: OSError) -> PartoptError:
-    return PartoptError(
-        f"{path}: cannot be written: {error.strerror}",
-        "choose another place",
-        code="unwritable-file",
-        path=str(path),
-    )
-
-
 def _replace(target: Path, content: bytes) -> None:
     """Write `content` beside `target`, then rename it; on failure leave nothing behind."""
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".partopt.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        Path(temporary).chmod(0o666 & ~_umask())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
         Path(temporary).replace(target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

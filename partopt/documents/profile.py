@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 import msgspec
 
 from partopt import documents
-from partopt.documents.files import PathLike, find_shipped
+from partopt.documents.files import PathLike, find_shipped, shipped_names
 from partopt.errors import PartoptError, did_you_mean
 
 # Shapes below: N layers; B measurements, one a microbatch size, ascending.
@@ -210,6 +210,14 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
         Raises PartoptError with every fault found.
         """
         return super().load(find_shipped(path, "profiles"))
+
+    @classmethod
+    def find(cls, sha256: str, path: PathLike | None = None) -> Self | None:
+        """The profile in `path`, else the shipped one of this digest; None where none has it."""
+        if path is not None:
+            return cls.load(path)
+        shipped = map(cls.load, shipped_names("profiles"))
+        return next((each for each in shipped if each.sha256() == sha256), None)
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults beyond types: indices out of range, sizes not ascending, no time to plan with."""

@@ -192,7 +192,6 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
         The outermost level takes what is left. Raises PartoptError for a number that does not fill
         the levels evenly.
         """
-        sizes = [level.size for level in self.levels[:-1]]
         documents.check_option("devices", devices, Size, "choose a number of devices")
         if devices > DEVICE_LIMIT:
             raise PartoptError(
@@ -202,14 +201,25 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
                 option="devices",
                 value=devices,
             )
+        inner = self.levels[:-1]
+        sizes = [level.size for level in inner]
         if not _fills(devices, sizes):
-            raise _not_filled(self, devices, sizes)
-        left, levels = devices, []
-        for size, level in zip([*sizes, left], self.levels, strict=True):
-            levels.append(
-                replace(level, size=left if level is self.levels[-1] else min(size, left))
+            below = next(count for count in range(devices, 0, -1) if _fills(count, sizes))
+            above = next(count for count in itertools.count(devices) if _fills(count, sizes))
+            groups = ", ".join(f"{level.size} to a {level.name}" for level in inner)
+            raise PartoptError(
+                f"{devices} devices do not fill {self.name}: {groups}",
+                f"choose {below} or {above}, for example",
+                code="unfit-devices",
+                devices=devices,
+                below=below,
+                above=above,
             )
+        left, levels = devices, []
+        for level in inner:
+            levels.append(replace(level, size=min(level.size, left)))
             left //= levels[-1].size
+        levels.append(replace(self.levels[-1], size=left))
         return replace(self, devices=0, levels=levels)
 
     def in_groups(self, ranks: int) -> Self:
@@ -325,20 +335,6 @@ def _fills(devices: int, sizes: Sequence[int]) -> bool:
             return False
         devices //= size
     return True
-
-
-def _not_filled(topology: Topology, devices: int, sizes: Sequence[int]) -> PartoptError:
-    below = next(count for count in range(devices, 0, -1) if _fills(count, sizes))
-    above = next(count for count in itertools.count(devices) if _fills(count, sizes))
-    inner = ", ".join(f"{level.size} to a {level.name}" for level in topology.levels[:-1])
-    return PartoptError(
-        f"{devices} devices do not fill {topology.name}: {inner}",
-        f"choose {below} or {above}, for example",
-        code="unfit-devices",
-        devices=devices,
-        below=below,
-        above=above,
-    )
 
 
 def _rate(level: Level) -> str:

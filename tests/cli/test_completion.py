@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from partopt import cli
-from partopt.cli.completion import SHELLS
+from partopt.cli import SHELLS
 from tests.helpers import run_process
 
 

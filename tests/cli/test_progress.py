@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from partopt.cli.progress import SizeWatch
+from partopt.cli.profile import SizeWatch
 from tests.helpers import ROOT
 
 
@@ -54,10 +54,10 @@ def test_it_never_says_that_no_time_is_left(seconds: float) -> None:
 
 SCRIPT = """
 import time
-from partopt.cli import progress
-from partopt.cli.terminal import say
-progress._PATIENCE_S = 0.0
-with progress.shown() as tell:
+from partopt.cli import terminal
+from partopt.cli.terminal import progress, say
+terminal._PATIENCE_S = 0.0
+with progress() as tell:
     tell("solving [red]a\\x1b]0;title", 1, 10)
     time.sleep(0.3)
     say("warning: one", err=True)

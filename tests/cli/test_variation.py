@@ -48,7 +48,7 @@ def test_the_document_has_a_variation_only_where_one_was_asked_for(partopt, sync
         (["--jitter", "5"], "--jitter: '5' is not a share in percent", 'write "5%"'),
         (["--slow", "9=1.2"], "--slow 9=1.2: rank 9 has no work in this plan", "from 0 to 3"),
         (["--slow", "1=0"], "--slow 1=0.0: a factor is more than 0 and at most 1000", "1=1.2"),
-        (["--slow", "1"], '--slow "1": not a rank and a factor', "write --slow 3=1.2"),
+        (["--slow", "1"], "--slow 1: not of the form RANK=FACTOR", "write --slow 3=1.2"),
         (["--slow", "1=2", "--slow", "1=3"], "--slow 1: given twice", "once"),
         (["--draws", "5"], "--draws 5: nothing is drawn", "add --jitter 5%"),
     ],

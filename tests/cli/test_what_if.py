@@ -127,8 +127,8 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
         ),
         (
             ["--bandwidth", "1 GB/s"],
-            '--bandwidth "1 GB/s": of which level?',
-            'write --bandwidth all="1 GB/s"; the levels are all',
+            "--bandwidth 1 GB/s: not of the form LEVEL=VALUE",
+            'write --bandwidth all="25 Gb/s"; the levels are all',
         ),
         (
             ["--bandwidth", "all=0 GB/s"],

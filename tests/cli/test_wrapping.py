@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.cli.wrapping import wrap
+from partopt.cli.terminal import wrap
 from tests.helpers import ROOT, uniform_profile
 
 WORDS = st.lists(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=30))

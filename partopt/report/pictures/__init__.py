@@ -55,6 +55,17 @@ def check(path: str, force: bool = False, beside: Sequence[str] = ()) -> str:
     return form.removeprefix(".")
 
 
+def check_kind(kind: str, file: str, more: str = "") -> None:
+    """Refuse a kind of document, in `file`, that has no picture; `more` ends the hint."""
+    if kind not in KINDS:
+        raise PartoptError(
+            f"{file}: a {kind} has no picture",
+            f"these have one: {', '.join(KINDS)}{more}",
+            code="no-picture",
+            kind=kind,
+        )
+
+
 def require_matplotlib() -> None:
     """Refuse to draw without matplotlib, and do not import it."""
     if importlib.util.find_spec("matplotlib") is None:
