@@ -125,6 +125,13 @@ class Job(Options):
                 code="schedule-needed",
                 option="schedule",
             )
+        if self._is_for_blocks:
+            raise invalid(
+                "recompute",
+                self.first,
+                f"{self.trainer} recomputes whole stages",
+                "choose `recompute=always`, or plan for a trainer that recomputes blocks",
+            )
         own = self.planner_name == MANUAL
         stated = problem_of(
             self.profile,
@@ -136,8 +143,10 @@ class Job(Options):
             engine=self.engine_run,
             shard=self.shard,
             reserve=self.reserve,
-            recompute=self.recompute == "always",
+            recompute=self.recompute == "always" or self.first is not None,
             recompute_per_stage=self.recompute == "auto",
+            block_bounds=self.block_bounds,
+            first=self.first,
             replication=self.replication,
             stages=self.stages,
             chunks=self.chunks or CHUNKS,
@@ -241,8 +250,13 @@ class Job(Options):
     def _check(self) -> None:
         """Check the options; the problem is made once, so that what it refuses is known now."""
         check_options(self)
-        if self.schedule != AUTO:
+        if self.schedule != AUTO and not self._is_for_blocks:
             assert self.problem is not None
+
+    @property
+    def _is_for_blocks(self) -> bool:
+        """Whether blocks are to be recomputed that the engine, as long as it is this, does not."""
+        return self.first is not None and not self.engine_run.recomputes_blocks
 
     def _size(self) -> int:
         """The one of `sizes` with the most samples/s on one device, or of all if there is none."""

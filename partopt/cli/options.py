@@ -74,6 +74,15 @@ class Verb(click.Command):
                     formatter.write_dl(rows)
 
 
+class _WordOrNumber(click.Choice):  # type: ignore[type-arg]
+    """One of some words, or a whole number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word, or the number as one."""
+        text = str(value)
+        return int(text) if text.isdecimal() else super().convert(value, param, ctx)
+
+
 def job_options(command: Command) -> Command:
     """Add the options that state a job; `job` turns their values into one."""
     for option in reversed(_JOB_OPTIONS):
@@ -212,9 +221,9 @@ _JOB_OPTIONS = [
     ),
     click.option(
         "--recompute",
-        type=click.Choice(["never", "always", "auto"]),
-        metavar="WORD",
-        help="Re-materialise activations: never, always, auto.",
+        type=_WordOrNumber(["never", "always", "auto"]),
+        metavar="WORD|N",
+        help="Re-materialise activations: never, always, auto, the first N blocks of each stage.",
     ),
     click.option(
         "--optimizer",

@@ -99,7 +99,7 @@ def command(
     if target:
         import partopt
 
-        job = partopt.job_for(job, target)
+        job = partopt.job_for(job, target, rules)
     print_notes(job.notes)
     solve = partial(_solve, job, target, rules)
     given |= {"target": target, "rules": rules}

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from partopt import documents
-from partopt.documents.engine import Engine, Layout
+from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.figures import Figures, Positive
 from partopt.documents.plan_checks import find_faults
 from partopt.documents.profile import Bytes, Count, Index, Seconds
@@ -80,17 +80,19 @@ class Request(documents.Part, frozen=True, kw_only=True):
 
     `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any;
     `tied` says whether stages may part layers that share parameters; `recompute` is `auto` where
-    the planner may choose; `costs` are what GPipe's heuristics balance, of each layer, `None` for
-    the measured time; `cuts` and `replicas` are a person's own split, `any_schedule` says that
-    the schedule was to be found, too. Of a `layout` that was fixed `pp`, `chunks` and `dp` are
-    here; the rest is what the plan is.
+    the planner may choose, a number of the first blocks that each stage makes again, which lie
+    between `block_bounds`; `costs` are what GPipe's heuristics balance, of each layer, `None` for
+    the measured time; `cuts` and `replicas` are a person's own split, `any_schedule` says that the
+    schedule was to be found, too. Of a `layout` that was fixed `pp`, `chunks` and `dp` are here;
+    the rest is what the plan is.
     """
 
     stages: Count | None
     cut_at: list[Index] | None
     replication: Replication
     tied: Tied
-    recompute: Literal["never", "always", "auto"]
+    recompute: Recompute | Count
+    block_bounds: list[Index] | None = None
     costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None
     cuts: list[Index] | None = None
     replicas: list[Count] | None = None

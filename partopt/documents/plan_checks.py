@@ -136,6 +136,13 @@ def _request_faults(plan: Plan) -> Iterator[PartoptError]:
         yield _fault(
             "request.cut_at: not ascending layers from 0 on", f"the layers are 0 to {layers - 1}"
         )
+    bounds = plan.request.block_bounds
+    if bounds is not None and not (
+        len(bounds) > 1 and bounds == sorted(set(bounds)) and bounds[-1] <= layers
+    ):
+        yield _fault(
+            "request.block_bounds: not ascending layers", f"the layers are 0 to {layers - 1}"
+        )
     if costs is not None and len(costs) != layers:
         yield _fault(
             f"request.costs: {len(costs)} costs for {layers} layers", "give each layer one"
@@ -146,7 +153,13 @@ def _request_faults(plan: Plan) -> Iterator[PartoptError]:
                 f"stages[{s}].start: {stage.start} is not one of request.cut_at",
                 "stages begin where they may",
             )
-        if plan.request.recompute == ("never" if stage.recompute else "always"):
+        asked = plan.request.recompute
+        as_asked = stage.recompute == (asked != "never")
+        if isinstance(asked, int):
+            as_asked = as_asked and stage.blocks_again == min(asked, stage.blocks or 0)
+        elif asked == "always":
+            as_asked = as_asked and stage.first_again is None
+        if not as_asked and asked != "auto":
             yield _fault(
                 f"stages[{s}].recompute: request.recompute is {plan.request.recompute}",
                 "re-run `solve`",
@@ -212,7 +225,7 @@ def _is_run(ranks: Sequence[int]) -> bool:
 
 def _time_faults(s: int, stage: Stage, rounding: float) -> Iterator[PartoptError]:
     """Parts of the compute time of stage s that do not add up, by more than `rounding` seconds."""
-    whole = stage.forward_s * (2 if stage.recompute else 1) + stage.backward_s
+    whole = stage.forward_s + stage.backward_s + stage.again_s
     if not math.isclose(whole, stage.compute_s, rel_tol=1e-6, abs_tol=rounding):
         yield _fault(
             f"stages[{s}].compute_s: not the sum of its parts, {whole:g}", "re-run `solve`"

@@ -140,9 +140,14 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
         whole = f"each device holds the whole model, {format_bytes(plan.peak_memory_bytes)}"
         less = "with less than that a device, this plan would not fit"
         yield "pipeline", f"none is needed: {whole}; {less}"
-    recomputed = [s for s, stage in enumerate(plan.stages) if stage.recompute]
-    if 0 < len(recomputed) < len(plan.stages):
-        yield "", f"activations recomputed in {shorten(stages_text(recomputed), 40)}"
+    how, again = plan.layout.recompute, [s for s, own in enumerate(plan.stages) if own.recompute]
+    if isinstance(how, int) or how == "auto":
+        where = shorten(stages_text(again), 40) if how == "auto" else "each stage"
+        counts = [plan.stages[s].blocks_again for s in again]
+        blocks = shorten("-".join(map(str, counts if how == "auto" else [how])), 24)
+        several = any(plan.stages[s].first_again is not None for s in again)
+        which = f"in the first {blocks} blocks of {where}" if several else f"in {where}"
+        yield "", f"activations recomputed {which}"
     if plan.idle_ranks:
         each = plan.topology.group_ranks
         idle, devices = len(plan.idle_ranks) * each, plan.topology.devices * each

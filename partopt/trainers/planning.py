@@ -32,13 +32,14 @@ from partopt.job import Job
 from partopt.options import AUTO, CHOSEN_BY_AUTO, MANUAL
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED
+from partopt.search.blocks import recompute_less
 from partopt.search.bound import certify_simulated
 from partopt.search.cuts import move_cuts
 from partopt.search.sizes import order_of
 from partopt.search.solve import Result, solve
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS
-from partopt.trainers.parts import EMBEDDING, HEAD, Part, find_parts
+from partopt.trainers.parts import EMBEDDING, HEAD, Part, block_bounds, find_parts
 from partopt.trainers.says import find_faults, may_begin
 from partopt.trainers.trainer import ANYWHERE, Trainer
 
@@ -55,20 +56,26 @@ def solve_for(
     Raises PartoptError where the job asks for what the trainer cannot do, and with the reasons
     where no plan that it can say was found.
     """
-    trainer, job = TRAINERS.lookup(to), job_for(job, to)
-    names = [layer.name for layer in job.profile.layers]
-    parts = [] if trainer.says.cuts == ANYWHERE else find_parts(names, rules)
-    return solve_within(job, trainer, parts, progress)
+    trainer, job = TRAINERS.lookup(to), job_for(job, to, rules)
+    return solve_within(job, trainer, _parts_of(job, trainer, rules), progress)
 
 
-def job_for(job: Job, to: str) -> Job:
+def job_for(job: Job, to: str, rules: Sequence[str] = ()) -> Job:
     """The job for the trainer `to`: with its engine, of which the job's facts replace some.
 
-    Raises PartoptError where the job asks for what the trainer cannot do.
+    `rules` are those of `export_plan`, for blocks that it makes again. Raises PartoptError where
+    the job asks for what the trainer cannot do.
     """
     trainer = TRAINERS.lookup(to)
     _check_asked(job, trainer)
-    return job.with_(trainer=to, engine=trainer.engine)
+    blocks = trainer.engine.recomputes_blocks
+    bounds = block_bounds(_parts_of(job, trainer, rules)) if blocks else None
+    return job.with_(trainer=to, engine=trainer.engine, block_bounds=bounds)
+
+
+def _parts_of(job: Job, trainer: Trainer, rules: Sequence[str]) -> list[Part]:
+    names = [layer.name for layer in job.profile.layers]
+    return [] if trainer.says.cuts == ANYWHERE else find_parts(names, rules)
 
 
 def schedule_for(
@@ -111,12 +118,22 @@ def solve_within(
     """`solve_for` of a trainer, to which the layers of the profile are `parts`."""
 
     def improve(plan: Plan) -> Plan:
-        """With its cuts moved in the simulator, where it helps and the trainer can say it."""
+        """With fewer blocks made again, and its cuts moved, where it helps and can be said."""
+        plan = recompute_fewer(plan)
         problem = problem_from_plan(plan, job.profile)
         moved = move_cuts(plan, problem)
         if any(find_faults(moved, trainer, parts)) or order_of(moved) >= order_of(plan):
             return plan
-        return _with_bound_of(plan, moved, problem)
+        return recompute_fewer(_with_bound_of(plan, moved, problem))
+
+    def recompute_fewer(plan: Plan) -> Plan:
+        """With as few blocks made again as fit, where the trainer says how many and the job not."""
+        says = trainer.says.recomputed
+        if job.recompute not in chosen or says == "all" or not plan.engine.recomputes_blocks:
+            return plan
+        return recompute_less(plan, problem_from_plan(plan, job.profile), alike=says == "first")
+
+    chosen = ("auto", None) if job.schedule == AUTO else ("auto",)  # where planners decide it
 
     _check_model(job, trainer, parts)
     results, refusals = [], []
@@ -205,7 +222,7 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
         alone = job.replication == "none" or job.layout.dp == 1
         equal = trainer.says.replicas == "equal" and not alone
         changes["replication"] = "uniform" if equal else "none"
-    alike = job.recompute == "auto" and trainer.says.recomputed == "all"
+    alike = job.recompute == "auto" and trainer.says.recomputed != "each"
     modes = ["never", "always"] if alike else [None]
     names: Collection[str] = [job.schedule]
     if job.schedule == AUTO:  # those that planners can plan for
@@ -219,16 +236,20 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
 
 def _check_asked(job: Job, trainer: Trainer) -> None:
     """Refuse options that the trainer has nothing for."""
-    modes = ["never", None] if trainer.engine.recompute == ("none",) else [job.recompute]
+    modes: list[object] = [job.recompute]
+    if trainer.engine.recompute == ("none",):
+        modes = ["never", None]
+    elif job.first is not None and trainer.says.recomputed == "all":
+        modes = ["never", "always"]
     for option, able in (
         ("schedule", list(trainer.schedules or [job.schedule])),
         ("shard", list(trainer.engine.shard)),
         ("recompute", modes),
     ):
-        asked = getattr(job, option)
+        asked, has = getattr(job, option), ", ".join(str(own) for own in able if own)
         if asked not in able and asked != AUTO:
             raise PartoptError(
-                f"`{option}={asked}`: {trainer.name} has {', '.join(filter(None, able))}",
+                f"`{option}={asked}`: {trainer.name} has {has}",
                 f"choose `{option}={able[0]}`",
                 code="target-cannot-say",
                 option=option,

@@ -59,7 +59,8 @@ def recomputing(plan: Plan, *numbers: int) -> Plan:
     """The plan in which the stages of these numbers recompute, all where none is given."""
     chosen = numbers or range(len(plan.stages))
     stages = [replace(stage, recompute=s in chosen) for s, stage in enumerate(plan.stages)]
-    return replace(plan, stages=stages)
+    how = "auto" if len(chosen) < len(stages) else "always"
+    return replace(plan, stages=stages).with_layout(recompute=how)
 
 
 def contents(plan: Plan) -> list[list[str]]:
