@@ -16,7 +16,7 @@ from partopt.cost.memory import reserve_of
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents import Note, refuse
-from partopt.documents.engine import Layout
+from partopt.documents.engine import PARTOPT, Layout
 from partopt.documents.estimates import check_device
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
@@ -130,8 +130,14 @@ class Job(Options):
                 "recompute",
                 self.first,
                 f"{self.trainer} recomputes whole stages",
-                "choose `recompute=always`, or plan for a trainer that recomputes blocks",
+                "choose `recompute=always`, or a trainer that recomputes blocks: `for=megatron`",
             )
+        bounds, layers = self.block_bounds, len(self.profile.layers)
+        if bounds is not None:
+            inside = len(bounds) > 1 and bounds[0] >= 0 and bounds[-1] <= layers
+            if not inside or list(bounds) != sorted(set(bounds)):
+                what, hint = "blocks lie between ascending layers", f"give numbers up to {layers}"
+                raise invalid("block_bounds", list(bounds), what, hint)
         own = self.planner_name == MANUAL
         stated = problem_of(
             self.profile,
@@ -187,6 +193,11 @@ class Job(Options):
             name, device = self.profile.model.name, self.topology.device.name
             text = f"{name} was measured on a CPU, not on {device}"
             found.append(Note(code="measured-on-cpu", text=text))
+        if self.trainer == PARTOPT and self.shard not in self.engine_run.shard:
+            text = (
+                f"`partopt run` refuses `shard={self.shard}`: plan for a trainer, `for=torchtitan`"
+            )
+            found.append(Note(code="not-run", text=text))
         return found
 
     def _check_documents(self) -> None:

@@ -240,7 +240,7 @@ def _check_asked(job: Job, trainer: Trainer) -> None:
     if trainer.engine.recompute == ("none",):
         modes = ["never", None]
     elif job.first is not None and trainer.says.recomputed == "all":
-        modes = ["never", "always"]
+        modes = ["always", "never"]
     for option, able in (
         ("schedule", list(trainer.schedules or [job.schedule])),
         ("shard", list(trainer.engine.shard)),

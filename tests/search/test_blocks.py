@@ -126,6 +126,29 @@ def test_the_best_plan_of_a_trainer_is_verified_written_and_read_again(to, sched
     assert [0, *layout.cuts] == [stage.start for stage in plan.stages]
 
 
+def test_a_published_model_keeps_and_takes_what_was_measured():
+    """Korthikanti et al. 2022, 22B on 8 ranks, microbatch 4: tables 2 and 4, and figure 7."""
+    s, b, h, a, t, layers = 2048, 4, 6144, 64, 8, 48
+    stash, hidden = int(s * b * h * (10 + 24 / t + 5 * a * s / (h * t))), 2 * s * b * h
+    profile = chain_profile(
+        [0.0, *[7.7e-3] * layers, 0.0],
+        [0.0, *[11.9e-3] * layers, 0.0],
+        output_bytes=[hidden] * (layers + 2),
+        stash_groups=[([n], stash) for n in range(1, layers + 1)],
+        names=["wte", *(f"h.{n}" for n in range(layers)), "lm_head"],
+    )
+    plans = {}
+    for how in ("never", 12, 24, "always"):
+        job = po.Job(profile, flat(1), schedule="1f1b", microbatches=1, cuts=[], recompute=how)
+        plans[how] = po.solve_for(job, "megatron").plan.stages[0]
+    kept = {how: own.memory.activations_bytes for how, own in plans.items()}
+    assert kept["always"] / kept["never"] == pytest.approx(0.0764, rel=0.01)
+    assert kept[12] / kept["never"] == pytest.approx(1 - 12 / 48 * (1 - 0.0764), rel=0.01)
+    backward_s = {how: (own.compute_s - own.forward_s) / layers for how, own in plans.items()}
+    assert backward_s["always"] == pytest.approx(19.5e-3, rel=0.01)
+    assert backward_s[24] == pytest.approx((19.5e-3 + 11.9e-3) / 2, rel=0.01)
+
+
 def test_blocks_by_hand():
     """Layers of 1 to 5 s, of which 1, and 2 with 3, are blocks; [1, 5) with its first block."""
     stash = RangeSum([10.0, 20.0, 30.0, 40.0, 50.0])

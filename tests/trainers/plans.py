@@ -11,6 +11,7 @@ from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
+from partopt.trainers import TRAINERS
 from tests.helpers import flat, uniform_profile
 
 BLOCKS = 12
@@ -47,6 +48,12 @@ def planned(
         asked.setdefault("microbatches", 8)
     on = cluster or flat(sum(replicas))
     return under(solve(Job(profile or transformer(), on, **asked)).plan)
+
+
+def planned_for(to: str, **options: Any) -> Plan:
+    """The plan of `planned` as the engine of the trainer `to` runs it."""
+    own = {"trainer": to, "engine": TRAINERS[to].engine, "block_bounds": range(2, BLOCKS + 3)}
+    return planned(**own | options)
 
 
 def on_ranks(plan: Plan, ranks: list[list[int]]) -> Plan:

@@ -142,6 +142,13 @@ def test_what_a_trainer_cannot_do_is_refused(options, message):
         solve_for(stated(5, "megatron", **options), "megatron")
 
 
+@pytest.mark.parametrize("to", ["torchtitan", "deepspeed", "torchgpipe", "torch", "partopt"])
+def test_numbers_of_blocks_are_refused_where_they_cannot_be_said(to):
+    with pytest.raises(PartoptError, match="`recompute=2`: ") as caught:
+        solve_for(stated(5, to, recompute=2), to)
+    assert "recompute=always" in caught.value.hint
+
+
 def test_the_commands(partopt, profile_file, topology_file, tmp_path):
     given = (profile_file(model(6)), "--topology", topology_file(flat(4)))
     given += ("--schedule", "1f1b", "--microbatches", 8)
