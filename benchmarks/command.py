@@ -1,10 +1,11 @@
 """Seconds of the whole command `partopt plan`, from the start of the process to its end, one core.
 
-    python benchmarks/command.py [ROW ...]
+    python benchmarks/command.py [ROW ... | draws | published]
 
 Profiles and topologies are made in a temporary folder, from seeds. Every row runs twice, and the
 second run, which finds its compiled code in the cache, is timed; a run is stopped after
-`LIMIT_S` seconds. ROWs are numbers, from 0; by default all are run.
+`LIMIT_S` seconds. ROWs are numbers, from 0; by default all are run. `draws` are 1,000 layers of
+three families, five of each; `published` the profiles of published models, on 32 to 1,024 devices.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Row(NamedTuple):
     """What is planned, on levels of these sizes and rates, and the seconds that it should take."""
 
     name: str
-    profile: str  # shipped, or `layers N`, `blocks N`, `tied N` of `make_profile`
+    profile: str  # shipped, or the arguments of `make_profile`
     sizes: Sequence[int]  # innermost first
     rates: Sequence[str]
     options: str
@@ -67,19 +68,34 @@ ROWS = [
     Row("80 blocks, auto, 1,024", "blocks 80", (8, 128), FAST, f"--memory 80GB {_AUTO}", 60),
     Row("400 layers, 8 x 32, slow", "layers 400", (8, 32), SLOW, "--memory 12GB", 20),
 ]
+OPTIONS = ("--memory 40GB", "--memory 20GB --schedule 1f1b --microbatches 512")
+DRAWS = [
+    Row(f"1,000 {kind}, {seed}{own[13:29]}", f"{kind} 1000 {seed}", (8, 128), FAST, own, 10)
+    for kind in ("layers", "noise", "peaks")
+    for seed in range(1, 6)
+    for own in OPTIONS
+]
+PUBLISHED = [
+    Row(f"{name} on {servers * 8} {own[11:16]}", profile, (8, servers), FAST, own, 10)
+    for name in ("gpt3-6.7b", "llama-7b", "mixtral-8x7b", "llama-70b")
+    for profile in [f"{name}.h100-estimated.bfloat16"]
+    for servers in (4, 16, 128)
+    for own in ("--schedule pipedream-2bw --memory 80GB", "--schedule 1f1b --global-batch 2048")
+]
 
 
-def main(chosen: Sequence[int]) -> None:
+def main(chosen: Sequence[str]) -> None:
     """Print the table."""
     from machine import describe
 
+    named = {"draws": DRAWS, "published": PUBLISHED}
+    rows = named.get(chosen[0]) if chosen else ROWS
     print(describe())
-    print(f"\n{'partopt plan':28}{'to reach':>10}{'seconds':>10}{'exit':>6}")
-    for number in chosen or range(len(ROWS)):
-        row = ROWS[number]
+    print(f"\n{'partopt plan':34}{'to reach':>10}{'seconds':>10}{'exit':>6}")
+    for row in rows or [ROWS[int(number)] for number in chosen]:
         with tempfile.TemporaryDirectory() as folder:
             seconds, code = run_row(row, Path(folder))
-        print(f"{row.name:28}{row.goal_s:8g} s{seconds:8.2f} s{code:>6}", flush=True)
+        print(f"{row.name:34}{row.goal_s:8g} s{seconds:8.2f} s{code:>6}", flush=True)
 
 
 def run_row(row: Row, folder: Path) -> tuple[float, str]:
@@ -103,14 +119,15 @@ def command_of(row: Row, folder: Path) -> list[str]:
         f"  - {{name: level{k}, size: {size}, bandwidth: {rate}}}\n"
         for k, (size, rate) in enumerate(zip(row.sizes, row.rates, strict=False))
     ]
-    text = f"name: benchmark\ndevice: {{name: device, memory: 80 GB}}\nlevels:\n{''.join(levels)}"
+    device = "device: {name: H100-80GB, memory: 80 GB}"
+    text = f"name: benchmark\n{device}\nlevels:\n{''.join(levels)}"
     Topology.parse(text.encode())
     (folder / "cluster.yaml").write_text(text)
     profile = row.profile
     if " " in profile:
-        kind, count = profile.split()
+        kind, *numbers = profile.split()
         profile = str(folder / "profile.json")
-        make_profile(kind, int(count)).save(profile)
+        make_profile(kind, *map(int, numbers)).save(profile)
     command = [sys.executable, "-m", "partopt", "plan", profile]
     return [*command, "--topology", str(folder / "cluster.yaml"), *row.options.split()]
 
@@ -125,22 +142,22 @@ def run(command: Sequence[str], limit_s: float) -> int:
     return done.returncode
 
 
-def make_profile(kind: str, count: int) -> Profile:
+def make_profile(kind: str, count: int, seed: int = 0) -> Profile:
     """`count` layers of random times, sizes and weights, or equal blocks.
 
-    Blocks lie between an embedding and a head, which share their weights where they are `tied`, and
-    are measured at several microbatch sizes.
+    Of random ones there are three families (`_random_layers`). Blocks lie between an embedding and
+    a head, which share their weights where they are `tied`, and are measured at several sizes.
     """
     from partopt.documents.profile import Device, Layer, Measurement, Model, Profile
 
-    sizes = (1,) if kind == "layers" else (1, 2, 4)
-    if kind == "layers":
-        forward_s, output_bytes, weights, shared = _random_layers(count)
+    sizes, shared = (1, 2, 4), kind == "tied"
+    if kind in ("layers", "noise", "peaks"):
+        sizes = (1,)
+        forward_s, output_bytes, weights = _random_layers(kind, count, seed)
     else:
         forward_s = np.array([2e-4, *[5e-3] * count, 3e-3])
         output_bytes = np.array([*[8e6] * (count + 1), 4e3])
         weights = np.array([8e8, *[6e8] * count, 8e8])
-        shared = kind == "tied"
     return Profile(
         model=Model(name="benchmark"),
         device=Device(name="none"),
@@ -161,14 +178,21 @@ def make_profile(kind: str, count: int) -> Profile:
     )
 
 
-def _random_layers(count: int):  # type: ignore[no-untyped-def]
-    """Log-normal times, activations that decay and weights that grow along the model."""
-    random = np.random.default_rng(0)
-    position = np.arange(count) / count
+def _random_layers(kind: str, count: int, seed: int):  # type: ignore[no-untyped-def]
+    """Log-normal times, activations and weights.
+
+    Of `layers` activations decay and weights grow along the model; of `peaks` a few layers take ten
+    times as long, and one cut in eight is small.
+    """
+    random = np.random.default_rng(seed)
+    along = 3 * np.arange(count) / count if kind == "layers" else np.full(count, 1.5)
     forward_s = random.lognormal(0, 0.5, count) * 1e-3
-    output_bytes = 1e8 * np.exp(-3 * position) * random.lognormal(0, 0.3, count)
-    weights = 1e6 * np.exp(3 * position) * random.lognormal(0, 0.5, count)
-    return forward_s, output_bytes, weights, False
+    output_bytes = 1e8 * np.exp(-along) * random.lognormal(0, 0.3, count)
+    weights = 1e6 * np.exp(along) * random.lognormal(0, 0.5, count)
+    if kind == "peaks":
+        forward_s[random.random(count) < 0.02] *= 10
+        output_bytes[random.random(count) < 0.125] /= 10
+    return forward_s, output_bytes, weights
 
 
 def _tied(shared: bool, size: int):  # type: ignore[no-untyped-def]
@@ -198,4 +222,4 @@ def _measured(forward_s, output_bytes, size: int):  # type: ignore[no-untyped-de
 
 
 if __name__ == "__main__":
-    main([int(argument) for argument in sys.argv[1:]])
+    main(sys.argv[1:])

@@ -53,7 +53,9 @@ def main() -> None:
     for name, arguments, size in DEEP:
         if name in sys.argv[1:] or not sys.argv[1:]:
             source = example(name, **arguments)
-            deep = Animal(name, source.build, source.example_inputs, size, source.loss_fn)
+            deep = Animal(
+                name, source.build, source.example_inputs, size=size, loss_fn=source.loss_fn
+            )
             print(_row(deep), flush=True)
 
 

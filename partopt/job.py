@@ -16,8 +16,8 @@ from partopt.cost.memory import reserve_of
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents import Note, refuse
+from partopt.documents.device import check_device
 from partopt.documents.engine import PARTOPT, Layout
-from partopt.documents.estimates import check_device
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from partopt import documents, schedules
 from partopt.cost.plan import layout_of
-from partopt.documents.flows import Flows
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
+from partopt.documents.tables import Flows
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid, with_facts
 from partopt.report import trace

@@ -20,10 +20,9 @@ from partopt.documents.profile import (
     Profile,
     StashGroup,
 )
-from partopt.documents.simulation import DrawnTimeline
+from partopt.documents.simulation import ClosedForm, DrawnTimeline, Refused, TrialDocument, Tried
 from partopt.documents.topology import Device as ClusterDevice
 from partopt.documents.topology import Level, Topology
-from partopt.documents.trial import ClosedForm, Refused, TrialDocument, Tried
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import CHUNKS, check_count, invalid, parse_bytes

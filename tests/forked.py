@@ -13,7 +13,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 LIMIT_S = 300
@@ -21,26 +21,46 @@ _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["partopt.cli.run", "partopt.profiler", "partopt.runtime.run"])
 
 
+class Forked:
+    """A module that runs in a process of its own."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        cwd: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        streams = [str(Path(self.folder.name, name)) for name in ("in", "out", "err")]
+        for name in streams:
+            Path(name).touch()
+        self.out, self.err = map(Path, streams[1:])
+        self.command = [module, *arguments]
+        environment = {**os.environ, **(variables or {})}
+        given = module, list(arguments), streams, environment, str(cwd or Path.cwd())
+        self.process = _SERVER.Process(target=_run, args=given)
+        self.process.start()
+
+    def wait(self, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+        """What it said, at its end; it is killed where that does not come in time."""
+        self.process.join(limit_s)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        code = self.process.exitcode
+        assert code is not None
+        out, err = self.out.read_text(), self.err.read_text()
+        self.process.close()
+        self.folder.cleanup()
+        return subprocess.CompletedProcess(self.command, code, out, err)
+
+
 def run_forked(
     module: str, arguments: Sequence[str] = (), cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a module with the environment of this process, and wait for its end."""
-    with tempfile.TemporaryDirectory() as folder:
-        streams = [str(Path(folder, name)) for name in ("in", "out", "err")]
-        for name in streams:
-            Path(name).touch()
-        given = module, list(arguments), streams, dict(os.environ), str(cwd or Path.cwd())
-        process = _SERVER.Process(target=_run, args=given)
-        process.start()
-        process.join(LIMIT_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        code = process.exitcode
-        process.close()
-        out, err = (Path(name).read_text() for name in streams[1:])
-    assert code is not None
-    return subprocess.CompletedProcess([module, *arguments], code, out, err)
+    return Forked(module, arguments, cwd).wait()
 
 
 def _run(

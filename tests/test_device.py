@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from partopt.documents import shipped
 from partopt.documents.device import Roofline, read_device
+from partopt.documents.files import shipped_folder, shipped_names
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 
-FILE = (shipped.folder("devices") / "a100.yaml").read_text()
+FILE = (shipped_folder("devices") / "a100.yaml").read_text()
 
 
-@pytest.mark.parametrize("name", shipped.names("devices"))
+@pytest.mark.parametrize("name", shipped_names("devices"))
 def test_every_shipped_device_loads(name: str) -> None:
     made = Roofline.load(name)
     assert made.peaks_flops["float16"] > made.peaks_flops["float32"] > 1e12
@@ -22,7 +22,7 @@ def test_every_shipped_device_loads(name: str) -> None:
 
 
 def test_devices_are_named_as_those_of_topologies_are() -> None:
-    names = {Topology.load(name).device.name for name in shipped.names("topologies")}
+    names = {Topology.load(name).device.name for name in shipped_names("topologies")}
     assert {Roofline.load(name).name for name in ("a100", "h100", "v100")} <= names
 
 

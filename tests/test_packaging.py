@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from partopt.documents import shipped
+from partopt.documents import files
 from tests.helpers import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -20,8 +20,8 @@ WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["b
 def test_shipped_files_are_looked_for_where_the_wheel_has_them(tmp_path, monkeypatch, kind):
     installed = tmp_path / WHEEL["force-include"][kind]
     installed.mkdir(parents=True)
-    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "partopt/documents/shipped.py"))
-    assert shipped.folder(kind) == installed
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "partopt/documents/files.py"))
+    assert files.shipped_folder(kind) == installed
 
 
 def test_the_package_says_that_it_is_typed():

@@ -8,9 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.documents import shipped
-from partopt.documents.topology import Device, Level, Topology
-from partopt.documents.topology_file import TopologyFile
+from partopt.documents.files import find_shipped, shipped_folder, shipped_names
+from partopt.documents.topology import Device, Level, Topology, TopologyFile
 from partopt.errors import PartoptError
 from tests.examples import examples
 from tests.helpers import flat, two_level
@@ -249,21 +248,21 @@ def test_devices_must_be_the_product_of_the_sizes():
         msgspec.structs.replace(two_level(2, 3), devices=5)
 
 
-@pytest.mark.parametrize("name", shipped.names("topologies"))
+@pytest.mark.parametrize("name", shipped_names("topologies"))
 class TestShippedTopology:
     def test_it_loads_without_a_note_and_goes_by_its_name(self, name):
         loaded = Topology.load(name)
         assert (loaded.name, loaded.notes(), list(loaded.faults())) == (name, [], [])
 
     def test_it_names_the_sources_of_its_numbers(self, name):
-        text = (shipped.folder("topologies") / f"{name}.yaml").read_text()
+        text = (shipped_folder("topologies") / f"{name}.yaml").read_text()
         comment = " ".join(line for line in text.splitlines() if line.startswith("#"))
-        loaded = Topology.load(shipped.find(name, "topologies"))
+        loaded = Topology.load(find_shipped(name, "topologies"))
         assert any(source in comment for source in ("datasheet", "whitepaper", "et al."))
         assert all(level.link in comment.lower() for level in loaded.levels)
 
     def test_dumping_and_reading_again_gives_the_same_topology(self, name):
-        loaded = Topology.load(shipped.find(name, "topologies"))
+        loaded = Topology.load(find_shipped(name, "topologies"))
         assert Topology.parse(loaded.dump().encode()) == loaded
 
 

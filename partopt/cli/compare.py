@@ -16,8 +16,7 @@ from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt import Job, Plan
-    from partopt.documents.comparison import Comparison
-    from partopt.documents.group_comparison import GroupComparison
+    from partopt.documents.tables import Comparison, GroupComparison
 
 
 @click.command(cls=options.Verb, short_help="every planner, or groups of sizes, side by side")

@@ -199,7 +199,7 @@ def command(
             raise
         _save(measured, output, force)
     if output != "-" and _writes():
-        from partopt.documents.estimates import next_cluster
+        from partopt.documents.device import next_cluster
         from partopt.report.profile import render_sizes
 
         say(render_sizes(measured))

@@ -11,7 +11,7 @@ from partopt.cli.terminal import say, say_page
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
-    from partopt.documents.trial import TrialDocument
+    from partopt.documents.simulation import TrialDocument
 
 _ALL = "all"
 

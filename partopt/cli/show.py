@@ -9,7 +9,7 @@ import click
 
 from partopt.cli import drawing, options, verifying
 from partopt.cli.terminal import ascii_only, say, say_page
-from partopt.documents import shipped
+from partopt.documents.files import find_shipped
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def command(
       partopt show plan.json --profile gpt.json -o plan.svg
     """
     from partopt import documents
-    from partopt.documents.estimates import next_cluster
+    from partopt.documents.device import next_cluster
     from partopt.documents.kinds import kind_of
     from partopt.documents.plan import Plan
     from partopt.documents.profile import Profile
@@ -77,7 +77,7 @@ def command(
     if output:
         drawing.check(output, force, {"--verify": verify, "--json": as_json})
     for place, file in enumerate(files):
-        content = documents.read_bytes(shipped.find(file, "profiles", "topologies", "devices"))
+        content = documents.read_bytes(find_shipped(file, "profiles", "topologies", "devices"))
         kind = kind_of(content, file)
         if output:
             drawing.draw(kind, _load(kind, content, file), file, output, force, profile)
@@ -110,9 +110,9 @@ _NEXT = {
 
 def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
     """The document in `content`; a topology and a device as files that people write."""
+    from partopt.documents import Document
     from partopt.documents.device import DeviceFile, read_device
     from partopt.documents.kinds import DOCUMENTS
-    from partopt.documents.structs import Document
     from partopt.documents.topology import Topology
 
     document = DOCUMENTS[kind]
@@ -131,9 +131,8 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     from partopt.cli.schedule import show_trial
     from partopt.cli.simulate import show_simulation
     from partopt.cli.words import as_flags, print_notes
-    from partopt.documents.simulation import SimulationDocument
+    from partopt.documents.simulation import SimulationDocument, TrialDocument
     from partopt.documents.topology import Topology
-    from partopt.documents.trial import TrialDocument
     from partopt.report.clusters import render_topology
     from partopt.report.pages import text_of
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from partopt.cli.terminal import say
 
 if TYPE_CHECKING:
-    from partopt.documents.comparison import Comparison
-    from partopt.documents.group_comparison import GroupComparison
-    from partopt.documents.scaling import Scaling
+    from partopt.documents.tables import Comparison, GroupComparison, Scaling
 
 
 def check(output: str, force: bool) -> None:

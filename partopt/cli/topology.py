@@ -7,7 +7,7 @@ import click
 from partopt import documents
 from partopt.cli import measure_links, options
 from partopt.cli.terminal import say, say_file
-from partopt.documents import shipped
+from partopt.documents.files import find_shipped, shipped_names
 from partopt.errors import PartoptError
 
 
@@ -40,7 +40,7 @@ def list_(as_json: bool) -> None:
     from partopt import Topology
     from partopt.report.clusters import render_topologies
 
-    loaded = {name: Topology.load(name) for name in shipped.names("topologies")}
+    loaded = {name: Topology.load(name) for name in shipped_names("topologies")}
     if as_json:
         options.write_json(loaded)
         return
@@ -72,7 +72,7 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
     if as_json:
         options.write_json(loaded)
     elif as_yaml:  # as it was written, with its comments, unless it is changed
-        given = shipped.find(topology, "topologies")
+        given = find_shipped(topology, "topologies")
         exact = loaded.dump() if servers or given == "-" else documents.read_bytes(given).decode()
         say_file(exact)
     else:

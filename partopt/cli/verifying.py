@@ -9,7 +9,7 @@ from partopt import Profile
 from partopt.cli import options, progress
 from partopt.cli.terminal import say
 from partopt.cli.words import as_flags
-from partopt.documents import shipped
+from partopt.documents.files import shipped_names
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
@@ -55,5 +55,5 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
 
 def find_shipped(plan: Plan) -> Profile | None:
     """The shipped profile that the plan was made from; None where it does not come with partopt."""
-    loaded = (Profile.load(name) for name in shipped.names("profiles"))
+    loaded = (Profile.load(name) for name in shipped_names("profiles"))
     return next((each for each in loaded if each.sha256() == plan.profile.sha256), None)

@@ -176,8 +176,9 @@ def _iteration_s(plan: Plan, largest: dict[str, Load]) -> float:
     entry, M, stages = schedule(plan.schedule), plan.microbatches, plan.stages
     assert M is not None
     whole = entry.shape == STRAIGHT and not entry.split
-    backs = [
-        stage.backward_s if recomputes_apart(plan) else stage.compute_s - stage.forward_s
+    backs = [  # what the gradient waits for
+        (stage.backward_s if recomputes_apart(plan) else stage.compute_s - stage.forward_s)
+        - (stage.backward_weight_s if entry.split else 0.0)
         for stage in stages
     ]
     heads = [0.0, *accumulate(stage.forward_s for stage in stages)]

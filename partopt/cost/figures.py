@@ -11,9 +11,9 @@ from __future__ import annotations
 import msgspec
 
 from partopt.documents.device import TF32, same_device, shipped_device
-from partopt.documents.figures import Figures
 from partopt.documents.plan import ProfileReference
 from partopt.documents.profile import Profile
+from partopt.documents.stage import Figures
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.units import format_flops

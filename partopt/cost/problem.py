@@ -24,8 +24,8 @@ from partopt.cost.sharding import (
     steps_in_backwards,
 )
 from partopt.documents import Note
+from partopt.documents.device import check_device
 from partopt.documents.engine import PARTOPT, Engine, Layout
-from partopt.documents.estimates import check_device
 from partopt.documents.plan import (
     Certificate,
     Optimizer,

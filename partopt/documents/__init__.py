@@ -1,8 +1,16 @@
 """Documents: what partopt reads and writes, one file each; and how they are read and written."""
 
-from partopt.documents.faults import check_option, find_faults, leaf_faults
 from partopt.documents.files import check_form, check_writable, is_file, read_bytes, write_bytes
-from partopt.documents.structs import Document, Note, Part, decode, encode, refuse
+from partopt.documents.reading import (
+    Document,
+    Note,
+    Part,
+    check_option,
+    decode,
+    encode,
+    leaf_faults,
+    refuse,
+)
 
 __all__ = [
     "Document",
@@ -13,7 +21,6 @@ __all__ = [
     "check_writable",
     "decode",
     "encode",
-    "find_faults",
     "is_file",
     "leaf_faults",
     "read_bytes",

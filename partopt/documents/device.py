@@ -1,22 +1,26 @@
 """What a device computes and moves in a second: what estimated profiles are made from.
 
 It is a YAML file that people write, in which every number has its source or is marked as assumed.
+Estimated profiles stay with the device that they were estimated for.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Self
 
 import msgspec
 
 from partopt import documents, units
-from partopt.documents import shipped
-from partopt.documents.files import PathLike
-from partopt.documents.profile_checks import DTYPES
-from partopt.documents.yaml_text import read_mapping
+from partopt.documents.files import PathLike, find_shipped, shipped_folder, shipped_names
+from partopt.documents.profile import DTYPES, Profile
+from partopt.documents.topology import Topology
+from partopt.documents.yaml_text import Quantities, read_mapping
 from partopt.errors import PartoptError, did_you_mean
 
 TF32 = "tfloat32"  # how float32 is multiplied where torch is told so
@@ -118,25 +122,14 @@ class Roofline(documents.Part, frozen=True, kw_only=True):
 
         Raises PartoptError with every fault found; of an unknown name with the nearest one.
         """
-        found = shipped.find(path, "devices")
+        found = find_shipped(path, "devices")
         return cls.of(read_device(documents.read_bytes(found), found), found)
 
     @classmethod
     def of(cls, file: DeviceFile, where: str = "device") -> Self:
         """The device that a file states. Raises PartoptError with every faulty quantity."""
-        faults: list[PartoptError] = []
-
-        def positive(parse: Callable[[object], float], value: object, path: str) -> float:
-            try:
-                if number := parse(value):
-                    return number
-                raise PartoptError(
-                    f"'{value}' is zero", "write what the device has", code="malformed-quantity"
-                )
-            except PartoptError as error:
-                faults.append(error.at(path))
-                return 1.0
-
+        quantities = Quantities()
+        positive = quantities.read
         shares = file.efficiency
         made = cls(
             name=file.name,
@@ -154,7 +147,7 @@ class Roofline(documents.Part, frozen=True, kw_only=True):
             attention_forward=shares.attention_forward.value,
             attention_backward=shares.attention_backward.value,
         )
-        documents.refuse(faults, where)
+        documents.refuse(quantities.faults, where)
         digest = hashlib.sha256(msgspec.json.encode(made)).hexdigest()
         return msgspec.structs.replace(made, sha256=digest)
 
@@ -184,8 +177,8 @@ def read_device(content: bytes, where: str) -> DeviceFile:
 @functools.cache
 def shipped_device(name: str) -> tuple[str, Roofline] | None:
     """The device that goes by `name`, with the name of its shipped file; None of any other."""
-    for own in shipped.names("devices"):
-        path = shipped.folder("devices") / f"{own}.yaml"
+    for own in shipped_names("devices"):
+        path = shipped_folder("devices") / f"{own}.yaml"
         file = read_device(path.read_bytes(), str(path))
         if name.lower() in {known.lower() for known in (own, file.name, *file.aliases)}:
             return own, Roofline.of(file, str(path))
@@ -196,3 +189,69 @@ def same_device(first: str, second: str) -> bool:
     """Whether two names are of one device."""
     found = shipped_device(first)
     return first == second or (found is not None and found == shipped_device(second))
+
+
+def check_device(profile: Profile, topology: Topology) -> None:
+    """Raise PartoptError for a profile that was estimated for another device than the topology's.
+
+    The hint is the command that estimates it for that device.
+    """
+    device = topology.device.name
+    if profile.estimated is None or same_device(profile.estimated.device, device):
+        return
+    raise PartoptError(
+        f"{topology.name}: device.name: {device}, but {profile.model.name} was estimated for "
+        f"{profile.estimated.device}",
+        f"estimate it for {device}: {_command(profile, topology)}",
+        code="estimated-for-another-device",
+        option="topology",
+        device=device,
+        estimated=profile.estimated.device,
+    )
+
+
+def cluster_of(device: str) -> str | None:
+    """The first shipped topology of such devices."""
+    for name in shipped_names("topologies"):
+        path = str(shipped_folder("topologies") / f"{name}.yaml")
+        if same_device(Topology.load(path).device.name, device):
+            return name
+    return None
+
+
+def next_cluster(profile: Profile) -> str:
+    """The topology to name in a command that plans `profile`: of its device where one is shipped.
+
+    An estimate can be planned on no other.
+    """
+    device = profile.estimated_for or profile.device.name
+    return cluster_of(device) or ("dgx-a100" if profile.estimated is None else "CLUSTER")
+
+
+def _command(profile: Profile, topology: Topology) -> str:
+    """The command that makes `profile` for the device of `topology`, as far as it says how."""
+    model, found = profile.model, shipped_device(topology.device.name)
+    name, formats = (found[0], found[1].peaks_flops) if found else ("FILE", {profile.dtype: 0.0})
+    options: dict[str, object] = {}
+    if model.arguments:
+        words = {
+            key: str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in model.arguments.items()
+        }
+        options["arguments"] = json.dumps(words)
+    options["microbatch_sizes"] = [each.microbatch_size for each in profile.measurements]
+    if profile.dtype in formats:
+        options["dtype"] = profile.dtype
+    if profile.autocast:
+        options["autocast"] = profile.autocast
+    if model.name != Path(model.entry.partition(":")[0]).stem:
+        options["name"] = model.name
+    if profile.group is not None:
+        known = topology.name in shipped_names("topologies")
+        options["group"] = profile.group.ranks
+        options["topology"] = topology.name if known else "CLUSTER"
+    given = " ".join(f"`{option}={value}`" for option, value in options.items())
+    output = shlex.quote(f"{model.name}.{name}-estimated.{profile.dtype}.json")
+    return f"`estimate_source` {name} {shlex.quote(model.entry or 'MODEL')} {given} -o {output}" + (
+        "" if found else f", where FILE says what a {topology.device.name} does (docs/formats.md)"
+    )

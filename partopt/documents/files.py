@@ -1,4 +1,4 @@
-"""Reading and writing files: whole or not at all, with errors that name the place."""
+"""Files: read and written whole or not at all, and the names of those that partopt ships."""
 
 from __future__ import annotations
 
@@ -10,14 +10,57 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, did_you_mean
 from partopt.units import format_bytes, parse_bytes
 
 PathLike = str | os.PathLike[str]
 
-
 MAX_INPUT = "PARTOPT_MAX_INPUT"  # in the environment: the largest file that is read, `200 MB`
 _MAX_INPUT_BYTES = 64 * 10**6
+_SHIPPED = {  # the suffix of what comes with partopt, and what one of it is called
+    "profiles": (".json", "profile"),
+    "topologies": (".yaml", "topology"),
+    "devices": (".yaml", "device"),
+}
+
+
+def shipped_folder(kind: str) -> Path:
+    """The folder of `kind`, "profiles", "topologies" or "devices".
+
+    It lies in the installed package or, in a checkout, next to the package.
+    """
+    package = Path(__file__).parent.parent
+    installed = package / "shipped" / kind
+    return installed if installed.is_dir() else package.parent / kind
+
+
+def shipped_names(kind: str) -> list[str]:
+    """The shipped names of `kind`, sorted."""
+    suffix = _SHIPPED[kind][0]
+    return sorted(
+        path.name.removesuffix(suffix) for path in shipped_folder(kind).glob(f"*{suffix}")
+    )
+
+
+def find_shipped(given: PathLike, *kinds: str) -> str:
+    """The path of `given`: a file, `-`, or a shipped name of one of `kinds`.
+
+    Raises PartoptError, with the nearest name, otherwise.
+    """
+    given = os.fspath(given)
+    if given == "-" or os.path.exists(given):  # noqa: PTH110 (unlike Path.exists it never raises)
+        return given
+    known = {name: kind for kind in reversed(kinds) for name in shipped_names(kind)}
+    if given in known:
+        return str(shipped_folder(known[given]) / f"{given}{_SHIPPED[known[given]][0]}")
+    *others, last = (_SHIPPED[kind][1] for kind in kinds)
+    what = f"{', '.join(others)} or {last}" if others else last
+    raise PartoptError(
+        f"{given}: no such file, and no shipped {what} of that name",
+        did_you_mean(given, known),
+        code="no-such-file",
+        path=given,
+    )
 
 
 def read_bytes(path: PathLike, limit: int | None = None) -> bytes:

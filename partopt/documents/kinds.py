@@ -6,18 +6,13 @@ import re
 
 import msgspec
 
-from partopt.documents.comparison import Comparison
 from partopt.documents.device import DeviceFile
-from partopt.documents.flows import Flows
-from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.run import Run
-from partopt.documents.scaling import Scaling
-from partopt.documents.simulation import SimulationDocument
-from partopt.documents.topology_file import TopologyFile
-from partopt.documents.trial import TrialDocument
-from partopt.documents.verification import Verification
+from partopt.documents.simulation import SimulationDocument, TrialDocument
+from partopt.documents.tables import Comparison, Flows, GroupComparison, Scaling, Verification
+from partopt.documents.topology import TopologyFile
 from partopt.errors import PartoptError
 
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from partopt import documents
 from partopt.documents.engine import Engine, Layout, Recompute
-from partopt.documents.figures import Figures, Positive
-from partopt.documents.plan_checks import find_faults
 from partopt.documents.profile import Bytes, Count, Index, Seconds
-from partopt.documents.stage import Flow, Load, Reserve, Shard, Stage, device_bytes
+from partopt.documents.stage import (
+    Figures,
+    Flow,
+    Load,
+    Positive,
+    Reserve,
+    Shard,
+    Stage,
+    device_bytes,
+)
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
+from partopt.units import format_seconds
 
 Replication = Literal["free", "uniform", "none"]
 Tied = Literal["exchange", "together"]
@@ -31,7 +40,7 @@ class Estimate(documents.Part, frozen=True, kw_only=True):
     `one_device_s` is a microbatch on one device; `loads` are the largest of each kind.
     """
 
-    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    period_s: Positive
     iteration_s: Seconds | None
     one_device_s: Seconds
     bound_by: str
@@ -47,7 +56,7 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
     was found to be better.
     """
 
-    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    period_s: Positive
     iteration_s: Seconds | None
     samples_per_s: Seconds
     figures: Figures | msgspec.UnsetType = msgspec.UNSET
@@ -127,7 +136,7 @@ class RunnerUp(documents.Part, frozen=True, kw_only=True):
     schedule: str
     microbatch_size: Count
     shape: str
-    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    period_s: Positive
     samples_per_s: Seconds
     peak_memory_bytes: Bytes
     fits: bool
@@ -177,7 +186,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults that the types do not express."""
         yield from (fault.at("topology") for fault in self.topology.inconsistencies())
-        yield from find_faults(self)
+        yield from list(_tiling_faults(self)) or _other_faults(self)
 
     @property
     def shape(self) -> str:
@@ -317,13 +326,10 @@ class Plan(documents.Document, frozen=True, kw_only=True):
 
         Raises PartoptError for a rank that the topology does not have.
         """
-        if not 0 <= rank < self.topology.devices:
-            raise PartoptError(
-                f"no rank {rank}",
-                f"ranks are numbered 0 to {self.topology.devices - 1}",
-                code="unknown-rank",
-                rank=rank,
-            )
+        last = self.topology.devices - 1
+        if not 0 <= rank <= last:
+            hint = f"ranks are numbered 0 to {last}"
+            raise PartoptError(f"no rank {rank}", hint, code="unknown-rank", rank=rank)
         return [stage for stage in self.stages if rank in stage.ranks]
 
     def stage_of(self, rank: int, chunk: int = 0) -> Stage:
@@ -333,18 +339,245 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         """
         held = self.stages_of(rank)
         if not held:
+            what, hint = "is idle: the plan has no stage on it", "gives an empty list for it"
             raise PartoptError(
-                f"rank {rank} is idle: the plan has no stage on it",
-                "`stages_of` gives an empty list for it",
-                code="idle-rank",
-                rank=rank,
+                f"rank {rank} {what}", f"`stages_of` {hint}", code="idle-rank", rank=rank
             )
-        if not 0 <= chunk < len(held):
-            raise PartoptError(
-                f"rank {rank} holds {len(held)} stages, none of number {chunk}",
-                "`stages_of` lists them",
-                code="no-such-stage",
-                rank=rank,
-                chunk=chunk,
-            )
-        return held[chunk]
+        if 0 <= chunk < len(held):
+            return held[chunk]
+        raise PartoptError(
+            f"rank {rank} holds {len(held)} stages, none of number {chunk}",
+            "`stages_of` lists them",
+            code="no-such-stage",
+            rank=rank,
+            chunk=chunk,
+        )
+
+
+class Proof(NamedTuple):
+    """What is proved of a plan, and among which plans: every text names these.
+
+    `claim` is a sentence, `line` the same with what it rests on, `value` and `label` are a number
+    and what it is of.
+    """
+
+    claim: str
+    line: str
+    value: str
+    label: str
+
+
+def proof_of(plan: Plan) -> Proof | None:
+    """What the certificate of `plan` says; None where it has none.
+
+    Of the planner `optimal` it speaks of simulated plans, of others of what they minimise.
+    """
+    certificate = plan.certificate
+    if certificate is None:
+        return None
+    status, scope, lower_s = certificate.status, certificate.scope, certificate.lower_bound_s
+    if plan.planner != "optimal":
+        claim = f"{status}, among {scope}"
+        return Proof(claim, f"among {scope}: {certificate.proof}", status, f"among {scope}")
+    if status == "optimal":
+        claim = f"optimal among {scope}"
+        return Proof(claim, claim, status, f"among {scope}")
+    claim = f"{status}, among {scope}"
+    if not lower_s:
+        return Proof(claim, claim, "no bound", f"is known of {scope}")
+    label = f"faster at most is any of {scope}"
+    return Proof(
+        claim, f"{claim}; bound {format_seconds(lower_s)}", f"{certificate.gap:.1%}", label
+    )
+
+
+def _fault(message: str, hint: str = "re-run `solve`") -> PartoptError:
+    return PartoptError(message, hint, code="inconsistent-plan")
+
+
+def _tiling_faults(plan: Plan) -> Iterator[PartoptError]:
+    """The first stage that does not follow the one before; what comes after it follows from it."""
+    stop = 0
+    for s, stage in enumerate(plan.stages):
+        if stage.start != stop or stage.stop <= stage.start:
+            what = f"layers [{stage.start}, {stage.stop}) do not follow layer {stop}"
+            yield _fault(f"stages[{s}]: {what}", "stages tile the layers in order")
+            return
+        stop = stage.stop
+
+
+def _other_faults(plan: Plan) -> Iterator[PartoptError]:
+    """What is wrong with a plan whose stages tile the layers."""
+    rounding = 1e-9 * max(stage.compute_s for stage in plan.stages)
+    for s, stage in enumerate(plan.stages):
+        yield from _stage_faults(stage, f"stages[{s}]", rounding)
+        yield from _rank_faults(plan, stage, f"stages[{s}]")
+    if len(set(map(len, plan.stages_by_rank().values()))) > 1:
+        yield _fault(
+            "stages: some ranks hold more of them than others",
+            "every rank of a plan holds equally many stages",
+        )
+    yield from _flow_faults(plan)
+    for n, load in enumerate(plan.predicted.estimate.loads):
+        if load.place >= len(plan.stages):
+            place = f"predicted.estimate.loads[{n}].place"
+            yield _fault(f"{place}: {load.place}, of {len(plan.stages)} stages")
+    yield from _layout_faults(plan)
+    yield from _request_faults(plan)
+    yield from _kind_faults(plan)
+    limit = plan.memory_limit_bytes
+    for n, row in enumerate(plan.runners_up or []):
+        rate = row.microbatch_size / row.period_s
+        if not math.isclose(rate, row.samples_per_s, rel_tol=1e-6):
+            yield _fault(f"runners_up[{n}].samples_per_s: not microbatch_size / period_s, {rate:g}")
+        if row.fits != (limit is None or row.peak_memory_bytes <= limit):
+            yield _fault(f"runners_up[{n}].fits: not as its memory says")
+
+
+def _stage_faults(stage: Stage, place: str, rounding: float) -> Iterator[PartoptError]:
+    """Names, ranks and bytes that are not as many as they should be, and times that do not add up.
+
+    Times may differ by `rounding` seconds.
+    """
+    layers, ranks = stage.stop - stage.start, len(stage.ranks)
+    if len(stage.modules) != layers:
+        what = f"{len(stage.modules)} names for {layers} layers"
+        yield _fault(f"{place}.modules: {what}", "name each layer once")
+    if ranks != stage.replicas:
+        what = f"{ranks} ranks for {stage.replicas} replicas"
+        yield _fault(f"{place}.ranks: {what}", "each replica has one rank")
+    if stage.frozen_bytes > stage.parameter_bytes:
+        yield _fault(f"{place}.frozen_bytes: more than parameter_bytes, of which they are a part")
+    if stage.memory.transient_bytes not in (stage.transient_bytes, stage.split_transient_bytes):
+        yield _fault(
+            f"{place}.memory.transient_bytes: neither transient_bytes nor split_transient_bytes "
+            "of the stage"
+        )
+    parts = msgspec.structs.asdict(stage.memory)
+    if parts.pop("total_bytes") != sum(parts.values()):
+        yield _fault(f"{place}.memory.total_bytes: not the sum of its parts, {sum(parts.values())}")
+    whole = stage.forward_s + stage.backward_s + stage.again_s
+    if not math.isclose(whole, stage.compute_s, rel_tol=1e-6, abs_tol=rounding):
+        yield _fault(f"{place}.compute_s: not the sum of its parts, {whole:g}")
+    if stage.backward_weight_s > stage.backward_s + rounding:
+        yield _fault(f"{place}.backward_weight_s: longer than backward_s, of which it is a part")
+
+
+def _rank_faults(plan: Plan, stage: Stage, place: str) -> Iterator[PartoptError]:
+    """Ranks that do not exist, appear twice, or are apart where they may not be."""
+    devices = plan.topology.devices
+    for index, rank in enumerate(stage.ranks):
+        if rank >= devices:
+            hint = f"the topology has ranks 0 to {devices - 1}"
+            yield _fault(f"{place}.ranks: no rank {rank}", hint)
+        if rank in stage.ranks[:index]:
+            hint = "each replica has a rank of its own"
+            yield _fault(f"{place}.ranks: rank {rank} appears twice", hint)
+    if plan.family == "contiguous" and not _is_run(stage.ranks):
+        what, hint = "not consecutive, in a contiguous plan", "consecutive ranks, or another family"
+        yield _fault(f"{place}.ranks: {what}", hint)
+
+
+def _is_run(ranks: Sequence[int]) -> bool:
+    return all(after == rank + 1 for rank, after in itertools.pairwise(ranks))
+
+
+def _flow_faults(plan: Plan) -> Iterator[PartoptError]:
+    """Traffic of no stage, of stages that do not exist, or over levels that do not."""
+    levels = {level.name for level in plan.topology.levels}
+    for index, flow in enumerate(plan.communication):
+        place = f"communication[{index}]"
+        ends = [s for s in (flow.source, flow.destination, flow.stage) if s is not None]
+        own = ("source", "destination") if flow.kind == "send" else ("stage",)
+        if None in (getattr(flow, name) for name in own):
+            yield _fault(f"{place}: {flow.kind} without its {' and '.join(own)}")
+        elif max(ends) >= len(plan.stages):
+            hint = f"stages are numbered 0 to {len(plan.stages) - 1}"
+            yield _fault(f"{place}: no stage {max(ends)}", hint)
+        if flow.level not in levels:
+            yield _fault(f"{place}: no level {flow.level}", f"known: {', '.join(sorted(levels))}")
+
+
+def _layout_faults(plan: Plan) -> Iterator[PartoptError]:
+    """Fields of the layout that are missing, or others than the stages say."""
+    own = plan.layout
+    rest = {name: getattr(own, name) for name in ("microbatch", "shard", "schedule")}
+    stated = Layout.of(plan.stages, plan.copies, tp=plan.topology.group_ranks, **rest)
+    for name in Layout.__struct_fields__:
+        found, value = getattr(stated, name), getattr(own, name)
+        if value != found or (name in rest and value is None):
+            what = "missing" if value is None else f"{value}, and the stages have {found}"
+            yield _fault(f"layout.{name}: {what}")
+
+
+def _request_faults(plan: Plan) -> Iterator[PartoptError]:
+    """Requests that these layers do not allow, and departures of the plan from its request.
+
+    The number of stages and the replication are checked for the planner `optimal` alone.
+    """
+    request, layers = plan.request, plan.stages[-1].stop
+    starts, costs = request.cut_at, request.costs
+    if starts is not None and not (
+        starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < layers
+    ):
+        hint = f"the layers are 0 to {layers - 1}"
+        yield _fault("request.cut_at: not ascending layers from 0 on", hint)
+    bounds = request.block_bounds
+    if bounds is not None and (
+        len(bounds) < 2 or bounds != sorted({*bounds}) or bounds[-1] > layers
+    ):
+        yield _fault("request.block_bounds: not ascending layers", f"give 0 to {layers}")
+    if costs is not None and len(costs) != layers:
+        what = f"{len(costs)} costs for {layers} layers"
+        yield _fault(f"request.costs: {what}", "give each layer one")
+    for s, stage in enumerate(plan.stages):
+        if starts is not None and stage.start not in starts:
+            what = f"{stage.start} is not one of request.cut_at"
+            yield _fault(f"stages[{s}].start: {what}", "stages begin where they may")
+        if not _recomputes_as(request.recompute, stage):
+            yield _fault(f"stages[{s}].recompute: request.recompute is {request.recompute}")
+    if plan.planner == "optimal":
+        yield from (_fault(f"request: {what}") for what in plan.find_deviations())
+
+
+def _recomputes_as(asked: Recompute | int, stage: Stage) -> bool:
+    """Whether a stage recomputes as it was requested."""
+    blocks = stage.blocks or 0
+    again = blocks if asked == "always" else min(asked, blocks) if isinstance(asked, int) else None
+    if again is None:
+        return asked == "auto" or not stage.recompute
+    return stage.recompute and stage.blocks_again == again
+
+
+def _kind_faults(plan: Plan) -> Iterator[PartoptError]:
+    """A family, a planner, buffers or a reserve that the rest of the plan contradicts."""
+    reserve, request, planner = plan.reserve, plan.request, plan.planner
+    unlimited = plan.memory_limit_bytes is None
+    if (
+        (reserve.basis == "none" and reserve.size_bytes > 0)
+        or (reserve.basis == "given" and reserve.size_bytes != plan.engine.reserve_bytes)
+        or (reserve.basis != "none" and unlimited)
+    ):
+        where = "no limit" if unlimited else "each device"
+        what = f"{reserve.basis}, with {reserve.size_bytes} bytes reserved of {where}"
+        yield _fault(f"reserve.basis: {what}")
+    if plan.engine.buffers == "all" and plan.microbatches is None:
+        yield _fault(f"engine.buffers: all under {plan.schedule}", "it has no iteration")
+    ranks = [rank for stage in plan.stages for rank in stage.ranks]
+    apart = any(not _is_run(stage.ranks) for stage in plan.stages) or ranks != sorted(ranks)
+    if plan.family == "nested" and not apart:
+        yield _fault("family: nested, and all ranks are consecutive", 'they are "contiguous"')
+    if (request.cuts is None) != (request.replicas is None):
+        yield _fault("request.cuts: without request.replicas, or they without", "give both")
+    elif request.cuts is not None:
+        replicas = [stage.replicas // plan.copies for stage in plan.stages]
+        if ([s.start for s in plan.stages[1:]], replicas) != (request.cuts, request.replicas):
+            yield _fault("request.cuts: the stages are others")
+    if (planner == "manual") != (request.cuts is not None):
+        what = f"with{'out' if request.cuts is None else ''} request.cuts"
+        yield _fault(f"planner: {planner}, {what}", 'a person\'s own split is "manual"')
+    if request.any_schedule != (planner == "grid") and planner != "optimal":
+        yield _fault(
+            f"planner: {planner}, with request.any_schedule {request.any_schedule}",
+            'what is found among all schedules is of "grid" or "optimal"',
+        )

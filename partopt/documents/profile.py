@@ -6,21 +6,21 @@ The layers are measured at one or more microbatch sizes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
 import msgspec
 
 from partopt import documents
-from partopt.documents import shipped
-from partopt.documents.files import PathLike
-from partopt.documents.profile_checks import find_faults
-from partopt.errors import PartoptError
+from partopt.documents.files import PathLike, find_shipped
+from partopt.errors import PartoptError, did_you_mean
 
 # Shapes below: N layers; B measurements, one a microbatch size, ascending.
 
 SCHEMA = "partopt.profile/1"
 _SCHEMA = msgspec.Meta(extra_json_schema={"default": SCHEMA})
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 LayerSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # thirty years
@@ -209,11 +209,24 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
 
         Raises PartoptError with every fault found.
         """
-        return super().load(shipped.find(path, "profiles"))
+        return super().load(find_shipped(path, "profiles"))
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults beyond types: indices out of range, sizes not ascending, no time to plan with."""
-        yield from find_faults(self)
+        for field, dtype in (("dtype", self.dtype), ("autocast", self.autocast)):
+            if dtype is not None and dtype not in DTYPES:
+                what = f'"{dtype}" is not a number format that partopt knows'
+                yield _fault(field, what, did_you_mean(dtype, DTYPES))
+        yield from _layer_faults(self.layers)
+        sizes = [each.microbatch_size for each in self.measurements]
+        if sizes != sorted(set(sizes)):
+            what = f"microbatch sizes {sizes} are not ascending"
+            yield _fault("measurements", what, "list each size once, the smallest first")
+        if not self.measured():
+            what = "every microbatch size ran out of memory"
+            yield _fault("measurements", what, "measure a smaller size")
+        for position, each in enumerate(self.measurements):
+            yield from _measurement_faults(each, len(self.layers), f"measurements[{position}]")
 
     def measured(self) -> list[Measurement]:
         """The measurements that did not run out of memory, by ascending microbatch size."""
@@ -248,3 +261,79 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
         Fields left at their defaults do not count.
         """
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+
+def _fault(path: str, what: str, hint: str) -> PartoptError:
+    return PartoptError(f"{path}: {what}", hint, code="inconsistent-document", path=path)
+
+
+def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
+    seen: set[tuple[str, int]] = set()
+    first: dict[str, SharedParameter] = {}
+    for index, layer in enumerate(layers):
+        place = f"layers[{index}]"
+        if (layer.name, layer.call) in seen:
+            what = f'"{layer.name}" call {layer.call} is listed twice'
+            yield _fault(place, what, "number the calls of a module 0, 1, 2")
+        seen.add((layer.name, layer.call))
+        if layer.measured_as is not None and layer.measured_as >= len(layers):
+            what = f"there is no layer {layer.measured_as}"
+            yield _fault(
+                f"{place}.measured_as", what, f"layers are numbered 0 to {len(layers) - 1}"
+            )
+        held = {False: 0, True: 0}  # bytes of shared parameters, by whether they are frozen
+        for shared in layer.shared_parameters:
+            held[shared.frozen] += shared.bytes
+            known = first.setdefault(shared.name, shared)
+            if known.bytes != shared.bytes:
+                what = f'"{shared.name}" has {shared.bytes} bytes here and {known.bytes} before'
+                yield _fault(f"{place}.shared_parameters", what, "one parameter has one size")
+            if known.frozen != shared.frozen:
+                what = f'"{shared.name}" is frozen in one layer and not in another'
+                hint = "a parameter has a gradient or has none"
+                yield _fault(f"{place}.shared_parameters", what, hint)
+        if sum(held.values()) > layer.parameter_bytes:
+            what, hint = (
+                "more bytes than parameter_bytes",
+                "parameter_bytes includes the shared ones",
+            )
+            yield _fault(f"{place}.shared_parameters", what, hint)
+        if not held[True] <= layer.frozen_bytes <= layer.parameter_bytes - held[False]:
+            yield _fault(
+                f"{place}.frozen_bytes",
+                f"{layer.frozen_bytes} bytes frozen of {layer.parameter_bytes}, "
+                f"of which {held[True]} are shared and frozen, {held[False]} shared and not",
+                "frozen_bytes are those of parameter_bytes that have no gradient",
+            )
+
+
+def _measurement_faults(each: Measurement, layers: int, place: str) -> Iterator[PartoptError]:
+    if each.out_of_memory:
+        if each.layers:
+            what = "given although the size ran out of memory"
+            yield _fault(f"{place}.layers", what, "drop the layers or out_of_memory")
+        return
+    if len(each.layers) != layers:
+        what = f"{len(each.layers)} measurements for {layers} layers"
+        yield _fault(f"{place}.layers", what, "give one for each layer, in order")
+        return
+    for index, layer in enumerate(each.layers):
+        if layer.backward_input_s is not None and layer.backward_input_s > layer.backward_s:
+            what = "longer than backward_s, of which it is a part"
+            yield _fault(f"{place}.layers[{index}].backward_input_s", what, "measure it again")
+    if not any(layer.forward_s + layer.backward_s for layer in each.layers):
+        hint = "there is nothing to plan with; measure it again"
+        yield _fault(f"{place}.layers", "no layer takes any time", hint)
+    numbered = f"layers are numbered 0 to {layers - 1}"
+    for index, tensor in enumerate(each.tensors):
+        path = f"{place}.tensors[{index}]"
+        for layer_index in itertools.chain([tensor.producer], tensor.consumers):
+            if layer_index >= layers:
+                yield _fault(path, f"there is no layer {layer_index}", numbered)
+        if min(tensor.consumers) <= tensor.producer:
+            what = f"consumed by layer {min(tensor.consumers)}, before it is made"
+            yield _fault(path, what, "layers are in execution order")
+    for index, group in enumerate(each.stash_groups):
+        if max(group.layers) >= layers:
+            path, what = f"{place}.stash_groups[{index}]", f"there is no layer {max(group.layers)}"
+            yield _fault(path, what, numbered)

@@ -1,4 +1,7 @@
-"""The simulation (`partopt.simulation/1`) of a plan: its time, its memory, and what would help."""
+"""A plan executed (`partopt.simulation/1`), and schedules on equal stages (`partopt.trial/1`).
+
+A simulation has the time and the memory of a plan, and what would help; a trial has no profile.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from partopt import documents
-from partopt.documents.figures import Figures
 from partopt.documents.profile import Bytes, Count, Index, Seconds
+from partopt.documents.stage import Figures, Positive
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 
@@ -126,7 +129,7 @@ class RankFactor(documents.Part, frozen=True, kw_only=True):
     """A rank whose actions take `factor` times their time."""
 
     rank: Index
-    factor: Annotated[float, msgspec.Meta(gt=0)]
+    factor: Positive
 
 
 class RankSensitivity(documents.Part, frozen=True, kw_only=True):
@@ -183,9 +186,9 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
     schedule: str
     microbatch_size: Count
     microbatches: Count
-    makespan_s: Annotated[float, msgspec.Meta(gt=0)]
+    makespan_s: Positive
     iteration_s: Seconds | None
-    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    period_s: Positive
     bubble: float
     longest_span_s: Seconds
     samples_per_s: Seconds
@@ -227,6 +230,81 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
             yield _fault("levels", "not the levels of the topology", f"name {', '.join(names)}")
         if self.window_end_s <= self.window_start_s:
             yield _fault("window_end_s", "not after window_start_s", "give the window a length")
+        yield from timeline_faults(self.timeline)
+
+
+InFlight = Annotated[list[Index], msgspec.Meta(min_length=1)]  # of each device
+
+
+class ClosedForm(documents.Part, frozen=True, kw_only=True):
+    """What the formulas say of a schedule, where messages take no time.
+
+    `formula` is the time in an iteration, `bubble_s`, for which each device waits, in P devices, M
+    microbatches and the times of a stage; `bubble` is its share. It holds where `condition` says,
+    everywhere where that is empty. `agrees` tells whether the execution agrees, and `reason` why it
+    does not.
+    """
+
+    formula: str
+    condition: str
+    bubble_s: float
+    bubble: float
+    iteration_s: Seconds
+    in_flight: InFlight
+    agrees: bool
+    reason: str
+
+
+class Tried(documents.Part, frozen=True, kw_only=True):
+    """A schedule as it ran.
+
+    `chunks` are the stages of a device, `waits` tells whether devices wait for messages. `bubble`
+    is the idle share of an iteration; an asynchronous schedule has none, its share is that of the
+    steady state and `iteration_s` the time in which as many microbatches pass. `in_flight` are the
+    most microbatches that each device holds, `activations` the most that it keeps of them, in what
+    its stages keep of one.
+    """
+
+    schedule: str
+    asynchronous: bool
+    chunks: Count
+    waits: bool
+    iteration_s: Seconds
+    bubble: float
+    in_flight: InFlight
+    activations: Annotated[list[Seconds], msgspec.Meta(min_length=1)]
+    closed_form: ClosedForm
+
+
+class Refused(documents.Part, frozen=True, kw_only=True):
+    """A schedule that cannot run so, and why."""
+
+    schedule: str
+    message: str
+    hint: str
+
+
+class TrialDocument(documents.Document, frozen=True, kw_only=True):
+    """Schedules on `stages` equal devices, in the order in which they were asked for.
+
+    The seconds are of all stages of a device together. `timeline` is that of one schedule; null of
+    several, and where it has too many actions.
+    """
+
+    schema: str = "partopt.trial/1"
+    stages: Count
+    microbatches: Count
+    forward_s: Seconds
+    backward_s: Seconds
+    weight_gradient_s: Seconds
+    transfer_s: Seconds
+    recompute: bool
+    tried: list[Tried]
+    refused: list[Refused]
+    timeline: DrawnTimeline | None = None
+
+    def inconsistencies(self) -> Iterator[PartoptError]:
+        """Faults that the types do not express."""
         yield from timeline_faults(self.timeline)
 
 

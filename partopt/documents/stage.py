@@ -1,13 +1,16 @@
-"""What a plan is made of: stages with their memory, the traffic between them, and loads."""
+"""What a plan is made of: stages with their memory, the traffic between them, loads, figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from partopt import documents
 from partopt.documents.profile import Bytes, Count, Index, Seconds
 
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 Gradients = Literal["parameters", "float32"]
 Buffers = Literal["flight", "all"]
 Shard = Literal["none", "optimizer", "gradients", "parameters"]
@@ -173,6 +176,24 @@ class Load(documents.Part, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.what} {'before' if self.what == 'cut' else 'of'} stage {self.place}"
+
+
+class Figures(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What people quote of training beside samples/s.
+
+    Each is `None` where the profile or the topology does not say it.
+
+    `device_flops_per_s` are the model's operations in a second over all real devices of the
+    cluster, idle ones included, and `mfu` these over the peak of a device. `price_per_hour` is of
+    all devices; `samples_per_money` and `tokens_per_money` are what one unit of money buys.
+    """
+
+    tokens_per_s: Positive | None = None
+    device_flops_per_s: Positive | None = None
+    mfu: Positive | None = None
+    price_per_hour: Positive | None = None
+    samples_per_money: Positive | None = None
+    tokens_per_money: Positive | None = None
 
 
 def stages_text(stages: Sequence[int]) -> str:

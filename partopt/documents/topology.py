@@ -8,14 +8,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
+import yaml
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from partopt import documents, units
-from partopt.documents import shipped
-from partopt.documents.files import PathLike
-from partopt.documents.groups import group_levels
+from partopt.documents.files import PathLike, find_shipped
+from partopt.documents.yaml_text import Quantities, read_mapping
 from partopt.errors import PartoptError
 
 # L   levels, k = 1..L innermost first; level k is `levels[k - 1]`
@@ -40,14 +42,14 @@ class Device(documents.Part, frozen=True, kw_only=True):
 
     name: str
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    price_per_hour: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | msgspec.UnsetType = msgspec.UNSET
+    price_per_hour: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | UnsetType = UNSET
 
 
 class AllReduceRates(documents.Part, frozen=True, kw_only=True):
     """What a level's links achieve in an all-reduce, where that differs from one message."""
 
-    bandwidth_bytes_per_s: Rate | msgspec.UnsetType = msgspec.UNSET
-    latency_s: Latency | msgspec.UnsetType = msgspec.UNSET
+    bandwidth_bytes_per_s: Rate | UnsetType = UNSET
+    latency_s: Latency | UnsetType = UNSET
 
 
 class Level(documents.Part, frozen=True, kw_only=True):
@@ -66,9 +68,9 @@ class Level(documents.Part, frozen=True, kw_only=True):
     latency_s: Latency = 0.0
     bus: bool = False
     # unset where there is none: a float that equals its default is written all the same
-    overhead_s: Latency | msgspec.UnsetType = msgspec.UNSET
-    copy_bytes_per_s: Rate | msgspec.UnsetType = msgspec.UNSET
-    allreduce: AllReduceRates | msgspec.UnsetType = msgspec.UNSET
+    overhead_s: Latency | UnsetType = UNSET
+    copy_bytes_per_s: Rate | UnsetType = UNSET
+    allreduce: AllReduceRates | UnsetType = UNSET
 
     @property
     def message_s(self) -> float:
@@ -89,8 +91,8 @@ class Level(documents.Part, frozen=True, kw_only=True):
     @property
     def allreduce_latency_s(self) -> float:
         """Seconds of one step of an all-reduce."""
-        own = self.allreduce.latency_s if self.allreduce else msgspec.UNSET
-        return self.latency_s if isinstance(own, msgspec.UnsetType) else own
+        own = self.allreduce.latency_s if self.allreduce else UNSET
+        return self.latency_s if isinstance(own, UnsetType) else own
 
 
 class Grouping(documents.Part, frozen=True, kw_only=True):
@@ -138,7 +140,7 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
         `servers` replaces the size of its outermost level. Raises PartoptError with every fault
         found.
         """
-        found = shipped.find(path, "topologies")
+        found = find_shipped(path, "topologies")
         return cls.parse(documents.read_bytes(found), found, servers)
 
     @classmethod
@@ -148,26 +150,41 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
             documents.check_option(
                 "servers", servers, Size, "it is the size of the outermost level"
             )
-        from partopt.documents import topology_file  # which needs the structs of this file
-
-        file = topology_file.read(content, where)
-        faults: list[PartoptError] = []
-        device, levels = topology_file.convert(file, faults)
+        file, quantities = read_mapping(content, "topology", TopologyFile, where), Quantities()
+        device = _read_device(file.device, quantities)
+        levels = [
+            _read_level(level, f"levels[{index}]", quantities)
+            for index, level in enumerate(file.levels)
+        ]
         if servers is not None:
-            levels[-1] = msgspec.structs.replace(levels[-1], size=servers)
+            levels[-1] = replace(levels[-1], size=servers)
+        faults = quantities.faults
         try:
             topology = cls(name=file.name, device=device, levels=levels, allreduce=file.allreduce)
             faults += topology.inconsistencies()
         except ValueError as error:
-            faults.append(_unfit_sizes(error))
+            hint = "check the levels and their sizes"
+            faults.append(
+                PartoptError(f"levels: {error}", hint, code="invalid-value", path="levels")
+            )
         documents.refuse(faults, where)
         return topology
 
     def dump(self) -> str:
         """The topology as YAML that `parse` reads back: sizes and rates in base units, exactly."""
-        from partopt.documents import topology_file
-
-        return topology_file.dump(self)
+        document = _given(
+            name=self.name,
+            device=_given(
+                name=self.device.name,
+                memory=_text(self.device.memory_bytes, "B"),
+                price=_text(self.device.price_per_hour, "per hour"),
+            ),
+            levels=[_dump_level(level) for level in self.levels],
+            allreduce=None if self.allreduce == "fastest" else self.allreduce,
+        )
+        return yaml.safe_dump(
+            document, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
+        )
 
     def resize(self, devices: int) -> Self:
         """The topology with `devices` devices, which fill inner levels before outer ones.
@@ -190,12 +207,10 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
         left, levels = devices, []
         for size, level in zip([*sizes, left], self.levels, strict=True):
             levels.append(
-                msgspec.structs.replace(
-                    level, size=left if level is self.levels[-1] else min(size, left)
-                )
+                replace(level, size=left if level is self.levels[-1] else min(size, left))
             )
             left //= levels[-1].size
-        return msgspec.structs.replace(self, devices=0, levels=levels)
+        return replace(self, devices=0, levels=levels)
 
     def in_groups(self, ranks: int) -> Self:
         """The topology whose devices are groups of `ranks` ranks; itself where they are that.
@@ -210,14 +225,14 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
         except PartoptError as error:
             raise error.at(self.name) from None
         group = Grouping(ranks=ranks, levels=cluster.levels)
-        return msgspec.structs.replace(cluster, devices=0, levels=levels, group=group)
+        return replace(cluster, devices=0, levels=levels, group=group)
 
     @property
     def cluster(self) -> Self:
         """The topology whose devices are single ranks."""
         if self.group is None:
             return self
-        return msgspec.structs.replace(self, devices=0, levels=self.group.levels, group=None)
+        return replace(self, devices=0, levels=self.group.levels, group=None)
 
     @property
     def group_ranks(self) -> int:
@@ -326,14 +341,169 @@ def _not_filled(topology: Topology, devices: int, sizes: Sequence[int]) -> Parto
     )
 
 
-def _unfit_sizes(error: ValueError) -> PartoptError:
-    return PartoptError(
-        f"levels: {error}",
-        "check the levels and their sizes",
-        code="invalid-value",
-        path="levels",
+def _rate(level: Level) -> str:
+    return units.format_bandwidth(level.bandwidth_bytes_per_s)
+
+
+# N     ranks of a group; planning rank p is the real ranks p N .. p N + N - 1
+# G_k   ranks of a level-k component, G_0 = 1
+# s_k   ranks of a group that share a port of level k: min(N, G_{k-1}), on a bus N
+#       links'_k = ceil(links_k / s_k), beta'_k = beta_k links_k / (s_k links'_k)
+
+
+def group_levels(levels: Sequence[Level], ranks: int) -> list[Level]:
+    """The levels between groups of `ranks` consecutive ranks of a cluster with these `levels`.
+
+    A profile of a group (tensor, sequence or context parallel) holds the numbers of one rank: its
+    shard of the parameters, what it keeps, its bytes at a cut. Memory, cuts and all-reduces are
+    then priced as without groups, on levels that carry what one rank of each group may use.
+
+    Levels that a group fills are left out, but for the outermost, which stays at size 1. Raises
+    PartoptError unless a group fills inner levels whole and divides the next one.
+    """
+    left, inside, found = ranks, 1, []
+    for level in levels:
+        filled = left > 1 and left % level.size == 0
+        if not filled and level.size % left:
+            break
+        size = 1 if filled else level.size // left
+        left = left // level.size if filled else 1
+        if not filled or level is levels[-1]:
+            found.append(_share(level, size, ranks if level.bus else min(ranks, inside)))
+        inside *= level.size
+    if left == 1:
+        return found
+    sizes = ", ".join(f"{level.size} to a {level.name}" for level in levels)
+    fitting, inside = {1}, 1
+    for level in levels:
+        fitting |= {inside * part for part in range(1, level.size + 1) if level.size % part == 0}
+        inside *= level.size
+    raise PartoptError(
+        f"groups of {ranks} ranks do not divide {sizes}",
+        "choose a cluster whose inner levels a group fills, or divides: here "
+        f"{', '.join(map(str, sorted(fitting)[:8]))} ranks would do",
+        code="unfit-group",
+        ranks=ranks,
     )
 
 
-def _rate(level: Level) -> str:
-    return units.format_bandwidth(level.bandwidth_bytes_per_s)
+def _share(level: Level, size: int, sharers: int) -> Level:
+    """A level of `size` groups, `sharers` ranks of each on one port."""
+    links = -(-level.links // sharers)
+    rate = level.bandwidth_bytes_per_s * level.links / (sharers * links)
+    rates = level.allreduce
+    if rates and rates.bandwidth_bytes_per_s:
+        own = rates.bandwidth_bytes_per_s * level.links / (sharers * links)
+        rates = replace(rates, bandwidth_bytes_per_s=own)
+    return replace(level, size=size, links=links, bandwidth_bytes_per_s=rate, allreduce=rates)
+
+
+# The file, in which quantities carry their units; partopt.units says what a bare number lacks.
+_Quantity = str | int | float
+
+
+class _DeviceFile(documents.Part, frozen=True):
+    name: str
+    memory: _Quantity | None = None
+    price: _Quantity | None = None
+
+
+class _AllReduceFile(documents.Part, frozen=True):
+    bandwidth: _Quantity | None = None
+    latency: _Quantity | None = None
+
+
+class _LevelFile(documents.Part, frozen=True):
+    name: str
+    size: Size
+    bandwidth: _Quantity
+    link: str = ""
+    links: Links = 1
+    latency: _Quantity = "0 s"
+    bus: bool = False
+    overhead: _Quantity | None = None
+    copy: _Quantity | None = None
+    allreduce: _AllReduceFile | None = None
+
+
+class TopologyFile(documents.Part, frozen=True):
+    """The file as a whole."""
+
+    name: str
+    device: _DeviceFile
+    levels: Annotated[list[_LevelFile], msgspec.Meta(min_length=1)]
+    allreduce: Algorithm = "fastest"
+
+
+def _read_device(file: _DeviceFile, quantities: Quantities) -> Device:
+    read, memory, price = quantities.read, file.memory, file.price
+    return Device(
+        name=file.name,
+        memory_bytes=None
+        if memory is None
+        else round(read(units.parse_bytes, memory, "device.memory")),
+        price_per_hour=UNSET if price is None else read(units.parse_price, price, "device.price"),
+    )
+
+
+def _read_level(file: _LevelFile, path: str, quantities: Quantities) -> Level:
+    def rate(given: _Quantity | None, key: str) -> float | UnsetType:
+        """Bytes per second."""
+        if given is None:
+            return UNSET
+        return quantities.read(units.parse_bandwidth, given, f"{path}.{key}")
+
+    def duration(given: _Quantity | None, key: str) -> float | UnsetType:
+        """Seconds, which may be none."""
+        if given is None:
+            return UNSET
+        return quantities.read(units.parse_seconds, given, f"{path}.{key}", zero=True)
+
+    own = file.allreduce
+    return Level(
+        name=file.name,
+        link=file.link,
+        size=file.size,
+        bandwidth_bytes_per_s=rate(file.bandwidth, "bandwidth") or 1.0,
+        links=file.links,
+        latency_s=duration(file.latency, "latency") or 0.0,
+        bus=file.bus,
+        overhead_s=duration(file.overhead, "overhead") or UNSET,
+        copy_bytes_per_s=rate(file.copy, "copy"),
+        allreduce=UNSET
+        if own is None
+        else AllReduceRates(
+            bandwidth_bytes_per_s=rate(own.bandwidth, "allreduce.bandwidth"),
+            latency_s=duration(own.latency, "allreduce.latency"),
+        ),
+    )
+
+
+def _dump_level(level: Level) -> dict[str, Any]:
+    own = level.allreduce
+    return _given(
+        name=level.name,
+        size=level.size,
+        bandwidth=_text(level.bandwidth_bytes_per_s, "B/s"),
+        link=level.link or None,
+        links=None if level.links == 1 else level.links,
+        latency=_text(level.latency_s, "s"),
+        bus=level.bus or None,
+        overhead=_text(level.overhead_s, "s"),
+        copy=_text(level.copy_bytes_per_s, "B/s"),
+        allreduce=_given(
+            bandwidth=_text(own.bandwidth_bytes_per_s, "B/s"),
+            latency=None if own.latency_s is UNSET else f"{own.latency_s!r} s",
+        )
+        if own
+        else None,
+    )
+
+
+def _given(**entries: Any) -> dict[str, Any]:
+    return {key: value for key, value in entries.items() if value is not None}
+
+
+def _text(value: float | UnsetType | None, unit: str) -> str | None:
+    """A quantity as `read` reads it back exactly; None of nothing."""
+    return f"{value!r} {unit}" if value else None

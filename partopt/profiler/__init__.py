@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from partopt.documents.device import Roofline, same_device
-from partopt.documents.estimates import cluster_of
+from partopt.documents.device import Roofline, cluster_of, same_device
 from partopt.documents.profile import Model, Profile
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError

@@ -23,9 +23,8 @@ from torch import nn
 from torch.distributed import ProcessGroup, distributed_c10d
 
 from partopt import documents
-from partopt.documents.groups import group_levels
 from partopt.documents.profile import Count
-from partopt.documents.topology import Topology
+from partopt.documents.topology import Topology, group_levels
 from partopt.errors import PartoptError
 from partopt.profiler.group import RankGroup, check_parallel
 from partopt.profiler.memory import is_out_of_memory

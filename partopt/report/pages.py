@@ -9,15 +9,18 @@ from typing import Any
 
 from msgspec import structs
 
-from partopt.documents.comparison import Comparison
 from partopt.documents.device import DeviceFile
-from partopt.documents.flows import Flows, FlowTime
-from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.run import Run
-from partopt.documents.scaling import Scaling
-from partopt.documents.verification import Verification
+from partopt.documents.tables import (
+    Comparison,
+    Flows,
+    FlowTime,
+    GroupComparison,
+    Scaling,
+    Verification,
+)
 from partopt.report import plan, plans, profile, run
 from partopt.report.clusters import render_device
 from partopt.report.phrases import basis_lines, ranks_text

@@ -7,10 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from partopt.documents.figures import Figures
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument
-from partopt.documents.stage import Stage
+from partopt.documents.stage import Figures, Stage
 from partopt.documents.topology import Level, Topology
 from partopt.printable import shorten
 from partopt.report.text import DOES_NOT_FIT, label_lines, stretch

@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from partopt.documents.engine import PARTOPT
-from partopt.documents.plan import Plan
-from partopt.documents.proof import proof_of
+from partopt.documents.plan import Plan, proof_of
 from partopt.documents.stage import Load, Stage, stages_text
 from partopt.printable import shorten
 from partopt.report.phrases import (

@@ -9,10 +9,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from partopt.documents.comparison import Comparison
-from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
-from partopt.documents.scaling import Scaling, ScalingRow
+from partopt.documents.tables import Comparison, GroupComparison, Scaling, ScalingRow
 from partopt.printable import shorten
 from partopt.report.phrases import (
     any_price,

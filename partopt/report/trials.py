@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partopt.documents.trial import ClosedForm, TrialDocument, Tried
+from partopt.documents.simulation import ClosedForm, TrialDocument, Tried
 from partopt.report import gantt
 from partopt.report.phrases import Lines
 from partopt.report.text import Column, label_lines, paragraph, table_of, width

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from math import inf
 
 from partopt.cost.plan import price
@@ -53,7 +53,7 @@ NEAR = 1.3  # of the best: a grid that is estimated at more is not simulated
 MARGIN = 1.02  # of the best: a plan of the program whose slowest stage takes more is not either
 ROOMY = 1.05  # of the limit: what is estimated to need more memory is not
 UNFILLED = 1.04  # how much slower plans are that lack room for all that fills the pipeline
-FEW, PLACES, ALIKE = 16, 64, 8  # places of layouts with any replicas; with equal ones, and these
+FEW, PLACES, ALIKE = 16, 64, 8  # devices, or places, with any replicas; with equal ones; these
 KEPT = 12  # plans of the program, of each problem
 IN_VAIN = 3  # plans of one problem that do not fit, after which no more are tried
 
@@ -309,11 +309,14 @@ class _Search:
 def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
     """Plans of the dynamic program, with the seconds a microbatch of their slowest stage.
 
-    They have any replicas on layouts of few places; up to `ALIKE` where ranks are in their order;
-    equal ones on others. Plans without room for all that fills the devices behind a stage count as
-    a little slower.
+    Of few devices they are those of `optimal`. Else they have any replicas on layouts of few
+    places; up to `ALIKE` where ranks are in their order; equal ones on others. Those without room
+    for all that fills the devices behind a stage count as a little slower.
     """
     entry, N, topology = costs.entry, costs.N, costs.problem.topology
+    if topology.devices <= FEW:
+        plans = (own for own in optimal.plans(costs) if own.stages > 1 or entry.data_parallel)
+        return [(costs.estimate_s(shape), shape) for shape in islice(plans, KEPT)]
     found: dict[Shape, float] = {}
     for places in layouts_of(topology, PLACES):
         U, alike = len(places), len({len(place) for place in places}) == 1

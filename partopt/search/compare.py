@@ -9,8 +9,8 @@ from dataclasses import replace
 from partopt.cost.plan import price
 from partopt.cost.problem import Problem, Progress, ignore_progress, partition_of
 from partopt.documents import Note
-from partopt.documents.comparison import Comparison
 from partopt.documents.plan import Plan
+from partopt.documents.tables import Comparison
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search import contest

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents import Note
-from partopt.documents.group_comparison import GroupComparison, GroupRow
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
+from partopt.documents.tables import GroupComparison, GroupRow
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search.sizes import order_of

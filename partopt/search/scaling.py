@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
-from partopt.documents.scaling import Scaling
+from partopt.documents.tables import Scaling
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from partopt.cost.estimate import stage_variance
-from partopt.documents.comparison import Comparison, ComparisonRow
 from partopt.documents.plan import Plan
-from partopt.documents.scaling import Scaling, ScalingRow
+from partopt.documents.tables import Comparison, ComparisonRow, Scaling, ScalingRow
 
 
 def comparison_of(

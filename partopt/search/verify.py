@@ -14,10 +14,9 @@ import msgspec
 
 from partopt.cost.memory import reserve_of
 from partopt.cost.problem import Partition, Progress, ignore_progress
-from partopt.documents.plan import Certificate, Plan
+from partopt.documents.plan import Certificate, Plan, proof_of
 from partopt.documents.profile import Profile
-from partopt.documents.proof import proof_of
-from partopt.documents.verification import Verification, VerificationRow
+from partopt.documents.tables import Verification, VerificationRow
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
 from partopt.search.bound import lower_bound_s

@@ -57,6 +57,7 @@ WAYS: tuple[Way, ...] = (
 # stages times microbatches of an iteration or, asynchronous, in flight: above, one simulation takes
 # too long to try several
 SEARCH_LIMIT = 100_000
+PATIENCE = 2e6  # actions: when as many are simulated, the best warm-up that was found is enough
 WORTHWHILE = 1e-3  # of the period: what more memory must at least save
 HALVINGS = 20  # of the interval in which the shortest period lies
 ENDLESS = 2**31  # microbatches in flight where nothing limits them
@@ -175,6 +176,11 @@ class Trial(NamedTuple):
         return self.execution.period_s
 
     @property
+    def actions(self) -> int:
+        """How many were simulated."""
+        return len(self.execution.order.kind)
+
+    @property
     def warmups(self) -> tuple[int, ...]:
         """w_s of each stage."""
         return tuple(stage.warmup for stage in self.execution.plan.stages)
@@ -239,37 +245,41 @@ def _best(plan: Plan, usual: Trial | None) -> Trial | None:
     One that does not fit where none does, and None where all deadlock.
     """
     stages, replicas = stages_of(plan), [stage.replicas for stage in plan.stages]
+    spent = 0 if usual is None else usual.actions
     enough_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
     best = usual if usual is not None and usual.fits else None
     for own in map(stages.warmups, WAYS) if stages is not None else ():
         in_flight = max((w + 1) * r for w, r in zip(own, replicas, strict=True))
         long = len(replicas) * (plan.microbatches or in_flight) > SEARCH_LIMIT
-        if best is not None and (long or best.period_s <= enough_s):
+        if best is not None and (long or spent > PATIENCE or best.period_s <= enough_s):
             continue
         found = try_warmup(plan, own)
+        spent += 0 if found is None else found.actions
         gained_s = math.inf if best is None else best.period_s * (1 - WORTHWHILE)
         if found is not None and found.fits and found.period_s < gained_s:
             best = found
     if best is None:
         return usual or try_warmup(plan, blocking_warmups(replicas))
-    return best if best is usual else _leaner(plan, usual, best)
+    return best if best is usual else _leaner(plan, usual, best, PATIENCE - spent)
 
 
-def _leaner(plan: Plan, usual: Trial | None, best: Trial) -> Trial:
+def _leaner(plan: Plan, usual: Trial | None, best: Trial, left: float) -> Trial:
     """`best`, or the same period to WORTHWHILE with fewer microbatches in flight.
 
-    The warm-up is bisected between that of `usual`, by default none, and of `best`.
+    The warm-up is bisected between that of `usual`, by default none, and of `best`, until as many
+    actions as are `left` are simulated.
     """
     low = usual.warmups if usual is not None and usual.fits else (0,) * len(plan.stages)
     high, allowed_s = best.warmups, best.period_s * (1 + WORTHWHILE)
     steps = max(b - a for a, b in zip(low, high, strict=True))
     short, enough = 0, steps
-    while enough - short > 1:
+    while enough - short > 1 and left > 0:
         middle = (enough + short) // 2
         own = [
             min(b, a + -(-max(0, b - a) * middle // steps)) for a, b in zip(low, high, strict=True)
         ]
         found = try_warmup(plan, own)
+        left -= best.actions
         if found is not None and found.fits and found.period_s <= allowed_s:
             best, enough = found, middle
         else:

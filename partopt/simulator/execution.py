@@ -38,7 +38,7 @@ from partopt.simulator.work import Work, work_of
 # actions after which an asynchronous plan that has not settled is taken at its mean pace
 SETTLE_LIMIT = 300_000
 # of the first run: where two whole cycles of all replicas are more, they are not waited for
-FIRST_LIMIT = 3_000_000
+FIRST_LIMIT = 600_000
 _ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
 _ROUNDING = 1e-12
 

@@ -13,9 +13,9 @@ import numpy as np
 from partopt.cost.collectives import allreduce_s, tied_s
 from partopt.cost.memory import recomputes_apart
 from partopt.cost.sharding import exchange_by, half_s
-from partopt.documents.flows import Flows, FlowTime
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Flow
+from partopt.documents.tables import Flows, FlowTime
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
 from partopt.simulator.steady import steady_state

@@ -11,7 +11,7 @@ import pytest
 import torch
 from msgspec.structs import asdict, replace
 
-from partopt.documents import shipped
+from partopt.documents.files import shipped_folder, shipped_names
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Estimated, Group, Profile
 from partopt.profiler import estimate_source
@@ -304,7 +304,7 @@ def test_a_device_is_shown_with_its_sources(partopt: Any) -> None:
     assert json.loads(partopt("show", "h100", "--json").out)["bandwidth"]["value"] == "3.35 TB/s"
 
 
-ESTIMATED = [name for name in shipped.names("profiles") if "-estimated." in name]
+ESTIMATED = [name for name in shipped_names("profiles") if "-estimated." in name]
 
 
 def test_every_command_of_the_readme_is_of_a_file_that_is_there() -> None:
@@ -315,7 +315,7 @@ def test_every_command_of_the_readme_is_of_a_file_that_is_there() -> None:
 
 @pytest.mark.parametrize("name", ESTIMATED)
 def test_shipped_estimates_are_marked_and_small(name: str) -> None:
-    path = shipped.folder("profiles") / f"{name}.json"
+    path = shipped_folder("profiles") / f"{name}.json"
     made = Profile.load(str(path))
     assert path.stat().st_size < 300_000
     assert made.estimated is not None

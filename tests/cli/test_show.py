@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from partopt.documents import Note, shipped
+from partopt.documents import Note
+from partopt.documents.files import find_shipped, shipped_names
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
@@ -104,7 +105,7 @@ def test_a_document_is_printed_again(partopt, profile_file, plan_file, tmp_path)
     assert (again.out, again.err) == ((tmp_path / "sim.json").read_text(), "")
 
 
-@pytest.mark.parametrize("name", shipped.names("topologies"))
+@pytest.mark.parametrize("name", shipped_names("topologies"))
 def test_a_topology_as_json_is_a_topology(partopt, tmp_path, name):
     (tmp_path / "cluster.json").write_text(partopt("show", name, "--json").out)
     assert partopt("show", tmp_path / "cluster.json").out == partopt("show", name).out
@@ -127,13 +128,13 @@ def test_the_kinds_in_the_help_and_their_schemas(partopt):
     assert partopt("schema", "plans").hints == ['did you mean "plan"?']
 
 
-@pytest.mark.parametrize("name", shipped.names("topologies"))
+@pytest.mark.parametrize("name", shipped_names("topologies"))
 def test_a_topology_by_its_name_or_its_file(partopt, name):
     by_name = partopt("show", name)
     assert by_name.code == 0
     assert (
         by_name.out
-        == partopt("show", shipped.find(name, "topologies")).out
+        == partopt("show", find_shipped(name, "topologies")).out
         == partopt("topology", "show", name).out
     )
 
@@ -186,14 +187,14 @@ def test_what_is_not_there_and_what_is_a_folder(partopt, tmp_path):
 
 def test_the_list_of_topologies(partopt):
     outcome = partopt("topology", "list")
-    assert [line.split()[0] for line in outcome.out.splitlines()[1:]] == shipped.names("topologies")
+    assert [line.split()[0] for line in outcome.out.splitlines()[1:]] == shipped_names("topologies")
 
 
 def test_a_topology_as_a_file_to_edit(partopt):
     outcome = partopt("topology", "show", "dgx-h100", "--servers", 4, "--yaml")
     assert outcome.err == ""
     assert Topology.parse(outcome.out.encode()) == Topology.load(
-        shipped.find("dgx-h100", "topologies"), 4
+        find_shipped("dgx-h100", "topologies"), 4
     )
 
 
@@ -236,7 +237,7 @@ def test_of_very_many_layers_the_first_and_the_last_are_shown(partopt, profile_f
 
 def test_topologies_as_json_are_those_that_are_shown(partopt):
     listed = partopt("topology", "list", "--json").document
-    assert sorted(listed) == shipped.names("topologies")
+    assert sorted(listed) == shipped_names("topologies")
     shown = partopt("topology", "show", "dgx-h100", "--json").document
     assert shown == listed["dgx-h100"]
     assert msgspec.convert(shown, Topology) == Topology.load("dgx-h100")

@@ -32,13 +32,14 @@ stats = getattr(fill_row, "stats", None)
 print(stats and stats.cache_path, stats and sum(stats.cache_hits.values()))
 """
 SQUARES = ["1.0", "9.0", "36.0"]
+COMPILING = {"NUMBA_DISABLE_JIT": "0"}  # where the tests run without it, too
 
 
 def run(root: Path, script: str = SCRIPT, **environment: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root)} | environment,
+        env=os.environ | COMPILING | {"PYTHONPATH": str(root)} | environment,
         capture_output=True,
         text=True,
         check=True,
@@ -77,7 +78,8 @@ def test_without_jit_kernels_are_python_s():
 
 
 def test_processes_that_compile_at_once_leave_a_cache_that_holds(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path)}
+    own = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = os.environ | COMPILING | own
     command = [sys.executable, "-c", SCRIPT]
     both = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from partopt import planners
 from partopt.cost.figures import figures_of, flops_of, sample_flops
 from partopt.cost.problem import problem_of
-from partopt.documents.figures import Figures
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Device, Estimated, Group, Profile
+from partopt.documents.stage import Figures
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.job import Job

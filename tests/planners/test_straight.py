@@ -25,28 +25,28 @@ SCHEDULES = st.one_of(
 
 
 def least_s(given: Problem) -> float:
-    """The least estimate over every cut and every choice of ranks, in order."""
-    costs = StageCosts(replace(given, replication=NONE, memory_bytes=None))
+    """The least that the slowest stage takes over every cut and every choice of ranks, in order."""
+    costs, S = priced(given), given.stages
     N, P = given.chain.layers, given.topology.devices
     places, found = tuple((rank,) for rank in range(P)), []
-    for S in range(1, min(N, P) + 1) if given.stages is None else [given.stages]:
-        for cuts in combinations(range(1, N), S - 1):
-            for ranks in combinations(range(P), S):
-                idle = tuple(b - a - 1 for a, b in zip((-1, *ranks), ranks, strict=False))
-                shape = Shape(places, (0, *cuts, N), (1,) * S, idle, (None,) * S)
-                found.append(costs.estimate_s(shape))
+    for cuts in combinations(range(1, N), S - 1):
+        for ranks in combinations(range(P), S):
+            idle = tuple(b - a - 1 for a, b in zip((-1, *ranks), ranks, strict=False))
+            shape = Shape(places, (0, *cuts, N), (1,) * S, idle, (None,) * S)
+            found.append(costs.slowest_s(shape))
     return min(found)
 
 
-def planned_s(given: Problem) -> tuple[float, int]:
-    """The estimate of what the planner decides, and its stages."""
+def priced(given: Problem) -> StageCosts:
+    """The costs of stages on one device each, of any memory."""
+    return StageCosts(replace(given, replication=NONE, memory_bytes=None))
+
+
+def planned(given: Problem) -> Shape:
+    """What the planner decides."""
     partition = straight.plan(given).partition
     assert {len(stage.ranks) for stage in partition.stages} == {1}
-    costs = StageCosts(replace(given, replication=NONE, memory_bytes=None))
-    return (
-        costs.estimate_s(shape_of(partition, given.topology.devices)),
-        len(partition.stages),
-    )
+    return shape_of(partition, given.topology.devices)
 
 
 @examples(40)
@@ -56,8 +56,11 @@ def planned_s(given: Problem) -> tuple[float, int]:
     SCHEDULES,
     st.integers(0, 40),
     st.tuples(*[st.booleans()] * 2),
+    st.integers(1, 5),
 )
-def test_no_other_has_a_faster_slowest_stage(model, cluster, scheduled, optimizer_s, options):
+def test_no_other_has_a_faster_slowest_stage(
+    model, cluster, scheduled, optimizer_s, options, stages
+):
     recompute, serial = options
     name, M = scheduled
     given = problem(
@@ -68,9 +71,10 @@ def test_no_other_has_a_faster_slowest_stage(model, cluster, scheduled, optimize
         recompute=recompute,
         engine=WAITING if serial else Engine(),
         memory_bytes=1,  # is not looked at
+        stages=min(stages, model.layers, cluster.devices),
     )
     if not cluster.levels[0].bus:
-        assert planned_s(given)[0] == pytest.approx(least_s(given), rel=1e-9)
+        assert priced(given).slowest_s(planned(given)) == pytest.approx(least_s(given), rel=1e-9)
 
 
 @examples(30)
@@ -79,10 +83,11 @@ def test_takes_exactly_the_stages_asked_for(model, scheduled, data):
     K = data.draw(st.integers(1, model.layers))
     name, M = scheduled
     given = problem(model, topology((8, 2.0)), stages=K, schedule=name, microbatches=M)
-    assert planned_s(given)[1] == K
+    assert planned(given).stages == K
 
 
 def test_takes_as_many_stages_as_help_and_no_more():
     """Layers of 4, 1, 1, 1 and 1 s: two stages of 4 s each are as fast as five."""
     given = problem(chain([2, 1, 1, 1, 1], [2, 0, 0, 0, 0], [0] * 4, [0] * 5), topology((5, 1.0)))
-    assert planned_s(given) == (4.0, 2)
+    found = planned(given)
+    assert (priced(given).slowest_s(found), found.stages) == (4.0, 2)

@@ -6,8 +6,6 @@ Also with its sequence cut over the ranks, where attention gathers keys and valu
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,10 +93,8 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.up, self.down = (
-            nn.Linear(WIDTH, width, bias=False),
-            nn.Linear(width, WIDTH, bias=False),
-        )
+        self.up = nn.Linear(WIDTH, width, bias=False)
+        self.down = nn.Linear(width, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(functional.gelu(self.up(x)))
@@ -133,7 +129,7 @@ class Transformer(nn.Module):
         return self.head(x)
 
 
-BLOCK_PLAN = {f"attention.{name}": ColwiseParallel() for name in "qkv"} | {
+BLOCK_PLAN: dict[str, Any] = {f"attention.{name}": ColwiseParallel() for name in "qkv"} | {
     "attention.o": RowwiseParallel(),
     "mlp.up": ColwiseParallel(),
     "mlp.down": RowwiseParallel(),
@@ -155,35 +151,22 @@ def by_dtensor(name: str = "tp") -> nn.Module:
     return model
 
 
-def over_the_vocabulary() -> nn.Module:
-    """The embedding cut by rows and the head by columns, too; the logits are gathered."""
-    plan = {
-        "embed": RowwiseParallel(input_layouts=Replicate()),
-        "head": ColwiseParallel(output_layouts=Replicate()),
-    }
-    return parallelize_module(by_dtensor(), mesh(), plan)
-
-
 def over_the_sequence() -> nn.Module:
-    """Between blocks, and in norms, each rank holds its part of the sequence."""
-    model = Transformer()
+    """The vocabulary cut too; between blocks, and in norms, each rank holds its part of the
+    sequence.
+    """
+    cut = {"output_layouts": Shard(1), "use_local_output": False}
     gather = PrepareModuleInput(
         input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=False
     )
-    plan = BLOCK_PLAN | {
-        "norm": SequenceParallel(),
-        "norm2": SequenceParallel(),
-        "attention": gather,
-        "mlp": gather,
-        "attention.o": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
-        "mlp.down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
-    }
+    plan = BLOCK_PLAN | {name: SequenceParallel() for name in ("norm", "norm2")}
+    plan |= dict.fromkeys(("attention", "mlp"), gather)
+    plan |= {name: RowwiseParallel(**cut) for name in ("attention.o", "mlp.down")}
+    model = Transformer()
     for block in model.blocks:
         parallelize_module(block, mesh(), plan)
     outside = {
-        "embed": RowwiseParallel(
-            input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False
-        ),
+        "embed": RowwiseParallel(input_layouts=Replicate(), **cut),
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
     return parallelize_module(model, mesh(), outside)
@@ -208,30 +191,6 @@ def own_part(ids: Tensor) -> Tensor:
 def over_the_context() -> nn.Module:
     """The sequence cut over the ranks in every layer, the parameters whole."""
     return OfContext()
-
-
-def llama() -> nn.Module:
-    """A small LLaMA, cut as its own class says."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-    from vision import declare_missing_operators  # the examples' own
-
-    declare_missing_operators()  # transformers imports torchvision where it is installed
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=WIDTH,
-        intermediate_size=4 * WIDTH,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        num_hidden_layers=BLOCKS,
-        vocab_size=VOCABULARY,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config)
-    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-    plan = {name: styles[how]() for name, how in config.base_model_tp_plan.items()}
-    parallelize_module(model.model, mesh(), plan)
-    return model
 
 
 def other_layers() -> nn.Module:
@@ -280,7 +239,6 @@ def example_inputs(microbatch_size: int) -> Tensor:
     return torch.randint(0, VOCABULARY, (microbatch_size, LENGTH))
 
 
-def loss_fn(output: Any, ids: Tensor) -> Tensor:
-    logits = getattr(output, "logits", output)
+def loss_fn(logits: Tensor, ids: Tensor) -> Tensor:
     ids = ids if logits.shape[1] == ids.shape[1] else own_part(ids)
     return functional.cross_entropy(logits.flatten(0, 1), ids.flatten())

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from partopt.documents.device import Roofline
 from partopt.documents.profile import Measurement, Model, Profile
 from partopt.profiler import ModelSource, find_model
+from partopt.profiler.layers import Tracker
 from partopt.profiler.measuring import profile_of
 from partopt.profiler.settings import Settings, Subject
+from partopt.profiler.units import called_modules, choose_units
 
 # found, not imported: torchvision's import fails beside a CPU-only torch until the examples have
 # declared what it lacks
@@ -50,20 +52,11 @@ class FakeClock:
         return None
 
 
-class ProcessorClock:
+class ProcessorClock(FakeClock):
     """Processor time of this process: what else the machine does meanwhile does not count."""
 
     def stamp(self) -> float:
         return time.process_time()
-
-    def intervals_s(self, stamps: Sequence[float]) -> list[float]:
-        return [later - earlier for earlier, later in itertools.pairwise(stamps)]
-
-    def hold(self, seconds: float) -> None:
-        pass
-
-    def idle_share(self) -> float | None:
-        return None
 
 
 class Parts(nn.Module):
@@ -91,19 +84,9 @@ def structure(
     **options: Any,
 ) -> Profile:
     """The profile of `model` at microbatch size 1 with times that mean nothing."""
-    settings = Settings.of(
-        **{
-            "microbatch_sizes": [1],
-            "device": "cpu",
-            "dtype": "float32",
-            "granularity": "leaf",
-            "units": (),
-            "steps": 1,
-            "progress": None,
-            **options,
-        }
-    )
-    subject = Subject(model, example_inputs, loss_fn, settings, clock or FakeClock())
+    settings = {"microbatch_sizes": [1], "device": "cpu", "dtype": "float32"}
+    settings |= {"granularity": "leaf", "units": (), "steps": 1, "progress": None, **options}
+    subject = Subject(model, example_inputs, loss_fn, Settings.of(**settings), clock or FakeClock())
     return profile_of(subject, Model(name=type(model).__name__))
 
 
@@ -145,3 +128,36 @@ def device(**changes: Any) -> Roofline:
         "sha256": "",
     }
     return Roofline(**{**numbers, **changes})
+
+
+CHAINS: dict[str, Callable[[], nn.Module]] = {
+    "chain": lambda: nn.Sequential(linear(), nn.ReLU(), linear()),
+    "in place": lambda: nn.Sequential(linear(), nn.ReLU(inplace=True), linear()),
+    "called twice": lambda: Parts(
+        lambda self, x: self.a(self.b(self.a(x))), a=linear(), b=linear()
+    ),
+    "skip": lambda: Parts(
+        lambda self, x: self.c((y := self.a(x)) + self.b(y)), a=linear(), b=linear(), c=linear()
+    ),
+    "two sources": lambda: Parts(
+        lambda self, x: self.c(self.a(x) + self.b(x)), a=linear(), b=linear(), c=linear()
+    ),
+    "tied": lambda: Parts(
+        lambda self, x: nn.functional.linear(self.b(self.a(x)), self.a.weight),
+        a=linear(),
+        b=linear(),
+    ),
+    "view": lambda: Parts(
+        lambda self, x: self.b(self.a(x).view(-1, 2, 2).transpose(1, 2).reshape(-1, 4)),
+        a=linear(),
+        b=linear(),
+    ),
+}
+
+
+def tracked(model: nn.Module, inputs: Any, granularity: str = "leaf") -> Tracker:
+    """A tracker of the units of `model` that has seen one forward."""
+    tracker = Tracker(model, choose_units(model, called_modules(model, inputs), granularity))
+    with tracker.discover():
+        model(inputs)
+    return tracker

@@ -4,8 +4,6 @@ that every part is exact.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,37 +13,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from partopt.cost.chain import chain_of
-from partopt.profiler.layers import Backward, Tracker
-from partopt.profiler.units import called_modules, choose_units
-from tests.profiler.helpers import Parts, linear, structure
+from partopt.profiler.layers import Backward
+from tests.profiler.helpers import CHAINS, FakeClock, linear, structure, tracked
 
 _PRODUCTS = {torch.ops.aten.mm.default: (0, 1), torch.ops.aten.addmm.default: (1, 2)}
 
 
-class WorkClock(TorchDispatchMode):
+class WorkClock(FakeClock, TorchDispatchMode):
     """Multiplications of matrix products so far; everything else takes no time."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.work = 0
+    def __init__(self):
+        TorchDispatchMode.__init__(self)
+        self.work = 0.0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in _PRODUCTS:
             left, right = (args[position] for position in _PRODUCTS[func])
             self.work += left.numel() * right.shape[1]
         return func(*args, **(kwargs or {}))
 
-    def stamp(self) -> int:
+    def stamp(self):
         return self.work
-
-    def intervals_s(self, stamps: Sequence[int]) -> list[float]:
-        return [float(later - earlier) for earlier, later in itertools.pairwise(stamps)]
-
-    def hold(self, seconds: float) -> None:
-        pass
-
-    def idle_share(self) -> float | None:
-        return None
 
 
 def parts(model: nn.Module, **options: Any) -> list[tuple[float, float | None]]:
@@ -55,48 +43,25 @@ def parts(model: nn.Module, **options: Any) -> list[tuple[float, float | None]]:
     return [(layer.backward_s, layer.backward_input_s) for layer in measurement.layers]
 
 
-def test_half_of_a_matrix_product_s_backward_is_for_its_input() -> None:
+def test_the_input_part_by_hand():
     # each 1 x 4 by 4 x 4: 16 multiplications; the first has no input gradient at all
     assert parts(nn.Sequential(linear(), linear(), linear())) == [(16, 0), (32, 16), (32, 16)]
+    assert parts(linear()) == [(16, 0)]
+    # a custom function cannot be split
+    assert parts(nn.Sequential(linear(), Custom(4, 4))) == [(16, 0), (32, 32)]
 
 
-def test_an_mlp_layer_s_input_part_is_its_backward_without_weights() -> None:
-    def mlp(trained: bool) -> nn.Module:
+def test_an_mlp_layer_s_input_part_is_its_backward_without_weights():
+    def mlp(trained):
         block = nn.Sequential(linear(4, 16), nn.GELU(), linear(16, 4)).requires_grad_(trained)
         return nn.Sequential(linear(), block)
 
-    [_, (whole, input_part)] = parts(mlp(True), granularity="block")
-    [_, frozen] = parts(mlp(False), granularity="block")
-    assert (whole, input_part) == (256, 128)
-    assert frozen == (128, 128)
+    assert parts(mlp(True), granularity="block")[1] == (256, 128)
+    assert parts(mlp(False), granularity="block")[1] == (128, 128)
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "in place": lambda: nn.Sequential(linear(), nn.ReLU(inplace=True), linear()),
-    "called twice": lambda: Parts(
-        lambda self, x: self.a(self.b(self.a(x))), a=linear(), b=linear()
-    ),
-    "skip": lambda: Parts(
-        lambda self, x: self.c((y := self.a(x)) + self.b(y)), a=linear(), b=linear(), c=linear()
-    ),
-    "two sources": lambda: Parts(
-        lambda self, x: self.c(self.a(x) + self.b(x)), a=linear(), b=linear(), c=linear()
-    ),
-    "tied": lambda: Parts(
-        lambda self, x: nn.functional.linear(self.b(self.a(x)), self.a.weight),
-        a=linear(),
-        b=linear(),
-    ),
-    "view": lambda: Parts(
-        lambda self, x: self.b(self.a(x).view(-1, 2, 2).transpose(1, 2).reshape(-1, 4)),
-        a=linear(),
-        b=linear(),
-    ),
-}
-
-
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
-def test_weights_take_as_much_as_they_have_products(build: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("build", CHAINS.values(), ids=CHAINS.keys())
+def test_weights_take_as_much_as_they_have_products(build):
     """Every product of the forward has one in the backward for its weight: what is left out."""
     model = build()
     with WorkClock() as clock:
@@ -105,26 +70,22 @@ def test_weights_take_as_much_as_they_have_products(build: Callable[[], nn.Modul
         assert layer.backward_s - layer.backward_input_s == layer.forward_s
 
 
-@pytest.mark.parametrize(
-    "name", sorted(MODELS.keys() - {"in place"})
-)  # no tensor holds its gradient
-def test_the_gradients_asked_for_are_those_between_layers(name: str) -> None:
-    model, x = MODELS[name](), torch.randn(3, 4)
-    tracker = Tracker(model, choose_units(model, called_modules(model, x), "leaf"))
-    with tracker.discover():
-        model(x)
-    results: list[Tensor] = []
+# in place no tensor holds its gradient
+@pytest.mark.parametrize("name", sorted(CHAINS.keys() - {"in place"}))
+def test_the_gradients_asked_for_are_those_between_layers(name):
+    model, x = CHAINS[name](), torch.randn(3, 4)
+    tracker, results, order = tracked(model, x), [], []
 
-    def left(_layer: int, output: Tensor) -> None:
+    def left(_layer, output):
         output.retain_grad()
         results.append(output)
 
-    order: list[int] = []
     with tracker.watch(left=left):
         loss = model(x).sum()
     edges = Backward(loss, tracker.began).input_gradients(order.append)
     loss.backward(retain_graph=True)
-    crossing = [result.grad.clone() for result in results[:-1]]
+    # in whatever order of their numbers: views may lie between layers
+    crossing = [result.grad.flatten().sort().values for result in results[:-1]]
     model.zero_grad()
     order.clear()
     found = torch.autograd.grad(loss, edges)
@@ -132,12 +93,7 @@ def test_the_gradients_asked_for_are_those_between_layers(name: str) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     assert len(found) >= len(crossing)
     for gradient in found:
-        assert any(same_values(gradient, other) for other in crossing)
-
-
-def same_values(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same, in whatever order: views may lie between layers."""
-    return torch.equal(a.flatten().sort().values, b.flatten().sort().values)
+        assert any(torch.equal(gradient.flatten().sort().values, other) for other in crossing)
 
 
 class Both(torch.autograd.Function):
@@ -157,14 +113,6 @@ class Both(torch.autograd.Function):
 class Custom(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return Both.apply(x, self.weight)
-
-
-def test_a_custom_function_cannot_be_split() -> None:
-    assert parts(nn.Sequential(linear(), Custom(4, 4))) == [(16, 0), (32, 32)]
-
-
-def test_a_single_layer_has_no_input_part() -> None:
-    assert parts(linear()) == [(16, 0)]
 
 
 def in_checkpoint(reentrant: bool) -> nn.Module:
@@ -197,13 +145,8 @@ def test_a_part_longer_than_the_whole_is_cut_to_it(monkeypatch: pytest.MonkeyPat
     assert parts(nn.Sequential(linear(), linear())) == [(16, 16), (32, 32)]
 
 
-def test_planning_puts_off_what_the_weights_take() -> None:
+def test_planning_puts_off_what_the_weights_take():
     with WorkClock() as clock:
-        profile = structure(
-            nn.Sequential(linear(), linear()),
-            clock=clock,
-            microbatch_sizes=[2, 6],
-            example_inputs=lambda size: torch.randn(size, 4),
-        )
+        profile = structure(nn.Sequential(linear(), linear()), clock=clock, microbatch_sizes=[2, 6])
     assert list(chain_of(profile, 4).gw) == [64, 64]
     assert list(chain_of(profile, 4).g) == [64, 128]

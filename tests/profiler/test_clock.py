@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,41 +13,34 @@ from torch.utils.checkpoint import checkpoint
 
 from partopt.profiler import step
 from partopt.profiler.device import CpuClock, CpuStamp, CudaClock
-from partopt.profiler.layers import Backward, Tracker
+from partopt.profiler.layers import Backward
 from partopt.profiler.step import Stepper
+from tests.profiler.helpers import FakeClock, tracked
 
 
 def at(*seconds: float, thread: int = 1) -> CpuStamp:
     return CpuStamp(*seconds, thread)
 
 
-def test_the_cpu_clock_counts_what_its_thread_worked() -> None:
+def test_the_cpu_clock_counts_what_its_thread_worked():
     clock = CpuClock()
     assert clock.idle_share() is None
     assert clock.intervals_s([at(0, 0, 5), at(1, 0.5, 5.5), at(4, 3, 8)]) == [0.5, 2.5]
     assert clock.idle_share() == 0.25
-
-
-def test_other_threads_that_work_for_more_than_a_tenth_count() -> None:
-    assert CpuClock().intervals_s([at(0, 0, 0), at(9, 9, 10)]) == [9]
-    assert CpuClock().intervals_s([at(0, 0, 0), at(8, 8, 10)]) == [10]
-
-
-def test_stamps_of_several_threads_are_read_on_the_clock_that_they_share() -> None:
-    stamps = [at(0, 50, 0), at(1, 2, 1, thread=2), at(2, 51, 2)]
-    assert CpuClock().intervals_s(stamps) == [1, 1]
-
-
-def test_a_clock_with_more_processor_than_wall_time_is_not_idle() -> None:
-    clock = CpuClock()
+    clock = CpuClock()  # with more processor than wall time
     clock.intervals_s([at(0, 0, 0), at(1, 0, 2)])
     assert clock.idle_share() == 0
 
 
-def test_a_hold_on_cuda_is_a_kernel_that_spins_for_at_most_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spun: list[int] = []
+def test_other_threads_that_work_for_more_than_a_tenth_count():
+    assert CpuClock().intervals_s([at(0, 0, 0), at(9, 9, 10)]) == [9]
+    assert CpuClock().intervals_s([at(0, 0, 0), at(8, 8, 10)]) == [10]
+    # stamps of several threads are read on the clock that they share
+    assert CpuClock().intervals_s([at(0, 50, 0), at(1, 2, 1, thread=2), at(2, 51, 2)]) == [1, 1]
+
+
+def test_a_hold_on_cuda_is_a_kernel_that_spins_for_at_most_a_second(monkeypatch):
+    spun = []
     monkeypatch.setattr(torch.cuda, "_sleep", spun.append)
     monkeypatch.setattr(CudaClock, "_calibrate", lambda self: 1e9)
     for seconds in (0.0, 0.002, 60.0):
@@ -110,31 +101,29 @@ def test_work_on_another_thread_is_counted() -> None:
     assert clock.intervals_s([started, clock.stamp()])[0] >= 0.05
 
 
-class Queue:
+class Queue(FakeClock):
     """A device that works through launches in order, and a host that issues them: both are numbers.
 
     A stamp is the moment at which the device comes to it, as an event on a stream is.
     """
 
-    def __init__(self) -> None:
-        self.host_s = self.device_s = 0.0
+    def __init__(self, holds=True):
+        self.host_s, self.device_s, self.holds = 0.0, 0.0, holds
 
-    def launch(self, host_s: float, device_s: float) -> None:
+    def launch(self, host_s, device_s):
         self.host_s += host_s
         self.device_s = max(self.device_s, self.host_s) + device_s
 
-    def stamp(self) -> float:
+    def stamp(self):
         return max(self.device_s, self.host_s)
 
-    def hold(self, seconds: float) -> None:
-        self.device_s = max(self.device_s, self.host_s) + seconds
+    def hold(self, seconds):
+        if self.holds:
+            self.device_s = max(self.device_s, self.host_s) + seconds
 
-    def intervals_s(self, stamps: Sequence[float]) -> list[float]:
+    def intervals_s(self, stamps):
         self.host_s = self.device_s = max(self.host_s, self.device_s)
-        return [later - earlier for earlier, later in itertools.pairwise(stamps)]
-
-    def idle_share(self) -> float | None:
-        return None
+        return super().intervals_s(stamps)
 
 
 class Kernel(torch.autograd.Function):
@@ -161,45 +150,29 @@ class Launching(nn.Module):
         return Kernel.apply(x, self.weight, self.launch)
 
 
-ATTACHING_S = 100.0
-
-
-def queued(
-    monkeypatch: pytest.MonkeyPatch, host_s: float, device_s: float, clock: Queue
-) -> Stepper:
+def queued(monkeypatch, host_s, device_s, clock):
     """Steps of four layers of a kernel each, on a host that needs long to attach hooks."""
     attach = Backward.call_at_changes
 
-    def slowly(*arguments: Any) -> None:
+    def slowly(*arguments):
         attach(*arguments)
-        clock.host_s += ATTACHING_S
+        clock.host_s += 100.0
 
     monkeypatch.setattr(Backward, "call_at_changes", slowly)
     monkeypatch.setattr(step.time, "perf_counter", lambda: clock.host_s)
     model = nn.Sequential(*[Launching(lambda: clock.launch(host_s, device_s)) for _ in range(4)])
-    tracker, inputs = Tracker(model, ["0", "1", "2", "3"]), torch.ones(2)
-    with tracker.discover():
-        model(inputs)
-    return Stepper(model, inputs, None, tracker, clock)
+    return Stepper(model, torch.ones(2), None, tracked(model, torch.ones(2)), clock)
 
 
 @pytest.mark.parametrize(("host_s", "device_s"), [(1.0, 10.0), (10.0, 1.0), (5.0, 5.0)])
-def test_attaching_hooks_leaves_the_queue_as_full_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, host_s: float, device_s: float
-) -> None:
+def test_attaching_hooks_leaves_the_queue_as_full_as_it_was(monkeypatch, host_s, device_s):
     steps = queued(monkeypatch, host_s, device_s, Queue())
     steps.instrumented()  # learns how long attaching takes
     assert steps.instrumented().step_s == pytest.approx(steps.bare())
 
 
-def test_without_a_hold_the_backward_is_charged_for_a_queue_that_ran_dry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Unheld(Queue):
-        def hold(self, seconds: float) -> None:
-            pass
-
-    steps = queued(monkeypatch, 1.0, 10.0, Unheld())
+def test_without_a_hold_the_backward_is_charged_for_a_queue_that_ran_dry(monkeypatch):
+    steps = queued(monkeypatch, 1.0, 10.0, Queue(holds=False))
     steps.instrumented()
     assert steps.instrumented().backward_s == [10, 10, 10, 11]
     assert steps.instrumented().step_s > steps.bare()

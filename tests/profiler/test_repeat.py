@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -25,7 +22,7 @@ from tests.profiler.helpers import (
 )
 
 TINY = {"width": 32, "heads": 4, "context": 16, "vocabulary": 64}
-LISTS: dict[str, tuple[dict[str, int], list[str]]] = {
+LISTS = {
     "gpt": (TINY, ["blocks"]),
     "gpt2": (TINY, ["transformer.h"]),
     "bert": (TINY, ["bert.encoder.layer"]),
@@ -37,7 +34,6 @@ LISTS: dict[str, tuple[dict[str, int], list[str]]] = {
         ["encoder.layers.encoder_layer_"],
     ),
 }
-NEEDS = {"gpt": [], "vit": [needs_torchvision]}
 
 
 class Blocks(nn.Module):
@@ -60,20 +56,15 @@ class Blocks(nn.Module):
         return made[-1] @ self.table.weight.T
 
 
-def shape(profile: Profile) -> Any:
+def shape(profile):
     """All of a profile but its times."""
     bytes_of = ("output_bytes", "transient_bytes", "split_stash_bytes", "forward_flops")
-    return (
-        [replace(layer, measured_as=None) for layer in profile.layers],
-        [
-            (
-                each.tensors,
-                each.stash_groups,
-                [[getattr(layer, name) for name in bytes_of] for layer in each.layers],
-            )
-            for each in profile.measurements
-        ],
-    )
+    layers = [replace(layer, measured_as=None) for layer in profile.layers]
+    measured = [
+        [getattr(layer, name) for each in profile.measurements for layer in each.layers]
+        for name in bytes_of
+    ]
+    return layers, measured, [(each.tensors, each.stash_groups) for each in profile.measurements]
 
 
 def of_example(name: str, layers: int, granularity: str) -> Profile:
@@ -84,9 +75,17 @@ def of_example(name: str, layers: int, granularity: str) -> Profile:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("granularity", ["auto", "leaf"])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=NEEDS.get(name, [needs_transformers])) for name in LISTS]
+    "name",
+    [
+        "gpt",
+        pytest.param("vit", marks=needs_torchvision),
+        *(
+            pytest.param(name, marks=needs_transformers)
+            for name in ("gpt2", "bert", "llama", "mixtral", "t5")
+        ),
+    ],
 )
-def test_four_blocks_say_what_seven_say(name: str, granularity: str) -> None:
+def test_four_blocks_say_what_seven_say(name, granularity):
     short, deep = (of_example(name, layers, granularity) for layers in (4, 7))
     for blocks in LISTS[name][1]:
         short = repeat(short, blocks, 7)
@@ -94,24 +93,21 @@ def test_four_blocks_say_what_seven_say(name: str, granularity: str) -> None:
     assert list(short.faults()) == []
 
 
-def test_times_are_those_of_the_deep_model_too() -> None:
-    def of(layers: int) -> Profile:
-        arguments = {**TINY, "layers": layers}
-        return estimate_source(EXAMPLES / "gpt.py", "h100", arguments=arguments)
+def test_times_are_those_of_the_deep_model_too():
+    def of(layers):
+        options = {"arguments": {**TINY, "layers": layers}, "microbatch_sizes": [1]}
+        return estimate_source(EXAMPLES / "gpt.py", "h100", **options)
 
-    short, deep = repeat(of(4), "blocks", 9), of(9)
-    for mine, its in zip(short.measurements, deep.measurements, strict=True):
-        for one, other in zip(mine.layers, its.layers, strict=True):
-            assert one.forward_s == pytest.approx(other.forward_s)
-            assert one.backward_s == pytest.approx(other.backward_s)
-            assert one.backward_input_s == pytest.approx(other.backward_input_s)
-        assert mine.optimizer_s == pytest.approx(its.optimizer_s)
+    [mine], [its] = repeat(of(4), "blocks", 6).measurements, of(6).measurements
+    for one, other in zip(mine.layers, its.layers, strict=True):
+        for name in ("forward_s", "backward_s", "backward_input_s"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name))
+    assert mine.optimizer_s == pytest.approx(its.optimizer_s)
 
 
 @pytest.mark.parametrize("granularity", ["auto", "leaf"])
 def test_tables_that_all_blocks_read_and_checkpoints(granularity: str) -> None:
-    inputs = lambda size: torch.randn(size, 4)  # noqa: E731
-    short, deep = (structure(Blocks(n), inputs, granularity=granularity) for n in (4, 6))
+    short, deep = (structure(Blocks(n), granularity=granularity) for n in (4, 6))
     assert shape(repeat(short, "blocks", 6)) == shape(deep)
 
 
@@ -128,54 +124,42 @@ def test_a_profile_says_what_was_repeated() -> None:
     assert shape(repeat(short, "blocks", 4)) == shape(short)
 
 
-def test_names_of_shared_weights_move_with_their_block() -> None:
-    def build(layers: int) -> nn.Module:
-        model = nn.Module()
+def test_names_of_shared_weights_move_with_their_block():
+    def of(layers):
         blocks = nn.Sequential(*(nn.Sequential(linear(), linear()) for _ in range(layers)))
         for block in blocks:
-            block[1].weight = block[0].weight  # type: ignore[index]
-        model.blocks = blocks
-        model.forward = blocks.forward  # type: ignore[method-assign]
-        return model
+            block[1].weight = block[0].weight
+        return structure(Parts(lambda self, x: self.blocks(x), blocks=blocks))
 
-    short, deep = (structure(build(layers)) for layers in (4, 6))
-    assert shape(repeat(short, "blocks", 6)) == shape(deep)
+    assert shape(repeat(of(4), "blocks", 6)) == shape(of(6))
 
 
 @pytest.mark.parametrize(
-    ("layers", "blocks", "count", "what"),
+    ("layers", "blocks", "count", "code", "what"),
     [
-        (3, "blocks", 9, "has 3 blocks, and four are needed"),
-        (4, "layers", 9, "has 0 blocks, and four are needed"),
-        (4, "blocks", 3, "has 4 blocks already"),
+        (3, "blocks", 9, "not-repeatable", "has 3 blocks, and four are needed"),
+        (4, "layers", 9, "not-repeatable", "has 0 blocks, and four are needed"),
+        (4, "blocks", 3, "not-repeatable", "has 4 blocks already"),
+        (4, "blocks", 0, "invalid-option", "whole number >= 1"),
     ],
 )
-def test_what_cannot_be_repeated(layers: int, blocks: str, count: int, what: str) -> None:
-    profile = structure(Blocks(layers), granularity="auto")
+def test_what_cannot_be_repeated(layers, blocks, count, code, what):
     with pytest.raises(PartoptError, match=what) as failed:
-        repeat(profile, blocks, count)
-    assert failed.value.code == "not-repeatable"
+        repeat(structure(Blocks(layers), granularity="auto"), blocks, count)
+    assert failed.value.code == code
 
 
-def test_blocks_have_to_be_alike() -> None:
+def test_blocks_have_to_be_alike():
     model = Blocks(4)
-    model.blocks[2][2] = nn.Linear(4, 4)  # type: ignore[index,operator]
-    with pytest.raises(PartoptError, match="the third is not like the second"):
-        repeat(structure(model, granularity="auto"), "blocks", 9)
-    reaching = structure(Blocks(5, reach=2), granularity="auto")
-    with pytest.raises(PartoptError, match="the third is not like the second"):
-        repeat(reaching, "blocks", 9)
+    model.blocks[2][2] = nn.Linear(4, 4)
     plain = structure(Blocks(4), granularity="auto")
     [measured] = plain.measurements
     third = [layer.name for layer in plain.layers].index("blocks.2.0")
     kept = [*measured.stash_groups, StashGroup(layers=[third], bytes=8)]
-    other = replace(plain, measurements=[replace(measured, stash_groups=kept)])
-    with pytest.raises(PartoptError, match="the third is not like the second"):
-        repeat(other, "blocks", 9)
-
-
-def test_a_number_is_needed() -> None:
-    profile = structure(Parts(lambda parts, x: parts.one(x), one=linear()))
-    with pytest.raises(PartoptError) as failed:
-        repeat(profile, "one", 0)
-    assert failed.value.code == "invalid-option"
+    for other in (
+        structure(model, granularity="auto"),
+        structure(Blocks(5, reach=2), granularity="auto"),
+        replace(plain, measurements=[replace(measured, stash_groups=kept)]),
+    ):
+        with pytest.raises(PartoptError, match="the third is not like the second"):
+            repeat(other, "blocks", 9)

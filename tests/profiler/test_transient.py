@@ -5,7 +5,6 @@ float32: 4 bytes an element; the bytes below are those of whole storages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,54 +31,40 @@ def events(text: str, backward: bool) -> list[Event]:
     return made
 
 
-def peaks(forward: str, backward: str, kept: dict[int, int]) -> dict[int, int]:
-    return transient_bytes(events(forward, False) + events(backward, True), kept)
+@pytest.mark.parametrize(
+    ("forward", "backward", "kept", "peaks"),
+    [
+        # layer 0 keeps block 0 and has 1 for a while; layer 1 keeps 2 and frees nothing
+        ("0:0+10 0:1+7 0:1-7 1:2+5", "", {0: 0, 2: 1}, {0: 7, 1: 0}),
+        # layer 1 frees block 2 before it makes 4: its peak is with 3 alone beside all that is kept;
+        # layer 0 begins with 3 and 4 alive, beside the 10 bytes of block 0
+        ("0:0+10 1:2+20", "1:3+4 1:2-20 1:4+6 0:5+3 0:0-10", {0: 0, 2: 1}, {1: 4, 0: 13}),
+        # block 1 is made by layer 0, and only layer 1 keeps it: a stage that ends with layer 0 has
+        # it nevertheless while layer 0 runs
+        ("0:0+10 0:1+7 1:2+5", "1:2-5 1:1-7 0:0-10", {0: 0, 1: 1, 2: 1}, {0: 7, 1: 0}),
+        # the larger of forward and backward counts
+        ("0:0+8 0:0-8", "0:1+3", {}, {0: 8}),
+        ("0:0+3 0:0-3", "0:1+8", {}, {0: 8}),
+        # the gradient that layer 1 leaves is alive in layer 0
+        ("", "1:0+6 0:1+5 0:0-6 0:1-5", {}, {1: 6, 0: 11}),
+    ],
+)
+def test_peaks_of_events_beyond_what_is_kept(forward, backward, kept, peaks):
+    assert transient_bytes(events(forward, False) + events(backward, True), kept) == peaks
 
 
-def test_in_the_forward_what_stays_is_no_part_of_it() -> None:
-    # layer 0 keeps block 0 and has 1 for a while; layer 1 keeps 2 and frees nothing
-    assert peaks("0:0+10 0:1+7 0:1-7 1:2+5", "", {0: 0, 2: 1}) == {0: 7, 1: 0}
+def transient(model, size=1, **options):
+    [measured] = structure(model, lambda _: torch.randn(size, 4), **options).measurements
+    return [layer.transient_bytes for layer in measured.layers]
 
 
-def test_in_the_backward_what_was_kept_at_its_beginning_is_no_part_of_it() -> None:
-    # layer 1 frees block 2 before it makes 4: its peak is with 3 alone beside all that is kept;
-    # layer 0 begins with 3 and 4 alive, beside the 10 bytes of block 0
-    backward = "1:3+4 1:2-20 1:4+6 0:5+3 0:0-10"
-    assert peaks("0:0+10 1:2+20", backward, {0: 0, 2: 1}) == {1: 4, 0: 13}
-
-
-def test_what_a_layer_makes_for_a_later_one_alone_is_no_stash_of_its_own() -> None:
-    # block 1 is made by layer 0, and only layer 1 keeps it: a stage that ends with layer 0 has it
-    # nevertheless while layer 0 runs
-    assert peaks("0:0+10 0:1+7 1:2+5", "1:2-5 1:1-7 0:0-10", {0: 0, 1: 1, 2: 1}) == {0: 7, 1: 0}
-
-
-def test_the_larger_of_forward_and_backward_counts() -> None:
-    assert peaks("0:0+8 0:0-8", "0:1+3", {}) == {0: 8}
-    assert peaks("0:0+3 0:0-3", "0:1+8", {}) == {0: 8}
-
-
-def test_the_sum_of_what_is_left_is_carried_to_the_next_layer() -> None:
-    # the gradient that layer 1 leaves is alive in layer 0
-    assert peaks("", "1:0+6 0:1+5 0:0-6 0:1-5", {}) == {1: 6, 0: 11}
-
-
-def transient(model: nn.Module, size: int = 1, **options: Any) -> list[int]:
-    inputs: Callable[[int], Tensor] = lambda _: torch.randn(size, 4)  # noqa: E731
-    [measurement] = structure(model, inputs, **options).measurements
-    return [layer.transient_bytes for layer in measurement.layers]
-
-
-def test_a_chain_of_linear_layers() -> None:
+def test_a_chain_of_linear_layers():
     # The loss and its gradient (1 element each) live throughout. Layer 2 makes its weight's
     # gradient (8 x 2), which lives until it is added, then its input's (8); layer 1 begins with
     # that, makes its weight's (8 x 8), then its input's (8); layer 0 makes none of its input
     model = nn.Sequential(linear(4, 8), linear(8, 8), linear(8, 2))
     assert transient(model) == [4 * (2 + 8 + 4 * 8), 4 * (2 + 8 + 8 * 8 + 8), 4 * (2 + 2 * 8 + 8)]
-
-
-def test_a_frozen_layer_makes_no_gradient_of_its_weight() -> None:
-    model = nn.Sequential(linear(4, 8), linear(8, 8).requires_grad_(False), linear(8, 2))
+    model[1].requires_grad_(False)
     assert transient(model)[1] == 4 * (2 + 8 + 8)
 
 
@@ -114,28 +99,27 @@ class Doubled(torch.autograd.Function):
 
 class Dropped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         torch.cat([x, x])
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         return gradient * 2
 
 
-@pytest.mark.parametrize(("function", "kept"), [(Doubled, 32), (Dropped, 0)])
-def test_what_a_function_keeps_outside_of_autograd_is_kept(function: Any, kept: int) -> None:
+class Remembers(nn.Linear):
+    def forward(self, x):
+        self.last = super().forward(x)
+        return self.last * 2
+
+
+def test_what_is_kept_outside_of_autograd_is_kept():
     # both linear layers keep their inputs
-    model = Parts(lambda self, x: self.b(function.apply(self.a(x))), a=linear(), b=linear())
-    assert stash(structure(model)) == [([0], 16 + kept), ([1], 16)]
-
-
-def test_what_a_module_keeps_as_an_attribute_is_kept() -> None:
-    class Remembers(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            self.last = super().forward(x)
-            return self.last * 2
-
+    for function, kept in ((Doubled, 32), (Dropped, 0)):
+        own = lambda self, x, own=function: self.b(own.apply(self.a(x)))  # noqa: E731
+        model = Parts(own, a=linear(), b=linear())
+        assert stash(structure(model)) == [([0], 16 + kept), ([1], 16)]
     assert stash(structure(nn.Sequential(Remembers(4, 4), linear()))) == [([0], 32), ([1], 16)]
 
 
@@ -153,17 +137,12 @@ def net() -> nn.Module:
     )
 
 
-def test_the_first_gradients_count_as_those_that_are_added() -> None:
+def test_the_first_gradients_count_as_those_that_are_added():
     model, inputs = net(), torch.randn(2, 3, 8, 8)
     first = observe(model, inputs)
     assert all(parameter.grad is None for parameter in model.parameters())
     model(inputs).sum().backward()
     assert observe(model, inputs) == first
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_fake_tensors_show_the_same() -> None:
-    real = observe(net(), torch.randn(2, 3, 8, 8))
     with FakeTensorMode():
-        fake = observe(net(), torch.randn(2, 3, 8, 8))
-    assert fake == real
+        assert observe(net(), torch.randn(2, 3, 8, 8)) == first

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
-from partopt.documents.profile import Measurement, Profile
+from partopt.documents.profile import Profile
 from partopt.profiler.step import run_loss
 from partopt.profiler.tensors import tensors_in
 from tests.helpers import flat
@@ -54,7 +54,7 @@ def allocated_peak_bytes(model: nn.Module, inputs: Any, loss_fn: Any) -> int:
         live += change
         peak = max(peak, live)
     held = [*model.parameters(), *tensors_in(inputs)]
-    return peak + _bytes(held) + _gradient_bytes(model)
+    return peak + _bytes(held) + _bytes(each for each in model.parameters() if each.requires_grad)
 
 
 def kept_bytes(model: nn.Module, inputs: Any, loss_fn: Any) -> int:
@@ -77,15 +77,6 @@ def modelled_bytes(profile: Profile) -> int:
     problem = problem_of(profile, flat(1), optimizer="sgd")
     whole = Partition(CONTIGUOUS, consecutive([0, problem.chain.layers]))
     return price(whole, problem, "manual").stages[0].memory.total_bytes
-
-
-def stash_bytes(measurement: Measurement) -> int:
-    """Bytes kept for the backward."""
-    return sum(group.bytes for group in measurement.stash_groups)
-
-
-def _gradient_bytes(model: nn.Module) -> int:
-    return _bytes(each for each in model.parameters() if each.requires_grad)
 
 
 def _bytes(tensors: Any) -> int:

@@ -15,32 +15,11 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 VOCABULARY, LENGTH = 97, 16
-_DECODER = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "use_cache": False,
-}
-_ENCODER = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 32,
-}
-_PICTURES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "image_size": 32,
-    "patch_size": 8,
-}
+_BLOCKS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+_BLOCKS |= {"num_attention_heads": 4}
+_ENCODER = {**_BLOCKS, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
+_DECODER = {**_ENCODER, "num_key_value_heads": 2, "use_cache": False}
+_PICTURES = {**_BLOCKS, "image_size": 32, "patch_size": 8}
 
 
 def transformers_model(kind: str, config: str, **options: Any) -> nn.Module:
@@ -54,16 +33,8 @@ def transformers_model(kind: str, config: str, **options: Any) -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    return transformers_model(
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        vocab_size=VOCABULARY,
-        n_positions=32,
-        n_embd=32,
-        n_layer=3,
-        n_head=4,
-        use_cache=False,
-    )
+    sizes = {"n_positions": 32, "n_embd": 32, "n_layer": 3, "n_head": 4, "use_cache": False}
+    return transformers_model("GPT2LMHeadModel", "GPT2Config", vocab_size=VOCABULARY, **sizes)
 
 
 def bert() -> nn.Module:
@@ -75,23 +46,17 @@ def albert() -> nn.Module:
     return transformers_model("AlbertForMaskedLM", "AlbertConfig", embedding_size=16, **_ENCODER)
 
 
-def llama() -> nn.Module:
-    return transformers_model("LlamaForCausalLM", "LlamaConfig", **_DECODER)
-
-
 def mistral() -> nn.Module:
     return transformers_model("MistralForCausalLM", "MistralConfig", sliding_window=8, **_DECODER)
 
 
-def qwen2() -> nn.Module:
-    return transformers_model("Qwen2ForCausalLM", "Qwen2Config", **_DECODER)
-
-
 def mixtral() -> nn.Module:
-    return transformers_model(
-        "MixtralForCausalLM", "MixtralConfig", num_local_experts=4, output_router_logits=True,
-        **_DECODER,
-    )  # fmt: skip
+    options = {**_DECODER, "num_local_experts": 4, "output_router_logits": True}
+    return transformers_model("MixtralForCausalLM", "MixtralConfig", **options)
+
+
+def llama() -> nn.Module:
+    return transformers_model("LlamaForCausalLM", "LlamaConfig", **_DECODER)
 
 
 def checkpointed_llama() -> nn.Module:
@@ -102,41 +67,18 @@ def checkpointed_llama() -> nn.Module:
 
 
 def t5() -> nn.Module:
-    return transformers_model(
-        "T5ForConditionalGeneration",
-        "T5Config",
-        vocab_size=VOCABULARY,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        decoder_start_token_id=0,
-        use_cache=False,
-    )
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    sizes |= {"vocab_size": VOCABULARY, "decoder_start_token_id": 0, "use_cache": False}
+    return transformers_model("T5ForConditionalGeneration", "T5Config", **sizes)
 
 
 def whisper() -> nn.Module:
-    return transformers_model(
-        "WhisperForConditionalGeneration",
-        "WhisperConfig",
-        vocab_size=VOCABULARY,
-        num_mel_bins=8,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_source_positions=16,
-        max_target_positions=32,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-        use_cache=False,
-    )
+    sizes = {"vocab_size": VOCABULARY, "num_mel_bins": 8, "d_model": 32, "use_cache": False}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 2, f"{part}_attention_heads": 4, f"{part}_ffn_dim": 64}
+    sizes |= {"max_source_positions": 16, "max_target_positions": 32, "pad_token_id": 0}
+    sizes |= {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    return transformers_model("WhisperForConditionalGeneration", "WhisperConfig", **sizes)
 
 
 def vit() -> nn.Module:

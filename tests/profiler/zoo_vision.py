@@ -11,49 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-CLASSES = 10
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 
 def torchvision_model(name: str, **options: Any) -> nn.Module:
-    """The classifier that torchvision calls `name`, with random weights and ten classes."""
+    """What torchvision calls `name`, with random weights and ten classes."""
     from vision import torchvision_models  # the examples' own, which mends its import
 
-    return getattr(torchvision_models(32), name)(num_classes=CLASSES, **options)
-
-
-def vgg16() -> nn.Module:
-    """VGG-16 with a narrow classifier."""
-    model = torchvision_model("vgg16", init_weights=False)
-    model.avgpool = nn.AdaptiveAvgPool2d(1)
-    widths = {0: (512, 256), 3: (256, 256), 6: (256, CLASSES)}
-    for position, (inputs, outputs) in widths.items():
-        model.classifier[position] = nn.Linear(inputs, outputs)
-    return model
-
-
-def vision_transformer() -> nn.Module:
-    return torchvision_model_of(
-        "VisionTransformer",
-        image_size=32,
-        patch_size=8,
-        num_layers=3,
-        num_heads=2,
-        hidden_dim=32,
-        mlp_dim=64,
-    )
+    return getattr(torchvision_models(32), name)(num_classes=10, **options)
 
 
 def swin() -> nn.Module:
-    return torchvision_model_of(
-        "SwinTransformer",
-        patch_size=[2, 2],
-        embed_dim=16,
-        depths=[2, 2],
-        num_heads=[2, 4],
-        window_size=[4, 4],
-        stochastic_depth_prob=0.0,
-    )
+    sizes = {"patch_size": [2, 2], "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
+    return torchvision_model("SwinTransformer", embed_dim=16, stochastic_depth_prob=0.0, **sizes)
 
 
 def convnext() -> nn.Module:
@@ -61,14 +31,7 @@ def convnext() -> nn.Module:
 
     block = torchvision_models(32).convnext.CNBlockConfig
     blocks = [block(16, 32, 2), block(32, 48, 2), block(48, None, 2)]
-    return torchvision_model_of("ConvNeXt", block_setting=blocks, stochastic_depth_prob=0.0)
-
-
-def torchvision_model_of(kind: str, **options: Any) -> nn.Module:
-    """A model of the class `kind` of torchvision."""
-    from vision import torchvision_models
-
-    return getattr(torchvision_models(32), kind)(num_classes=CLASSES, **options)
+    return torchvision_model("ConvNeXt", block_setting=blocks, stochastic_depth_prob=0.0)
 
 
 class Convolutions(nn.Module):
@@ -128,12 +91,10 @@ class DiffusionUNet(nn.Module):
         self.width = width
         self.embed = nn.Sequential(nn.Linear(width, 32), nn.SiLU(), nn.Linear(32, 32))
         self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.down = nn.ModuleList(
-            [TimedBlock(width, width, 32), TimedBlock(width, 2 * width, 32)],
-        )
+        self.down = nn.ModuleList([TimedBlock(width, width, 32), TimedBlock(width, 2 * width, 32)])
         self.middle = TimedBlock(2 * width, 2 * width, 32)
         self.up = nn.ModuleList(
-            [TimedBlock(4 * width, width, 32), TimedBlock(2 * width, width, 32)],
+            [TimedBlock(4 * width, width, 32), TimedBlock(2 * width, width, 32)]
         )
         self.out = nn.Conv2d(width, 3, 3, padding=1)
 
@@ -151,3 +112,8 @@ class DiffusionUNet(nn.Module):
             x = functional.interpolate(x, scale_factor=2.0)
             x = block(torch.cat([x, kept.pop()], 1), time)
         return {"noise": self.out(x)}
+
+
+def vision_transformer() -> nn.Module:
+    sizes = {"image_size": 32, "patch_size": 8, "num_layers": 3, "num_heads": 2, "hidden_dim": 32}
+    return torchvision_model("VisionTransformer", mlp_dim=64, **sizes)

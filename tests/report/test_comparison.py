@@ -3,7 +3,7 @@ import pytest
 
 from partopt import planners
 from partopt.cost.problem import problem_of
-from partopt.documents.comparison import Comparison
+from partopt.documents.tables import Comparison
 from partopt.report.plans import _variance, render_beside
 from partopt.report.plans import render_comparison as render
 from partopt.search.tables import comparison_of

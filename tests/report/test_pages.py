@@ -1,6 +1,6 @@
 """The page of a verification."""
 
-from partopt.documents.verification import Verification, VerificationRow
+from partopt.documents.tables import Verification, VerificationRow
 from partopt.report.pages import render_verification as render
 
 HELD = VerificationRow(

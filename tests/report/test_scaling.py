@@ -5,7 +5,7 @@ import pytest
 from click import unstyle
 from msgspec import structs
 
-from partopt.documents.scaling import Scaling, ScalingRow
+from partopt.documents.tables import Scaling, ScalingRow
 from partopt.report.plans import render_scaling as render
 from partopt.search.tables import scaling_of
 from tests.simulator.plans import limited, plan_of

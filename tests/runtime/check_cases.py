@@ -102,12 +102,11 @@ class Case(NamedTuple):
 
 RIGHT = {
     "a pipeline that recomputes": Case([1, 1, 1], recompute="always"),
-    "replicas": Case([2, 1]),
+    "replicas that share": Case([2, 1], shard="optimizer"),
     "an exchange that blocks": Case([1, 2], allreduce="blocking"),
     "2BW": Case([1, 2], "pipedream-2bw"),
-    "a flush": Case([2, 1], "1f1b"),
-    "replicas that share": Case([2, 1], shard="optimizer"),
     "2BW of replicas that share": Case([2, 1], "pipedream-2bw", shard="optimizer"),
+    "a flush": Case([2, 1], "1f1b"),
     "a flush of replicas that share": Case([2, 1], "1f1b", tied=True, shard="optimizer"),
 }
 
@@ -166,24 +165,21 @@ def no_mean() -> Any:
     return mock.patch.object(training, "step_by_mean", lambda *_: None)
 
 
+ALONE, PAIR = Case([1, 1, 1]), Case([2, 1])
 WRONG = {
-    "an older version": Case([1, 1, 1], fault=on_rank_1(Versions, "version_of", older)),
+    "an older version": ALONE._replace(fault=on_rank_1(Versions, "version_of", older)),
     "a newer version": Case(
         [1, 1, 1], "pipedream-2bw", fault=on_rank_1(DoubleBuffered, "version_of", newer)
     ),
     "a version that is not kept": Case(
-        [1, 1, 1],
-        recompute="always",
-        fault=on_rank_1(Versions, "use_for_backward", not_kept),
+        [1, 1, 1], recompute="always", fault=on_rank_1(Versions, "use_for_backward", not_kept)
     ),
-    "an update that is missing": Case(
-        [1, 1, 1], fault=on_rank_1(Versions, "end_round", forgets_last)
-    ),
-    "a sum that is off": Case([2, 1], fault=on_rank_1(Sum, "finish", off)),
+    "a missing update": ALONE._replace(fault=on_rank_1(Versions, "end_round", forgets_last)),
+    "a sum that is off": PAIR._replace(fault=on_rank_1(Sum, "finish", off)),
     "a share that is not stepped": Case(
         [2, 1], shard="optimizer", fault=on_rank_1(SharedOptimizer, "step", not_stepped)
     ),
-    "a sum that is no mean": Case([2, 1], fault=no_mean),
+    "a sum that is no mean": PAIR._replace(fault=no_mean),
 }
 CASES = RIGHT | WRONG
 
@@ -207,11 +203,10 @@ class Main(NamedTuple):
 
 def plan_of(case: Case, profile: Profile) -> Plan:
     options = case._asdict() | {"cuts": [2, 3][: len(case.replicas) - 1]}
-    del options["fault"], options["tied"]
+    options = {key: each for key, each in options.items() if key not in ("fault", "tied")}
     options["facts"] = {"allreduce": options.pop("allreduce")}
     microbatches = 8 if case.schedule == "1f1b" else None
-    job = Job(profile, flat(sum(case.replicas)), microbatches=microbatches, **options)
-    return solve(job).plan
+    return solve(Job(profile, flat(sum(case.replicas)), microbatches=microbatches, **options)).plan
 
 
 def main() -> dict[str, Check]:

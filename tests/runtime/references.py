@@ -14,7 +14,7 @@ from partopt.documents.plan import Plan
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
 from partopt.schedules.order import A, B, F, Order
-from tests.runtime.engine_cases import Case, optimizer_of
+from tests.runtime.cases import Case, optimizer_of
 from tests.runtime.stages import whole_loss, whole_model
 
 Outcome = tuple[list[list[Tensor]], dict[int, float]]  # weights by stage, losses by microbatch

@@ -79,43 +79,28 @@ def replayed(
     inputs_of: Callable[[int], Any],
     size: int = 2,
     loss_fn: Any = None,
-    granularity: str = "auto",
-    units: Sequence[str] = (),
+    **options: Any,
 ) -> Replayed:
     """The model on microbatches of `size` samples, with the layers of its profile."""
     torch.manual_seed(0)
     model = build().train()
     inputs = [inputs_of(size) for _ in range(MICROBATCHES)]
-    profile = structure(
-        copy.deepcopy(model),
-        lambda _: inputs[0],
-        loss_fn,
-        granularity=granularity,
-        units=units,
-        microbatch_sizes=[size],
-    )
+    options = {"granularity": "auto", "microbatch_sizes": [size], **options}
+    profile = structure(copy.deepcopy(model), lambda _: inputs[0], loss_fn, **options)
     layers = [LayerKey(layer.name, layer.call) for layer in profile.layers]
     return Replayed(model, inputs, loss_fn, layers, profile)
 
 
 def replay_stage(
-    model: nn.Module,
-    record: Record,
-    start: int,
-    stop: int,
-    loss_fn: Any,
-    inputs_of: Callable[[int], Any],
-    scale: float,
-    recompute: bool = False,
+    model: nn.Module, record: Record, start: int, stop: int, loss_fn: Any, *given: Any
 ) -> ReplayStage:
-    """The stage of layers [start, stop) of `model`, of which `record` is."""
-    module = StageModule(model, record, start, stop, loss_fn)
-    return ReplayStage(module, inputs_of, scale, recompute)
+    """The stage of layers [start, stop); `given` are its inputs, a scale, and if it recomputes."""
+    return ReplayStage(StageModule(model, record, start, stop, loss_fn), *given)
 
 
-def run_forwards(stages: Sequence[ReplayStage], microbatches: int = MICROBATCHES) -> list[Tensor]:
+def run_forwards(stages: Sequence[ReplayStage]) -> list[Tensor]:
     """The forward of every microbatch; the losses."""
-    for microbatch in range(microbatches):
+    for microbatch in range(MICROBATCHES):
         tensors: list[Tensor] = []
         for stage in stages:
             check_crossings(tensors, stage.receives)
@@ -125,13 +110,10 @@ def run_forwards(stages: Sequence[ReplayStage], microbatches: int = MICROBATCHES
 
 
 def run_backwards(
-    stages: Sequence[ReplayStage],
-    split: bool = False,
-    recompute: bool = False,
-    microbatches: int = MICROBATCHES,
+    stages: Sequence[ReplayStage], split: bool = False, recompute: bool = False
 ) -> None:
     """The backward of every microbatch."""
-    for microbatch in range(microbatches):
+    for microbatch in range(MICROBATCHES):
         gradients: list[Tensor] = []
         for stage in reversed(stages):
             if recompute:
@@ -140,15 +122,14 @@ def run_backwards(
             gradients = [each.clone() for each in backward(microbatch, gradients)]
             check_crossings(gradients, [each for each in stage.receives if each.gradient])
     if split:
-        for microbatch in range(microbatches):
+        for microbatch in range(MICROBATCHES):
             for stage in stages:
                 stage.backward_weight(microbatch)
 
 
 def check_crossings(tensors: Sequence[Tensor], crossings: Sequence[Any]) -> None:
-    assert [(tuple(each.shape), each.dtype) for each in tensors] == [
-        (each.shape, each.dtype) for each in crossings
-    ]
+    found = [(tuple(each.shape), each.dtype) for each in tensors]
+    assert found == [(each.shape, each.dtype) for each in crossings]
     assert all(each.is_contiguous() for each in tensors)
 
 

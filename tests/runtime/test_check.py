@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from torch.utils._pytree import tree_leaves
 
 from partopt import Job, solve
 from partopt.cost.plan import layout_of
-from partopt.documents.plan import Plan
-from partopt.documents.run import Check
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.runtime.check import (
@@ -36,14 +33,13 @@ from tests.runtime.references import versions_used
 
 
 @pytest.fixture(scope="module")
-def checks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Check]:
+def checks(tmp_path_factory):
     """What the check of each case came to."""
-    found: dict[str, Check] = outcome_of("tests.runtime.check_cases", tmp_path_factory)
-    return found
+    return outcome_of("tests.runtime.check_cases", tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_run_is_equal_to_one_process(name: str, checks: dict[str, Check]):
+def test_a_run_is_equal_to_one_process(name, checks):
     check = checks[name]
     assert check.equal
     assert check.compared == ("gradients" if CASES[name].schedule == "1f1b" else "changes")
@@ -53,36 +49,33 @@ def test_a_run_is_equal_to_one_process(name: str, checks: dict[str, Check]):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_an_engine_that_does_one_thing_wrongly_is_seen(name: str, checks: dict[str, Check]):
+def test_an_engine_that_does_one_thing_wrongly_is_seen(name, checks):
     assert not checks[name].equal
     assert checks[name].largest_error > 20 * EQUAL
 
 
-def used(plan: Plan, M: int) -> list[list[int]]:
+def used(plan, M):
     orders = order(plan.schedule, layout_of(plan, M))
     return [used_versions(plan, orders, s, M) for s in range(len(plan.stages))]
 
 
-def test_versions_of_a_pipeline():
-    """The stage before the last one knows of all updates but the last, and so on."""
+def test_versions_by_hand():
+    """The stage before the last one knows of all updates but the last, and so on.
+
+    Of batches of three, the first two have the first weights, the third those of batch 0.
+    """
     assert used(straight("pipedream", [1, 1, 1], 0), 7) == [
         [0, 0, 0, 1, 2, 3, 4],
         [0, 0, 1, 2, 3, 4, 5],
         [0, 1, 2, 3, 4, 5, 6],
     ]
-
-
-def test_versions_of_two_batches():
-    """Batches of three: the first two have the first weights, the third those of batch 0."""
     versions = [0, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2]
     assert used(straight("pipedream-2bw", [1, 1, 1], 0), 11) == [versions] * 3
 
 
 @pytest.mark.parametrize("allreduce", ["overlap", "blocking"])
 @pytest.mark.parametrize("replicas", [[2, 1], [1, 2, 1], [3, 1], [1, 3, 2]])
-def test_versions_of_replicas_are_those_that_a_walk_along_the_rows_finds(
-    replicas: list[int], allreduce: str
-):
+def test_versions_of_replicas_are_those_that_a_walk_along_the_rows_finds(replicas, allreduce):
     plan = straight("pipedream", replicas, 0).with_engine(allreduce=allreduce)
     walked = versions_used(order(plan.schedule, layout_of(plan, 13)), plan)
     found = used(plan, 13)
@@ -90,56 +83,43 @@ def test_versions_of_replicas_are_those_that_a_walk_along_the_rows_finds(
     assert len(walked) == 13 * len(replicas)
 
 
-def reference(**tensors: list[float]) -> Reference:
-    made = {name: torch.tensor(each) for name, each in tensors.items()}
-    return Reference({0: 2.0, 1: 4.0}, made, {name: float(t.max()) for name, t in made.items()})
-
-
 class Alone(Context):
     """A process that shows what it has to nobody else, and that pickles no tensor."""
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value):
         assert not any(isinstance(each, torch.Tensor) for each in tree_leaves(value))
         return [value]
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor):
         pass
 
 
-ALONE = Alone(0, 1, torch.device("cpu"), Progress())
-
-
-def outcome(found: dict[int, float], **tensors: list[float]) -> Check:
+def outcome(found, **tensors):
+    expected = {name: torch.tensor(each) for name, each in {"a": [1.0, 4.0], "b": [2.0]}.items()}
+    largest = {name: float(each.max()) for name, each in expected.items()}
+    reference = Reference({0: 2.0, 1: 4.0}, expected, largest)
     made = {(0, name): torch.tensor(each) for name, each in tensors.items()}
-    expected = reference(a=[1.0, 4.0], b=[2.0])
-    check = compare(Found(found, made), expected, ALONE, "changes", EQUAL)
-    assert check is not None
-    return check
+    context = Alone(0, 1, torch.device("cpu"), Progress())
+    check = compare(Found(found, made), reference, context, "changes", EQUAL)
+    return check.equal, check.loss_error, check.largest_error, check.worst
 
 
-def test_errors_are_relative_to_the_largest():
-    check = outcome({0: 2.0, 1: 4.5}, a=[1.0, 3.0], b=[2.0])
-    assert (check.loss_error, check.largest_error, check.worst) == (0.125, 0.25, "a")
-    assert outcome({0: 2.0, 1: 4.0}, a=[1.0, 4.0], b=[2.0]).equal
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_a_number_is_wholly_wrong(bad: float):
-    check = outcome({0: 2.0, 1: 4.0}, a=[1.0, bad], b=[2.0])
-    assert (check.equal, check.largest_error, check.worst) == (False, 1.0, "a")
-    assert outcome({0: bad, 1: 4.0}, a=[1.0, 4.0], b=[2.0]).loss_error == 1.0
-
-
-def test_a_parameter_that_no_rank_has_is_wholly_wrong():
-    check = outcome({0: 2.0, 1: 4.0}, a=[1.0, 4.0])
-    assert (check.equal, check.largest_error, check.worst) == (False, 1.0, "b")
+def test_errors_are_relative_to_the_largest_and_what_is_not_a_number_is_wholly_wrong():
+    losses, off = {0: 2.0, 1: 4.0}, {0: 2.0, 1: 4.5}
+    assert outcome(off, a=[1.0, 3.0], b=[2.0]) == (False, 0.125, 0.25, "a")
+    assert outcome(losses, a=[1.0, 4.0], b=[2.0])[0]
+    assert outcome(losses, a=[1.0, 4.0]) == (False, 0.0, 1.0, "b")  # no rank has it
+    for bad in (math.nan, math.inf):
+        assert outcome(losses, a=[1.0, bad], b=[2.0]) == (False, 0.0, 1.0, "a")
+        assert outcome({0: bad, 1: 4.0}, a=[1.0, 4.0], b=[2.0])[1] == 1.0
 
 
 def test_a_gradient_of_zeros_is_none():
     """Sums over replicas leave zeros where one process leaves nothing."""
-    assert outcome({0: 2.0, 1: 4.0}, a=[1.0, 4.0], b=[2.0], unused=[0.0]).equal
-    check = outcome({0: 2.0, 1: 4.0}, a=[1.0, 4.0], b=[2.0], unused=[1e-9])
-    assert (check.equal, check.largest_error, check.worst) == (False, 1.0, "unused")
+    losses = {0: 2.0, 1: 4.0}
+    assert outcome(losses, a=[1.0, 4.0], b=[2.0], unused=[0.0])[0]
+    found = outcome(losses, a=[1.0, 4.0], b=[2.0], unused=[1e-9])
+    assert found == (False, 0.0, 1.0, "unused")
 
 
 def test_an_update_of_any_stage_is_seen_in_the_gradients(tmp_path):
@@ -168,14 +148,12 @@ def test_an_update_of_any_stage_is_seen_in_the_gradients(tmp_path):
                 whole.parameters[name].copy_(start[name])
 
 
-def gradients(whole: WholeModel) -> dict[str, torch.Tensor]:
+def gradients(whole):
     whole.model.zero_grad()
     whole.backward(0)
     return {name: each.grad.clone() for name, each in whole.parameters.items()}
 
 
-def share(
-    after: dict[str, torch.Tensor], before: dict[str, torch.Tensor], names: list[str]
-) -> float:
+def share(after, before, names):
     changed = torch.cat([(after[name] - before[name]).flatten() for name in names])
     return float(changed.norm() / torch.cat([before[name].flatten() for name in names]).norm())

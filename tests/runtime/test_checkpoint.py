@@ -8,20 +8,17 @@ from pathlib import Path
 import pytest
 
 from partopt import Plan, run_source
-from partopt.documents.run import Run
 from partopt.errors import PartoptError
 from partopt.runtime.checkpoint import last_checkpoint, removing_partial
-from tests.runtime.test_run import MODEL, made, partopt
+from tests.runtime.test_run import MODEL, document_of, made, partopt
 
 __all__ = ["made"]  # the fixture
 
 DROPOUT = MODEL.replace("nn.Tanh())", "nn.Dropout(0.5), nn.BatchNorm1d(5), nn.Tanh())")
 
 
-def losses(*arguments: object) -> list[float]:
-    ran = partopt("run", *arguments, "--json")
-    assert ran.returncode == 0, ran.stderr
-    return Run.parse(ran.stdout.encode()).losses
+def losses(*arguments):
+    return document_of(partopt("run", *arguments, "--json")).losses
 
 
 def test_it_goes_on_under_its_plan(made, tmp_path):

@@ -2,54 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import signal
+import socket
+import time
 
 import pytest
 
+from tests.forked import Forked, run_forked
+from tests.helpers import ROOT
 from tests.runtime.failures import SLOW_S
-from tests.runtime.launched import outcome_of
+from tests.runtime.launched import outcome_of, start_python
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def runs(tmp_path_factory):
     found = outcome_of("tests.runtime.failures", tmp_path_factory)
     return {run["name"]: run for run in found}
 
 
-@pytest.mark.parametrize(
-    ("name", "first_line"),
-    [
-        ("raised", "rank 1 failed at 1F3: ValueError: boom"),
-        ("killed", "rank 1 failed at 1F3: the process was killed by signal 9 (SIGKILL)"),
-        ("left", "rank 1 failed at 1F3: the process ended with exit code 3"),
-        ("memory", "rank 1 failed at 1F3: MemoryError:"),
-        ("outside", "rank 0 failed: no such model"),
-        ("spawned", "rank 1 failed at 1F3: ValueError: boom"),
-    ],
-)
-def test_the_rank_that_failed_first_is_named(
-    name: str, first_line: str, runs: dict[str, dict[str, Any]]
-):
-    assert runs[name]["message"].splitlines()[0] == first_line
-    assert runs[name]["code"] == "run-failed"
+def first_line(run):
+    return run["message"].splitlines()[0]
 
 
-@pytest.mark.parametrize(("name", "rank"), [("stopped", 2), ("hung", 0), ("hung later", 1)])
-def test_a_rank_that_others_waited_for_is_named(
-    name: str, rank: int, runs: dict[str, dict[str, Any]]
-):
-    reason = "it is alive, but others waited for it in vain"
-    assert runs[name]["message"].splitlines()[0] == f"rank {rank} failed at {rank}F3: {reason}"
+def test_the_rank_that_failed_first_is_named_at_once(runs):
+    for name, expected in {
+        "raised": "rank 1 failed at 1F3: ValueError: boom",
+        "killed": "rank 1 failed at 1F3: the process was killed by signal 9 (SIGKILL)",
+        "left": "rank 1 failed at 1F3: the process ended with exit code 3",
+        "memory": "rank 1 failed at 1F3: MemoryError:",
+        "outside": "rank 0 failed: no such model",
+        "spawned": "rank 1 failed at 1F3: ValueError: boom",
+    }.items():
+        assert first_line(runs[name]) == expected
+        assert runs[name]["code"] == "run-failed"
+        assert runs[name]["seconds"] < 10 or name == "spawned"
+    assert "memory" in runs["killed"]["hint"]
+    assert "memory" in runs["memory"]["hint"]
+    assert runs["outside"]["hint"] == "name another"
+    assert runs["raised"]["hint"] == ""
 
 
-def test_a_slow_rank_is_waited_for(runs: dict[str, dict[str, Any]]):
-    assert runs["slow"]["results"] == ["done"] * 3
-    assert runs["slow"]["seconds"] > SLOW_S > 10
-
-
-def test_the_last_action_of_every_rank_is_named(runs: dict[str, dict[str, Any]]):
-    lines = runs["hung"]["message"].splitlines()
-    assert lines[1:] == [
+def test_a_rank_that_others_waited_for_is_named_and_what_all_were_doing(runs):
+    for name, rank in {"stopped": 2, "hung": 0, "hung later": 1}.items():
+        reason = "it is alive, but others waited for it in vain"
+        assert first_line(runs[name]) == f"rank {rank} failed at {rank}F3: {reason}"
+    assert runs["hung"]["message"].splitlines()[1:] == [
         "  rank 0: 0F3 of step 0, computing",
         "  rank 1: 1F3 of step 0, waiting to receive",
         "  rank 2: 2F3 of step 0, waiting to receive",
@@ -57,24 +55,70 @@ def test_the_last_action_of_every_rank_is_named(runs: dict[str, dict[str, Any]])
     assert runs["raised"]["fields"]["last_actions"][1] == "1F3"
 
 
-def test_hints_say_what_may_help(runs: dict[str, dict[str, Any]]):
-    assert "memory" in runs["killed"]["hint"]
-    assert "memory" in runs["memory"]["hint"]
-    assert runs["outside"]["hint"] == "name another"
-    assert runs["raised"]["hint"] == ""
+def test_a_slow_rank_is_waited_for_and_a_run_that_goes_well_gives_its_results(runs):
+    assert runs["slow"]["results"] == runs["well"]["results"] == ["done"] * 3
+    assert runs["slow"]["seconds"] > SLOW_S
 
 
-def test_a_run_that_goes_well_gives_its_results(runs: dict[str, dict[str, Any]]):
-    assert runs["well"]["results"] == ["done"] * 3
-
-
-@pytest.mark.parametrize("name", ["raised", "killed", "left", "memory", "outside"])
-def test_a_rank_that_fails_or_dies_ends_the_run_at_once(name: str, runs: dict[str, dict[str, Any]]):
-    assert runs[name]["seconds"] < 10
-
-
-def test_nothing_is_left_and_nobody_waits_long(runs: dict[str, dict[str, Any]]):
+def test_nothing_is_left_and_nobody_waits_long(runs):
     for run in runs.values():
         tracker = 1 if run["name"] == "spawned" else 0  # a pipe to multiprocessing's own process
         assert run["left"] in ([0, 0], [0, tracker]), run["name"]
         assert run["seconds"] < 30, run["name"]
+
+
+def test_a_run_on_torch_that_fails_says_why_and_not_torchs_schedule():
+    done = run_forked("tests.runtime.failures", ["torch"], ROOT)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    shape = "stage 0 made a tensor of [2] torch.float32, its cut has [1] torch.float32"
+    assert {run["name"]: first_line(run) for run in found} == {
+        "raised": "rank 1 failed at 1F3: ValueError: boom",
+        "killed": "rank 1 failed at 1F3: the process was killed by signal 9 (SIGKILL)",
+        "another shape execute_on_torch": f"rank 0 failed at 0F3: {shape}",
+        "another shape execute": f"rank 0 failed at 0F3: {shape}",
+    }
+    assert [run["left"] for run in found] == [[0, found[0]["left"][1]], [0, 0], [0, 0], [0, 0]]
+    assert "Schedule" not in done.stderr
+
+
+# --- ranks that torchrun starts ---------------------------------------------------------------
+
+
+def ranks_of_three(*arguments):
+    """The ranks of `tests.runtime.failures`, as torchrun starts them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        Forked("tests.runtime.failures", arguments, ROOT, {"RANK": str(rank), **shared})
+        for rank in range(3)
+    ]
+
+
+def test_processes_that_torchrun_started_run_a_plan():
+    assert [rank.wait(60).stdout for rank in ranks_of_three()] == ["done\n"] * 3
+
+
+@pytest.mark.usefixtures("heeded_signals")
+def test_ranks_end_at_once_when_told_to():
+    """The first rank hangs, the others wait for it; one gets SIGTERM, and the last one sees it."""
+    first, second, third = ranks_of_three("hang")
+    while first.process.is_alive() and first.out.read_text() != "hangs\n":
+        time.sleep(0.05)
+    second.process.terminate()
+    assert second.wait(5).returncode == -signal.SIGTERM
+    ended = third.wait(5)
+    assert (ended.returncode, "lost the connection" in ended.stderr) == (1, True)
+    first.wait(0)
+
+
+def test_ranks_end_with_torchrun_where_it_is_killed():
+    options = "--standalone", "--nproc-per-node", "3", "-m", "tests.runtime.failures", "hang"
+    run = start_python("-m", "torch.distributed.run", *options)
+    try:
+        assert run.stdout.readline() == "hangs\n"
+    finally:
+        run.kill()
+    # the pipe ends with the last of the processes that may write into it
+    assert run.communicate(timeout=10)[0] == ""

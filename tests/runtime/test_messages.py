@@ -1,16 +1,21 @@
-"""Tensors of a cut in one message; what crosses a cut is the same for both of its stages."""
+"""Tensors of a cut in one message, and what an engine refuses before anything runs."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from partopt.errors import PartoptError
 from partopt.runtime.actions import Route, actions_of
-from partopt.runtime.messages import Packing
+from partopt.runtime.context import Context, Progress
+from partopt.runtime.engine import execute
+from partopt.runtime.messages import Packing, check_cuts
 from partopt.runtime.stage import Crossing
+from partopt.runtime.updates import Tied
 from partopt.schedules.order import B, F
-from partopt.simulator.execution import execute
+from partopt.simulator.execution import execute as simulate
 from tests.runtime.plans import looped, straight
+from tests.runtime.sleeping import SleepingStage
 
 CPU = torch.device("cpu")
 
@@ -31,18 +36,11 @@ def test_tensors_of_all_formats_come_back():
     for found, right in zip(packing.unpack(message), tensors, strict=True):
         assert found.dtype == right.dtype
         assert torch.equal(found, right)
-
-
-def test_a_single_tensor_is_not_copied():
-    tensor = torch.randn(8)
-    packing = Packing([Crossing((8,), torch.float32, True)])
-    assert packing.pack([tensor], CPU).data_ptr() == tensor.data_ptr()
-
-
-def test_a_message_of_nothing_is_a_byte():
-    packing = Packing([])
-    assert packing.pack([], CPU).shape == (1,)
-    assert packing.unpack(packing.pack([], CPU)) == []
+    alone = Packing([Crossing((2, 3), torch.float64, True)])  # is not copied
+    assert alone.pack(tensors[1:2], CPU).data_ptr() == tensors[1].data_ptr()
+    nothing = Packing([])
+    assert nothing.pack([], CPU).shape == (1,)
+    assert nothing.unpack(nothing.pack([], CPU)) == []
 
 
 def test_tensors_of_a_message_change_in_place_each_for_itself():
@@ -58,24 +56,56 @@ def test_tensors_of_a_message_change_in_place_each_for_itself():
 
 
 def test_messages_go_to_the_replica_that_runs_the_microbatch():
-    orders = execute(straight("1f1b", [2, 1], 3)).order
+    orders = simulate(straight("1f1b", [2, 1], 3)).order
     actions = {(each.kind, each.microbatch): each for each in actions_of(orders, 2)}
-    assert actions[F, 1].receives == Route(F, 0, 1, 1, 2)
-    assert actions[B, 2].sends == Route(B, 1, 2, 2, 0)
+    forward, back = actions[F, 1].receives, actions[B, 2].sends
+    assert (forward, forward.receiver) == (Route(F, 0, 1, 1, 2), 1)
+    assert (back, back.receiver) == (Route(B, 1, 2, 2, 0), 0)
     assert actions[F, 0].sends is None
     assert actions[B, 0].receives is None
+    assert actions_of(orders, 5) == []  # a rank without work
 
 
 def test_stages_of_one_rank_hand_over():
-    orders = execute(looped("zbv", 2, 2, 4)).order
+    orders = simulate(looped("zbv", 2, 2, 4)).order
     routes = [each.sends for each in actions_of(orders, 1) if each.sends]
     assert {route.stage for route in routes if route.is_local} == {1, 2}
 
 
-def test_a_rank_without_work_has_no_actions():
-    assert actions_of(execute(straight("1f1b", [1, 1], 2)).order, 5) == []
+SYNCHRONOUS = straight("1f1b", [2, 1], 4, cuts=[100])
+ASYNCHRONOUS = straight("pipedream", [2, 1], 0)
 
 
-@pytest.mark.parametrize("kind", [F, B])
-def test_the_receiver_of_a_route(kind: int):
-    assert Route(kind, 3, 0, 0, 1).receiver == (4 if kind == F else 2)
+class Alone(Context):
+    """A process that hears nothing but itself."""
+
+    def gather(self, value):
+        return [value]
+
+
+def alone(ranks=4):
+    return Alone(0, ranks, CPU, Progress())
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "options", "code"),
+    [
+        (SYNCHRONOUS, 2, {}, "too-few-ranks"),
+        (SYNCHRONOUS, 3, {"microbatches": 4}, "conflicting-options"),
+        (ASYNCHRONOUS, 3, {}, "conflicting-options"),
+        (ASYNCHRONOUS, 3, {"microbatches": 4, "tied": [Tied("w", [0, 1, 2])]}, "cannot-run"),
+    ],
+)
+def test_what_cannot_run_is_refused(plan, ranks, options, code):
+    with pytest.raises(PartoptError) as raised:
+        execute(plan, lambda s: SleepingStage(plan, s), context=alone(ranks), **options)
+    assert raised.value.code == code
+    assert raised.value.hint
+
+
+def test_stages_that_disagree_on_a_cut_are_refused():
+    other = straight("1f1b", [2, 1], 4, cuts=[104])
+    stages = {0: SleepingStage(SYNCHRONOUS, 0), 1: SleepingStage(other, 1)}
+    with pytest.raises(PartoptError, match=r"stage 0 sends \[100\].*stage 1 receives \[104\]"):
+        check_cuts(stages, alone())
+    check_cuts(stages | {1: SleepingStage(SYNCHRONOUS, 1)}, alone())

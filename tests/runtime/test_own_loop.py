@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from partopt import Job, Plan, solve
+from partopt import Job, solve
 from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.runtime.own_loop import train_with
 from partopt.runtime.training import Microbatches, Training
 from partopt.trainers import export_plan
-from tests.helpers import ROOT, flat
+from tests.helpers import flat
+from tests.runtime.launched import run_python
 from tests.runtime.test_run import MODEL
 
 STEPS = 3
@@ -33,14 +31,14 @@ def made(tmp_path_factory):
     path.write_text(MODEL)
     profile = measure_source(str(path), microbatch_sizes=[2], steps=1, granularity="block")
 
-    def make(devices: int, **options) -> tuple[Plan, str]:
+    def make(devices, **options):
         options = {"schedule": "1f1b", "microbatches": 4} | options
         return solve(Job(profile, flat(devices), **options)).plan, str(path)
 
     return make
 
 
-def losses_of_one_process(plan: Plan, model: str) -> list[float]:
+def losses_of_one_process(plan, model):
     """Of AdamW over the whole model, whose gradients are those of the mean of 4 microbatches."""
     source = find_model(model, None)
     torch.manual_seed(0)
@@ -66,30 +64,13 @@ def test_the_exported_program_trains_as_one_process_does(made, tmp_path):
     program = tmp_path / "train.py"
     assert text.main.count("STEPS, RATE = 10, 1e-3") == 1
     files = text.save(str(program))
-    assert [Path(name).name for name in files] == [
-        "train.py",
-        "train.plan.json",
-        "train.csv",
-    ]
+    assert [Path(name).name for name in files] == ["train.py", "train.plan.json", "train.csv"]
     program.write_text(text.main.replace("STEPS, RATE = 10", f"STEPS, RATE = {STEPS}"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
-    ran = subprocess.run(
-        [*command, str(program), model],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
+    ran = run_python("-m", "torch.distributed.run", "--nproc-per-node", 4, program, model)
     assert ran.returncode == 0, ran.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", ran.stdout)]
     assert losses == pytest.approx(losses_of_one_process(plan, model), rel=1e-5)
-    alone = subprocess.run(
-        [sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    alone = run_python(program)
     assert alone.returncode == 1 and "train.py MODEL.py" in alone.stderr
     assert "Traceback" not in alone.stderr
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,50 +60,48 @@ def data(rank, replicas):
 UNTIED = MODEL.replace("        self.head.weight = self.embed.weight\n", "")
 
 HOOKED = MODEL.replace(
-    "self.head =",
-    "self.body[0].register_full_backward_hook(lambda *_: None)\n        self.head =",
+    "self.head =", "self.body[0].register_full_backward_hook(lambda *_: None)\n        self.head ="
 )
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Any:
+def made(tmp_path_factory):
     """Writes a model file, measures it, and plans it; gives the paths of plan and model.
 
     The profile is beside them.
     """
     folder = tmp_path_factory.mktemp("run")
 
-    def make(
-        name: str, text: str = MODEL, units: Sequence[str] = (), **options: Any
-    ) -> tuple[str, str]:
-        model = folder / f"{name}.py"
+    def make(name, text=MODEL, units=(), **options):
+        model, path = folder / f"{name}.py", folder / f"{name}.json"
         model.write_text(textwrap.dedent(text))
         given = {"schedule": "1f1b", "microbatches": 4} | options
-        profile = measure_source(
-            str(model), microbatch_sizes=[2], steps=1, granularity="block", units=units
-        )
+        measured = {"microbatch_sizes": [2], "steps": 1, "granularity": "block", "units": units}
+        profile = measure_source(str(model), **measured)
         profile.save(folder / f"{name}.profile.json", force=True)
         devices = given.pop("devices", sum(given.get("replicas", [1, 1])))
-        plan = solve(Job(profile, flat(devices), **given)).plan
-        path = folder / f"{name}.json"
-        plan.save(str(path), force=True)
+        solve(Job(profile, flat(devices), **given)).plan.save(str(path), force=True)
         return str(path), str(model)
 
     return make
 
 
-def partopt(*arguments: object) -> subprocess.CompletedProcess[str]:
+def partopt(*arguments):
     return run_forked("partopt", [str(argument) for argument in arguments])
+
+
+def document_of(ran):
+    assert ran.returncode == 0, ran.stderr
+    return Run.parse(ran.stdout.encode())
 
 
 def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process(made, tmp_path):
     plan, model = made("tied", cuts=[2], replicas=[2, 1])
     written = tmp_path / "out.trace.json"
     ran = partopt("run", plan, model, "--check", "--steps", 3, "--json", "-o", written)
-    assert ran.returncode == 0, ran.stderr
-    document = Run.parse(ran.stdout.encode())
+    document = document_of(ran)
     check = document.check
-    assert check is not None and check.equal
+    assert check.equal
     assert check.loss_error < 1e-6 and check.largest_error < 1e-5
     assert check.parameters == 7  # the tied one counts once
     assert (document.steps, len(document.losses), len(document.steps_s)) == (3, 3, 3)
@@ -125,14 +120,12 @@ def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process
 def test_ranks_that_a_plan_leaves_idle_are_not_started(made):
     plan, model = made("idle", UNTIED, cuts=[2], replicas=[1, 1], devices=4)
     assert Plan.load(plan).idle_ranks == [2, 3]
-    ran = partopt("run", plan, model, "--check", "--steps", 1, "--json")
-    assert ran.returncode == 0, ran.stderr
-    document = Run.parse(ran.stdout.encode())
-    assert document.check is not None and document.check.equal
+    document = document_of(partopt("run", plan, model, "--check", "--steps", 1, "--json"))
+    assert document.check.equal
     assert [row.rank for row in document.ranks] == [0, 1]
 
 
-def closes_the_loop(document: Run, run: Path, onto: Path) -> None:
+def closes_the_loop(document, run, onto):
     """A plan by the profile of the run has stages that take what they took."""
     again = run.with_name("again.json")
     made = partopt("profile", "--from-run", run, "--onto", onto, "-o", again)
@@ -161,13 +154,12 @@ def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):
     """
     options = {"schedule": "pipedream", "microbatches": None, "cuts": [2], "replicas": [2, 1]}
     plan, model = made("data", UNTIED + OPTIMIZER + DATA, **options)
-    ran = partopt("run", plan, model, "--steps", 1, "--microbatches", 6, "--check", "--json")
-    assert ran.returncode == 0, ran.stderr
-    document = Run.parse(ran.stdout.encode())
+    one, two = (("run", plan, model, "--microbatches", 6, "--steps", steps) for steps in (1, 2))
+    document = document_of(partopt(*one, "--check", "--json"))
     assert document.plan.microbatches == 6
-    assert document.check is not None and document.check.compared == "changes"
+    assert document.check.compared == "changes"
     assert "changes of 8 parameters" in render(document)
-    over = partopt("run", plan, model, "--steps", 2, "--microbatches", 6)
+    over = partopt(*two)
     assert over.returncode != 0
     # those of a replica, or all six: whichever rank comes first to what is not there
     assert re.search(r"ended after [36] microbatches, before number ", over.stderr)
@@ -191,33 +183,23 @@ def test_a_gradient_that_is_wrong_is_told(made, tmp_path):
     assert "error: the run is not equal to one process: gradients of " in ran.stderr
 
 
-@pytest.mark.parametrize(
-    "options, expected",
-    [
+def test_what_cannot_run_is_refused_before_any_process_starts(made, monkeypatch):
+    path, model = made("refused", cuts=[2])
+    plan, source = Plan.load(path), find_model(model)
+    for options, expected in (
         ({"steps": 0}, "`steps=0`"),
         ({"backend": "mpi"}, "`backend=mpi`: unknown backend"),
         ({"backend": "nccl"}, "`backend=nccl`"),
         ({"microbatches": 8}, "`microbatches=8`: not possible"),
-    ],
-)
-def test_what_cannot_run_is_refused_before_any_process_starts(made, options, expected):
-    plan, model = made("refused", cuts=[2])
-    with pytest.raises(PartoptError, match=expected):
-        run_plan(Plan.load(plan), find_model(model), RunOptions(**options))
-
-
-def test_another_model_is_refused_before_any_process_starts(made):
-    plan, model = made("other", cuts=[2])
+    ):
+        with pytest.raises(PartoptError, match=expected):
+            run_plan(plan, source, RunOptions(**options))
     with pytest.raises(PartoptError, match="bytes of parameters in this model"):
-        run_plan(Plan.load(plan), find_model(model, {"width": 4}), RunOptions())
-
-
-def test_another_world_size_is_refused(made, monkeypatch):
-    plan, model = made("world", cuts=[2])
+        run_plan(plan, find_model(model, {"width": 4}), RunOptions())
     for name, value in {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "x", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(PartoptError, match="the plan has 2 ranks, torchrun started 3"):
-        run_plan(Plan.load(plan), find_model(model), RunOptions())
+        run_plan(plan, source, RunOptions())
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])

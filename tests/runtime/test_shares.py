@@ -5,22 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.own_loop import train_with
 from partopt.runtime.run import check_plan
-from partopt.runtime.torch_engine import can_say
-from tests.runtime.engine_cases import with_shares
+from tests.runtime.cases import with_shares
 from tests.runtime.launched import outcome_of
 from tests.runtime.plans import straight
-from tests.runtime.share_runs import RESUMED, SAVED, SHARED, TEXT, Outcome
+from tests.runtime.share_runs import RESUMED, SAVED, SHARED, TEXT
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def outcome(tmp_path_factory):
     """What came of the runs."""
-    found: Outcome = outcome_of("tests.runtime.share_runs", tmp_path_factory)
-    return found
+    return outcome_of("tests.runtime.share_runs", tmp_path_factory)
 
 
 @pytest.mark.parametrize("shard", SHARED)
@@ -43,43 +40,32 @@ def test_it_goes_on_under_its_plan_and_under_others(number, case, outcome):
 
 def test_replicas_take_less_memory_by_what_the_other_holds(outcome):
     """As predicted: together half of Adam's two numbers for each of the first stage."""
-    measured, predicted = (
-        {
-            shard: sum(
-                getattr(rank, which).peak_memory_bytes for rank in outcome.runs[shard].ranks[:2]
-            )
+
+    def saved(which):
+        none, shared = (
+            sum(getattr(rank, which).peak_memory_bytes for rank in outcome.runs[shard].ranks[:2])
             for shard in SHARED
-        }
-        for which in ("measured", "predicted")
-    )
-    saved = predicted["none"] - predicted["optimizer"]
-    assert saved > 40_000
-    assert measured["none"] - measured["optimizer"] == pytest.approx(saved, rel=0.1)
+        )
+        return none - shared
+
+    assert saved("predicted") > 40_000
+    assert saved("measured") == pytest.approx(saved("predicted"), rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("plan", "reason"),
-    [
-        (with_shares(straight("1f1b", [2, 1], 4), "gradients"), "`shard=gradients` is simulated"),
-        (with_shares(straight("1f1b", [2, 1], 4), "parameters"), "`shard=parameters` is simulated"),
-        (with_shares(straight("pipedream", [4, 1, 3, 1], 0), "optimizer"), "wait for each other"),
-    ],
-)
-def test_shares_that_cannot_be_held_are_refused(plan: Plan, reason: str):
-    passing = None if plan.microbatches else 24
-    with pytest.raises(PartoptError, match=reason) as raised:
+def test_shares_that_cannot_be_held_are_refused(tmp_path):
+    line = straight("1f1b", [2, 1], 4)
+    for plan, shard, reason in (
+        (line, "gradients", "`shard=gradients` is simulated"),
+        (line, "parameters", "`shard=parameters` is simulated"),
+        (straight("pipedream", [4, 1, 3, 1], 0), "optimizer", "wait for each other"),
+    ):
+        passing = None if plan.microbatches else 24
+        with pytest.raises(PartoptError, match=reason) as raised:
+            check_plan(with_shares(plan, shard), passing)
+        assert raised.value.code == "cannot-run"
         check_plan(plan, passing)
-    assert raised.value.code == "cannot-run"
-    check_plan(with_shares(plan, "none"), passing)
-
-
-def test_torch_runs_plans_that_share_the_optimizer():
-    assert can_say(with_shares(straight("1f1b", [2, 2], 4), "optimizer")) is None
-
-
-def test_a_loop_of_ones_own_is_refused(tmp_path):
     model = tmp_path / "model.py"
     model.write_text(TEXT)
-    plan = with_shares(replace(straight("1f1b", [2, 1], 4), optimizer="adafactor"), "optimizer")
+    plan = with_shares(replace(line, optimizer="adafactor"), "optimizer")
     with pytest.raises(PartoptError, match="the optimizer is the loop's own"):
         train_with(print, plan, model)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from partopt import Job, Plan, solve
+from partopt import Job, solve
 from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
-from partopt.runtime import StageModule, stage_module
+from partopt.runtime import stage_module
 from tests.helpers import ROOT, flat
-from tests.runtime.replayed import Replayed, replayed, worst_error
+from tests.runtime.launched import run_python
+from tests.runtime.replayed import replayed, worst_error
 from tests.runtime.test_replay import Dense, gpt_ids, gpt_loss, small_gpt, vectors
 from tests.runtime.test_run import MODEL, UNTIED
 
@@ -28,91 +25,82 @@ PAGE = (ROOT / "docs/running.md").read_text()
 LOOP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def gpt() -> Replayed:
+def chain(modules, inputs):
+    """The loss of a microbatch."""
+    tensors = ()
+    for module in modules[:-1]:
+        tensors = module(*tensors, inputs=inputs)
+        found = [(tuple(each.shape), each.dtype, each.requires_grad) for each in tensors]
+        assert found == [tuple(each) for each in module.sends]
+    return modules[-1](*tensors, inputs=inputs)
+
+
+@pytest.fixture(scope="module")
+def gpt():
     return replayed(small_gpt, gpt_ids, loss_fn=gpt_loss)
 
 
-def skipping() -> Replayed:
-    """What the first stage makes goes through the second, and some is written to in place."""
-    return replayed(Dense, lambda size: torch.randn(size, 4), granularity="leaf")
-
-
-def chain(modules: list[StageModule], inputs: Any) -> Tensor:
-    """The loss of a microbatch."""
-    tensors: tuple[Tensor, ...] = ()
-    for module in modules:
-        made = module(*tensors, inputs=inputs)
-        if isinstance(made, Tensor):
-            assert module is modules[-1]
-            return made
-        found = [(tuple(each.shape), each.dtype, each.requires_grad) for each in made]
-        assert found == [tuple(each) for each in module.sends]
-        tensors = made
-    raise AssertionError("no stage returned a loss")
-
-
-def gradients_of(modules: list[StageModule]) -> dict[str, Tensor]:
-    total: dict[str, Tensor] = {}
-    for module in modules:
-        for name, each in module.named_parameters():
-            if each.grad is not None:
-                total[name] = total[name] + each.grad if name in total else each.grad
+def gradients_of(modules):
+    total = {}
+    for name, each in (named for module in modules for named in module.named_parameters()):
+        if each.grad is not None:
+            total[name] = total[name] + each.grad if name in total else each.grad
     return total
 
 
-@pytest.mark.parametrize("make", [gpt, skipping])
-def test_three_stages_in_a_row_are_the_model(make: Any) -> None:
-    case = make()
-    modules = case.modules(case.thirds())
-    losses = [chain(modules, inputs) for inputs in case.inputs]
-    (sum(losses) / len(losses)).backward()  # type: ignore[union-attr, operator]
-    expected, gradients, _ = case.reference
-    torch.testing.assert_close([loss.detach() for loss in losses], expected)
-    assert worst_error(gradients_of(modules), gradients) < 1e-6
-    assert [(each.stage, each.stages) for each in modules] == [(0, 3), (1, 3), (2, 3)]
-
-
-def test_a_tensor_that_skips_a_stage_goes_through_it() -> None:
-    case = skipping()
-    first, middle = case.modules([0, 2, 4])[:2]
-    made = first(inputs=case.inputs[0])
-    there = middle(*made, inputs=case.inputs[0])
+def test_three_stages_in_a_row_are_the_model(gpt):
+    """What the first stage of the second makes goes through the next, and is written to."""
+    skipping = replayed(Dense, vectors, granularity="leaf")
+    for case in (gpt, skipping):
+        modules = case.modules(case.thirds())
+        losses = [chain(modules, inputs) for inputs in case.inputs]
+        (sum(losses) / len(losses)).backward()
+        expected, gradients, _ = case.reference
+        torch.testing.assert_close([loss.detach() for loss in losses], expected)
+        assert worst_error(gradients_of(modules), gradients) < 1e-6
+        assert [(each.stage, each.stages) for each in modules] == [(0, 3), (1, 3), (2, 3)]
+    first, middle = skipping.modules([0, 2, 4])[:2]
+    made = first(inputs=skipping.inputs[0])
+    there = middle(*made, inputs=skipping.inputs[0])
     assert (len(made), len(there)) == (2, 3)
     assert there[0].data_ptr() == made[0].data_ptr()
 
 
-def test_the_states_of_all_stages_are_the_model_s() -> None:
-    case = gpt()
-    modules, whole = case.modules(case.thirds()), case.model.state_dict()
+def test_the_states_of_all_stages_are_the_model_s(gpt):
+    modules, whole = gpt.modules(gpt.thirds()), gpt.model.state_dict()
     states = [module.state_dict() for module in modules]
     assert set().union(*states) == whole.keys()
-    for state in states:
-        torch.testing.assert_close(state, {name: whole[name] for name in state})
     assert "blocks.1.up.weight" in states[1] and "tokens.weight" not in states[1]
     assert "tokens.weight" in states[0] and {"tokens.weight", "head.weight"} <= states[2].keys()
     for module, state in zip(modules, states, strict=True):
-        own = dict(module.named_parameters(remove_duplicate=False))
-        assert own.keys() == state.keys()
+        torch.testing.assert_close(state, {name: whole[name] for name in state})
+        assert dict(module.named_parameters(remove_duplicate=False)).keys() == state.keys()
         assert not any(each.is_meta for each in module.parameters())
-        assert sum(each.numel() for each in module.parameters()) < sum(
-            each.numel() for each in case.model.parameters()
-        )
+    # one loads its part of the model's state
+    other = {name: torch.randn_like(each) for name, each in whole.items()}
+    assert modules[1].load_state_dict(other).missing_keys == []
+    loaded = modules[1].state_dict()
+    torch.testing.assert_close(loaded, {name: other[name] for name in loaded})
+    modules[1].load_state_dict(loaded)
+    del other["positions"]
+    with pytest.raises(RuntimeError, match=r'Missing key.*"positions"'):
+        modules[0].load_state_dict(other)
 
 
 class Counted(nn.Module):
     """Buffers of a layer, of none, and one that is in no state."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.register_buffer("scale", torch.ones(4))
         self.register_buffer("passing", torch.ones(4), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return (self.b(self.a(x)) * self.scale * self.passing).square().mean()
 
 
-def test_buffers_are_those_of_the_stage_and_of_no_layer() -> None:
+def test_buffers_are_those_of_the_stage_and_of_no_layer():
     modules = replayed(Counted, vectors, size=4, granularity="leaf").modules([0, 1])
     assert [name for name, _ in modules[0].named_buffers()] == ["scale", "passing"]
     assert list(modules[0].state_dict()) == ["scale", "a.weight", "a.bias"]
@@ -120,24 +108,9 @@ def test_buffers_are_those_of_the_stage_and_of_no_layer() -> None:
     assert "b.running_mean" in modules[1].state_dict()
 
 
-def test_a_stage_loads_its_part_of_the_model_s_state() -> None:
-    case = gpt()
-    first, middle, _ = case.modules(case.thirds())
-    other = {name: torch.randn_like(each) for name, each in case.model.state_dict().items()}
-    assert middle.load_state_dict(other).missing_keys == []
-    torch.testing.assert_close(
-        middle.state_dict(), {name: other[name] for name in middle.state_dict()}
-    )
-    middle.load_state_dict(middle.state_dict())
-    del other["positions"]
-    with pytest.raises(RuntimeError, match=r'Missing key.*"positions"'):
-        first.load_state_dict(other)
-
-
-def test_a_stage_that_looks_at_shapes_alone_needs_no_inputs() -> None:
-    case = gpt()
-    first, middle, last = case.modules(case.thirds())
-    inputs = case.inputs[1]
+def test_a_stage_that_looks_at_shapes_alone_needs_no_inputs_and_others_are_refused(gpt):
+    first, middle, last = gpt.modules(gpt.thirds())
+    inputs = gpt.inputs[1]
     crossing = first(inputs=inputs)
     there = middle(*crossing)
     torch.testing.assert_close(there, middle(*crossing, inputs=inputs), rtol=0.0, atol=0.0)
@@ -146,37 +119,30 @@ def test_a_stage_that_looks_at_shapes_alone_needs_no_inputs() -> None:
             module(*tensors)
         assert raised.value.code == "inputs-missing"
     assert last(*there, inputs=inputs).ndim == 0
-
-
-def test_other_tensors_than_those_that_cross_are_refused() -> None:
-    case = gpt()
-    modules = case.modules(case.thirds())
-    made = modules[0](inputs=case.inputs[0])
-    for tensors in ((), made[:1] * 2, tuple(each[:1] for each in made)):
+    for tensors in ((), crossing[:1] * 2, tuple(each[:1] for each in crossing)):
         with pytest.raises(PartoptError, match=r"receives .* it was given") as raised:
-            modules[1](*tensors, inputs=case.inputs[0])
+            middle(*tensors, inputs=inputs)
         assert raised.value.code == "cut-mismatch"
 
 
-def test_a_stage_is_a_module_like_others() -> None:
+def test_a_stage_is_a_module_like_others(gpt):
     """It is converted, frozen, called with other weights, and recomputed as torch does it."""
-    case = gpt()
-    modules = case.modules(case.thirds())
+    modules = gpt.modules(gpt.thirds())
     middle = modules[1]
     middle.eval()
     assert not any(each.training for each in (middle, *middle.whole.modules()))
-    received = [each.detach().requires_grad_() for each in modules[0](inputs=case.inputs[0])]
+    received = [each.detach().requires_grad_() for each in modules[0](inputs=gpt.inputs[0])]
     [made] = middle(*received)
     zeros = {name: torch.zeros_like(each) for name, each in middle.named_parameters()}
     [other] = functional_call(middle, zeros, tuple(received))
     assert not torch.equal(made, other)
     [again] = checkpoint(middle, *received, use_reentrant=False)
-    made.sum().backward()
-    first = {name: each.grad.clone() for name, each in middle.named_parameters()}  # type: ignore[union-attr]
-    middle.zero_grad()
-    again.sum().backward()
-    for name, each in middle.named_parameters():
-        assert torch.equal(each.grad, first[name])  # type: ignore[arg-type]
+    found = []
+    for result in (made, again):
+        middle.zero_grad()
+        result.sum().backward()
+        found.append([each.grad.clone() for each in middle.parameters()])
+    assert all(map(torch.equal, *found))
     middle.to(torch.float64)
     assert {each.dtype for each in middle.parameters()} == {torch.float64}
     middle.requires_grad_(False)
@@ -184,19 +150,16 @@ def test_a_stage_is_a_module_like_others() -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def made(tmp_path_factory):
     """Writes a model, and plans it; gives the plan and the path of the model."""
-    folder = tmp_path_factory.mktemp("stages")
-    files = {}
+    folder, files = tmp_path_factory.mktemp("stages"), {}
 
-    def make(text: str, devices: int, **options: Any) -> tuple[Plan, str]:
+    def make(text, devices, **options):
         if text not in files:
             path = folder / f"model{len(files)}.py"
             path.write_text(text)
-            files[text] = (
-                path,
-                measure_source(str(path), microbatch_sizes=[2], steps=1, granularity="leaf"),
-            )
+            measured = {"microbatch_sizes": [2], "steps": 1, "granularity": "leaf"}
+            files[text] = path, measure_source(str(path), **measured)
         path, profile = files[text]
         options = {"schedule": "1f1b", "microbatches": 4} | options
         return solve(Job(profile, flat(devices), **options)).plan, str(path)
@@ -204,7 +167,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-def test_the_stages_of_a_plan_are_the_model_of_its_file(made: Any) -> None:
+def test_the_stages_of_a_plan_are_the_model_of_its_file(made):
     plan, path = made(MODEL, 4, cuts=[1, 3], replicas=[1, 2, 1])
     source = find_model(path)
     modules = [stage_module(plan, rank, source, seed=3) for rank in (0, 1, 3)]
@@ -222,7 +185,7 @@ def test_the_stages_of_a_plan_are_the_model_of_its_file(made: Any) -> None:
     assert [plan.stages[1].rank_of(m) for m in range(3)] == [1, 2, 1]
 
 
-def test_which_stage_is_meant_is_said(made: Any) -> None:
+def test_which_stage_is_meant_is_said(made):
     options = {"schedule": "interleaved", "planner": "gpipe", "stages": 4, "chunks": 2}
     plan, path = made(MODEL, 2, **options)
     assert stage_module(plan, 1, path, stage=3).stage == 3
@@ -233,33 +196,21 @@ def test_which_stage_is_meant_is_said(made: Any) -> None:
         stage_module(plan, 1, path, stage=2)
     with pytest.raises(PartoptError, match="no rank 2"):
         stage_module(plan, 2, path)
-
-
-def test_another_model_than_the_plan_s_is_refused(made: Any) -> None:
-    plan, path = made(MODEL, 2, cuts=[2])
     with pytest.raises(PartoptError, match=r"model.*bytes of parameters in this model"):
-        stage_module(plan, 0, path, arguments={"width": 4})
+        stage_module(plan, 0, path, stage=0, arguments={"width": 4})
 
 
-def test_the_loop_of_the_page_trains_as_one_process_does(made: Any, tmp_path: Any) -> None:
+def test_the_loop_of_the_page_trains_as_one_process_does(made, tmp_path):
     plan, path = made(UNTIED, 2, cuts=[2])
     plan.save(str(tmp_path / "plan.json"))
     (tmp_path / "model.py").write_text(UNTIED)
     (tmp_path / "loop.py").write_text(LOOP[-1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "loop.py"]
-    ran = subprocess.run(
-        command,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{tmp_path}"},
-    )
+    command = "-m", "torch.distributed.run", "--nproc-per-node", "2", "loop.py"
+    ran = run_python(*command, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    source = find_model(path)
+    source, losses = find_model(path), []
     torch.manual_seed(0)
     whole = source.build()
-    losses = []
     for m in range(4):
         torch.manual_seed(m)
         ids = source.example_inputs(2)
@@ -267,8 +218,7 @@ def test_the_loop_of_the_page_trains_as_one_process_does(made: Any, tmp_path: An
         losses.append(float(loss.detach()))
         (loss / 4).backward()
     torch.optim.SGD(whole.parameters(), lr=0.1).step()
-    assert [float(each) for each in re.findall(r"loss (\S+)", ran.stdout)] == pytest.approx(
-        losses, abs=2e-6
-    )
+    found = [float(each) for each in re.findall(r"loss (\S+)", ran.stdout)]
+    assert found == pytest.approx(losses, abs=2e-6)
     states = [torch.load(tmp_path / f"stage{s}.pt") for s in (0, 1)]
     torch.testing.assert_close(states[0] | states[1], dict(whole.state_dict()))

@@ -18,7 +18,7 @@ STEPS = 3
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "pipedream"])
-def test_medians_of_records_made_up(name: str):
+def test_medians_of_records_made_up(name):
     """An action takes as many ms as its numbers say: no two of a stage and a kind the same."""
     plan = straight(name, [2, 1] if name != "zb-h1" else [1, 1], 4, recompute="always")
     passing = 4 if name == "pipedream" else None

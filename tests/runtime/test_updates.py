@@ -1,4 +1,4 @@
-"""Gradients that replicas add up beside their last backward, against one process."""
+"""Gradients that replicas add up, against one process; how many versions of weights there are."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partopt.errors import PartoptError
-from partopt.runtime.context import Context
 from partopt.runtime.processes import run_local
+from partopt.runtime.tensor_memory import TensorMemory
 from partopt.runtime.updates import Sum, buckets_of
+from partopt.runtime.versions import DoubleBuffered, Versions
 
 WIDTH, RANKS, MICROBATCHES = 6, 2, 3
 LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 8
 
 
-def model() -> nn.Module:
+def model():
     """Four layers, the last of which no output depends on."""
     torch.manual_seed(0)
     return nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(4))
 
 
-def run_backward(layers: nn.Module, microbatch: int) -> None:
+def run_backward(layers, microbatch):
     generator = torch.Generator().manual_seed(microbatch)
     x = torch.randn(WIDTH, dtype=torch.float64, generator=generator)
     for layer in list(layers.children())[:3]:
@@ -31,7 +32,7 @@ def run_backward(layers: nn.Module, microbatch: int) -> None:
     x.sum().backward()
 
 
-def exchange(context: Context) -> dict[float, tuple[int, int, list[Tensor], int]]:
+def exchange(context):
     """By bytes of a bucket: buckets, those begun early, the sums, and the notes of their end."""
     found = {}
     for size_bytes in (1.0, LAYER_BYTES, math.inf):
@@ -67,7 +68,7 @@ def test_sums_are_those_of_one_process_and_begin_before_the_backward_ends():
         assert [(count, early) for count, early, *_ in found.values()] == [(8, 0), (4, 0), (1, 0)]
 
 
-def exchange_used(context: Context) -> tuple[list[int], list[Tensor]]:
+def exchange_used(context):
     """Buckets begun at each gradient of the last backward, and the sums."""
     layers = model()
     used = list(layers.parameters())[:6]
@@ -108,3 +109,57 @@ def test_buckets_hold_one_format_and_the_last_parameters_first():
     numbers = {id(each): place for place, each in enumerate(parameters)}
     found = [[numbers[id(each)] for each in bucket] for bucket in buckets_of(parameters, 16)]
     assert found == [[3, 2], [0], [1]]
+
+
+# --- versions of weights
+
+WEIGHTS = 1000
+BYTES = 4 * WEIGHTS
+
+
+@pytest.fixture
+def parameter():
+    return nn.Parameter(torch.zeros(WEIGHTS))
+
+
+def test_a_version_is_stepped_in_place_where_no_microbatch_has_it_and_stays_else(parameter):
+    step = torch.optim.SGD([parameter], lr=1.0).step
+    versions, memory = Versions([parameter], step, replicas=1), parameter.data_ptr()
+
+    def pass_through(microbatch):
+        """A backward whose gradients are all 1, and the round behind it."""
+        versions.use_for_backward(microbatch)
+        (parameter * 1.0).sum().backward()
+        versions.end_backward(microbatch)
+        versions.end_round(microbatch)
+
+    versions.use_for_forward(0)
+    pass_through(0)
+    assert parameter.data_ptr() == memory
+    assert parameter[0].item() == -1.0
+    versions.use_for_forward(1)
+    versions.use_for_forward(2)
+    pass_through(1)
+    versions.use_for_backward(2)
+    assert parameter[0].item() == -1.0  # that of its forward
+    pass_through(2)
+    assert parameter[0].item() == -3.0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_2bw_has_two_versions_and_the_gradients_of_a_batch(parameter, replicas):
+    """And beside replicas those of a round, which are added up over these before."""
+    step, batch = torch.optim.SGD([parameter], lr=1.0).step, 4
+    versions = DoubleBuffered([parameter], step, replicas, batch)
+    values = []
+    with TensorMemory([parameter]) as memory:
+        for microbatch in range(0, 5 * batch, replicas):  # those of the first replica
+            versions.use_for_forward(microbatch)
+            values.append(parameter[0].item())
+            versions.use_for_backward(microbatch)
+            (parameter * 1.0).sum().backward()
+            versions.end_backward(microbatch)
+            versions.end_round(microbatch // replicas)
+    rounds = batch // replicas
+    assert values[::rounds] == [0.0, 0.0, -rounds, -2.0 * rounds, -3.0 * rounds]
+    assert memory.peak_bytes < 4.1 * BYTES  # two versions, gradients of the batch and a round

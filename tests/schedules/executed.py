@@ -90,3 +90,17 @@ def picture(given: Order, updates: bool = False) -> list[str]:
 def chunks(name: str) -> tuple[int, ...]:
     """Numbers of chunks to try a schedule with."""
     return {LOOPED: (1, 2, 3), STRAIGHT: (1,)}.get(SCHEDULES[name].shape, (2,))
+
+
+def spelled(*rows: str, joined: Sequence[int] = ()) -> Order:
+    """An order from the names of each rank's actions, as `1F0 1B0`; `joined` are places in it."""
+    names = [name for row in rows for name in row.split()]
+    letters = [next(letter for letter in name if letter in KINDS) for name in names]
+    parts = [name.split(letter) for name, letter in zip(names, letters, strict=True)]
+    return Order(
+        np.array([KINDS.index(letter) for letter in letters], dtype=np.int8),
+        np.array([int(stage) for stage, _ in parts], dtype=np.int32),
+        np.array([int(number or 0) for _, number in parts], dtype=np.int32),
+        np.isin(np.arange(len(names)), joined),
+        np.cumsum([0, *(len(row.split()) for row in rows)]),
+    )

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,38 +12,17 @@ from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.check import check
 from partopt.schedules.layout import Layout
 from partopt.schedules.order import KINDS, Order
-from tests.schedules.executed import built, chunks, layout_of, straight
-
-
-def spelled(*rows, joined=()):
-    """An order from the names of each rank's actions; `joined` are places in it."""
-    names = [name for row in rows for name in row.split()]
-    letters = [next(letter for letter in name if letter in KINDS) for name in names]
-    parts = [name.split(letter) for name, letter in zip(names, letters, strict=True)]
-    return Order(
-        np.array([KINDS.index(letter) for letter in letters], dtype=np.int8),
-        np.array([int(stage) for stage, _ in parts], dtype=np.int32),
-        np.array([int(number or 0) for _, number in parts], dtype=np.int32),
-        np.isin(np.arange(len(names)), joined),
-        np.cumsum([0, *(len(row.split()) for row in rows)]),
-    )
+from tests.schedules.executed import built, chunks, layout_of, spelled, straight
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_passes(name):
-    for P in (1, 2, 4):
-        for v in chunks(name):
-            for M in (1, 2, 3, 8, 12):
-                for d in (1, 2):
-                    if refusal(name, P, v, M) is None:
-                        check(
-                            order(name, layout_of(name, P, v, M * d, d)),
-                            layout_of(name, P, v, M * d, d),
-                        )
-
-
-def test_unequal_replicas_and_recomputation_pass():
-    for name in ("pipedream", "1f1b", "gpipe"):
+    sizes = product((1, 2, 4), chunks(name), (1, 2, 3, 8, 12), (1, 2))
+    for P, v, M, d in sizes:
+        if refusal(name, P, v, M) is None:
+            layout = layout_of(name, P, v, M * d, d)
+            check(order(name, layout), layout)
+    if SCHEDULES[name].uneven:
         layout = straight(name, [3, 1, 2], 7, recompute=[True, False, True])
         check(order(name, layout), layout)
 
@@ -52,72 +32,45 @@ REPLICATED = Layout([[0, 1]], 2, 2)
 ONE = Layout([[0]], 1, 2)
 
 
-@pytest.mark.parametrize(
-    "layout, given, message",
-    [
-        (TWO, spelled("0F0 0B0", "2F0 1B0"), "rank 1: 2F0 names an unknown stage"),
-        (TWO, spelled("0F0 0B0", "1F0 1B3"), "rank 1: 1B3 names an unknown microbatch"),
-        (TWO, spelled("0F0 0B0 1F0", "1B0"), "rank 0: 1F0 is on the wrong rank"),
-        (REPLICATED, spelled("0F0 0B0 0F1 0B1", ""), "rank 0: 0F1 is on the wrong rank"),
-        (
-            TWO,
-            spelled("0F0 0B0 1U", "1F0 1B0"),
-            "rank 0: 1U is on a rank that does not hold the stage",
-        ),
-        (TWO, spelled("0F0 0F0 0B0", "1F0 1B0"), "rank 0: 0F0 occurs twice"),
-        (TWO, spelled("0F0 0B0", "1F0 1B0 1B0"), "rank 1: 1B0 occurs twice"),
-        (TWO, spelled("0F0 0B0 0W0", "1F0 1B0"), "rank 0: 0W0 occurs beside a whole backward"),
-        (TWO, spelled("0F0 0I0 0B0", "1F0 1B0"), "rank 0: 0I0 occurs beside a whole backward"),
-        (TWO, spelled("0F0 0B0", "1B0"), "rank 1: 1F0 is missing"),
-        (TWO, spelled("0F0 0B0", "1F0"), "rank 1: 1B0 is missing"),
-        (TWO, spelled("0F0 0I0", "1F0 1B0"), "rank 0: 0W0 is missing"),
-        (TWO, spelled("0F0 0W0", "1F0 1B0"), "rank 0: 0I0 is missing"),
-        (REPLICATED, spelled("0F0 0B0", "0F1"), "rank 1: 0B1 is missing"),
-        (TWO, spelled("0F0 0B0", "1B0 1F0"), "rank 1: 1B0 comes before its forward"),
-        (TWO, spelled("0I0 0F0 0W0", "1F0 1B0"), "rank 0: 0I0 comes before its forward"),
-        (TWO, spelled("0F0 0W0 0I0", "1F0 1B0"), "rank 0: 0W0 comes before the inputs' backward"),
-        (TWO, spelled("0R0 0F0 0B0", "1F0 1B0"), "rank 0: 0R0 comes before its forward"),
-        (TWO, spelled("0F0 0B0 0R0", "1F0 1B0"), "rank 0: 0B0 comes before its recomputation"),
-        (
-            ONE,
-            spelled("0F0 0F1 0B0 0B1", joined=[0]),
-            "rank 0: 0F0 is not joined with the backward",
-        ),
-        (
-            ONE,
-            spelled("0F0 0B0 0F1 0B1", joined=[2]),
-            "rank 0: 0F1 is not joined with the backward",
-        ),
-        (
-            ONE,
-            spelled("0F0 0B0 0F1 0B1", joined=[1]),
-            "rank 0: 0B0 is not joined with the backward",
-        ),
-        (
-            ONE,
-            spelled("0F0 0F1 0B0 0B1", joined=[3]),
-            "rank 0: 0B1 is not joined with the backward",
-        ),
-        (
-            ONE,
-            spelled("0F0 0I0 0F1 0W0 0I1 0W1", joined=[2]),
-            "rank 0: 0F1 is not joined with the backward",
-        ),
-        (
-            ONE,
-            spelled("0F0 0I0 0F1 0I1 0W0 0W1", joined=[1]),
-            "rank 0: 0I0 is not joined with the backward",
-        ),
-        (
-            ONE,
-            spelled("0F0 0F1 0R0 0B0 0B1", joined=[1]),
-            "rank 0: 0F1 is not joined with the backward",
-        ),
-    ],
-)
-def test_a_malformed_order_is_refused_by_rank_and_action(layout, given, message):
+MALFORMED = [
+    (TWO, ["0F0 0B0", "2F0 1B0"], [], "rank 1: 2F0 names an unknown stage"),
+    (TWO, ["0F0 0B0", "1F0 1B3"], [], "rank 1: 1B3 names an unknown microbatch"),
+    (TWO, ["0F0 0B0 1F0", "1B0"], [], "rank 0: 1F0 is on the wrong rank"),
+    (REPLICATED, ["0F0 0B0 0F1 0B1", ""], [], "rank 0: 0F1 is on the wrong rank"),
+    (TWO, ["0F0 0B0 1U", "1F0 1B0"], [], "rank 0: 1U is on a rank that does not hold the stage"),
+    (TWO, ["0F0 0F0 0B0", "1F0 1B0"], [], "rank 0: 0F0 occurs twice"),
+    (TWO, ["0F0 0B0", "1F0 1B0 1B0"], [], "rank 1: 1B0 occurs twice"),
+    (TWO, ["0F0 0B0 0W0", "1F0 1B0"], [], "rank 0: 0W0 occurs beside a whole backward"),
+    (TWO, ["0F0 0I0 0B0", "1F0 1B0"], [], "rank 0: 0I0 occurs beside a whole backward"),
+    (TWO, ["0F0 0B0", "1B0"], [], "rank 1: 1F0 is missing"),
+    (TWO, ["0F0 0B0", "1F0"], [], "rank 1: 1B0 is missing"),
+    (TWO, ["0F0 0I0", "1F0 1B0"], [], "rank 0: 0W0 is missing"),
+    (TWO, ["0F0 0W0", "1F0 1B0"], [], "rank 0: 0I0 is missing"),
+    (REPLICATED, ["0F0 0B0", "0F1"], [], "rank 1: 0B1 is missing"),
+    (TWO, ["0F0 0B0", "1B0 1F0"], [], "rank 1: 1B0 comes before its forward"),
+    (TWO, ["0I0 0F0 0W0", "1F0 1B0"], [], "rank 0: 0I0 comes before its forward"),
+    (TWO, ["0F0 0W0 0I0", "1F0 1B0"], [], "rank 0: 0W0 comes before the inputs' backward"),
+    (TWO, ["0R0 0F0 0B0", "1F0 1B0"], [], "rank 0: 0R0 comes before its forward"),
+    (TWO, ["0F0 0B0 0R0", "1F0 1B0"], [], "rank 0: 0B0 comes before its recomputation"),
+    *(
+        (ONE, [row], [place], f"rank 0: {name} is not joined with the backward")
+        for row, place, name in (
+            ("0F0 0F1 0B0 0B1", 0, "0F0"),
+            ("0F0 0B0 0F1 0B1", 2, "0F1"),
+            ("0F0 0B0 0F1 0B1", 1, "0B0"),
+            ("0F0 0F1 0B0 0B1", 3, "0B1"),
+            ("0F0 0I0 0F1 0W0 0I1 0W1", 2, "0F1"),
+            ("0F0 0I0 0F1 0I1 0W0 0W1", 1, "0I0"),
+            ("0F0 0F1 0R0 0B0 0B1", 1, "0F1"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("layout, rows, joined, message", MALFORMED)
+def test_a_malformed_order_is_refused_by_rank_and_action(layout, rows, joined, message):
     with pytest.raises(PartoptError) as found:
-        check(given, layout)
+        check(spelled(*rows, joined=joined), layout)
     assert found.value.message.startswith(message)
     assert found.value.hint
 
@@ -128,16 +81,13 @@ def test_a_joined_pair_may_be_of_two_microbatches():
 
 
 def test_any_action_left_out_is_missed():
-    layout = layout_of("zbv", 2, 2, 5)
     given = built("zbv", 2, 2, 5)
     for action in np.flatnonzero(given.kind != KINDS.index("U")):
         kept = np.arange(len(given.kind)) != action
-        rows = given.rows - (given.rows > action)
-        spoilt = Order(
-            given.kind[kept], given.stage[kept], given.microbatch[kept], given.joined[kept], rows
-        )
+        columns = given.kind, given.stage, given.microbatch, given.joined
+        spoilt = Order(*(each[kept] for each in columns), given.rows - (given.rows > action))
         with pytest.raises(PartoptError, match="is missing"):
-            check(spoilt, layout)
+            check(spoilt, layout_of("zbv", 2, 2, 5))
 
 
 def test_a_million_actions_are_checked_within_seconds():

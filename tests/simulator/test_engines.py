@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from partopt.cost.plan import under
-from partopt.documents.engine import AllReduce, Engine
-from partopt.documents.topology import AllReduceRates, Topology
+from partopt.documents.engine import Engine
+from partopt.documents.topology import AllReduceRates
 from partopt.schedules.order import A
 from partopt.simulator import execute
 from tests.cost.test_estimate_and_simulation import FLAT, contiguous, problems
@@ -22,7 +22,7 @@ from tests.planners.problems import priced
 from tests.simulator.plans import plan_of
 
 
-def with_level(topology: Topology, **fields: object) -> Topology:
+def with_level(topology, **fields):
     """The topology, its levels with other fields."""
     levels = [structs.replace(level, **fields) for level in topology.levels]
     return structs.replace(topology, levels=levels)
@@ -40,7 +40,7 @@ def test_a_message_takes_overhead_and_copying_of_both_devices_even_where_it_over
     assert execute(plan).makespan_s == pytest.approx(15.0)
 
 
-def test_each_tensor_of_a_cut_is_a_message_where_they_are_not_packed():
+def test_each_tensor_of_a_cut_is_a_message_and_one_without_gradient_does_not_come_back():
     slow = with_level(flat(2, 1e12), overhead_s=0.5)
     plan = plan_of([1, 1], cuts=[4], topology=slow, schedule="gpipe", microbatches=2)
     assert execute(plan).makespan_s == pytest.approx(2 * 4.5 + 3.5 - 0.5)
@@ -48,10 +48,7 @@ def test_each_tensor_of_a_cut_is_a_message_where_they_are_not_packed():
     three = structs.replace(plan, stages=[first, structs.replace(last, messages=3)])
     # three come in 1.5 s, one goes back in 0.5 s
     assert execute(three).makespan_s == pytest.approx(3 * 2.5 + 3 * 2.5)
-
-
-def test_a_tensor_without_gradient_does_not_come_back():
-    """4 bytes go in 4 s, one of them comes back in 1 s."""
+    # 4 bytes go in 4 s, one of them comes back in 1 s
     plan = plan_of([1, 1], cuts=[4], schedule="gpipe", microbatches=1)
     assert execute(plan).makespan_s == 1 + 4 + 3 + 4 + 2
     first, last = plan.stages
@@ -59,12 +56,11 @@ def test_a_tensor_without_gradient_does_not_come_back():
     assert execute(fewer).makespan_s == 1 + 4 + 3 + 1 + 2
 
 
-def data_parallel(backward: float, buckets: int, allreduce: AllReduce = "overlap"):
+def data_parallel(backward, buckets, allreduce="overlap"):
     """Two replicas of a stage of 8 bytes that take 8 s to exchange."""
-    return plan_of(
-        [2], [1.0], [backward], weights=[8], schedule="1f1b", microbatches=2,
-        engine=Engine(bucket_bytes=8 // buckets, allreduce=allreduce),
-    )  # fmt: skip
+    engine = Engine(bucket_bytes=8 // buckets, allreduce=allreduce)
+    options = {"schedule": "1f1b", "microbatches": 2, "engine": engine}
+    return plan_of([2], [1.0], [backward], weights=[8], **options)
 
 
 def test_plain_data_parallelism_takes_its_forward_and_the_longer_of_backward_and_exchange():
@@ -75,25 +71,26 @@ def test_plain_data_parallelism_takes_its_forward_and_the_longer_of_backward_and
             assert execute(data_parallel(backward, n)).makespan_s == pytest.approx(expected)
         after = execute(data_parallel(backward, 4, "blocking"))
         assert after.makespan_s == 1 + backward + 8
+    # a collective's own rate is what gradients take
+    own = with_level(flat(2, 1.0), allreduce=AllReduceRates(bandwidth_bytes_per_s=0.5))
+    plan = plan_of([2], [1.0], [2.0], weights=[8], topology=own, schedule="gpipe", microbatches=2)
+    assert execute(plan).makespan_s == 1 + 2 + 16
 
 
 def test_gradients_of_tied_parameters_are_exchanged_when_the_others_are():
     """Two stages of two replicas that share 8 bytes: what the two exchange comes last."""
-    plan = plan_of([2, 2], [1.0, 1.0], [4.0, 4.0], weights=[0, 8], tied=((0, 1), 8),
-                   schedule="gpipe", microbatches=2, engine=Engine(bucket_bytes=2))  # fmt: skip
-    beside = execute(plan)
-    after = execute(plan.with_engine(allreduce="blocking"))
+    options = {"schedule": "gpipe", "microbatches": 2, "engine": Engine(bucket_bytes=2)}
+    plan = plan_of([2, 2], [1.0, 1.0], [4.0, 4.0], weights=[0, 8], tied=((0, 1), 8), **options)
+    beside, after = execute(plan), execute(plan.with_engine(allreduce="blocking"))
     assert beside.makespan_s < after.makespan_s
-    tied = plan.stages[0].tied_exchange_s
     done = beside.timeline.collectives
-    assert (done.end - done.start).min() >= tied
+    assert (done.end - done.start).min() >= plan.stages[0].tied_exchange_s
 
 
 def test_a_stage_whose_last_backward_ends_late_keeps_its_replicas_waiting():
     """Three microbatches on two replicas: the second replica is done first, and waits."""
-    plan = plan_of([2], [1.0], [4.0], weights=[8], schedule="1f1b", microbatches=3,
-                   engine=Engine(bucket_bytes=2))  # fmt: skip
-    found = execute(plan)
+    options = {"schedule": "1f1b", "microbatches": 3, "engine": Engine(bucket_bytes=2)}
+    found = execute(plan_of([2], [1.0], [4.0], weights=[8], **options))
     # replica 0: F B F B to 10, its last backward from 6; buckets of it from 7; 8 s of exchange
     assert found.makespan_s == pytest.approx(max(7 + 8, 10 + 2))
 
@@ -114,18 +111,13 @@ def test_less_of_what_messages_take_is_never_slower(given, data):
     assert taken == sorted(taken)
 
 
-def test_a_collectives_own_rate_is_what_gradients_take():
-    own = with_level(flat(2, 1.0), allreduce=AllReduceRates(bandwidth_bytes_per_s=0.5))
-    plan = plan_of([2], [1.0], [2.0], weights=[8], topology=own, schedule="gpipe", microbatches=2)
-    assert execute(plan).makespan_s == 1 + 2 + 16
-
-
 def test_an_exchange_may_be_over_before_a_device_that_sends_comes_to_it():
     """Serial transfers of 40 s keep the last stage's replicas from their step, not from exchanging
     8 bytes beside the backward.
     """
-    plan = plan_of([1, 2], [1.0, 1.0], [2.0, 8.0], cuts=[40], weights=[0, 8], schedule="1f1b",
-                   microbatches=2, engine=structs.replace(WAITING, bucket_bytes=2))  # fmt: skip
+    engine = structs.replace(WAITING, bucket_bytes=2)
+    options = {"schedule": "1f1b", "microbatches": 2, "engine": engine}
+    plan = plan_of([1, 2], [1.0, 1.0], [2.0, 8.0], cuts=[40], weights=[0, 8], **options)
     found = execute(plan)
     assert found.timeline.collectives.end[0] < found.timeline.start[found.order.kind == A].max()
 

@@ -17,10 +17,11 @@ from tests.helpers import BLOCKING, chain_profile, flat, two_level
 MB = 10**6
 
 
-def planned(profile, topology, cuts, replicas, **options):
-    """The priced plan of a split."""
+def planned(profile, topology, replicas, **options):
+    """The priced plan of a layer a stage."""
     stated = {"schedule": "1f1b", "microbatches": 4, "engine": BLOCKING, **options}
-    problem = problem_of(profile, topology, cuts=tuple(cuts), replicas=tuple(replicas), **stated)
+    cuts = tuple(range(1, len(replicas)))
+    problem = problem_of(profile, topology, cuts=cuts, replicas=tuple(replicas), **stated)
     return planners.plan("manual", problem)
 
 
@@ -33,28 +34,25 @@ def costs(plan):
 
 
 def test_one_microbatch_waits_for_every_message():
-    """F 1 s, message 2 s, F 1 s, B 1 s, message 2 s, B 1 s: 8 s, half of it messages."""
+    """F 1 s, message 2 s, F 1 s, B 1 s, message 2 s, B 1 s: 8 s, half of it messages. Without its
+    bytes a message still has its latency.
+    """
     profile = chain_profile([1.0, 1.0], output_bytes=[2 * MB, 0])
-    found = costs(planned(profile, flat(2, 1e6), [1], [1, 1], microbatches=1))
-    for flow in (found["send", 0], found["send", 1]):
-        assert (flow.critical, flow.takes_s, flow.times, flow.ranks) == (True, 2.0, 1.0, [0, 1])
-        assert flow.share == pytest.approx(2 / 8)
-        assert flow.per_second == pytest.approx(1.0)
-        assert flow.saved == pytest.approx(2 / 8)
-
-
-def test_without_its_bytes_a_message_still_has_its_latency():
-    profile = chain_profile([1.0, 1.0], output_bytes=[2 * MB, 0])
-    found = costs(planned(profile, flat(2, 1e6, latency=1.0), [1], [1, 1], microbatches=1))
-    assert found["send", 0].takes_s == 3.0
-    assert found["send", 0].per_second == pytest.approx(1.0)
-    assert found["send", 0].saved == pytest.approx(2 / 10)
+    for latency_s, whole_s in ((0.0, 8), (1.0, 10)):
+        on = flat(2, 1e6, latency=latency_s)
+        found = costs(planned(profile, on, [1, 1], microbatches=1))
+        for flow in (found["send", 0], found["send", 1]):
+            assert (flow.critical, flow.times, flow.ranks) == (True, 1.0, [0, 1])
+            assert flow.takes_s == 2.0 + latency_s
+            assert flow.share == pytest.approx(flow.takes_s / whole_s)
+            assert flow.per_second == pytest.approx(1.0)
+            assert flow.saved == pytest.approx(2 / whole_s)
 
 
 def test_of_two_all_reduces_the_one_that_ends_last_is_critical():
     """Each stage exchanges 2 MB over two devices, 2 s; stage 1 ends its backwards 1 s earlier."""
     profile = chain_profile([1.0, 1.0], parameter_bytes=[2 * MB, 2 * MB])
-    found = costs(planned(profile, flat(4, 1e6), [1], [2, 2], microbatches=2))
+    found = costs(planned(profile, flat(4, 1e6), [2, 2], microbatches=2))
     assert (found["allreduce", 0].critical, found["allreduce", 1].critical) == (True, False)
     assert found["allreduce", 0].per_second == pytest.approx(1.0)
     # 4 s of compute, and the exchange of stage 1 is over at 5 s
@@ -66,9 +64,9 @@ def test_what_is_hidden_behind_the_compute_of_a_steady_state_is_not_critical():
     """Stage 0 takes 6 s a microbatch; with two in flight one comes back 8.2 s after it left."""
     profile = chain_profile([3.0, 1.0], output_bytes=[MB // 10, 0])
     options = {"schedule": "pipedream", "microbatches": None}
-    fast = costs(planned(profile, flat(2, 1e6), [1], [1, 1], **options))
+    fast = costs(planned(profile, flat(2, 1e6), [1, 1], **options))
     assert [flow.critical for flow in fast.values()] == [False, False]
-    slow = costs(planned(profile, flat(2, 1e4), [1], [1, 1], **options))
+    slow = costs(planned(profile, flat(2, 1e4), [1, 1], **options))
     assert all(flow.critical for flow in slow.values())
     assert slow["send", 0].times == 1.0
 
@@ -76,7 +74,7 @@ def test_what_is_hidden_behind_the_compute_of_a_steady_state_is_not_critical():
 @pytest.mark.parametrize(("parameters", "critical"), [(MB, False), (100 * MB, True)])
 def test_gathers_beside_the_compute_are_critical_where_they_take_longer(parameters, critical):
     profile = chain_profile([1.0, 1.0], parameter_bytes=[parameters] * 2)
-    plan = planned(profile, flat(4, 1e7), [1], [2, 2], shard="parameters")
+    plan = planned(profile, flat(4, 1e7), [2, 2], shard="parameters")
     found = costs(plan)
     assert {kind for kind, _ in found} == {"allgather", "reducescatter", "send"}
     assert found["allgather", 0].critical is critical
@@ -86,7 +84,7 @@ def test_gathers_beside_the_compute_are_critical_where_they_take_longer(paramete
 def test_shares_of_an_exchange_are_made_slower_apart():
     """With the optimizer in shares an exchange is a scatter and a gather, each half of it."""
     profile = chain_profile([1.0, 1.0], parameter_bytes=[2 * MB, 2 * MB])
-    found = costs(planned(profile, flat(4, 1e6), [1], [2, 2], microbatches=2, shard="optimizer"))
+    found = costs(planned(profile, flat(4, 1e6), [2, 2], microbatches=2, shard="optimizer"))
     for kind in ("reducescatter", "allgather"):
         assert found[kind, 0].takes_s == pytest.approx(1.0)
         assert found[kind, 0].per_second == pytest.approx(1.0)
@@ -102,7 +100,7 @@ def test_a_slower_flow_costs_what_a_plan_with_more_bytes_does(data):
     d = data.draw(st.sampled_from([1, 2]))
     profile = chain_profile(seconds, output_bytes=sizes, parameter_bytes=sizes[::-1])
     topology = data.draw(st.sampled_from([flat(S * d, 1e7), two_level(2, S * d, 2e7, 5e6)]))
-    plan = planned(profile, topology, range(1, S), [d] * S)
+    plan = planned(profile, topology, [d] * S)
     whole_s = execute(plan).makespan_s
     for flow in flows_of(execute(plan)).flows:
         s = flow.stage if flow.stage is not None else max(flow.source, flow.destination)
@@ -126,7 +124,7 @@ def test_a_slower_flow_costs_what_a_plan_with_more_bytes_does(data):
 def test_too_many_executions_are_not_made(monkeypatch):
     monkeypatch.setattr(module, "MOST_TRIED", 10)
     profile = chain_profile([1.0, 1.0], output_bytes=[MB, 0])
-    flows = flows_of(execute(planned(profile, flat(2, 1e6), [1], [1, 1])))
+    flows = flows_of(execute(planned(profile, flat(2, 1e6), [1, 1])))
     assert not flows.tried
     assert [(flow.critical, flow.per_second, flow.saved) for flow in flows.flows] == [
         (None, None, None)

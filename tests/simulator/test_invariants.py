@@ -42,18 +42,13 @@ def ended_at(case, timeline, kinds):
     """When each of the actions of `kinds` ended, by stage and microbatch; with the exchange that a
     backward waits for.
     """
-    times = {}
-    order = case.order
+    times, order = {}, case.order
     for place in np.flatnonzero(np.isin(order.kind, kinds)):
-        last = place
-        follows = (
-            place + 1 < len(order.kind)
-            and order.kind[place + 1] == A
-            and order.stage[place + 1] == order.stage[place]
-        )
-        if case.work.blocking and follows:
-            last = place + 1
-        times[int(order.stage[place]), int(order.microbatch[place])] = timeline.end[last]
+        after = place + 1
+        exchange = after < len(order.kind) and order.kind[after] == A
+        waits = case.work.blocking and exchange and order.stage[after] == order.stage[place]
+        ended = timeline.end[after if waits else place]
+        times[int(order.stage[place]), int(order.microbatch[place])] = ended
     return times
 
 
@@ -72,9 +67,8 @@ def wire_s(case, transfers):
     return sizes / np.array(rates), np.array(latencies), np.array(levels, dtype=int)
 
 
-@everywhere()
-def test_a_device_does_one_thing_after_the_other_for_as_long_as_each_takes(case):
-    timeline, order = ran(case), case.order
+def a_device_does_one_thing_after_the_other_for_as_long_as_each_takes(case, timeline):
+    order = case.order
     taken = case.work.handling_s(order)
     handling = taken if len(taken) else np.zeros(len(order.kind))
     for rank in range(order.ranks):
@@ -95,13 +89,11 @@ def test_a_device_does_one_thing_after_the_other_for_as_long_as_each_takes(case)
                 assert now == timeline.start[slot[0]] + seconds
 
 
-@everywhere()
-def test_nothing_begins_before_its_input_has_arrived(case):
+def nothing_begins_before_its_input_has_arrived(case, timeline):
     """An input made on the same rank is there when it is made; on the last stage a backward needs
     its own forward.
     """
-    timeline, order, sent, S = ran(case), case.order, None, len(case.work.ranks)
-    sent = timeline.transfers
+    order, sent, S = case.order, timeline.transfers, len(case.work.ranks)
     arrived = {
         (kind == F, stage + (1 if kind == F else -1), microbatch): end
         for kind, stage, microbatch, end in zip(
@@ -128,9 +120,7 @@ def test_nothing_begins_before_its_input_has_arrived(case):
             assert timeline.start[weights[0]] >= timeline.end[place]
 
 
-@everywhere()
-def test_a_transfer_begins_after_its_message_was_made_and_takes_the_time_of_its_bytes(case):
-    timeline = ran(case)
+def a_transfer_begins_after_its_message_was_made_and_takes_the_time_of_its_bytes(case, timeline):
     sent = timeline.transfers
     wire, latency, _ = wire_s(case, sent)
     assert np.array_equal(sent.start + wire + latency, sent.end)
@@ -141,9 +131,7 @@ def test_a_transfer_begins_after_its_message_was_made_and_takes_the_time_of_its_
         assert start >= made[kind != F][stage, microbatch]
 
 
-@everywhere()
-def test_every_microbatch_crosses_every_cut_between_two_devices_once_each_way(case):
-    timeline = ran(case)
+def every_microbatch_crosses_every_cut_between_two_devices_once_each_way(case, timeline):
     sent, ranks = timeline.transfers, case.work.ranks
     G = int(case.order.microbatch[case.order.kind == F].max()) + 1
     for s in range(len(ranks) - 1):
@@ -158,9 +146,7 @@ def test_every_microbatch_crosses_every_cut_between_two_devices_once_each_way(ca
             assert found == {m: pair[::-1] if reverse else pair for m, pair in across.items()}
 
 
-@everywhere()
-def test_a_port_carries_no_more_transfers_at_once_than_it_has_links(case):
-    timeline = ran(case)
+def a_port_carries_no_more_transfers_at_once_than_it_has_links(case, timeline):
     sent, ports = timeline.transfers, ports_of(case.work.topology)
     wire, _, levels = wire_s(case, sent)
     busy = {}
@@ -178,12 +164,12 @@ def test_a_port_carries_no_more_transfers_at_once_than_it_has_links(case):
 
 @everywhere(count=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
 def test_an_all_reduce_begins_with_its_last_replica_and_yields_its_ports_to_transfers(case):
-    timeline = ran(case)
-    order, done = case.order, timeline.collectives
+    timeline, ports = ran(case), ports_of(case.work.topology)
+    order, done, rings = case.order, timeline.collectives, case.work.rings
     came = {}
     for place in np.flatnonzero(order.kind == A):
         stage, first = int(order.stage[place]), place in order.rows
-        early = case.work.rings.head_start_s[stage] > 0
+        early = rings.head_start_s[stage] > 0
         # with its last backward, though the device waits for a message yet
         at = timeline.end[place - 1] if early and not first else timeline.start[place]
         came.setdefault((stage, int(order.microbatch[place])), []).append(at)
@@ -193,30 +179,20 @@ def test_an_all_reduce_begins_with_its_last_replica_and_yields_its_ports_to_tran
     ):
         ranks = case.work.ranks[stage]
         seconds = allreduce_s(float(case.work.gradient_bytes[stage]), ranks, case.work.topology)
-        tied, rings = case.work.tied_s[stage], case.work.rings
         last = max(came[stage, number])
-        alone = max(seconds, last + rings.tail_s[stage] - start) + tied
+        alone = max(seconds, last + rings.tail_s[stage] - start) + case.work.tied_s[stage]
         assert start >= last - rings.head_start_s[stage] - CLOSE
         assert end - start >= alone - CLOSE
         if not len(timeline.transfers.start):
             assert end - start == pytest.approx(alone, abs=CLOSE)
-
-
-@everywhere(count=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
-def test_all_reduces_that_share_a_port_do_not_overlap(case):
-    timeline, ports = ran(case), ports_of(case.work.topology)
-    done = timeline.collectives
-    rings = [
+    # those that share a port do not overlap
+    own = [
         {port for port, _ in ports.of_ring(ranks)} if size else set()
         for ranks, size in zip(case.work.ranks, case.work.gradient_bytes, strict=True)
     ]
-    for first in range(len(done.start)):
-        for second in range(first):
-            if rings[done.stage[first]] & rings[done.stage[second]]:
-                apart = (
-                    done.start[first] >= done.end[second] or done.start[second] >= done.end[first]
-                )
-                assert apart
+    for one, other in itertools.combinations(range(len(done.start)), 2):
+        if own[done.stage[one]] & own[done.stage[other]]:
+            assert done.start[one] >= done.end[other] or done.start[other] >= done.end[one]
 
 
 @everywhere(count=300, serial=True)
@@ -238,9 +214,7 @@ def test_serial_devices_are_idle_while_their_messages_are_on_the_wire(case):
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
 
-@everywhere()
-def test_where_the_time_of_a_rank_goes_adds_up_to_all_of_it(case):
-    timeline = ran(case)
+def where_the_time_of_a_rank_goes_adds_up_to_all_of_it(case, timeline):
     whole = float(timeline.makespan)
     for start, end in ((0.0, whole), (whole / 3, whole / 2), (whole / 2, whole)):
         found = shares(timeline, case.work, start, end)
@@ -258,12 +232,11 @@ def test_costs_twice_as_large_take_exactly_twice_as_long(case):
     assert np.array_equal(2 * once.collectives.end, twice.collectives.end)
 
 
-@everywhere(count=200)
-def test_a_port_is_not_busy_for_longer_than_there_was_time(case):
+def a_port_is_not_busy_for_longer_than_there_was_time(case, timeline):
     """Transfers go over its links and all-reduces over all of them: together they take no more than
     all that passed.
     """
-    timeline, ports = ran(case), ports_of(case.work.topology)
+    ports = ports_of(case.work.topology)
     sent, done = timeline.transfers, timeline.collectives
     busy = np.zeros(ports.count)
     wire, _, levels = wire_s(case, sent)
@@ -278,3 +251,21 @@ def test_a_port_is_not_busy_for_longer_than_there_was_time(case):
         for port, k in ports.of_ring(case.work.ranks[stage]):
             busy[port] += slopes[k] * size
     assert busy.max(initial=0.0) <= float(timeline.makespan) + CLOSE
+
+
+CHECKS = [
+    a_device_does_one_thing_after_the_other_for_as_long_as_each_takes,
+    nothing_begins_before_its_input_has_arrived,
+    a_transfer_begins_after_its_message_was_made_and_takes_the_time_of_its_bytes,
+    every_microbatch_crosses_every_cut_between_two_devices_once_each_way,
+    a_port_carries_no_more_transfers_at_once_than_it_has_links,
+    where_the_time_of_a_rank_goes_adds_up_to_all_of_it,
+    a_port_is_not_busy_for_longer_than_there_was_time,
+]
+
+
+@everywhere(count=200)
+def test_what_holds_of_every_timeline(case):
+    timeline = ran(case)
+    for check in CHECKS:
+        check(case, timeline)

@@ -1,6 +1,8 @@
-from collections.abc import Iterable
+"""Memory over an execution: by hand, replayed layer by layer, and under other conditions."""
+
+from __future__ import annotations
+
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -8,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partopt import planners, schedules
+from partopt import Job, planners, schedules, simulate, solve
 from partopt.cost.chain import chain_of
 from partopt.cost.plan import under
 from partopt.cost.problem import problem_of
 from partopt.documents.engine import OWN, Engine
-from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT, Layout
-from partopt.schedules.order import KINDS, B, F, Order, R
+from partopt.schedules.order import B, F, R
 from partopt.simulator.execution import execute, simulate_plan
 from partopt.simulator.memory import (
     base_memory_bytes,
@@ -28,31 +30,18 @@ from tests.examples import examples
 from tests.helpers import flat, uniform_profile, with_memory_of
 from tests.planners.problems import block_bounds
 from tests.report.timelines import example, plan_of, simulated
+from tests.schedules.executed import spelled
 
 BASE = 370  # bytes of a stage that are there throughout
 
 
-def order_of(*rows: str) -> Order:
-    """An order of one stage a rank; `&` joins the two actions after it, and microbatches are
+def order_of(row):
+    """An order of one stage on one rank; `&` joins the two actions after it, and microbatches are
     counted.
     """
-    kinds, joined, numbers, ends = [], [], [], [0]
-    for row in rows:
-        letters = row.replace("&", "")
-        kinds += [KINDS.index(letter) for letter in letters]
-        numbers += [letters[:place].count(letter) for place, letter in enumerate(letters)]
-        joined += [
-            row[place - 1 : place] == "&" for place, letter in enumerate(row) if letter != "&"
-        ]
-        ends.append(len(kinds))
-    stages = np.repeat(np.arange(len(rows)), np.diff(ends))
-    columns = (
-        np.array(kinds, np.int8),
-        stages.astype(np.int32),
-        np.array(numbers, np.int32),
-        np.array(joined, np.bool_),
-    )
-    return Order(*columns, np.array(ends))
+    letters = row.replace("&", "")
+    names = [f"0{each}{letters[:place].count(each)}" for place, each in enumerate(letters)]
+    return spelled(" ".join(names), joined=[row.index("&")] if "&" in row else ())
 
 
 def test_in_flight_of_1f1b_goes_up_in_the_warm_up_and_down_at_the_end():
@@ -62,59 +51,50 @@ def test_in_flight_of_1f1b_goes_up_in_the_warm_up_and_down_at_the_end():
     assert times.tolist() == pytest.approx([0, 0, 1e-3, 6e-3, 6e-3, 9e-3, 12e-3], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "schedule, peaks",
-    [("gpipe", [8] * 4), ("1f1b", [4, 3, 2, 1]), ("naive", [1] * 4), ("pipedream", [4, 3, 2, 1])],
-)
-def test_peaks_are_what_the_papers_say(schedule, peaks):
+PEAKS = {"gpipe": [8] * 4, "1f1b": [4, 3, 2, 1], "naive": [1] * 4, "pipedream": [4, 3, 2, 1]}
+
+
+@pytest.mark.parametrize("schedule, peaks", PEAKS.items())
+def test_peaks_are_what_the_papers_say_and_memory_starts_and_ends_with_the_base(schedule, peaks):
     plan, timeline = example(schedule, P=4, M=8)
     assert [in_flight_over_time(timeline, rank).values.max() for rank in range(4)] == peaks
     assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 10 * peak for peak in peaks]
-
-
-def test_memory_over_time_starts_and_ends_with_the_base_and_reaches_the_peak():
-    plan, timeline = example("1f1b", P=4, M=8)
-    peaks = peak_memory_bytes(timeline.order, plan)
-    for rank in range(4):
+    for rank, peak in enumerate(peaks):
         times, values = memory_over_time(timeline, plan, rank)
-        assert values[0] == values[-1] == BASE
-        assert values.max() == peaks[rank]
+        assert (values[0], values.max(), values[-1]) == (BASE, BASE + 10 * peak, BASE)
         assert (np.diff(times) >= 0).all()
 
 
 def test_recomputation_keeps_the_input_alone_and_one_stash():
-    """GPipe's R comes before each B: during R and B a stash of 10; the inputs are in buffers."""
-    plan, timeline = example("gpipe", P=2, M=4, recompute=True)
-    assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 10, BASE + 10]
-    values = memory_over_time(timeline, plan, 1).values - BASE
-    assert values.tolist() == [0, 10, 0, 10, 0, 10, 0, 10, 0]
+    """GPipe's R comes before each B: during R and B a stash of 10; the inputs are in buffers.
+
+    Under 1F1B the backward takes its stash itself.
+    """
+    for schedule in ("gpipe", "1f1b"):
+        plan, timeline = example(schedule, P=2, M=4, recompute=True)
+        assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 10, BASE + 10]
+        assert (timeline.order.kind == R).any() == (schedule == "gpipe")
+        values = memory_over_time(timeline, plan, 1).values - BASE
+        assert values.tolist() == [0, 10, 0, 10, 0, 10, 0, 10, 0]
 
 
-def test_a_backward_that_recomputes_takes_its_stash_itself():
-    plan, timeline = example("1f1b", P=2, M=4, recompute=True)
-    assert (timeline.order.kind != KINDS.index("R")).all()
-    assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 10, BASE + 10]
-
-
-def test_split_backwards_give_back_with_the_weights_part():
-    plan = plan_of("1f1b", [[0]], 2)
-    assert peak_memory_bytes(order_of("FIFIWW"), plan).tolist() == [BASE + 20]
-    assert peak_memory_bytes(order_of("FIWFIW"), plan).tolist() == [BASE + 10]
-
-
-def test_what_a_split_backward_keeps_between_its_parts_is_there_for_as_long():
-    plan = plan_of("1f1b", [[0]], 2)
-    plan = replace(plan, stages=[replace(plan.stages[0], split_stash_bytes=7)])
-    assert peak_memory_bytes(order_of("FIFIWW"), plan).tolist() == [BASE + 2 * (10 + 7)]
-    assert peak_memory_bytes(order_of("FFIWIW"), plan).tolist() == [BASE + 20 + 7]
-    assert peak_memory_bytes(order_of("FFBB"), plan).tolist() == [BASE + 20]
-
-
-def test_of_two_joined_actions_both_take_before_either_gives_back():
+def test_what_is_there_when_by_hand():
+    """Split backwards give back with the weights' part, and keep 7 bytes between their parts; of
+    two joined actions both take before either gives back.
+    """
     plan = plan_of("1f1b", [[0]], 3)
-    assert peak_memory_bytes(order_of("FBFB"), plan).tolist() == [BASE + 10]
-    assert peak_memory_bytes(order_of("F&BFB"), plan).tolist() == [BASE + 20]
-    assert peak_memory_bytes(order_of("F&FBB"), plan).tolist() == [BASE + 20]
+    split = replace(plan, stages=[replace(plan.stages[0], split_stash_bytes=7)])
+    for of, row, expected in (
+        (plan, "FIFIWW", 20),
+        (plan, "FIWFIW", 10),
+        (split, "FIFIWW", 2 * (10 + 7)),
+        (split, "FFIWIW", 20 + 7),
+        (split, "FFBB", 20),
+        (plan, "FBFB", 10),
+        (plan, "F&BFB", 20),
+        (plan, "F&FBB", 20),
+    ):
+        assert peak_memory_bytes(order_of(row), of).tolist() == [BASE + expected], row
 
 
 def test_a_rank_holds_what_all_of_its_stages_hold_and_an_idle_one_nothing():
@@ -131,25 +111,18 @@ def test_replicas_hold_what_is_theirs():
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@examples(60)
+@examples(40)
 @given(st.integers(1, 5), st.integers(1, 2), st.integers(1, 9))
 def test_under_zb_h1_the_formula_says_what_the_simulation_says(recompute, S, r, turns):
     """At every stage, with weight gradients that are late and stashes that they still need."""
     profile = uniform_profile(5, stash_groups=[([0], 3 * 10**6), ([1, 2], 10**6), ([4], 7)])
-    problem = problem_of(
-        with_memory_of(profile, [0] * 5, [0] * 5, split_stash_bytes=10**5),
-        flat(10),
-        schedule="zb-h1",
-        microbatches=turns * r,
-        recompute=recompute,
-        cuts=tuple(range(1, S)),
-        replicas=(r,) * S,
-    )
-    priced = planners.plan("manual", problem)
+    profile = with_memory_of(profile, [0] * 5, [0] * 5, split_stash_bytes=10**5)
+    options = {"schedule": "zb-h1", "microbatches": turns * r, "recompute": recompute}
+    options |= {"cuts": tuple(range(1, S)), "replicas": (r,) * S}
+    priced = planners.plan("manual", problem_of(profile, flat(10), **options))
     simulated = simulate_plan(priced)
-    assert [stage.memory for stage in priced.stages] == [stage.memory for stage in simulated.stages]
-    again = under(simulated)
-    assert [stage.memory for stage in again.stages] == [stage.memory for stage in priced.stages]
+    for plan in (simulated, under(simulated)):
+        assert [stage.memory for stage in plan.stages] == [stage.memory for stage in priced.stages]
 
 
 def test_replicas_that_get_fewer_microbatches_take_nothing_from_the_fullest():
@@ -159,36 +132,26 @@ def test_replicas_that_get_fewer_microbatches_take_nothing_from_the_fullest():
     problem = problem_of(uniform_profile(4), flat(3), schedule="gpipe", microbatches=8)
     plan = planners.plan("data_parallel", problem)
     assert plan.stages[0].in_flight == 3
-    assert simulate_plan(plan).peak_memory_bytes == plan.peak_memory_bytes
-    assert (
-        simulate_plan(plan).stages[0].memory.activations_bytes
-        == plan.stages[0].memory.activations_bytes
-        > 0
-    )
+    simulated = simulate_plan(plan)
+    assert simulated.peak_memory_bytes == plan.peak_memory_bytes
+    own, other = (each.stages[0].memory.activations_bytes for each in (plan, simulated))
+    assert own == other > 0
 
 
-Groups = list[tuple[list[int], int]]
 SIZES = st.integers(0, 10**7)
 GROUPS = st.lists(st.tuples(st.lists(st.integers(0, 7), min_size=1, max_size=3), SIZES), max_size=6)
 
 
-def plan_under(
-    name: str, groups: Groups, transient: list[int], recompute: bool, **options: Any
-) -> Plan:
+def plan_under(name, groups, transient, recompute, engine=OWN, **options):
     """Eight layers on four devices under schedule `name`."""
     profile = uniform_profile(8, stash_groups=groups or [([0], 0)])
-    problem = problem_of(
-        with_memory_of(profile, [2 * 10**5] * 8, transient),
-        flat(4),
-        schedule=name,
-        microbatches=None if SCHEDULES[name].asynchronous else 8,
-        recompute=recompute,
-        **{"engine": OWN} | options,
-    )
+    profile = with_memory_of(profile, [2 * 10**5] * 8, transient)
+    options |= {"microbatches": None if SCHEDULES[name].asynchronous else 8, "engine": engine}
+    problem = problem_of(profile, flat(4), schedule=name, recompute=recompute, **options)
     return planners.plan("gpipe", problem)
 
 
-def replayed_peak(order: Order, plan: Plan, rank: int, groups: Groups, transient: list[int]) -> int:
+def replayed_peak(order, plan, rank, groups, transient):
     """The most bytes beside weights and buffers on a rank, its actions replayed layer by layer.
 
     A forward adds the stash of one layer after the other, a backward frees it in the opposite
@@ -198,7 +161,7 @@ def replayed_peak(order: Order, plan: Plan, rank: int, groups: Groups, transient
     live, peak = 0, 0
     rebuilds = set(order.stage[order.kind == R].tolist())
 
-    def pass_through(layers: Iterable[int], start: int, sign: int) -> None:
+    def pass_through(layers, start, sign):
         nonlocal live, peak
         for layer in layers:
             firsts = [min((m for m in own if m >= start), default=8) for own, _ in groups]
@@ -322,3 +285,31 @@ def test_under_another_schedule_a_plan_takes_what_one_made_for_it_takes(
     expected = [stage.memory for stage in plan_under(name, groups, transient, recompute).stages]
     for plan in plans:
         assert [stage.memory for stage in under(plan, name).stages] == expected
+
+
+GB = 10**9
+
+
+def planned(**options):
+    return solve(Job(uniform_profile(6), flat(4, memory_bytes=GB), **options)).plan
+
+
+def test_plans_under_other_conditions_count_memory_by_the_same_rules():
+    """Buffers of a whole iteration, which need one; shares; a limit that has no reserve."""
+    plan = planned(schedule="1f1b", microbatches=8, facts={"buffers": "all"}, cuts=[2, 4])
+    for M, of in ((8, plan), (16, simulate(plan, microbatches=16).plan)):
+        for stage in of.stages:
+            assert stage.memory.buffers_bytes == M * (stage.input_bytes + stage.output_bytes)
+    with pytest.raises(PartoptError, match="the plan has `buffers=all`"):
+        simulate(plan, schedule="pipedream")
+    faults = replace(plan.with_layout(schedule="pipedream"), microbatches=None).inconsistencies()
+    assert "engine.buffers: all under pipedream" in [fault.message for fault in faults]
+
+    plan = planned(schedule="1f1b", microbatches=8, shard="optimizer", cuts=[3], replicas=[2, 2])
+    for stage in simulate(plan, microbatches=16).plan.stages:
+        assert stage.memory.optimizer_bytes == stage.trained_bytes  # two moments, in two shares
+
+    plan = planned(facts={"reserve": "100 MB"})
+    assert plan.memory_limit_bytes == 900 * 10**6
+    other = simulate(plan, memory="500 MB").plan
+    assert (other.memory_limit_bytes, other.reserve.size_bytes) == (500 * 10**6, 0)

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from partopt.documents.simulation import LevelTime
-from partopt.documents.topology import Topology
 from partopt.schedules.order import B, F
 from partopt.simulator.metrics import level_use
 from partopt.simulator.timeline import Collectives, Transfers
@@ -19,89 +17,62 @@ from tests.simulator.reference_network import port_pair
 BUS, SWITCH = flat(2, 1.0, bus=True), flat(2, 1.0)
 
 
-def times(level: str, transfer_share: float, allreduce_share: float, sent: float) -> LevelTime:
-    return LevelTime(
-        level=level,
-        transfer_share=transfer_share,
-        allreduce_share=allreduce_share,
-        sent_bytes=sent,
-    )
-
-
-def use(
-    topology: Topology,
-    end_s: float,
-    sent: list[tuple[int, int, int, int, float]] = (),
-    exchanged: list[tuple[int, float, float]] = (),
-    start_s: float = 0.0,
-    ranks: tuple[tuple[int, ...], ...] = ((0,), (1,)),
-    gradient_bytes: float = 0.0,
-) -> list[LevelTime]:
-    """Messages of 5 bytes as (kind, stage, source, destination, start), and all-reduces as (stage,
-    start, end).
+def use(topology, end_s, sent=(), exchanged=(), start_s=0.0, ranks=((0,), (1,)), gradient=0.0):
+    """Shares of transfers and all-reduces and sent bytes of each level, by messages of 5 bytes as
+    (kind, stage, source, destination, start), and all-reduces as (stage, start, end).
     """
     kind, stage, source, destination, start = np.array(sent or np.empty((0, 5))).T
     of, begin, end = np.array(exchanged or np.empty((0, 3))).T
-    transfers = Transfers(
-        kind=kind.astype(np.int8),
-        stage=stage.astype(np.int32),
-        microbatch=np.zeros(len(kind), np.int32),
-        source=source.astype(np.int32),
-        destination=destination.astype(np.int32),
-        start=start,
-        end=start + 5.0,
+    numbers = [each.astype(np.int32) for each in (stage, 0 * stage, source, destination)]
+    timeline = SimpleNamespace(
+        transfers=Transfers(kind.astype(np.int8), *numbers, start, start + 5.0),
+        collectives=Collectives(of.astype(np.int32), (0 * of).astype(np.int32), begin, end),
     )
-    collectives = Collectives(
-        stage=of.astype(np.int32), round=np.zeros(len(of), np.int32), start=begin, end=end
-    )
+    S = len(ranks)
     work = Work(
         ranks=ranks,
-        seconds=np.zeros((7, len(ranks))),
-        cut_bytes=np.array([0.0, *[5.0] * (len(ranks) - 1), 0.0]),
-        gradient_bytes=np.full(len(ranks), gradient_bytes),
-        tied_s=np.zeros(len(ranks)),
+        seconds=np.zeros((7, S)),
+        cut_bytes=np.array([0.0, *[5.0] * (S - 1), 0.0]),
+        gradient_bytes=np.full(S, gradient),
+        tied_s=np.zeros(S),
         topology=topology,
     )
-    timeline = SimpleNamespace(transfers=transfers, collectives=collectives)
-    return level_use(timeline, work, start_s, end_s)
+    found = level_use(timeline, work, start_s, end_s)
+    return [(each.transfer_share, each.allreduce_share, each.sent_bytes) for each in found]
 
 
-@pytest.mark.parametrize(
-    ("topology", "share"),
-    [
+def test_an_activation_and_a_gradient_share_a_bus_alone():
+    """5 s each way, in 20 s; each of them holds a bus once, though both ends sit on it."""
+    there_and_back = [(F, 0, 0, 1, 0.0), (B, 1, 1, 0, 5.0)]
+    for topology, share in (
         (BUS, 10 / 20),
         (SWITCH, 5 / 20),
         (flat(2, 1.0, bus=True, links=2), 5 / 20),
         (flat(2, 1.0, links=2), 2.5 / 20),
-    ],
-)
-def test_an_activation_and_a_gradient_share_a_bus_alone(topology, share):
-    """5 s each way, in 20 s; each of them holds a bus once, though both ends sit on it."""
-    there_and_back = [(F, 0, 0, 1, 0.0), (B, 1, 1, 0, 5.0)]
-    assert use(topology, 20.0, there_and_back) == [times("all", share, 0.0, 10.0)]
+    ):
+        assert use(topology, 20.0, there_and_back) == [(share, 0.0, 10.0)]
 
 
 def test_of_several_buses_the_busiest_counts():
     """Two servers with a bus each: 5 s on one, 10 s on the other, of 10 s."""
     sent = [(F, 0, 0, 1, 0.0), (F, 0, 2, 3, 0.0), (B, 1, 3, 2, 5.0)]
-    inner, outer = use(two_level(2, 2, 1.0, 1.0, inner_bus=True), 10.0, sent)
-    assert inner == times("server", 1.0, 0.0, 15.0)
-    assert outer == times("cluster", 0.0, 0.0, 0.0)
+    found = use(two_level(2, 2, 1.0, 1.0, inner_bus=True), 10.0, sent)
+    assert found == [(1.0, 0.0, 15.0), (0.0, 0.0, 0.0)]
 
 
 def test_a_message_counts_for_as_long_as_it_lies_inside_and_its_bytes_where_it_ends():
     """From 0 to 5 s, seen from 2 to 4 s and from 4 to 8 s."""
     sent = [(F, 0, 0, 1, 0.0)]
-    assert use(SWITCH, 4.0, sent, start_s=2.0) == [times("all", 1.0, 0.0, 0.0)]
-    assert use(SWITCH, 8.0, sent, start_s=4.0) == [times("all", 1 / 4, 0.0, 5.0)]
+    assert use(SWITCH, 4.0, sent, start_s=2.0) == [(1.0, 0.0, 0.0)]
+    assert use(SWITCH, 8.0, sent, start_s=4.0) == [(1 / 4, 0.0, 5.0)]
 
 
 @pytest.mark.parametrize(("bus", "seconds"), [(True, 24.0), (False, 8.0)])
 def test_the_members_of_a_ring_share_a_bus(bus, seconds):
     """Three of them, 2 * 2/3 * 6 bytes each at 1 byte/s: 8 s, and 24 s one after the other."""
-    topology = flat(3, 1.0, bus=bus)
-    [level] = use(topology, 48.0, (), [(0, 0.0, seconds)], ranks=((0, 1, 2),), gradient_bytes=6.0)
-    assert level == times("all", 0.0, seconds / 48, 0.0)
+    exchanged = [(0, 0.0, seconds)]
+    found = use(flat(3, 1.0, bus=bus), 48.0, (), exchanged, ranks=((0, 1, 2),), gradient=6.0)
+    assert found == [(0.0, seconds / 48, 0.0)]
 
 
 def test_a_rank_has_a_port_out_and_a_port_in_and_a_bus_one_for_all():

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from partopt import Job, Plan, solve
+from partopt import Job, solve
 from partopt.cost.chain import chain_of
 from partopt.cost.plan import under
 from partopt.simulator import execute
 from tests.helpers import chain_profile, flat
 
-# layers of 3 s; a step on all 16 bytes takes 4 s
-LAYERS = {
-    "forward": [1.0] * 4,
-    "backward": [2.0] * 4,
-    "parameter_bytes": [8, 0, 6, 2],
-    "optimizer_s": 4.0,
-}
+LAYERS = {"forward": [1.0] * 4, "backward": [2.0] * 4, "parameter_bytes": [8, 0, 6, 2]}
+LAYERS |= {"optimizer_s": 4.0}
 
 
-def plan_of(**options: Any) -> Plan:
+def plan_of(**options):
     given = {"cuts": [2], "replicas": [1, 1]} | options
     return solve(Job(chain_profile(**LAYERS), flat(2, 1e15), **given)).plan
-
-
-def period_s(plan: Plan) -> float:
-    period_s = execute(plan).period_s
-    assert period_s is not None
-    return period_s
 
 
 def test_the_slower_stage_steps_after_each_microbatch():
@@ -37,12 +24,12 @@ def test_the_slower_stage_steps_after_each_microbatch():
     assert [stage.optimizer_s for stage in plan.stages] == [2.0, 2.0]
     assert [stage.backward_s for stage in plan.stages] == [2.0 + 2.0, 6.0 + 2.0]
     assert [stage.compute_s for stage in plan.stages] == [5.0, 11.0]
-    assert period_s(plan) == pytest.approx(11.0)
+    assert execute(plan).period_s == pytest.approx(11.0)
     assert plan.predicted.estimate.one_device_s == 12.0 + 4.0
 
 
 def test_replicas_step_once_for_a_microbatch_of_each():
-    assert period_s(plan_of(cuts=[], replicas=[2])) == pytest.approx((12.0 + 4.0) / 2)
+    assert execute(plan_of(cuts=[], replicas=[2])).period_s == pytest.approx((12.0 + 4.0) / 2)
 
 
 def test_the_cut_moves_to_where_the_steps_are():
@@ -50,21 +37,18 @@ def test_the_cut_moves_to_where_the_steps_are():
     last = LAYERS | {"parameter_bytes": [0, 0, 0, 16], "forward": [2.0, 1.0, 1.0, 1.0]}
     plan = solve(Job(chain_profile(**last), flat(2, 1e15), replication="none")).plan
     assert [stage.start for stage in plan.stages] in ([0, 2], [0, 3])
-    assert period_s(plan) == pytest.approx(10.0)
+    assert execute(plan).period_s == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_no_other_backward_ends_with_a_step():
+    for options in (
         {"schedule": "1f1b", "microbatches": 4},
         {"schedule": "pipedream-2bw"},
         {"shard": "optimizer"},
-    ],
-)
-def test_no_other_backward_ends_with_a_step(options: dict[str, Any]):
-    plan = plan_of(**options)
-    assert [stage.backward_s for stage in plan.stages] == [4.0, 4.0]
-    assert [stage.optimizer_s for stage in plan.stages] == [2.0, 2.0]
+    ):
+        plan = plan_of(**options)
+        assert [stage.backward_s for stage in plan.stages] == [4.0, 4.0]
+        assert [stage.optimizer_s for stage in plan.stages] == [2.0, 2.0]
 
 
 def test_a_plan_takes_its_steps_into_backwards_and_out_of_them_with_its_schedule():

@@ -12,21 +12,15 @@ from partopt.simulation import simulate as simulate_plan
 from partopt.simulator.advice import slow_rank
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import execute
-from partopt.simulator.variation import MOST_RANKS, Variation, _Runs, by_rank, vary
+from partopt.simulator.variation import MOST_RANKS, Variation, _Runs, vary
 from tests.examples import examples
 from tests.simulator.cases import case, consecutive
 from tests.simulator.plans import plan_of
 
 
-def sync(forward=(1.0, 1.0, 1.0, 1.0), microbatches=8, **options):
-    return plan_of(
-        [1] * len(forward),
-        list(forward),
-        [2 * each for each in forward],
-        schedule="1f1b",
-        microbatches=microbatches,
-        **options,
-    )
+def sync(forward=(1.0, 1.0, 1.0, 1.0), microbatches=8):
+    options = {"schedule": "1f1b", "microbatches": microbatches}
+    return plan_of([1] * len(forward), list(forward), [2 * each for each in forward], **options)
 
 
 @pytest.mark.parametrize("plan", [sync(), plan_of([2, 1]), plan_of([1, 1, 1])])
@@ -47,32 +41,32 @@ def test_factors_have_mean_one_and_the_deviation_that_was_given():
     assert factors.std() == pytest.approx(0.2, rel=0.02)
 
 
-def test_a_slow_rank_is_slow_in_all_it_does():
-    """With nothing else to wait for, a pipeline of one stage takes as much longer as its rank."""
+def test_seeds_give_the_same_draws_and_others_other_ones():
+    execution = execute(sync())
+    first, again, other = (
+        vary(execution, Variation(jitter=0.1, seed=seed, draws=9)) for seed in (7, 7, 8)
+    )
+    assert first == again
+    assert other.p50_s != first.p50_s
+    runs, more = (_Runs(execution, Variation(jitter=0.1, draws=draws)) for draws in (9, 99))
+    assert np.array_equal(runs.factors(3), more.factors(3))  # more draws keep those before them
+    assert not np.array_equal(runs.factors(3), runs.factors(4))
+    ratio, text = (simulate_plan(sync(), jitter=each).varied for each in (0.05, "5%"))
+    assert ratio == text
+    assert ratio.draws == 50
+
+
+def test_a_pipeline_loses_more_than_its_devices_vary_in_the_mean():
+    """A device waits for the latest of its neighbours; a device alone loses nothing in the mean,
+    and a slow one in all that it does.
+    """
+    varied = vary(execute(sync(microbatches=64)), Variation(jitter=0.3))
+    assert 0 < varied.p50_loss < varied.p95_loss
+    varied = vary(execute(plan_of([1])), Variation(jitter=0.1, draws=20))
+    assert varied.p50_loss == pytest.approx(0, abs=0.01)
     varied = vary(execute(sync([1.0])), Variation(slow={0: 1.25}, draws=1))
     assert (varied.plain_s, varied.p50_s) == (24, 30)
     assert varied.p50_loss == pytest.approx(0.25)
-
-
-def test_seeds_give_the_same_draws_and_others_other_ones():
-    execution = execute(sync())
-    first, again = (vary(execution, Variation(jitter=0.1, seed=7, draws=9)) for _ in range(2))
-    assert first == again
-    other = vary(execution, Variation(jitter=0.1, seed=8, draws=9))
-    assert other.p50_s != first.p50_s
-
-
-def test_more_draws_keep_those_before_them():
-    runs = _Runs(execute(sync()), Variation(jitter=0.1))
-    more = _Runs(execute(sync()), Variation(jitter=0.1, draws=99))
-    assert np.array_equal(runs.factors(3), more.factors(3))
-    assert not np.array_equal(runs.factors(3), runs.factors(4))
-
-
-def test_a_synchronous_pipeline_loses_more_than_its_devices_vary_in_the_mean():
-    """A device waits for the latest of its neighbours, so that factors of mean 1 cost time."""
-    varied = vary(execute(sync(microbatches=64)), Variation(jitter=0.3))
-    assert 0 < varied.p50_loss < varied.p95_loss
 
 
 def test_an_asynchronous_pipeline_is_taken_at_its_mean_pace_over_many_microbatches():
@@ -82,11 +76,6 @@ def test_an_asynchronous_pipeline_is_taken_at_its_mean_pace_over_many_microbatch
     assert varied.plain_s == 3
     assert 3 < varied.p50_s < 3.3
     assert varied.p50_s <= varied.p95_s
-
-
-def test_one_device_loses_nothing_in_the_mean():
-    varied = vary(execute(plan_of([1])), Variation(jitter=0.1, draws=20))
-    assert varied.p50_loss == pytest.approx(0, abs=0.01)
 
 
 @examples(80)
@@ -133,23 +122,11 @@ def test_ranks_that_are_slow_stay_so_while_others_are_made_slower():
     assert all(each.loss >= 0 and each.per_second <= 1 + 1e-9 for each in varied.sensitivity)
 
 
-def test_ranks_alike_are_counted_and_not_listed():
-    varied = vary(execute(plan_of([1, 3])), Variation())
-    [point] = slow_rank(varied, False)
-    assert "of 3 others" in point.text or "of 2 others" in point.text
-
-
-def test_of_many_ranks_one_for_each_stage_is_tried():
+def test_of_many_ranks_one_for_each_stage_is_tried_and_ranks_alike_are_counted():
     varied = vary(execute(plan_of([MOST_RANKS, 2])), Variation())
     assert sorted(each.rank for each in varied.sensitivity) == [0, MOST_RANKS]
-
-
-def test_slow_ranks_are_those_of_the_order():
-    made = case("1f1b", consecutive([1, 1]), 3)
-    scale = by_rank(made.order, {1: 2.0})
-    ends = made.order.rows.tolist()
-    assert set(scale[: ends[1]]) == {1.0}
-    assert set(scale[ends[1] :]) == {2.0}
+    [point] = slow_rank(vary(execute(plan_of([1, 3])), Variation()), False)
+    assert "of 3 others" in point.text or "of 2 others" in point.text
 
 
 @pytest.mark.parametrize(
@@ -172,9 +149,3 @@ def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(PartoptError, match=message) as error:
         simulate_plan(sync(), **options)
     assert error.value.hint
-
-
-def test_the_library_takes_a_ratio_or_a_text():
-    ratio, text = (simulate_plan(sync(), jitter=each).varied for each in (0.05, "5%"))
-    assert ratio == text
-    assert ratio.draws == 50

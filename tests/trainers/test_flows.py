@@ -7,8 +7,8 @@ import io
 
 import pytest
 
-from partopt.documents.flows import Flows
 from partopt.documents.plan import Plan
+from partopt.documents.tables import Flows
 from tests.helpers import uniform_profile
 
 PLANS = [

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from partopt import documents
-from partopt.documents.comparison import Comparison
-from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.run import Run
-from partopt.documents.scaling import Scaling
+from partopt.documents.tables import Comparison, GroupComparison, Scaling
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:

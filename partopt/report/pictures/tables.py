@@ -13,11 +13,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from partopt.documents.comparison import Comparison, ComparisonRow
-from partopt.documents.group_comparison import GroupComparison, GroupRow
 from partopt.documents.plan import Plan
 from partopt.documents.run import Run
-from partopt.documents.scaling import Scaling, ScalingRow
+from partopt.documents.tables import (
+    Comparison,
+    ComparisonRow,
+    GroupComparison,
+    GroupRow,
+    Scaling,
+    ScalingRow,
+)
 from partopt.report.looks import COLOURS
 from partopt.report.phrases import (
     basis_lines,

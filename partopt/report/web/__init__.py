@@ -12,8 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from partopt import __version__
-from partopt.documents.plan import Plan, RunnerUp
-from partopt.documents.proof import proof_of
+from partopt.documents.plan import Plan, RunnerUp, proof_of
 from partopt.documents.simulation import DrawnTimeline, Finding, SimulationDocument
 from partopt.report.looks import MEMORY
 from partopt.report.phrases import (

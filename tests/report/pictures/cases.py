@@ -8,12 +8,17 @@ from typing import Any
 from msgspec.structs import replace
 
 import partopt as po
-from partopt.documents.comparison import Comparison, ComparisonRow
-from partopt.documents.group_comparison import GroupComparison, GroupRow
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.run import MachineLoad, RankSeconds, RanPlan, Run, RunRank, StageSeconds
-from partopt.documents.scaling import Scaling, ScalingRow
+from partopt.documents.tables import (
+    Comparison,
+    ComparisonRow,
+    GroupComparison,
+    GroupRow,
+    Scaling,
+    ScalingRow,
+)
 from tests.helpers import chain_profile, two_level, uniform_profile
 
 HOSTILE = ["$x$", "a_b^{2}", "<&>\"'", "\x1b[31mred", "\\frac{1}{2}", "日本語 é ñ", "x" * 5000, " "]

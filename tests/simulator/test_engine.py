@@ -1,6 +1,9 @@
 """The simulator in compiled code against the one that is written to be read."""
 
+from __future__ import annotations
+
 from dataclasses import fields, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
 from partopt.simulator.engine import simulate
 from tests.examples import examples
+from tests.schedules.executed import spelled
 from tests.simulator import reference
 from tests.simulator.cases import case, cases, consecutive
 
@@ -21,17 +25,13 @@ def outcome(run, case):
         timeline = run(case.order, case.work)
     except PartoptError as error:
         return str(error)
-    parts = {
-        "timeline": timeline,
-        "transfers": timeline.transfers,
-        "collectives": timeline.collectives,
-    }
-    return {
-        f"{name}.{field.name}": getattr(part, field.name)
-        for name, part in parts.items()
+    parts = timeline, timeline.transfers, timeline.collectives
+    found = {
+        (n, field.name): getattr(part, field.name)
+        for n, part in enumerate(parts)
         for field in fields(part)
-        if isinstance(getattr(part, field.name), np.ndarray)
     }
+    return {name: each for name, each in found.items() if isinstance(each, np.ndarray)}
 
 
 def assert_same(case):
@@ -62,38 +62,44 @@ def test_actions_with_factors_of_their_own_are_the_same_too(case, seed):
     count = len(case.order.kind)
     factors = np.random.default_rng(seed).lognormal(0.0, 0.3, count)
     assert_same(replace(case, work=replace(case.work, scale=factors)))
-
-
-@examples(60)
-@given(cases())
-def test_factors_of_one_change_nothing(case):
-    ones = replace(case, work=replace(case.work, scale=np.ones(len(case.order.kind))))
-    plain, scaled = outcome(simulate, case), outcome(simulate, ones)
+    ones = replace(case, work=replace(case.work, scale=np.ones(count)))
+    plain, same = outcome(simulate, case), outcome(simulate, ones)
     if isinstance(plain, str):
-        assert plain == scaled
+        assert plain == same
     else:
-        assert all(np.array_equal(found, scaled[name]) for name, found in plain.items())
+        assert all(np.array_equal(found, same[name]) for name, found in plain.items())
 
 
-def test_both_deadlock_alike():
-    """PipeDream's warm-up can be too small where replicas wait for each other's gradients."""
+STUCK = [
+    ("0F0 0B1 0F1 0B0", "1F0 1B0 1F1 1B1", "rank 0 waits at 0B1 for ever; rank 1 at 1F1 wait too"),
+    ("0B0 0F0", "1F0 1B0", "rank 0 waits at 0B0 for ever; rank 1 at 1F0 wait too"),
+    ("0F0 0B0", "", "rank 0 waits at 0B0 for ever"),
+]
+
+
+@pytest.mark.parametrize("simulator", [simulate, reference.simulate])
+def test_ranks_that_wait_for_each_other_are_named_with_what_they_wait_at(simulator):
+    work = case("naive", consecutive([1, 1]), 2).work
+    for *rows, message in STUCK:
+        with pytest.raises(PartoptError, match="deadlocks") as caught:
+            simulator(spelled(*rows), work)
+        assert message in str(caught.value)
+        assert caught.value.hint
+
+
+def test_replicas_that_wait_for_their_gradients_can_deadlock():
+    """1-3-1: a replica of stage 1 waits for the others' gradients, which need forwards that stage 0
+    may not begin before.
+    """
     stuck = case("pipedream", consecutive([1, 3, 1]), 12, blocking=True)
-    assert "deadlocks" in outcome(simulate, stuck)
+    assert "1A0" in outcome(simulate, stuck)
     assert_same(stuck)
+    deeper = case("pipedream", consecutive([1, 3, 1]), 12, blocking=True, warmup=[6, 1, 0])
+    assert simulate(deeper.order, deeper.work).makespan > 0
 
 
 @pytest.mark.parametrize("replicas", [[8], [5, 3], [1] * 12, [3, 1, 4, 1, 5]])
 def test_longer_runs_are_the_same_too(replicas):
-    for blocking in (False, True):
-        for serial in (False, True):
-            assert_same(
-                case(
-                    "pipedream",
-                    consecutive(replicas),
-                    150,
-                    cut=0.3,
-                    gradient=0.7,
-                    serial=serial,
-                    blocking=blocking,
-                )
-            )
+    for blocking, serial in product((False, True), repeat=2):
+        costs = {"cut": 0.3, "gradient": 0.7, "serial": serial, "blocking": blocking}
+        assert_same(case("pipedream", consecutive(replicas), 150, **costs))
