@@ -110,6 +110,13 @@ def test_schedules_are_chosen_among_those_of_the_trainer(to):
     )
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_cuts_that_the_simulator_moved_are_verified(seed):
+    plan = solve_for(stated(seed, "megatron", schedule="interleaved", chunks=2), "megatron").plan
+    assert plan.planner == "grid"
+    assert po.verify(plan, model(seed)).verified
+
+
 def test_all_stages_recompute_or_none_does():
     job = stated(2, "megatron", recompute="auto", memory=60_000_000, optimizer="sgd")
     plan = solve_for(job, "megatron").plan
