@@ -17,7 +17,7 @@ from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents import Note, refuse
 from partopt.documents.device import check_device
-from partopt.documents.engine import Layout
+from partopt.documents.engine import PARTOPT, Layout
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
@@ -125,6 +125,19 @@ class Job(Options):
                 code="schedule-needed",
                 option="schedule",
             )
+        if self._is_for_blocks:
+            raise invalid(
+                "recompute",
+                self.first,
+                f"{self.trainer} recomputes whole stages",
+                "choose `recompute=always`, or a trainer that recomputes blocks: `for=megatron`",
+            )
+        bounds, layers = self.block_bounds, len(self.profile.layers)
+        if bounds is not None:
+            inside = len(bounds) > 1 and bounds[0] >= 0 and bounds[-1] <= layers
+            if not inside or list(bounds) != sorted(set(bounds)):
+                what, hint = "blocks lie between ascending layers", f"give numbers up to {layers}"
+                raise invalid("block_bounds", list(bounds), what, hint)
         own = self.planner_name == MANUAL
         stated = problem_of(
             self.profile,
@@ -136,8 +149,10 @@ class Job(Options):
             engine=self.engine_run,
             shard=self.shard,
             reserve=self.reserve,
-            recompute=self.recompute == "always",
+            recompute=self.recompute == "always" or self.first is not None,
             recompute_per_stage=self.recompute == "auto",
+            block_bounds=self.block_bounds,
+            first=self.first,
             replication=self.replication,
             stages=self.stages,
             chunks=self.chunks or CHUNKS,
@@ -178,6 +193,11 @@ class Job(Options):
             name, device = self.profile.model.name, self.topology.device.name
             text = f"{name} was measured on a CPU, not on {device}"
             found.append(Note(code="measured-on-cpu", text=text))
+        if self.trainer == PARTOPT and self.shard not in self.engine_run.shard:
+            text = (
+                f"`partopt run` refuses `shard={self.shard}`: plan for a trainer, `for=torchtitan`"
+            )
+            found.append(Note(code="not-run", text=text))
         return found
 
     def _check_documents(self) -> None:
@@ -241,8 +261,13 @@ class Job(Options):
     def _check(self) -> None:
         """Check the options; the problem is made once, so that what it refuses is known now."""
         check_options(self)
-        if self.schedule != AUTO:
+        if self.schedule != AUTO and not self._is_for_blocks:
             assert self.problem is not None
+
+    @property
+    def _is_for_blocks(self) -> bool:
+        """Whether blocks are to be recomputed that the engine, as long as it is this, does not."""
+        return self.first is not None and not self.engine_run.recomputes_blocks
 
     def _size(self) -> int:
         """The one of `sizes` with the most samples/s on one device, or of all if there is none."""

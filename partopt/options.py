@@ -19,6 +19,7 @@ from partopt.documents.engine import (
     Layout,
     Messages,
     Recomputation,
+    Recompute,
 )
 from partopt.documents.plan import Optimizer, Replication, Tied
 from partopt.documents.profile import Count
@@ -27,7 +28,6 @@ from partopt.errors import PartoptError, did_you_mean
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED
 
-Recompute = Literal["never", "always", "auto"]
 Effort = Literal["quick", "normal", "thorough"]
 
 AUTO: Final = "auto"  # of a schedule: the best of all synchronous ones
@@ -60,6 +60,7 @@ _LISTS = {
     "cut_at": (str, "names"),
     "cuts": (int, "whole numbers"),
     "replicas": (int, "whole numbers"),
+    "block_bounds": (int, "whole numbers"),
 }
 CHUNKS = 2  # v by default
 CHOSEN_BY_AUTO = ("planner", "stages", "chunks", "cuts", "replicas")
@@ -74,10 +75,11 @@ class Options:
     measured size with the fastest plan; a synchronous schedule needs M `microbatches` or a
     `global_batch` of G samples. `replication` says what replicas stages may have, `recompute`
     whether they re-materialise activations ("auto": the planner chooses the stages; None: "never",
-    and both under `schedule="auto"`). `optimizer` is for its memory; `shard` says what the replicas
-    of a stage hold a share of: its optimizer state, and gradients. `memory` is the limit of a
-    device, bytes or "76 GB", by default the topology's. `stages` and `chunks` (v, of looped
-    schedules) are how many; `cut_at` are patterns of the layers that a stage may begin with; `tied`
+    and both under `schedule="auto"`; a number: that many of its first blocks, which lie between
+    `block_bounds`). `optimizer` is for its memory; `shard` says what the replicas of a stage hold a
+    share of: its optimizer state, and gradients. `memory` is the limit of a device, bytes or
+    "76 GB", by default the topology's. `stages` and `chunks` (v, of looped schedules) are how many;
+    `cut_at` are patterns of the layers that a stage may begin with; `tied`
     says whether stages may part layers that share parameters. `cuts` and `replicas` are a split of
     your own: the first layer of every stage but the first, and the replicas of each. `cost` is what
     GPipe's heuristics balance: measured time, flops, parameters, or a number for each layer.
@@ -93,7 +95,8 @@ class Options:
     microbatches: int | None = None
     global_batch: int | None = None
     replication: Replication = "free"
-    recompute: Recompute | None = None
+    recompute: Recompute | int | None = None
+    block_bounds: Sequence[int] | None = None
     optimizer: Optimizer = "adam"
     shard: Shard = "none"
     memory: str | int | None = None
@@ -116,6 +119,11 @@ class Options:
         return with_facts(self.engine, self.facts)
 
     @property
+    def first(self) -> int | None:
+        """How many blocks of each stage are made again, where `recompute` is their number."""
+        return self.recompute if isinstance(self.recompute, int) else None
+
+    @property
     def planner_name(self) -> str | None:
         """The planner, which a split of one's own implies; None for the best of all."""
         own = self.cuts is not None or self.replicas is not None
@@ -127,9 +135,13 @@ def check_options(options: Options) -> None:
     for name in _COUNTS:
         if getattr(options, name) is not None:
             check_count(name, getattr(options, name))
+    if options.first is not None:
+        check_count("recompute", options.first)
     for name, choices in _CHOICES.items():
         value = getattr(options, name)
-        if value not in choices and not (name == "recompute" and value is None):
+        if name == "recompute" and (value is None or type(value) is int):
+            continue
+        if value not in choices:
             raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), choices))
     for name in _LISTS:
         _check_list(name, getattr(options, name))

@@ -191,3 +191,21 @@ def test_the_limit_is_the_topologys_unless_it_is_given():
 def test_costs_of_parameters_are_the_layers_bytes():
     costs = Job(PROFILE, CLUSTER, cost="parameters").problem.costs
     assert costs.tolist() == [layer.parameter_bytes for layer in PROFILE.layers]
+
+
+def test_blocks_are_for_an_engine_that_makes_them_again():
+    job = Job(PROFILE, CLUSTER, recompute=2)  # the engine may be stated later
+    with pytest.raises(PartoptError, match="`recompute=2`: partopt recomputes whole stages"):
+        assert job.problem
+    problem = job.with_(engine=Engine(recompute=("none", "blocks")), block_bounds=[1, 3, 5]).problem
+    assert (problem.first, problem.request.recompute) == (2, 2)
+    assert problem.request.block_bounds == [1, 3, 5]
+    for bounds in ([0], [3, 1], [2, 2], [0, 7]):
+        with pytest.raises(PartoptError, match="block_bounds"):
+            job.with_(engine=problem.engine, block_bounds=bounds)
+
+
+@pytest.mark.parametrize(("shard", "codes"), [("optimizer", []), ("gradients", ["not-run"])])
+def test_shares_that_our_own_trainer_does_not_run_are_noted(shard, codes):
+    notes = Job(PROFILE, CLUSTER, schedule="1f1b", microbatches=4, shard=shard).notes
+    assert [note.code for note in notes if note.code == "not-run"] == codes

@@ -77,6 +77,15 @@ class Verb(click.Command):
                     formatter.write_dl(rows)
 
 
+class _WordOrNumber(click.Choice):  # type: ignore[type-arg]
+    """One of some words, or a whole number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word, or the number as one."""
+        text = str(value)
+        return int(text) if text.isdecimal() else super().convert(value, param, ctx)
+
+
 def declare(*added: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """One decorator that adds several options, in their order."""
 
@@ -191,7 +200,12 @@ job_options = declare(  # `job` turns their values into one
         "Replicas of the stages: free (any), uniform (equally many) or none (one).",
         "free",
     ),
-    _word("--recompute", "never always auto", "Re-materialise activations: never, always, auto."),
+    click.option(
+        "--recompute",
+        type=_WordOrNumber(["never", "always", "auto"]),
+        metavar="WORD|N",
+        help="Re-materialise activations: never, always, auto, the first N blocks of each stage.",
+    ),
     _word(
         "--optimizer",
         "sgd momentum adam adam8bit adafactor",

@@ -68,7 +68,7 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     if target:
         import partopt
 
-        job = partopt.job_for(job, target)
+        job = partopt.job_for(job, target, rules)
     print_notes(job.notes)
     if scaling is not None:
         _print_scaling(job, options.integers(scaling, "--scaling"), weak, as_json, output, force)

@@ -22,6 +22,7 @@ _WORDS = {
     ("cuts", "heads"): "stages begin with a block or the head",
     ("cuts", "blocks"): "stages begin with a block",
     ("recomputed", "all"): "all stages or none",
+    ("recomputed", "first"): "all stages, or as many of their first blocks",
     ("recomputed", "each"): "each stage by itself",
 }
 

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from partopt.cost.blocks import Blocks
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.documents.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
@@ -56,8 +57,8 @@ class Chain:
     sixteen_bit: bool = False
     # of each layer, the optimizer's step where every backward ends with one, shape (N,)
     stepping: NDArray[np.float64] | None = None
-    # of a chain whose layers are ranges of others: the chain of those, and its boundaries
-    finer: tuple[Chain, Sequence[int]] | None = None
+    # where an engine makes blocks again one by one; None where it makes whole stages again
+    blocks: Blocks | None = None
 
     @cached_property
     def compute_prefix(self) -> NDArray[np.float64]:
@@ -84,6 +85,12 @@ class Chain:
         if not self.optimizer_s or not before[-1]:
             return self
         return replace(self, stepping=np.diff(before) / before[-1] * self.optimizer_s)
+
+    def with_blocks(self, bounds: Sequence[int] | None) -> Chain:
+        """The chain whose blocks, between `bounds`, are made again one by one; None: all layers."""
+        bounds = range(self.layers + 1) if bounds is None else bounds
+        blocks = Blocks(bounds, self.f, self.a[:-1], self.stash_bytes, self.transient_bytes)
+        return replace(self, blocks=blocks)
 
     def steps_s(self, i: int, j: int) -> float:
         """Seconds of the steps that end the backwards of layers [i, j)."""
@@ -125,32 +132,6 @@ class Chain:
         return self.transient_bytes.alone if split else self.transient_bytes
 
     @cached_property
-    def layer_stash(self) -> RangeMax:
-        """The largest stash of one layer alone, of a range."""
-        if self.finer is not None:
-            chain, boundaries = self.finer
-            return chain.layer_stash.over(boundaries)
-        return RangeMax(self.stash_bytes.alone)
-
-    @cached_property
-    def _inputs_prefix(self) -> NDArray[np.float64]:
-        """Bytes that enter the layers before each cut, shape (N+1,)."""
-        if self.finer is not None:
-            chain, boundaries = self.finer
-            return chain._inputs_prefix[list(boundaries)]
-        return np.concatenate([[0.0], np.cumsum(self.a[:-1])])
-
-    def inner_inputs(self, i: int, j: int) -> float:
-        """Bytes of the inputs of layers (i, j): what blocks that are recomputed alone keep."""
-        return float(self._inputs_prefix[j] - self._inputs_prefix[i] - self.a[i])
-
-    @property
-    def inner_inputs_table(self) -> NDArray[np.float64]:
-        """`inner_inputs` of every i and j, shape (N+1, N+1); meaningless where j <= i."""
-        table: NDArray[np.float64] = self._inputs_prefix - (self._inputs_prefix + self.a)[:, None]
-        return table
-
-    @cached_property
     def parting_prefix(self) -> NDArray[np.float64]:
         """Bytes that the layers before each cut keep between the parts, shape (N+1,)."""
         return np.concatenate([[0.0], np.cumsum(self.parting)])
@@ -169,20 +150,25 @@ class Chain:
         table[0] = 0.0
         return table
 
+    @property
+    def again_prefix(self) -> NDArray[np.float64]:
+        """Seconds of the layers before each cut that recomputation takes, shape (N+1,)."""
+        return self.forward_prefix if self.blocks is None else self.blocks.again_prefix
+
     def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
-        """`compute_prefix`, counting every forward twice if it is recomputed; shape (N+1,)."""
-        return self.compute_prefix + self.forward_prefix if recompute else self.compute_prefix
+        """`compute_prefix`, with all that is computed again if `recompute`; shape (N+1,)."""
+        return self.compute_prefix + self.again_prefix if recompute else self.compute_prefix
 
     def passing_prefix(self, split: bool, recompute: bool) -> NDArray[np.float64]:
         """Backward seconds of the layers before each cut until their gradient leaves, shape (N+1,).
 
-        Where backwards are `split` the gradients of the weights come later; with `recompute` the
-        forward comes first once more.
+        Where backwards are `split` the gradients of the weights come later; with `recompute` what
+        is computed again comes first.
         """
         prefix = self.compute_prefix - self.forward_prefix
         if split:
             prefix = prefix - self._weight_prefix
-        return prefix + self.forward_prefix if recompute else prefix
+        return prefix + self.again_prefix if recompute else prefix
 
     def gradients_prefix(self, split: bool) -> NDArray[np.float64]:
         """Backward seconds of the layers before each cut in which gradients of weights appear.
@@ -198,7 +184,7 @@ class Chain:
     def compute_s(self, i: int, j: int, recompute: bool = False) -> float:
         """C(i, j): forward and backward seconds of layers [i, j), and of steps that end these.
 
-        With `recompute` the forward counts twice.
+        With `recompute` also what is computed again.
         """
         prefix = self.busy_prefix(recompute)
         return float(prefix[j] - prefix[i])
@@ -223,7 +209,7 @@ def coarsen(chain: Chain, boundaries: Sequence[int]) -> Chain:
         parting=np.add.reduceat(chain.parting, starts),
         stepping=None if chain.stepping is None else np.add.reduceat(chain.stepping, starts),
         layer_bytes=chain.layer_bytes.over(boundaries),
-        finer=(chain, boundaries),
+        blocks=None if chain.blocks is None else chain.blocks.over(boundaries),
     )
 
 

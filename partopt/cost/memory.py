@@ -45,7 +45,6 @@ class Kept(NamedTuple):
     # of what a replica holds a share: nothing, the state, the gradients too, the parameters too
     shard: int = 0
     posted: int = 0  # M, where all of an iteration have receive buffers; 0: those in flight
-    blocks: bool = False  # see `Engine.recomputes_blocks`
 
 
 def kept_of(
@@ -66,7 +65,7 @@ def kept_of(
         state = engine.optimizer_bytes
     gradient = 4 if engine.gradients == "float32" else each
     posted = microbatches or 0 if engine.buffers == "all" else 0
-    return Kept(gradient / each, state / each, SHARDED[shard], posted, engine.recomputes_blocks)
+    return Kept(gradient / each, state / each, SHARDED[shard], posted)
 
 
 def kept_by(plan: Plan) -> Kept:
@@ -104,18 +103,16 @@ def with_counts(stage: Stage, counts: Counts, entry: Schedule, kept: Kept) -> St
 
     `kept` is what its trainer keeps. Frozen parameters have one version, no gradient and no state.
     There are as many buffers for what each cut brings: activations from the stage before, gradients
-    from the stage after. A stage that recomputes keeps of a microbatch only its input, which is in
-    that buffer, and of blocks that recompute one by one theirs; beside these the stash of those
-    whose backward has begun, as long as it is there. These keep what the parts of their backward
-    have between them, too. One backward runs at a time. What it takes beside its stash
-    comes to that: at its peak part of its stash may be gone.
+    from the stage after. A whole stage that is recomputed keeps of a microbatch its input alone,
+    which is in that buffer, and its stash once its backward has begun. From then on there is also
+    what the parts of a backward keep between them. One backward runs at a time. What it takes
+    beside its stash comes to that: at its peak part of its stash may be gone.
     """
     _, held, begun = counts
     versions, trained = entry.versions_of(held), stage.trained_bytes
     parameters, gradients, state = shares(kept, stage.replicas)
     own = versions * trained + stage.frozen_bytes
-    activations = held * stage.kept_bytes
-    activations += (begun if stage.recompute else held) * stage.working_bytes(entry.split)
+    activations = (begun if stage.recomputes_whole else held) * stage.stash_bytes
     if entry.split:
         activations += begun * stage.split_stash_bytes
     buffers = posted_buffers(kept.posted, stage.replicas, held)
@@ -145,31 +142,37 @@ def memory_table(
     recompute: bool,
     split: bool,
     begun: int = 1,
+    first: int | None = None,
 ) -> NDArray[np.float64]:
     """Bytes in all of every range [i, j) as a stage, shape (N+1, N+1); inf for j <= i.
 
-    `begun` are the microbatches whose backward has begun.
+    `begun` are the microbatches whose backward has begun; `first` are the blocks that a stage makes
+    again, None for all.
     """
     trained, stash = chain.trained_bytes.table, chain.stash_bytes.table
-    blocks = recompute and kept.blocks
-    if blocks and not split:
-        stash = chain.layer_stash.table
+    transient, parting = chain.transient(split).table, chain.split_stash_table
     inputs, outputs = chain.a[:, None], chain.a[None, :]
+    i, j = np.triu_indices(chain.layers + 1, 1)
+    if recompute and chain.blocks is not None:
+        stash, transient, parting = (np.array(each) for each in (stash, transient, parting))
+        _, stash[i, j], more, beside = chain.blocks.remade(i, j, first)
+        parting[i, j] += more
+        if not split:
+            transient[i, j] = beside
     parameters, gradients, state = shares(kept, replicas)
     own = weight_versions * trained + chain.frozen_bytes.table
+    whole = recompute and chain.blocks is None
     parts = [
         parameters_bytes(own, chain.layer_bytes.table, parameters),
         kept.gradients * trained / gradients,
         kept.state * trained / state,
-        (in_flight * chain.inner_inputs_table if blocks else 0.0)
-        + (begun if recompute else in_flight) * stash
-        + (begun * chain.split_stash_table if split else 0.0),
+        (begun if whole else in_flight) * stash + (begun * parting if split else 0.0),
         posted_buffers(kept.posted, replicas, in_flight) * (inputs + outputs),
-        chain.transient(split or blocks).table,
+        transient,
     ]
-    needs = sum(np.rint(part) for part in parts)
-    ordered = np.arange(chain.layers + 1)
-    return np.where(ordered[:, None] < ordered[None, :], needs, np.inf)
+    needs = np.full_like(trained, np.inf)
+    needs[i, j] = sum(np.rint(part) for part in parts)[i, j]
+    return needs
 
 
 def reserve_of(profile: Profile, limit_bytes: int | None) -> Reserve:

@@ -7,12 +7,14 @@ microbatches in flight, memory.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
+from partopt.cost.blocks import Remade
 from partopt.cost.collectives import allreduce_s, members_crossed, tied_s
 from partopt.cost.estimate import estimate_of, idle_share
 from partopt.cost.memory import kept_by, shares, with_counts
@@ -166,7 +168,7 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
         ranks=[stage.ranks for stage in plan.stages],
         devices=plan.topology.devices,
         microbatches=passing,
-        recompute=[stage.recompute and not plan.engine.recomputes_blocks for stage in plan.stages],
+        recompute=[stage.recomputes_whole for stage in plan.stages],
         warmup=[stage.warmup for stage in plan.stages],
         tied=[stage.tied_exchange_s > 0 for stage in plan.stages],
     )
@@ -187,10 +189,9 @@ def _counts_by_order(order: Order, plan: Plan, entry: Schedule) -> list[Counts]:
     The stages of one device are not fullest at once; counted this way, their memory adds up to what
     the device needs.
     """
-    stashes = np.array([max(1, each.working_bytes(entry.split)) for each in plan.stages])
-    again = np.array([each.recompute for each in plan.stages])
-    inputs = [max(1, each.input_bytes + each.kept_bytes) for each in plan.stages]
-    waiting = np.where(again, inputs, stashes)
+    stashes = np.array([max(1, each.stash_bytes) for each in plan.stages])
+    again = np.array([each.recomputes_whole for each in plan.stages])
+    waiting = np.where(again, [max(1, each.input_bytes) for each in plan.stages], stashes)
     working = np.where(again, stashes, 0)
     parting = np.array([each.split_stash_bytes for each in plan.stages])
     counts: dict[int, Counts] = {}
@@ -248,13 +249,18 @@ UNKNOWN = Predicted(
 def sum_layers(own: Assignment, problem: Problem) -> Stage:
     """The sums over the layers of a stage, which has no counts, no memory and no exchanges yet."""
     i, j, chain, recompute = own.start, own.stop, problem.chain, problem.recomputes(own)
-    blocks = recompute and problem.kept.blocks
     messages, back_messages = map(int, problem.messages_each_way[:, i]) if i else (1, 1)
     forward, trained = chain.forward_s(i, j), chain.trained_bytes(i, j)
     total, step_s = chain.trained_bytes(0, chain.layers), chain.steps_s(i, j)
     if chain.stepping is None and total:  # replicas that share the state step shares of it
         sharers = shares(problem.kept, len(own.ranks))[-1]
         step_s = trained / total * chain.optimizer_s / sharers
+    blocks, first = chain.blocks if recompute else None, problem.first_again(own)
+    if blocks is None:
+        again_s, transient = forward if recompute else 0.0, chain.transient(split=False)(i, j)
+        remade = Remade(again_s, chain.stash_bytes(i, j), 0.0, transient)
+    else:
+        remade = blocks.remade(i, j, first)
     return Stage(
         start=i,
         stop=j,
@@ -262,12 +268,15 @@ def sum_layers(own: Assignment, problem: Problem) -> Stage:
         replicas=len(own.ranks),
         ranks=list(own.ranks),
         recompute=recompute,
+        blocks=None if blocks is None else blocks.count(i, j),
+        blocks_again=0 if blocks is None else blocks.count(i, j, first),
         warmup=0,
         in_flight=1,
         weight_versions=1,
-        compute_s=chain.compute_s(i, j, recompute),
+        compute_s=chain.compute_s(i, j) + float(remade.again_s),
         forward_s=forward,
         backward_s=max(0.0, chain.compute_s(i, j) - forward),
+        again_s=float(remade.again_s),
         backward_weight_s=float(chain.gw[i:j].sum()),
         allreduce_s=0.0,
         tied_exchange_s=0.0,
@@ -279,26 +288,21 @@ def sum_layers(own: Assignment, problem: Problem) -> Stage:
         back_bytes=None if chain.back[i] == chain.a[i] else round(chain.back[i]),
         messages=messages,
         back_messages=back_messages,
-        stash_bytes=round(chain.stash_bytes(i, j)),
-        kept_bytes=round(chain.inner_inputs(i, j)) if blocks else 0,
-        block_bytes=round(chain.layer_stash(i, j)) if blocks else 0,
-        transient_bytes=round(chain.transient(split=blocks)(i, j)),
+        stash_bytes=round(float(remade.stash_bytes)),
+        transient_bytes=round(float(remade.transient_bytes)),
         split_transient_bytes=round(chain.transient(split=True)(i, j)),
-        split_stash_bytes=round(chain.split_stash(i, j)),
+        split_stash_bytes=round(chain.split_stash(i, j) + float(remade.split_stash_bytes)),
         layer_bytes=round(chain.layer_bytes(i, j)) if problem.kept.shard >= PARAMETERS else 0,
         memory=_NOTHING,
     )
 
 
-def counted_stage(
-    start: int, stop: int, recompute: bool, counts: Counts, replicas: int, problem: Problem
-) -> Stage:
-    """Layers [start, stop) with these counts of microbatches, on as many ranks, wherever they lie.
+def counted_stage(own: Assignment, counts: Counts, problem: Problem) -> Stage:
+    """Some layers with these counts of microbatches, wherever their ranks lie.
 
     All that says so can be looked up, so that a search may remember stages.
     """
-    stage = sum_layers(Assignment(start, stop, range(replicas), recompute), problem)
-    return with_counts(stage, counts, schedule(problem.schedule), problem.kept)
+    return with_counts(sum_layers(own, problem), counts, schedule(problem.schedule), problem.kept)
 
 
 def bare_plan(
@@ -315,7 +319,7 @@ def bare_plan(
     exchanges = _tied_s(tied, len(counts), problem.topology)
     stages = [
         replace(
-            stage(own.start, own.stop, problem.recomputes(own), counted, len(own.ranks), problem),
+            stage(dataclasses.replace(own, ranks=range(len(own.ranks))), counted, problem),
             ranks=list(own.ranks),
             tied_exchange_s=seconds,
         )

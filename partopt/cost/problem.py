@@ -66,8 +66,10 @@ class Problem:
     interleaves puts on a device; `microbatches` is M of a synchronous schedule, `None` for an
     asynchronous one; `engine` is what that of `trainer` does, `shard` what each replica of a stage
     holds a share of; `memory_bytes` is the limit of one device beside `reserve`, `None` where there
-    is none; `replication` says what replicas a planner may give, and
-    `recompute_per_stage` that it may choose the stages that recompute, in place of `recompute`;
+    is none; `replication` says what replicas a planner may give, and `recompute_per_stage` that it
+    may choose the stages that recompute, in place of `recompute`. Where the engine makes blocks
+    again one by one, these lie between `block_bounds`, by default every layer is one; a stage that
+    recomputes makes its `first` ones again, `None` for all.
     `tied` says whether stages may split layers that share parameters; `cut_at` are the layers that
     a stage may begin with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are
     what GPipe's heuristics balance, shape (N,); `any_schedule` says that the schedule is one of
@@ -88,6 +90,8 @@ class Problem:
     reserve: Reserve = field(default_factory=Reserve)
     recompute: bool = False
     recompute_per_stage: bool = False
+    block_bounds: Sequence[int] | None = None
+    first: int | None = None
     replication: Replication = FREE
     memory_bytes: int | None = None
     stages: int | None = None
@@ -115,8 +119,8 @@ class Problem:
 
     @property
     def all_recompute(self) -> bool:
-        """Whether every stage recomputes, whatever a planner decides."""
-        return self.recompute and not self.recompute_per_stage
+        """Whether every stage recomputes all it can, whatever a planner decides."""
+        return self.recompute and self.first is None and not self.recompute_per_stage
 
     @cached_property
     def kept(self) -> Kept:
@@ -188,9 +192,10 @@ class Problem:
             tied=self.tied,
             recompute="auto"
             if self.recompute_per_stage
-            else "always"
+            else (self.first or "always")
             if self.recompute
             else "never",
+            block_bounds=None if self.block_bounds is None else list(self.block_bounds),
             costs=None if self.costs is None else self.costs.tolist(),
             any_schedule=self.any_schedule,
             layout=self.fixed,
@@ -260,6 +265,10 @@ class Problem:
         """Whether a stage recomputes its activations."""
         return self.recompute if stage.recompute is None else stage.recompute
 
+    def first_again(self, stage: Assignment) -> int | None:
+        """How many blocks a stage makes again if it recomputes, `None` for all."""
+        return self.first if stage.first is None else stage.first
+
 
 def problem_of(
     profile: Profile, topology: Topology, microbatch_size: int | None = None, **options: object
@@ -272,14 +281,20 @@ def problem_of(
     options.setdefault("memory_bytes", topology.device.memory_bytes)
     grouped = topology.in_groups(profile.group_ranks)
     chain = chain_of(profile, microbatch_size)
-    return with_steps(Problem(profile=profile, topology=grouped, chain=chain, **options))  # type: ignore[arg-type]
+    return as_run(Problem(profile=profile, topology=grouped, chain=chain, **options))  # type: ignore[arg-type]
 
 
-def with_steps(problem: Problem) -> Problem:
-    """The problem, its backwards with the optimizer's steps that end them under its schedule."""
+def as_run(problem: Problem) -> Problem:
+    """The problem, its chain as the schedule and the engine run it.
+
+    Backwards may end with the optimizer's step, and blocks be made again one by one.
+    """
+    chain = problem.chain
     if steps_in_backwards(problem.schedule, problem.kept.shard > 0):
-        return replace(problem, chain=problem.chain.with_steps())
-    return problem
+        chain = chain.with_steps()
+    if problem.engine.recomputes_blocks:
+        chain = chain.with_blocks(problem.block_bounds)
+    return replace(problem, chain=chain)
 
 
 def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
@@ -296,7 +311,7 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
             code="other-layers",
         )
     check_device(profile, plan.topology)
-    request = plan.request
+    request, first = plan.request, plan.request.recompute
     return problem_of(
         profile,
         plan.topology,
@@ -308,8 +323,10 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
         engine=plan.engine,
         shard=plan.shard,
         reserve=plan.reserve,
-        recompute=request.recompute == "always",
-        recompute_per_stage=request.recompute == "auto",
+        recompute=first not in ("never", "auto"),
+        recompute_per_stage=first == "auto",
+        block_bounds=request.block_bounds,
+        first=first if isinstance(first, int) else None,
         replication=request.replication,
         tied=request.tied,
         stages=request.stages,
@@ -327,13 +344,15 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
 class Assignment:
     """Layers [start, stop) on `ranks`; replica k is `ranks[k]`.
 
-    `recompute` is `None` where it is as the problem says.
+    `recompute` is `None` where it is as the problem says, `first` likewise: how many blocks are
+    made again.
     """
 
     start: int
     stop: int
     ranks: Sequence[int]
     recompute: bool | None = None
+    first: int | None = None
 
 
 @dataclass(frozen=True)
@@ -390,14 +409,14 @@ def certify(
 def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:
     """The partition of `plan`.
 
-    It says which stages recompute only with `recompute_per_stage`, where a problem leaves that to
-    the partition.
+    It says which stages recompute, and how many of their blocks, only with `recompute_per_stage`,
+    where a problem leaves that to the partition.
     """
     stages = [
-        Assignment(
-            stage.start, stage.stop, stage.ranks, stage.recompute if recompute_per_stage else None
-        )
-        for stage in plan.stages
+        Assignment(own.start, own.stop, own.ranks, own.recompute, own.first_again)
+        if recompute_per_stage
+        else Assignment(own.start, own.stop, own.ranks)
+        for own in plan.stages
     ]
     return Partition(plan.family, stages)
 

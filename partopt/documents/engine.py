@@ -15,6 +15,7 @@ from partopt.errors import PartoptError, did_you_mean
 # what is made again for the backward, and what is kept for it: nothing; attention's scores; blocks
 # one by one, each keeps its input; whole stages, each keeps its input
 Recomputation = Literal["none", "selective", "blocks", "stage"]
+Recompute = Literal["never", "always", "auto"]  # whether stages do, and which
 Messages = Literal["packed", "split"]
 AllReduce = Literal["overlap", "blocking"]
 
@@ -70,7 +71,8 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
     Degrees are `tp` of tensors, `cp` of context, `ep` of experts, `pp` devices of a pipeline with
     `chunks` stages each, and `dp` pipelines side by side, None where stages have unequal replicas.
-    `microbatch` is its samples. `recompute` is of all stages; "auto" stands for some.
+    `microbatch` is its samples. `recompute` is of all stages: a number is of the blocks that each
+    makes again, the first; "auto" stands for anything else.
     """
 
     tp: Count | None = None
@@ -80,7 +82,7 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     chunks: Count | None = None
     dp: Count | None = None
     microbatch: Count | None = None
-    recompute: Literal["never", "always", "auto"] | None = None
+    recompute: Recompute | Count | None = None
     shard: Shard | None = None
     schedule: str | None = None
 
@@ -114,15 +116,16 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
         Those are `tp`, `microbatch`, `shard` and `schedule`.
         """
         pp, replicas = len({tuple(each.ranks) for each in stages}), {s.replicas for s in stages}
-        recomputing = {stage.recompute for stage in stages}
+        again = [stage for stage in stages if stage.recompute]
+        partly = {stage.blocks_again for stage in again if stage.first_again is not None}
+        most = max((stage.blocks_again for stage in again), default=0)
+        recompute: Recompute | int = "auto"
+        if len(again) == len(stages) and partly <= {most}:
+            recompute = most if partly else "always"
         return cls(
             pp=pp,
             chunks=len(stages) // pp,
             dp=replicas.pop() // copies if len(replicas) == 1 else None,
-            recompute="auto"
-            if len(recomputing) > 1
-            else "always"
-            if True in recomputing
-            else "never",
+            recompute=recompute if again else "never",
             **fields,
         )

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from partopt import documents
-from partopt.documents.engine import Engine, Layout
+from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.profile import Bytes, Count, Index, Seconds
 from partopt.documents.stage import (
     Figures,
@@ -89,17 +89,19 @@ class Request(documents.Part, frozen=True, kw_only=True):
 
     `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any;
     `tied` says whether stages may part layers that share parameters; `recompute` is `auto` where
-    the planner may choose; `costs` are what GPipe's heuristics balance, of each layer, `None` for
-    the measured time; `cuts` and `replicas` are a person's own split, `any_schedule` says that
-    the schedule was to be found, too. Of a `layout` that was fixed `pp`, `chunks` and `dp` are
-    here; the rest is what the plan is.
+    the planner may choose, a number of the first blocks that each stage makes again, which lie
+    between `block_bounds`; `costs` are what GPipe's heuristics balance, of each layer, `None` for
+    the measured time; `cuts` and `replicas` are a person's own split, `any_schedule` says that the
+    schedule was to be found, too. Of a `layout` that was fixed `pp`, `chunks` and `dp` are here;
+    the rest is what the plan is.
     """
 
     stages: Count | None
     cut_at: list[Index] | None
     replication: Replication
     tied: Tied
-    recompute: Literal["never", "always", "auto"]
+    recompute: Recompute | Count
+    block_bounds: list[Index] | None = None
     costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None
     cuts: list[Index] | None = None
     replicas: list[Count] | None = None
@@ -454,7 +456,7 @@ def _stage_faults(stage: Stage, place: str, rounding: float) -> Iterator[Partopt
     parts = msgspec.structs.asdict(stage.memory)
     if parts.pop("total_bytes") != sum(parts.values()):
         yield _fault(f"{place}.memory.total_bytes: not the sum of its parts, {sum(parts.values())}")
-    whole = stage.forward_s * (2 if stage.recompute else 1) + stage.backward_s
+    whole = stage.forward_s + stage.backward_s + stage.again_s
     if not math.isclose(whole, stage.compute_s, rel_tol=1e-6, abs_tol=rounding):
         yield _fault(f"{place}.compute_s: not the sum of its parts, {whole:g}")
     if stage.backward_weight_s > stage.backward_s + rounding:
@@ -520,6 +522,11 @@ def _request_faults(plan: Plan) -> Iterator[PartoptError]:
     ):
         hint = f"the layers are 0 to {layers - 1}"
         yield _fault("request.cut_at: not ascending layers from 0 on", hint)
+    bounds = request.block_bounds
+    if bounds is not None and (
+        len(bounds) < 2 or bounds != sorted({*bounds}) or bounds[-1] > layers
+    ):
+        yield _fault("request.block_bounds: not ascending layers", f"give 0 to {layers}")
     if costs is not None and len(costs) != layers:
         what = f"{len(costs)} costs for {layers} layers"
         yield _fault(f"request.costs: {what}", "give each layer one")
@@ -527,10 +534,19 @@ def _request_faults(plan: Plan) -> Iterator[PartoptError]:
         if starts is not None and stage.start not in starts:
             what = f"{stage.start} is not one of request.cut_at"
             yield _fault(f"stages[{s}].start: {what}", "stages begin where they may")
-        if request.recompute == ("never" if stage.recompute else "always"):
+        if not _recomputes_as(request.recompute, stage):
             yield _fault(f"stages[{s}].recompute: request.recompute is {request.recompute}")
     if plan.planner == "optimal":
         yield from (_fault(f"request: {what}") for what in plan.find_deviations())
+
+
+def _recomputes_as(asked: Recompute | int, stage: Stage) -> bool:
+    """Whether a stage recomputes as it was requested."""
+    blocks = stage.blocks or 0
+    again = blocks if asked == "always" else min(asked, blocks) if isinstance(asked, int) else None
+    if again is None:
+        return asked == "auto" or not stage.recompute
+    return stage.recompute and stage.blocks_again == again
 
 
 def _kind_faults(plan: Plan) -> Iterator[PartoptError]:

@@ -48,20 +48,21 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
     Replica k is `ranks[k]` and runs the microbatches g with g mod replicas = k.
 
-    `compute_s` is one microbatch on one replica: `forward_s`, `backward_s`, and the forward once
-    more where activations are recomputed; `backward_weight_s` is the part of the backward that the
-    gradients of the weights take. `allreduce_s` is one all-reduce of the gradients over the ranks,
-    `tied_exchange_s` the exchange of those of tied parameters with other stages, `optimizer_s` one
-    step of the optimizer, within `backward_s` where each backward ends with one. `frozen_bytes` are
-    those of `parameter_bytes` that have no gradient. `input_bytes` and `output_bytes` cross the
-    cuts before and after the stage, per microbatch; over the one before it go `back_bytes` of
-    gradients, where these are fewer, in `back_messages`, and the input comes in `messages`.
-    `stash_bytes` are what its backward needs kept, and `split_stash_bytes` what one in two parts
-    keeps between them beside that. Where layers recompute one by one, `kept_bytes` are their
-    inputs, and `block_bytes` what the backward of the largest needs. While the backward runs it
-    takes `transient_bytes` beside them, or `split_transient_bytes` where it is in two parts and
-    frees no stash as it goes. `layer_bytes` are the parameters of its largest layer, where its
-    replicas hold a share of the parameters each.
+    `compute_s` is one microbatch on one replica: `forward_s`, `backward_s`, and `again_s` of
+    forwards that are computed again where activations are recomputed. Where blocks are, one by one,
+    these are the first `blocks_again` of its `blocks`; else it is the whole stage, from its input.
+    `backward_weight_s` is the part of the backward that the gradients of the weights take.
+    `allreduce_s` is one all-reduce of the gradients over the ranks, `tied_exchange_s` the exchange
+    of those of tied parameters with other stages, `optimizer_s` one step of the optimizer, within
+    `backward_s` where each backward ends with one. `frozen_bytes` are those of `parameter_bytes`
+    that have no gradient. `input_bytes` and `output_bytes` cross the cuts before and after the
+    stage, per microbatch; over the one before it go `back_bytes` of gradients, where these are
+    fewer, in `back_messages`, and the input comes in `messages`. `stash_bytes` are what its
+    backward needs kept, of blocks that are computed again their inputs, and `split_stash_bytes`
+    what one in two parts keeps between them beside that. While the backward runs it takes
+    `transient_bytes` beside them, or `split_transient_bytes` where it is in two parts and frees no
+    stash as it goes. `layer_bytes` are the parameters of its largest layer, where its replicas hold
+    a share of the parameters each.
     """
 
     start: Index
@@ -70,12 +71,15 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     replicas: Count
     ranks: list[Index]
     recompute: bool
+    blocks: Index | None = None
+    blocks_again: Index = 0
     warmup: Index
     in_flight: Count
     weight_versions: Count
     compute_s: Seconds
     forward_s: Seconds
     backward_s: Seconds
+    again_s: Seconds = 0.0
     backward_weight_s: Seconds
     allreduce_s: Seconds
     tied_exchange_s: Seconds
@@ -88,8 +92,6 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     messages: Count = 1
     back_messages: Index = 1
     stash_bytes: Bytes
-    kept_bytes: Bytes = 0
-    block_bytes: Bytes = 0
     transient_bytes: Bytes = 0
     split_transient_bytes: Bytes = 0
     split_stash_bytes: Bytes = 0
@@ -115,9 +117,15 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
         """Bytes of gradients that go back over the cut before the stage, per microbatch."""
         return self.input_bytes if self.back_bytes is None else self.back_bytes
 
-    def working_bytes(self, split: bool) -> int:
-        """Bytes of the stash while the backward runs, `split` in two parts or whole."""
-        return self.stash_bytes if split or not self.block_bytes else self.block_bytes
+    @property
+    def first_again(self) -> int | None:
+        """How many of its blocks are computed again where not all are."""
+        return None if self.blocks_again == (self.blocks or 0) else self.blocks_again
+
+    @property
+    def recomputes_whole(self) -> bool:
+        """Whether it keeps its input alone, and computes all of its layers again."""
+        return self.recompute and self.blocks is None
 
     def transient(self, split: bool) -> int:
         """Bytes beside the stash while the backward runs, `split` in two parts or whole."""

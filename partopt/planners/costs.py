@@ -42,15 +42,18 @@ class StageCosts:
         self.problem, self.entry, self.M = problem, entry, problem.microbatches
         self.N, self.traffic = chain.layers, chain.traffic
         # a schedule that recomputes while it waits delays no gradient
-        delays = not entry.recomputes or problem.kept.blocks
+        delays = not entry.recomputes or chain.blocks is not None
         passing = chain.passing_prefix(entry.split, problem.all_recompute and delays)
         self.W = chain.trained_bytes.table
         self.f = _between(chain.forward_prefix)
+        again = _between(chain.again_prefix)
+        if chain.blocks is not None and problem.first is not None:
+            i, j = np.triu_indices(self.N + 1, 1)
+            again[i, j] = chain.blocks.remade(i, j, problem.first).again_s
+        once, passes = chain.busy_prefix(False), chain.passing_prefix(entry.split, False)
         # of stages that do not recompute, and of those that do
-        self.C = [_between(chain.busy_prefix(again)) for again in (False, True)]
-        self.p = [
-            _between(chain.passing_prefix(entry.split, again and delays)) for again in (False, True)
-        ]
+        self.C = [_between(once), _between(once) + again]
+        self.p = [_between(passes), _between(passes) + again * delays]
         self.head = chain.forward_prefix[:, None]  # before the first microbatch comes
         self.tail = passing[:, None]  # behind the last gradient that leaves
         way = chain.forward_prefix + passing
@@ -319,6 +322,7 @@ class StageCosts:
                 recompute,
                 self.entry.split,
                 begun,
+                problem.first,
             )
             for held in (1, 2)
         )

@@ -139,9 +139,8 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
         whole = f"each device holds the whole model, {format_bytes(plan.peak_memory_bytes)}"
         less = "with less than that a device, this plan would not fit"
         yield "pipeline", f"none is needed: {whole}; {less}"
-    recomputed = [s for s, stage in enumerate(plan.stages) if stage.recompute]
-    if 0 < len(recomputed) < len(plan.stages):
-        yield "", f"activations recomputed in {shorten(stages_text(recomputed), 40)}"
+    if plan.layout.recompute not in ("never", "always"):
+        yield "", f"activations recomputed in {_recomputed(plan)}"
     if plan.idle_ranks:
         each = plan.topology.group_ranks
         idle, devices = len(plan.idle_ranks) * each, plan.topology.devices * each
@@ -155,6 +154,18 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
             yield "objective", f"{format_seconds(certificate.objective_s)}, {certificate.status}"
         yield "proof", proof.line
     yield from basis_lines(plan.profile.estimated)
+
+
+def _recomputed(plan: Plan) -> str:
+    """Where activations are recomputed: in some stages, or the first blocks of these."""
+    again = [s for s, stage in enumerate(plan.stages) if stage.recompute]
+    counts, where = [plan.stages[s].blocks_again for s in again], stages_text(again)
+    if isinstance(plan.layout.recompute, int):
+        counts, where = [plan.layout.recompute], "each stage"
+    elif all(plan.stages[s].first_again is None for s in again):
+        return shorten(where, 40)
+    first = "block" if counts == [1] else f"{shorten('-'.join(map(str, counts)), 20)} blocks"
+    return f"the first {first} of {shorten(where, 40)}"
 
 
 def _trainer(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -201,8 +201,8 @@ def render_schedules(plans: Sequence[Plan]) -> str:
         return f"{pipelines}x{len(held) // pipelines}" + (f"x{chunks}" if chunks > 1 else "")
 
     def recomputed(own: Any) -> str:
-        stages = [stage.recompute for stage in own[0].stages]
-        return "always" if all(stages) else "some" if any(stages) else "never"
+        how = own[0].layout.recompute
+        return f"first {how}" if isinstance(how, int) else "some" if how == "auto" else str(how)
 
     speed, rows = _rated(plans)
     return table_of(

@@ -95,7 +95,7 @@ def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Probl
     PartoptError where none of them can be stated.
     """
     sizes = job.sizes or [measured.microbatch_size for measured in job.profile.measured()]
-    modes = [job.recompute] if job.recompute in ("never", "always") else ["never", "always"]
+    modes = ["never", "always"] if job.recompute in (None, "auto") else [job.recompute]
     problems, refusals = [], []
     for size, mode in product(sizes, modes):
         try:

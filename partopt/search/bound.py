@@ -116,7 +116,12 @@ def scope(problem: Problem) -> str:
     """The plans of which the bound speaks, in words."""
     entry, chain, M = schedule(problem.schedule), problem.chain, problem.microbatches
     limit = problem.memory_bytes
-    may = problem.recompute_per_stage and limit is not None
+    again = "all recomputed" if problem.recompute else ""
+    if problem.recompute_per_stage and limit is not None:
+        blocks = "all blocks of a stage recomputed or none"
+        again = blocks if problem.engine.recomputes_blocks else "stages recompute or not"
+    elif problem.first:
+        again = f"the first {problem.first} blocks of a stage recomputed"
     words = [
         f"plans under {problem.schedule}",
         "any warm-up" if entry.takes_warmup else "",
@@ -124,7 +129,7 @@ def scope(problem: Problem) -> str:
         "" if limit is None else f"{format_bytes(limit)} a device",
         "" if problem.stages is None else f"{problem.stages} stages",
         "" if problem.replication == FREE else f"replication {problem.replication}",
-        "stages recompute or not" if may else "all recomputed" if problem.recompute else "",
+        again,
         "tied layers together" if problem.tied != EXCHANGE and chain.tied else "",
         "serial transfers" if problem.waits else "",
         "blocking all-reduces" if problem.blocks else "",

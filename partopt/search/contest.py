@@ -163,7 +163,7 @@ def _is_left_out(
     if best_s == math.inf or not (hidden or long):
         return False
     computing = (
-        chain.compute_s(own.start, own.stop, problem.recomputes(own)) / len(own.ranks)
+        chain.compute_s(own.start, own.stop, problem.all_recompute) / len(own.ranks)
         for own in stages
     )
     return max(computing) >= best_s or price(partition, problem, "").predicted.period_s >= best_s

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from partopt.cost.plan import bare_plan, counted_stage, price
-from partopt.cost.problem import Assignment, Partition, Problem, partition_of
+from partopt.cost.problem import Partition, Problem, partition_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners.layouts import Bounds
@@ -46,7 +46,8 @@ class Cuts:
         for s, stage in enumerate(self.stages):
             for rank in stage.ranks:
                 self.passes[number[rank], s] += M // len(stage.ranks)
-        self.prefixes = [problem.chain.busy_prefix(problem.recomputes(own)) for own in self.stages]
+        every = [problem.recomputes(own) and not problem.first_again(own) for own in self.stages]
+        self.prefixes = [problem.chain.busy_prefix(again) for again in every]  # or less than it is
 
     def cut(self, bounds: Bounds) -> Partition:
         """The partition between these boundaries."""
@@ -116,8 +117,7 @@ def move_cuts(plan: Plan, problem: Problem) -> Plan:
     number = {cell: k for k, cell in enumerate(bounds)}
     partition = partition_of(plan, problem.recompute_per_stage)
     stages = [
-        Assignment(number[own.start], number[own.stop], own.ranks, own.recompute)
-        for own in partition.stages
+        replace(own, start=number[own.start], stop=number[own.stop]) for own in partition.stages
     ]
     cuts = Cuts(replace(partition, stages=stages), stated)
     start = (0, *(own.stop for own in stages))

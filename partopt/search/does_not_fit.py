@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from partopt.cost.memory import STATE_BYTES
-from partopt.documents.engine import PARTOPT
+from partopt.documents.engine import PARTOPT, Recompute
 from partopt.documents.plan import Optimizer, Plan
 from partopt.documents.stage import Shard
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.options import Recompute
 from partopt.planners import PLANNERS
 from partopt.search import contest
 

@@ -79,8 +79,10 @@ class Splits:
 
         These need not be whole: the stages of a device have unequal shares.
         """
-        kept, again = self.problem.kept, self.problem.recompute
-        one, two = (memory_table(self.chain, own, 1, kept, d, again, split) for own in (1, 2))
+        kept, again, first = self.problem.kept, self.problem.recompute, self.problem.first
+        one, two = (
+            memory_table(self.chain, held, 1, kept, d, again, split, first=first) for held in (1, 2)
+        )
         each = np.where(one < np.inf, two - np.where(one < np.inf, one, 0.0), 0.0)
         return one + (held - 1) * each
 

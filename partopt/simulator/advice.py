@@ -584,8 +584,8 @@ def _without_limit(plan: Plan) -> tuple[Plan, list[str]]:
         texts.append(f"recomputation of {stages_text(again)}")
         stages = list(lifted.stages)
         for s in again:
-            once_s = max(0.0, stages[s].compute_s - stages[s].forward_s)
-            stages[s] = replace(stages[s], recompute=False, compute_s=once_s)
+            once_s = max(0.0, stages[s].compute_s - stages[s].again_s)
+            stages[s] = replace(stages[s], recompute=False, compute_s=once_s, again_s=0.0)
         lifted = replace(lifted, stages=stages)
     return lifted, texts
 
@@ -599,6 +599,6 @@ def _without_others(plan: Plan) -> Iterator[Plan]:
     stages = []
     for stage in plan.stages:
         share = mean_s * stage.replicas / stage.compute_s if stage.compute_s else 1.0
-        names = ("compute_s", "forward_s", "backward_s", "backward_weight_s")
+        names = ("compute_s", "forward_s", "backward_s", "again_s", "backward_weight_s")
         stages.append(replace(stage, **{name: share * getattr(stage, name) for name in names}))
     yield replace(plan, stages=stages)

@@ -56,9 +56,9 @@ def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
     """The most bytes that each rank holds at once, shape (ranks,).
 
     A stage keeps its stash from the start of a forward to the end of the backward or, where that is
-    split, of W, and from I to W what lies between these. A stage that recomputes keeps its input
-    alone, in the buffer that it came in, or the inputs of its blocks; and the stash from the start
-    of R, or of the backward where the schedule has no R. The order suffices without times: a rank
+    split, of W, and from I to W what lies between these. A stage that is recomputed whole keeps its
+    input alone, in the buffer that it came in; and the stash from the start of R, or of the
+    backward where the schedule has no R. The order suffices without times: a rank
     runs one action after the other, and two joined ones both take before either gives back.
     """
     during, after = _levels(order, slice(0, len(order.kind)), _stashing(order, plan))
@@ -100,15 +100,9 @@ def _stashing(order: Order, plan: Plan) -> _Steps:
     """Bytes; every backward gives back all that its microbatch has taken."""
     taken, given = np.zeros((2, len(KINDS), len(plan.stages)), dtype=np.int64)
     recomputed = set(order.stage[order.kind == R].tolist())
-    split = bool((order.kind == I).any())  # an order of a file has no schedule that says so
     for s, stage in enumerate(plan.stages):
-        stash = stage.working_bytes(split)
-        taken[F, s] = stage.kept_bytes
-        if stage.recompute:
-            taken[[R] if s in recomputed else [B, I], s] = stash
-        else:
-            taken[F, s] = stash
-        given[[B, W], s] = stash + stage.kept_bytes
+        keeps = [F] if not stage.recomputes_whole else [R] if s in recomputed else [B, I]
+        taken[keeps, s] = given[[B, W], s] = stage.stash_bytes
         taken[I, s] += stage.split_stash_bytes
         given[W, s] += stage.split_stash_bytes
     return _Steps(taken, given)

@@ -287,15 +287,14 @@ def action_seconds(
     """
     gather *= half_s(exchange.gathered * stage.parameter_bytes, stage.ranks, topology)
     scatter *= half_s(exchange.scattered * stage.trained_bytes, stage.ranks, topology)
-    again = stage.forward_s if stage.recompute else 0.0
-    within = 0.0 if recompute_apart else again
+    within = 0.0 if recompute_apart else stage.again_s
     input_s = stage.backward_s - stage.backward_weight_s
     seconds = {
         "F": max(stage.forward_s, gather),
         "B": max(stage.backward_s + within, gather + scatter),
         "I": max(input_s + within, gather),
         "W": max(stage.backward_weight_s, scatter),
-        "R": max(again, gather if stage.recompute else 0.0),
+        "R": max(stage.again_s, gather if stage.recompute else 0.0),
         "A": 0.0,
         "U": stage.optimizer_s,
     }

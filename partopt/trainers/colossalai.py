@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partopt.documents.engine import Engine, Layout
+from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.reading import cuts_of_blocks, find_count, find_stated, read_numbers
@@ -37,8 +37,11 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     text = arguments_text(plan.profile.name, "HybridParallelPlugin", arguments)
     notes = ["HybridParallelPlugin(**ARGUMENTS, precision=..)"]
     if any(stage.recompute for stage in plan.stages):
-        kept = [n if s.recompute else 0 for n, s in zip(counts, plan.stages, strict=True)]
-        text += f"CHECKPOINTS = dict(num_ckpt_layers_per_stage={kept!r})\n"
+        again = [
+            0 if not stage.recompute else n if stage.recomputes_whole else stage.blocks_again
+            for n, stage in zip(counts, plan.stages, strict=True)
+        ]
+        text += f"CHECKPOINTS = dict(num_ckpt_layers_per_stage={again!r})\n"
         notes.append("gradient_checkpoint_config=PipelineGradientCheckpointConfig(**CHECKPOINTS)")
         notes.append("it counts once the model's own gradient_checkpointing_enable() is called")
     return Text(text, notes=notes)
@@ -52,6 +55,16 @@ def _faults(plan: Plan) -> list[str]:
     return [f"{own} microbatches of a pipeline are fewer than its {S} stages"] if own < S else []
 
 
+def _said_again(again: object, counts: Sequence[int]) -> Recompute | int | None:
+    """What a layout says of stages with so many blocks, of which these are made again."""
+    if not isinstance(again, list) or len(again) != len(counts):
+        return None
+    most = max(again)
+    if again == [min(most, own) for own in counts]:
+        return "never" if most == 0 else "always" if again == counts else int(most)
+    return "auto"
+
+
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     """`num_layers_per_stage` has the blocks of each stage."""
     counts = read_numbers(text, "num_layers_per_stage", _EXAMPLE)
@@ -60,7 +73,7 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
         tp=find_count(text, "tp_size"),
         pp=find_count(text, "pp_size"),
         microbatch=find_count(text, "microbatch_size"),
-        recompute=None if not again else "always" if again == counts else "auto",
+        recompute=_said_again(again, counts),
         shard="optimizer" if find_count(text, "zero_stage") == 1 else None,
     )
     own = find_count(text, "num_microbatches")

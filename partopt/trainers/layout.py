@@ -14,7 +14,7 @@ from partopt.schedules import schedule
 from partopt.schedules.entry import Schedule
 from partopt.schedules.layout import LOOPED
 from partopt.trainers import TRAINERS, parts_of, readers
-from partopt.trainers.parts import Part, describe
+from partopt.trainers.parts import Part, block_bounds, describe
 from partopt.trainers.trainer import Reading, Trainer
 
 # S   stages
@@ -73,6 +73,8 @@ class TrainerLayout:
         found["cuts"] = list(self.cuts) or None
         if entry.shape == LOOPED:
             found["chunks"] = v
+        if self.trainer.engine.recomputes_blocks:
+            found["block_bounds"] = block_bounds(self.parts)
         stated: dict[str, Any] = {
             "microbatch_size": own.microbatch,
             "recompute": own.recompute,

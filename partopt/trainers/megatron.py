@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from partopt.documents.engine import Engine, Layout
+from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
@@ -78,6 +78,15 @@ def _devices(plan: Plan) -> str:
     return f"{used * plan.topology.group_ranks} devices of {plain(plan.topology.name)}"
 
 
+def _recomputation(plan: Plan) -> dict[str, str | int | None]:
+    """Granularity, method and number of layers: the first ones of each stage, or one by one all."""
+    own = plan.layout.recompute
+    if own == "never":
+        return dict.fromkeys(("granularity", "method", "num_layers"))
+    method, layers = ("block", own) if isinstance(own, int) else ("uniform", 1)
+    return {"granularity": "full", "method": method, "num_layers": layers}
+
+
 def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A shell array of arguments, to be sourced by the script that starts the training."""
     words = [
@@ -87,9 +96,8 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         f"--micro-batch-size {plan.microbatch_size}",
         f"--global-batch-size {batch_of(plan)}",
     ]
-    if plan.stages[0].recompute:
-        words += ["--recompute-granularity full", "--recompute-method uniform"]
-        words += ["--recompute-num-layers 1"]
+    for name, value in _recomputation(plan).items():
+        words += [f"--recompute-{name.replace('_', '-')} {value}"] * (value is not None)
     if plan.shard == "optimizer":
         words.append("--use-distributed-optimizer")
     if plan.engine.allreduce == "overlap" and plan.stages[0].replicas > 1:
@@ -105,16 +113,14 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
 def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A function that sets the fields of Bridge's configuration, whatever its recipe set."""
     P, shared = pipeline_size(plan), plan.shard == "optimizer"
-    recompute, chunks = plan.stages[0].recompute, len(plan.stages) // P
+    chunks = len(plan.stages) // P
     fields = {
         "model.tensor_model_parallel_size": plan.topology.group_ranks,
         "model.context_parallel_size": 1,
         "model.pipeline_model_parallel_size": P,
         "model.virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
         f"model.{_LAYOUT}": _layout(plan, parts),
-        "model.recompute_granularity": "full" if recompute else None,
-        "model.recompute_method": "uniform" if recompute else None,
-        "model.recompute_num_layers": 1 if recompute else None,
+        **{f"model.recompute_{name}": value for name, value in _recomputation(plan).items()},
         "train.micro_batch_size": plan.microbatch_size,
         "train.global_batch_size": batch_of(plan),
         "ddp.overlap_grad_reduce": plan.engine.allreduce == "overlap",
@@ -154,12 +160,15 @@ def _read_rest(text: str) -> Layout:
     """What a script or a program says beside the segments."""
     shared = has_flag(text, "use-distributed-optimizer")
     stated = find_stated(text, "use_distributed_optimizer")
-    full = find_stated(text, "recompute_granularity") == "full"
+    recompute: Recompute | int | None = None
+    if find_stated(text, "recompute_granularity") == "full":
+        blocks = find_stated(text, "recompute_method") == "block"
+        recompute = find_count(text, "recompute_num_layers") if blocks else "always"
     return Layout(
         tp=find_count(text, "tensor_model_parallel_size"),
         pp=find_count(text, "pipeline_model_parallel_size"),
         microbatch=find_count(text, "micro_batch_size"),
-        recompute="always" if full else None,
+        recompute=recompute,
         shard="optimizer" if shared or stated is True else None,
     )
 
@@ -230,6 +239,7 @@ MEGATRON = Trainer(
     schedules={"1f1b": "1F1B", "interleaved": "interleaved 1F1B"},
     says=Says(
         cuts=HEADS,
+        recomputed="first",
         degrees={
             "tp": "divides the attention heads; the groups of keys and values, or they divide it",
             "cp": "half a rank's sequence: twice it divides the sequence",
@@ -259,8 +269,8 @@ MEGATRON = Trainer(
         "bucket_bytes": "core/distributed/distributed_data_parallel.py: 40 million parameters, "
         "from 40 replicas on 1 million for each",
         "buffers": "core/pipeline_parallel/p2p_communication.py: torch.empty for each message",
-        "recompute": "core/transformer/transformer_config.py: recompute_granularity, _method, "
-        "_num_layers",
+        "recompute": "core/transformer/transformer_block.py, _checkpointed_forward: the first "
+        "recompute_num_layers of each stage, or all one by one",
         "shard": "core/optimizer/distrib_optimizer.py: --use-distributed-optimizer",
         "optimizer_bytes": "core/optimizer/optimizer.py, Float16OptimizerWithFloat16Params: a "
         "float32 copy beside the moments, as partopt counts it",

@@ -136,6 +136,12 @@ def count_blocks(parts: Iterable[Part]) -> int:
     return len({part.number for part in parts if part.kind == BLOCK})
 
 
+def block_bounds(parts: Sequence[Part]) -> list[int]:
+    """The first layer of each block, and the layer behind the last."""
+    own = [i for i, part in enumerate(parts) if part.kind == BLOCK]
+    return [*(i for i in own if i == 0 or parts[i - 1] != parts[i]), own[-1] + 1]
+
+
 def describe(layers: Sequence[str], parts: Sequence[Part]) -> Iterator[str]:
     """Lines that say which layers are what, runs of blocks as one; none without `parts`."""
     named = list(zip(layers, parts, strict=bool(parts)))

@@ -12,12 +12,15 @@ import glob
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import structs
 
 from partopt.cost.plan import price
 from partopt.cost.problem import (
     CONTIGUOUS,
+    FREE,
     NESTED,
     Partition,
     Problem,
@@ -32,18 +35,21 @@ from partopt.job import Job
 from partopt.options import AUTO, CHOSEN_BY_AUTO, MANUAL
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED
+from partopt.search.blocks import recompute_less
 from partopt.search.bound import certify_simulated
 from partopt.search.cuts import move_cuts
 from partopt.search.sizes import order_of
 from partopt.search.solve import Result, solve
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS
-from partopt.trainers.parts import EMBEDDING, HEAD, Part, find_parts
+from partopt.trainers.parts import EMBEDDING, HEAD, Part, block_bounds, find_parts
 from partopt.trainers.says import find_faults, may_begin
 from partopt.trainers.trainer import ANYWHERE, Trainer
 
 _STARTS = 4  # plans whose cuts are moved, the best
 _LENGTHS = 4  # numbers of stages that are tried where a trainer needs several
+# planners whose plans the simulator changes; what others decide is theirs only as it is
+_SEARCHED = ("optimal", "grid")
 
 
 def solve_for(
@@ -55,20 +61,26 @@ def solve_for(
     Raises PartoptError where the job asks for what the trainer cannot do, and with the reasons
     where no plan that it can say was found.
     """
-    trainer, job = TRAINERS.lookup(to), job_for(job, to)
-    names = [layer.name for layer in job.profile.layers]
-    parts = [] if trainer.says.cuts == ANYWHERE else find_parts(names, rules)
-    return solve_within(job, trainer, parts, progress)
+    trainer, job = TRAINERS.lookup(to), job_for(job, to, rules)
+    return solve_within(job, trainer, _parts_of(job, trainer, rules), progress)
 
 
-def job_for(job: Job, to: str) -> Job:
+def job_for(job: Job, to: str, rules: Sequence[str] = ()) -> Job:
     """The job for the trainer `to`: with its engine, of which the job's facts replace some.
 
-    Raises PartoptError where the job asks for what the trainer cannot do.
+    `rules` are those of `export_plan`, for blocks that it makes again. Raises PartoptError where
+    the job asks for what the trainer cannot do.
     """
     trainer = TRAINERS.lookup(to)
     _check_asked(job, trainer)
-    return job.with_(trainer=to, engine=trainer.engine)
+    blocks = trainer.engine.recomputes_blocks
+    bounds = block_bounds(_parts_of(job, trainer, rules)) if blocks else None
+    return job.with_(trainer=to, engine=trainer.engine, block_bounds=bounds)
+
+
+def _parts_of(job: Job, trainer: Trainer, rules: Sequence[str]) -> list[Part]:
+    names = [layer.name for layer in job.profile.layers]
+    return [] if trainer.says.cuts == ANYWHERE else find_parts(names, rules)
 
 
 def schedule_for(
@@ -109,15 +121,6 @@ def solve_within(
     job: Job, trainer: Trainer, parts: Sequence[Part], progress: Progress = ignore_progress
 ) -> Result:
     """`solve_for` of a trainer, to which the layers of the profile are `parts`."""
-
-    def improve(plan: Plan) -> Plan:
-        """With its cuts moved in the simulator, where it helps and the trainer can say it."""
-        problem = problem_from_plan(plan, job.profile)
-        moved = move_cuts(plan, problem)
-        if any(find_faults(moved, trainer, parts)) or order_of(moved) >= order_of(plan):
-            return plan
-        return _with_bound_of(plan, moved, problem)
-
     _check_model(job, trainer, parts)
     results, refusals = [], []
     waiting = deque(restrictions(job, trainer, parts))
@@ -139,8 +142,8 @@ def solve_within(
         for plan in (result.plan, *result.alternatives)
         if job.planner_name in (None, plan.planner)
     ]
-    as_said = (_as_said(plan, trainer, parts, job) for plan in all_found)
-    plans = [plan for plan in as_said if plan is not None]
+    said = _Said(job, trainer, parts)
+    plans = [plan for plan in map(said.put, all_found) if plan is not None]
     if not plans:
         faults = dict.fromkeys(f for plan in all_found for f in find_faults(plan, trainer, parts))
         raise PartoptError(
@@ -150,36 +153,90 @@ def solve_within(
             code="no-plan",
             target=trainer.name,
         )
+    plans.sort(key=order_of)
     if job.planner_name is None:
-        firsts: dict[tuple[str, int], Plan] = {}  # of each number of stages the best
-        for plan in sorted(plans, key=order_of):
-            firsts.setdefault((plan.schedule, len(plan.stages)), plan)
-        starts = list(firsts.values())[:_STARTS]
-        others = [plan for plan in plans if plan not in starts]
-        plans = others + [improve(plan) for plan in starts]
-    best, *slower = _distinct(sorted(plans, key=order_of), job)
+        firsts: dict[object, int] = {}  # of each number of stages the best
+        for place, plan in enumerate(plans):
+            firsts.setdefault((plan.schedule, len(plan.stages)), place)
+        for place in list(firsts.values())[:_STARTS]:
+            plans[place] = said.improve(plans[place])
+    distinct: dict[object, Plan] = {}  # of equal stages the first, or of each schedule
+    for plan in sorted(plans, key=order_of):
+        stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
+        distinct.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
+    best, *slower = distinct.values()
     return Result(best, tuple(slower), results[0].notes, (best,))
 
 
-def _distinct(plans: Sequence[Plan], job: Job) -> list[Plan]:
-    """Of equal stages the first; under `schedule="auto"` the first of each schedule."""
-    found: dict[object, Plan] = {}
-    for plan in plans:
-        stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
-        found.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
-    return list(found.values())
+@dataclass(frozen=True)
+class _Said:
+    """Plans of a job, changed to what a trainer can say, whose layers are `parts`."""
+
+    job: Job
+    trainer: Trainer
+    parts: Sequence[Part]
+
+    def put(self, plan: Plan) -> Plan | None:
+        """The plan, or as the trainer would run it; None where it cannot say it either way.
+
+        It would have the ranks of a stage next to each other, at the schedule's own warm-up.
+        """
+        if self._can_say(plan):
+            return plan
+        if len({stage.replicas for stage in plan.stages}) > 1 or plan.copies > 1:
+            return None
+        problem, d = problem_from_plan(plan, self.job.profile), plan.stages[0].replicas
+        held = list(dict.fromkeys(tuple(stage.ranks) for stage in plan.stages))
+        stages = [
+            replace(own, ranks=range(d * place, d * place + d))
+            for own in partition_of(plan, problem.recompute_per_stage).stages
+            for place in [held.index(tuple(own.ranks))]
+        ]
+        family = CONTIGUOUS if plan.family == NESTED else plan.family
+        with suppress(PartoptError):
+            said = simulate_plan(price(Partition(family, stages), problem, plan.planner))
+            return _with_bound_of(plan, said, problem) if self._can_say(said) else None
+        return None
+
+    def improve(self, plan: Plan) -> Plan:
+        """With fewer blocks made again, and cuts moved in the simulator, where that helps."""
+        plan = self._recompute_fewer(plan)
+        problem, start = problem_from_plan(plan, self.job.profile), plan
+        if plan.planner not in _SEARCHED:
+            start = structs.replace(plan, planner=_SEARCHED[-1], certificate=None)
+            problem = replace(problem, stages=None, replication=FREE, costs=None)
+            problem = replace(problem, any_schedule=True)
+        moved = move_cuts(start, problem)
+        if not self._can_say(moved) or order_of(moved) >= order_of(plan):
+            return plan
+        return self._recompute_fewer(_with_bound_of(start, moved, problem))
+
+    def _recompute_fewer(self, plan: Plan) -> Plan:
+        """With as few blocks made again as fit, where the trainer says how many and the job not."""
+        job, says = self.job, self.trainer.says.recomputed
+        open_ = job.recompute == "auto" or (job.recompute is None and job.schedule == AUTO)
+        if not open_ or says == "all" or not plan.engine.recomputes_blocks:
+            return plan
+        return recompute_less(plan, problem_from_plan(plan, job.profile), alike=says == "first")
+
+    def _can_say(self, plan: Plan) -> bool:
+        return not any(find_faults(plan, self.trainer, self.parts))
+
+
+def _with_bound_of(plan: Plan, changed: Plan, problem: Problem) -> Plan:
+    """`changed` with what is proved of plans like `plan`, where anything is."""
+    if plan.certificate is None:
+        return changed
+    return certify_simulated(changed, plan.certificate.lower_bound_s, problem)
 
 
 def _longer(job: Job, trainer: Trainer, changes: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The changes, with as many stages as the devices are a multiple of, the fewest first."""
-    own = {"schedule": job.schedule, **changes}
-    stated = job.stages is not None or "stages" in changes
-    if own["schedule"] == AUTO or stated or job.planner_name is not None:
-        return
-    devices = job.topology.devices
-    counts = [S for S in range(trainer.says.least_stages, devices + 1) if devices % S == 0]
-    for S in counts[:_LENGTHS]:
-        yield own | {"stages": S}
+    own, devices = {"schedule": job.schedule, **changes}, job.topology.devices
+    stated = job.stages is not None or "stages" in changes or job.planner_name is not None
+    if own["schedule"] != AUTO and not stated:
+        counts = [S for S in range(trainer.says.least_stages, devices + 1) if devices % S == 0]
+        yield from (own | {"stages": S} for S in counts[:_LENGTHS])
 
 
 def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
@@ -205,7 +262,7 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
         alone = job.replication == "none" or job.layout.dp == 1
         equal = trainer.says.replicas == "equal" and not alone
         changes["replication"] = "uniform" if equal else "none"
-    alike = job.recompute == "auto" and trainer.says.recomputed == "all"
+    alike = job.recompute == "auto" and trainer.says.recomputed != "each"
     modes = ["never", "always"] if alike else [None]
     names: Collection[str] = [job.schedule]
     if job.schedule == AUTO:  # those that planners can plan for
@@ -219,16 +276,20 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
 
 def _check_asked(job: Job, trainer: Trainer) -> None:
     """Refuse options that the trainer has nothing for."""
-    modes = ["never", None] if trainer.engine.recompute == ("none",) else [job.recompute]
+    modes: list[object] = [job.recompute]
+    if trainer.engine.recompute == ("none",):
+        modes = ["never", None]
+    elif job.first is not None and trainer.says.recomputed == "all":
+        modes = ["always", "never"]
     for option, able in (
         ("schedule", list(trainer.schedules or [job.schedule])),
         ("shard", list(trainer.engine.shard)),
         ("recompute", modes),
     ):
-        asked = getattr(job, option)
+        asked, has = getattr(job, option), ", ".join(str(own) for own in able if own)
         if asked not in able and asked != AUTO:
             raise PartoptError(
-                f"`{option}={asked}`: {trainer.name} has {', '.join(filter(None, able))}",
+                f"`{option}={asked}`: {trainer.name} has {has}",
                 f"choose `{option}={able[0]}`",
                 code="target-cannot-say",
                 option=option,
@@ -275,36 +336,3 @@ def _places(job: Job, trainer: Trainer, parts: Sequence[Part]) -> list[str]:
     patterns = job.cut_at or ["*"]
     kept = [n for n in may if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)]
     return [glob.escape(name) for name in kept or may[:1]]
-
-
-def _as_said(plan: Plan, trainer: Trainer, parts: Sequence[Part], job: Job) -> Plan | None:
-    """The plan, or as the trainer would run it; None where it cannot say it either way.
-
-    It would have the ranks of a stage next to each other, at the schedule's own warm-up.
-    """
-    if not any(find_faults(plan, trainer, parts)):
-        return plan
-    if len({stage.replicas for stage in plan.stages}) > 1 or plan.copies > 1:
-        return None
-    problem, d = problem_from_plan(plan, job.profile), plan.stages[0].replicas
-    held = list(dict.fromkeys(tuple(stage.ranks) for stage in plan.stages))
-    firsts = [d * held.index(tuple(stage.ranks)) for stage in plan.stages]
-    stages = [
-        replace(stage, ranks=range(first, first + d))
-        for stage, first in zip(
-            partition_of(plan, problem.recompute_per_stage).stages, firsts, strict=True
-        )
-    ]
-    family = CONTIGUOUS if plan.family == NESTED else plan.family
-    with suppress(PartoptError):
-        said = simulate_plan(price(Partition(family, stages), problem, plan.planner))
-        if not any(find_faults(said, trainer, parts)):
-            return _with_bound_of(plan, said, problem)
-    return None
-
-
-def _with_bound_of(plan: Plan, changed: Plan, problem: Problem) -> Plan:
-    """`changed` with what is proved of plans like `plan`, where anything is."""
-    if plan.certificate is None:
-        return changed
-    return certify_simulated(changed, plan.certificate.lower_bound_s, problem)

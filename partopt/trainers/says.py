@@ -16,13 +16,10 @@ from partopt.trainers.trainer import ANYWHERE, BLOCKS, HEADS, Cuts, Trainer, ran
 
 def find_faults(plan: Plan, trainer: Trainer, parts: Sequence[Part]) -> Iterator[str]:
     """What `trainer` cannot say of `plan`, in words; nothing where it can say all of it."""
-    says, recomputed = trainer.says, {stage.recompute for stage in plan.stages}
+    says = trainer.says
     yield from _schedule(plan, trainer)
     yield from _replicas(plan, trainer)
-    if True in recomputed and trainer.engine.recompute == ("none",):
-        yield "stages recompute activations (`recompute=never`)"
-    elif len(recomputed) > 1 and says.recomputed == "all":
-        yield "some stages recompute activations and some do not (`recompute=always` or `never`)"
+    yield from _recomputation(plan, trainer)
     if len(plan.stages) < says.least_stages:
         yield f"it has one stage, and a pipeline has {says.least_stages} or more"
     if plan.topology.group_ranks > 1 and "tp" not in says.degrees:
@@ -67,6 +64,22 @@ def _schedule(plan: Plan, trainer: Trainer) -> Iterator[str]:
         usual = [own.counts(s, replicas, plan.microbatches).warmup for s in range(len(plan.stages))]
         if [stage.warmup for stage in plan.stages] != usual:
             yield f"its warm-up is not that of {plan.schedule}"
+
+
+def _recomputation(plan: Plan, trainer: Trainer) -> Iterator[str]:
+    able, how = trainer.says.recomputed, plan.layout.recompute
+    alike = "`recompute=always` or `never`"
+    if how != "never" and trainer.engine.recompute == ("none",):
+        yield "stages recompute activations (`recompute=never`)"
+    elif how in ("never", "always") or trainer.schedules is None:
+        return
+    elif len({stage.recompute for stage in plan.stages}) > 1 and able != "each":
+        yield f"some stages recompute activations and some do not ({alike})"
+    elif able == "all" or not trainer.engine.recomputes_blocks:
+        if any(stage.first_again is not None for stage in plan.stages):
+            yield f"stages recompute some of their blocks ({alike})"
+    elif how == "auto" and able == "first":
+        yield "stages recompute unequal numbers of blocks (`recompute=4`)"
 
 
 def _replicas(plan: Plan, trainer: Trainer) -> Iterator[str]:

@@ -32,7 +32,8 @@ class Says:
     """What the configuration of a trainer can say of a plan.
 
     `cuts` is where a stage may begin, `replicas` which numbers of them stages may have,
-    `recomputed` whether all stages or none recompute, or each as the plan says. `orders` are those
+    `recomputed` whether all stages or none recompute, as many first blocks of each, or each as the
+    plan says. `orders` are those
     of ranks; none where ranks do not matter. `degrees` are what it has beside the pipeline, and
     what each must divide; devices may be groups of ranks where it has "tp". With `ties` stages may
     part layers that share parameters; `least_stages` make a pipeline.
@@ -40,7 +41,7 @@ class Says:
 
     cuts: Cuts = ANYWHERE
     replicas: Literal["one", "equal", "any"] = "equal"
-    recomputed: Literal["all", "each"] = "all"
+    recomputed: Literal["all", "first", "each"] = "all"
     orders: Sequence[Order] = ("stages", "pipelines")
     degrees: Mapping[str, str] = field(default_factory=dict)
     ties: bool = True

@@ -15,7 +15,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.entry import Counts
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, with_memory_of
-from tests.planners.problems import chains, problem, topology, trained, with_memory
+from tests.planners.problems import block_bounds, chains, problem, topology, trained, with_memory
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,17 @@ def test_recomputation_keeps_the_inputs_in_their_buffers_and_the_stash_of_what_h
 
 
 @pytest.mark.parametrize("begun", [1, 2])
-@pytest.mark.parametrize(("schedule", "stash"), [("1f1b", 34), ("zb-h1", 7 + 30 + 4)])
-def test_blocks_that_recompute_keep_their_inputs_and_the_stash_of_one(begun, schedule, stash):
+@pytest.mark.parametrize(
+    ("schedule", "stash", "beside"), [("1f1b", 0, 34), ("zb-h1", 7 + 30 + 4, 0)]
+)
+def test_blocks_that_recompute_keep_their_inputs_and_the_stash_of_one(
+    begun, schedule, stash, beside
+):
     """Layers 0 to 2 alone keep 7, 30 and 34; in two parts of a backward all of it stays."""
     how = {"recompute": True, "engine": Engine(recompute=("none", "blocks"))}
     memory = memory_of(CHAIN, 0, 3, 3, begun, schedule=schedule, **how)
     assert memory.activations_bytes == 3 * (10 + 20) + begun * stash
+    assert memory.transient_bytes == beside
 
 
 @pytest.mark.parametrize(("replicas", "held"), [(1, 600), (10, 60 + 2 * 100)])
@@ -171,10 +176,13 @@ def test_tables_say_what_stages_hold(schedule, M, optimizer, data):
     model = replace(model, sixteen_bit=data.draw(st.booleans()))
     r, how = data.draw(st.integers(1, 4)), data.draw(trained(M))
     held, recompute = data.draw(st.integers(1, 6)), data.draw(st.booleans())
+    first = data.draw(st.none() | st.integers(1, 3))
     options = {"schedule": schedule, "microbatches": M, "optimizer": optimizer}
-    options |= {"recompute": recompute, **how}
-    kept, entry = problem(model, topology((4, 1.0)), **options).kept, SCHEDULES[schedule]
-    table = memory_table(model, held, entry.versions_of(held), kept, r, recompute, entry.split)
+    options |= {"recompute": recompute, "first": first, **how}
+    options["block_bounds"] = data.draw(block_bounds(model.layers))
+    stated, entry = problem(model, topology((4, 1.0)), **options), SCHEDULES[schedule]
+    versions, kept = entry.versions_of(held), stated.kept
+    table = memory_table(stated.chain, held, versions, kept, r, recompute, entry.split, first=first)
     for i in range(model.layers):
         for j in range(i + 1, model.layers + 1):
             formula = memory_of(model, i, j, held, replicas=r, **options)

@@ -15,7 +15,7 @@ from partopt.cost.chain import Chain
 from partopt.cost.collectives import ALGORITHMS
 from partopt.cost.memory import SHARDED
 from partopt.cost.plan import price
-from partopt.cost.problem import Decision, Partition, Problem, with_steps
+from partopt.cost.problem import Decision, Partition, Problem, as_run
 from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.documents.engine import Engine
 from partopt.documents.plan import Certificate, Plan
@@ -76,7 +76,7 @@ def chain(
 
 def problem(of: Chain, on: Topology, **options: object) -> Problem:
     """A problem without a profile: enough for a planner's decision."""
-    return with_steps(Problem(profile=None, topology=on, chain=of, **options))  # type: ignore[arg-type]
+    return as_run(Problem(profile=None, topology=on, chain=of, **options))  # type: ignore[arg-type]
 
 
 def proven(decision: Decision) -> tuple[Partition, Certificate]:
@@ -116,6 +116,12 @@ def trained(draw: st.DrawFn, microbatches: int | None, **facts: Any) -> dict[str
         **facts,
     )
     return {"engine": engine, "shard": draw(st.sampled_from(list(SHARDED)))}
+
+
+def block_bounds(layers: int) -> st.SearchStrategy[list[int] | None]:
+    """Where the blocks of a chain begin and end; None where every layer is one."""
+    bounds = st.lists(st.integers(0, layers), min_size=2, unique=True).map(sorted)
+    return st.none() | bounds
 
 
 @st.composite

@@ -15,6 +15,7 @@ from partopt.units import format_bytes
 from tests.helpers import measurement, profile_of, with_memory_of
 from tests.planners.problems import topology
 from tests.simulator.plans import limited
+from tests.trainers.plans import planned_for
 
 
 def two_one_plan(transient_bytes=(0, 0, 0), **options):
@@ -25,6 +26,26 @@ def two_one_plan(transient_bytes=(0, 0, 0), **options):
     loaded = with_memory_of(profile, [0, 0, 0], transient_bytes)
     problem = problem_of(loaded, topology((4, 1e6)), cuts=(2,), replicas=(2, 1), **options)
     return planners.plan("manual", problem)
+
+
+@pytest.mark.parametrize(
+    ("how", "firsts", "line"),
+    [
+        (3, [], "in the first 3 blocks of each stage"),
+        (1, [], "in the first block of each stage"),
+        ("auto", [2, 0, 1, 0], "in the first 2-1 blocks of stages 0 and 2"),
+        ("auto", [4, 0, 3, 0], "in stages 0 and 2"),
+        ("always", [], None),
+    ],
+)
+def test_the_blocks_that_are_recomputed(how, firsts, line):
+    plan = planned_for("megatron", recompute="always" if firsts else how)
+    if firsts:
+        own = zip(plan.stages, firsts, strict=True)
+        stages = [replace(s, recompute=n > 0, blocks_again=n) for s, n in own]
+        plan = replace(plan, stages=stages).with_layout(recompute=how)
+    found = [text for text in render(plan).splitlines() if "activations recomputed" in text]
+    assert found == [] if line is None else found[0].strip() == f"activations recomputed {line}"
 
 
 def test_a_plan_is_read_at_a_glance():

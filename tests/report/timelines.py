@@ -53,7 +53,8 @@ def stage_of(s: int, ranks: list[int], **fields: Any) -> Stage:
         "stash_bytes": 10,
         "memory": MEMORY,
     }
-    return Stage(**(usual | fields))
+    own = usual | fields
+    return Stage(**{"again_s": own["forward_s"] * own["recompute"], **own})
 
 
 def plan_of(

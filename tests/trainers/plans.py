@@ -11,6 +11,7 @@ from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
+from partopt.trainers import TRAINERS
 from tests.helpers import flat, uniform_profile
 
 BLOCKS = 12
@@ -49,6 +50,12 @@ def planned(
     return under(solve(Job(profile or transformer(), on, **asked)).plan)
 
 
+def planned_for(to: str, **options: Any) -> Plan:
+    """The plan of `planned` as the engine of the trainer `to` runs it."""
+    own = {"trainer": to, "engine": TRAINERS[to].engine, "block_bounds": range(2, BLOCKS + 3)}
+    return planned(**own | options)
+
+
 def on_ranks(plan: Plan, ranks: list[list[int]]) -> Plan:
     """The plan with its stages on these ranks."""
     stages = [replace(stage, ranks=own) for stage, own in zip(plan.stages, ranks, strict=True)]
@@ -59,7 +66,8 @@ def recomputing(plan: Plan, *numbers: int) -> Plan:
     """The plan in which the stages of these numbers recompute, all where none is given."""
     chosen = numbers or range(len(plan.stages))
     stages = [replace(stage, recompute=s in chosen) for s, stage in enumerate(plan.stages)]
-    return replace(plan, stages=stages)
+    how = "auto" if len(chosen) < len(stages) else "always"
+    return replace(plan, stages=stages).with_layout(recompute=how)
 
 
 def contents(plan: Plan) -> list[list[str]]:

@@ -36,6 +36,7 @@ def test_every_pipeline_that_the_devices_hold_runs_beside_the_others():
         "schedule": "1f1b",
         "cuts": [8],
         "replicas": [3, 3],
+        "block_bounds": list(range(2, 15)),
     }
     served = read_layout("vllm", "6,6", transformer())
     assert served.options(flat(6))["replicas"] == [1, 1]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from partopt import Plan, export_plan
 from tests.trainers.own_code import as_rank, defined, needs
-from tests.trainers.plans import BLOCKS, PAIRS, on_ranks, planned, recomputing
+from tests.trainers.plans import BLOCKS, PAIRS, on_ranks, planned, planned_for, recomputing
 from tests.trainers.readers import assigned
 
 pytestmark = [needs("colossalai"), pytest.mark.filterwarnings("ignore")]
@@ -116,16 +116,21 @@ def test_fewer_microbatches_than_stages_are_refused_there_too(plugin):
         check(plan, fewer, plugin, batch=3)
 
 
-def test_stages_that_recompute_checkpoint_all_their_blocks():
+def test_stages_checkpoint_the_blocks_that_they_recompute():
     ratio = own("shardformer/shard/grad_ckpt_config", "GradientCheckpointConfig")
     config = own(
         "shardformer/shard/grad_ckpt_config",
         "PipelineGradientCheckpointConfig",
         GradientCheckpointConfig=ratio,
     )
-    text = export_plan(recomputing(planned(), 0, 2), "colossalai").main
-    made = config(**assigned(text, "CHECKPOINTS"))
-    counts = assigned(text, "ARGUMENTS")["num_layers_per_stage"]
-    assert [made.get_num_ckpt_layers(s, 4, counts[s]) for s in range(4)] == [4, 0, 3, 0]
+    for plan, expected in (
+        (recomputing(planned(), 0, 2), [4, 0, 3, 0]),
+        (planned_for("colossalai", recompute="always"), [4, 3, 3, 2]),
+        (planned_for("colossalai", recompute=3), [3, 3, 3, 2]),
+    ):
+        text = export_plan(plan, "colossalai").main
+        made = config(**assigned(text, "CHECKPOINTS"))
+        counts = assigned(text, "ARGUMENTS")["num_layers_per_stage"]
+        assert [made.get_num_ckpt_layers(s, 4, counts[s]) for s in range(4)] == expected
     with pytest.raises(AssertionError):
         config(num_ckpt_layers_per_stage=[5, 0, 3, 0]).get_num_ckpt_layers(0, 4, 4)

@@ -1,6 +1,8 @@
 """Megatron Core reads exported layouts and builds every rank's part of a GPT from them."""
 
+import functools
 import itertools
+import re
 import types
 from typing import Any
 from unittest import mock
@@ -13,7 +15,7 @@ from partopt.cost.plan import layout_of
 from partopt.schedules import order
 from tests.trainers.megatron_core import build, configured
 from tests.trainers.own_code import needs
-from tests.trainers.plans import LOOPS, PAIRS, contents, on_ranks, planned
+from tests.trainers.plans import LOOPS, PAIRS, contents, on_ranks, planned, planned_for
 from tests.trainers.readers import layout_of_shell
 
 pytestmark = [needs("megatron-core"), pytest.mark.filterwarnings("ignore")]
@@ -140,6 +142,43 @@ def test_it_refuses_batches_that_the_exporter_refuses(group, microbatches, monke
             ),
             pg_collection=mock.MagicMock(),
         )
+
+
+@pytest.mark.parametrize("how", [1, 3, "always", "never"])
+def test_it_makes_the_blocks_again_that_the_plan_says(how, monkeypatch):
+    """Its loop over the layers of a stage, run alone: those inside a checkpoint are made again."""
+    from megatron.core.transformer import transformer_block
+
+    plan = planned_for("megatron", recompute=how)
+    again, inside = [], []
+
+    def checkpoint(function, distribute, *arguments):
+        inside.append(True)
+        return function(*arguments), inside.pop()
+
+    def layer(index, *, hidden_states, **_):
+        again.append(bool(inside))
+        return hidden_states, None
+
+    monkeypatch.setattr(transformer_block.tensor_parallel, "checkpoint", checkpoint)
+    words = re.findall(r"--(recompute-[a-z-]+) (\w+)", export_plan(plan, "megatron").main)
+    fields = {name.replace("-", "_"): value for name, value in words}
+    assert (how == "never") == (not fields)
+    if fields:
+        fields["recompute_num_layers"] = int(fields["recompute_num_layers"])
+        for stage in plan.stages:
+            again.clear()
+            own = types.SimpleNamespace(
+                config=types.SimpleNamespace(
+                    fp8=None, fp4=None, distribute_saved_activations=False, **fields
+                ),
+                num_layers_per_pipeline_rank=stage.blocks,
+                _get_layer=lambda index: functools.partial(layer, index),
+            )
+            run = transformer_block.TransformerBlock._checkpointed_forward
+            run(own, torch.zeros(1), *[None] * 6, use_inner_quantization_context=False)
+            rest = stage.blocks - stage.blocks_again
+            assert again == [True] * stage.blocks_again + [False] * rest
 
 
 def test_recomputation_is_accepted():

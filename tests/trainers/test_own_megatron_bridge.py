@@ -11,7 +11,7 @@ import pytest
 from partopt import Plan, export_plan
 from tests.trainers.megatron_core import configured
 from tests.trainers.own_code import defined, needs
-from tests.trainers.plans import LOOPS, PAIRS, contents, on_ranks, planned, recomputing
+from tests.trainers.plans import LOOPS, PAIRS, contents, on_ranks, planned, planned_for, recomputing
 
 pytestmark = [
     needs("megatron-core", "megatron-bridge"),
@@ -75,6 +75,12 @@ def test_fields_of_megatron_bridge(case):
     assert config.train.global_batch_size == plan.microbatches
     assert config.dist.use_tp_pp_dp_mapping is (case == "beside")
     assert config.ddp.use_distributed_optimizer is config.optimizer.use_distributed_optimizer
+
+
+def test_the_first_blocks_recompute_in_megatron_bridge():
+    config = applied(planned_for("megatron-bridge", recompute=3))
+    config.model.__post_init__()
+    assert (config.model.recompute_method, config.model.recompute_num_layers) == ("block", 3)
 
 
 def test_recomputation_and_shards_in_megatron_bridge():

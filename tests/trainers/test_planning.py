@@ -110,6 +110,13 @@ def test_schedules_are_chosen_among_those_of_the_trainer(to):
     )
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_cuts_that_the_simulator_moved_are_verified(seed):
+    plan = solve_for(stated(seed, "megatron", schedule="interleaved", chunks=2), "megatron").plan
+    assert plan.planner == "grid"
+    assert po.verify(plan, model(seed)).verified
+
+
 def test_all_stages_recompute_or_none_does():
     job = stated(2, "megatron", recompute="auto", memory=60_000_000, optimizer="sgd")
     plan = solve_for(job, "megatron").plan
@@ -140,6 +147,13 @@ def test_a_split_of_ones_own_is_taken_or_refused():
 def test_what_a_trainer_cannot_do_is_refused(options, message):
     with pytest.raises(PartoptError, match=message):
         solve_for(stated(5, "megatron", **options), "megatron")
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "deepspeed", "torchgpipe", "torch", "partopt"])
+def test_numbers_of_blocks_are_refused_where_they_cannot_be_said(to):
+    with pytest.raises(PartoptError, match="`recompute=2`: ") as caught:
+        solve_for(stated(5, to, recompute=2), to)
+    assert "recompute=always" in caught.value.hint
 
 
 def test_the_commands(partopt, profile_file, topology_file, tmp_path):

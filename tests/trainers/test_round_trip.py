@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from partopt.schedules.layout import LOOPED, MIRRORED, VEE
 from partopt.trainers import TRAINERS, export_plan, readers
 from partopt.trainers.judging import plan_layout
 from partopt.trainers.layout import read_layout
-from partopt.trainers.parts import find_parts
+from partopt.trainers.parts import count_blocks, find_parts
 from partopt.trainers.planning import job_for
 from partopt.trainers.says import may_begin
 from partopt.trainers.trainer import ANYWHERE, Trainer
@@ -51,7 +53,12 @@ def plans(draw: st.DrawFn, trainer: Trainer) -> tuple[Plan, Job]:
     if schedule != "pipedream":
         options["microbatches"] = P * d * draw(st.integers(1, 2))
         options["microbatch_size"] = draw(st.sampled_from(profile.measurements)).microbatch_size
-        options["recompute"] = draw(st.sampled_from(["never", "always"]))
+        modes = ["never", "always"]
+        if says.recomputed != "all" and trainer.engine.recomputes_blocks:
+            bounds = [0, *cuts, len(layers)]
+            most = max(count_blocks(parts[a:b]) for a, b in itertools.pairwise(bounds))
+            modes += range(1, most)
+        options["recompute"] = draw(st.sampled_from(modes))
         able = [own for own in trainer.engine.shard if d > 1 or own == "none"]
         options["shard"] = draw(st.sampled_from(able))
     if v > 1:
@@ -80,7 +87,8 @@ def test_variables_of_a_script_are_left_to_the_options():
 
 
 def test_an_order_in_a_file_needs_a_persons_word_for_its_schedule():
-    plan, job = planned("zb-h1", trainer="torchtitan", engine=TRAINERS["torchtitan"].engine)
+    own = {"engine": TRAINERS["torchtitan"].engine, "block_bounds": list(range(2, 11))}
+    plan, job = planned("zb-h1", trainer="torchtitan", **own)
     layout = read_layout("torchtitan", export_plan(plan, "torchtitan").main, job.profile)
     with pytest.raises(PartoptError, match="its order is in a file, which names none"):
         layout.options(job.topology)

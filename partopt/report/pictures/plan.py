@@ -18,7 +18,7 @@ from partopt.documents.profile import Profile
 from partopt.documents.stage import Stage, stages_text
 from partopt.errors import PartoptError
 from partopt.report.looks import MEMORY, ink, stage_colour
-from partopt.report.phrases import format_ranks
+from partopt.report.phrases import format_ranks, recomputed_text
 from partopt.report.pictures import cluster, tables
 from partopt.report.pictures.sheet import (
     FULL,
@@ -230,7 +230,7 @@ def _describe_stage(s: int, stage: Stage) -> str:
         f"ranks {format_ranks(stage.ranks)}",
         f"forward {format_seconds(stage.forward_s)}",
         f"backward {format_seconds(stage.backward_s)}",
-        *(["recomputed"] if stage.recompute else []),
+        *([recomputed_text(stage)] if stage.recompute else []),
     ]
     return ", ".join(parts)
 

@@ -22,6 +22,7 @@ from partopt.report.phrases import (
     format_ranks,
     link_text,
     price_lines,
+    recomputed_text,
     speed_lines,
     speed_text,
 )
@@ -249,7 +250,7 @@ def _stage_table(plan: Plan) -> dict[str, Any]:
             Column("all-reduce", lambda own: or_dash(own[1].allreduce_s, format_seconds)),
             Column("sends", lambda own: or_dash(own[1].output_bytes, format_bytes)),
             Column("in flight", lambda own: own[1].in_flight),
-            Column("activations", lambda own: "recomputed" if own[1].recompute else "kept", True),
+            Column("activations", lambda own: recomputed_text(own[1]), True),
         ],
         "Seconds and bytes of one microbatch on one replica.",
     )
