@@ -73,8 +73,8 @@ def job_for(job: Job, to: str, rules: Sequence[str] = ()) -> Job:
     """
     trainer = TRAINERS.lookup(to)
     _check_asked(job, trainer)
-    blocks = trainer.engine.recomputes_blocks
-    bounds = block_bounds(_parts_of(job, trainer, rules)) if blocks else None
+    parts = _parts_of(job, trainer, rules) if trainer.engine.recomputes_blocks else []
+    bounds = block_bounds(parts) if parts else None
     return job.with_(trainer=to, engine=trainer.engine, block_bounds=bounds)
 
 
