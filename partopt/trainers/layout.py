@@ -73,7 +73,7 @@ class TrainerLayout:
         found["cuts"] = list(self.cuts) or None
         if entry.shape == LOOPED:
             found["chunks"] = v
-        if self.trainer.engine.recomputes_blocks:
+        if self.parts and self.trainer.engine.recomputes_blocks:
             found["block_bounds"] = block_bounds(self.parts)
         stated: dict[str, Any] = {
             "microbatch_size": own.microbatch,

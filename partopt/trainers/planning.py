@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from msgspec import structs
@@ -73,8 +74,8 @@ def job_for(job: Job, to: str, rules: Sequence[str] = ()) -> Job:
     """
     trainer = TRAINERS.lookup(to)
     _check_asked(job, trainer)
-    blocks = trainer.engine.recomputes_blocks
-    bounds = block_bounds(_parts_of(job, trainer, rules)) if blocks else None
+    parts = _parts_of(job, trainer, rules) if trainer.engine.recomputes_blocks else []
+    bounds = block_bounds(parts) if parts else None
     return job.with_(trainer=to, engine=trainer.engine, block_bounds=bounds)
 
 
@@ -154,12 +155,12 @@ def solve_within(
             target=trainer.name,
         )
     plans.sort(key=order_of)
-    if job.planner_name is None:
-        firsts: dict[object, int] = {}  # of each number of stages the best
-        for place, plan in enumerate(plans):
-            firsts.setdefault((plan.schedule, len(plan.stages)), place)
-        for place in list(firsts.values())[:_STARTS]:
-            plans[place] = said.improve(plans[place])
+    firsts: dict[object, int] = {}  # of each number of stages the best
+    for place, plan in enumerate(plans):
+        firsts.setdefault((plan.schedule, len(plan.stages)), place)
+    improve = said.improve if job.planner_name is None else said.recompute_fewer
+    for place in list(firsts.values())[:_STARTS]:
+        plans[place] = improve(plans[place])
     distinct: dict[object, Plan] = {}  # of equal stages the first, or of each schedule
     for plan in sorted(plans, key=order_of):
         stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
@@ -200,7 +201,7 @@ class _Said:
 
     def improve(self, plan: Plan) -> Plan:
         """With fewer blocks made again, and cuts moved in the simulator, where that helps."""
-        plan = self._recompute_fewer(plan)
+        plan = self.recompute_fewer(plan)
         problem, start = problem_from_plan(plan, self.job.profile), plan
         if plan.planner not in _SEARCHED:
             start = structs.replace(plan, planner=_SEARCHED[-1], certificate=None)
@@ -209,9 +210,9 @@ class _Said:
         moved = move_cuts(start, problem)
         if not self._can_say(moved) or order_of(moved) >= order_of(plan):
             return plan
-        return self._recompute_fewer(_with_bound_of(start, moved, problem))
+        return self.recompute_fewer(_with_bound_of(start, moved, problem))
 
-    def _recompute_fewer(self, plan: Plan) -> Plan:
+    def recompute_fewer(self, plan: Plan) -> Plan:
         """With as few blocks made again as fit, where the trainer says how many and the job not."""
         job, says = self.job, self.trainer.says.recomputed
         open_ = job.recompute == "auto" or (job.recompute is None and job.schedule == AUTO)
@@ -246,8 +247,10 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
     PartoptError where the job asks for what the trainer cannot do.
     """
     _check_asked(job, trainer)
+    alike = job.recompute == "auto" and trainer.says.recomputed != "each"
+    modes = [{"recompute": mode} for mode in ("never", "always")] if alike else [{}]
     if job.planner_name == MANUAL:
-        yield {}
+        yield from modes
         return
     changes: dict[str, Any] = {}
     if trainer.says.cuts != ANYWHERE:
@@ -262,16 +265,12 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
         alone = job.replication == "none" or job.layout.dp == 1
         equal = trainer.says.replicas == "equal" and not alone
         changes["replication"] = "uniform" if equal else "none"
-    alike = job.recompute == "auto" and trainer.says.recomputed != "each"
-    modes = ["never", "always"] if alike else [None]
     names: Collection[str] = [job.schedule]
     if job.schedule == AUTO:  # those that planners can plan for
         own = [schedule(name) for name in trainer.schedules or SCHEDULES]
         names = [entry.name for entry in own if entry.tried_by_auto and entry.overlaps]
-    for name in names:
-        for mode in modes:
-            recompute = {} if mode is None else {"recompute": mode}
-            yield changes | {"schedule": name} | recompute
+    for name, mode in product(names, modes):
+        yield changes | {"schedule": name} | mode
 
 
 def _check_asked(job: Job, trainer: Trainer) -> None:
