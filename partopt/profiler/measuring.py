@@ -47,6 +47,7 @@ from partopt.profiler.notes import (
 )
 from partopt.profiler.observation import Structure, observe, observe_stash
 from partopt.profiler.settings import Subject, invalid_option
+from partopt.profiler.source import ModelSource
 from partopt.profiler.step import LayerTimes, Stepper, check_step
 from partopt.profiler.tensors import Inputs, place, tensors_in, tokens_per_sample
 from partopt.profiler.units import calls_vary, track
@@ -74,6 +75,19 @@ class ProfilingStopped(BaseException):
         self.error = error
 
 
+@contextlib.contextmanager
+def errors_name(source: ModelSource) -> Iterator[None]:
+    """Errors in this context name the model's file where they are about it."""
+    try:
+        yield
+    except ProfilingStopped as stopped:
+        if isinstance(stopped.error, PartoptError):
+            stopped.error = source.locate(stopped.error)
+        raise
+    except PartoptError as error:
+        raise source.locate(error) from error.__cause__
+
+
 class Measurer:
     """Measures one subject size by size, the smallest first.
 
@@ -96,7 +110,7 @@ class Measurer:
 
     def describe_device(self) -> Device:
         """The device whose times these are."""
-        return describe_device(self.subject.settings.device)
+        return describe_device(self.subject.settings.torch_device)
 
     def describe_estimate(self) -> Estimated | None:
         """What the times were computed from; None of measured ones."""
@@ -113,7 +127,7 @@ class Measurer:
                 "`estimate`",
                 code="no-weights",
             )
-        model.to(settings.device, settings.dtype).train()
+        model.to(settings.torch_device, settings.torch_dtype).train()
         yield
 
     def measure(self, size: int) -> None:
@@ -124,7 +138,7 @@ class Measurer:
         """
         if any(each.microbatch_size == size for each in self.measurements):
             return
-        self.subject.settings.progress(size, 0, 0)
+        self.subject.settings.report(size, 0, 0)
         full = any(each.out_of_memory and each.microbatch_size < size for each in self.measurements)
         try:
             measurement = None if full else self._measure(size)
@@ -141,7 +155,7 @@ class Measurer:
     def _measure(self, size: int) -> Measurement:
         subject, settings = self.subject, self.subject.settings
         subject.group.seed()
-        inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
+        inputs = place(subject.example_inputs(size), settings.torch_device, settings.torch_dtype)
         check_same_inputs(size, inputs, subject.group)
         tracker, structure = self.see(inputs)
         if not self.layers:  # once: it is the same at every size
@@ -149,12 +163,12 @@ class Measurer:
             self.notes += note_recomputed(names)
         self.tokens_per_sample = tokens_per_sample(inputs, size)
         self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
-        if len(self._input_elements) == min(2, len(settings.microbatch_sizes)):
+        if len(self._input_elements) == min(2, len(settings.sizes)):
             # once, when a second size shows whether the inputs grow, or none will
             self.notes += note_unscaled_inputs(self._input_elements)
         self._keep_layers(structure.layers, tracker, size)
         with contextlib.ExitStack() as compiled:
-            if settings.compiled:
+            if settings.compile:
                 compiled.enter_context(compile_units(tracker.modules))
                 check_step(subject.model, inputs, subject.loss_fn)
                 groups = observe_stash(subject, inputs, tracker)
@@ -182,15 +196,15 @@ class Measurer:
         """
         subject, settings = self.subject, self.subject.settings
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
-        peak_bytes = _warm_up(stepper, settings.device, subject.group)
+        peak_bytes = _warm_up(stepper, settings.torch_device, subject.group)
         usual = STEPS if stepper.last_bare_s <= LONG_STEP_S else STEPS_IF_LONG
         steps = settings.steps or subject.group.agree(usual)
         bare_s, instrumented = list[float](), list[LayerTimes]()
         for step in range(steps):
-            settings.progress(size, step, steps)
+            settings.report(size, step, steps)
             bare_s.append(stepper.bare())
             instrumented.append(stepper.instrumented())
-        settings.progress(size, steps, steps)
+        settings.report(size, steps, steps)
         if tracker.varied:
             raise calls_vary(sorted({key.name for key in tracker.varied}))
         if all(measurement.out_of_memory for measurement in self.measurements):
@@ -199,7 +213,7 @@ class Measurer:
         if not self._optimizer_tried:
             self._optimizer_s, self._optimizer_tried = self._time_optimizer(stepper), True
         # the backward of a compiled layer is one piece: a schedule's runtime would compile two
-        parts = [] if settings.compiled else stepper.input_parts(INPUT_GRADIENT_STEPS)
+        parts = [] if settings.compile else stepper.input_parts(INPUT_GRADIENT_STEPS)
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
         return summarize(
             size, structure, bare_s, instrumented, self._optimizer_s, peak_bytes, parts
@@ -245,14 +259,14 @@ def profile_of(
     Those that `resumed` holds are taken from it. Raises as `partopt.profiler.measure` does.
     """
     with (
-        hold_still(subject.settings.device),
+        hold_still(subject.settings.torch_device),
         open_compiled(subject) as plain,
         under_autocast(plain) as ready,
     ):
         if resumed is not None:
             _check_same_subject(resumed, identity, ready)
         own = measurer(ready, resumed)
-        sizes, before = ready.settings.microbatch_sizes, len(own.measurements)
+        sizes, before = ready.settings.sizes, len(own.measurements)
         try:
             with own.placed():
                 for size in sizes:
@@ -294,10 +308,10 @@ def _collect(measurer: Measurer, identity: Model) -> Profile | None:
         model=replace(identity, tokens_per_sample=measurer.tokens_per_sample),
         device=measurer.describe_device(),
         estimated=measurer.describe_estimate(),
-        environment=describe_environment(settings.device),
-        dtype=settings.dtype_name,
-        autocast=settings.autocast_name,
-        compiled=settings.compiled,
+        environment=describe_environment(settings.torch_device),
+        dtype=settings.dtype,
+        autocast=settings.autocast,
+        compiled=settings.compile,
         group=Group(ranks=subject.group.ranks) if subject.group.ranks > 1 else None,
         layers=measurer.layers or (measurer.resumed.layers if measurer.resumed else []),
         measurements=measurements,
@@ -395,15 +409,16 @@ def _check_same_subject(resumed: Profile, model: Model, subject: Subject) -> Non
     known.
     """
     settings = subject.settings
-    device, environment = describe_device(settings.device), describe_environment(settings.device)
+    device = describe_device(settings.torch_device)
+    environment = describe_environment(settings.torch_device)
     entries = [Path(entry).name for entry in (resumed.model.entry, model.entry)]
     pairs = {
         "model.entry": entries if all(entries) else ("", ""),
         "model.arguments": (resumed.model.arguments, model.arguments),
         "device.name": (resumed.device.name, device.name),
-        "dtype": (resumed.dtype, settings.dtype_name),
-        "autocast": (resumed.autocast, settings.autocast_name),
-        "compiled": (resumed.compiled, settings.compiled),
+        "dtype": (resumed.dtype, settings.dtype),
+        "autocast": (resumed.autocast, settings.autocast),
+        "compiled": (resumed.compiled, settings.compile),
         "group.ranks": (resumed.group_ranks, subject.group.ranks),
         "environment.torch": (resumed.environment.torch, environment.torch),
         "environment.cuda": (resumed.environment.cuda, environment.cuda),
