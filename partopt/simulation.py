@@ -30,8 +30,7 @@ from partopt.simulator.conditions import (
 )
 from partopt.simulator.document import document_of
 from partopt.simulator.execution import Execution, execute, execute_csv, microbatches_in
-from partopt.simulator.flows import flows_of
-from partopt.simulator.variation import variation_of, vary
+from partopt.simulator.variation import flows_of, variation_of, vary
 
 FORMS = (".json", ".svg", ".pdf", ".png", ".csv")  # what a simulation is saved as
 
