@@ -13,10 +13,9 @@ from torch import nn
 
 from partopt.documents.profile import Model, Profile
 from partopt.profiler.as_trained import opened
-from partopt.profiler.device import clock_of
+from partopt.profiler.device import build_within_memory, clock_of
 from partopt.profiler.group import check_group, check_parallel, open_group
 from partopt.profiler.measuring import ProfilingStopped, check_resume, errors_name, profile_of
-from partopt.profiler.memory import build_within_memory
 from partopt.profiler.settings import Settings, Subject, check_model, check_name
 from partopt.profiler.source import ModelSource, find_model
 from partopt.profiler.tensors import Inputs, Loss

@@ -20,11 +20,11 @@ import torch
 from torch import nn
 
 from partopt.errors import PartoptError
-from partopt.profiler.device import choose_dtype
-from partopt.profiler.memory import is_out_of_memory
+from partopt.profiler.device import choose_dtype, is_out_of_memory
 from partopt.profiler.settings import Subject
 from partopt.profiler.source import describe
 from partopt.profiler.step import loss_of_output
+from partopt.profiler.weightless import replace_attribute
 
 _WRAPPED = "_orig_mod"  # where the module that torch.compile returns holds the one it was given
 _VARIANTS = 8  # graphs of one layer: with and without gradients, and what its code makes of it
@@ -38,7 +38,7 @@ def under_autocast(subject: Subject) -> Iterator[Subject]:
         yield subject
         return
     dtype, device = choose_dtype(settings.autocast), settings.torch_device
-    with _replace_forward(subject.model, cast(subject.model.forward, device, dtype)):
+    with replace_attribute(subject.model, "forward", cast(subject.model.forward, device, dtype)):
         loss_fn = cast(subject.loss_fn or loss_of_output, device, dtype)
         yield dataclasses.replace(subject, loss_fn=loss_fn)
 
@@ -131,7 +131,7 @@ def compile_units(units: Mapping[str, nn.Module]) -> Iterator[None]:
         stack.callback(torch.compiler.reset)
         for name, module in units.items():
             forward = torch.compile(module.forward, dynamic=False)
-            stack.enter_context(_replace_forward(module, _explain(forward, name)))
+            stack.enter_context(replace_attribute(module, "forward", _explain(forward, name)))
         yield
 
 
@@ -153,16 +153,3 @@ def _explain(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
             ) from error
 
     return called
-
-
-@contextlib.contextmanager
-def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Have `module` run `forward` in this context; its hooks run around it as before."""
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before

@@ -37,20 +37,21 @@ from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.profiler import weightless
 from partopt.profiler.as_trained import no_cast_cache
-from partopt.profiler.collectives import (
+from partopt.profiler.group import (
     Interconnect,
+    exchanges_nothing,
     is_collective,
     make_parallel,
     open_pretended_group,
 )
-from partopt.profiler.group import exchanges_nothing
 from partopt.profiler.layers import Tracker
-from partopt.profiler.measuring import Measurer, errors_name, profile_of, summarize
+from partopt.profiler.measuring import Measurer, errors_name, profile_of
 from partopt.profiler.observation import Structure, observe
 from partopt.profiler.operations import Operation, Watch, storages_in
 from partopt.profiler.settings import Settings, Subject, check_model, check_name
 from partopt.profiler.source import describe, find_model
 from partopt.profiler.step import Stepper, check_step
+from partopt.profiler.summary import summarize
 from partopt.profiler.tensors import Inputs, Loss, local_tensors
 from partopt.profiler.units import track
 
@@ -441,25 +442,17 @@ def _scale_to(profile: Profile, seconds: float | None) -> Profile:
     layers = profile.measured()[0].layers
     scale = seconds / sum(layer.forward_s + layer.backward_s for layer in layers)
 
-    def scaled(value: float | None) -> float | None:
-        return None if value is None else value * scale
+    def scaled(part: Any, *names: str) -> Any:
+        times = {name: getattr(part, name) for name in names}
+        return replace(part, **{name: each * scale for name, each in times.items() if each})
 
+    own = ("forward_s", "backward_s", "backward_input_s")
     return replace(
         profile,
         estimated=replace(profile.estimated, scale=scale, calibrated_s=float(seconds)),
         measurements=[
             replace(
-                each,
-                optimizer_s=scaled(each.optimizer_s),
-                layers=[
-                    replace(
-                        layer,
-                        forward_s=layer.forward_s * scale,
-                        backward_s=layer.backward_s * scale,
-                        backward_input_s=scaled(layer.backward_input_s),
-                    )
-                    for layer in each.layers
-                ],
+                scaled(each, "optimizer_s"), layers=[scaled(layer, *own) for layer in each.layers]
             )
             for each in profile.measurements
         ],

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,20 +22,26 @@ from partopt.documents.profile import (
     Estimated,
     Group,
     Layer,
-    LayerMeasurement,
     Measurement,
     Model,
     Profile,
 )
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.as_trained import compile_units, no_cast_cache, open_compiled, under_autocast
-from partopt.profiler.device import describe_device, describe_environment, hold_still
+from partopt.profiler.device import (
+    describe_device,
+    describe_environment,
+    hold_still,
+    invalid_option,
+    release_memory,
+)
 from partopt.profiler.group import RankGroup, check_same_inputs, expect_collectives
 from partopt.profiler.layers import Tracker
-from partopt.profiler.memory import release_memory
-from partopt.profiler.notes import (
-    OVERHEAD_BOUND,
-    RESCALE_ABOVE,
+from partopt.profiler.observation import Structure, observe, observe_stash
+from partopt.profiler.settings import Subject
+from partopt.profiler.source import ModelSource
+from partopt.profiler.step import LayerTimes, Stepper, check_step
+from partopt.profiler.summary import (
     note_busy_machine,
     note_missing_backwards,
     note_optimizer,
@@ -44,11 +49,8 @@ from partopt.profiler.notes import (
     note_recomputed,
     note_uneven_layers,
     note_unscaled_inputs,
+    summarize,
 )
-from partopt.profiler.observation import Structure, observe, observe_stash
-from partopt.profiler.settings import Subject, invalid_option
-from partopt.profiler.source import ModelSource
-from partopt.profiler.step import LayerTimes, Stepper, check_step
 from partopt.profiler.tensors import Inputs, place, tensors_in, tokens_per_sample
 from partopt.profiler.units import calls_vary, track
 
@@ -339,56 +341,6 @@ def _warm_up(stepper: Stepper, device: torch.device, group: RankGroup) -> int | 
         peak = max(group.gather(torch.cuda.max_memory_allocated(device)))
     stepper.instrumented()
     return peak
-
-
-def summarize(
-    size: int,
-    structure: Structure,
-    bare_s: Sequence[float],
-    instrumented: Sequence[LayerTimes],
-    optimizer_s: float | None,
-    peak_bytes: int | None,
-    input_parts: Sequence[Sequence[float]] = (),
-) -> Measurement:
-    """The measurement of a size: medians of its steps, and what the structure shows.
-
-    `input_parts` are the seconds of each layer in backwards without gradients of weights: what is
-    longer than the whole backward, by noise, is cut to it.
-    """
-    step_s = statistics.median(bare_s)
-    overhead = statistics.median(times.step_s for times in instrumented) / step_s
-    scale = 1 / overhead if overhead > RESCALE_ABOVE else 1.0  # back to the bare step
-    layers = []
-    for index in range(len(structure.layers)):
-        forward_s = [times.forward_s[index] * scale for times in instrumented]
-        backward_s = [times.backward_s[index] * scale for times in instrumented]
-        inputs_s = [seconds[index] * scale for seconds in input_parts]
-        whole_s = statistics.median(backward_s)
-        layers.append(
-            LayerMeasurement(
-                forward_s=statistics.median(forward_s),
-                backward_s=whole_s,
-                backward_input_s=min(statistics.median(inputs_s), whole_s) if inputs_s else None,
-                forward_stdev_s=statistics.stdev(forward_s) if len(forward_s) > 1 else 0.0,
-                backward_stdev_s=statistics.stdev(backward_s) if len(backward_s) > 1 else 0.0,
-                output_bytes=structure.output_bytes.get(index, 0),
-                transient_bytes=structure.transient_bytes.get(index, 0),
-                split_stash_bytes=structure.split_stash_bytes.get(index, 0),
-                forward_flops=structure.flops.get(index, 0),
-            )
-        )
-    return Measurement(
-        microbatch_size=size,
-        step_s=step_s,
-        coverage=sum(layer.forward_s + layer.backward_s for layer in layers) / step_s,
-        overhead=overhead,
-        overhead_bound=overhead > OVERHEAD_BOUND,
-        optimizer_s=optimizer_s,
-        peak_memory_bytes=peak_bytes,
-        layers=layers,
-        tensors=structure.tensors,
-        stash_groups=structure.stash_groups,
-    )
 
 
 # --- going on with a profile that was stopped -----------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from partopt import documents
 from partopt.documents.profile import Count, Model
 from partopt.errors import PartoptError, did_you_mean
 from partopt.printable import printable
-from partopt.profiler.device import Clock, choose_device, choose_dtype
+from partopt.profiler.device import Clock, choose_device, choose_dtype, invalid_option
 from partopt.profiler.group import RankGroup
 from partopt.profiler.tensors import Inputs, Loss
 
@@ -128,37 +128,12 @@ def check_name(name: str | None) -> str | None:
     return name
 
 
-def check_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of the build function.
-
-    Raises PartoptError for arguments that a profile could not record.
-    """
-    given = dict(arguments or {}) if isinstance(arguments, Mapping | None) else None
-    what, hint = "not a mapping of names to values", 'give a dictionary such as {"layers": 12}'
-    if given is not None and all(isinstance(key, str) for key in given):
-        fault = next(iter(Model(name="model", arguments=given).faults()), None)
-        if fault is None:
-            return given
-        what = fault.message.removeprefix("arguments.")
-        hint = "give numbers, text, lists or mappings, which the profile records"
-    raise PartoptError(
-        f"`arguments`: {what}", hint, code="invalid-option", option="arguments", value=arguments
-    )
-
-
 def check_callable(option: str, given: Any) -> Any:
     """The function that is given, if any. Raises PartoptError for anything else."""
     if given is not None and not callable(given):
         what = f"of type {type(given).__name__}, not a function"
         raise invalid_option(option, given, what, "give a function, or leave it out")
     return given
-
-
-def invalid_option(option: str, value: object, what: str, hint: str) -> PartoptError:
-    """The error of an option with an invalid value."""
-    return PartoptError(
-        f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
-    )
 
 
 def _check_sizes(given: Collection[int]) -> None:

@@ -8,7 +8,6 @@ reads their values.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import random
 import sys
@@ -93,16 +92,13 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(replace_attribute(nn.Module, "register_parameter", register_fake))
         stack.enter_context(replace_attribute(nn.Module, "_apply", convert_fake))
+        leave: Any = lambda tensor, *_arguments, **_options: tensor  # noqa: E731
         # `torch.nn.init` would read values of fakes, or touch every page
         for name, function in list(vars(nn.init).items()):
             if name.endswith("_") and not name.startswith("_") and callable(function):
-                stack.enter_context(replace_attribute(nn.init, name, _leave))
+                stack.enter_context(replace_attribute(nn.init, name, leave))
         stack.enter_context(_LargeRandomNumbersAreFake(mode))
         yield
-
-
-def _leave(tensor: Tensor, *_arguments: Any, **_options: Any) -> Tensor:
-    return tensor
 
 
 class _LargeRandomNumbersAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -240,13 +236,16 @@ def without_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
-    """The attribute of a class or a module has another value in this context."""
-    was = inspect.getattr_static(owner, name)  # a classmethod as it is written
+    """The attribute of an object, a class or a module has another value in this context."""
+    own, was = name in vars(owner), vars(owner).get(name)  # a classmethod as it is written
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, was)
+        if own:
+            setattr(owner, name, was)
+        else:
+            delattr(owner, name)
 
 
 def memoize(make: Callable[[Any], Tensor]) -> Callable[[Tensor], Tensor]:
