@@ -8,6 +8,7 @@ reads their values.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import random
 import sys
@@ -89,16 +90,29 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
             setattr(holder, name, converted(parameter))
         return module
 
+    building = True
+
+    def once_built(initialise: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The function, for modules that are imported now and keep it; now it does nothing."""
+
+        @functools.wraps(initialise)
+        def called(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+            return tensor if building else initialise(tensor, *arguments, **options)
+
+        return called
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(replace_attribute(nn.Module, "register_parameter", register_fake))
         stack.enter_context(replace_attribute(nn.Module, "_apply", convert_fake))
-        leave: Any = lambda tensor, *_arguments, **_options: tensor  # noqa: E731
         # `torch.nn.init` would read values of fakes, or touch every page
         for name, function in list(vars(nn.init).items()):
             if name.endswith("_") and not name.startswith("_") and callable(function):
-                stack.enter_context(replace_attribute(nn.init, name, leave))
+                stack.enter_context(replace_attribute(nn.init, name, once_built(function)))
         stack.enter_context(_LargeRandomNumbersAreFake(mode))
-        yield
+        try:
+            yield
+        finally:
+            building = False
 
 
 class _LargeRandomNumbersAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -375,14 +389,14 @@ def _attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> Tensor | None:
     """Flash attention, or with a mask or in float32 the memory-efficient one; None for neither.
 
-    Shapes: (b, h, t, w) samples, heads, tokens, width of a head; with `enable_gqa` several heads of
-    the query share one of key and value.
+    Shapes: (b, h, t, w) samples, heads, tokens, width of a head. Of torch's other options `scale`
+    is passed on; with `enable_gqa` several heads of the query share one of key and value.
     """
+    scale = options.get("scale")
     plain = query.dim() == key.dim() == 4 and query.shape[-1] == value.shape[-1] <= _FLASH_HEAD
     if not plain or query.dtype not in (*_HALVES, torch.float32):
         return None
@@ -390,7 +404,7 @@ def _attention(
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         made: Tensor = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
         return made
-    if enable_gqa:
+    if options.get("enable_gqa"):
         groups = query.shape[1] // key.shape[1]
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     if attn_mask is not None:

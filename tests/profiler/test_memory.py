@@ -166,6 +166,14 @@ def test_initialisation_is_no_obstacle():
     assert (nn.Module.register_parameter, dict(vars(nn.init))) == before
 
 
+def test_what_keeps_an_initialisation_while_a_model_is_built_has_it_later():
+    """As transformers does where it is imported by the build function."""
+    with build_without_weights(fake_mode()):
+        kept = torch.nn.init.zeros_
+        assert kept(torch.ones(3)).tolist() == [1, 1, 1]
+    assert kept(torch.ones(3)).tolist() == [0, 0, 0]
+
+
 # --- memory -----------------------------------------------------------------------------------
 
 
