@@ -228,7 +228,7 @@ def median_s(run: Callable[[], object], turns: int = 15) -> float:
 def profile(case: Case, clock: Any, steps: int, dtype: str = "float32") -> Profile:
     """The profile of a case, measured by a clock or estimated by one."""
     found = find_model(f"{EXAMPLES}/{case.name}.py", case.arguments)
-    settings = Settings.of([case.microbatch], "cpu", dtype, "auto", (), steps, None)
+    settings = Settings(microbatch_sizes=[case.microbatch], device="cpu", dtype=dtype, steps=steps)
     torch.manual_seed(0)
     estimated = isinstance(clock, RooflineClock)
     with build_without_weights(fake_mode()) if estimated else contextlib.nullcontext():

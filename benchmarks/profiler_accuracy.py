@@ -74,7 +74,7 @@ ON_CUDA = [
 def main() -> None:
     """A row for each model."""
     arguments = _arguments()
-    settings = Settings.of([1], arguments.device, "float32", "auto", (), arguments.steps, None)
+    settings = Settings(microbatch_sizes=[1], device=arguments.device, steps=arguments.steps)
     print(_describe(arguments.device))
     heading = ("MODEL", "LAYERS", "RANGES", "STEP", "MEAN", "LARGEST", "BIAS", "SPREAD")
     print(_ROW.format(*heading, "COVERAGE", "OVERHEAD"))
@@ -88,15 +88,15 @@ def row(case: Case, settings: Settings, rounds: int) -> str:
     """The line of a model, which is profiled and executed in ranges `rounds` times."""
     found = find_model(f"{EXAMPLES}/{case.name}.py", case.settings)
     torch.manual_seed(0)
-    settings = replace(settings, microbatch_sizes=(case.microbatch,))
-    clock = clock_of(settings.device)
+    settings = replace(settings, microbatch_sizes=[case.microbatch])
+    clock = clock_of(settings.torch_device)
 
     def inputs_of(size: int) -> Any:
         return _without_labels(found.example_inputs(size))
 
     subject = Subject(found.build(), inputs_of, _sum, settings, clock)
     profiles = [profile_of(subject, Model(name=case.name))]
-    inputs = place(inputs_of(case.microbatch), settings.device, settings.dtype)
+    inputs = place(inputs_of(case.microbatch), settings.torch_device, settings.torch_dtype)
     calls, cuts = record_calls(subject.model, profiles[0], inputs), ranges(profiles[0])
     ratios: list[list[float]] = [[] for _ in cuts]
     for turn in range(rounds):
@@ -189,7 +189,7 @@ def time_range(calls: list[list[Call]], part: slice, clock: Clock, settings: Set
     is_first, is_last = part.start == 0, part.stop == len(calls)
     gradient = None if is_last else torch.randn_like(_run(own, is_first))
     taken = []
-    with hold_still(settings.device):
+    with hold_still(settings.torch_device):
         for _ in range(settings.steps + 2):
             begin = clock.stamp()
             made = _run(own, is_first)

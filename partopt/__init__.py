@@ -32,13 +32,8 @@ if TYPE_CHECKING:
     from partopt.job import Job
     from partopt.links import FittedLinks
     from partopt.planners import PLANNERS
-    from partopt.profiler import (
-        ProfilingStopped,
-        estimate,
-        estimate_source,
-        measure,
-        measure_source,
-    )
+    from partopt.profiler import ProfilingStopped, measure, measure_source
+    from partopt.profiler.estimating import estimate, estimate_source
     from partopt.report.pictures import draw
     from partopt.runtime.link_measurement import prepare_links
     from partopt.runtime.measured import TrainingRun
@@ -86,8 +81,8 @@ _PLACES = {
     "Uniform": "partopt.trials",
     "compare": "partopt.search.compare",
     "draw": "partopt.report.pictures",
-    "estimate": "partopt.profiler",
-    "estimate_source": "partopt.profiler",
+    "estimate": "partopt.profiler.estimating",
+    "estimate_source": "partopt.profiler.estimating",
     "compare_groups": "partopt.search.groups",
     "export_plan": "partopt.trainers",
     "find_fitting": "partopt.search.does_not_fit",

@@ -30,8 +30,7 @@ from partopt.simulator.conditions import (
 )
 from partopt.simulator.document import document_of
 from partopt.simulator.execution import Execution, execute, execute_csv, microbatches_in
-from partopt.simulator.flows import flows_of
-from partopt.simulator.variation import variation_of, vary
+from partopt.simulator.variation import flows_of, variation_of, vary
 
 FORMS = (".json", ".svg", ".pdf", ".png", ".csv")  # what a simulation is saved as
 
@@ -113,12 +112,6 @@ class Simulation:
         return ".json" if path == "-" else documents.check_form(path, FORMS, hint)
 
 
-def _most_actions(save_as: str | None) -> int:
-    """How many actions a simulation may have: traces hold fewer."""
-    form = Simulation.form_of(save_as) if save_as is not None else ""
-    return trace.MOST_ACTIONS if form == ".json" else schedules.ACTION_LIMIT
-
-
 def simulate(
     plan: Plan,
     *,
@@ -141,7 +134,9 @@ def simulate(
     """
     given = Conditions(**conditions)
     variation = variation_of(jitter, slow, seed, draws)
-    run = _run(plan, _most_actions(save_as), given)
+    form = Simulation.form_of(save_as) if save_as is not None else ""
+    most_actions = trace.MOST_ACTIONS if form == ".json" else schedules.ACTION_LIMIT
+    run = _run(plan, most_actions, given)
     if run.makespan_s == 0:
         raise PartoptError(
             "all that the plan does takes 0 s: there is nothing to see",
@@ -153,13 +148,9 @@ def simulate(
 
 
 def _run(plan: Plan, most_actions: int, conditions: Conditions) -> Execution:
-    own = conditions.own_order
-    if own is None:
-        return _execute(plan, conditions, most_actions)
-    return _execute_own(plan, own, conditions, most_actions)
-
-
-def _execute(plan: Plan, conditions: Conditions, most_actions: int) -> Execution:
+    """The plan under its schedule or another one, or under an order of the user's own."""
+    if (own := conditions.own_order) is not None:
+        return _run_own(plan, own, conditions, most_actions)
     if conditions.schedule is None and plan.schedule not in SCHEDULES:
         raise PartoptError(
             f'schedule: unknown schedule "{plan.schedule}"',
@@ -184,7 +175,7 @@ def _execute(plan: Plan, conditions: Conditions, most_actions: int) -> Execution
         ) from None
 
 
-def _execute_own(plan: Plan, path: Path, conditions: Conditions, most_actions: int) -> Execution:
+def _run_own(plan: Plan, path: Path, conditions: Conditions, most_actions: int) -> Execution:
     """The order in the file `path`, on the plan's stages."""
     for option, value in {"warmup": conditions.warmup, **conditions.facts}.items():
         if value is not None and option in ("warmup", "allreduce"):

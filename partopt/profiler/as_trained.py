@@ -20,10 +20,11 @@ import torch
 from torch import nn
 
 from partopt.errors import PartoptError
-from partopt.profiler.memory import is_out_of_memory
+from partopt.profiler.device import choose_dtype, is_out_of_memory
 from partopt.profiler.settings import Subject
 from partopt.profiler.source import describe
 from partopt.profiler.step import loss_of_output
+from partopt.profiler.weightless import replace_attribute
 
 _WRAPPED = "_orig_mod"  # where the module that torch.compile returns holds the one it was given
 _VARIANTS = 8  # graphs of one layer: with and without gradients, and what its code makes of it
@@ -32,11 +33,12 @@ _VARIANTS = 8  # graphs of one layer: with and without gradients, and what its c
 @contextlib.contextmanager
 def under_autocast(subject: Subject) -> Iterator[Subject]:
     """The subject with its forward and its loss under the autocast of its settings, if any."""
-    dtype, device = subject.settings.autocast, subject.settings.device
-    if dtype is None:
+    settings = subject.settings
+    if settings.autocast is None:
         yield subject
         return
-    with _replace_forward(subject.model, cast(subject.model.forward, device, dtype)):
+    dtype, device = choose_dtype(settings.autocast), settings.torch_device
+    with replace_attribute(subject.model, "forward", cast(subject.model.forward, device, dtype)):
         loss_fn = cast(subject.loss_fn or loss_of_output, device, dtype)
         yield dataclasses.replace(subject, loss_fn=loss_fn)
 
@@ -78,7 +80,7 @@ def opened(module: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def open_compiled(subject: Subject) -> Iterator[Subject]:
-    """The subject with nothing compiled in it; where something was, its settings say `compiled`."""
+    """The subject with nothing compiled in it; where something was, its settings say `compile`."""
     model = opened(subject.model)
     wrapped = [
         (parent, name, child)
@@ -96,8 +98,8 @@ def open_compiled(subject: Subject) -> Iterator[Subject]:
     for module, _ in calls:
         module._compiled_call_impl = None
     was_compiled = model is not subject.model or bool(wrapped or calls)
-    compiled = subject.settings.compiled or was_compiled
-    settings = dataclasses.replace(subject.settings, compiled=compiled)
+    compiled = subject.settings.compile or was_compiled
+    settings = dataclasses.replace(subject.settings, compile=compiled)
     try:
         yield dataclasses.replace(subject, model=model, settings=settings)
     finally:
@@ -129,7 +131,7 @@ def compile_units(units: Mapping[str, nn.Module]) -> Iterator[None]:
         stack.callback(torch.compiler.reset)
         for name, module in units.items():
             forward = torch.compile(module.forward, dynamic=False)
-            stack.enter_context(_replace_forward(module, _explain(forward, name)))
+            stack.enter_context(replace_attribute(module, "forward", _explain(forward, name)))
         yield
 
 
@@ -151,16 +153,3 @@ def _explain(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
             ) from error
 
     return called
-
-
-@contextlib.contextmanager
-def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Have `module` run `forward` in this context; its hooks run around it as before."""
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before

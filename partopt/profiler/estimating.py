@@ -16,11 +16,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import msgspec
 import torch
@@ -30,22 +31,28 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from partopt import documents
 from partopt.documents import Note
-from partopt.documents.device import TF32, Roofline
-from partopt.documents.profile import Device, Estimated, Measurement, OperationShare, Profile
+from partopt.documents.device import TF32, Roofline, cluster_of, same_device
+from partopt.documents.profile import Device, Estimated, Measurement, Model, OperationShare, Profile
+from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.profiler import weightless
 from partopt.profiler.as_trained import no_cast_cache
-from partopt.profiler.collectives import Interconnect, is_collective
-from partopt.profiler.group import exchanges_nothing
-from partopt.profiler.kernels import kernels_of
+from partopt.profiler.group import (
+    Interconnect,
+    exchanges_nothing,
+    is_collective,
+    make_parallel,
+    open_pretended_group,
+)
 from partopt.profiler.layers import Tracker
-from partopt.profiler.measuring import Measurer, summarize
+from partopt.profiler.measuring import Measurer, errors_name, profile_of
 from partopt.profiler.observation import Structure, observe
 from partopt.profiler.operations import Operation, Watch, storages_in
-from partopt.profiler.settings import Subject
-from partopt.profiler.source import describe
+from partopt.profiler.settings import Settings, Subject, check_model, check_name
+from partopt.profiler.source import describe, find_model
 from partopt.profiler.step import Stepper, check_step
-from partopt.profiler.tensors import Inputs, local_tensors
+from partopt.profiler.summary import summarize
+from partopt.profiler.tensors import Inputs, Loss, local_tensors
 from partopt.profiler.units import track
 
 MOST_WITHOUT_RULE = 0.05  # of the time
@@ -225,8 +232,10 @@ class Estimator(Measurer):
         """The context in which the parameters are fake, and have gradients to add to."""
         model, settings = self.subject.model, self.subject.settings
         with (
-            weightless.fake_parameters(model, self._mode, settings.device, settings.dtype),
-            weightless.real_buffers(model, settings.device, settings.dtype),
+            weightless.fake_parameters(
+                model, self._mode, settings.torch_device, settings.torch_dtype
+            ),
+            weightless.real_buffers(model, settings.torch_device, settings.torch_dtype),
         ):
             model.train()
             with self._mode:
@@ -242,7 +251,7 @@ class Estimator(Measurer):
             weightless.without_log(),
             self._mode,
             weightless.fake_buffers(self.subject.model, self._mode),
-            kernels_of(self.clock.device.type),
+            weightless.kernels_of(self.clock.device.type),
         ):
             yield
 
@@ -336,15 +345,94 @@ def _find_module(error: Exception, model: nn.Module) -> str:
     return next((f'"{name}"' for name in reversed(found) if name), "the model")
 
 
-def check_seconds(seconds: float | None) -> None:
-    """Raise PartoptError for what is no time of a step."""
-    if seconds is not None:
+# --- what is estimated ----------------------------------------------------------------------------
+
+
+def estimate(
+    model: nn.Module,
+    example_inputs: Callable[[int], Inputs],
+    device: str | os.PathLike[str],
+    *,
+    loss_fn: Loss | None = None,
+    name: str | None = None,
+    calibrate: float | None = None,
+    **options: Any,
+) -> Profile:
+    """What every layer of `model` would take on `device`, a device file or a shipped name.
+
+    Nothing is measured: one step at each microbatch size runs on fake tensors, and each operation
+    takes what a roofline says. `dtype` is by default bfloat16, float32 under `autocast` or where
+    the device does not compute in bfloat16. `calibrate` is the seconds of a step, forward and
+    backward, measured at the first size: all times are scaled to it. The model is left where it is.
+    All else, and the errors, are as in `measure`, without `steps` and `compile`; what needs the
+    values of tensors is refused too.
+    """
+    roofline = Roofline.load(device)
+    settings = _settings_of(roofline, calibrate, **options)
+    check_model(model, example_inputs, loss_fn)
+    subject = Subject(model, example_inputs, loss_fn, settings, RooflineClock(roofline))
+    identity = Model(name=check_name(name) or type(model).__name__)
+    return _scale_to(profile_of(subject, identity, measurer=Estimator), calibrate)
+
+
+def estimate_source(
+    source: str | os.PathLike[str],
+    device: str | os.PathLike[str],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    calibrate: float | None = None,
+    group: int = 1,
+    topology: str | os.PathLike[str] | Topology | None = None,
+    **options: Any,
+) -> Profile:
+    """What the model that `source` names would take on `device`; it is built without weights.
+
+    `source`, `arguments` and `name` are as in `measure_source`. A `group` of so many ranks runs it
+    together, over the innermost links of a `topology`, a file or a shipped name: its build makes it
+    parallel over the process group that is there, or it is a model of transformers, which is cut as
+    its class says. All else is as in `estimate`.
+    """
+    links, roofline = Interconnect.of(group, topology), Roofline.load(device)
+    if links is not None and not same_device(roofline.name, links.topology.device.name):
+        raise PartoptError(
+            f"`topology={links.topology.name}`: a cluster of {links.topology.device.name}, not of "
+            f"{roofline.name}",
+            f"give the cluster of the device: `topology={cluster_of(roofline.name) or 'CLUSTER'}`",
+            code="other-device",
+            option="topology",
+        )
+    settings, title = _settings_of(roofline, calibrate, **options), check_name(name)
+    found = find_model(source, arguments)
+    identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
+    with errors_name(found), open_pretended_group(group) as ranks:
+        model = weightless.build_weightless(found.build)
+        make_parallel(model, ranks)
+        clock = RooflineClock(roofline, links)
+        subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, ranks)
+        return _scale_to(profile_of(subject, identity, measurer=Estimator), calibrate)
+
+
+def _settings_of(
+    device: Roofline, calibrate: float | None, dtype: str | None = None, **options: Any
+) -> Settings:
+    """The settings of a step on fakes of the CPU, in number formats that the device has."""
+    if calibrate is not None:
         hint = "give the seconds of a forward and a backward, without the optimizer"
         expected = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
-        documents.check_option("calibrate", seconds, expected, hint)
+        documents.check_option("calibrate", calibrate, expected, hint)
+    if dtype is None:
+        usual = "bfloat16"  # in which models are trained on what computes in it
+        fast = options.get("autocast") is None and usual in device.peaks_flops
+        dtype = usual if fast else "float32"
+    settings = Settings(device="cpu", steps=1, compile=False, dtype=dtype, **options)
+    device.check_dtype(settings.dtype)
+    if settings.autocast is not None:
+        device.check_dtype(settings.autocast, "autocast")
+    return settings
 
 
-def scale_to(profile: Profile, seconds: float | None) -> Profile:
+def _scale_to(profile: Profile, seconds: float | None) -> Profile:
     """The estimated profile with all times scaled, so that a step takes `seconds`.
 
     The step is the forward and the backward of one microbatch of the smallest size.
@@ -354,25 +442,17 @@ def scale_to(profile: Profile, seconds: float | None) -> Profile:
     layers = profile.measured()[0].layers
     scale = seconds / sum(layer.forward_s + layer.backward_s for layer in layers)
 
-    def scaled(value: float | None) -> float | None:
-        return None if value is None else value * scale
+    def scaled(part: Any, *names: str) -> Any:
+        times = {name: getattr(part, name) for name in names}
+        return replace(part, **{name: each * scale for name, each in times.items() if each})
 
+    own = ("forward_s", "backward_s", "backward_input_s")
     return replace(
         profile,
         estimated=replace(profile.estimated, scale=scale, calibrated_s=float(seconds)),
         measurements=[
             replace(
-                each,
-                optimizer_s=scaled(each.optimizer_s),
-                layers=[
-                    replace(
-                        layer,
-                        forward_s=layer.forward_s * scale,
-                        backward_s=layer.backward_s * scale,
-                        backward_input_s=scaled(layer.backward_input_s),
-                    )
-                    for layer in each.layers
-                ],
+                scaled(each, "optimizer_s"), layers=[scaled(layer, *own) for layer in each.layers]
             )
             for each in profile.measurements
         ],

@@ -1,8 +1,17 @@
-"""A group of ranks that runs one model together, as `torchrun` starts it: one planning device.
+"""A group of ranks that runs one model together: one planning device.
 
 The model's own build makes it parallel over the group: tensor, sequence or context parallelism, by
-hand or by DTensor. Every rank takes the same steps on the same inputs; the times are rank 0's, the
-memory the largest of the ranks, the bytes at cuts those of one rank.
+hand or by DTensor. Of ranks that `torchrun` started every one takes the same steps on the same
+inputs; the times are rank 0's, the memory the largest of the ranks, the bytes at cuts those of one
+rank.
+
+For an estimate the ranks are pretended: this process is rank 0, and torch's fake process group lets
+every collective return at once. A model whose build makes it parallel over the group finds as many
+ranks as it asks for; a model of transformers that does not is cut as its class says
+(`base_model_tp_plan`), by transformers itself. What the ranks exchange takes time on links that are
+not there, as rings (Patarasuk and Yuan, 2009; Thakur, Rabenseifner and Gropp, 2005): an all-reduce
+is a reduce-scatter and an all-gather, so that each of these, and what else passes once around the
+ring, takes half of it.
 """
 
 from __future__ import annotations
@@ -20,12 +29,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from partopt import documents
+from partopt.documents.profile import Count
+from partopt.documents.topology import Topology, group_levels
 from partopt.errors import PartoptError
-from partopt.profiler.memory import is_out_of_memory
-from partopt.profiler.operations import Operation, Watch
-from partopt.profiler.tensors import Inputs, tensors_in
+from partopt.profiler.device import is_out_of_memory
+from partopt.profiler.operations import Operation, Watch, storages_in
+from partopt.profiler.source import describe
+from partopt.profiler.tensors import Inputs, local_tensors, tensors_in
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 SEED = 0
@@ -42,28 +56,50 @@ _DATA_MODULES = {
 _DATA_DIMENSIONS = ("dp", "ddp", "data", "fsdp", "hsdp", "replicate", "shard", "ep", "expert")
 
 
+# operators by how they begin without underscores; what is not here passes nothing, or what a rank
+# sends, which is counted where it is received
+_TWICE_AROUND = "allreduce"
+_ONCE_AROUND = (
+    "allgather",
+    "reducescatter",
+    "alltoall",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+)
+_BETWEEN_TWO = "recv"
+
+
 @dataclass
 class RankGroup:
     """The ranks that measure together; of one rank, nothing is exchanged.
 
-    `ended` says that a rank ran out of memory: what the ranks exchange from then on is undefined.
+    Of `pretended` ones all others hold what this rank, which is there alone, holds. `ended` says
+    that a rank ran out of memory: what the ranks exchange from then on is undefined.
     """
 
     rank: int = 0
     ranks: int = 1
+    pretended: bool = False
     ended: bool = False
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether there are others to ask."""
+        return self.ranks > 1 and not self.pretended
 
     def agree(self, value: Any) -> Any:
         """The value of rank 0."""
         held = [value]
-        if self.ranks > 1:
+        if self.exchanges:
             dist.broadcast_object_list(held, src=0)
         return held[0]
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in their order."""
         held = [value] * self.ranks
-        if self.ranks > 1:
+        if self.exchanges:
             dist.all_gather_object(held, value)
         return held
 
@@ -76,7 +112,7 @@ class RankGroup:
 
     def settle(self) -> None:
         """Let the threads of the collectives that are done give back what they hold."""
-        if self.ranks > 1:
+        if self.exchanges:
             time.sleep(SETTLING_S)
 
     def is_out_of_memory(self, error: Exception) -> bool:
@@ -86,7 +122,7 @@ class RankGroup:
         get the error of a broken connection.
         """
         full = is_out_of_memory(error)
-        if self.ranks > 1:
+        if self.exchanges:
             store = dist.distributed_c10d._get_default_store()
             if full:
                 store.set(_FULL, "1")
@@ -103,7 +139,8 @@ def open_group(device: torch.device) -> Iterator[RankGroup]:
     the context.
     """
     there = dist.is_available() and dist.is_initialized()
-    if not there and not _is_started():
+    started = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    if not there and not (started and int(os.environ["WORLD_SIZE"]) > 1):
         yield RankGroup()
         return
     if device.type == "cuda" and "LOCAL_RANK" in os.environ:
@@ -119,12 +156,6 @@ def open_group(device: torch.device) -> Iterator[RankGroup]:
     finally:
         if not there and dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _is_started() -> bool:
-    """Whether this process is one of several that `torchrun`, or what does as it does, started."""
-    found = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-    return found and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def check_group(group: RankGroup, compiled: bool) -> None:
@@ -185,6 +216,11 @@ def _digest(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), str(tensor.dtype), zlib.crc32(data)
 
 
+def is_collective(call: Operation) -> bool:
+    """Whether an operation exchanges something between ranks."""
+    return "c10d" in call.func.namespace
+
+
 class _Exchanges(Watch):
     """Sees whether the ranks exchange anything."""
 
@@ -192,7 +228,7 @@ class _Exchanges(Watch):
 
     def after(self, call: Operation) -> None:
         """Note a collective."""
-        self.seen = self.seen or "c10d" in call.func.namespace
+        self.seen = self.seen or is_collective(call)
 
 
 @contextlib.contextmanager
@@ -221,3 +257,132 @@ def _not_in_a_group(what: str) -> PartoptError:
         "stages",
         code="data-parallel-group",
     )
+
+
+# --- a group that is not there --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """The links of a topology, of which a group of consecutive ranks uses the innermost."""
+
+    topology: Topology
+
+    @classmethod
+    def of(
+        cls, group: int, topology: str | os.PathLike[str] | Topology | None
+    ) -> Interconnect | None:
+        """The links of a group of so many ranks; None for one rank.
+
+        Raises PartoptError for a number that does not divide the topology, and for one of the two
+        without the other.
+        """
+        documents.check_option("group", group, Count, "8 ranks are a server of eight devices")
+        if (group > 1) != (topology is not None):
+            option, what, missing = (
+                ("group", "its ranks exchange over the links of a topology", "topology")
+                if group > 1
+                else ("topology", "says over which links a group of ranks exchanges", "group")
+            )
+            raise PartoptError(
+                f"`{option}`: {what}, and there is no `{missing}`",
+                f"give `{missing}` too, or leave `{option}` out",
+                code="unpaired-option",
+                option=option,
+            )
+        if topology is None:
+            return None
+        loaded = topology if isinstance(topology, Topology) else Topology.load(topology)
+        group_levels(loaded.levels, group)
+        return cls(loaded)
+
+    def seconds(self, call: Operation) -> float:
+        """Seconds of one call of a collective operator.
+
+        The bytes are those of the whole: of an all-gather what every rank has in the end.
+        """
+        # import numba, for groups alone
+        from partopt.cost.collectives import allreduce_s
+        from partopt.cost.links import transfer_s
+
+        name = str(call.func._schema.name).rpartition("::")[2].replace("_", "")
+        values = [*call.arguments, *call.options.values(), call.result]
+        whole = max(sum(each.nbytes for each in storages_in(value)) for value in values)
+        if name.startswith(_BETWEEN_TWO):
+            return transfer_s(whole, 1, self.topology)
+        if not name.startswith((_TWICE_AROUND, *_ONCE_AROUND)):
+            return 0.0
+        twice_s = allreduce_s(whole, range(_members(call)), self.topology)
+        return twice_s if name.startswith(_TWICE_AROUND) else twice_s / 2
+
+
+def _members(call: Operation) -> int:
+    """The number of ranks that take part."""
+    name = call.argument("group_name")
+    if isinstance(name, str):
+        resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
+        return int(resolve(name).size())
+    return int(ProcessGroup.unbox(call.argument("process_group")).size())
+
+
+@contextlib.contextmanager
+def open_pretended_group(ranks: int) -> Iterator[RankGroup]:
+    """The context in which this process is rank 0 of `ranks`; of one rank, nothing changes."""
+    if ranks == 1:
+        yield RankGroup()
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized() or "RANK" in os.environ:
+        raise PartoptError(
+            f"`group={ranks}`: this process is in a group of ranks already",
+            "estimate in one process, without torchrun",
+            code="conflicting-options",
+            option="group",
+        )
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield RankGroup(0, ranks, pretended=True)
+    finally:
+        dist.destroy_process_group()
+
+
+def make_parallel(model: nn.Module, group: RankGroup) -> None:
+    """Cut a model of transformers as its class says, unless its build has done so.
+
+    Raises PartoptError where it cannot be cut so, or its ranks have data of their own.
+    """
+    if group.ranks == 1:
+        return
+    check_parallel(model, group)
+    plan_of: Any = getattr(model, "_resolve_parallel_plans", None)
+    cut = any(each is not local_tensors(each)[0] for each in model.parameters())
+    if plan_of is None or cut:
+        return
+    config: Any = model.config
+    text = config.get_text_config()
+    for name in ("num_key_value_heads", "num_attention_heads"):
+        heads = getattr(text, name, None)
+        if isinstance(heads, int) and heads % group.ranks:
+            raise PartoptError(
+                f"{heads} heads do not divide among {group.ranks} ranks: `{name}` of "
+                f"{type(text).__name__}",
+                "choose a number of ranks that divides them",
+                code="unfit-group",
+                ranks=group.ranks,
+            )
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from transformers.distributed.configuration_utils import DistributedConfig
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+        plan = plan_of(DistributedConfig(tp_size=group.ranks))[0]
+        mesh = init_device_mesh("cpu", (group.ranks,), mesh_dim_names=("tp",))
+        apply_tensor_parallelism(model, mesh, plan)
+    except Exception as error:
+        raise PartoptError(
+            f"transformers cannot cut {type(model).__name__} for {group.ranks} ranks: it "
+            f"{describe(error)}",
+            "make it parallel in build, by DTensor or by hand",
+            code="not-parallel",
+        ) from error

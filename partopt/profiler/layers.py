@@ -20,18 +20,29 @@ import bisect
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.utils.hooks import RemovableHandle
 
 Node = Any  # torch.autograd.graph.Node
 Entered = Callable[[int], None]
 Left = Callable[[int, Any], None]
 _UNNUMBERED = 2**63  # AccumulateGrad's number is the largest there is: it always runs at once
+
+
+@contextlib.contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Hooks that are there in this context."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class LayerKey(NamedTuple):
@@ -125,11 +136,8 @@ class Tracker:
             before = module.register_forward_pre_hook
             handles.append(before(lambda _module, _inputs, own=name: begin(own), prepend=True))
             handles.append(module.register_forward_hook(end))
-        try:
+        with hooked(handles):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
         self._ended = _next_number()
         if called != self.layers:
             self.varied |= set(called).symmetric_difference(self.layers) or set(self.layers)

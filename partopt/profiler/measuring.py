@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,20 +22,26 @@ from partopt.documents.profile import (
     Estimated,
     Group,
     Layer,
-    LayerMeasurement,
     Measurement,
     Model,
     Profile,
 )
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.as_trained import compile_units, no_cast_cache, open_compiled, under_autocast
-from partopt.profiler.device import describe_device, describe_environment, hold_still
+from partopt.profiler.device import (
+    describe_device,
+    describe_environment,
+    hold_still,
+    invalid_option,
+    release_memory,
+)
 from partopt.profiler.group import RankGroup, check_same_inputs, expect_collectives
 from partopt.profiler.layers import Tracker
-from partopt.profiler.memory import release_memory
-from partopt.profiler.notes import (
-    OVERHEAD_BOUND,
-    RESCALE_ABOVE,
+from partopt.profiler.observation import Structure, observe, observe_stash
+from partopt.profiler.settings import Subject
+from partopt.profiler.source import ModelSource
+from partopt.profiler.step import LayerTimes, Stepper, check_step
+from partopt.profiler.summary import (
     note_busy_machine,
     note_missing_backwards,
     note_optimizer,
@@ -44,10 +49,8 @@ from partopt.profiler.notes import (
     note_recomputed,
     note_uneven_layers,
     note_unscaled_inputs,
+    summarize,
 )
-from partopt.profiler.observation import Structure, observe, observe_stash
-from partopt.profiler.settings import Subject, invalid_option
-from partopt.profiler.step import LayerTimes, Stepper, check_step
 from partopt.profiler.tensors import Inputs, place, tensors_in, tokens_per_sample
 from partopt.profiler.units import calls_vary, track
 
@@ -74,6 +77,19 @@ class ProfilingStopped(BaseException):
         self.error = error
 
 
+@contextlib.contextmanager
+def errors_name(source: ModelSource) -> Iterator[None]:
+    """Errors in this context name the model's file where they are about it."""
+    try:
+        yield
+    except ProfilingStopped as stopped:
+        if isinstance(stopped.error, PartoptError):
+            stopped.error = source.locate(stopped.error)
+        raise
+    except PartoptError as error:
+        raise source.locate(error) from error.__cause__
+
+
 class Measurer:
     """Measures one subject size by size, the smallest first.
 
@@ -96,7 +112,7 @@ class Measurer:
 
     def describe_device(self) -> Device:
         """The device whose times these are."""
-        return describe_device(self.subject.settings.device)
+        return describe_device(self.subject.settings.torch_device)
 
     def describe_estimate(self) -> Estimated | None:
         """What the times were computed from; None of measured ones."""
@@ -113,7 +129,7 @@ class Measurer:
                 "`estimate`",
                 code="no-weights",
             )
-        model.to(settings.device, settings.dtype).train()
+        model.to(settings.torch_device, settings.torch_dtype).train()
         yield
 
     def measure(self, size: int) -> None:
@@ -124,7 +140,7 @@ class Measurer:
         """
         if any(each.microbatch_size == size for each in self.measurements):
             return
-        self.subject.settings.progress(size, 0, 0)
+        self.subject.settings.report(size, 0, 0)
         full = any(each.out_of_memory and each.microbatch_size < size for each in self.measurements)
         try:
             measurement = None if full else self._measure(size)
@@ -141,7 +157,7 @@ class Measurer:
     def _measure(self, size: int) -> Measurement:
         subject, settings = self.subject, self.subject.settings
         subject.group.seed()
-        inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
+        inputs = place(subject.example_inputs(size), settings.torch_device, settings.torch_dtype)
         check_same_inputs(size, inputs, subject.group)
         tracker, structure = self.see(inputs)
         if not self.layers:  # once: it is the same at every size
@@ -149,12 +165,12 @@ class Measurer:
             self.notes += note_recomputed(names)
         self.tokens_per_sample = tokens_per_sample(inputs, size)
         self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
-        if len(self._input_elements) == min(2, len(settings.microbatch_sizes)):
+        if len(self._input_elements) == min(2, len(settings.sizes)):
             # once, when a second size shows whether the inputs grow, or none will
             self.notes += note_unscaled_inputs(self._input_elements)
         self._keep_layers(structure.layers, tracker, size)
         with contextlib.ExitStack() as compiled:
-            if settings.compiled:
+            if settings.compile:
                 compiled.enter_context(compile_units(tracker.modules))
                 check_step(subject.model, inputs, subject.loss_fn)
                 groups = observe_stash(subject, inputs, tracker)
@@ -182,15 +198,15 @@ class Measurer:
         """
         subject, settings = self.subject, self.subject.settings
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
-        peak_bytes = _warm_up(stepper, settings.device, subject.group)
+        peak_bytes = _warm_up(stepper, settings.torch_device, subject.group)
         usual = STEPS if stepper.last_bare_s <= LONG_STEP_S else STEPS_IF_LONG
         steps = settings.steps or subject.group.agree(usual)
         bare_s, instrumented = list[float](), list[LayerTimes]()
         for step in range(steps):
-            settings.progress(size, step, steps)
+            settings.report(size, step, steps)
             bare_s.append(stepper.bare())
             instrumented.append(stepper.instrumented())
-        settings.progress(size, steps, steps)
+        settings.report(size, steps, steps)
         if tracker.varied:
             raise calls_vary(sorted({key.name for key in tracker.varied}))
         if all(measurement.out_of_memory for measurement in self.measurements):
@@ -199,7 +215,7 @@ class Measurer:
         if not self._optimizer_tried:
             self._optimizer_s, self._optimizer_tried = self._time_optimizer(stepper), True
         # the backward of a compiled layer is one piece: a schedule's runtime would compile two
-        parts = [] if settings.compiled else stepper.input_parts(INPUT_GRADIENT_STEPS)
+        parts = [] if settings.compile else stepper.input_parts(INPUT_GRADIENT_STEPS)
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
         return summarize(
             size, structure, bare_s, instrumented, self._optimizer_s, peak_bytes, parts
@@ -245,14 +261,14 @@ def profile_of(
     Those that `resumed` holds are taken from it. Raises as `partopt.profiler.measure` does.
     """
     with (
-        hold_still(subject.settings.device),
+        hold_still(subject.settings.torch_device),
         open_compiled(subject) as plain,
         under_autocast(plain) as ready,
     ):
         if resumed is not None:
             _check_same_subject(resumed, identity, ready)
         own = measurer(ready, resumed)
-        sizes, before = ready.settings.microbatch_sizes, len(own.measurements)
+        sizes, before = ready.settings.sizes, len(own.measurements)
         try:
             with own.placed():
                 for size in sizes:
@@ -294,10 +310,10 @@ def _collect(measurer: Measurer, identity: Model) -> Profile | None:
         model=replace(identity, tokens_per_sample=measurer.tokens_per_sample),
         device=measurer.describe_device(),
         estimated=measurer.describe_estimate(),
-        environment=describe_environment(settings.device),
-        dtype=settings.dtype_name,
-        autocast=settings.autocast_name,
-        compiled=settings.compiled,
+        environment=describe_environment(settings.torch_device),
+        dtype=settings.dtype,
+        autocast=settings.autocast,
+        compiled=settings.compile,
         group=Group(ranks=subject.group.ranks) if subject.group.ranks > 1 else None,
         layers=measurer.layers or (measurer.resumed.layers if measurer.resumed else []),
         measurements=measurements,
@@ -327,56 +343,6 @@ def _warm_up(stepper: Stepper, device: torch.device, group: RankGroup) -> int | 
     return peak
 
 
-def summarize(
-    size: int,
-    structure: Structure,
-    bare_s: Sequence[float],
-    instrumented: Sequence[LayerTimes],
-    optimizer_s: float | None,
-    peak_bytes: int | None,
-    input_parts: Sequence[Sequence[float]] = (),
-) -> Measurement:
-    """The measurement of a size: medians of its steps, and what the structure shows.
-
-    `input_parts` are the seconds of each layer in backwards without gradients of weights: what is
-    longer than the whole backward, by noise, is cut to it.
-    """
-    step_s = statistics.median(bare_s)
-    overhead = statistics.median(times.step_s for times in instrumented) / step_s
-    scale = 1 / overhead if overhead > RESCALE_ABOVE else 1.0  # back to the bare step
-    layers = []
-    for index in range(len(structure.layers)):
-        forward_s = [times.forward_s[index] * scale for times in instrumented]
-        backward_s = [times.backward_s[index] * scale for times in instrumented]
-        inputs_s = [seconds[index] * scale for seconds in input_parts]
-        whole_s = statistics.median(backward_s)
-        layers.append(
-            LayerMeasurement(
-                forward_s=statistics.median(forward_s),
-                backward_s=whole_s,
-                backward_input_s=min(statistics.median(inputs_s), whole_s) if inputs_s else None,
-                forward_stdev_s=statistics.stdev(forward_s) if len(forward_s) > 1 else 0.0,
-                backward_stdev_s=statistics.stdev(backward_s) if len(backward_s) > 1 else 0.0,
-                output_bytes=structure.output_bytes.get(index, 0),
-                transient_bytes=structure.transient_bytes.get(index, 0),
-                split_stash_bytes=structure.split_stash_bytes.get(index, 0),
-                forward_flops=structure.flops.get(index, 0),
-            )
-        )
-    return Measurement(
-        microbatch_size=size,
-        step_s=step_s,
-        coverage=sum(layer.forward_s + layer.backward_s for layer in layers) / step_s,
-        overhead=overhead,
-        overhead_bound=overhead > OVERHEAD_BOUND,
-        optimizer_s=optimizer_s,
-        peak_memory_bytes=peak_bytes,
-        layers=layers,
-        tensors=structure.tensors,
-        stash_groups=structure.stash_groups,
-    )
-
-
 # --- going on with a profile that was stopped -----------------------------------------------------
 
 
@@ -395,15 +361,16 @@ def _check_same_subject(resumed: Profile, model: Model, subject: Subject) -> Non
     known.
     """
     settings = subject.settings
-    device, environment = describe_device(settings.device), describe_environment(settings.device)
+    device = describe_device(settings.torch_device)
+    environment = describe_environment(settings.torch_device)
     entries = [Path(entry).name for entry in (resumed.model.entry, model.entry)]
     pairs = {
         "model.entry": entries if all(entries) else ("", ""),
         "model.arguments": (resumed.model.arguments, model.arguments),
         "device.name": (resumed.device.name, device.name),
-        "dtype": (resumed.dtype, settings.dtype_name),
-        "autocast": (resumed.autocast, settings.autocast_name),
-        "compiled": (resumed.compiled, settings.compiled),
+        "dtype": (resumed.dtype, settings.dtype),
+        "autocast": (resumed.autocast, settings.autocast),
+        "compiled": (resumed.compiled, settings.compile),
         "group.ranks": (resumed.group_ranks, subject.group.ranks),
         "environment.torch": (resumed.environment.torch, environment.torch),
         "environment.cuda": (resumed.environment.cuda, environment.cuda),

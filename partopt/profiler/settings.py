@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from partopt import documents
 from partopt.documents.profile import Count, Model
 from partopt.errors import PartoptError, did_you_mean
 from partopt.printable import printable
-from partopt.profiler.device import Clock, choose_device, choose_dtype
+from partopt.profiler.device import Clock, choose_device, choose_dtype, invalid_option
 from partopt.profiler.group import RankGroup
 from partopt.profiler.tensors import Inputs, Loss
 
@@ -23,70 +23,66 @@ GRANULARITIES = ("auto", "block", "leaf")
 AUTOCASTS = ("bfloat16", "float16")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to measure: sizes, device, number format, layers, steps, and how progress is reported.
+    """How to measure: the options of `measure` and of `estimate`. PartoptError for an invalid one.
 
-    Each size occurs once, the smallest first.
+    `granularity` and `units` choose the layers, see `partopt.profiler.units`. `autocast` is the
+    dtype of an autocast over forward and loss, `compile` compiles each layer first; a model that
+    comes compiled is measured so as well. `steps` bare and as many instrumented steps are timed
+    (default: 10, and 5 where one takes more than a second), and `progress(size, done, steps)` is
+    called after each pair, with 0 steps while a size is prepared.
     """
 
-    microbatch_sizes: tuple[int, ...]
-    device: torch.device
-    dtype: torch.dtype
+    microbatch_sizes: Collection[int] = (1, 2, 4, 8)
+    device: str = "auto"
+    dtype: str = "float32"
     granularity: str = "auto"
-    units: tuple[str, ...] = ()
+    units: Sequence[str] = ()
     steps: int | None = None
-    progress: Progress = lambda _size, _done, _steps: None
-    autocast: torch.dtype | None = None
-    compiled: bool = False
+    autocast: str | None = None
+    compile: bool = False
+    progress: Progress | None = None
 
-    @classmethod
-    def of(
-        cls,
-        microbatch_sizes: Iterable[int],
-        device: str,
-        dtype: str,
-        granularity: str = "auto",
-        units: Sequence[str] = (),
-        steps: int | None = None,
-        progress: Progress | None = None,
-        autocast: str | None = None,
-        compile: bool = False,
-    ) -> Settings:
-        """The settings of these options. Raises PartoptError for an invalid one."""
-        if steps is not None:
-            documents.check_option("steps", steps, Count, "10 steps show the spread")
-        if granularity not in GRANULARITIES:
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            documents.check_option("steps", self.steps, Count, "10 steps show the spread")
+        if self.granularity not in GRANULARITIES:
             what = "not a granularity that partopt knows"
-            hint = did_you_mean(str(granularity), GRANULARITIES)
-            raise invalid_option("granularity", granularity, what, hint)
-        if autocast is not None and autocast not in AUTOCASTS:
+            hint = did_you_mean(str(self.granularity), GRANULARITIES)
+            raise invalid_option("granularity", self.granularity, what, hint)
+        if self.autocast is not None and self.autocast not in AUTOCASTS:
             what = "not a dtype that autocast runs in"
-            raise invalid_option("autocast", autocast, what, did_you_mean(str(autocast), AUTOCASTS))
-        if autocast is not None and dtype != "float32":
-            what = f"autocast runs over float32 weights, and `dtype={dtype}` casts them"
-            raise invalid_option("autocast", autocast, what, "leave one of the two out")
-        return cls(
-            _check_sizes(microbatch_sizes),
-            choose_device(device),
-            choose_dtype(dtype),
-            granularity,
-            _check_units(units),
-            steps,
-            check_callable("progress", progress) or cls.progress,
-            None if autocast is None else choose_dtype(autocast),
-            bool(compile),
-        )
+            hint = did_you_mean(str(self.autocast), AUTOCASTS)
+            raise invalid_option("autocast", self.autocast, what, hint)
+        if self.autocast is not None and self.dtype != "float32":
+            what = f"autocast runs over float32 weights, and `dtype={self.dtype}` casts them"
+            raise invalid_option("autocast", self.autocast, what, "leave one of the two out")
+        _check_sizes(self.microbatch_sizes)
+        choose_device(self.device)
+        choose_dtype(self.dtype)
+        _check_units(self.units)
+        check_callable("progress", self.progress)
 
     @property
-    def dtype_name(self) -> str:
-        """The number format as a profile has it."""
-        return str(self.dtype).removeprefix("torch.")
+    def sizes(self) -> list[int]:
+        """The microbatch sizes, each once, the smallest first."""
+        return sorted(set(self.microbatch_sizes))
 
     @property
-    def autocast_name(self) -> str | None:
-        """The number format of autocast as a profile has it."""
-        return None if self.autocast is None else str(self.autocast).removeprefix("torch.")
+    def torch_device(self) -> torch.device:
+        """The device that is measured."""
+        return choose_device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The number format of the weights."""
+        return choose_dtype(self.dtype)
+
+    def report(self, size: int, done: int, steps: int) -> None:
+        """Tell whoever wants to know how far the measurement is."""
+        if self.progress is not None:
+            self.progress(size, done, steps)
 
 
 @dataclass(frozen=True)
@@ -132,24 +128,6 @@ def check_name(name: str | None) -> str | None:
     return name
 
 
-def check_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of the build function.
-
-    Raises PartoptError for arguments that a profile could not record.
-    """
-    given = dict(arguments or {}) if isinstance(arguments, Mapping | None) else None
-    what, hint = "not a mapping of names to values", 'give a dictionary such as {"layers": 12}'
-    if given is not None and all(isinstance(key, str) for key in given):
-        fault = next(iter(Model(name="model", arguments=given).faults()), None)
-        if fault is None:
-            return given
-        what = fault.message.removeprefix("arguments.")
-        hint = "give numbers, text, lists or mappings, which the profile records"
-    raise PartoptError(
-        f"`arguments`: {what}", hint, code="invalid-option", option="arguments", value=arguments
-    )
-
-
 def check_callable(option: str, given: Any) -> Any:
     """The function that is given, if any. Raises PartoptError for anything else."""
     if given is not None and not callable(given):
@@ -158,17 +136,9 @@ def check_callable(option: str, given: Any) -> Any:
     return given
 
 
-def invalid_option(option: str, value: object, what: str, hint: str) -> PartoptError:
-    """The error of an option with an invalid value."""
-    return PartoptError(
-        f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
-    )
-
-
-def _check_sizes(given: Iterable[int]) -> tuple[int, ...]:
-    """The sizes, each once, the smallest first."""
+def _check_sizes(given: Collection[int]) -> None:
     hint = "list whole numbers from 1, such as 1, 2, 4, 8"
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if isinstance(given, str) or not isinstance(given, Collection):
         raise invalid_option("microbatch_sizes", given, "not a list of sizes", hint)
     sizes = list(given)
     for size in sizes:
@@ -177,14 +147,12 @@ def _check_sizes(given: Iterable[int]) -> tuple[int, ...]:
             raise invalid_option("microbatch_sizes", sizes, what, hint)
     if not sizes:
         raise invalid_option("microbatch_sizes", sizes, "no size given", hint)
-    return tuple(sorted(set(sizes)))
 
 
-def _check_units(units: Sequence[str]) -> tuple[str, ...]:
+def _check_units(units: Sequence[str]) -> None:
     hint = 'list patterns of module names, such as "transformer.h.*"'
-    if isinstance(units, str) or not isinstance(units, Iterable):
+    if isinstance(units, str) or not isinstance(units, Collection):
         raise invalid_option("units", units, "not a list of patterns", hint)
     for unit in units:
         if not isinstance(unit, str) or not unit:
             raise invalid_option("units", unit, "not a pattern", hint)
-    return tuple(units)

@@ -27,9 +27,9 @@ from typing import Any
 from torch import nn
 
 from partopt.documents import is_file
+from partopt.documents.profile import Model
 from partopt.errors import PartoptError, did_you_mean
-from partopt.profiler.memory import is_out_of_memory
-from partopt.profiler.settings import check_arguments, invalid_option
+from partopt.profiler.device import invalid_option, is_out_of_memory
 
 _LOOKED_UP = ("build", "create_model", "model")
 _TARGETS = (
@@ -107,7 +107,7 @@ def find_model(
     `arguments` are for its build function. Raises PartoptError where there is no such file, where
     it fails, or where it does not follow the contract.
     """
-    given = check_arguments(arguments)
+    given = _recordable(arguments)
     if not isinstance(source, str | os.PathLike) or not (target := os.fspath(source)):
         raise invalid_option("source", source, "not a file or a dotted module", _TARGETS)
     before, colon, after = target.rpartition(":")
@@ -218,6 +218,21 @@ def _look_up(
             names=sole,
         )
     return names[0]
+
+
+def _recordable(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments of the build function. PartoptError where a profile could not record them."""
+    given = dict(arguments or {}) if isinstance(arguments, Mapping | None) else None
+    what, hint = "not a mapping of names to values", 'give a dictionary such as {"layers": 12}'
+    if given is not None and all(isinstance(key, str) for key in given):
+        fault = next(iter(Model(name="model", arguments=given).faults()), None)
+        if fault is None:
+            return given
+        what = fault.message.removeprefix("arguments.")
+        hint = "give numbers, text, lists or mappings, which the profile records"
+    raise PartoptError(
+        f"`arguments`: {what}", hint, code="invalid-option", option="arguments", value=arguments
+    )
 
 
 def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
-from partopt.profiler.device import Clock
+from partopt.profiler.device import Clock, is_out_of_memory, release_memory
 from partopt.profiler.layers import Backward, Tracker
-from partopt.profiler.memory import is_out_of_memory, release_memory
 from partopt.profiler.source import describe
 from partopt.profiler.tensors import Inputs, Loss, tensors_in
 

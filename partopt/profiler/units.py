@@ -42,7 +42,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ import torch
 from torch import nn
 
 from partopt.errors import PartoptError, did_you_mean
-from partopt.profiler.layers import Tracker
+from partopt.profiler.layers import Tracker, hooked
 from partopt.profiler.observation import Recorder
 from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
 from partopt.profiler.settings import Subject
@@ -93,12 +93,8 @@ def called_modules(model: nn.Module, inputs: Inputs) -> list[str]:
         module.register_forward_pre_hook(lambda _module, _inputs, name=name: called.append(name))
         for name, module in model.named_modules()
     ]
-    try:
-        with torch.no_grad():
-            run_forward(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), torch.no_grad():
+        run_forward(model, inputs)
     return called
 
 
@@ -136,63 +132,53 @@ def choose_units(
     each other. Raises PartoptError where a glob matches no module that is called.
     """
     called = set(calls)
-    if globs:
-        return list(_cover(model, "", _matching(called, globs), called))
-    if granularity == "leaf":
-        names = [name for name, _ in model.named_modules()]
-        return [name for name in names if name in called and not _is_inside(name, called)]
-    rule = _Rule(model, called, set(branching), open_lists=granularity == "auto")
-    return [unit for name, child in _children("", model) for unit in rule.units(name, child)] or [
-        ""
-    ]
+    chosen = _matching(called, globs) if globs else set()
+    by_rule = granularity != "leaf" and not globs
+    stays_whole = _rule(model, branching, open_lists=granularity == "auto")
 
+    def is_unit(name: str, module: nn.Module) -> bool:
+        if by_rule:
+            return stays_whole(module)
+        return name in chosen or not _is_inside(name, chosen or called)
 
-class _Rule:
-    """The automatic rule for one model."""
-
-    def __init__(
-        self, model: nn.Module, called: set[str], branching: set[str], open_lists: bool
-    ) -> None:
-        self.occurrences = Counter(
-            type(module)
-            for module in model.modules()
-            if module is not model and not _is_leaf(module) and not _is_list(module)
-        )
-        self.branching = {model.get_submodule(name) for name in branching}
-        self.branches = {module for own in self.branching for module in own.modules()}
-        self.called = called
-        self.open_lists = open_lists
-
-    def units(self, name: str, module: nn.Module) -> Iterator[str]:
-        """Units that cover `module`."""
-        if name in self.called and self._stays_whole(module):
+    def cover(name: str, module: nn.Module) -> Iterator[str]:
+        if name in called and is_unit(name, module):
             yield name
             return
         for child_name, child in _children(name, module):
-            yield from self.units(child_name, child)
+            yield from cover(child_name, child)
 
-    def _stays_whole(self, module: nn.Module) -> bool:
-        if _is_leaf(module) or self._is_block(module):
-            return True
-        hidden = self.branches | {module}
-        descendants = [inner for inner in module.modules() if inner not in hidden]
-        if any(self._is_block(inner) and _weights(inner) > 1 for inner in descendants):
-            return False
-        return not (self.open_lists and any(_is_list(inner) for inner in [module, *descendants]))
+    units = [unit for name, child in _children("", model) for unit in cover(name, child)]
+    return units or [""]
 
-    def _is_block(self, module: nn.Module) -> bool:
+
+def _rule(
+    model: nn.Module, branching: Iterable[str], open_lists: bool
+) -> Callable[[nn.Module], bool]:
+    """The automatic rule for one model: whether a module stays whole."""
+    beside = {model.get_submodule(name) for name in branching}
+    branches = {module for own in beside for module in own.modules()}
+    occurrences = Counter(
+        type(module)
+        for module in model.modules()
+        if module is not model and not _is_leaf(module) and not _is_list(module)
+    )
+
+    def is_block(module: nn.Module) -> bool:
         """Whether its class is repeated, and it is no stage: that holds blocks in series."""
-        held = {module, *module.children()} - self.branching
-        return self.occurrences[type(module)] > 1 and not any(map(_holds_blocks, held))
+        held = {module, *module.children()} - beside
+        return occurrences[type(module)] > 1 and not any(map(_holds_blocks, held))
 
+    def stays_whole(module: nn.Module) -> bool:
+        if _is_leaf(module) or is_block(module):
+            return True
+        hidden = branches | {module}
+        descendants = [inner for inner in module.modules() if inner not in hidden]
+        if any(is_block(inner) and _weights(inner) > 1 for inner in descendants):
+            return False
+        return not (open_lists and any(_is_list(inner) for inner in [module, *descendants]))
 
-def _cover(module: nn.Module, name: str, chosen: set[str], called: set[str]) -> Iterator[str]:
-    """The chosen units inside `module`, and the largest called modules that hold none."""
-    if name in chosen or (name in called and not _is_inside(name, chosen)):
-        yield name
-        return
-    for child_name, child in _children(name, module):
-        yield from _cover(child, child_name, chosen, called)
+    return stays_whole
 
 
 def _matching(called: set[str], globs: Sequence[str]) -> set[str]:
@@ -261,13 +247,8 @@ def find_branching(model: nn.Module, inputs: Inputs) -> set[str]:
     if not lists:
         return set()
     origins = _Origins([block for blocks in lists.values() for block in blocks])
-    handles = origins.attach()
-    try:
-        with torch.no_grad(), origins:
-            run_forward(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(origins.attach()), torch.no_grad(), origins:
+        run_forward(model, inputs)
     return {name for name, blocks in lists.items() if origins.lie_beside(blocks)}
 
 

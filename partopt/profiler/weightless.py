@@ -8,17 +8,19 @@ reads their values.
 from __future__ import annotations
 
 import contextlib
-import inspect
+import functools
 import logging
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn import functional
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -29,6 +31,8 @@ from partopt.profiler.tensors import local_tensors
 # Elements from which random numbers are not drawn while a model is built: whoever fills a tensor
 # as large as that with them initialises a weight, whose values do not matter.
 LARGE = 2**20
+_FLASH_HEAD = 256  # the largest head of the flash kernel
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 def fake_mode() -> FakeTensorMode:
@@ -86,19 +90,29 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
             setattr(holder, name, converted(parameter))
         return module
 
+    building = True
+
+    def once_built(initialise: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The function, for modules that are imported now and keep it; now it does nothing."""
+
+        @functools.wraps(initialise)
+        def called(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+            return tensor if building else initialise(tensor, *arguments, **options)
+
+        return called
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(replace_attribute(nn.Module, "register_parameter", register_fake))
         stack.enter_context(replace_attribute(nn.Module, "_apply", convert_fake))
         # `torch.nn.init` would read values of fakes, or touch every page
         for name, function in list(vars(nn.init).items()):
             if name.endswith("_") and not name.startswith("_") and callable(function):
-                stack.enter_context(replace_attribute(nn.init, name, _leave))
+                stack.enter_context(replace_attribute(nn.init, name, once_built(function)))
         stack.enter_context(_LargeRandomNumbersAreFake(mode))
-        yield
-
-
-def _leave(tensor: Tensor, *_arguments: Any, **_options: Any) -> Tensor:
-    return tensor
+        try:
+            yield
+        finally:
+            building = False
 
 
 class _LargeRandomNumbersAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -236,13 +250,16 @@ def without_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
-    """The attribute of a class or a module has another value in this context."""
-    was = inspect.getattr_static(owner, name)  # a classmethod as it is written
+    """The attribute of an object, a class or a module has another value in this context."""
+    own, was = name in vars(owner), vars(owner).get(name)  # a classmethod as it is written
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, was)
+        if own:
+            setattr(owner, name, was)
+        else:
+            delattr(owner, name)
 
 
 def memoize(make: Callable[[Any], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -302,3 +319,129 @@ class RandomNumbers:
         random.seed(seed)
         if numpy is not None:
             numpy.random.seed(seed % 2**32)
+
+
+# --- the kernels of CUDA --------------------------------------------------------------------------
+
+# The CPU has other kernels than CUDA for attention and dropout, which do other work and keep other
+# tensors: a model that is to be estimated for a GPU calls those of CUDA. (Fake tensors of CUDA
+# itself end the process where torch was built without it.) Recurrent layers, which cuDNN runs as it
+# likes, are refused.
+
+
+@contextlib.contextmanager
+def kernels_of(device: str) -> Iterator[None]:
+    """The context in which a model calls the kernels of a device of this type."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_without_packed_sequences())
+        if device == "cuda":
+            kernels = stack.enter_context(_CudaKernels())
+            stack.enter_context(_also_in_backward(kernels))
+        yield
+
+
+@contextlib.contextmanager
+def _also_in_backward(kernels: TorchFunctionMode) -> Iterator[None]:
+    """The mode is active in a backward too, where checkpoints run their forward again.
+
+    torch leaves it out of whatever it is asked for, and it is asked for the backward.
+    """
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def run_with_kernels(*arguments: Any, **options: Any) -> Any:
+        with kernels:
+            return run(*arguments, **options)
+
+    with replace_attribute(torch.autograd, "_engine_run_backward", run_with_kernels):
+        yield
+
+
+@contextlib.contextmanager
+def _without_packed_sequences() -> Iterator[None]:
+    """transformers looks for packed sequences in positions, and takes all fakes for such.
+
+    It would then give attention a mask, and take a slower kernel, where a real step does not.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is None or not hasattr(masks, "find_packed_sequence_indices"):
+        yield
+        return
+    with replace_attribute(masks, "find_packed_sequence_indices", lambda _positions: None):
+        yield
+
+
+class _CudaKernels(TorchFunctionMode):
+    """Puts CUDA's kernels of attention and dropout in the place of the CPU's."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the kernel, or `func` where CUDA has no other."""
+        replacement = _REPLACEMENTS.get(func)
+        made = replacement(*args, **(kwargs or {})) if replacement else None
+        return func(*args, **(kwargs or {})) if made is None else made
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor | None:
+    """Flash attention, or with a mask or in float32 the memory-efficient one; None for neither.
+
+    Shapes: (b, h, t, w) samples, heads, tokens, width of a head. Of torch's other options `scale`
+    is passed on; with `enable_gqa` several heads of the query share one of key and value.
+    """
+    scale = options.get("scale")
+    plain = query.dim() == key.dim() == 4 and query.shape[-1] == value.shape[-1] <= _FLASH_HEAD
+    if not plain or query.dtype not in (*_HALVES, torch.float32):
+        return None
+    if attn_mask is None and query.dtype in _HALVES:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        made: Tensor = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return made
+    if options.get("enable_gqa"):
+        groups = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+    if attn_mask is not None:
+        if attn_mask.dtype is torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(
+                ~attn_mask, -torch.inf
+            )
+        attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    found: Tensor = efficient(
+        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+    )[0]
+    return found
+
+
+def _dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor | None:
+    """Dropout that keeps a mask of bytes; None where CUDA runs no such kernel."""
+    if inplace or not training or not 0 < p < 1:
+        return None
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _refuse_recurrence(*_arguments: Any, **_options: Any) -> NoReturn:
+    raise PartoptError(
+        "the model has recurrent layers (LSTM, GRU or RNN), which an estimate does not know",
+        "measure the model: leave out `estimate`",
+        code="no-rule",
+    )
+
+
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    functional.scaled_dot_product_attention: _attention,
+    functional.dropout: _dropout,
+    **dict.fromkeys(
+        (torch.lstm, torch.lstm_cell, torch.gru, torch.rnn_tanh, torch.rnn_relu),
+        _refuse_recurrence,
+    ),
+}

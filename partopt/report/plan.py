@@ -23,7 +23,7 @@ from partopt.report.phrases import (
 )
 from partopt.report.text import Column, bar, label_lines, stretch, table_of, width
 from partopt.schedules.one_f_one_b import noam
-from partopt.simulator.advice import held_back
+from partopt.simulator.held_back import held_back
 from partopt.units import format_bytes, format_seconds
 
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the formula

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partopt.errors import ANSWER_IS_NO, PartoptError
-from partopt.profiler.memory import HEADROOM, free_host_bytes
+from partopt.profiler.device import HEADROOM, free_host_bytes
 from partopt.schedules.order import KINDS, U
 
 Made = TypeVar("Made")

@@ -1,6 +1,8 @@
-"""From the rows of single devices to an order.
+"""Whole orders: put together from the rows of single devices, and checked.
 
-Microbatches are numbered, all-reduces and optimizer steps put in, for all ranks at once.
+Microbatches are numbered, all-reduces and optimizer steps put in, for all ranks at once. Of an
+order of one's own, `check` says what no pipeline can execute, and which work is left out.
+Deadlocks, devices that wait for each other, are found by executing the order.
 """
 
 from __future__ import annotations
@@ -11,8 +13,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.errors import PartoptError
 from partopt.schedules.layout import Chunks, Layout
-from partopt.schedules.order import A, B, Integers, Order, Row, U, W, microbatch_numbers
+from partopt.schedules.order import (
+    KINDS,
+    A,
+    B,
+    F,
+    I,
+    Integers,
+    Order,
+    R,
+    Row,
+    U,
+    W,
+    microbatch_numbers,
+)
+
+NOWHERE = -1  # the place of an action that is not there
 
 
 def write_rows(
@@ -132,4 +150,89 @@ def _insert(
         microbatch=merge(order.microbatch, microbatch),
         joined=merge(order.joined, np.bool_(False)),
         rows=order.rows + np.concatenate([[0], np.cumsum(added)]),
+    )
+
+
+def check(order: Order, layout: Layout) -> None:
+    """Raise PartoptError, with the rank and the action, unless all of the work is done once.
+
+    Every stage does each microbatch: a forward, then a backward, whole or an I and then a W, all on
+    the rank that holds the stage's replica for that microbatch; a recomputation lies between the
+    two. Joined actions are one forward and the one backward after it.
+    """
+    kind, stage, microbatch = order.kind, order.stage, order.microbatch
+    stages, M, replicas = len(layout.ranks), layout.microbatches, np.array(layout.replicas)
+    rank = np.repeat(np.arange(order.ranks), np.diff(order.rows))
+    acts = (kind != A) & (kind != U)  # on a microbatch
+
+    wrong = np.flatnonzero((stage < 0) | (stage >= stages))
+    _refuse(order, wrong, "names an unknown stage", f"stages are numbered 0 to {stages - 1}")
+    wrong = np.flatnonzero(acts & ((microbatch < 0) | (microbatch >= M)))
+    hint = f"microbatches are numbered 0 to {M - 1}"
+    _refuse(order, wrong, "names an unknown microbatch", hint)
+
+    holder = np.zeros((stages, replicas.max()), dtype=np.int64)
+    for s, ranks in enumerate(layout.ranks):
+        holder[s, : len(ranks)] = ranks
+    right = holder[stage, np.where(acts, microbatch % replicas[stage], 0)]
+    wrong = np.flatnonzero(acts & (right != rank))
+    for first in wrong[:1]:
+        hint = f"microbatch {microbatch[first]} of that stage belongs on rank {right[first]}"
+        _refuse(order, wrong, "is on the wrong rank", hint)
+    held = [r * stages + s for s, ranks in enumerate(layout.ranks) for r in ranks]
+    wrong = np.flatnonzero(~acts & ~np.isin(rank * stages + stage, held))
+    _refuse(order, wrong, "is on a rank that does not hold the stage", "leave it out there")
+
+    # where each kind of action is of every task, a microbatch on a stage
+    task = stage.astype(np.int64) * M + microbatch
+    place: dict[int, Integers] = {}
+    for each in (F, B, I, W, R):
+        own = np.flatnonzero(kind == each)
+        place[each] = np.full(stages * M, NOWHERE, dtype=np.int64)
+        place[each][task[own[::-1]]] = own[::-1]
+        again = own[place[each][task[own]] != own]
+        _refuse(order, again, "occurs twice", "each microbatch passes a stage once")
+
+    hint = "each microbatch needs on each stage one F, and one B or one I and one W"
+    parts = np.maximum(place[I], place[W])
+    both = parts[(place[B] != NOWHERE) & (parts != NOWHERE)]
+    _refuse(order, both, "occurs beside a whole backward", hint)
+    whole, split = parts == NOWHERE, parts != NOWHERE
+    for each, needed in ((F, whole | split), (B, whole), (I, split), (W, split)):
+        for missing in np.flatnonzero(needed & (place[each] == NOWHERE))[:1].tolist():
+            s, g = divmod(missing, M)
+            name, on = f"{s}{KINDS[each]}{g}", layout.ranks[s][g % len(layout.ranks[s])]
+            raise _invalid(on, name, "is missing", hint)
+
+    # the actions of a task are on one rank, so that places compare
+    backward = np.maximum(place[B], place[I])
+    for earlier, later, what in (
+        (place[F], backward, "comes before its forward"),
+        (place[I], place[W], "comes before the inputs' backward"),
+        (place[F], place[R], "comes before its forward"),
+        (place[R], backward, "comes before its recomputation"),
+    ):
+        wrong = later[(earlier != NOWHERE) & (later != NOWHERE) & (later < earlier)]
+        hint = "F comes first, then R where there is one, then B, or I and after it W"
+        _refuse(order, wrong, what, hint)
+
+    first = np.flatnonzero(order.joined)
+    second = np.minimum(first + 1, len(kind) - 1)
+    pair = (kind[first] == F) & np.isin(kind[second], (B, I)) & (rank[first] == rank[second])
+    wrong = first[~(pair & (task[first] != task[second]))]
+    hint = "join a forward and the backward after it"
+    _refuse(order, wrong, "is not joined with the backward of another microbatch", hint)
+
+
+def _refuse(order: Order, wrong: Integers, what: str, hint: str) -> None:
+    """PartoptError that names the first action at these places, if any, and its rank."""
+    if len(wrong):
+        action = int(wrong.min())
+        rank = int(np.searchsorted(order.rows, action, side="right")) - 1
+        raise _invalid(rank, order.name(action), what, hint)
+
+
+def _invalid(rank: int, action: str, what: str, hint: str) -> PartoptError:
+    return PartoptError(
+        f"rank {rank}: {action} {what}", hint, code="invalid-order", rank=rank, action=action
     )

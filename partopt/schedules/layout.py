@@ -78,11 +78,6 @@ class Chunks(NamedTuple):
     k: NDArray[np.int32]
 
 
-def own_microbatches(microbatches: int, replicas: int, k: int) -> int:
-    """How many of the microbatches g have g mod r = k."""
-    return (microbatches - k + replicas - 1) // replicas
-
-
 def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
     """The ranks of every stage of d pipelines of P devices side by side.
 

@@ -40,6 +40,21 @@ def row(place: Place) -> Row:
     return spell("F" * warmup + "FB" * (place.M - warmup) + "B" * warmup)
 
 
+def delay_weights(warmup: str, forwards: int, lag: int) -> str:
+    """1F1B with each W `lag` backwards after its I.
+
+    There are `forwards` forwards, those of `warmup` included.
+    """
+    first = len(warmup)
+    steps = ["FI"] * (forwards - first) + ["I"] * first
+    return (
+        warmup
+        + "".join(steps[:lag])
+        + "".join(step + "W" for step in steps[lag:])
+        + "W" * min(lag, forwards)
+    )
+
+
 def downstream(factor: int) -> StageCounts:
     """`factor` times the warm-up of 1F1B, ceil(factor * sum of r_t over t > s, over r_s).
 

@@ -107,14 +107,15 @@ class Order:
 
     def names(self, rank: int) -> list[str]:
         """The actions of a rank as they are written, joined ones as `(0F3;3B1)OVERLAP_F_B`."""
-        names: list[str] = []
-        places = iter(range(self.rows[rank], self.rows[rank + 1]))
-        for place in places:
-            if self.joined[place]:
-                names.append(f"({self.name(place)};{self.name(next(places))})OVERLAP_F_B")
-            else:
-                names.append(self.name(place))
-        return names
+        own = slice(self.rows[rank], self.rows[rank + 1])
+        columns = (each[own].tolist() for each in (self.kind, self.stage, self.microbatch))
+        names = [
+            f"{s}{KINDS[kind]}{'' if kind == U else g}" for kind, s, g in zip(*columns, strict=True)
+        ]
+        pairs = iter(zip(names, self.joined[own].tolist(), strict=True))
+        return [
+            f"({name};{next(pairs)[0]})OVERLAP_F_B" if joined else name for name, joined in pairs
+        ]
 
 
 def in_flight(order: Order) -> Integers:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
-from partopt.schedules.assemble import add_updates
-from partopt.schedules.check import check
+from partopt.schedules.assemble import add_updates, check
 from partopt.schedules.layout import Layout, held_chunks
 from partopt.schedules.order import KINDS, A, Order, R, U
 
@@ -38,7 +37,15 @@ def to_csv(order: Order, layout: Layout) -> str:
     """
     side_by_side = pipelines(layout)
     d = len(side_by_side)
-    texts = ["".join(_line(order, rank, d) + "\n" for rank in ranks) for ranks in side_by_side]
+    written = ~np.isin(order.kind, (R, A, U))
+    own = Order(
+        kind=order.kind[written],
+        stage=order.stage[written],
+        microbatch=order.microbatch[written] // d,
+        joined=order.joined[written],
+        rows=np.concatenate([[0], np.cumsum(written)])[order.rows],
+    )
+    texts = ["".join(",".join(own.names(rank)) + "\n" for rank in ranks) for ranks in side_by_side]
     for k, text in enumerate(texts):
         if text != texts[0]:
             raise PartoptError(
@@ -107,25 +114,6 @@ def pipelines(layout: Layout) -> list[list[int]]:
     return found
 
 
-def _line(order: Order, rank: int, d: int) -> str:
-    """The row of a rank."""
-    own = np.arange(order.rows[rank], order.rows[rank + 1])
-    own = own[~np.isin(order.kind[own], (R, A, U))]
-    columns = (
-        order.kind[own].tolist(),
-        order.stage[own].tolist(),
-        (order.microbatch[own] // d).tolist(),
-    )
-    names = [
-        f"{stage}{KINDS[kind]}{microbatch}"
-        for kind, stage, microbatch in zip(*columns, strict=True)
-    ]
-    pairs = iter(zip(names, order.joined[own].tolist(), strict=True))
-    return ",".join(
-        f"({name};{next(pairs)[0]})OVERLAP_F_B" if joined else name for name, joined in pairs
-    )
-
-
 def _parse(line: str, number: int) -> NDArray[np.int32]:
     """The actions of row `number` of its file, with their microbatches as they are written.
 
@@ -145,9 +133,8 @@ def _parse(line: str, number: int) -> NDArray[np.int32]:
                 row=number,
                 cell=place,
             )
-        stage, kind, microbatch, *second = found.groups()
-        actions.append((KINDS.index(kind), int(stage), int(microbatch), bool(second)))
-        if second:
-            stage, kind, microbatch = second
-            actions.append((KINDS.index(kind), int(stage), int(microbatch), False))
+        parts = found.groups()
+        for n in range(0, len(parts), 3):
+            joined = n + 3 < len(parts)
+            actions.append((KINDS.index(parts[n + 1]), int(parts[n]), int(parts[n + 2]), joined))
     return np.array(actions, dtype=np.int32).reshape(-1, 4).T

@@ -17,28 +17,13 @@ from collections.abc import Sequence
 
 from partopt.schedules.entry import FILLED_DRAIN, Bubble, Counts, Schedule
 from partopt.schedules.layout import VEE, Place
-from partopt.schedules.one_f_one_b import downstream
+from partopt.schedules.one_f_one_b import delay_weights, downstream
 from partopt.schedules.order import Row, microbatch_numbers, spell
 
 
 def row(place: Place) -> Row:
     """A device's row: 1F1B's with I for B, and the W of each one p backwards after its I."""
     return spell(delay_weights("F" * min(place.P - 1 - place.p, place.M), place.M, place.p))
-
-
-def delay_weights(warmup: str, forwards: int, lag: int) -> str:
-    """1F1B with each W `lag` backwards after its I.
-
-    There are `forwards` forwards, those of `warmup` included.
-    """
-    first = len(warmup)
-    steps = ["FI"] * (forwards - first) + ["I"] * first
-    return (
-        warmup
-        + "".join(steps[:lag])
-        + "".join(step + "W" for step in steps[lag:])
-        + "W" * min(lag, forwards)
-    )
 
 
 def vee_row(place: Place) -> Row:

@@ -7,7 +7,6 @@ no change speaks against what a planner has proved of them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,9 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 
-from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import Finding, Varied
 from partopt.documents.stage import stages_text
@@ -28,21 +25,19 @@ from partopt.schedules import ACTION_LIMIT, SCHEDULES, schedule
 from partopt.schedules.entry import SLOTS
 from partopt.schedules.layout import MIRRORED, STRAIGHT
 from partopt.schedules.one_f_one_b import downstream
-from partopt.simulator.conditions import Conditions, apply_conditions
-from partopt.simulator.execution import Execution, execute, first_microbatches
+from partopt.simulator.conditions import Conditions
+from partopt.simulator.execution import Execution
+from partopt.simulator.held_back import MOST_ACTIONS, NOTICED, held_back
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
 # of the time unless said otherwise
-NOTICED = 0.05  # smaller shares are within measurement error
 BUSY = 0.9  # of a port: above, a late message delays those behind it
 WORTH = 0.02  # of the speed: a change that brings less is not worth the trouble
 FULL = 0.9  # of a device's memory: allocators and communicators, which no plan counts, take a tenth
-MOST_ACTIONS = 300_000  # of an execution that is repeated with changes
 ENOUGH_MICROBATCHES = 4  # per device of a pipeline: 1F1B then idles for at most a fifth
 SHORT_FORWARD_S = 2e-3  # a stage of some dozen kernels, 10 us each to launch, is host-bound below
 _COUNTS = 5e-4  # slowness of a rank that costs less is not named, and ranks within it are alike
 _DEEPER = (1, 2, 3)  # times the warm-up of 1F1B
-_ENDLESS = 1e18  # bytes/s of links that take no time
 
 Goal = Literal["faster", "fits", "settles"]
 
@@ -103,12 +98,9 @@ class Trials:
 
         A warm-up is one of a schedule, and goes with it.
         """
-        given = {
-            field.name: value
-            for field in dataclasses.fields(self.given)
-            if (value := getattr(self.given, field.name)) not in (None, {})
-            and not (field.name == "warmup" and "schedule" in options)
-        }
+        given = {name: value for name, value in vars(self.given).items() if value not in (None, {})}
+        if "schedule" in options:
+            given.pop("warmup", None)
         by_level = {
             name: {**given[name], **value}
             for name, value in options.items()
@@ -185,52 +177,45 @@ def findings(
     )
     points = [point for look in looks for point in look(case)]
     points += slow_rank(varied, execution.steady is None) if varied else []
-    found = [finding for point in points for finding in _advise(point, execution, trials)]
+    found = [each for point in points if (each := _advise(point, execution, trials)) is not None]
     return sorted(found, key=lambda each: ("fault", "loss", "risk").index(each.severity))
 
 
-def _advise(point: Point, now: Execution, trials: Trials | None) -> Iterator[Finding]:
+def _advise(point: Point, now: Execution, trials: Trials | None) -> Finding | None:
     """The finding of a point, with the first change that helps, or the fastest of alike ones.
 
     None of a point that is made for its change alone, where that does not help.
     """
     tried = trials.successes(now, point.changes) if trials is not None else iter(())
-    if point.severity == "fault" or point.for_its_change:
-        best = min(tried, key=lambda each: each[2].period_s, default=None)
-    else:
-        best = next(tried, None)
+    alike = point.severity == "fault" or point.for_its_change
+    best = (
+        min(tried, key=lambda each: each[2].period_s, default=None) if alike else next(tried, None)
+    )
     if best is None and point.for_its_change:
-        return
-    finding = Finding(
+        return None
+    options, texts, speedup, peak = dict[str, Any](), list[str](), None, None
+    if best is not None:
+        change, options, then = best
+        speedup = now.period_s / then.period_s
+        peak, before = (int(each.peak_memory_bytes.max()) for each in (then, now))
+        gains = (
+            f"{abs(speedup - 1):.1%} {'faster' if speedup > 1 else 'slower'}",
+            f"{peak / max(before, 1) - 1:+.1%} memory",
+        )
+        texts = [text for text in gains if not text.lstrip("+-").startswith("0.0%")]
+        texts += [change.more] if change.more else []
+    return Finding(
         code=point.code,
         severity=point.severity,
         value=point.value,
         unit=point.unit,
         text=point.text,
-        verb="",
-        options={},
-        change="",
-        speedup=None,
-        peak_memory_bytes=None,
+        verb="" if best is None else "simulate",
+        options=options,
+        change=", ".join(texts),
+        speedup=speedup,
+        peak_memory_bytes=peak,
     )
-    if best is not None:
-        change, options, then = best
-        speedup = now.period_s / then.period_s
-        peak, before = (int(each.peak_memory_bytes.max()) for each in (then, now))
-        gains = [
-            f"{abs(speedup - 1):.1%} {'faster' if speedup > 1 else 'slower'}",
-            f"{peak / max(before, 1) - 1:+.1%} memory",
-        ]
-        texts = [text for text in gains if not text.lstrip("+-").startswith("0.0%")]
-        finding = replace(
-            finding,
-            verb="simulate",
-            options=options,
-            change=", ".join([*texts, *filter(None, [change.more])]),
-            speedup=speedup,
-            peak_memory_bytes=peak,
-        )
-    yield finding
 
 
 def _memory(case: Case) -> Iterator[Point]:
@@ -271,10 +256,9 @@ def _unsettled(case: Case) -> Iterator[Point]:
         return
     more = min(4 * passed, ACTION_LIMIT // (2 * len(case.plan.stages)))
     text = f"{passed} microbatches do not settle into a steady state: the period is their mean pace"
-    change = Change({"microbatches": more}, "a steady state", "settles")
-    yield Point(
-        "unsettled", "risk", passed, "microbatches", text, [change] if more > passed else []
-    )
+    settling = [Change({"microbatches": more}, "a steady state", "settles")]
+    changes = settling if more > passed else []
+    yield Point("unsettled", "risk", passed, "microbatches", text, changes)
 
 
 def _imbalance(case: Case) -> Iterator[Point]:
@@ -286,37 +270,29 @@ def _imbalance(case: Case) -> Iterator[Point]:
     mean = sum(seconds[own] * n for own, n in devices.items()) / devices.total()
     if mean and seconds[slowest] > mean * (1 + NOTICED):
         ratio, takes = seconds[slowest] / mean, "takes" if len(slowest) == 1 else "together take"
-        yield Point(
-            "imbalance",
-            "loss",
-            ratio,
-            "of the mean",
+        text = (
             f"{stages_text(slowest)} {takes} {format_seconds(seconds[slowest])} a microbatch, "
-            f"{ratio:.2f} times the mean of all devices, {format_seconds(mean)}",
+            f"{ratio:.2f} times the mean of all devices, {format_seconds(mean)}"
         )
+        yield Point("imbalance", "loss", ratio, "of the mean", text)
 
 
 def _few_microbatches(case: Case) -> Iterator[Point]:
-    plan = case.plan
-    if plan.microbatches is None or plan.schedule not in SCHEDULES:
-        return
-    if SCHEDULES[plan.schedule].one_at_a_time:
+    plan, own = case.plan, SCHEDULES.get(case.plan.schedule)
+    if plan.microbatches is None or own is None or own.one_at_a_time:
         return
     of, d = pipeline_of(plan), len(plan.stages_by_rank())
     enough = ENOUGH_MICROBATCHES * of.P
     if len(plan.stages) == 1 or enough <= of.M:
         return
     now, then = idle_share(plan.schedule, of), idle_share(plan.schedule, of._replace(M=enough))
-    M = enough * d // of.P
-    yield Point(
-        "microbatches",
-        "loss",
-        plan.microbatches / d,
-        "microbatches a device",
-        f"{plan.microbatches} microbatches for {d} devices: equal stages wait for {now:.1%} of "
-        f"the time, with {M} for {then:.1%}",
-        [Change({"microbatches": M}, f"a batch of {M * plan.microbatch_size} samples")],
+    M, each = enough * d // of.P, plan.microbatches / d
+    text = (
+        f"{plan.microbatches} microbatches for {d} devices: equal stages wait for {now:.1%} of the "
+        f"time, with {M} for {then:.1%}"
     )
+    changes = [Change({"microbatches": M}, f"a batch of {M * plan.microbatch_size} samples")]
+    yield Point("microbatches", "loss", each, "microbatches a device", text, changes)
 
 
 class Pipeline(NamedTuple):
@@ -357,15 +333,12 @@ def _transfers(case: Case) -> Iterator[Point]:
     """Messages that the least idle rank waits for."""
     share = case.transfer_share
     if share > NOTICED:
-        yield Point(
-            "transfers",
-            "loss",
-            share,
-            "of the time",
+        text = (
             f"rank {case.rank}, which waits least for others, waits for messages {share:.1%} of "
-            f"the time, most of them on level {case.slowest_level.name}",
-            list(_faster(case, case.slowest_level, share)),
+            f"the time, most of them on level {case.slowest_level.name}"
         )
+        changes = list(_faster(case, case.slowest_level, share))
+        yield Point("transfers", "loss", share, "of the time", text, changes)
 
 
 def _faster(case: Case, level: Level, share: float) -> Iterator[Change]:
@@ -459,19 +432,16 @@ def _busy_ports(case: Case) -> Iterator[Point]:
     for level, share in case.overloaded:
         if level is waiting:
             continue
-        links = {level.name: level.links + 1}
         # by so much what waits for the port could go faster
         slowest_s = case.plan.slowest_device_s
         stretch = max(1.0, case.execution.period_s / slowest_s) if slowest_s else 1.0
-        yield Point(
-            "port",
-            "risk",
-            share,
-            "of the time",
+        text = (
             f"a port of level {level.name} is busy for {share:.1%} of the time with transfers and "
-            "all-reduces",
-            [Change({"links": links}, "more links"), _widen(level, share / BUSY * stretch)],
+            "all-reduces"
         )
+        more = Change({"links": {level.name: level.links + 1}}, "more links")
+        changes = [more, _widen(level, share / BUSY * stretch)]
+        yield Point("port", "risk", share, "of the time", text, changes)
 
 
 def _other_schedules(case: Case) -> Iterator[Point]:
@@ -522,83 +492,8 @@ def slow_rank(varied: Varied, synchronous: bool) -> Iterator[Point]:
     as_others = f", as of {alike} other{'s' if alike > 1 else ''}," if alike else ""
     second = less[0] if less and less[0].loss >= _COUNTS else None
     beside = f"; where rank {second.rank} is, {second.loss:.1%}" if second else ""
-    yield Point(
-        "slow-rank",
-        "risk",
-        worst.loss,
-        "of the time",
+    text = (
         f"slowness of rank {worst.rank}{as_others} costs most: where it is {varied.slower:.0%} "
-        f"slower, {what} takes {worst.loss:.1%} longer{beside}",
+        f"slower, {what} takes {worst.loss:.1%} longer{beside}"
     )
-
-
-class HeldBack(NamedTuple):
-    """The share by which memory makes a microbatch take longer, and both in words."""
-
-    slower: float
-    text: str
-
-
-def held_back(plan: Plan) -> HeldBack | None:
-    """What memory costs the plan, where nothing else costs more.
-
-    Memory holds a plan back where stages have fewer microbatches in flight than their schedule
-    says, or recompute activations because they may. The plan is simulated without that, on links
-    that take no time, and with equal stages: what is lifted costs what the plan is slower than
-    that. None also where the plan is too long to simulate so often.
-    """
-    lifted, texts = _without_limit(plan)
-    actions = 2 * len(plan.stages) * (plan.microbatches or first_microbatches(plan))
-    if not texts or actions > MOST_ACTIONS:
-        return None
-    try:
-        now_s, then_s = execute(plan).period_s, execute(lifted).period_s
-        others = [execute(each).period_s for each in _without_others(plan)]
-    except PartoptError:  # the schedule cannot run it so
-        return None
-    slower = now_s / then_s - 1 if then_s > 0 else 0.0
-    if slower <= NOTICED or then_s > min(others):
-        return None
-    return HeldBack(slower, f"{' and '.join(texts)}, to fit: {slower:.0%} slower")
-
-
-def _without_limit(plan: Plan) -> tuple[Plan, list[str]]:
-    """The plan as it would be with more memory, and in words what it has in place of that."""
-    lifted, texts = plan, []
-    entry, limit = SCHEDULES.get(plan.schedule), plan.memory_limit_bytes
-    if entry is None or limit is None:
-        return plan, []
-    replicas = [stage.replicas for stage in plan.stages]
-    if entry.shape == STRAIGHT and entry.takes_warmup:
-        usual = [entry.counts(s, replicas, plan.microbatches).held for s in range(len(replicas))]
-        held = [stage.in_flight for stage in plan.stages]
-        short = [s for s in range(len(usual)) if usual[s] > held[s]]
-        deeper = [max(pair) - 1 for pair in zip(usual, held, strict=True)]
-        roomy = under(plan, warmups=deeper)
-        if short and roomy.peak_memory_bytes > limit:
-            s = max(short, key=lambda s: plan.stages[s].memory.total_bytes)  # the fullest one
-            lifted = roomy
-            texts = [f"{held[s]} in flight on stage {s} in place of {usual[s]}"]
-    again = [s for s, stage in enumerate(plan.stages) if stage.recompute]
-    if again and plan.request.recompute == "auto":
-        texts.append(f"recomputation of {stages_text(again)}")
-        stages = list(lifted.stages)
-        for s in again:
-            once_s = max(0.0, stages[s].compute_s - stages[s].again_s)
-            stages[s] = replace(stages[s], recompute=False, compute_s=once_s, again_s=0.0)
-        lifted = replace(lifted, stages=stages)
-    return lifted, texts
-
-
-def _without_others(plan: Plan) -> Iterator[Plan]:
-    """The plan on links that take no time, and with stages that take equally long."""
-    levels = [level.name for level in plan.topology.own_levels]
-    free = Conditions(bandwidth=dict.fromkeys(levels, _ENDLESS), latency=dict.fromkeys(levels, 0.0))
-    yield apply_conditions(plan, free, MOST_ACTIONS)
-    mean_s = sum(stage.compute_s for stage in plan.stages) / len(plan.stages_by_rank())
-    stages = []
-    for stage in plan.stages:
-        share = mean_s * stage.replicas / stage.compute_s if stage.compute_s else 1.0
-        names = ("compute_s", "forward_s", "backward_s", "again_s", "backward_weight_s")
-        stages.append(replace(stage, **{name: share * getattr(stage, name) for name in names}))
-    yield replace(plan, stages=stages)
+    yield Point("slow-rank", "risk", worst.loss, "of the time", text)

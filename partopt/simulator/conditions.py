@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from partopt import documents, units
 from partopt.cost.plan import under
-from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import FASTEST, LONGEST_S, Level, Topology
@@ -70,9 +69,9 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
     plan cannot run that way, or more than `most_actions` actions would be simulated.
     """
     name = conditions.schedule or plan.schedule
-    asynchronous = schedule(name).asynchronous
-    M = None if asynchronous else conditions.microbatches or plan.microbatches
-    if M is None and not asynchronous:
+    entry = schedule(name)
+    M = None if entry.asynchronous else conditions.microbatches or plan.microbatches
+    if M is None and not entry.asynchronous:
         raise PartoptError(
             f"`schedule={name}`: needs a number of microbatches",
             "add `microbatches=64`",
@@ -81,7 +80,7 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
             schedule=name,
         )
     engine = with_facts(plan.engine, conditions.facts)
-    if asynchronous and engine.buffers == "all":
+    if entry.asynchronous and engine.buffers == "all":
         raise PartoptError(
             f"`schedule={name}`: the plan has `buffers=all`, which is not for it",
             f"plan for it: `solve` `schedule={name}`",
@@ -90,37 +89,24 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
         )
     topology = change_network(plan.topology, conditions)
     check_layout(plan, name)
-    check_size(plan, name, M or conditions.microbatches, most_actions)
-    changed = _restate(plan, name, M, topology, engine, conditions)
-    if conditions.warmup is not None:  # deeper ones take longer to settle
-        check_size(changed, name, M or conditions.microbatches, most_actions)
-    return changed
-
-
-def _restate(
-    plan: Plan,
-    name: str,
-    M: int | None,
-    topology: Topology,
-    engine: Engine,
-    conditions: Conditions,
-) -> Plan:
-    """The plan under checked conditions; where nothing else follows, only fields are replaced."""
+    count = M or conditions.microbatches
+    check_size(plan, name, count, most_actions)
     warmups = _warmups(plan, name, M, conditions.warmup)
     # a limit that is given is what the model may take
     reserve = plan.reserve if conditions.memory is None else Reserve()
-    fields: dict[str, Any] = {"engine": engine, "reserve": reserve}
-    conditions_now = (name, M, topology, engine, warmups)
-    if conditions_now == (plan.schedule, plan.microbatches, plan.topology, plan.engine, None):
-        return replace(plan, **fields)
     same = (name, M) == (plan.schedule, plan.microbatches)
-    if warmups is None and same and schedule(name).takes_warmup:
+    if warmups is None and same and (topology, engine) == (plan.topology, plan.engine):
+        return replace(plan, reserve=reserve)
+    if warmups is None and same and entry.takes_warmup:
         # the plan's own, which may be deeper than the formula's
         warmups = [stage.warmup for stage in plan.stages]
     try:
-        return under(plan, name, M, topology, warmups, **fields)
+        changed = under(plan, name, M, topology, warmups, engine=engine, reserve=reserve)
     except PartoptError as error:
         raise error.at(name) from None
+    if conditions.warmup is not None:  # deeper ones take longer to settle
+        check_size(changed, name, count, most_actions)
+    return changed
 
 
 def change_network(topology: Topology, conditions: Conditions) -> Topology:
@@ -170,12 +156,8 @@ def _latency(given: str | float) -> float:
 
 
 def _links(given: object) -> int:
-    text = str(given)
-    if (
-        isinstance(given, bool)
-        or not re.fullmatch("[0-9]{1,4}", text)
-        or not 1 <= int(text) <= 1024
-    ):
+    text = "" if isinstance(given, bool) else str(given)
+    if not re.fullmatch("[0-9]{1,4}", text) or not 1 <= int(text) <= 1024:
         hint = "write a whole number from 1 to 1024"
         raise PartoptError(f"invalid link count '{given}'", hint, code="invalid-option")
     return int(text)

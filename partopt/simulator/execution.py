@@ -73,6 +73,11 @@ class Execution:
         """Seconds per microbatch: in steady state, or of an iteration over its microbatches."""
         return self.makespan_s / self.microbatches if self.steady is None else self.steady.period_s
 
+    @property
+    def time_s(self) -> float:
+        """Seconds of an iteration or, asynchronous, of a microbatch."""
+        return self.makespan_s if self.steady is None else self.steady.period_s
+
     @cached_property
     def shares(self) -> Shares:
         """What every rank did between `start_s` and `end_s`."""

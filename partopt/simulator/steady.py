@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.schedules.order import B, F, I, Order
+from partopt.schedules.order import B, F, I, Order, in_flight
 from partopt.simulator.timeline import Timeline
 
 # G   microbatches that passed
@@ -56,7 +56,8 @@ def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
     x = _starts(timeline, replicas)
     G, S = len(x), len(replicas)
     # a round's all-reduce is over before the next but one ends
-    D = in_flight_in_all(timeline.order, replicas) + 2 * max(replicas)
+    flying = _in_flight(timeline.order) * replicas[0]
+    D = flying + 2 * max(replicas)
     last = G - D  # what comes later knows that the pipeline is running dry
     whole = Steady(float(timeline.makespan) / G, False, 0.0, float(timeline.makespan), G)
     if last < 2:
@@ -69,7 +70,7 @@ def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
         start = float(x[last - c - 1, : 2 * S].max())
         return Steady(shift / c, True, start - shift, start, c)
     first, end = (float(x[place - 1, S]) for place in (last - last // 2, last))
-    few = microbatches_to_tell(D - 2 * max(replicas), replicas) > G or end <= first
+    few = microbatches_to_tell(flying, replicas) > G or end <= first
     return whole if few else Steady((end - first) / (last // 2), False, first, end, last // 2)
 
 
@@ -86,15 +87,11 @@ def microbatches_to_tell(order_depth: int, replicas: list[int]) -> int:
     return 4 * (order_depth + max(replicas))
 
 
-def in_flight_in_all(order: Order, replicas: list[int]) -> int:
-    """D of an order: what the replicas of the first stage hold together."""
-    first = order.stage == 0
-    taken = (order.kind == F).astype(np.int64) - np.isin(order.kind, (B, I))
-    held = np.concatenate([[0], np.cumsum(np.where(first, taken, 0))])
+def _in_flight(order: Order) -> int:
+    """The most microbatches that a replica of the first stage holds."""
     working = np.flatnonzero(np.diff(order.rows))
-    begin = order.rows[working]
-    peaks = np.maximum.reduceat(held[1:], begin) - held[begin]
-    return int(peaks.max(initial=0)) * replicas[0]
+    first = working[order.stage[order.rows[working]] == 0]
+    return int(in_flight(order)[first].max())
 
 
 def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:

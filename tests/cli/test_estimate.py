@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 from partopt.documents.files import shipped_folder, shipped_names
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Estimated, Group, Profile
-from partopt.profiler import estimate_source
+from partopt.profiler.estimating import estimate_source
 from tests.forked import run_forked
 from tests.helpers import ROOT, flat, uniform_profile
 

@@ -12,7 +12,7 @@ from partopt.cost.plan import layout_of
 from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.schedules.check import check
+from partopt.schedules.assemble import check
 from partopt.schedules.layout import Layout
 from partopt.schedules.order import in_flight
 from partopt.search.auto import search_schedules

@@ -84,9 +84,9 @@ def structure(
     **options: Any,
 ) -> Profile:
     """The profile of `model` at microbatch size 1 with times that mean nothing."""
-    settings = {"microbatch_sizes": [1], "device": "cpu", "dtype": "float32"}
-    settings |= {"granularity": "leaf", "units": (), "steps": 1, "progress": None, **options}
-    subject = Subject(model, example_inputs, loss_fn, Settings.of(**settings), clock or FakeClock())
+    settings = {"microbatch_sizes": [1], "device": "cpu", "granularity": "leaf", "steps": 1}
+    settings |= options
+    subject = Subject(model, example_inputs, loss_fn, Settings(**settings), clock or FakeClock())
     return profile_of(subject, Model(name=type(model).__name__))
 
 

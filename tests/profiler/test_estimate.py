@@ -19,11 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from partopt import documents
 from partopt.documents.device import Roofline
 from partopt.errors import PartoptError
-from partopt.profiler import estimate, estimate_source
-from partopt.profiler.collectives import Interconnect, open_pretended_group
-from partopt.profiler.estimating import RooflineClock
-from partopt.profiler.kernels import kernels_of
-from partopt.profiler.weightless import fake_mode
+from partopt.profiler.estimating import RooflineClock, estimate, estimate_source
+from partopt.profiler.group import Interconnect, open_pretended_group
+from partopt.profiler.weightless import fake_mode, kernels_of
 from tests.helpers import flat
 from tests.profiler.helpers import (
     EXAMPLES,

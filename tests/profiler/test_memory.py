@@ -14,8 +14,8 @@ from torch import nn
 
 from partopt import measure_source
 from partopt.errors import PartoptError
-from partopt.profiler import measure, memory
-from partopt.profiler.memory import HEADROOM, build_within_memory
+from partopt.profiler import device, measure
+from partopt.profiler.device import HEADROOM, build_within_memory
 from partopt.profiler.weightless import LARGE, build_without_weights, fake_mode, is_fake
 from tests.profiler.helpers import linear
 
@@ -26,7 +26,7 @@ MODEL_BYTES = 8 * 16 * 4  # of the eight layers below
 
 @pytest.fixture
 def limit(monkeypatch):
-    return lambda free: monkeypatch.setattr(memory, "free_host_bytes", lambda: free)
+    return lambda free: monkeypatch.setattr(device, "free_host_bytes", lambda: free)
 
 
 def eight() -> nn.Module:
@@ -44,16 +44,16 @@ def fits(build, device=CPU, dtype=torch.float32):
 
 
 def test_the_boundary_is_weights_gradients_moments_and_headroom(limit):
-    for copies, device, dtype in (
+    for copies, on, dtype in (
         (4, CPU, torch.float32),
         (2, CPU, torch.bfloat16),
         (1, CUDA, torch.float32),  # a GPU says itself when it is full
     ):
         needed = HEADROOM * copies * MODEL_BYTES
         limit(needed + 1)
-        assert fits(eight, device, dtype)
+        assert fits(eight, on, dtype)
         limit(needed - 1)
-        assert not fits(eight, device, dtype)
+        assert not fits(eight, on, dtype)
 
 
 def test_a_model_that_does_not_fit_is_left_early(limit):
@@ -166,17 +166,25 @@ def test_initialisation_is_no_obstacle():
     assert (nn.Module.register_parameter, dict(vars(nn.init))) == before
 
 
+def test_what_keeps_an_initialisation_while_a_model_is_built_has_it_later():
+    """As transformers does where it is imported by the build function."""
+    with build_without_weights(fake_mode()):
+        kept = torch.nn.init.zeros_
+        assert kept(torch.ones(3)).tolist() == [1, 1, 1]
+    assert kept(torch.ones(3)).tolist() == [0, 0, 0]
+
+
 # --- memory -----------------------------------------------------------------------------------
 
 
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    alone = memory.free_host_bytes()
+    monkeypatch.setattr(device, "_CGROUP", tmp_path)
+    alone = device.free_host_bytes()
     assert alone > 0
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("700\n")
-    assert memory.free_host_bytes() > 1000
+    assert device.free_host_bytes() > 1000
     (tmp_path / "memory.max").write_text("1000\n")
-    assert memory.free_host_bytes() == 300
+    assert device.free_host_bytes() == 300
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 200\n")
-    assert memory.free_host_bytes() == 500
+    assert device.free_host_bytes() == 500

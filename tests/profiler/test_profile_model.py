@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -129,14 +127,6 @@ def test_what_is_no_model_and_inputs_that_are_no_function_are_refused():
     assert caught.value.code == "not-a-module"
     with pytest.raises(PartoptError, match="example_inputs is of type Tensor, not a function"):
         measure(linear(), vectors(1))
-
-
-def test_a_source_takes_the_options_of_a_model():
-    of_model, of_source = (inspect.signature(each).parameters for each in (measure, measure_source))
-    options = {name: each for name, each in of_model.items() if each.kind is each.KEYWORD_ONLY}
-    del options["loss_fn"]  # the source has its own
-    assert options == {name: of_source[name] for name in options}
-    assert set(of_source) - set(options) == {"source", "arguments"}
 
 
 MODELS = [

@@ -14,7 +14,7 @@ from tests.helpers import uniform_profile
 
 
 def test_a_row_has_a_range_of_each_quarter_and_an_error() -> None:
-    settings = Settings.of([1], "cpu", "float32", "auto", (), 1, None)
+    settings = Settings(microbatch_sizes=[1], device="cpu", steps=1)
     name, layers, ranges, *figures = row(Case("mlp", 16, {"width": 32}), settings, 1).split()
     assert (name, int(ranges)) == ("mlp", RANGES)
     assert int(layers) >= RANGES

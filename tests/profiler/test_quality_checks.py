@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from partopt.errors import PartoptError
-from partopt.profiler import estimate
-from partopt.profiler.notes import note_overhead
+from partopt.profiler.estimating import estimate
+from partopt.profiler.summary import note_overhead
 from tests.helpers import measurement, out_of_memory
 from tests.profiler.helpers import FakeClock, Parts, linear, structure
 

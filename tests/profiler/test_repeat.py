@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from partopt.documents.profile import Profile, StashGroup
 from partopt.documents.repeat import repeat
 from partopt.errors import PartoptError
-from partopt.profiler import estimate_source
+from partopt.profiler.estimating import estimate_source
 from tests.profiler.helpers import (
     EXAMPLES,
     Parts,

@@ -124,7 +124,7 @@ def test_what_is_kept_outside_of_autograd_is_kept():
 
 
 def observe(model: nn.Module, inputs: Tensor) -> tuple[list[Any], dict[int, int]]:
-    settings = Settings.of([1], "cpu", "float32", "leaf", (), 1, None)
+    settings = Settings(microbatch_sizes=[1], device="cpu", granularity="leaf", steps=1)
     subject = Subject(model, lambda size: inputs, None, settings, FakeClock())
     names = [name for name, _ in model.named_children()]
     structure = observe_step(subject, inputs, Tracker(model, names))

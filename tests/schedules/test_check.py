@@ -9,7 +9,7 @@ import pytest
 
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal
-from partopt.schedules.check import check
+from partopt.schedules.assemble import check
 from partopt.schedules.layout import Layout
 from partopt.schedules.order import KINDS, Order
 from tests.schedules.executed import built, chunks, layout_of, spelled, straight

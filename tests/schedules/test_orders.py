@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal
-from partopt.schedules.check import check
+from partopt.schedules.assemble import check
 from partopt.schedules.layout import STRAIGHT, Layout
 from partopt.schedules.one_f_one_b import blocking_warmups
 from partopt.schedules.order import KINDS

@@ -9,7 +9,8 @@ import partopt
 from partopt.cost.plan import under
 from partopt.report.plan import render
 from partopt.simulator import execute
-from partopt.simulator.advice import BUSY, FULL, NOTICED, WORTH, held_back
+from partopt.simulator.advice import BUSY, FULL, WORTH
+from partopt.simulator.held_back import NOTICED, held_back
 from tests.helpers import chain_profile, flat
 from tests.report.timelines import plan_of
 from tests.simulator import plans

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from partopt import planners
 from partopt.cost.problem import problem_of
-from partopt.simulator import flows as module
+from partopt.simulator import variation as module
 from partopt.simulator.execution import execute
-from partopt.simulator.flows import SLOWER, flows_of
+from partopt.simulator.variation import FLOW_SLOWER as SLOWER
+from partopt.simulator.variation import flows_of
 from tests.helpers import BLOCKING, chain_profile, flat, two_level
 
 MB = 10**6

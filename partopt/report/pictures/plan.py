@@ -42,7 +42,7 @@ from partopt.report.pictures.sheet import (
     text_width,
 )
 from partopt.report.plan import device_parts
-from partopt.simulator.advice import held_back
+from partopt.simulator.held_back import held_back
 from partopt.units import format_bytes, format_seconds
 
 _TIMES, _STRIP, _MEMORY, _GAP, _LINE = 1.0, 0.16, 1.1, 0.14, 0.13  # inches

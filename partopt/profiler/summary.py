@@ -1,13 +1,15 @@
-"""What makes the measured times doubtful, as notes of the profile."""
+"""What timed steps come to: medians, and notes on what makes them doubtful."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from partopt.documents import Note
-from partopt.documents.profile import Measurement
+from partopt.documents.profile import LayerMeasurement, Measurement
+from partopt.profiler.device import is_out_of_memory
 from partopt.profiler.layers import Tracker
-from partopt.profiler.memory import is_out_of_memory
+from partopt.profiler.observation import Structure
 from partopt.profiler.settings import Subject
 from partopt.profiler.source import describe
 from partopt.profiler.step import LayerTimes
@@ -20,6 +22,56 @@ RESCALE_ABOVE = 1.05
 OVERHEAD_BOUND = 1.20
 # hooks make no step quicker: below it the two kinds of step met different conditions
 UNEVEN_BELOW = 0.95
+
+
+def summarize(
+    size: int,
+    structure: Structure,
+    bare_s: Sequence[float],
+    instrumented: Sequence[LayerTimes],
+    optimizer_s: float | None,
+    peak_bytes: int | None,
+    input_parts: Sequence[Sequence[float]] = (),
+) -> Measurement:
+    """The measurement of a size: medians of its steps, and what the structure shows.
+
+    `input_parts` are the seconds of each layer in backwards without gradients of weights: what is
+    longer than the whole backward, by noise, is cut to it.
+    """
+    step_s = statistics.median(bare_s)
+    overhead = statistics.median(times.step_s for times in instrumented) / step_s
+    scale = 1 / overhead if overhead > RESCALE_ABOVE else 1.0  # back to the bare step
+    layers = []
+    for index in range(len(structure.layers)):
+        forward_s = [times.forward_s[index] * scale for times in instrumented]
+        backward_s = [times.backward_s[index] * scale for times in instrumented]
+        inputs_s = [seconds[index] * scale for seconds in input_parts]
+        whole_s = statistics.median(backward_s)
+        layers.append(
+            LayerMeasurement(
+                forward_s=statistics.median(forward_s),
+                backward_s=whole_s,
+                backward_input_s=min(statistics.median(inputs_s), whole_s) if inputs_s else None,
+                forward_stdev_s=statistics.stdev(forward_s) if len(forward_s) > 1 else 0.0,
+                backward_stdev_s=statistics.stdev(backward_s) if len(backward_s) > 1 else 0.0,
+                output_bytes=structure.output_bytes.get(index, 0),
+                transient_bytes=structure.transient_bytes.get(index, 0),
+                split_stash_bytes=structure.split_stash_bytes.get(index, 0),
+                forward_flops=structure.flops.get(index, 0),
+            )
+        )
+    return Measurement(
+        microbatch_size=size,
+        step_s=step_s,
+        coverage=sum(layer.forward_s + layer.backward_s for layer in layers) / step_s,
+        overhead=overhead,
+        overhead_bound=overhead > OVERHEAD_BOUND,
+        optimizer_s=optimizer_s,
+        peak_memory_bytes=peak_bytes,
+        layers=layers,
+        tensors=structure.tensors,
+        stash_groups=structure.stash_groups,
+    )
 
 
 def note_busy_machine(subject: Subject) -> Iterator[Note]:
