@@ -33,7 +33,7 @@ class _Export(click.Command):
 
 @click.command(cls=_Export, short_help="write a plan as a trainer reads it")
 @click.argument("plan")
-@click.option("--to", "target", metavar="TRAINER", required=True, help="Which trainer.")
+@options.option("--to target", "TRAINER", "Which trainer.", required=True)
 @options.map_option
 @options.output_options("it")
 def command(

@@ -21,10 +21,10 @@ _PAGE = "report.html"
 @click.command(short_help="a plan as one page of HTML")
 @click.argument("plan")
 @click.argument("documents", metavar="[DOCUMENT]...", nargs=-1)
-@click.option(
+@options.option(
     "--profile",
-    metavar="FILE|NAME",
-    help="The plan's profile, to draw its layers (default: the shipped one of its digest).",
+    "FILE|NAME",
+    "The plan's profile, to draw its layers (default: the shipped one of its digest).",
 )
 @options.output_options(f"the page ({_PAGE})")
 def command(

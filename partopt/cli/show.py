@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Check a plan again: its numbers, what was requested, and that nothing is better.",
 )
-@click.option(
+@options.option(
     "--profile",
-    metavar="FILE|NAME",
-    help="With --verify or -o: the plan's profile (default: the shipped one of its digest).",
+    "FILE|NAME",
+    "With --verify or -o: the plan's profile (default: the shipped one of its digest).",
 )
 @options.output_options("a picture (.svg, .pdf, .png)", printed=False)
 @click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")

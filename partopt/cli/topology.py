@@ -85,27 +85,13 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
 
 
 @command.command("measure", short_help="measure the links between ranks")
-@click.option(
-    "-o", "--output", metavar="FILE", required=True, help="The file to write; - is standard output."
+@options.option("-o --output", "FILE", "The file to write; - is standard output.", required=True)
+@options.option("--ranks", "N", "Processes to start here [default: 4, at most the cores].", int)
+@options.option(
+    "--per-server", "K", "Ranks of a server [default: all; under torchrun those of a host].", int
 )
-@click.option(
-    "--ranks",
-    metavar="N",
-    type=int,
-    help="Processes to start here [default: 4, at most the cores].",
-)
-@click.option(
-    "--per-server",
-    metavar="K",
-    type=int,
-    help="Ranks of a server [default: all; under torchrun those of a host].",
-)
-@click.option(
-    "--sizes",
-    default="4kB,64kB,1MB,4MB,16MB",
-    show_default=True,
-    metavar="LIST",
-    help="Bytes of the messages and all-reduces.",
+@options.option(
+    "--sizes", "LIST", "Bytes of the messages and all-reduces.", default="4kB,64kB,1MB,4MB,16MB"
 )
 @click.option(
     "--backend",
@@ -114,15 +100,14 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
     type=click.Choice(["auto", "gloo", "nccl"]),
     help="auto takes NCCL where every rank has a GPU.",
 )
-@click.option(
+@options.option(
     "--repetitions",
+    "N",
+    "Of large messages, in each of three rounds; small ones have up to ten times as many.",
+    click.IntRange(min=5),
     default=10,
-    show_default=True,
-    metavar="N",
-    type=click.IntRange(min=5),
-    help="Of large messages, in each of three rounds; small ones have up to ten times as many.",
 )
-@click.option("--name", metavar="NAME", help="Of the cluster [default: the file's name].")
+@options.option("--name", "NAME", "Of the cluster [default: the file's name].")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 @click.option("--accept-poor", is_flag=True, help="Write the file even where the fit is poor.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
