@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from partopt.documents.tables import Comparison, GroupComparison
 
 
-@click.command(cls=options.Verb, short_help="every planner, or groups of sizes, side by side")
+@click.command(cls=options.Verb)
 @click.argument("profiles", nargs=-1, required=True, metavar="PROFILE...")
 @options.option(
     "--planner chosen", "NAME", "A planner to compare (repeat; default: all).", multiple=True

@@ -91,12 +91,7 @@ def _of_other_kind(error: click.NoSuchOption) -> PartoptError | None:
     )
 
 
-@click.group(
-    "import",
-    cls=_Formats,
-    short_help="read another program's profile, or a trainer's layout",
-    subcommand_metavar="FORMAT ...",
-)
+@click.group("import", cls=_Formats, subcommand_metavar="FORMAT ...")
 def command() -> None:
     """Read what another program measured as a profile, or a trainer's layout as a plan.
 

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
-@click.command(
-    cls=options.Verb, short_help="stages, replicas and microbatches in flight for a cluster"
-)
+@click.command(cls=options.Verb)
 @click.argument("profile")
 @options.option("--planner", "NAME", "Which planner (default: the best of all).")
 @options.option("--cuts", "5,9", "Your own split: where stages begin.")

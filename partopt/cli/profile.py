@@ -27,7 +27,7 @@ _MEASURING = ("device", "compile", "steps", "resume")  # those that do not
 _MINUTES_FROM_S = 100.0
 
 
-@click.command(short_help="measure the layers of a PyTorch model on one device")
+@click.command()
 @click.argument("model", metavar="MODEL[:ATTR]", required=False)
 @option(
     "-o --output",

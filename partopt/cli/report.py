@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PAGE = "report.html"
 
 
-@click.command(short_help="a plan as one page of HTML")
+@click.command()
 @click.argument("plan")
 @click.argument("documents", metavar="[DOCUMENT]...", nargs=-1)
 @options.option(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from partopt import TrainingRun
 
 
-@click.command(short_help="train a model by a plan, measured beside predicted")
+@click.command()
 @click.argument("plan")
 @click.argument("model", metavar="MODEL[:ATTR]")
 @options.set_option

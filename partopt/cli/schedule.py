@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ALL = "all"
 
 
-@click.command(short_help="schedules on equal stages, without a profile")
+@click.command()
 @click.argument("name")
 @options.option("--stages", "P", "Devices of the pipeline.", options.COUNT, default=4)
 @options.option("--microbatches", "M", "That pass through it.", options.COUNT, default=8)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from partopt import Plan
 
 
-@click.command(short_help="a document of any kind, for people to read")
+@click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "--verify",

@@ -60,7 +60,7 @@ _CONDITIONS = options.declare(
 )
 
 
-@click.command(short_help="execute a plan: where its time goes, and what would change it")
+@click.command()
 @click.argument("plan")
 @_CONDITIONS
 @options.output_options(

@@ -16,10 +16,10 @@ from partopt.documents.files import find_shipped, shipped_names
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
-    from partopt import FittedLinks, Topology
+    from partopt import FittedLinks
 
 
-@click.group(short_help="list, show and measure topologies", no_args_is_help=False)
+@click.group(no_args_is_help=False)
 def command() -> None:
     """List, show and measure topologies.
 
@@ -160,6 +160,7 @@ def measure(
 
 def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_poor: bool) -> None:
     """Print and, where the fit is good or accepted, write."""
+    from partopt import Topology
     from partopt.report.clusters import render_links
 
     print_notes(links.notes)
@@ -178,20 +179,12 @@ def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_
             code="poor-fit",
             error=far.error,
         )
-    _write(links.text, links.topology, output, force)
-
-
-def _write(text: str, topology: Topology, output: str, force: bool) -> None:
-    from partopt import Topology
-
-    assert Topology.parse(text.encode(), output) == topology
+    assert Topology.parse(links.text.encode(), output) == links.topology
     with stopping.not_stopped():
-        documents.write_bytes(output, text.encode(), force)
-    if output == "-":
-        return
-    if Path(output).is_file():
-        assert Topology.load(output) == topology
-    say(f"\nWrote {output}\nnext:    partopt plan PROFILE --topology {output}", err=True)
+        documents.write_bytes(output, links.text.encode(), force)
+    if output != "-":
+        assert not Path(output).is_file() or Topology.load(output) == links.topology
+        say(f"\nWrote {output}\nnext:    partopt plan PROFILE --topology {output}", err=True)
 
 
 def _parse_sizes(text: str) -> list[int]:
