@@ -143,6 +143,8 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
       torchrun --nproc-per-node 4 -m partopt profile my_parallel.py -o tp4.json
       partopt profile --from-run run.json --onto gpt.json -o again.json
     """
+    import partopt
+
     run, onto = given.pop("from_run"), given.pop("onto")
     if model is None and not (run or onto):
         raise click.UsageError("Missing argument 'MODEL[:ATTR]'.")
@@ -168,10 +170,8 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
         with stopping.stopped_by_signals():
             measured = _measure(model, given, output, force)
             try:
-                from partopt import repeat
-
                 for blocks, count in counts.items():
-                    measured = repeat(measured, blocks, count)
+                    measured = partopt.repeat(measured, blocks, count)
             except PartoptError:
                 _keep(measured, "nothing is repeated", output, force)
                 raise
