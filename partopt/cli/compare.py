@@ -19,35 +19,25 @@ if TYPE_CHECKING:
     from partopt.documents.tables import Comparison, GroupComparison
 
 
-@click.command(cls=options.Verb, short_help="every planner, or groups of sizes, side by side")
+@click.command(cls=options.Verb)
 @click.argument("profiles", nargs=-1, required=True, metavar="PROFILE...")
-@click.option(
-    "--planner",
-    "chosen",
-    multiple=True,
-    metavar="NAME",
-    help="A planner to compare (repeat; default: all).",
+@options.option(
+    "--planner chosen", "NAME", "A planner to compare (repeat; default: all).", multiple=True
 )
-@click.option(
-    "--plan",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help="A plan of yours to set beside them (repeat).",
+@options.option(
+    "--plan files", "FILE", "A plan of yours to set beside them (repeat).", multiple=True
 )
-@click.option(
-    "--for",
-    "targets",
+@options.option(
+    "--for targets",
+    "TRAINER",
+    "The best plan that a trainer can say, beside them (repeat; see partopt export --help).",
     multiple=True,
-    metavar="TRAINER",
-    help="The best plan that a trainer can say, beside them (repeat; see partopt export --help).",
 )
-@click.option(
-    "--layout",
-    "layouts",
+@options.option(
+    "--layout layouts",
+    "TRAINER:LAYOUT",
+    "A pipeline as a trainer has it, which partopt import reads (repeat).",
     multiple=True,
-    metavar="TRAINER:LAYOUT",
-    help="A pipeline as a trainer has it, which partopt import reads (repeat).",
 )
 @options.map_option
 @options.job_options

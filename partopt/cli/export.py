@@ -31,9 +31,9 @@ class _Export(click.Command):
             formatter.write_dl([*rows, (_FLOWS, _FLOWS_SUMMARY)])
 
 
-@click.command(cls=_Export, short_help="write a plan as a trainer reads it")
+@click.command(cls=_Export)
 @click.argument("plan")
-@click.option("--to", "target", metavar="TRAINER", required=True, help="Which trainer.")
+@options.option("--to target", "TRAINER", "Which trainer.", required=True)
 @options.map_option
 @options.output_options("it")
 def command(

@@ -91,12 +91,7 @@ def _of_other_kind(error: click.NoSuchOption) -> PartoptError | None:
     )
 
 
-@click.group(
-    "import",
-    cls=_Formats,
-    short_help="read another program's profile, or a trainer's layout",
-    subcommand_metavar="FORMAT ...",
-)
+@click.group("import", cls=_Formats, subcommand_metavar="FORMAT ...")
 def command() -> None:
     """Read what another program measured as a profile, or a trainer's layout as a plan.
 
@@ -112,20 +107,16 @@ def command() -> None:
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option(
-    "--onto", metavar="PROFILE", help="torch-profile: the profile whose times are replaced."
-)
-@click.option(
-    "--plan", metavar="PLAN", help="torch-profile: the plan that ran, whose stages are timed."
-)
+@options.option("--onto", "PROFILE", "torch-profile: the profile whose times are replaced.")
+@options.option("--plan", "PLAN", "torch-profile: the plan that ran, whose stages are timed.")
 @click.option("--name", help="Name of the model (default: that of the file, or of the profile).")
-@click.option(
+@options.option(
     "--microbatch-size",
-    type=options.COUNT,
-    metavar="B",
-    help="Samples that were measured at once; such files do not record it.",
+    "B",
+    "Samples that were measured at once; such files do not record it.",
+    options.COUNT,
 )
-@click.option("--device", metavar="NAME", help="Device that was measured, if it is known.")
+@options.option("--device", "NAME", "Device that was measured, if it is known.")
 @options.output_options("the profile")
 def _profile(files: tuple[str, ...], output: str | None, force: bool, **given: Any) -> None:
     """Read what another program measured and write it as a profile of partopt's.
@@ -215,19 +206,15 @@ class _Import(options.Verb):
 
 @click.command(cls=_Import)
 @click.argument("layout")
-@click.option(
-    "--profile", required=True, metavar="FILE|NAME", help="The profile of the model that it cuts."
-)
-@click.option(
+@options.option("--profile", "FILE|NAME", "The profile of the model that it cuts.", required=True)
+@options.option(
     "--pipeline-size",
-    type=options.COUNT,
-    metavar="P",
-    help="Devices of a pipeline, where it has several stages on each (default: one on each).",
+    "P",
+    "Devices of a pipeline, where it has several stages on each (default: one on each).",
+    options.COUNT,
 )
 @options.map_option
-@click.option(
-    "--cuts", metavar="5,9", help="torch-csv: the first layers of all stages but the first."
-)
+@options.option("--cuts", "5,9", "torch-csv: the first layers of all stages but the first.")
 @options.job_options
 @options.output_options("the plan")
 @options.json_option

@@ -97,21 +97,26 @@ def declare(*added: Callable[[Command], Command]) -> Callable[[Command], Command
     return add
 
 
+def option(
+    flags: str, metavar: str, help: str, type: Any = None, *, default: Any = None, **more: Any
+) -> Callable[[Command], Command]:
+    """An option with a value; `flags` are its flags and then, where that is another, its name."""
+    shown = {"default": default, "show_default": True} if default is not None else {}
+    return click.option(*flags.split(), type=type, metavar=metavar, help=help, **shown, **more)
+
+
 def _word(
     flag: str, words: str, help: str, default: str | None = None
 ) -> Callable[[Command], Command]:
     """An option that is one of `words`."""
-    choice, shown = click.Choice(words.split()), default is not None
-    return click.option(
-        flag, type=choice, default=default, show_default=shown, metavar="WORD", help=help
-    )
+    return option(flag, "WORD", help, click.Choice(words.split()), default=default)
 
 
 def output_options(what: str, printed: bool = True) -> Callable[[Command], Command]:
     """`-o FILE` and `--force`, for a command that writes `what`; `printed`: with `-`, too."""
     text = f"Write {what} to FILE{' (or - to print)' if printed else ''}."
     return declare(
-        click.option("-o", "--output", metavar="FILE", help=text),
+        option("-o --output", "FILE", text),
         click.option("--force", is_flag=True, help="Replace the file."),
     )
 
@@ -124,59 +129,30 @@ explain_option = click.option(
     callback=lambda context, _, value: context.meta.update({EXPLAIN: value}),
     help="Define the terms of the page below it.",
 )
-map_option = click.option(
-    "--map",
-    "rules",
+map_option = option(
+    "--map rules",
+    "GLOB=KIND",
+    "What layers are, if names do not say: embedding, block, norm, head (repeat).",
     multiple=True,
-    metavar="GLOB=KIND",
-    help="What layers are, if names do not say: embedding, block, norm, head (repeat).",
 )
-set_option = click.option(
-    "--set",
-    "assignments",
+set_option = option(
+    "--set assignments", "K=V", "An argument for the function that builds the model.", multiple=True
+)
+memory_option = option("--memory", "SIZE", "Limit, such as 40GB (default: the topology's).")
+with_option = option(
+    "--with facts",
+    "FACT=VALUE",
+    "Replace a fact of its engine, such as bucket=50MB (repeat; see trainer show).",
     multiple=True,
-    metavar="K=V",
-    help="An argument for the function that builds the model.",
-)
-memory_option = click.option(
-    "--memory", metavar="SIZE", help="Limit, such as 40GB (default: the topology's)."
-)
-with_option = click.option(
-    "--with",
-    "facts",
-    multiple=True,
-    metavar="FACT=VALUE",
-    help="Replace a fact of its engine, such as bucket=50MB (repeat; see trainer show).",
 )
 job_options = declare(  # `job` turns their values into one
-    click.option(
-        "--topology", required=True, metavar="FILE|NAME", help="A YAML file, - or a shipped name."
-    ),
-    click.option("--servers", type=COUNT, metavar="N", help="Size of its outermost level."),
-    click.option(
-        "--schedule",
-        default="pipedream",
-        show_default=True,
-        metavar="NAME",
-        help="1f1b, gpipe, .. or auto.",
-    ),
-    click.option(
-        "--chunks",
-        type=COUNT,
-        metavar="V",
-        help="Stages on a device, where it is interleaved (default: 2).",
-    ),
-    click.option(
-        "--stages",
-        type=COUNT,
-        metavar="S",
-        help="How many, where a planner takes that (default: one a device).",
-    ),
-    click.option(
-        "--cut-at",
-        multiple=True,
-        metavar="GLOB",
-        help="Stages begin only with layers of such names (repeat).",
+    option("--topology", "FILE|NAME", "A YAML file, - or a shipped name.", required=True),
+    option("--servers", "N", "Size of its outermost level.", COUNT),
+    option("--schedule", "NAME", "1f1b, gpipe, .. or auto.", default="pipedream"),
+    option("--chunks", "V", "Stages on a device, where it is interleaved (default: 2).", COUNT),
+    option("--stages", "S", "How many, where a planner takes that (default: one a device).", COUNT),
+    option(
+        "--cut-at", "GLOB", "Stages begin only with layers of such names (repeat).", multiple=True
     ),
     _word(
         "--tied",
@@ -184,16 +160,9 @@ job_options = declare(  # `job` turns their values into one
         "Layers that share parameters: exchange gradients, or stay together.",
         "exchange",
     ),
-    click.option(
-        "--microbatch-size",
-        type=COUNT,
-        metavar="B",
-        help="Samples (default: the fastest measured size).",
-    ),
-    click.option("--microbatches", type=COUNT, metavar="M", help="Instead of --global-batch."),
-    click.option(
-        "--global-batch", type=COUNT, metavar="G", help="Samples of a synchronous iteration."
-    ),
+    option("--microbatch-size", "B", "Samples (default: the fastest measured size).", COUNT),
+    option("--microbatches", "M", "Instead of --global-batch.", COUNT),
+    option("--global-batch", "G", "Samples of a synchronous iteration.", COUNT),
     _word(
         "--replication",
         "free uniform none",
@@ -220,12 +189,8 @@ job_options = declare(  # `job` turns their values into one
     ),
     memory_option,
     with_option,
-    click.option(
-        "--cost",
-        default="time",
-        show_default=True,
-        metavar="KIND",
-        help="What GPipe balances: time, flops, parameters or a FILE.",
+    option(
+        "--cost", "KIND", "What GPipe balances: time, flops, parameters or a FILE.", default="time"
     ),
     _word(
         "--effort",

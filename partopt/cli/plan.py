@@ -20,24 +20,18 @@ if TYPE_CHECKING:
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
-@click.command(
-    cls=options.Verb, short_help="stages, replicas and microbatches in flight for a cluster"
-)
+@click.command(cls=options.Verb)
 @click.argument("profile")
-@click.option("--planner", metavar="NAME", help="Which planner (default: the best of all).")
-@click.option("--cuts", metavar="5,9", help="Your own split: where stages begin.")
-@click.option("--replicas", metavar="1,2,1", help="Replicas of its stages (default: one each).")
+@options.option("--planner", "NAME", "Which planner (default: the best of all).")
+@options.option("--cuts", "5,9", "Your own split: where stages begin.")
+@options.option("--replicas", "1,2,1", "Replicas of its stages (default: one each).")
 @options.job_options
-@click.option("--scaling", metavar="8,16,32", help="The best plan on each of them, as a table.")
+@options.option("--scaling", "8,16,32", "The best plan on each of them, as a table.")
 @click.option("--weak", is_flag=True, help="The batch grows with the devices.")
-@click.option(
-    "--for", "target", metavar="TRAINER", help="The best that it can run, such as megatron."
-)
-@click.option(
-    "--layout", metavar="PART=N,..", help="Fix any part of it, such as pp=4,chunks=2,dp=1."
-)
+@options.option("--for target", "TRAINER", "The best that it can run, such as megatron.")
+@options.option("--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.")
 @options.map_option
-@click.option("--picture", metavar="FILE", help="Draw the plan, too (.svg, .pdf, .png).")
+@options.option("--picture", "FILE", "Draw the plan, too (.svg, .pdf, .png).")
 @options.output_options("the plan or table")
 @options.explain_option
 @options.json_option

@@ -15,7 +15,7 @@ import click
 
 from partopt import documents
 from partopt.cli import stopping, words
-from partopt.cli.options import is_given, parse_assignments, parse_pairs, set_option
+from partopt.cli.options import is_given, option, parse_assignments, parse_pairs, set_option
 from partopt.cli.terminal import progress, say
 from partopt.errors import PartoptError
 
@@ -27,22 +27,15 @@ _MEASURING = ("device", "compile", "steps", "resume")  # those that do not
 _MINUTES_FROM_S = 100.0
 
 
-@click.command(short_help="measure the layers of a PyTorch model on one device")
+@click.command()
 @click.argument("model", metavar="MODEL[:ATTR]", required=False)
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="The profile to write; - is standard output; by default that of --resume.",
+@option(
+    "-o --output",
+    "FILE",
+    "The profile to write; - is standard output; by default that of --resume.",
 )
 @set_option
-@click.option(
-    "--microbatch",
-    default="1,2,4,8",
-    show_default=True,
-    metavar="LIST",
-    help="Microbatch sizes to measure.",
-)
+@option("--microbatch", "LIST", "Microbatch sizes to measure.", default="1,2,4,8")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
@@ -69,68 +62,55 @@ _MINUTES_FROM_S = 100.0
     type=click.Choice(["auto", "block", "leaf"]),
     help="What one layer is, see above.",
 )
-@click.option(
-    "--unit",
-    "units",
-    multiple=True,
-    metavar="GLOB",
-    help="Make each module whose name matches one layer.",
-)
-@click.option(
+@option("--unit units", "GLOB", "Make each module whose name matches one layer.", multiple=True)
+@option(
     "--steps",
-    metavar="N",
-    type=int,
-    help="Timed steps for each size, bare and instrumented each "
+    "N",
+    "Timed steps for each size, bare and instrumented each "
     "[default: 10, or 5 where a step takes over a second].",
+    int,
 )
-@click.option(
-    "--resume",
-    metavar="FILE",
-    help="Go on with a profile that was stopped: measure the sizes that it has not.",
+@option(
+    "--resume", "FILE", "Go on with a profile that was stopped: measure the sizes that it has not."
 )
-@click.option(
-    "--name", metavar="NAME", help="What the profile calls the model [default: the file's name]."
-)
-@click.option(
-    "--repeat",
-    "repeats",
-    multiple=True,
-    metavar="LIST=N",
-    help="The model has N blocks in the list of this name, of which four or more were built: the "
+@option("--name", "NAME", "What the profile calls the model [default: the file's name].")
+@option(
+    "--repeat repeats",
+    "LIST=N",
+    "The model has N blocks in the list of this name, of which four or more were built: the "
     "others have the measurements of the second.",
+    multiple=True,
 )
-@click.option(
+@option(
     "--estimate",
-    metavar="FILE|NAME",
-    help="Estimate the times on a device that is not there: a100, h100, h200, v100 or a file.",
+    "FILE|NAME",
+    "Estimate the times on a device that is not there: a100, h100, h200, v100 or a file.",
 )
-@click.option(
+@option(
     "--calibrate",
-    metavar="SECONDS",
-    type=float,
-    help="With --estimate: what a step takes, forward and backward, at the first size; all times "
+    "SECONDS",
+    "With --estimate: what a step takes, forward and backward, at the first size; all times "
     "are scaled to it.",
+    float,
 )
-@click.option(
+@option(
     "--group",
-    metavar="N",
-    type=int,
-    help="With --estimate: N ranks run the model together, as its build or its class cuts it; a "
+    "N",
+    "With --estimate: N ranks run the model together, as its build or its class cuts it; a "
     "stage of a plan is on such groups.",
+    int,
 )
-@click.option(
+@option(
     "--topology",
-    metavar="FILE|NAME",
-    help="With --group: the cluster over whose innermost links the ranks exchange.",
+    "FILE|NAME",
+    "With --group: the cluster over whose innermost links the ranks exchange.",
 )
-@click.option(
+@option(
     "--from-run",
-    metavar="RUN",
-    help="Measure nothing: take the times of this run (partopt run -o RUN.json) instead.",
+    "RUN",
+    "Measure nothing: take the times of this run (partopt run -o RUN.json) instead.",
 )
-@click.option(
-    "--onto", metavar="PROFILE", help="With --from-run: the profile whose times they replace."
-)
+@option("--onto", "PROFILE", "With --from-run: the profile whose times they replace.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(model: str | None, output: str | None, force: bool, **given: Any) -> None:
     """Measure the time, memory and output of each layer of MODEL, or estimate the time.
@@ -163,6 +143,8 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
       torchrun --nproc-per-node 4 -m partopt profile my_parallel.py -o tp4.json
       partopt profile --from-run run.json --onto gpt.json -o again.json
     """
+    import partopt
+
     run, onto = given.pop("from_run"), given.pop("onto")
     if model is None and not (run or onto):
         raise click.UsageError("Missing argument 'MODEL[:ATTR]'.")
@@ -188,10 +170,8 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
         with stopping.stopped_by_signals():
             measured = _measure(model, given, output, force)
             try:
-                from partopt import repeat
-
                 for blocks, count in counts.items():
-                    measured = repeat(measured, blocks, count)
+                    measured = partopt.repeat(measured, blocks, count)
             except PartoptError:
                 _keep(measured, "nothing is repeated", output, force)
                 raise

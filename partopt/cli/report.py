@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 _PAGE = "report.html"
 
 
-@click.command(short_help="a plan as one page of HTML")
+@click.command()
 @click.argument("plan")
 @click.argument("documents", metavar="[DOCUMENT]...", nargs=-1)
-@click.option(
+@options.option(
     "--profile",
-    metavar="FILE|NAME",
-    help="The plan's profile, to draw its layers (default: the shipped one of its digest).",
+    "FILE|NAME",
+    "The plan's profile, to draw its layers (default: the shipped one of its digest).",
 )
 @options.output_options(f"the page ({_PAGE})")
 def command(

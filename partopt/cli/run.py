@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from partopt import TrainingRun
 
 
-@click.command(short_help="train a model by a plan, measured beside predicted")
+@click.command()
 @click.argument("plan")
 @click.argument("model", metavar="MODEL[:ATTR]")
 @options.set_option
@@ -27,29 +27,23 @@ if TYPE_CHECKING:
     "--check", is_flag=True, help="Hold losses and gradients of a step against one process."
 )
 @click.option("--microbatches", type=int, help="Of a step of an asynchronous plan.")
-@click.option(
+@options.option(
     "--backend",
+    "NAME",
+    "Of torch.distributed: gloo, nccl, or auto, nccl where there are GPUs.",
     default="auto",
-    show_default=True,
-    metavar="NAME",
-    help="Of torch.distributed: gloo, nccl, or auto, nccl where there are GPUs.",
 )
-@click.option(
+@options.option(
     "--engine",
+    "NAME",
+    "torch's pipeline runtime (torch), partopt's own (partopt), or torch's where it can.",
     default="auto",
-    show_default=True,
-    metavar="NAME",
-    help="torch's pipeline runtime (torch), partopt's own (partopt), or torch's where it can.",
 )
 @click.option("--rate", type=float, default=1e-3, show_default=True, help="Learning rate.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and inputs.")
-@click.option(
-    "--save", metavar="DIR", help="Write checkpoints into this folder, the last at the end."
-)
-@click.option("--every", type=int, metavar="N", help="And after every N steps.")
-@click.option(
-    "--resume", metavar="DIR", help="Go on from the last checkpoint in it, whatever its plan was."
-)
+@options.option("--save", "DIR", "Write checkpoints into this folder, the last at the end.")
+@options.option("--every", "N", "And after every N steps.", int)
+@options.option("--resume", "DIR", "Go on from the last checkpoint in it, whatever its plan was.")
 @options.output_options("the run (.json) or its timeline (.trace.json for Perfetto)")
 @options.json_option
 def command(

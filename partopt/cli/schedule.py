@@ -17,57 +17,22 @@ if TYPE_CHECKING:
 _ALL = "all"
 
 
-@click.command(short_help="schedules on equal stages, without a profile")
+@click.command()
 @click.argument("name")
-@click.option(
-    "--stages",
-    type=options.COUNT,
-    default=4,
-    show_default=True,
-    metavar="P",
-    help="Devices of the pipeline.",
+@options.option("--stages", "P", "Devices of the pipeline.", options.COUNT, default=4)
+@options.option("--microbatches", "M", "That pass through it.", options.COUNT, default=8)
+@options.option(
+    "--forward", "TIME", 'Of a device with one microbatch: seconds, or "5 ms".', default="1"
 )
-@click.option(
-    "--microbatches",
-    type=options.COUNT,
-    default=8,
-    show_default=True,
-    metavar="M",
-    help="That pass through it.",
+@options.option("--backward", "TIME", "Of its backward (default: twice the forward).")
+@options.option(
+    "--weight-gradient", "TIME", "The part of a backward that is for the weights (default: half)."
 )
-@click.option(
-    "--forward",
-    default="1",
-    show_default=True,
-    metavar="TIME",
-    help='Of a device with one microbatch: seconds, or "5 ms".',
+@options.option("--transfer", "TIME", "Of a message between two devices.", default="0")
+@options.option(
+    "--chunks", "V", "Stages on a device, for interleaved schedules (default: 2).", options.COUNT
 )
-@click.option("--backward", metavar="TIME", help="Of its backward (default: twice the forward).")
-@click.option(
-    "--weight-gradient",
-    metavar="TIME",
-    help="The part of a backward that is for the weights (default: half).",
-)
-@click.option(
-    "--transfer",
-    default="0",
-    show_default=True,
-    metavar="TIME",
-    help="Of a message between two devices.",
-)
-@click.option(
-    "--chunks",
-    type=options.COUNT,
-    metavar="V",
-    help="Stages on a device, for interleaved schedules (default: 2).",
-)
-@click.option(
-    "--activations",
-    default="1 GB",
-    show_default=True,
-    metavar="SIZE",
-    help="That a device keeps of one microbatch.",
-)
+@options.option("--activations", "SIZE", "That a device keeps of one microbatch.", default="1 GB")
 @click.option("--recompute", is_flag=True, help="Re-materialise activations.")
 @options.with_option
 @options.output_options(

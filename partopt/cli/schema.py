@@ -10,7 +10,7 @@ from partopt.cli.terminal import say
 from partopt.errors import PartoptError, did_you_mean
 
 
-@click.command(short_help="the JSON Schema of a file format")
+@click.command()
 @click.argument("name")
 def command(name: str) -> None:
     """Print the JSON Schema of NAME.

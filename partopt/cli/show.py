@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from partopt import Plan
 
 
-@click.command(short_help="a document of any kind, for people to read")
+@click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "--verify",
     is_flag=True,
     help="Check a plan again: its numbers, what was requested, and that nothing is better.",
 )
-@click.option(
+@options.option(
     "--profile",
-    metavar="FILE|NAME",
-    help="With --verify or -o: the plan's profile (default: the shipped one of its digest).",
+    "FILE|NAME",
+    "With --verify or -o: the plan's profile (default: the shipped one of its digest).",
 )
 @options.output_options("a picture (.svg, .pdf, .png)", printed=False)
 @click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")

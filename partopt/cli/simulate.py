@@ -22,70 +22,54 @@ if TYPE_CHECKING:
 
 _ASK_AGAIN_S = 0.2
 _CONDITIONS = options.declare(
-    click.option(
+    options.option(
         "--schedule",
-        metavar="NAME|FILE.csv",
-        help="Another schedule, or your own order as torch's compute-only CSV.",
+        "NAME|FILE.csv",
+        "Another schedule, or your own order as torch's compute-only CSV.",
     ),
-    click.option(
-        "--microbatches",
-        type=options.COUNT,
-        metavar="M",
-        help="In an iteration; asynchronous: that pass through.",
+    options.option(
+        "--microbatches", "M", "In an iteration; asynchronous: that pass through.", options.COUNT
     ),
-    click.option(
+    options.option(
         "--warmup",
-        metavar="3,2,1,0|+N",
-        help="Forwards of each stage before its first backward, or N more than planned.",
+        "3,2,1,0|+N",
+        "Forwards of each stage before its first backward, or N more than planned.",
     ),
-    click.option(
+    options.option(
         "--bandwidth",
+        "LEVEL=RATE",
+        'Of a level, such as cluster="25 Gb/s" (repeat).',
         multiple=True,
-        metavar="LEVEL=RATE",
-        help='Of a level, such as cluster="25 Gb/s" (repeat).',
     ),
-    click.option(
-        "--latency",
-        multiple=True,
-        metavar="LEVEL=TIME",
-        help='Of a level, such as cluster="50 us" (repeat).',
+    options.option(
+        "--latency", "LEVEL=TIME", 'Of a level, such as cluster="50 us" (repeat).', multiple=True
     ),
-    click.option(
-        "--links",
-        multiple=True,
-        metavar="LEVEL=N",
-        help="Parallel links of each member of a level (repeat).",
+    options.option(
+        "--links", "LEVEL=N", "Parallel links of each member of a level (repeat).", multiple=True
     ),
     options.memory_option,
     options.with_option,
-    click.option(
-        "--jitter",
-        metavar="5%",
-        help="Let every action's time vary by chance: what the plan then loses.",
+    options.option(
+        "--jitter", "5%", "Let every action's time vary by chance: what the plan then loses."
     ),
-    click.option(
-        "--slow",
-        multiple=True,
-        metavar="RANK=FACTOR",
-        help="A rank that takes longer, such as 3=1.2 (repeat).",
+    options.option(
+        "--slow", "RANK=FACTOR", "A rank that takes longer, such as 3=1.2 (repeat).", multiple=True
     ),
-    click.option(
-        "--seed", type=click.IntRange(min=0), metavar="N", help="With --jitter (default: 0)."
-    ),
-    click.option("--draws", type=options.COUNT, metavar="N", help="With --jitter (default: 50)."),
+    options.option("--seed", "N", "With --jitter (default: 0).", click.IntRange(min=0)),
+    options.option("--draws", "N", "With --jitter (default: 50).", options.COUNT),
 )
 
 
-@click.command(short_help="execute a plan: where its time goes, and what would change it")
+@click.command()
 @click.argument("plan")
 @_CONDITIONS
 @options.output_options(
     "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png) or the schedule (.csv)"
 )
-@click.option(
+@options.option(
     "--window",
-    metavar="FROM,TO",
-    help='With -o of a figure: the time to draw, such as "0.2 s,0.4 s" (default: all).',
+    "FROM,TO",
+    'With -o of a figure: the time to draw, such as "0.2 s,0.4 s" (default: all).',
 )
 @options.explain_option
 @options.json_option

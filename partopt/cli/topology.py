@@ -16,10 +16,10 @@ from partopt.documents.files import find_shipped, shipped_names
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
-    from partopt import FittedLinks, Topology
+    from partopt import FittedLinks
 
 
-@click.group(short_help="list, show and measure topologies", no_args_is_help=False)
+@click.group(no_args_is_help=False)
 def command() -> None:
     """List, show and measure topologies.
 
@@ -85,27 +85,13 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
 
 
 @command.command("measure", short_help="measure the links between ranks")
-@click.option(
-    "-o", "--output", metavar="FILE", required=True, help="The file to write; - is standard output."
+@options.option("-o --output", "FILE", "The file to write; - is standard output.", required=True)
+@options.option("--ranks", "N", "Processes to start here [default: 4, at most the cores].", int)
+@options.option(
+    "--per-server", "K", "Ranks of a server [default: all; under torchrun those of a host].", int
 )
-@click.option(
-    "--ranks",
-    metavar="N",
-    type=int,
-    help="Processes to start here [default: 4, at most the cores].",
-)
-@click.option(
-    "--per-server",
-    metavar="K",
-    type=int,
-    help="Ranks of a server [default: all; under torchrun those of a host].",
-)
-@click.option(
-    "--sizes",
-    default="4kB,64kB,1MB,4MB,16MB",
-    show_default=True,
-    metavar="LIST",
-    help="Bytes of the messages and all-reduces.",
+@options.option(
+    "--sizes", "LIST", "Bytes of the messages and all-reduces.", default="4kB,64kB,1MB,4MB,16MB"
 )
 @click.option(
     "--backend",
@@ -114,15 +100,14 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
     type=click.Choice(["auto", "gloo", "nccl"]),
     help="auto takes NCCL where every rank has a GPU.",
 )
-@click.option(
+@options.option(
     "--repetitions",
+    "N",
+    "Of large messages, in each of three rounds; small ones have up to ten times as many.",
+    click.IntRange(min=5),
     default=10,
-    show_default=True,
-    metavar="N",
-    type=click.IntRange(min=5),
-    help="Of large messages, in each of three rounds; small ones have up to ten times as many.",
 )
-@click.option("--name", metavar="NAME", help="Of the cluster [default: the file's name].")
+@options.option("--name", "NAME", "Of the cluster [default: the file's name].")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 @click.option("--accept-poor", is_flag=True, help="Write the file even where the fit is poor.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -175,6 +160,7 @@ def measure(
 
 def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_poor: bool) -> None:
     """Print and, where the fit is good or accepted, write."""
+    from partopt import Topology
     from partopt.report.clusters import render_links
 
     print_notes(links.notes)
@@ -193,20 +179,12 @@ def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_
             code="poor-fit",
             error=far.error,
         )
-    _write(links.text, links.topology, output, force)
-
-
-def _write(text: str, topology: Topology, output: str, force: bool) -> None:
-    from partopt import Topology
-
-    assert Topology.parse(text.encode(), output) == topology
+    assert Topology.parse(links.text.encode(), output) == links.topology
     with stopping.not_stopped():
-        documents.write_bytes(output, text.encode(), force)
-    if output == "-":
-        return
-    if Path(output).is_file():
-        assert Topology.load(output) == topology
-    say(f"\nWrote {output}\nnext:    partopt plan PROFILE --topology {output}", err=True)
+        documents.write_bytes(output, links.text.encode(), force)
+    if output != "-":
+        assert not Path(output).is_file() or Topology.load(output) == links.topology
+        say(f"\nWrote {output}\nnext:    partopt plan PROFILE --topology {output}", err=True)
 
 
 def _parse_sizes(text: str) -> list[int]:

@@ -27,7 +27,7 @@ _WORDS = {
 }
 
 
-@click.group(short_help="trainers: what each can say and does", no_args_is_help=False)
+@click.group(no_args_is_help=False)
 def command() -> None:
     """List trainers, and show what one can say of a plan and what its engine does.
 

@@ -78,20 +78,16 @@ class DeviceFile(documents.Part, frozen=True, kw_only=True):
         """Numbers with neither a source nor an assumption, or both, and unknown formats."""
         for path, number in self.numbers():
             if bool(number.source) == bool(number.assumed):
-                yield PartoptError(
-                    f"{path}: needs a source or an assumption, and not both",
-                    'write {value: .., source: "data sheet, page"} or {value: .., assumed: "why"}',
-                    code="uncited-number",
-                    path=path,
+                what = f"{path}: needs a source or an assumption, and not both"
+                hint = (
+                    'write {value: .., source: "data sheet, page"} or {value: .., assumed: "why"}'
                 )
+                yield PartoptError(what, hint, code="uncited-number", path=path)
         for name in self.peaks:
             if name not in FORMATS:
-                yield PartoptError(
-                    f'peaks: "{name}" is not a number format that partopt knows',
-                    did_you_mean(name, FORMATS),
-                    code="inconsistent-document",
-                    path="peaks",
-                )
+                what = f'peaks: "{name}" is not a number format that partopt knows'
+                hint = did_you_mean(name, FORMATS)
+                yield PartoptError(what, hint, code="inconsistent-document", path="peaks")
 
     def numbers(self) -> Iterator[tuple[str, Quantity | Factor]]:
         """Every number of the file with its path."""

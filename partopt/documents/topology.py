@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -164,9 +165,8 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
             faults += topology.inconsistencies()
         except ValueError as error:
             hint = "check the levels and their sizes"
-            faults.append(
-                PartoptError(f"levels: {error}", hint, code="invalid-value", path="levels")
-            )
+            wrong = PartoptError(f"levels: {error}", hint, code="invalid-value", path="levels")
+            faults.append(wrong)
         documents.refuse(faults, where)
         return topology
 
@@ -432,46 +432,33 @@ class TopologyFile(documents.Part, frozen=True):
 
 
 def _read_device(file: _DeviceFile, quantities: Quantities) -> Device:
-    read, memory, price = quantities.read, file.memory, file.price
+    memory = quantities.read(units.parse_bytes, file.memory, "device.memory")
+    price = quantities.read(units.parse_price, file.price, "device.price")
     return Device(
-        name=file.name,
-        memory_bytes=None
-        if memory is None
-        else round(read(units.parse_bytes, memory, "device.memory")),
-        price_per_hour=UNSET if price is None else read(units.parse_price, price, "device.price"),
+        name=file.name, memory_bytes=round(memory) if memory else None, price_per_hour=price
     )
 
 
 def _read_level(file: _LevelFile, path: str, quantities: Quantities) -> Level:
-    def rate(given: _Quantity | None, key: str) -> float | UnsetType:
-        """Bytes per second."""
-        if given is None:
-            return UNSET
-        return quantities.read(units.parse_bandwidth, given, f"{path}.{key}")
-
-    def duration(given: _Quantity | None, key: str) -> float | UnsetType:
-        """Seconds, which may be none."""
-        if given is None:
-            return UNSET
-        return quantities.read(units.parse_seconds, given, f"{path}.{key}", zero=True)
-
-    own = file.allreduce
+    rate = partial(quantities.read, units.parse_bandwidth)
+    duration = partial(quantities.read, units.parse_seconds, zero=True)
+    allreduce: AllReduceRates | UnsetType = UNSET
+    if own := file.allreduce:
+        allreduce = AllReduceRates(
+            bandwidth_bytes_per_s=rate(own.bandwidth, f"{path}.allreduce.bandwidth"),
+            latency_s=duration(own.latency, f"{path}.allreduce.latency"),
+        )
     return Level(
         name=file.name,
         link=file.link,
         size=file.size,
-        bandwidth_bytes_per_s=rate(file.bandwidth, "bandwidth") or 1.0,
+        bandwidth_bytes_per_s=rate(file.bandwidth, f"{path}.bandwidth"),
         links=file.links,
-        latency_s=duration(file.latency, "latency") or 0.0,
+        latency_s=duration(file.latency, f"{path}.latency"),
         bus=file.bus,
-        overhead_s=duration(file.overhead, "overhead") or UNSET,
-        copy_bytes_per_s=rate(file.copy, "copy"),
-        allreduce=UNSET
-        if own is None
-        else AllReduceRates(
-            bandwidth_bytes_per_s=rate(own.bandwidth, "allreduce.bandwidth"),
-            latency_s=duration(own.latency, "allreduce.latency"),
-        ),
+        overhead_s=duration(file.overhead, f"{path}.overhead") or UNSET,
+        copy_bytes_per_s=rate(file.copy, f"{path}.copy"),
+        allreduce=allreduce,
     )
 
 

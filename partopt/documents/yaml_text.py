@@ -107,11 +107,14 @@ class Quantities:
 
     def read(
         self, parse: Callable[[object], float], given: object, path: str, zero: bool = False
-    ) -> float:
+    ) -> Any:
         """The quantity that is `given` at `path`, which may be 0 where `zero` says so.
 
-        It is 1 where it is faulty, so that the rest of the file is checked.
+        It is UNSET where None is given. Where it is faulty it is 1, so that the rest of the file is
+        checked.
         """
+        if given is None:
+            return msgspec.UNSET
         try:
             value = float(parse(given))
             if value or zero:
