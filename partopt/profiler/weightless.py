@@ -8,11 +8,13 @@ reads their values.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from partopt.profiler.tensors import local_tensors
 # Elements from which random numbers are not drawn while a model is built: whoever fills a tensor
 # as large as that with them initialises a weight, whose values do not matter.
 LARGE = 2**20
+_without_weights = ContextVar("without_weights", default=False)
 
 
 def fake_mode() -> FakeTensorMode:
@@ -92,13 +95,26 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
         # `torch.nn.init` would read values of fakes, or touch every page
         for name, function in list(vars(nn.init).items()):
             if name.endswith("_") and not name.startswith("_") and callable(function):
-                stack.enter_context(replace_attribute(nn.init, name, _leave))
+                stack.enter_context(replace_attribute(nn.init, name, _left_out(function)))
         stack.enter_context(_LargeRandomNumbersAreFake(mode))
-        yield
+        token = _without_weights.set(True)
+        try:
+            yield
+        finally:
+            _without_weights.reset(token)
 
 
-def _leave(tensor: Tensor, *_arguments: Any, **_options: Any) -> Tensor:
-    return tensor
+def _left_out(initialise: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`initialise`, which leaves tensors as they are while a model is built without weights.
+
+    A library that is first imported in such a build keeps this function for good.
+    """
+
+    @functools.wraps(initialise)
+    def leave(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return tensor if _without_weights.get() else initialise(tensor, *arguments, **options)
+
+    return leave
 
 
 class _LargeRandomNumbersAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
