@@ -2,8 +2,6 @@
 process of its own; that every error has a code; that only the command line speaks in flags.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

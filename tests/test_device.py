@@ -1,7 +1,5 @@
 """Device files: what is shipped, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

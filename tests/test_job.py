@@ -1,7 +1,5 @@
 """The question: checked once, when it is made, with clear errors."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The public library: what is in it, what it costs to import, and who uses nothing else."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

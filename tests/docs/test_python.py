@@ -1,7 +1,5 @@
 """The code of docs/python.md, run as it stands, one block after the other."""
 
-from __future__ import annotations
-
 import re
 
 import torch

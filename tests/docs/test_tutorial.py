@@ -1,7 +1,5 @@
 """docs/tutorial.md: its second half is the same on every machine, and is run as it is printed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -6,12 +6,9 @@ knew what engines do, and are asked for without it: rings alone, gradients excha
 backward, messages that overlap.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
@@ -23,7 +20,7 @@ PLAIN = {"bert-base", "mlp", "vgg16"}
 LINES = [json.loads(line) for line in PLANS.read_text().splitlines()]
 
 
-def leaves(node: Any, path: str = "") -> dict[str, Any]:
+def leaves(node, path=""):
     """The values in a document by their paths."""
     if isinstance(node, dict):
         return {
@@ -36,7 +33,7 @@ def leaves(node: Any, path: str = "") -> dict[str, Any]:
     return {path: node}
 
 
-def folded(plan: dict[str, Any]) -> dict[str, Any]:
+def folded(plan):
     """The plan with the first rank, the last and their number in place of the ranks."""
     for stage in plan["stages"]:
         ranks = stage["ranks"]
@@ -44,13 +41,13 @@ def folded(plan: dict[str, Any]) -> dict[str, Any]:
     return plan
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(found, expected):
     if isinstance(expected, float) and isinstance(found, float):
         return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-15)
     return bool(found == expected)
 
 
-def plainly(arguments: list[str], folder: Path) -> list[str]:
+def plainly(arguments, folder):
     """The arguments, for a plan that knows nothing of engines."""
     rings = folder / "rings.yaml"
     place = arguments.index("--topology") + 1

@@ -1,7 +1,5 @@
 """Times of a run put into a profile: stages add up to what they took, and the loop closes."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from msgspec.structs import replace

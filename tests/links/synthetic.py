@@ -1,7 +1,5 @@
 """Measurements made up from known figures, with noise."""
 
-from __future__ import annotations
-
 import random
 
 from partopt.links import (

@@ -2,13 +2,9 @@
 that every part is exact.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -36,7 +32,7 @@ class WorkClock(FakeClock, TorchDispatchMode):
         return self.work
 
 
-def parts(model: nn.Module, **options: Any) -> list[tuple[float, float | None]]:
+def parts(model, **options):
     """The backward of each layer and its input part, in multiplications of one row of 4."""
     with WorkClock() as clock:
         [measurement] = structure(model, clock=clock, **options).measurements
@@ -100,47 +96,47 @@ class Both(torch.autograd.Function):
     """Computes both gradients at once, as custom Functions do."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight)
         return x @ weight
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx, gradient):
         x, weight = ctx.saved_tensors
         return gradient @ weight.t(), x.t() @ gradient
 
 
 class Custom(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return Both.apply(x, self.weight)
 
 
-def in_checkpoint(reentrant: bool) -> nn.Module:
+def in_checkpoint(reentrant):
     class Block(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.inner = nn.Sequential(linear(), linear())
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return checkpoint(self.inner, x, use_reentrant=reentrant)
 
     return nn.Sequential(linear(), Block(), Block())
 
 
-def test_a_recomputed_forward_belongs_to_the_input_part() -> None:
+def test_a_recomputed_forward_belongs_to_the_input_part():
     blocks = parts(in_checkpoint(reentrant=False), granularity="block")[1:]
     assert blocks == [(80, 48), (80, 48)]  # the first product is run again, the last need not be
 
 
 # torch's, while the units are chosen
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-def test_where_autograd_refuses_nothing_is_said_and_the_rest_is_measured() -> None:
+def test_where_autograd_refuses_nothing_is_said_and_the_rest_is_measured():
     measured = parts(in_checkpoint(reentrant=True), granularity="block")
     assert [input_part for _, input_part in measured] == [None] * 3
     assert all(backward > 0 for backward, _ in measured)
 
 
-def test_a_part_longer_than_the_whole_is_cut_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_longer_than_the_whole_is_cut_to_it(monkeypatch):
     monkeypatch.setattr("partopt.profiler.step.Stepper.input_gradients", lambda self: [1e9, 1e9])
     assert parts(nn.Sequential(linear(), linear())) == [(16, 16), (32, 32)]
 

@@ -1,7 +1,5 @@
 """The command that takes the profiles that ship: what it writes, and what it leaves alone."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
@@ -104,7 +102,7 @@ def test_what_fails_is_taken_once_more_and_else_left_out(monkeypatch, capsys):
     ]
 
 
-def test_nothing_good_is_nothing_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_good_is_nothing_taken(monkeypatch):
     bad = of(measured(1, coverage=0.5), Measurement(microbatch_size=2, out_of_memory=True))
     capture = capture_profiles.Capture("gpt", "gpt", "1,2")
     asked = in_turn(monkeypatch, bad, None)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from partopt.profiler import step
@@ -18,7 +17,7 @@ from partopt.profiler.step import Stepper
 from tests.profiler.helpers import FakeClock, tracked
 
 
-def at(*seconds: float, thread: int = 1) -> CpuStamp:
+def at(*seconds, thread=1):
     return CpuStamp(*seconds, thread)
 
 
@@ -54,16 +53,16 @@ class Located(torch.autograd.Function):
     threads: list[int]
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         Located.threads.append(threading.get_ident())
         return gradient
 
 
-def nested(depth: int, x: Tensor) -> Tensor:
+def nested(depth, x):
     """A function in `depth` reentrant checkpoints, one in the other."""
     if depth == 0:
         return Located.apply(x)
@@ -81,14 +80,14 @@ def nested(depth: int, x: Tensor) -> Tensor:
     ],
     ids=["custom function", "checkpoint", "reentrant", "60 deep", "61 deep"],
 )
-def test_the_backward_runs_on_the_calling_thread(forward: Any, here: bool) -> None:
+def test_the_backward_runs_on_the_calling_thread(forward, here):
     Located.threads = []
     forward(torch.ones(2, requires_grad=True)).sum().backward()
     assert [thread == threading.get_ident() for thread in Located.threads] == [here]
 
 
-def test_work_on_another_thread_is_counted() -> None:
-    def spin() -> None:
+def test_work_on_another_thread_is_counted():
+    def spin():
         end = time.thread_time() + 0.05
         while time.thread_time() < end:
             pass
@@ -130,23 +129,23 @@ class Kernel(torch.autograd.Function):
     """Launches one kernel in the forward and one in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, launch: Any) -> Tensor:
+    def forward(ctx, x, weight, launch):
         ctx.launch = launch
         launch()
         return x * weight
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx, gradient):
         ctx.launch()
         return gradient, gradient.sum(), None
 
 
 class Launching(nn.Module):
-    def __init__(self, launch: Any) -> None:
+    def __init__(self, launch):
         super().__init__()
         self.weight, self.launch = nn.Parameter(torch.ones(())), launch
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return Kernel.apply(x, self.weight, self.launch)
 
 

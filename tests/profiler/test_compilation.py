@@ -1,12 +1,10 @@
 """Compiled layers and autocast: what is measured is what runs, and the model is left as it came."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partopt.errors import PartoptError
 from partopt.profiler import measure
@@ -19,11 +17,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 class Block(nn.Module):
     """Keeps more for its backward than a compiler has to: the results of a chain of sines."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.a, self.b = linear(), linear()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.b(self.a(x).sin().sin().sin())
 
 

@@ -1,16 +1,11 @@
 """Estimates against counters and formulas of others, and what an estimate says of itself."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -81,7 +76,7 @@ def test_attention_by_hand():
         assert clock.flops["attention_backward"] == 5 * square // part
 
 
-def test_products_in_groups_by_hand() -> None:
+def test_products_in_groups_by_hand():
     tokens, width, out = 6, 16, 8
     rows = torch.randn(tokens, width, dtype=torch.bfloat16, requires_grad=True)
     experts = torch.randn(2, width, out, dtype=torch.bfloat16, requires_grad=True)
@@ -91,7 +86,7 @@ def test_products_in_groups_by_hand() -> None:
     assert clock.flops["matmul"] == 3 * 2 * tokens * width * out
 
 
-def test_a_linear_layer_by_hand() -> None:
+def test_a_linear_layer_by_hand():
     b, i, o = 5, 4, 3
     layer, x = linear(i, o), torch.randn(b, i)
     layer.weight.grad = torch.zeros_like(layer.weight)
@@ -123,7 +118,7 @@ def test_bytes_of_views_tables_and_writes_in_place():
         assert clock.bytes == size
 
 
-def test_the_longer_of_work_and_bytes_and_the_launch() -> None:
+def test_the_longer_of_work_and_bytes_and_the_launch():
     x, y = torch.randn(100, 100), torch.randn(100, 100)
     flops, moved = 2 * 100**3, 3 * 4 * 100 * 100
     for peak, bandwidth, expected in ((1e3, 1e12, flops / (1e3 * 0.5)), (1e15, 1e3, moved / 1e3)):
@@ -207,7 +202,7 @@ def test_everything_but_time_is_as_measured():
     assert [each.output_bytes for each in mine.layers] == [each.output_bytes for each in its.layers]
 
 
-def test_the_layers_tile_the_step() -> None:
+def test_the_layers_tile_the_step():
     """A step under the clock takes what the layers of its estimate take together."""
     source = example("gpt", **TINY)
     model, inputs = source.build(), source.example_inputs(2)
@@ -311,7 +306,7 @@ def test_recurrent_layers_are_measured_not_estimated(kind):
 
 
 @torch.library.custom_op("partopt_tests::halve", mutates_args=())
-def halve(x: Tensor) -> Tensor:
+def halve(x: torch.Tensor) -> torch.Tensor:
     return x / 2
 
 
@@ -394,9 +389,7 @@ AROUND_S, GATHERED_S = 3 / 4 * BYTES / RATE + 3 * LATENCY, 3 * BYTES / RATE + 3 
         (lambda x, _: collectives.all_gather_tensor(x, 0, dist.group.WORLD).sum(), GATHERED_S),
     ],
 )
-def test_a_collective_is_a_ring_over_its_ranks(
-    exchange: Callable[[Tensor, Any], object], seconds: float
-) -> None:
+def test_a_collective_is_a_ring_over_its_ranks(exchange, seconds):
     clock = RooflineClock(device(), Interconnect(flat(4, RATE, LATENCY)))
     with open_pretended_group(4):
         pair = dist.new_group([0, 1])

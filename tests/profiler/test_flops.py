@@ -1,7 +1,5 @@
 """A multiplication and an addition are two operations."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

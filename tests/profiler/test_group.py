@@ -1,7 +1,5 @@
 """Models that two ranks run together, over gloo: what is one rank's, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

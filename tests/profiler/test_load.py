@@ -1,7 +1,5 @@
 """Model files: what is found in them, and how faults of theirs are told."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -3,11 +3,6 @@
 The memory of the machine is a number that the tests give.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -29,7 +24,7 @@ def limit(monkeypatch):
     return lambda free: monkeypatch.setattr(device, "free_host_bytes", lambda: free)
 
 
-def eight() -> nn.Module:
+def eight():
     return nn.Sequential(*(linear() for _ in range(8)))
 
 
@@ -85,7 +80,7 @@ def test_what_is_frozen_or_shared_counts_once(limit):
     assert fits(lambda: eight().requires_grad_(False))
 
 
-def test_a_model_without_weights_is_not_measured() -> None:
+def test_a_model_without_weights_is_not_measured():
     with torch.device("meta"):
         model = eight()
     with pytest.raises(PartoptError, match="it has no weights to measure") as failed:
@@ -110,7 +105,7 @@ def test_measure_source_refuses_what_does_not_fit(tmp_path, limit):
 class Trap(nn.Module):
     """A large weight, and something that its initialisation does."""
 
-    def __init__(self, does: Callable[[Trap], None]) -> None:
+    def __init__(self, does):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(ROWS, 64).normal_())
         self.drawn = nn.Parameter(torch.randn(ROWS, 64) * 0.02)
@@ -119,35 +114,35 @@ class Trap(nn.Module):
         does(self)
 
 
-def fill_part(trap: Trap) -> None:
+def fill_part(trap):
     trap.weight.data[:2] = torch.ones(2, 64)
     trap.weight.data[1].zero_()
     with torch.no_grad():
         trap.weight[0].fill_(float(trap.table[0].item()))
 
 
-def initialise(trap: Trap) -> None:
+def initialise(trap):
     nn.init.trunc_normal_(trap.weight, std=0.02)
     nn.init.orthogonal_(trap.weight)
     nn.init.uniform_(trap.weight, -1 / trap.table.sum().item(), 1)
 
 
-def convert(trap: Trap) -> None:
+def convert(trap):
     trap.to(torch.bfloat16).to(torch.float32)
     trap.requires_grad_(False).requires_grad_(True)
 
 
-def tie(trap: Trap) -> None:
+def tie(trap):
     trap.again = trap.weight
     trap.list = nn.ParameterList([trap.weight, trap.drawn])
 
 
-def on_meta(trap: Trap) -> None:
+def on_meta(trap):
     with torch.device("meta"):
         trap.other = nn.Linear(2**20, 2**20)
 
 
-def copy(trap: Trap) -> None:
+def copy(trap):
     trap.weight.data.copy_(torch.ones(ROWS, 64))
     trap.load_state_dict(trap.state_dict())
 
@@ -177,7 +172,7 @@ def test_what_keeps_an_initialisation_while_a_model_is_built_has_it_later():
 # --- memory -----------------------------------------------------------------------------------
 
 
-def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_containers_limit_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "_CGROUP", tmp_path)
     alone = device.free_host_bytes()
     assert alone > 0

@@ -1,7 +1,5 @@
 """`benchmarks/profiler_accuracy.py` runs; how near its two times are is for it to say."""
 
-from __future__ import annotations
-
 import re
 
 import torch
@@ -13,7 +11,7 @@ from partopt.profiler.settings import Settings
 from tests.helpers import uniform_profile
 
 
-def test_a_row_has_a_range_of_each_quarter_and_an_error() -> None:
+def test_a_row_has_a_range_of_each_quarter_and_an_error():
     settings = Settings(microbatch_sizes=[1], device="cpu", steps=1)
     name, layers, ranges, *figures = row(Case("mlp", 16, {"width": 32}), settings, 1).split()
     assert (name, int(ranges)) == ("mlp", RANGES)
@@ -21,7 +19,7 @@ def test_a_row_has_a_range_of_each_quarter_and_an_error() -> None:
     assert len(re.findall(r"\d%", " ".join(figures))) == 5
 
 
-def test_a_piece_of_a_unit_goes_on_with_the_modules_before_the_next() -> None:
+def test_a_piece_of_a_unit_goes_on_with_the_modules_before_the_next():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     profile = uniform_profile(2)
     names = ["0", "2"]

@@ -1,7 +1,5 @@
 """What is said of measurements that cannot be trusted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,13 +1,11 @@
 """Four blocks repeated say what as many that were built say, and nothing else is repeated."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from partopt.documents.profile import Profile, StashGroup
+from partopt.documents.profile import StashGroup
 from partopt.documents.repeat import repeat
 from partopt.errors import PartoptError
 from partopt.profiler.estimating import estimate_source
@@ -39,7 +37,7 @@ LISTS = {
 class Blocks(nn.Module):
     """Blocks that read a table and run again in the backward; a head tied to the table."""
 
-    def __init__(self, layers: int, reach: int = 1) -> None:
+    def __init__(self, layers, reach=1):
         super().__init__()
         self.table = nn.Embedding(16, 4)
         self.blocks = nn.ModuleList(
@@ -47,7 +45,7 @@ class Blocks(nn.Module):
         )
         self.reach = reach
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         bias = self.table(x.long().abs() % 16).mean(1)
         made = [x * 1.0]
         for block in self.blocks:
@@ -67,7 +65,7 @@ def shape(profile):
     return layers, measured, [(each.tensors, each.stash_groups) for each in profile.measurements]
 
 
-def of_example(name: str, layers: int, granularity: str) -> Profile:
+def of_example(name, layers, granularity):
     source = example(name, layers=layers, **LISTS[name][0])
     return structure(source.build(), source.example_inputs, source.loss_fn, granularity=granularity)
 
@@ -106,12 +104,12 @@ def test_times_are_those_of_the_deep_model_too():
 
 
 @pytest.mark.parametrize("granularity", ["auto", "leaf"])
-def test_tables_that_all_blocks_read_and_checkpoints(granularity: str) -> None:
+def test_tables_that_all_blocks_read_and_checkpoints(granularity):
     short, deep = (structure(Blocks(n), granularity=granularity) for n in (4, 6))
     assert shape(repeat(short, "blocks", 6)) == shape(deep)
 
 
-def test_a_profile_says_what_was_repeated() -> None:
+def test_a_profile_says_what_was_repeated():
     short = of_example("gpt", 4, "auto")
     deep = repeat(short, "blocks", 6)
     assert [layer.measured_as for layer in deep.layers] == [None, None, None, 2, 2, *[None] * 4]

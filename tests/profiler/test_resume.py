@@ -2,8 +2,6 @@
 together.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from msgspec.structs import replace
@@ -16,7 +14,7 @@ from partopt.profiler import ProfilingStopped, measure
 from tests.profiler.helpers import linear
 
 
-def model(width: int = 4) -> nn.Module:
+def model(width=4):
     return nn.Sequential(linear(4, width), nn.Tanh(), linear(width, 4))
 
 
@@ -53,7 +51,7 @@ def test_sizes_beyond_one_that_did_not_fit_are_not_run_and_smaller_ones_are():
     assert fits == {1: True, 2: True, 4: False, 8: False}
 
 
-def test_notes_are_kept_each_once() -> None:
+def test_notes_are_kept_each_once():
     note = Note(code="no-backward", text="of old")
     first = replace(run(), notes=[note, note])
     assert [each for each in run(sizes=(2,), resume=first).notes if each == note] == [note]
@@ -96,6 +94,6 @@ def test_an_interrupt_before_anything_is_added_keeps_nothing():
     assert caught.value.profile is None
 
 
-def test_what_is_no_profile_is_refused() -> None:
+def test_what_is_no_profile_is_refused():
     with pytest.raises(PartoptError, match=r"`resume=net\.json`: of type str, not a Profile"):
         run(resume="net.json")

@@ -1,9 +1,6 @@
 """Time, charged to the right layer: exactly by a clock of stamps, in shares by the processor's."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -117,13 +114,13 @@ class Spinning(torch.autograd.Function):
     """Keeps the processor busy for a known time, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, x, weight, forward_s):
+    def forward(ctx, x, weight, forward_s):
         ctx.forward_s = forward_s
         spin(forward_s)
         return x * weight
 
     @staticmethod
-    def backward(ctx: Any, gradient):
+    def backward(ctx, gradient):
         spin(2 * ctx.forward_s)
         return gradient, gradient.sum(), None
 

@@ -3,13 +3,9 @@
 float32: 4 bytes an element; the bytes below are those of whole storages.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
@@ -20,7 +16,7 @@ from partopt.profiler.settings import Settings, Subject
 from tests.profiler.helpers import FakeClock, Parts, linear, stash, structure
 
 
-def events(text: str, backward: bool) -> list[Event]:
+def events(text, backward):
     """Events written as `layer:block+bytes` or `layer:block-bytes`."""
     made = []
     for word in text.split():
@@ -68,14 +64,14 @@ def test_a_chain_of_linear_layers():
     assert transient(model)[1] == 4 * (2 + 8 + 8)
 
 
-def test_what_a_checkpoint_computes_again_is_transient() -> None:
+def test_what_a_checkpoint_computes_again_is_transient():
     class Block(nn.Module):
-        def __init__(self, again: bool) -> None:
+        def __init__(self, again):
             super().__init__()
             self.inner = nn.Sequential(linear(4, 64), nn.Sigmoid(), linear(64, 4))
             self.again = again
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return checkpoint(self.inner, x, use_reentrant=False) if self.again else self.inner(x)
 
     units = {"units": ("1",), "granularity": "auto", "size": 32}
@@ -88,12 +84,12 @@ def test_what_a_checkpoint_computes_again_is_transient() -> None:
 
 class Doubled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.hidden = torch.cat([x, x])
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         return gradient * ctx.hidden[: len(gradient)]
 
 
@@ -123,7 +119,7 @@ def test_what_is_kept_outside_of_autograd_is_kept():
     assert stash(structure(nn.Sequential(Remembers(4, 4), linear()))) == [([0], 32), ([1], 16)]
 
 
-def observe(model: nn.Module, inputs: Tensor) -> tuple[list[Any], dict[int, int]]:
+def observe(model, inputs):
     settings = Settings(microbatch_sizes=[1], device="cpu", granularity="leaf", steps=1)
     subject = Subject(model, lambda size: inputs, None, settings, FakeClock())
     names = [name for name, _ in model.named_children()]
@@ -131,7 +127,7 @@ def observe(model: nn.Module, inputs: Tensor) -> tuple[list[Any], dict[int, int]
     return structure.stash_groups, structure.transient_bytes
 
 
-def net() -> nn.Module:
+def net():
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(True), nn.Flatten(), nn.Linear(288, 5)
     )

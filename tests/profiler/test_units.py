@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from partopt.errors import PartoptError
 from partopt.profiler.tensors import place
@@ -14,9 +11,7 @@ from tests.profiler.helpers import Parts, example, linear, names, needs_torchvis
 from tests.profiler.zoo_odd import WIDTH, Routed
 
 
-def units_of(
-    model: nn.Module, inputs: object, granularity: str = "auto", globs: tuple[str, ...] = ()
-) -> list[str]:
+def units_of(model, inputs, granularity="auto", globs=()):
     branching = find_branching(model, inputs)
     return choose_units(model, called_modules(model, inputs), granularity, globs, branching)
 
@@ -61,20 +56,20 @@ def test_a_model_of_lists_is_every_child_of_them():
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.up, self.down = linear(), linear()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.down(self.up(x))
 
 
 class Stage(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList([Block(), Block()])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for block in self.blocks:
             x = block(x)
         return x
@@ -86,20 +81,20 @@ def test_a_stage_is_opened_down_to_its_blocks():
     assert units_of(model, torch.randn(1, 4)) == [*stages[0], "1", *stages[1]]
 
 
-def test_a_module_that_is_not_called_is_opened() -> None:
+def test_a_module_that_is_not_called_is_opened():
     model = Parts(
         lambda self, x: self.b.down(self.b.up(self.a(x))), a=Block(), b=Block(), never=Block()
     )
     assert units_of(model, torch.randn(1, 4)) == ["a", "b.up", "b.down"]
 
 
-def test_a_model_that_calls_no_module_is_one_unit() -> None:
+def test_a_model_that_calls_no_module_is_one_unit():
     model = Parts(lambda self, x: x @ self.a.weight, a=linear())
     assert units_of(model, torch.randn(1, 4)) == [""]
     assert units_of(model, torch.randn(1, 4), "leaf") == [""]
 
 
-def test_a_glob_that_matches_nothing_is_answered_with_the_nearest() -> None:
+def test_a_glob_that_matches_nothing_is_answered_with_the_nearest():
     with pytest.raises(PartoptError) as caught:
         units_of_example("gpt", globs=("block.0",), **GPT)
     assert caught.value.message == "`units=block.0`: matches no module that the forward calls"
@@ -110,39 +105,39 @@ def test_a_glob_that_matches_nothing_is_answered_with_the_nearest() -> None:
 class Normed(nn.Module):
     """A convolution with its norm, in most models of pictures one module."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.convolution, self.norm = nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.norm(self.convolution(x))
 
 
 class Residual(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.block = nn.Sequential(Normed(), Normed(), Normed())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + self.block(x)
 
 
 class Branches(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.left, self.right = Normed(), Normed()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.left(x) + self.right(x)
 
 
-def test_convolutions_with_their_norms_open_no_block_that_holds_them() -> None:
+def test_convolutions_with_their_norms_open_no_block_that_holds_them():
     model = nn.Sequential(Normed(), Residual(), Residual(), Branches())
     assert units_of(model, torch.ones(2, 4, 3)) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("granularity", ["auto", "block"])
-def test_experts_that_a_router_sends_parts_of_the_data_to_stay_with_it(granularity: str) -> None:
+def test_experts_that_a_router_sends_parts_of_the_data_to_stay_with_it(granularity):
     x = torch.randn(64, WIDTH)
     assert units_of(nn.Sequential(Routed(), linear(WIDTH, 4)), x, granularity) == ["0", "1"]
     assert units_of(nn.Sequential(Routed(), Routed()), x, granularity) == ["0", "1"]
@@ -151,12 +146,12 @@ def test_experts_that_a_router_sends_parts_of_the_data_to_stay_with_it(granulari
 class Listed(nn.Module):
     """Three blocks, of which each takes what `order` makes of the input and the last result."""
 
-    def __init__(self, order: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, order):
         super().__init__()
         self.blocks = nn.ModuleList([Block() for _ in range(3)])
         self.order = order
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         made = x
         for block in self.blocks:
             made = made + block(self.order(x, made))
@@ -173,9 +168,7 @@ class Listed(nn.Module):
         (lambda x, made: x[:1], True),
     ],
 )
-def test_a_list_is_opened_where_one_of_its_blocks_takes_what_another_made(
-    order: Callable[[Tensor, Tensor], Tensor], whole: bool
-) -> None:
+def test_a_list_is_opened_where_one_of_its_blocks_takes_what_another_made(order, whole):
     blocks = [f"0.blocks.{number}" for number in range(3)]
     model = nn.Sequential(Listed(order), linear())
     assert units_of(model, torch.randn(2, 4)) == [*(["0"] if whole else blocks), "1"]
@@ -183,7 +176,7 @@ def test_a_list_is_opened_where_one_of_its_blocks_takes_what_another_made(
     assert all(not each._forward_hooks and not each._forward_pre_hooks for each in model.modules())
 
 
-def test_a_list_of_which_one_block_is_called_is_in_series() -> None:
+def test_a_list_of_which_one_block_is_called_is_in_series():
     model = Listed(lambda x, made: made)
     model.forward = lambda x: model.blocks[1](x)  # type: ignore[method-assign]
     assert find_branching(model, torch.randn(2, 4)) == set()
@@ -195,26 +188,26 @@ def test_a_list_of_which_one_block_is_called_is_in_series() -> None:
 class Tower(nn.Module):
     """Linear layers that are attributes, not in a list: by itself one unit."""
 
-    def __init__(self, *widths: int, skip: bool = False) -> None:
+    def __init__(self, *widths, skip=False):
         super().__init__()
         for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
             self.add_module(f"layer{number}", linear(inputs, outputs))
         self.skip = skip
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         made = x
         for layer in self.children():
             made = layer(made)
         return made + x if self.skip else made
 
 
-def split_units(model: nn.Module, inputs: Tensor | None = None) -> list[str]:
+def split_units(model, inputs=None):
     inputs = torch.ones(1, 4) if inputs is None else inputs
     calls = called_modules(model, inputs)
     return split_large_units(model, inputs, None, choose_units(model, calls), calls)
 
 
-def test_a_tower_is_split_into_pieces_of_a_tenth_at_most() -> None:
+def test_a_tower_is_split_into_pieces_of_a_tenth_at_most():
     # 24 layers of equal work, a third in a piece would be an eighth: 12 pieces of 2
     tower = Tower(*[4] * 25)
     model = nn.Sequential(tower)
@@ -233,7 +226,7 @@ def test_a_unit_that_does_a_tenth_at_most_stays_whole():
     assert split_units(model) == [f"tower{number}" for number in range(10)]
 
 
-def test_towers_that_are_attributes_are_split_though_there_are_two() -> None:
+def test_towers_that_are_attributes_are_split_though_there_are_two():
     model = Parts(lambda self, x: self.a(x) + self.b(x), a=Tower(4, 4, 4), b=Tower(4, 4, 4))
     # while b runs, the result of a crosses too
     assert split_units(model) == ["a.layer0", "a.layer1", "b"]
@@ -252,22 +245,22 @@ def test_what_stays_whole():
     assert split_units(model, torch.randn(8, 4)) == ["0", "1"]
 
 
-def test_a_module_that_is_called_twice_inside_begins_no_piece() -> None:
+def test_a_module_that_is_called_twice_inside_begins_no_piece():
     class Twice(Tower):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.layer1(self.layer2(self.layer1(self.layer0(x))))
 
     assert split_units(nn.Sequential(Twice(4, 4, 4, 4), linear())) == ["0.layer0", "0.layer2", "1"]
 
 
-def test_what_does_hardly_anything_is_no_piece_of_its_own() -> None:
+def test_what_does_hardly_anything_is_no_piece_of_its_own():
     class Normed(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.norm, self.up, self.act = nn.LayerNorm(4), linear(4, 40), nn.ReLU()
             self.down, self.end = linear(40, 4), nn.Tanh()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.end(self.down(self.act(self.up(self.norm(x)))))
 
     # norm and up; act, down and end

@@ -1,7 +1,5 @@
 """A profile of each animal of the zoo, against what is known of it and what a step takes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Timelines in characters: what is drawn, and that nothing is drawn that does not happen."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

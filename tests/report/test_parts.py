@@ -1,7 +1,5 @@
 """What pages are made of: tables, bars, folded lists, phrases, and the pages of small documents."""
 
-from __future__ import annotations
-
 from operator import itemgetter
 
 import click

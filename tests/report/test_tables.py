@@ -1,7 +1,5 @@
 """Tables of plans: comparisons, numbers of devices, schedules; what they say, and that they fit."""
 
-from __future__ import annotations
-
 import pytest
 from click import unstyle
 from msgspec import structs

@@ -1,7 +1,5 @@
 """A first step held against one process: right engines pass, and each wrong one is seen."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A training that goes on from a checkpoint is the training that was never stopped."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Both engines train what one process trains, in the order that the simulator runs."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

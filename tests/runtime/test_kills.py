@@ -1,7 +1,5 @@
 """Random faults in real runs, one of each kind: each is named, ends soon, and leaves nothing."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """A run whose rank fails or dies ends soon, says which, and leaves nothing; a slow one lives."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket
@@ -64,7 +62,7 @@ def test_nothing_is_left_and_nobody_waits_long(runs):
     for run in runs.values():
         tracker = 1 if run["name"] == "spawned" else 0  # a pipe to multiprocessing's own process
         assert run["left"] in ([0, 0], [0, tracker]), run["name"]
-        assert run["seconds"] < 30, run["name"]
+        assert run["seconds"] < 60, run["name"]
 
 
 def test_a_run_on_torch_that_fails_says_why_and_not_torchs_schedule():

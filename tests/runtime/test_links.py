@@ -1,7 +1,5 @@
 """Links between real processes are measured; how fast they are is not asserted."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Tensors of a cut in one message, and what an engine refuses before anything runs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A loop of one's own over a pipeline, and the exported program that has one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

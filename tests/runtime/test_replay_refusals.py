@@ -1,7 +1,5 @@
 """What replay refuses, and how it says so."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 

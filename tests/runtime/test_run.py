@@ -1,7 +1,5 @@
 """`partopt run`: a model of a file trains by a plan, and what it prints is what it did."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Replicas that share the optimizer's state train what replicas train that hold it all."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Stages as modules, chained by hand, are the model."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Bytes of tensors, counted while they live, and what plans predict of them."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Gradients that replicas add up, against one process; how many versions of weights there are."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

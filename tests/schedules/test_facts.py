@@ -1,7 +1,5 @@
 """The facts of every schedule: free of contradictions, and those of its orders."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

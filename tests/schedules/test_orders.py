@@ -1,7 +1,5 @@
 """Orders as pictures; all that are not refused are complete, run to their end, are soon written."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Orders are held against those that torch computes for its own schedule classes. 
 device torch's interleaved schedule is 1f1b-eager, and its interleaved zero-bubble schedule zb-h1.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The simulator in compiled code against the one that is written to be read."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from itertools import product
 

@@ -2,8 +2,6 @@
 shares, and that a plan predicts what its execution shows.
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """What the flows of a plan cost, against cases by hand and against plans that have the bytes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What holds of every timeline, whatever the schedule, the costs and the network."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Memory over an execution: by hand, replayed layer by layer, and under other conditions."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

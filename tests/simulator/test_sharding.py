@@ -1,7 +1,5 @@
 """What replicas that hold a share of parameters, gradients or state exchange, worked by hand."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

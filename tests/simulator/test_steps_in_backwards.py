@@ -1,7 +1,5 @@
 """Under pipedream every backward ends with a step of the optimizer, worked by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from partopt import Job, solve
