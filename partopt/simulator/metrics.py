@@ -50,7 +50,9 @@ def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shar
             ranks, inside if chosen is None else inside * chosen, minlength=order.ranks
         ).astype(np.float64)
 
-    before = _ended_before(timeline)
+    # when the rank of every action ended the one before; 0 for the rank's first
+    before = np.concatenate([[0.0], timeline.end[:-1]])
+    before[order.rows[:-1][np.diff(order.rows) > 0]] = 0.0
     ready = np.minimum(np.maximum(_made(timeline, work), before), timeline.start)
     # the second of two that run at once is counted with the first
     second = np.concatenate([[False], order.joined[:-1]])
@@ -71,22 +73,17 @@ def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shar
     )
 
 
-def _ended_before(timeline: Timeline) -> Floats:
-    """When the rank of every action ended the action before; 0 for the rank's first."""
-    before = np.concatenate([[0.0], timeline.end[:-1]])
-    firsts = timeline.order.rows[:-1][np.diff(timeline.order.rows) > 0]
-    before[firsts] = 0.0
-    return before
-
-
 def _made(timeline: Timeline, work: Work) -> Floats:
     """When the input of every action was ready on the stage that sends it.
 
     That is the stage before or, for a gradient, the one behind; 0 where an action needs no input
-    from another stage.
+    from another stage. A result can be sent at the end of its action, or of the exchange that is
+    part of it.
     """
-    order, S = timeline.order, len(work.ranks)
-    ended = _result_ended(timeline, work)
+    order, S, ended = timeline.order, len(work.ranks), timeline.end
+    if work.blocking:
+        followed = np.concatenate([order.kind[1:] == A, [False]])
+        ended = np.where(followed, np.concatenate([ended[1:], [0.0]]), ended)
     G = int(order.microbatch.max(initial=0)) + 1
     # stages from 1, so that the first and the last need no exception
     by_stage = np.zeros((2, S + 2, G))
@@ -97,17 +94,6 @@ def _made(timeline: Timeline, work: Work) -> Floats:
     made[forwards] = by_stage[0, order.stage[forwards], order.microbatch[forwards]]
     made[gradients] = by_stage[1, order.stage[gradients] + 2, order.microbatch[gradients]]
     return made
-
-
-def _result_ended(timeline: Timeline, work: Work) -> Floats:
-    """When the result of every action could be sent.
-
-    That is at its end, or at the end of the exchange that is part of it.
-    """
-    if not work.blocking:
-        return timeline.end
-    followed = np.concatenate([timeline.order.kind[1:] == A, [False]])
-    return np.where(followed, np.concatenate([timeline.end[1:], [0.0]]), timeline.end)
 
 
 def longest_span_s(timeline: Timeline) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.schedules.order import B, F, I, Order, in_flight
+from partopt.schedules.order import B, F, I, in_flight
 from partopt.simulator.timeline import Timeline
 
 # G   microbatches that passed
@@ -55,8 +55,11 @@ def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
     """
     x = _starts(timeline, replicas)
     G, S = len(x), len(replicas)
+    order = timeline.order
+    working = np.flatnonzero(np.diff(order.rows))
+    first_stage = working[order.stage[order.rows[working]] == 0]
+    flying = int(in_flight(order)[first_stage].max()) * replicas[0]
     # a round's all-reduce is over before the next but one ends
-    flying = _in_flight(timeline.order) * replicas[0]
     D = flying + 2 * max(replicas)
     last = G - D  # what comes later knows that the pipeline is running dry
     whole = Steady(float(timeline.makespan) / G, False, 0.0, float(timeline.makespan), G)
@@ -85,13 +88,6 @@ def microbatches_to_settle(order_depth: int, replicas: list[int]) -> int:
 def microbatches_to_tell(order_depth: int, replicas: list[int]) -> int:
     """With how many microbatches half of them tell more of the pace than all."""
     return 4 * (order_depth + max(replicas))
-
-
-def _in_flight(order: Order) -> int:
-    """The most microbatches that a replica of the first stage holds."""
-    working = np.flatnonzero(np.diff(order.rows))
-    first = working[order.stage[order.rows[working]] == 0]
-    return int(in_flight(order)[first].max())
 
 
 def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
