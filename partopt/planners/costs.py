@@ -17,6 +17,8 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from functools import cached_property, lru_cache
+from itertools import repeat
+from operator import floordiv
 
 import numpy as np
 from numpy.typing import NDArray
@@ -382,12 +384,14 @@ class StageCosts:
             near = [_members(side, size) for side in (before, after)]
             own_slopes = enumerate(rates[k - 1 :], start=k)
             ring = sum(each * slopes.get(x, 0.0) for x, each in own_slopes) / rate / r
-            for member, many in _held(ranks, size):
-                leave = [
-                    many / r / rate if side and (member not in side or k == 1) else 0.0
-                    for side in near
-                ]
-                found.add((leave[0], leave[1], ring))
+            leaving = {
+                (many, *(bool(side) and (k == 1 or member not in side) for side in near))
+                for member, many in _held(ranks, size)
+            }
+            found |= {
+                (many / r / rate * one, many / r / rate * other, ring)
+                for many, one, other in leaving
+            }
         return tuple(sorted(found))
 
 
@@ -395,7 +399,7 @@ def _members(ranks: Sequence[int], size: int) -> Container[int]:
     """The members of a level, of `size` ranks each, in which ranks lie."""
     if isinstance(ranks, range) and ranks:
         return range(ranks[0] // size, ranks[-1] // size + 1)
-    return {rank // size for rank in ranks}
+    return set(map(floordiv, ranks, repeat(size)))
 
 
 def _held(ranks: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
@@ -404,8 +408,11 @@ def _held(ranks: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
     Of consecutive ranks all members but the first and the last are full, and equal but for those of
     neighbours, which lie at the ends.
     """
+    if size == 1:  # each is a member of its own
+        yield ranks[0], 1
+        return
     if not isinstance(ranks, range):
-        yield from Counter(rank // size for rank in ranks).items()
+        yield from Counter(map(floordiv, ranks, repeat(size))).items()
         return
     first, last = ranks[0] // size, ranks[-1] // size
     for member in {first, min(first + 1, last), max(last - 1, first), (first + last) // 2, last}:
