@@ -162,22 +162,14 @@ def _read_traces(
     if given["microbatch_size"] is not None:
         what = f"--microbatch-size: not of partopt import {form}, whose plan says it"
         raise PartoptError(what, "leave it out", code="unused-option")
-    if onto is None or plan is None:
-        what, hint, option = (
-            (
-                "a trace has no bytes of parameters and activations",
-                "say whose they are: --onto PROFILE, a profile of the same model",
-                "onto",
-            )
-            if onto is None
-            else (
-                "a trace does not say which layers its stages have",
-                "name the plan that ran: --plan PLAN",
-                "plan",
-            )
-        )
-        what = f"partopt import {form}: {what}"
-        raise PartoptError(what, hint, code="missing-option", option=option)
+    if onto is None:
+        what = f"partopt import {form}: a trace has no bytes of parameters and activations"
+        hint = "say whose they are: --onto PROFILE, a profile of the same model"
+        raise PartoptError(what, hint, code="missing-option", option="onto")
+    if plan is None:
+        what = f"partopt import {form}: a trace does not say which layers its stages have"
+        hint = "name the plan that ran: --plan PLAN"
+        raise PartoptError(what, hint, code="missing-option", option="plan")
     known, ran, name = partopt.Profile.load(onto), partopt.Plan.load(plan), given["name"]
     imported = partopt.import_times(files, known, ran, device=given["device"])
     return replace(imported, model=replace(imported.model, name=name)) if name else imported

@@ -128,7 +128,7 @@ def _with_counts(plan: Plan, warmups: Sequence[int] | None = None) -> Plan:
                 for own, usual in zip(warmups, counts, strict=True)
             ]
     else:
-        counts = _counts_by_order(order(plan.schedule, layout_of(plan)), plan, entry)
+        counts = _counts_by_order(order(plan.schedule, layout_of(plan)), plan)
     usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
     stages = zip(plan.stages, counts, strict=True)
     return replace(
@@ -176,14 +176,11 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
 
 def with_counts_of(order: Order, plan: Plan, entry: Schedule) -> Plan:
     """The plan with the counts and memory of its stages under an order, which is like `entry`'s."""
-    stages, kept = (
-        zip(plan.stages, _counts_by_order(order, plan, entry), strict=True),
-        kept_by(plan),
-    )
+    stages, kept = zip(plan.stages, _counts_by_order(order, plan), strict=True), kept_by(plan)
     return replace(plan, stages=[with_counts(stage, own, entry, kept) for stage, own in stages])
 
 
-def _counts_by_order(order: Order, plan: Plan, entry: Schedule) -> list[Counts]:
+def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
     """The counts of each stage, held and begun when its device is fullest.
 
     The stages of one device are not fullest at once; counted this way, their memory adds up to what

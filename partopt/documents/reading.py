@@ -121,7 +121,7 @@ class Document(Part, frozen=True, kw_only=True):
 
 
 def refuse(faults: Iterable[PartoptError], where: str) -> None:
-    """Raise all of `faults` of a file at once, placed at `where`; return where there are none."""
+    """Raise all `faults` of a file together, each said to be at `where`, if there are any."""
     found = [fault.at(where) for fault in faults]
     if found:
         raise PartoptError.together(found, file=where)

@@ -442,7 +442,7 @@ def _scale_to(profile: Profile, seconds: float | None) -> Profile:
     layers = profile.measured()[0].layers
     scale = seconds / sum(layer.forward_s + layer.backward_s for layer in layers)
 
-    def scaled(part: Any, *names: str) -> Any:
+    def scale_times(part: Any, *names: str) -> Any:
         times = {name: getattr(part, name) for name in names}
         return replace(part, **{name: each * scale for name, each in times.items() if each})
 
@@ -452,7 +452,8 @@ def _scale_to(profile: Profile, seconds: float | None) -> Profile:
         estimated=replace(profile.estimated, scale=scale, calibrated_s=float(seconds)),
         measurements=[
             replace(
-                scaled(each, "optimizer_s"), layers=[scaled(layer, *own) for layer in each.layers]
+                scale_times(each, "optimizer_s"),
+                layers=[scale_times(layer, *own) for layer in each.layers],
             )
             for each in profile.measurements
         ],

@@ -36,8 +36,8 @@ _UNNUMBERED = 2**63  # AccumulateGrad's number is the largest there is: it alway
 
 
 @contextlib.contextmanager
-def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Hooks that are there in this context."""
+def remove_after(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks when this context ends."""
     try:
         yield
     finally:
@@ -136,7 +136,7 @@ class Tracker:
             before = module.register_forward_pre_hook
             handles.append(before(lambda _module, _inputs, own=name: begin(own), prepend=True))
             handles.append(module.register_forward_hook(end))
-        with hooked(handles):
+        with remove_after(handles):
             yield
         self._ended = _next_number()
         if called != self.layers:

@@ -33,7 +33,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from partopt.documents import profile
 from partopt.errors import PartoptError
 from partopt.profiler.group import RankGroup
-from partopt.profiler.layers import Backward, Tracker, hooked
+from partopt.profiler.layers import Backward, Tracker, remove_after
 from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
 from partopt.profiler.settings import Subject
 from partopt.profiler.step import run_loss, zero_gradients
@@ -322,7 +322,7 @@ class Recorder(Watch):
 
         trained = [each for each in self._parameters.values() if each.requires_grad]
         handles = [each.register_post_accumulate_grad_hook(settle) for each in trained]  # type: ignore[no-untyped-call]
-        with hooked(handles):
+        with remove_after(handles):
             yield
 
     def _free(self, block: Block) -> None:

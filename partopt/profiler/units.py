@@ -50,7 +50,7 @@ import torch
 from torch import nn
 
 from partopt.errors import PartoptError, did_you_mean
-from partopt.profiler.layers import Tracker, hooked
+from partopt.profiler.layers import Tracker, remove_after
 from partopt.profiler.observation import Recorder
 from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
 from partopt.profiler.settings import Subject
@@ -93,7 +93,7 @@ def called_modules(model: nn.Module, inputs: Inputs) -> list[str]:
         module.register_forward_pre_hook(lambda _module, _inputs, name=name: called.append(name))
         for name, module in model.named_modules()
     ]
-    with hooked(handles), torch.no_grad():
+    with remove_after(handles), torch.no_grad():
         run_forward(model, inputs)
     return called
 
@@ -247,7 +247,7 @@ def find_branching(model: nn.Module, inputs: Inputs) -> set[str]:
     if not lists:
         return set()
     origins = _Origins([block for blocks in lists.values() for block in blocks])
-    with hooked(origins.attach()), torch.no_grad(), origins:
+    with remove_after(origins.attach()), torch.no_grad(), origins:
         run_forward(model, inputs)
     return {name for name, blocks in lists.items() if origins.lie_beside(blocks)}
 

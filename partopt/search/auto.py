@@ -39,7 +39,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
 from partopt.search.annealing import anneal
 from partopt.search.bound import certify_simulated, lower_bound_s
-from partopt.search.contest import plan_alone
+from partopt.search.contest import OPTIMAL, plan_alone
 from partopt.search.cuts import anneal_cuts
 from partopt.search.grids import Gridded, gridded
 from partopt.search.judge import Found, Judge
@@ -291,11 +291,11 @@ class _Search:
         """On few devices, the plan of the fastest one's schedule as where that alone is named."""
         able = [own for own in self.pool if own.found and own.may_change]
         best = min(able, key=lambda own: own.seconds, default=None)
-        if best is None or best.found is None or best.seconds > MARGIN * self.best_s:
+        if best is None or best.seconds > MARGIN * self.best_s:
             return
         if best.problem.topology.devices <= FEW:
             with suppress(PartoptError):
-                yield plan_alone("optimal", replace(best.problem, recompute_per_stage=False))[0]
+                yield plan_alone(OPTIMAL, replace(best.problem, recompute_per_stage=False))[0]
 
     def _under_parts(self) -> Iterable[_Candidate]:
         """The best plans of eager 1F1B under the schedules whose warm-up is one of those."""

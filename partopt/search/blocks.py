@@ -19,18 +19,18 @@ def recompute_less(plan: Plan, problem: Problem, alike: bool) -> Plan:
     They are the first of each stage that recomputes; with `alike` as many of every stage, which the
     plan then records as requested. Ranks, cuts and warm-ups stay.
     """
-    chosen = partition_of(plan, recompute_per_stage=True)
     if alike:
-        most = max((stage.blocks_again for stage in plan.stages), default=0)
-        for first in range(1, most):
+        own = partition_of(plan, recompute_per_stage=False)
+        for first in range(1, max(stage.blocks_again for stage in plan.stages)):
             stated = replace(problem, recompute=True, recompute_per_stage=False, first=first)
-            own = partition_of(plan, recompute_per_stage=False)
-            found = _simulated(plan, own, stated) if _fits(plan, own, stated) else plan
-            if found is not plan:
-                return found
+            if _fits(plan, own, stated):
+                found = _simulated(plan, own, stated)
+                if found is not plan:
+                    return found
         return plan
     if not any(stage.blocks_again for stage in plan.stages):
         return plan
+    chosen = partition_of(plan, recompute_per_stage=True)
     for s, stage in enumerate(plan.stages):
         for first in range(1, stage.blocks_again):
             other = _with_first(chosen, s, first)
