@@ -147,7 +147,7 @@ class Job(Options):
             optimizer=self.optimizer,
             trainer=self.trainer,
             engine=self.engine_run,
-            shard=self.shard,
+            shard=self.shard or "none",
             reserve=self.reserve,
             recompute=self.recompute == "always" or self.first is not None,
             recompute_per_stage=self.recompute == "auto",
@@ -193,7 +193,7 @@ class Job(Options):
             name, device = self.profile.model.name, self.topology.device.name
             text = f"{name} was measured on a CPU, not on {device}"
             found.append(Note(code="measured-on-cpu", text=text))
-        if self.trainer == PARTOPT and self.shard not in self.engine_run.shard:
+        if self.trainer == PARTOPT and (self.shard or "none") not in self.engine_run.shard:
             text = (
                 f"`partopt run` refuses `shard={self.shard}`: plan for a trainer, `for=torchtitan`"
             )

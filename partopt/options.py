@@ -98,7 +98,7 @@ class Options:
     recompute: Recompute | int | None = None
     block_bounds: Sequence[int] | None = None
     optimizer: Optimizer = "adam"
-    shard: Shard = "none"
+    shard: Shard | None = None
     memory: str | int | None = None
     stages: int | None = None
     chunks: int | None = None
@@ -139,7 +139,9 @@ def check_options(options: Options) -> None:
         check_count("recompute", options.first)
     for name, choices in _CHOICES.items():
         value = getattr(options, name)
-        if name == "recompute" and (value is None or type(value) is int):
+        if value is None and name in ("recompute", "shard"):
+            continue
+        if name == "recompute" and type(value) is int:
             continue
         if value not in choices:
             raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), choices))
@@ -208,7 +210,8 @@ def requests_of(layout: Layout, name: str, chunks: int | None) -> dict[str, obje
             able = "`schedule=interleaved` or `schedule=auto`"
             what = f"{name} has {own} on each device"
             raise invalid("layout", f"chunks={v}", what, f"chunks={own}, or {able}")
-        found["stages"] = layout.pp and layout.pp * own
+        if entry.shape != LOOPED or v or chunks:
+            found["stages"] = layout.pp and layout.pp * own
         found["replication"] = layout.dp and ("none" if layout.dp == 1 else "uniform")
     return {option: value for option, value in found.items() if value is not None}
 

@@ -185,7 +185,6 @@ job_options = declare(  # `job` turns their values into one
         "--shard",
         "none optimizer gradients parameters",
         "ZeRO: optimizer, gradients, parameters.",
-        "none",
     ),
     memory_option,
     with_option,

@@ -62,7 +62,7 @@ def ignore_progress(what: str, done: int, total: int) -> None:
 class Problem:
     """A model on a cluster, and how it is to be trained there.
 
-    `stages` is how many stages were requested, `chunks` how many of them a schedule that
+    `stages` is how many stages were requested and `least_stages` how few there may be, `chunks` how many of them a schedule that
     interleaves puts on a device; `microbatches` is M of a synchronous schedule, `None` for an
     asynchronous one; `engine` is what that of `trainer` does, `shard` what each replica of a stage
     holds a share of; `memory_bytes` is the limit of one device beside `reserve`, `None` where there
@@ -72,8 +72,7 @@ class Problem:
     recomputes makes its `first` ones again, `None` for all.
     `tied` says whether stages may split layers that share parameters; `cut_at` are the layers that
     a stage may begin with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are
-    what GPipe's heuristics balance, shape (N,); `any_schedule` says that the schedule is one of
-    several that are tried; `fixed` are the degrees that layouts must have; `effort` is how long a
+    what GPipe's heuristics balance, shape (N,); `fixed` are the degrees that layouts must have; `effort` is how long a
     plan is improved in the simulator; `progress` is called during long work; `known` are
     all-reduces that were asked for.
     """
@@ -95,13 +94,13 @@ class Problem:
     replication: Replication = FREE
     memory_bytes: int | None = None
     stages: int | None = None
+    least_stages: int = 1
     chunks: int = 2
     tied: Tied = EXCHANGE
     cut_at: Sequence[int] | None = None
     cuts: Sequence[int] = ()
     replicas: Sequence[int] = ()
     costs: NDArray[np.float64] | None = None
-    any_schedule: bool = False
     fixed: Layout = field(default_factory=Layout)
     effort: str = "normal"
     progress: Progress = ignore_progress
@@ -197,7 +196,6 @@ class Problem:
             else "never",
             block_bounds=None if self.block_bounds is None else list(self.block_bounds),
             costs=None if self.costs is None else self.costs.tolist(),
-            any_schedule=self.any_schedule,
             layout=self.fixed,
         )
 
@@ -335,7 +333,6 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
         costs=None if request.costs is None else np.array(request.costs),
         cuts=request.cuts or (),
         replicas=request.replicas or (),
-        any_schedule=request.any_schedule,
         fixed=request.layout,
     )
 

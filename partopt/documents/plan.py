@@ -91,9 +91,8 @@ class Request(documents.Part, frozen=True, kw_only=True):
     `tied` says whether stages may part layers that share parameters; `recompute` is `auto` where
     the planner may choose, a number of the first blocks that each stage makes again, which lie
     between `block_bounds`; `costs` are what GPipe's heuristics balance, of each layer, `None` for
-    the measured time; `cuts` and `replicas` are a person's own split, `any_schedule` says that the
-    schedule was to be found, too. Of a `layout` that was fixed `pp`, `chunks` and `dp` are here;
-    the rest is what the plan is.
+    the measured time; `cuts` and `replicas` are a person's own split. Of a `layout` that was fixed
+    `pp`, `chunks` and `dp` are here; the rest is what the plan is.
     """
 
     stages: Count | None
@@ -105,7 +104,6 @@ class Request(documents.Part, frozen=True, kw_only=True):
     costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None
     cuts: list[Index] | None = None
     replicas: list[Count] | None = None
-    any_schedule: bool = False
     layout: Layout = Layout()
 
 
@@ -576,8 +574,3 @@ def _kind_faults(plan: Plan) -> Iterator[PartoptError]:
     if (planner == "manual") != (request.cuts is not None):
         what = f"with{'out' if request.cuts is None else ''} request.cuts"
         yield _fault(f"planner: {planner}, {what}", 'a person\'s own split is "manual"')
-    if request.any_schedule != (planner == "grid") and planner != "optimal":
-        yield _fault(
-            f"planner: {planner}, with request.any_schedule {request.any_schedule}",
-            'what is found among all schedules is of "grid" or "optimal"',
-        )

@@ -136,13 +136,16 @@ class StageCosts:
         levels: tuple[int, int],
         recompute: bool,
         stages: int,
+        fair: bool = False,
     ) -> Table:
         """Seconds of a stage on these ranks between those of its neighbours.
 
         Its messages part at the `levels` before and behind it, or above; 0 where there are none.
+        With a `fair` share of ports each of its gradients' has as much as the stage has of a
+        member's devices.
         """
         reduced = self.problem.allreduce_over(ranks)
-        ports = self.ports(ranks, before, after)
+        ports = self.ports(ranks, before, after, fair)
         depth = stages if self.entry.split else 0
         return self.table(
             len(ranks), ports, reduced.slope, reduced.latency_s, levels, recompute, depth
@@ -246,6 +249,13 @@ class StageCosts:
                 for side in (source,) if bus else (source, target):
                     own = side[level == k] // size
                     np.add.at(load[k - 1], own, self.traffic[cut] / len(turns))
+        if self.M is None:  # the exchanges of stages that share a port add up
+            for own, i, j in zip(ranks, shape.bounds, shape.bounds[1:], strict=False):
+                exchange = self.problem.allreduce_over(tuple(own.tolist()))
+                for k, slope in exchange.slopes.items() if len(own) > 1 else ():
+                    size = sizes[k if topology.levels[k - 1].bus else k - 1]
+                    seconds = slope * float(self.W[i, j]) / len(own)
+                    load[k - 1][np.unique(own // size)] += rates[k - 1] * seconds
         each = zip(load, rates, strict=True)
         return max(float(own.max()) / rate for own, rate in each if rate > 0) if sum(rates) else 0.0
 
@@ -365,11 +375,12 @@ class StageCosts:
         return least
 
     def _ports(
-        self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int]
+        self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int], fair: bool = False
     ) -> tuple[Port, ...]:
         """Of each busy port the seconds a microbatch in which it carries a byte of something.
 
-        That is of the cut before the stage, of the cut behind it, and of the stage's parameters.
+        That is of the cut before the stage, of the cut behind it, and of the stage's parameters,
+        for which with a `fair` share the port is as much slower as other stages have of its member.
         The port of a member of a level carries the messages of the ranks in it, but for those whose
         neighbour may lie in the member too.
         """
@@ -389,7 +400,11 @@ class StageCosts:
                 for member, many in _held(ranks, size)
             }
             found |= {
-                (many / r / rate * one, many / r / rate * other, ring)
+                (
+                    many / r / rate * one,
+                    many / r / rate * other,
+                    ring * (size / many if fair else 1),
+                )
                 for many, one, other in leaving
             }
         return tuple(sorted(found))

@@ -28,35 +28,40 @@ Bounds = tuple[int, ...]  # the S + 1 boundaries of S stages
 def layouts_of(topology: Topology, most: int = PLACES) -> list[Places]:
     """The layouts of at most `most` places; of larger topologies a whole server is a place too."""
     sizes = [level.size for level in topology.levels]
-    found = layouts(sizes, most, whole=topology.devices > most)
+    plain = layouts(sizes, most, whole=True, alike=True)
+    found = dict.fromkeys([*layouts(sizes, most, whole=topology.devices > most), *plain])
     return [each for each in found if len(each) <= most] or [(tuple(range(topology.devices)),)]
 
 
-def layouts(sizes: Sequence[int], most: int, whole: bool) -> list[Places]:
+def layouts(sizes: Sequence[int], most: int, whole: bool, alike: bool = False) -> list[Places]:
     """The layouts of levels of these sizes, innermost first; no more than `most` of them.
 
-    Inside a server it does not matter who stands beside whom. With `whole` a place may be one, or
-    of a server of more devices than that an equal part.
+    None has more places than that. Inside a server it does not matter who stands beside whom. With
+    `whole` a place may be one, or of a server of more devices than that an equal part; with `alike`
+    groups are equal.
     """
     if len(sizes) == 1:
         size = sizes[0]
         part = next(w for w in range(1, size + 1) if size % w == 0 and size // w <= most)
         widths = dict.fromkeys([1, part, size] if whole else [1])
         return [tuple(tuple(range(k, k + w)) for k in range(0, size, w)) for w in widths]
-    inner, inside, members = layouts(sizes[:-1], most, whole), math.prod(sizes[:-1]), sizes[-1]
+    inner, inside = layouts(sizes[:-1], most, whole, alike), math.prod(sizes[:-1])
+    members = sizes[-1]
     # one member alone, and the others idle
     found = dict.fromkeys(inner) if members > 1 else {}
-    plainest_first = sorted(groupings(members), key=lambda own: (_odd(own, members), own))
-    for groups in plainest_first:
+    ways = [own for own in groupings(members) if not alike or len(set(own)) == 1]
+    for groups in sorted(ways, key=lambda own: (_odd(own, members), own)):
         firsts = [end - group for end, group in zip(accumulate(groups), groups, strict=True)]
-        alike = [(each,) * len(groups) for each in inner]
-        for chosen in product(inner, repeat=len(groups)) if len(groups) < 3 else alike:
+        free = len(groups) < 3 and not alike
+        same = ((each,) * len(groups) for each in inner)
+        for chosen in product(inner, repeat=len(groups)) if free else same:
             places = tuple(
                 tuple(rank + inside * (first + copy) for copy in range(group) for rank in place)
                 for first, group, layout in zip(firsts, groups, chosen, strict=True)
                 for place in layout
             )
-            found.setdefault(places)
+            if len(places) <= most:
+                found.setdefault(places)
             if len(found) >= most:
                 return list(found)
     return list(found)

@@ -99,7 +99,8 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
     """
     problem, U = costs.problem, len(places)
     most = min(most if problem.stages is None else problem.stages, costs.N, U)
-    numbers = range(1 if problem.stages is None else problem.stages, most + 1)
+    least = problem.least_stages if problem.stages is None else problem.stages
+    numbers = range(least, most + 1)
     widths, sizes = {len(place) for place in places}, range(1, U + 1)
     every: Sequence[int | None] = [None]
     if problem.replication == NONE:

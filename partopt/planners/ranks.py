@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import product
+from itertools import product, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,9 +56,17 @@ def _thinned(most: int) -> list[int]:
 
 
 def plans(costs: StageCosts, recompute: bool) -> Iterator[Shape]:
-    """Plans with the least L, and with larger ones and fewer devices or stages."""
-    program = _Program(costs, recompute)
-    low, high, found = 0.0, float(costs.C[0][0, -1]), False
+    """Plans with the least L, and with larger ones and fewer devices or stages.
+
+    Those in which ports are shared fairly, and those in which each stage has them to itself.
+    """
+    ways = [_plans(_Program(costs, recompute, fair)) for fair in (True, False)]
+    in_turn = (shape for pair in zip_longest(*ways) for shape in pair if shape is not None)
+    yield from dict.fromkeys(in_turn)
+
+
+def _plans(program: _Program) -> Iterator[Shape]:
+    low, high, found = 0.0, float(program.costs.C[0][0, -1]), False
     for _ in range(60):
         middle = (low + high) / 2 if low else high / 1.5
         if program.within(middle) is None:
@@ -87,9 +95,9 @@ def turns_held_s(
 class _Program:
     """The program over ranks of one problem, whose stages all recompute or do not."""
 
-    def __init__(self, costs: StageCosts, recompute: bool) -> None:
+    def __init__(self, costs: StageCosts, recompute: bool, fair: bool) -> None:
         topology = costs.problem.topology
-        self.costs, self.again, self.P = costs, recompute, topology.devices
+        self.costs, self.again, self.fair, self.P = costs, recompute, fair, topology.devices
         self.server = topology.levels[0].size
         self.member = self.P // topology.levels[-1].size  # devices of the outermost level's
         few, whole = _sizes(topology)
@@ -121,7 +129,7 @@ class _Program:
             common(before[0], end - r) if before else 0,
             common(end - 1, after[0]) if after else 0,
         )
-        return costs.on(range(end - r, end), before, after, levels, self.again, 1)
+        return costs.on(range(end - r, end), before, after, levels, self.again, 1, self.fair)
 
     def within(self, limit_s: float, price: float = 0.0) -> Shape | None:
         """The plan of the fewest devices with no stage slower than `limit_s`.

@@ -26,6 +26,7 @@ RECUT = 0.6  # of the steps that change places: all cuts are chosen again
 # how much worse, relative to the period, a step is that is taken now and then: at first, at last
 HOT, COLD = 0.05, 0.002
 TRIES = 20  # steps for each unit of the budget: most are ruled out
+PATIENCE = 600  # steps in a row of which none is simulated, after which there is little left to see
 KINDS = ("cut",) * 9 + ("give",) * 6 + ("swap", "swap", "split", "split", "merge", "merge")
 
 T = TypeVar("T")
@@ -37,9 +38,13 @@ def anneal(begin: Found, judge: Judge, rng: random.Random, budget: float, enough
     They end where `budget` is spent, as `Judge.spent` counts, or at a plan of `enough_s` seconds.
     """
     now = best = begin
-    before, tries = judge.spent, 0
+    before, tries, seen, idle = judge.spent, 0, judge.spent, 0
     while judge.spent - before < budget and tries < TRIES * budget and best.seconds > enough_s:
         tries += 1
+        idle = idle + 1 if judge.spent == seen else 0
+        seen = judge.spent
+        if idle > PATIENCE:
+            break
         heat = HOT * (COLD / HOT) ** ((judge.spent - before) / budget)
         other = near(now, judge, rng)
         allowed_s = now.seconds * (1 - heat * math.log(1 - rng.random()))
@@ -146,7 +151,7 @@ def valid(shape: Shape | None, costs: StageCosts) -> Shape | None:
     if shape is None or costs.problem.stages not in (None, shape.stages):
         return None
     left = len(shape.places) - sum(shape.counts)
-    if left < 0 or min(shape.counts) < 1:
+    if left < 0 or min(shape.counts) < 1 or shape.stages < costs.problem.least_stages:
         return None
     replicas = {len(ranks) for ranks in shape.ranks} if costs.even else set()
     dp = 1 if costs.problem.replication == NONE else costs.problem.fixed.dp

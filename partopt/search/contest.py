@@ -21,8 +21,11 @@ from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
+from partopt.schedules import schedule
 from partopt.search.bound import certify_simulated, lower_bound_s
+from partopt.search.grids import GRID, best_grid
 from partopt.search.improve import best_plan
+from partopt.search.variants import Variant
 from partopt.search.warmup import simulate_with_best_warmup
 
 OPTIMAL = "optimal"
@@ -33,6 +36,7 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "uniform": "`replication=uniform`",
     "none": "`replication=none`",
 }
+EQUAL = 8  # equal pipelines with which `optimal` begins beside its own plans
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 
 
@@ -62,12 +66,14 @@ def compete(
     problem: Problem,
     shown: Iterable[str] | None = None,
     beat_s: float = math.inf,
+    variant: Variant | None = None,
 ) -> Contest:
     """The simulated plans of `names`; notes say which planners refuse the problem, and why.
 
     Where only some are `shown`, others that cannot be the fastest are left out, and the shown ones
     too where their simulation is long. Nothing is improved where no plan is proved to go below
-    `beat_s` seconds per microbatch. Raises PartoptError where all refuse.
+    `beat_s` seconds per microbatch; `variant` is that of the problem, where it was made before.
+    Raises PartoptError where all refuse.
     """
     names, plans, notes, refusals = list(names), dict[str, Plan](), list[Note](), []
 
@@ -78,7 +84,10 @@ def compete(
 
     decided = dict[str, Decision]()
     # the plans of `straight` are among those of `optimal`
-    covered = {OPTIMAL} if shown is None or OPTIMAL not in names else {OPTIMAL, "straight"}
+    covered = {OPTIMAL, GRID}
+    if shown is not None and OPTIMAL in names:
+        covered.add("straight")
+    variant = variant or Variant(problem)
     for name in (each for each in names if each not in covered):
         try:
             decided[name] = planners.decide(name, problem)
@@ -87,9 +96,12 @@ def compete(
     if OPTIMAL in names:
         try:
             rivals = [own.partition for own in decided.values()]
-            plans[OPTIMAL] = _optimal(problem, rivals, beat_s)
+            plans[OPTIMAL] = _optimal(variant, rivals, beat_s)
         except PartoptError as error:
             refuse(OPTIMAL, error)
+    if GRID in names:
+        found = best_grid(problem, variant.grids, variant.coarse[1])
+        plans |= {GRID: found} if found else {}
     for name, decision in decided.items():
         hidden = shown is not None and name not in shown
         if shown is not None and _is_left_out(decision.partition, hidden, plans, problem):
@@ -112,7 +124,7 @@ def plan_alone(name: str, problem: Problem, beat_s: float = math.inf) -> tuple[P
     """
     if name == OPTIMAL:
         planners.check_schedule(name, problem.schedule)
-        return _optimal(problem, list(_rivals(problem)), beat_s), []
+        return _optimal(Variant(problem), list(_rivals(problem)), beat_s), []
     decision = planners.decide(name, problem)
     return _simulate(name, decision, problem), list(decision.notes)
 
@@ -122,10 +134,12 @@ def plan_decided(name: str, problem: Problem) -> Plan:
     return _simulate(name, planners.decide(name, problem), problem)
 
 
-def _optimal(problem: Problem, others: Iterable[Partition], beat_s: float) -> Plan:
+def _optimal(variant: Variant, others: Iterable[Partition], beat_s: float) -> Plan:
     """The best plan that the planner `optimal` finds, with the bound."""
+    problem, cells = variant.problem, variant.coarse[1]
     lower_s = lower_bound_s(problem)
-    best = best_plan(problem, others, lower_s, beat_s)
+    equal = (each.partition.on_layers(cells) for each in variant.grids[:EQUAL])
+    best = best_plan(problem, [*others, *equal], lower_s, beat_s)
     return certify_simulated(best, lower_s * (problem.microbatches or 1), problem)
 
 
@@ -187,6 +201,8 @@ def contestants(problem: Problem) -> list[str]:
     """The planners that can plan for `problem` and look at the options that it states, in order."""
     needed = required_features(problem)
     able = able_planners(needed, problem.schedule)
+    if not schedule(problem.schedule).overlaps and "costs" not in needed:
+        able.append(GRID)
     if not able:
         options = " and ".join(sorted(OPTIONS[feature] for feature in needed))
         raise PartoptError(

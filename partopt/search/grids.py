@@ -1,7 +1,8 @@
-"""Grids of equal pipelines side by side, under schedules with several stages on a device.
+"""Grids of equal pipelines side by side: all that a problem allows, under its schedule.
 
-Each is cut where its devices have about as much work, and estimated by a closed form; the simulator
-judges those that may be fastest (`partopt.search.auto`).
+Each is cut where its devices have about as much work, and estimated by a closed form. Under
+schedules with several stages on a device the best of them are annealed in the simulator; under
+others they begin the search of `partopt.search.improve`.
 
     N      layers; S   stages of a pipeline
     P      devices; d   pipelines; p   devices of one; v   stages of a device
@@ -13,6 +14,7 @@ judges those that may be fastest (`partopt.search.auto`).
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -24,17 +26,26 @@ from numpy.typing import NDArray
 from partopt.cost.collectives import exposed
 from partopt.cost.links import port_rate
 from partopt.cost.memory import memory_table
+from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, NONE, Assignment, Partition, Problem
+from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.planners.layouts import Bounds
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
 from partopt.schedules.layout import CHUNKS, MIRRORED, STRAIGHT, ranks_of
-from partopt.search.cuts import Cuts
+from partopt.search.cuts import Cuts, anneal_cuts
+from partopt.simulator.execution import simulate_plan
 
-STAGES = 64  # of a pipeline, at most
+STAGES = 128  # of a pipeline, at most
+BUDGET = {"quick": 150.0, "normal": 700.0, "thorough": 7000.0}  # as `Cuts.spent` counts
+SIMULATED = 0.5  # of the budget, for grids as they are estimated
+ROUNDS = (6, 2)  # grids whose cuts are annealed in each round
+NEAR = 1.3  # of the best: a grid that is estimated at more is not simulated
+ROOMY = 1.05  # of the limit: what is estimated to need more memory is not either
 EVERY, TRIED = 200, 8  # ways to cut up to which all are looked at where memory is short
 MANY, BUSY = 64, 0.75  # of so many devices this share has work at least; of more all have
+GRID = "grid"  # the planner that plans of grids name
 SPLIT = 1 / 3  # of the bubble that is left where backwards are in two parts
 
 Floats = NDArray[np.float64]
@@ -80,8 +91,10 @@ class Splits:
         These need not be whole: the stages of a device have unequal shares.
         """
         kept, again, first = self.problem.kept, self.problem.recompute, self.problem.first
+        versions = SCHEDULES[self.problem.schedule].versions_of
         one, two = (
-            memory_table(self.chain, held, 1, kept, d, again, split, first=first) for held in (1, 2)
+            memory_table(self.chain, held, versions(held), kept, d, again, split, first=first)
+            for held in (1, 2)
         )
         each = np.where(one < np.inf, two - np.where(one < np.inf, one, 0.0), 0.0)
         return one + (held - 1) * each
@@ -169,6 +182,9 @@ class Gridded:
         delay = np.array([own.latency_s for own in reduced])
         left = exposed(slope * W + delay, W, last, problem.early_bytes)
         left = left * (len(grid.ranks[0]) > 1)
+        if problem.microbatches is None:  # in its steady state
+            busy_s = max(float(self.loads(np.maximum(C, left)).max()), float(self.loads(C).max()))
+            return max(busy_s / grid.d, grid.ports_s(cuts, 1) / grid.d) / chain.microbatch_size
         update = float(self.loads(left + W / max(W.sum(), 1.0) * chain.optimizer_s).max())
         copies = 2 if grid.family == MIRRORED else 1
         busy_s = float(self.loads(C).max()) * -(-M // (grid.d * copies))
@@ -184,24 +200,48 @@ class Gridded:
     @cached_property
     def needs_bytes(self) -> Floats:
         """Bytes of each device of a pipeline, about, shape (p,)."""
+        return self._needs(self.held)
+
+    def _needs(self, held: Sequence[float]) -> Floats:
+        """Bytes of each device of a pipeline with so many microbatches in flight, about."""
         split, grid = SCHEDULES[self.problem.schedule].split, self.grid
         transient = self.problem.chain.transient(split).table
         needs, most = np.zeros(grid.p), np.zeros(grid.p)
         for own, i, j in zip(grid.places, self.bounds, self.bounds[1:], strict=False):
             for place in own:
-                needed = self.splits.needs(self.held[place], len(grid.ranks[0]), split)[i, j]
+                needed = self.splits.needs(held[place], len(grid.ranks[0]), split)[i, j]
                 needs[place] += needed - transient[i, j]
                 most[place] = max(most[place], transient[i, j])  # one backward runs at a time
         return needs + most
 
     @cached_property
+    def limited_s(self) -> float:
+        """`estimate_s` within the memory, infinite where there is too little.
+
+        Where plans choose their warm-ups, fewer microbatches in flight take as much longer.
+        """
+        limit, entry = self.problem.memory_bytes, SCHEDULES[self.problem.schedule]
+        if limit is None or self.needs_bytes.max() <= ROOMY * limit:
+            return self.estimate_s
+        if not entry.takes_warmup:
+            other = self.within(ROOMY)
+            return math.inf if other is None else other.estimate_s
+        one, two = (self._needs([held] * self.grid.p) for held in (1, 2))
+        if one.max() > ROOMY * limit:
+            return math.inf
+        most = 1 + np.maximum(0.0, limit - one) / np.maximum(1.0, two - one)
+        return self.estimate_s * max(1.0, float((np.array(self.held) / most).max()))
+
+    @cached_property
     def held(self) -> list[float]:
         """Microbatches in flight on each device of a pipeline, an even share of each stage."""
-        grid = self.grid
+        grid, M = self.grid, self.problem.microbatches
         entry = SCHEDULES[self.problem.schedule]
         if entry.one_at_a_time:
             return [1.0] * grid.p
-        each = max(1, (self.problem.microbatches or 1) // grid.d)
+        if entry.shape == STRAIGHT:
+            return [float(entry.counts(k, [grid.d] * grid.p, M).held) for k in range(grid.p)]
+        each = max(1, (M or 1) // grid.d)
         return [entry.in_flight(k, grid.p, grid.v, each) / grid.v for k in range(grid.p)]
 
     def balanced(self) -> Gridded:
@@ -247,12 +287,16 @@ class Gridded:
         other = replace(self, bounds=bounds) if bounds else self
         return other if other.needs_bytes.max() <= roomy * limit else None
 
+    @property
+    def partition(self) -> Partition:
+        """Its stages on their ranks."""
+        stages = zip(self.bounds, self.bounds[1:], self.grid.ranks, strict=False)
+        return Partition(self.grid.family, [Assignment(*own) for own in stages])
+
     @cached_property
     def cuts(self) -> Cuts:
         """The simulator as judge of its cuts."""
-        stages = zip(self.bounds, self.bounds[1:], self.grid.ranks, strict=False)
-        partition = Partition(self.grid.family, [Assignment(*own) for own in stages])
-        return Cuts(partition, self.problem)
+        return Cuts(self.partition, self.problem)
 
 
 def grids_of(shape: str, p: int, d: int, v: int, topology: Topology) -> list[Grid]:
@@ -267,44 +311,78 @@ def grids_of(shape: str, p: int, d: int, v: int, topology: Topology) -> list[Gri
     return found
 
 
-def gridded(problems: Sequence[Problem]) -> Iterator[Gridded]:
-    """Every grid of every problem, under every schedule that is not planned by `optimal`."""
+def grids(problem: Problem) -> list[Gridded]:
+    """Every grid of a problem, whose chain is short, in the order of their estimates."""
     laid: dict[tuple[str, int, int, int], list[Grid]] = {}
-    entries = [
-        entry
-        for entry in SCHEDULES.values()
-        if entry.tried_by_auto and (entry.shape != STRAIGHT or entry.one_at_a_time)
-    ]
-    for problem in problems:
-        splits, balanced = Splits(problem), dict[tuple[str, int, int], Bounds]()
-        for entry in entries:
-            for p, d, v in _sizes(problem, entry, splits.N):
-                S = p * entry.stages_a_device(v)
-                bounds = splits.of_least_squares().get(S)
-                if bounds is None:
-                    continue
-                own = replace(problem, schedule=entry.name, chunks=v)
-                key = entry.shape, p, d, v
-                if key not in laid:
-                    laid[key] = grids_of(*key, problem.exchange_topology)
-                for grid in laid[key]:
-                    each = Gridded(own, splits, grid, bounds)
-                    if (entry.shape, S, v) not in balanced:
-                        balanced[entry.shape, S, v] = each.balanced().bounds
-                    yield replace(each, bounds=balanced[entry.shape, S, v])
+    entry, splits = SCHEDULES[problem.schedule], Splits(problem)
+    balanced, found = dict[tuple[int, int], Bounds](), list[Gridded]()
+    for p, d, v in _sizes(problem, entry, splits.N):
+        S = p * entry.stages_a_device(v)
+        bounds = splits.of_least_squares().get(S)
+        if bounds is None:
+            continue
+        stated, key = replace(problem, chunks=v), (entry.shape, p, d, v)
+        if key not in laid:
+            laid[key] = grids_of(*key, problem.exchange_topology)
+        for grid in laid[key]:
+            each = Gridded(stated, splits, grid, bounds)
+            if (S, v) not in balanced:
+                balanced[S, v] = each.balanced().bounds
+            found.append(replace(each, bounds=balanced[S, v]))
+    return sorted(found, key=lambda each: each.estimate_s)
 
 
 def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int, int]]:
-    """p, d and v of the grids that a schedule can run."""
-    P, M, asked = problem.topology.devices, problem.microbatches or 1, problem.fixed
-    for p in range(2, min(P, N) + 1) if asked.pp is None else [asked.pp]:
+    """p, d and v of the grids that a schedule can run, of as many devices as can be."""
+    P, M, asked = problem.topology.devices, problem.microbatches, problem.fixed
+    least = max(problem.least_stages, 1 if entry.data_parallel or M is None else 2)
+    for p in range(least, min(P, N) + 1) if asked.pp is None else [asked.pp]:
         most = 1 if problem.replication == NONE else P // p
         allowed = [d for d in range(most, 0, -1) if asked.dp in (None, d)]
-        d = next((d for d in allowed if M % d == 0), 0)
+        d = next((d for d in allowed if M is None or M % d == 0), 0)
         few = p * d < (BUSY if P <= MANY else 1) * P and problem.replication != NONE
-        if d == 0 or (few and asked.pp is None and asked.dp is None):
+        sized = (asked.pp, asked.dp, problem.stages) != (None, None, None)
+        if d == 0 or (few and not sized):
             continue
         fixed = CHUNKS.get(entry.shape)
         for v in [fixed] if fixed else range(2, min(N, STAGES) // p + 1):
-            if asked.chunks in (None, v) and not refusal(entry.name, p, v, M // d):
+            stages = p * entry.stages_a_device(v)
+            if asked.chunks not in (None, v) or problem.stages not in (None, stages):
+                continue
+            if entry.shape == STRAIGHT or not refusal(entry.name, p, v, (M or d) // d):
                 yield p, d, v
+
+
+def best_grid(problem: Problem, estimates: Sequence[Gridded], cells: Sequence[int]) -> Plan | None:
+    """The best simulated plan on grids of a problem; None where none of them fits.
+
+    `estimates` are its grids by their estimates, on a chain of ranges between `cells`.
+    """
+    budget, rng = BUDGET[problem.effort], random.Random(0)
+    pool: list[tuple[float, Gridded]] = []
+    spent, best_s = 0.0, math.inf
+    for done, each in enumerate(estimates):
+        if best_s < math.inf and (
+            spent > SIMULATED * budget or each.estimate_s > NEAR * estimates[0].estimate_s
+        ):
+            break
+        problem.progress("simulating grids", done, len(estimates))
+        fitting = each.within(ROOMY)
+        if fitting is None:
+            continue
+        seconds = fitting.cuts.seconds(fitting.bounds)
+        spent += fitting.cuts.spent
+        if seconds < math.inf:
+            pool.append((seconds, fitting))
+            best_s = min(best_s, seconds)
+    for many in ROUNDS:
+        pool.sort(key=lambda own: own[0])
+        for seconds, each in pool[:many]:
+            share = (1 - SIMULATED) * budget / len(ROUNDS) / min(many, len(pool))
+            bounds = anneal_cuts(each.bounds, each.cuts, rng, share)
+            pool.append((min(seconds, each.cuts.seconds(bounds)), replace(each, bounds=bounds)))
+    if not pool:
+        return None
+    _, best = min(pool, key=lambda own: own[0])
+    stated = replace(problem, chunks=best.grid.v)
+    return simulate_plan(price(best.cuts.cut(best.bounds).on_layers(cells), stated, GRID))

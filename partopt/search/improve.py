@@ -17,7 +17,7 @@ from partopt.search.annealing import anneal, valid
 from partopt.search.judge import Found, Judge
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
-BUDGET = {"quick": 500.0, "normal": 2500.0, "thorough": 25_000.0}  # as `Judge.spent` counts
+BUDGET = {"quick": 500.0, "normal": 1800.0, "thorough": 25_000.0}  # as `Judge.spent` counts
 LARGE = 3.6  # times as much for the program over ranks, whose plans have many stages
 STARTS = 0.2  # of the budget, for the plans of the dynamic program
 RANKED = 0.6  # of that of the program over ranks
@@ -37,7 +37,7 @@ def best_plan(problem: Problem, others: Iterable[Partition], lower_s: float, bea
     stated, cells = optimal.coarsen(problem)
     problem.progress("dynamic program", 0, 1)
     costs = StageCosts(stated)
-    starts = optimal.plans(costs)
+    starts = [own for own in optimal.plans(costs) if own.stages >= problem.least_stages]
     if not starts:
         raise optimal.nothing_fits(problem)
     if lower_s >= beat_s:

@@ -10,6 +10,7 @@ from partopt.cost.problem import Problem, Progress
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
+from partopt.search.rows import order_of
 
 Found = TypeVar("Found")
 
@@ -52,11 +53,6 @@ def samples_per_s_at_most(problem: Problem) -> float:
     chain = problem.chain
     seconds = chain.compute_s(0, chain.layers)
     return problem.topology.devices * chain.microbatch_size / seconds if seconds else math.inf
-
-
-def order_of(plan: Plan) -> tuple[bool, float]:
-    """The order of plans: those that fit first, and of them the fastest."""
-    return not plan.fits, -plan.predicted.samples_per_s
 
 
 def _of_size(size: int, progress: Progress) -> Progress:

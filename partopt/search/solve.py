@@ -16,8 +16,9 @@ from partopt.job import Job
 from partopt.options import AUTO
 from partopt.search import contest
 from partopt.search.advice import note_data_parallel
-from partopt.search.auto import search_schedules
+from partopt.search.rows import search_rows
 from partopt.search.sizes import search_sizes
+from partopt.search.variants import ANY, Within
 
 _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner
 _SHOWN = ("pipedream", *_BESIDE)  # and beside the best of all
@@ -54,37 +55,43 @@ class Result:
         return self.plan.fits
 
 
-def solve(job: Job, progress: Progress = ignore_progress) -> Result:
+def solve(job: Job, progress: Progress = ignore_progress, within: Within = ANY) -> Result:
     """The best plan of `job`, simulated: of its planner, or of all planners that can plan for it.
 
-    Every measured microbatch size is tried unless the job says which, but for those that cannot be
-    faster. Under `schedule="auto"` the best under any synchronous schedule; the alternatives are
-    then the best under each of the others. A plan that does not fit is returned where none does:
+    What the job leaves open is chosen: the schedule where it is "auto", the microbatch size of
+    those that were measured, the layout, recomputation and, for a trainer, what replicas share;
+    all of it `within` what plans may be. Under "auto" the alternatives are the best under each of
+    the other schedules. A plan that does not fit is returned where none was found that does:
     `fits`. `progress(what, done, total)` is called now and then. Raises PartoptError where there is
     none.
     """
+    if job.planner_name is not None:
+        found = search_sizes(job, progress, _solve_by_planner, lambda result: result.plan)
+        results = list(found.values())
+        return replace(results[0], by_size=tuple(result.plan for result in results))
+    rows = search_rows(job, within, progress, () if job.schedule == AUTO else _SHOWN)
     if job.schedule == AUTO:
-        best, *others = _as_fixed(search_schedules(job, progress))
+        best, *others = _as_fixed([row.best for row in rows])
         return Result(best, tuple(others), tuple(job.notes), (best,))
-    found = search_sizes(job, progress, _solve_at, lambda result: result.plan)
-    results = list(found.values())
-    return replace(results[0], by_size=tuple(result.plan for result in results))
-
-
-def _solve_at(job: Job, progress: Progress, beat_s: float) -> Result:
-    """The best plan at the one microbatch size of `job`; see `partopt.search.contest.compete`."""
-    problem = replace(job.problem, progress=progress)
-    name, notes = job.planner_name, job.notes
-    if name is None:
-        plans = contest.compete(contest.contestants(problem), problem, _SHOWN, beat_s).plans
-        best = plans[contest.best_of(plans)]
-    else:
-        contest.check_planner(name, problem)
-        best, own = contest.plan_alone(name, problem, beat_s)
-        plans = _beside(name, problem)
-        notes = [*notes, *own, *note_data_parallel(best, plans)]
-    others = [plan for plan in plans.values() if plan is not best]
+    (row,) = rows
+    others = [plan for plan in row.plans.values() if plan is not row.best]
     others.sort(key=lambda other: -other.predicted.samples_per_s)
+    best, *others = _as_fixed([row.best, *others])
+    sizes: dict[int, Plan] = {}
+    for plan in row.by_variant:
+        sizes.setdefault(plan.microbatch_size, plan)
+    return Result(best, tuple(others), (*job.notes, *row.notes), tuple(sizes.values()))
+
+
+def _solve_by_planner(job: Job, progress: Progress, beat_s: float) -> Result:
+    """The plan of the job's planner at its one microbatch size, beside those of others."""
+    problem, name = replace(job.problem, progress=progress), job.planner_name
+    assert name is not None
+    contest.check_planner(name, problem)
+    best, own = contest.plan_alone(name, problem, beat_s)
+    plans = _beside(name, problem)
+    notes = [*job.notes, *own, *note_data_parallel(best, plans)]
+    others = sorted(plans.values(), key=lambda other: -other.predicted.samples_per_s)
     best, *others = _as_fixed([best, *others])
     return Result(best, tuple(others), tuple(notes), (best,))
 

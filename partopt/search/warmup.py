@@ -84,7 +84,7 @@ class Stages:
         """
         factor, extra = way
         held = self._at_pace(extra) if isinstance(factor, str) else []
-        M, found = self.microbatches, list[int]()
+        M, found, least = self.microbatches, list[int](), ENDLESS
         for s, r in enumerate(self.replicas):
             behind = sum(self.replicas[s + 1 :])
             if isinstance(factor, str):
@@ -94,9 +94,13 @@ class Stages:
             own = min(own + (more[s] if more and behind else 0), self.room[s] - 1)
             if M is not None:
                 own = min(own, -(-M // r) - 1)
-            if s and (M is not None or found[-1] + 1 == self.room[s - 1]):
+            if s and isinstance(factor, str) and M is None:
+                # its first backward comes before any of the stages before it
+                own = min(own, least // r - 1)
+            elif s and (M is not None or found[-1] + 1 == self.room[s - 1]):
                 own = min(own, (found[-1] + 1) * self.replicas[s - 1] // r - 1)
             found.append(max(0, own))
+            least = min(least, (found[-1] + 1) * r)
         return tuple(found)
 
     def _at_pace(self, factor: float) -> list[int]:

@@ -56,7 +56,7 @@ def grid(**options: Any) -> Made:
         flat(4, 1e9),
         microbatches=8,
         schedule="1f1b",
-        any_schedule=True,
+    
         **options,
     )
     plans = best_by_schedule([problem])

@@ -1,0 +1,131 @@
+"""The best plan of a job under one schedule: the variants that may be fastest, each searched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from partopt.cost.problem import Progress
+from partopt.documents import Note
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
+from partopt.job import Job
+from partopt.options import AUTO
+from partopt.schedules import SCHEDULES
+from partopt.search import contest
+from partopt.search.variants import Variant, Within, variants_of
+
+REACH = 1.04  # of the best estimate: a variant that is estimated at more is not searched
+SEARCHED = 3  # variants, at most, where one of them fits
+NEAR_LIMIT = 0.9  # of the memory: a plan that needs less has no use for recomputation
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found under one schedule: `plans` of the best variant by their planners, and notes.
+
+    `by_variant` has the best plan of each variant that was searched, the best first.
+    """
+
+    plans: dict[str, Plan]
+    notes: Sequence[Note]
+    by_variant: Sequence[Plan]
+
+    @property
+    def best(self) -> Plan:
+        """The best of all."""
+        return self.by_variant[0]
+
+    @property
+    def every(self) -> Iterable[Plan]:
+        """All plans, those of other variants too."""
+        yield from self.by_variant
+        yield from (plan for plan in self.plans.values() if plan is not self.best)
+
+
+def search_rows(
+    job: Job, within: Within, progress: Progress, shown: Iterable[str] = ()
+) -> list[Row]:
+    """The rows of the schedules that the job leaves open, or of its own; the best first.
+
+    `shown` are planners whose plans are wanted beside the best. PartoptError where every schedule
+    is refused.
+    """
+    names = [job.schedule]
+    if job.schedule == AUTO:
+        names = [name for name in within.schedules if SCHEDULES[name].tried_by_auto]
+    rows, refusals = list[Row](), dict[str, PartoptError]()
+    for done, name in enumerate(names):
+        if len(names) > 1:
+            progress("schedules", done, len(names))
+        try:
+            rows.append(search_row(job, name, within, progress, shown))
+        except PartoptError as error:
+            refusals[error.message] = error
+    if not rows:
+        raise PartoptError.together(refusals.values())
+    return sorted(rows, key=lambda row: order_of(row.best))
+
+
+def search_row(
+    job: Job, name: str, within: Within, progress: Progress, shown: Iterable[str] = ()
+) -> Row:
+    """The best plan of `job` under the schedule `name`; `shown` as in `search_rows`.
+
+    Every variant that is estimated within `REACH` of the best is searched, the best first; where
+    nothing fits, those that need least memory, too.
+    """
+    variants = variants_of(job, name, within)
+    variants.sort(key=lambda each: (each.estimate_s, each.least_bytes * (each.estimate_s == math.inf)))
+    found: list[tuple[Variant, contest.Contest, Plan]] = []
+    refusals: dict[str, PartoptError] = {}
+    for variant in variants:
+        fitting = [best for _, _, best in found if best.fits]
+        if len(found) >= SEARCHED or (fitting and not _may_be_best(variant, variants[0], found)):
+            continue
+        problem = replace(variant.problem, progress=_at_variant(variant, variants, progress))
+        fastest = max((best.predicted.samples_per_s for best in fitting), default=0.0)
+        beat_s = variant.problem.chain.microbatch_size / fastest if fastest else math.inf
+        try:
+            own = contest.compete(contest.contestants(problem), problem, shown, beat_s, variant)
+        except PartoptError as error:
+            refusals[error.message] = error
+        else:
+            found.append((variant, own, own.plans[contest.best_of(own.plans)]))
+    if not found:
+        raise PartoptError.together(refusals.values())
+    found.sort(key=lambda each: order_of(each[2]))
+    return Row(found[0][1].plans, found[0][1].notes, [best for _, _, best in found])
+
+
+def _may_be_best(
+    variant: Variant, first: Variant, found: Sequence[tuple[Variant, contest.Contest, Plan]]
+) -> bool:
+    """Whether a variant may have a faster plan than those that were found."""
+    best = min((own for _, _, own in found), key=order_of)
+    if variant.least_s * best.predicted.samples_per_s >= 1 or variant.estimate_s > REACH * first.estimate_s:
+        return False
+    if not (variant.problem.recompute or variant.alike):
+        return True
+    limit = best.memory_limit_bytes or math.inf
+    size, shard = variant.problem.chain.microbatch_size, variant.problem.shard
+    for other, _, own in found:
+        same = other.problem.chain.microbatch_size == size and other.problem.shard == shard
+        plain = not (other.problem.recompute or other.alike)
+        if same and plain and own.fits:
+            return other.is_limited or own.peak_memory_bytes > NEAR_LIMIT * limit
+    return True
+
+
+def _at_variant(variant: Variant, variants: Sequence[Variant], progress: Progress) -> Progress:
+    """Reports of what is being done that say at which microbatch size."""
+    if len({each.problem.chain.microbatch_size for each in variants}) == 1:
+        return progress
+    size = variant.problem.chain.microbatch_size
+    return lambda what, done, total: progress(f"microbatch {size}: {what}", done, total)
+
+
+def order_of(plan: Plan) -> tuple[bool, float]:
+    """The order of plans: those that fit first, and of them the fastest."""
+    return not plan.fits, -plan.predicted.samples_per_s

@@ -1,0 +1,143 @@
+"""What a job leaves open beside cuts, replicas and warm-ups: its variants, the best estimate first.
+
+A variant is a problem under one schedule, at one microbatch size, with one way to recompute and to
+share state. Equal pipelines in closed form (`partopt.search.grids`) say how fast it may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+from msgspec import structs
+
+from partopt.cost.problem import FREE, Problem
+from partopt.documents.engine import PARTOPT
+from partopt.documents.stage import Shard
+from partopt.errors import PartoptError
+from partopt.job import Job
+from partopt.planners import optimal
+from partopt.schedules import SCHEDULES, schedule
+from partopt.search.grids import Gridded, grids
+
+BINDS = 1.002  # times what is estimated without a limit: memory costs at least so much
+
+
+@dataclass(frozen=True, kw_only=True)
+class Within:
+    """What plans may be beyond what their job says, as a trainer has it.
+
+    `schedules` are those that "auto" may choose. `equal`: stages have equally many replicas;
+    `alike`: all of them recompute or none; there are `least_stages` of them.
+    """
+
+    schedules: Sequence[str] = tuple(SCHEDULES)
+    equal: bool = False
+    alike: bool = False
+    least_stages: int = 1
+
+
+ANY = Within()
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A problem, and what equal pipelines say of it in closed form.
+
+    Where stages choose whether to recompute, `alike` are the variants in which all of them do, or
+    none.
+    """
+
+    problem: Problem
+    alike: Sequence[Variant] = ()
+
+    @cached_property
+    def coarse(self) -> tuple[Problem, list[int]]:
+        """The problem of a chain that is short enough to plan for, and its boundaries in layers."""
+        return optimal.coarsen(self.problem)
+
+    @cached_property
+    def grids(self) -> list[Gridded]:
+        """Its grids, in the order of their estimates; of stages that choose, those alike."""
+        if self.alike:
+            every = (each for other in self.alike for each in other.grids)
+            return sorted(every, key=lambda each: each.estimate_s)
+        return grids(self.coarse[0])
+
+    @cached_property
+    def estimate_s(self) -> float:
+        """Seconds of a sample on the best of its grids that fit; infinite where none does."""
+        if self.alike:
+            return min(other.estimate_s for other in self.alike)
+        best_s = math.inf
+        for each in self.grids:
+            if each.estimate_s >= best_s:
+                break
+            best_s = min(best_s, each.limited_s)
+        return best_s
+
+    @cached_property
+    def is_limited(self) -> bool:
+        """Whether memory keeps it from its best grid."""
+        return bool(self.grids) and self.estimate_s > BINDS * self.grids[0].estimate_s
+
+    @cached_property
+    def least_s(self) -> float:
+        """Seconds of a sample that no plan goes below: all devices compute all the time."""
+        chain = self.problem.chain
+        busy_s = float(chain.busy_prefix(self.problem.all_recompute)[-1])
+        return busy_s / self.problem.topology.devices / chain.microbatch_size
+
+    @cached_property
+    def least_bytes(self) -> float:
+        """Bytes that a device of its roomiest grid needs, about; infinite where it has none."""
+        if self.alike:
+            return min(other.least_bytes for other in self.alike)
+        return min((float(each.needs_bytes.max()) for each in self.grids), default=math.inf)
+
+
+def variants_of(job: Job, name: str, within: Within) -> list[Variant]:
+    """The variants of a job under the schedule `name`, plain ones before others.
+
+    PartoptError where it can be stated at none of its microbatch sizes.
+    """
+    found, refusals = list[Variant](), dict[str, PartoptError]()
+    for size in job.sizes or [measured.microbatch_size for measured in job.profile.measured()]:
+        try:
+            found += _at_size(job, name, size, within)
+        except PartoptError as error:
+            refusals[error.message] = error
+    if not found:
+        raise PartoptError.together(refusals.values())
+    return found
+
+
+def _at_size(job: Job, name: str, size: int, within: Within) -> Iterator[Variant]:
+    """The variants at one microbatch size: with each way to recompute and to share state."""
+    chosen = job.recompute in (None, "auto")
+    recompute = "never" if chosen else job.recompute
+    stated = job.with_(schedule=name, microbatch_size=size, recompute=recompute).problem
+    if within.equal and stated.replication == FREE:
+        stated = replace(stated, replication="uniform")
+    fixed = structs.replace(job.layout, chunks=job.chunks or job.layout.chunks)
+    stated = replace(stated, fixed=fixed, least_stages=within.least_stages)
+    chosen &= stated.memory_bytes is not None and job.engine_run.recompute != ("none",)
+    for shard in shards_of(job):
+        never = Variant(replace(stated, shard=shard))
+        yield never
+        if chosen:
+            always = Variant(replace(never.problem, recompute=True))
+            yield always
+            if schedule(name).overlaps and not within.alike:
+                each = replace(never.problem, recompute_per_stage=True)
+                yield Variant(each, (never, always))
+
+
+def shards_of(job: Job) -> list[Shard]:
+    """What replicas may share: as the job says, else all that its trainer has."""
+    if job.shard is not None or job.trainer == PARTOPT or job.topology.devices == 1:
+        return [job.shard or "none"]
+    return list(job.engine_run.shard)
