@@ -11,8 +11,8 @@ import click
 
 from partopt.cli import options
 from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
-from partopt.cli.words import LARGER, as_flags, does_not_fit, excess, flags_of, print_notes
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
+from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt import Job, Plan, Result
@@ -74,10 +74,12 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
             options.write_json(result.document)
         elif output != "-":
             _print_page(result, job)
-        if not result.fits and job.schedule == "auto":
-            raise _no_schedule_fits(result.plan, job)
         if not result.fits:
-            raise does_not_fit(result.plan, job, partial(_command, profile, output, given))
+            command = partial(_command, profile, output, given)
+            with progress() as tell:
+                raise does_not_fit(
+                    result.plan, job, command, lambda other: _solve(other, target, rules, tell).plan
+                )
         if output and not (as_json and output == "-"):
             result.document.save(output, force)
         if picture:
@@ -184,18 +186,3 @@ def _print_scaling(
         say_page(render_scaling(found))
     if output:
         options.write_table(found, output, force)
-
-
-def _no_schedule_fits(plan: Plan, job: Job) -> PartoptError:
-    """The error where the fastest plan of all schedules does not fit, and no other does."""
-    smaller = any(m.microbatch_size < plan.microbatch_size for m in job.profile.measured())
-    ways = {
-        "smaller microbatches": job.microbatch_size is not None and smaller,
-        "`recompute=always`": job.recompute == "never",
-    }
-    return PartoptError(
-        f"no schedule fits: of the fastest, {excess(plan)}",
-        ", or ".join([LARGER, *(way for way, may_help in ways.items() if may_help)]),
-        ANSWER_IS_NO,
-        code="does-not-fit",
-    )

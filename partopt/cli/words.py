@@ -113,21 +113,27 @@ def _word(value: str | None) -> str:
     return f'"{value}"' if " " in value else value
 
 
-def does_not_fit(plan: Plan, job: Job, command: Callable[[Mapping[str, Any]], str]) -> PartoptError:
+def does_not_fit(
+    plan: Plan,
+    job: Job,
+    command: Callable[[Mapping[str, Any]], str],
+    ask: Callable[[Job], Plan],
+) -> PartoptError:
     """The error of a plan that does not fit; its hint is a command with which one does.
 
-    `command` gives the command that plans the job with some options changed.
+    `command` gives the command that plans the job with some options changed, `ask` the best plan of
+    a job.
     """
     import partopt
     from partopt.report.phrases import speed_text
 
-    fitting = partopt.find_fitting(job, plan)
+    fitting = partopt.find_fitting(job, ask)
     if fitting is not None:
         speed = speed_text(fitting.samples_per_s, plan.profile.tokens_per_sample)
         hint = f"this fits ({speed}): {command(fitting.options)}"
     else:
-        tried = ", ".join(partopt.list_tried(job, plan))
-        hint = f"nothing tried fits: {tried}; take larger devices" if tried else LARGER
+        tried = ", ".join(partopt.list_tried(job))
+        hint = f"nothing found fits, whatever {tried}; {LARGER}" if tried else LARGER
     return PartoptError(
         f"the plan does not fit: {excess(plan)}", hint, ANSWER_IS_NO, code="does-not-fit"
     )

@@ -93,8 +93,8 @@ def parameters_bytes(own: Any, layer: Any, sharers: int) -> Any:
     return np.minimum(own, own / sharers + GATHERED * layer)
 
 
-def posted_buffers(posted: int, replicas: int, in_flight: int) -> int:
-    """Receive buffers of a stage for each of its cuts; see `Kept.posted`."""
+def posted_buffers(posted: int, replicas: int, in_flight: Any) -> Any:
+    """Receive buffers of a stage for each of its cuts, for arrays too; see `Kept.posted`."""
     return -(-posted // replicas) if posted else in_flight
 
 
@@ -146,33 +146,51 @@ def memory_table(
 ) -> NDArray[np.float64]:
     """Bytes in all of every range [i, j) as a stage, shape (N+1, N+1); inf for j <= i.
 
-    `begun` are the microbatches whose backward has begun; `first` are the blocks that a stage makes
+    As `ranges_bytes`, of all of them.
+    """
+    i, j = np.triu_indices(chain.layers + 1, 1)
+    needs = np.full((chain.layers + 1,) * 2, np.inf)
+    counts = in_flight, weight_versions, begun
+    needs[i, j] = sum(ranges_bytes(chain, i, j, counts, kept, replicas, recompute, split, first))
+    return needs
+
+
+def ranges_bytes(
+    chain: Chain,
+    i: NDArray[np.int64],
+    j: NDArray[np.int64],
+    counts: tuple[Any, Any, Any],
+    kept: Kept,
+    replicas: int,
+    recompute: bool,
+    split: bool,
+    first: int | None = None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bytes of ranges [i, j) as stages: what they hold, and what a backward takes beside it.
+
+    `counts` are the microbatches in flight, the versions of the weights, and the microbatches whose
+    backward has begun, numbers or one for each range; `first` are the blocks that a stage makes
     again, None for all.
     """
-    trained, stash = chain.trained_bytes.table, chain.stash_bytes.table
-    transient, parting = chain.transient(split).table, chain.split_stash_table
-    inputs, outputs = chain.a[:, None], chain.a[None, :]
-    i, j = np.triu_indices(chain.layers + 1, 1)
+    in_flight, versions, begun = counts
+    trained, stash = chain.trained_bytes.table[i, j], chain.stash_bytes.table[i, j]
+    transient, parting = chain.transient(split).table[i, j], chain.split_stash_table[i, j]
     if recompute and chain.blocks is not None:
-        stash, transient, parting = (np.array(each) for each in (stash, transient, parting))
-        _, stash[i, j], more, beside = chain.blocks.remade(i, j, first)
-        parting[i, j] += more
+        _, stash, more, beside = chain.blocks.remade(i, j, first)
+        parting = parting + more
         if not split:
-            transient[i, j] = beside
+            transient = beside
     parameters, gradients, state = shares(kept, replicas)
-    own = weight_versions * trained + chain.frozen_bytes.table
+    own = versions * trained + chain.frozen_bytes.table[i, j]
     whole = recompute and chain.blocks is None
-    parts = [
-        parameters_bytes(own, chain.layer_bytes.table, parameters),
+    held = [
+        parameters_bytes(own, chain.layer_bytes.table[i, j], parameters),
         kept.gradients * trained / gradients,
         kept.state * trained / state,
         (begun if whole else in_flight) * stash + (begun * parting if split else 0.0),
-        posted_buffers(kept.posted, replicas, in_flight) * (inputs + outputs),
-        transient,
+        posted_buffers(kept.posted, replicas, in_flight) * (chain.a[i] + chain.a[j]),
     ]
-    needs = np.full_like(trained, np.inf)
-    needs[i, j] = sum(np.rint(part) for part in parts)[i, j]
-    return needs
+    return sum(np.rint(part) for part in held), np.rint(transient)
 
 
 def reserve_of(profile: Profile, limit_bytes: int | None) -> Reserve:

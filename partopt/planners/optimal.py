@@ -108,8 +108,11 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
     elif costs.even:
         every = sorted({width * r for width in widths for r in sizes})
         every = [r for r in every if problem.fixed.dp in (None, r)]
+    apart = costs.even and costs.entry.split  # whose stages have room for as many as there are
     for replicas in every:
-        for stages in [[S] for S in numbers] if costs.even else [numbers]:
+        if replicas is not None and len(widths) == 1:
+            sizes = [replicas // max(widths)]
+        for stages in [[S] for S in numbers] if apart else [numbers]:
             if stages and (replicas or 1) * min(stages) <= U * max(widths):
                 for full in (False, True) if costs.short else (False,):
                     yield from slowest_fastest(costs, places, sizes, stages, full, replicas)

@@ -15,8 +15,10 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search import contest
 from partopt.search.contest import best_of
+from partopt.search.rows import search_row
 from partopt.search.sizes import search_sizes
 from partopt.search.tables import comparison_of
+from partopt.search.variants import ANY
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
 
@@ -39,13 +41,18 @@ def compare(
     for name in planners:
         contest.check_planner(name, job.problem)
 
-    def find(each: Job, tell: Progress, beat_s: float) -> contest.Contest:
-        return _compete(planners, replace(each.problem, progress=tell), beat_s)
+    if planners:
 
-    by_size = search_sizes(job, progress, find, lambda found: found.plans[best_of(found.plans)])
-    size, (found, own) = next(iter(by_size.items()))
-    stated = job.with_(microbatch_size=size)
-    problem = stated.problem
+        def find(each: Job, tell: Progress, beat_s: float) -> contest.Contest:
+            return _compete(planners, replace(each.problem, progress=tell), beat_s)
+
+        by_size = search_sizes(job, progress, find, lambda found: found.plans[best_of(found.plans)])
+        size, (found, own) = next(iter(by_size.items()))
+        problem = job.with_(microbatch_size=size).problem
+    else:
+        row = search_row(job, job.schedule, ANY, progress, None)
+        problem, found, own = row.problem, dict(row.plans), list(row.notes)
+    stated = job.with_(microbatch_size=problem.chain.microbatch_size)
     notes = [*job.notes, *own]
     for name, plan in (plans or {}).items():
         found[name] = _price_again(name, plan, problem)
@@ -56,9 +63,7 @@ def compare(
 
 
 def _compete(planners: Sequence[str], problem: Problem, beat_s: float) -> contest.Contest:
-    """The plans of `planners`, by default of all that can plan for `problem`; and notes."""
-    if not planners:
-        return contest.compete(contest.contestants(problem), problem, beat_s=beat_s)
+    """The plans of `planners`, and notes."""
     found: dict[str, Plan] = {}
     notes: list[Note] = []
     for name in planners:

@@ -1,21 +1,28 @@
-"""A plan that does not fit its devices: options with which one does."""
+"""Where nothing fits: the options with which something does, by the same search with parts freed.
+
+The parts that a job fixes are freed one after another; those of the plan that then fits are what
+its options become.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
+
+from msgspec import structs
 
 from partopt.cost.memory import STATE_BYTES
-from partopt.documents.engine import PARTOPT, Recompute
+from partopt.documents.engine import PARTOPT, Layout
 from partopt.documents.plan import Optimizer, Plan
 from partopt.documents.stage import Shard
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.planners import PLANNERS
-from partopt.search import contest
+from partopt.options import AUTO
+from partopt.schedules import schedule
+
+_PARTS = ("recompute", "microbatch", "chunks", "dp", "pp")  # of a layout, in the order of freeing
 
 
 @dataclass(frozen=True)
@@ -26,45 +33,72 @@ class Fitting:
     samples_per_s: float
 
 
-def find_fitting(job: Job, plan: Plan) -> Fitting | None:
-    """The changes to `job` under which the fastest plan fits, where `plan` of it does not.
+def find_fitting(job: Job, ask: Callable[[Job], Plan]) -> Fitting | None:
+    """The options with which the best plan of `job` fits, where it has none that does.
 
-    As few kinds of change as will do: microbatch size and recomputation, then the planner, then
-    what replicas share, then the optimizer. None where nothing that was tried fits.
+    `ask` gives the best plan of a job. As few parts are freed as will do: recomputation, the
+    microbatch size, the layout and the planner, then what replicas share, the optimizer, and the
+    schedule. None where nothing that was tried fits.
     """
-    others = _other_planners(job, plan)
-    ways: list[Mapping[str, str]] = [{}]
-    ways += [{"shard": name} for name in _shards(job)]
-    ways += [{"optimizer": name} for name in _optimizers(job)]
-    for way in ways:
-        for names in ([plan.planner], others):
-            found = list(_fitting(names, plan, way, job))
-            if found:
-                return max(found, key=lambda each: each.samples_per_s)  # ties keep the first
+    for changes in _freed(job):
+        with suppress(PartoptError):
+            plan = ask(job.with_(**changes))
+            if plan.fits:
+                options = _options_of(job, changes, plan)
+                return Fitting(options, plan.predicted.samples_per_s)
     return None
 
 
-def list_tried(job: Job, plan: Plan) -> list[str]:
-    """The changes that `find_fitting` tries, in words: nothing that the job says itself."""
-    ways = {
-        "other measured microbatch sizes": len(_sizes(job, plan)) > 1,
-        "`recompute=always`": job.recompute != "always",
-        "other planners": bool(_other_planners(job, plan)),
-    }
-    most = [f"`shard={name}`" for name in _shards(job)[-1:]]
-    most += [f"`optimizer={name}`" for name in _optimizers(job)[-1:]]
-    return [*(way for way, tried in ways.items() if tried), *most]
+def list_tried(job: Job) -> list[str]:
+    """The parts that `find_fitting` frees, in words."""
+    names = {"shard": "`shard`", "optimizer": "`optimizer`", "schedule": "`schedule=auto`"}
+    tried = {name: names.get(name, f"`{name}`") for changes in _freed(job) for name in changes}
+    return list(tried.values())
 
 
-def _other_planners(job: Job, plan: Plan) -> list[str]:
-    names = [] if plan.planner == "manual" else contest.contestants(job.problem)
-    return [name for name in names if name != plan.planner]
+def _freed(job: Job) -> Iterator[dict[str, Any]]:
+    """Changes of the job, each with more parts free than the one before."""
+    changes: dict[str, Any] = {}
+    for name in ("recompute", "microbatch_size", "planner", "stages", "chunks"):
+        if getattr(job, name) is not None and not (name == "planner" and job.cuts):
+            changes[name] = None
+            yield dict(changes)
+    if job.layout != Layout():
+        changes |= {"layout": Layout(), "replication": "free"}
+        yield dict(changes)
+    for shard in _shards(job):
+        yield changes | {"shard": shard}
+    if shards := _shards(job):
+        changes["shard"] = shards[-1]
+    for optimizer in _optimizers(job):
+        yield changes | {"optimizer": optimizer}
+    entry = None if job.schedule == AUTO else schedule(job.schedule)
+    if entry is not None and not entry.asynchronous and job.planner is None and not job.cuts:
+        yield changes | {"schedule": AUTO}
+
+
+def _options_of(job: Job, changes: dict[str, Any], plan: Plan) -> dict[str, str | int]:
+    """The options that have `plan`, of a job with these changes."""
+    found = {name: value for name, value in changes.items() if value not in (None, Layout())}
+    layout = plan.layout
+    parts = {"recompute": layout.recompute, "microbatch_size": layout.microbatch}
+    for name, value in parts.items():
+        if value is not None and (name in changes or getattr(job, name) is not None):
+            found[name] = value
+    if job.planner is not None and "planner" in changes:
+        found["planner"] = plan.planner
+    return {name: value for name, value in found.items() if value != getattr(job, name)}
 
 
 def _shards(job: Job) -> list[Shard]:
-    """What replicas may share beyond what they do, the least first; nothing on one device."""
+    """What replicas may share beyond what the job says, the least first; nothing where it is open.
+
+    To `partopt run` a job says "none" where it says nothing.
+    """
+    if job.topology.devices == 1 or (job.shard is None and job.trainer != PARTOPT):
+        return []
     names: tuple[Shard, ...] = get_args(Shard)
-    more = names[names.index(job.shard) + 1 :] if job.topology.devices > 1 else ()
+    more = names[names.index(job.shard or "none") + 1 :]
     return [name for name in more if job.trainer == PARTOPT or name in job.engine.shard]
 
 
@@ -75,35 +109,3 @@ def _optimizers(job: Job) -> list[Optimizer]:
     names: tuple[Optimizer, ...] = get_args(Optimizer)
     less = [name for name in names[::-1] if STATE_BYTES[name] < STATE_BYTES[job.optimizer]]
     return sorted(less, key=lambda name: -STATE_BYTES[name])
-
-
-def _sizes(job: Job, plan: Plan) -> list[int]:
-    """The plan's microbatch size, and the others that were measured, largest first.
-
-    Only smaller ones where the job says which.
-    """
-    now, free = plan.microbatch_size, job.microbatch_size is None
-    measured = [m.microbatch_size for m in job.profile.measured()]
-    return [now, *(size for size in reversed(measured) if size < now or (free and size > now))]
-
-
-def _fitting(names: list[str], plan: Plan, way: Mapping[str, str], job: Job) -> Iterator[Fitting]:
-    """What fits at every measured size up to the job's, with and without recomputation.
-
-    With the options `way` of the job changed.
-    """
-    given = {
-        "planner": plan.planner,
-        "microbatch_size": plan.microbatch_size,
-        "recompute": job.recompute or "never",
-    }
-    for name, size, recompute in itertools.product(names, _sizes(job, plan), get_args(Recompute)):
-        if recompute == "auto" and "auto" not in PLANNERS[name].uses:
-            continue
-        with suppress(PartoptError):  # a global batch may be no multiple of that size
-            other = job.with_(microbatch_size=size, recompute=recompute, **way)
-            found = contest.plan_decided(name, other.problem)
-            if found.fits:
-                then = dict(zip(given, (name, size, recompute), strict=True))
-                options = {key: value for key, value in then.items() if value != given[key]}
-                yield Fitting({**options, **way}, found.predicted.samples_per_s)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.collectives import exposed
 from partopt.cost.links import port_rate
-from partopt.cost.memory import memory_table
+from partopt.cost.memory import memory_table, ranges_bytes
 from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, NONE, Assignment, Partition, Problem
 from partopt.documents.plan import Plan
@@ -43,6 +43,7 @@ SIMULATED = 0.5  # of the budget, for grids as they are estimated
 ROUNDS = (6, 2)  # grids whose cuts are annealed in each round
 NEAR = 1.3  # of the best: a grid that is estimated at more is not simulated
 ROOMY = 1.05  # of the limit: what is estimated to need more memory is not either
+EACH, FEWER = 12, 1.15  # stages on a device: all numbers up to it, and their ratio above
 EVERY, TRIED = 200, 8  # ways to cut up to which all are looked at where memory is short
 MANY, BUSY = 64, 0.75  # of so many devices this share has work at least; of more all have
 GRID = "grid"  # the planner that plans of grids name
@@ -119,6 +120,13 @@ class Grid:
         return [sorted({rank % p if far else rank // d for rank in own}) for own in self.ranks]
 
     @cached_property
+    def held_by(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Every stage with each of its places in a pipeline."""
+        pairs = [(s, place) for s, own in enumerate(self.places) for place in own]
+        stage, place = np.array(pairs).T
+        return stage, place
+
+    @cached_property
     def levels(self) -> NDArray[np.int64]:
         """The level at which each message over each cut crosses, shape (S - 1, replicas)."""
         ranks, topology = np.array(self.ranks), self.topology
@@ -160,10 +168,8 @@ class Gridded:
 
     def loads(self, values: Floats) -> Floats:
         """The sum over the stages of each device of a pipeline, shape (p,)."""
-        found = np.zeros(self.grid.p)
-        for own, value in zip(self.grid.places, values, strict=True):
-            found[own] += value
-        return found
+        stage, place = self.grid.held_by
+        return np.bincount(place, values[stage], self.grid.p)
 
     @cached_property
     def estimate_s(self) -> float:
@@ -204,14 +210,23 @@ class Gridded:
 
     def _needs(self, held: Sequence[float]) -> Floats:
         """Bytes of each device of a pipeline with so many microbatches in flight, about."""
-        split, grid = SCHEDULES[self.problem.schedule].split, self.grid
-        transient = self.problem.chain.transient(split).table
-        needs, most = np.zeros(grid.p), np.zeros(grid.p)
-        for own, i, j in zip(grid.places, self.bounds, self.bounds[1:], strict=False):
-            for place in own:
-                needed = self.splits.needs(held[place], len(grid.ranks[0]), split)[i, j]
-                needs[place] += needed - transient[i, j]
-                most[place] = max(most[place], transient[i, j])  # one backward runs at a time
+        problem, grid, bounds = self.problem, self.grid, np.array(self.bounds)
+        entry, (stage, place) = SCHEDULES[problem.schedule], grid.held_by
+        in_flight = np.array(held)[place]
+        counts = in_flight, np.array([entry.versions_of(own) for own in in_flight]), 1
+        own, transient = ranges_bytes(
+            problem.chain,
+            bounds[stage],
+            bounds[stage + 1],
+            counts,
+            problem.kept,
+            len(grid.ranks[0]),
+            problem.recompute,
+            entry.split,
+            problem.first,
+        )
+        needs, most = np.bincount(place, own, grid.p), np.zeros(grid.p)
+        np.maximum.at(most, place, transient)  # one backward runs at a time
         return needs + most
 
     @cached_property
@@ -345,12 +360,22 @@ def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int
         if d == 0 or (few and not sized):
             continue
         fixed = CHUNKS.get(entry.shape)
-        for v in [fixed] if fixed else range(2, min(N, STAGES) // p + 1):
+        for v in [fixed] if fixed else _chunks(min(N, STAGES) // p, asked.chunks):
             stages = p * entry.stages_a_device(v)
-            if asked.chunks not in (None, v) or problem.stages not in (None, stages):
+            if asked.chunks not in (None, v) or stages > N or problem.stages not in (None, stages):
                 continue
             if entry.shape == STRAIGHT or not refusal(entry.name, p, v, (M or d) // d):
                 yield p, d, v
+
+
+def _chunks(most: int, asked: int | None) -> list[int]:
+    """Stages on a device that are tried: all numbers up to `EACH`, above it ever fewer."""
+    if asked is not None:
+        return [asked]
+    found = list(range(2, min(most, EACH) + 1))
+    while found and found[-1] < most:
+        found.append(min(most, math.ceil(found[-1] * FEWER)))
+    return found
 
 
 def best_grid(problem: Problem, estimates: Sequence[Gridded], cells: Sequence[int]) -> Plan | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from partopt.cost.problem import Progress
+from partopt.cost.problem import Problem, Progress
 from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
@@ -25,9 +25,10 @@ NEAR_LIMIT = 0.9  # of the memory: a plan that needs less has no use for recompu
 class Row:
     """What was found under one schedule: `plans` of the best variant by their planners, and notes.
 
-    `by_variant` has the best plan of each variant that was searched, the best first.
+    `problem` is that of the best variant; `by_variant` has the best plan of each variant that was searched, the best first.
     """
 
+    problem: Problem
     plans: dict[str, Plan]
     notes: Sequence[Note]
     by_variant: Sequence[Plan]
@@ -69,9 +70,9 @@ def search_rows(
 
 
 def search_row(
-    job: Job, name: str, within: Within, progress: Progress, shown: Iterable[str] = ()
+    job: Job, name: str, within: Within, progress: Progress, shown: Iterable[str] | None = ()
 ) -> Row:
-    """The best plan of `job` under the schedule `name`; `shown` as in `search_rows`.
+    """The best plan of `job` under the schedule `name`; `shown` as in `search_rows`, None for all.
 
     Every variant that is estimated within `REACH` of the best is searched, the best first; where
     nothing fits, those that need least memory, too.
@@ -96,7 +97,8 @@ def search_row(
     if not found:
         raise PartoptError.together(refusals.values())
     found.sort(key=lambda each: order_of(each[2]))
-    return Row(found[0][1].plans, found[0][1].notes, [best for _, _, best in found])
+    (variant, own, _), *_ = found
+    return Row(variant.problem, own.plans, own.notes, [best for _, _, best in found])
 
 
 def _may_be_best(

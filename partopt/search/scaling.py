@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
@@ -13,7 +12,7 @@ from partopt.job import Job
 from partopt.options import AUTO, MANUAL
 from partopt.schedules import schedule
 from partopt.search import contest
-from partopt.search.sizes import search_sizes
+from partopt.search.solve import solve
 from partopt.search.tables import scaling_of
 
 
@@ -46,16 +45,8 @@ def scale_plans(
     plans: list[Plan] = []
     for each in jobs:
         progress("scaling", len(plans), len(devices))
-        plans.append(next(iter(search_sizes(each, progress, _best_at, lambda plan: plan).values())))
+        plans.append(solve(each, progress).plan)
     return plans
-
-
-def _best_at(job: Job, progress: Progress, beat_s: float) -> Plan:
-    """The best plan at the one microbatch size of `job`; see `partopt.search.contest.compete`."""
-    problem = replace(job.problem, progress=progress)
-    names = contest.contestants(problem) if job.planner is None else [job.planner]
-    found = contest.compete(names, problem, beat_s=beat_s).plans
-    return found[contest.best_of(found)]
 
 
 def _on(job: Job, count: int, first: int, weak: bool) -> Job:
@@ -98,14 +89,7 @@ def _check(job: Job, devices: Sequence[int], weak: bool) -> None:
     if job.planner == MANUAL:
         hint = "choose another planner, or drop `scaling`"
         raise _for_one_number("`planner=manual`", hint, "planner")
-    if job.schedule == AUTO:
-        raise PartoptError(
-            "`scaling`: for one schedule, not `schedule=auto`",
-            "name a schedule, for example `schedule=1f1b`",
-            code="schedule-needed",
-            option="schedule",
-        )
-    if weak and schedule(job.schedule).asynchronous:
+    if weak and job.schedule != AUTO and schedule(job.schedule).asynchronous:
         raise PartoptError(
             f"`weak`: {job.schedule} is asynchronous and has no batch to grow",
             "drop `weak`, or choose `schedule=1f1b`",

@@ -71,12 +71,12 @@ def solve(job: Job, progress: Progress = ignore_progress, within: Within = ANY) 
         return replace(results[0], by_size=tuple(result.plan for result in results))
     rows = search_rows(job, within, progress, () if job.schedule == AUTO else _SHOWN)
     if job.schedule == AUTO:
-        best, *others = _as_fixed([row.best for row in rows])
+        best, *others = as_fixed([row.best for row in rows])
         return Result(best, tuple(others), tuple(job.notes), (best,))
     (row,) = rows
     others = [plan for plan in row.plans.values() if plan is not row.best]
     others.sort(key=lambda other: -other.predicted.samples_per_s)
-    best, *others = _as_fixed([row.best, *others])
+    best, *others = as_fixed([row.best, *others])
     sizes: dict[int, Plan] = {}
     for plan in row.by_variant:
         sizes.setdefault(plan.microbatch_size, plan)
@@ -92,11 +92,11 @@ def _solve_by_planner(job: Job, progress: Progress, beat_s: float) -> Result:
     plans = _beside(name, problem)
     notes = [*job.notes, *own, *note_data_parallel(best, plans)]
     others = sorted(plans.values(), key=lambda other: -other.predicted.samples_per_s)
-    best, *others = _as_fixed([best, *others])
+    best, *others = as_fixed([best, *others])
     return Result(best, tuple(others), tuple(notes), (best,))
 
 
-def _as_fixed(plans: Sequence[Plan]) -> list[Plan]:
+def as_fixed(plans: Sequence[Plan]) -> list[Plan]:
     """Those whose layout has the degrees that were fixed. PartoptError where none has."""
     found = [plan for plan in plans if not any(plan.find_other_degrees())]
     if not found:

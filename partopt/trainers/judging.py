@@ -15,12 +15,14 @@ from partopt.job import Job
 from partopt.options import MANUAL
 from partopt.search.contest import check_planner
 from partopt.search.cuts import move_cuts
-from partopt.search.sizes import order_of, search_sizes
+from partopt.search.rows import order_of
+from partopt.search.sizes import search_sizes
 from partopt.search.solve import solve
+from partopt.search.variants import Within
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers.layout import TrainerLayout
-from partopt.trainers.planning import restrictions, solve_within
+from partopt.trainers.planning import restrict, solve_within
 from partopt.trainers.says import find_faults
 
 _STARTS = 2  # cuts from which others are looked for, the best
@@ -52,10 +54,10 @@ def judge_layout(
     faults = tuple(find_faults(plan, trainer, parts))
     free = job.with_(cuts=None, replicas=None)
     try:
-        changes = next(restrictions(free, trainer, parts))
+        restricted, within = restrict(free, trainer, parts)
     except PartoptError:  # the trainer does not run the job's schedule
         return Judgement(plan, None, None, faults)
-    recut = _recut(job, free.with_(**changes), plan, progress)
+    recut = _recut(job, restricted, within, plan, progress)
     able = [] if recut is None or any(find_faults(recut, trainer, parts)) else [recut]
     with suppress(PartoptError):  # no planner has one
         able.append(solve_within(free, trainer, parts, progress).plan)
@@ -79,7 +81,9 @@ def plan_layout(layout: TrainerLayout, job: Job) -> Plan:
     return next(iter(search_sizes(job, ignore_progress, find, lambda plan: plan).values()))
 
 
-def _recut(job: Job, free: Job, plan: Plan, progress: Progress) -> Plan | None:
+def _recut(
+    job: Job, free: Job, within: Within, plan: Plan, progress: Progress
+) -> Plan | None:
     """The plan with its cuts moved in the simulator, from where they are and where planners cut.
 
     `free` is the job within what the trainer has, without the layout. None where none of these are
@@ -91,7 +95,7 @@ def _recut(job: Job, free: Job, plan: Plan, progress: Progress) -> Plan | None:
     found: dict[tuple[int, ...], Plan] = {}
     others = [plan]
     with suppress(PartoptError):  # no planner has one
-        result = solve(free.with_(**stated, stages=len(plan.stages)), progress)
+        result = solve(free.with_(**stated, stages=len(plan.stages)), progress, within)
         others += [result.plan, *result.alternatives]
     for other in others:
         cuts = tuple(stage.start for stage in other.stages[1:])

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 from msgspec import structs
@@ -39,8 +37,9 @@ from partopt.schedules.layout import LOOPED
 from partopt.search.blocks import recompute_less
 from partopt.search.bound import certify_simulated
 from partopt.search.cuts import move_cuts
-from partopt.search.sizes import order_of
-from partopt.search.solve import Result, solve
+from partopt.search.rows import order_of, search_rows
+from partopt.search.solve import Result, as_fixed, solve
+from partopt.search.variants import Within
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS
 from partopt.trainers.parts import EMBEDDING, HEAD, Part, block_bounds, find_parts
@@ -48,7 +47,6 @@ from partopt.trainers.says import find_faults, may_begin
 from partopt.trainers.trainer import ANYWHERE, Trainer
 
 _STARTS = 4  # plans whose cuts are moved, the best
-_LENGTHS = 4  # numbers of stages that are tried where a trainer needs several
 # planners whose plans the simulator changes; what others decide is theirs only as it is
 _SEARCHED = ("optimal", "grid")
 
@@ -123,30 +121,15 @@ def solve_within(
 ) -> Result:
     """`solve_for` of a trainer, to which the layers of the profile are `parts`."""
     _check_model(job, trainer, parts)
-    results, refusals = [], []
-    waiting = deque(restrictions(job, trainer, parts))
-    while waiting:
-        changes = waiting.popleft()
-        try:
-            found = solve(job.with_(**changes), progress)
-        except PartoptError as error:
-            refusals.append(error)
-            continue
-        results.append(found)
-        if len(found.plan.stages) < trainer.says.least_stages:  # the best is no pipeline there
-            waiting.extend(_longer(job, trainer, changes))
-    if not results:
-        raise PartoptError.together({error.message: error for error in refusals}.values())
-    all_found = [
-        plan
-        for result in results
-        for plan in (result.plan, *result.alternatives)
-        if job.planner_name in (None, plan.planner)
-    ]
+    job, within = restrict(job, trainer, parts)
+    if job.planner_name is None:
+        found = [plan for row in search_rows(job, within, progress) for plan in row.every]
+    else:
+        found = [result.plan for result in _by_planner(job, within, progress)]
     said = _Said(job, trainer, parts)
-    plans = [plan for plan in map(said.put, all_found) if plan is not None]
+    plans = [plan for plan in map(said.put, found) if plan is not None]
     if not plans:
-        faults = dict.fromkeys(f for plan in all_found for f in find_faults(plan, trainer, parts))
+        faults = dict.fromkeys(f for plan in found for f in find_faults(plan, trainer, parts))
         raise PartoptError(
             f"no plan was found that {trainer.name} can say: {'; '.join(faults)}",
             "give other devices or another number of microbatches, or choose the schedule",
@@ -165,8 +148,8 @@ def solve_within(
     for plan in sorted(plans, key=order_of):
         stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
         distinct.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
-    best, *slower = distinct.values()
-    return Result(best, tuple(slower), results[0].notes, (best,))
+    best, *slower = as_fixed(list(distinct.values()))
+    return Result(best, tuple(slower), tuple(job.notes), (best,))
 
 
 @dataclass(frozen=True)
@@ -206,7 +189,6 @@ class _Said:
         if plan.planner not in _SEARCHED:
             start = structs.replace(plan, planner=_SEARCHED[-1], certificate=None)
             problem = replace(problem, stages=None, replication=FREE, costs=None)
-            problem = replace(problem, any_schedule=True)
         moved = move_cuts(start, problem)
         if not self._can_say(moved) or order_of(moved) >= order_of(plan):
             return plan
@@ -215,8 +197,7 @@ class _Said:
     def recompute_fewer(self, plan: Plan) -> Plan:
         """With as few blocks made again as fit, where the trainer says how many and the job not."""
         job, says = self.job, self.trainer.says.recomputed
-        open_ = job.recompute == "auto" or (job.recompute is None and job.schedule == AUTO)
-        if not open_ or says == "all" or not plan.engine.recomputes_blocks:
+        if job.recompute not in (None, "auto") or says == "all" or not plan.engine.recomputes_blocks:
             return plan
         return recompute_less(plan, problem_from_plan(plan, job.profile), alike=says == "first")
 
@@ -231,46 +212,44 @@ def _with_bound_of(plan: Plan, changed: Plan, problem: Problem) -> Plan:
     return certify_simulated(changed, plan.certificate.lower_bound_s, problem)
 
 
-def _longer(job: Job, trainer: Trainer, changes: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The changes, with as many stages as the devices are a multiple of, the fewest first."""
-    own, devices = {"schedule": job.schedule, **changes}, job.topology.devices
-    stated = job.stages is not None or "stages" in changes or job.planner_name is not None
-    if own["schedule"] != AUTO and not stated:
-        counts = [S for S in range(trainer.says.least_stages, devices + 1) if devices % S == 0]
-        yield from (own | {"stages": S} for S in counts[:_LENGTHS])
+def _by_planner(job: Job, within: Within, progress: Progress) -> Iterator[Result]:
+    """What the job's planner finds; all stages recompute, or none, where they have to be alike."""
+    modes = ["never", "always"] if within.alike and job.recompute == "auto" else [job.recompute]
+    refusals: dict[str, PartoptError] = {}
+    for mode in modes:
+        try:
+            yield solve(job.with_(recompute=mode), progress)
+        except PartoptError as error:
+            refusals[error.message] = error
+    if len(refusals) == len(modes):
+        raise PartoptError.together(refusals.values())
 
 
-def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-    """The options that keep the job within what the trainer can say.
+def restrict(job: Job, trainer: Trainer, parts: Sequence[Part]) -> tuple[Job, Within]:
+    """The job within what the trainer can say, and what plans may be beyond what it says.
 
-    Several where planners are to choose what the trainer has for all stages alike. Raises
-    PartoptError where the job asks for what the trainer cannot do.
+    Raises PartoptError where the job asks for what the trainer cannot do.
     """
     _check_asked(job, trainer)
-    alike = job.recompute == "auto" and trainer.says.recomputed != "each"
-    modes = [{"recompute": mode} for mode in ("never", "always")] if alike else [{}]
+    says = trainer.says
+    within = Within(
+        schedules=tuple(trainer.schedules or SCHEDULES),
+        equal=says.replicas == "equal",
+        alike=says.recomputed != "each",
+        least_stages=says.least_stages,
+    )
     if job.planner_name == MANUAL:
-        yield from modes
-        return
+        return job, within
     changes: dict[str, Any] = {}
-    if trainer.says.cuts != ANYWHERE:
+    if says.cuts != ANYWHERE:
         changes["cut_at"] = _places(job, trainer, parts)
-    if not trainer.says.ties:
+    if not says.ties:
         changes["tied"] = "together"
-    if trainer.engine.recompute == ("none",):
-        changes["recompute"] = "never"
-    if job.schedule == AUTO:
-        yield dict(changes)
-    if trainer.says.replicas != "any":
-        alone = job.replication == "none" or job.layout.dp == 1
-        equal = trainer.says.replicas == "equal" and not alone
-        changes["replication"] = "uniform" if equal else "none"
-    names: Collection[str] = [job.schedule]
-    if job.schedule == AUTO:  # those that planners can plan for
-        own = [schedule(name) for name in trainer.schedules or SCHEDULES]
-        names = [entry.name for entry in own if entry.tried_by_auto and entry.overlaps]
-    for name, mode in product(names, modes):
-        yield changes | {"schedule": name} | mode
+    if says.replicas == "one" and job.layout.dp is None:
+        changes["layout"] = structs.replace(job.layout, dp=1)
+    elif says.replicas == "equal" and job.planner_name is not None and job.replication == FREE:
+        changes["replication"] = "uniform"
+    return job.with_(**changes), within
 
 
 def _check_asked(job: Job, trainer: Trainer) -> None:
@@ -282,14 +261,14 @@ def _check_asked(job: Job, trainer: Trainer) -> None:
         modes = ["always", "never"]
     for option, able in (
         ("schedule", list(trainer.schedules or [job.schedule])),
-        ("shard", list(trainer.engine.shard)),
+        ("shard", [None, *trainer.engine.shard]),
         ("recompute", modes),
     ):
         asked, has = getattr(job, option), ", ".join(str(own) for own in able if own)
         if asked not in able and asked != AUTO:
             raise PartoptError(
                 f"`{option}={asked}`: {trainer.name} has {has}",
-                f"choose `{option}={able[0]}`",
+                f"choose `{option}={next(own for own in able if own)}`",
                 code="target-cannot-say",
                 option=option,
             )
