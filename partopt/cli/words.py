@@ -117,17 +117,17 @@ def does_not_fit(
     plan: Plan,
     job: Job,
     command: Callable[[Mapping[str, Any]], str],
-    ask: Callable[[Job], Plan],
+    ask: Callable[[Job], Plan] | None = None,
 ) -> PartoptError:
     """The error of a plan that does not fit; its hint is a command with which one does.
 
     `command` gives the command that plans the job with some options changed, `ask` the best plan of
-    a job.
+    a job, by default that of `solve`.
     """
     import partopt
     from partopt.report.phrases import speed_text
 
-    fitting = partopt.find_fitting(job, ask)
+    fitting = partopt.find_fitting(job, ask) if ask else partopt.find_fitting(job)
     if fitting is not None:
         speed = speed_text(fitting.samples_per_s, plan.profile.tokens_per_sample)
         hint = f"this fits ({speed}): {command(fitting.options)}"

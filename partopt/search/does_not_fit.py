@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from msgspec import structs
-
 from partopt.cost.memory import STATE_BYTES
 from partopt.documents.engine import PARTOPT, Layout
 from partopt.documents.plan import Optimizer, Plan
@@ -21,6 +19,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.schedules import schedule
+from partopt.search.solve import solve
 
 _PARTS = ("recompute", "microbatch", "chunks", "dp", "pp")  # of a layout, in the order of freeing
 
@@ -33,7 +32,11 @@ class Fitting:
     samples_per_s: float
 
 
-def find_fitting(job: Job, ask: Callable[[Job], Plan]) -> Fitting | None:
+def _solve(job: Job) -> Plan:
+    return solve(job).plan
+
+
+def find_fitting(job: Job, ask: Callable[[Job], Plan] = _solve) -> Fitting | None:
     """The options with which the best plan of `job` fits, where it has none that does.
 
     `ask` gives the best plan of a job. As few parts are freed as will do: recomputation, the

@@ -78,7 +78,9 @@ def search_row(
     nothing fits, those that need least memory, too.
     """
     variants = variants_of(job, name, within)
-    variants.sort(key=lambda each: (each.estimate_s, each.least_bytes * (each.estimate_s == math.inf)))
+    variants.sort(
+        key=lambda each: (each.estimate_s, each.least_bytes * (each.estimate_s == math.inf))
+    )
     found: list[tuple[Variant, contest.Contest, Plan]] = []
     refusals: dict[str, PartoptError] = {}
     for variant in variants:
@@ -106,7 +108,10 @@ def _may_be_best(
 ) -> bool:
     """Whether a variant may have a faster plan than those that were found."""
     best = min((own for _, _, own in found), key=order_of)
-    if variant.least_s * best.predicted.samples_per_s >= 1 or variant.estimate_s > REACH * first.estimate_s:
+    if (
+        variant.least_s * best.predicted.samples_per_s >= 1
+        or variant.estimate_s > REACH * first.estimate_s
+    ):
         return False
     if not (variant.problem.recompute or variant.alike):
         return True

@@ -81,9 +81,7 @@ def plan_layout(layout: TrainerLayout, job: Job) -> Plan:
     return next(iter(search_sizes(job, ignore_progress, find, lambda plan: plan).values()))
 
 
-def _recut(
-    job: Job, free: Job, within: Within, plan: Plan, progress: Progress
-) -> Plan | None:
+def _recut(job: Job, free: Job, within: Within, plan: Plan, progress: Progress) -> Plan | None:
     """The plan with its cuts moved in the simulator, from where they are and where planners cut.
 
     `free` is the job within what the trainer has, without the layout. None where none of these are

@@ -32,7 +32,7 @@ from partopt.documents.plan import Plan
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
 from partopt.options import AUTO, CHOSEN_BY_AUTO, MANUAL
-from partopt.schedules import SCHEDULES, schedule
+from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import LOOPED
 from partopt.search.blocks import recompute_less
 from partopt.search.bound import certify_simulated
@@ -197,7 +197,11 @@ class _Said:
     def recompute_fewer(self, plan: Plan) -> Plan:
         """With as few blocks made again as fit, where the trainer says how many and the job not."""
         job, says = self.job, self.trainer.says.recomputed
-        if job.recompute not in (None, "auto") or says == "all" or not plan.engine.recomputes_blocks:
+        if (
+            job.recompute not in (None, "auto")
+            or says == "all"
+            or not plan.engine.recomputes_blocks
+        ):
             return plan
         return recompute_less(plan, problem_from_plan(plan, job.profile), alike=says == "first")
 
