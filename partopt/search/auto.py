@@ -102,7 +102,7 @@ def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Probl
             # degrees are for the schedules that are tried
             own = {"schedule": ANY, "microbatch_size": size, "recompute": mode, "layout": Layout()}
             stated, fixed = job.with_(**own).problem, job.layout
-            problems.append(replace(stated, progress=progress, any_schedule=True, fixed=fixed))
+            problems.append(stated.with_(progress=progress, any_schedule=True, layout=fixed))
         except PartoptError as error:
             refusals.append(error)
     if not problems:
@@ -116,18 +116,18 @@ def _straight(problems: Sequence[Problem], chooses: bool) -> Iterator[Problem]:
     With `chooses` stages choose to recompute.
     """
     for problem, entry in product(problems, SCHEDULES.values()):
-        fixed, alone = problem.fixed, entry.name in PARTS
+        fixed, alone = problem.request.layout, entry.name in PARTS
         if entry.shape != STRAIGHT or entry.one_at_a_time or not entry.tried_by_auto:
             continue
         if fixed.chunks not in (None, 1) or (alone and fixed.pp not in (None, 1)):
             continue
-        own = replace(problem, schedule=entry.name, stages=1 if alone else fixed.pp)
+        own = problem.with_(schedule=entry.name, stages=1 if alone else fixed.pp)
         if fixed.dp is not None:
-            own = replace(own, replication=NONE if fixed.dp == 1 else "uniform")
+            own = own.with_(replication=NONE if fixed.dp == 1 else "uniform")
         if not chooses or own.memory_bytes is None:
             yield own
-        elif not own.recompute:  # plans that recompute everywhere are among these
-            yield replace(own, recompute_per_stage=True)
+        elif not own.recompute_by_default:  # plans that recompute everywhere are among these
+            yield own.with_(recompute="auto")
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,7 @@ class _Candidate:
     def kind(self) -> object:
         """What a change of it keeps."""
         problem = self.problem
-        own = problem.schedule, problem.chain.microbatch_size, problem.recompute
+        own = problem.schedule, problem.chain.microbatch_size, problem.request.recompute
         few = problem.topology.devices <= FEW
         if self.found is None:
             assert self.grid is not None
@@ -177,7 +177,7 @@ class _Candidate:
         problem = self.problem
         if self.grid is not None:
             partition = self.grid.cuts.cut(self.grid.bounds).on_layers(self.cells)
-            own = replace(problem, chunks=self.grid.grid.v)
+            own = problem.with_(chunks=self.grid.grid.v)
             return simulate_plan(price(partition, own, "grid"))
         assert self.found is not None and self.judge is not None
         found, judge = self.found, self.judge
@@ -223,7 +223,7 @@ class _Search:
             spent += own.cuts.spent
             if seconds < inf:
                 seen.add(name)
-                stated = replace(problem, schedule=name)
+                stated = problem.with_(schedule=name)
                 least_s = own.estimate_s / NEAR
                 self.pool.append(_Candidate(stated, seconds, least_s, cells, grid=own))
 
@@ -264,7 +264,7 @@ class _Search:
             seen.add(name)
             in_vain[judge] = -len(chains)
             seconds = found.seconds / b
-            stated = replace(problem, stages=problem.fixed.pp)
+            stated = problem.with_(stages=problem.request.layout.pp)
             self.pool.append(_Candidate(stated, seconds, least[judge], cells, found, judge))
 
     def anneal(self) -> None:
@@ -295,7 +295,7 @@ class _Search:
             return
         if best.problem.topology.devices <= FEW:
             with suppress(PartoptError):
-                yield plan_alone(OPTIMAL, replace(best.problem, recompute_per_stage=False))[0]
+                yield plan_alone(OPTIMAL, best.problem.recompute_alike())[0]
 
     def _under_parts(self) -> Iterable[_Candidate]:
         """The best plans of eager 1F1B under the schedules whose warm-up is one of those."""
@@ -303,11 +303,11 @@ class _Search:
         eager.sort(key=lambda own: own.seconds)
         for name, each in product(PARTS, eager[: ROUNDS[-1]]):
             assert each.judge is not None and each.found is not None
-            stated = replace(each.judge.problem, schedule=name)
+            stated = each.judge.problem.with_(schedule=name)
             judge, shape = Judge(StageCosts(stated)), each.found.shape
             seconds = judge.seconds(shape)
             if seconds < inf:
-                problem, found = replace(each.problem, schedule=name), Found(seconds, shape)
+                problem, found = each.problem.with_(schedule=name), Found(seconds, shape)
                 own_s = seconds / stated.chain.microbatch_size
                 yield _Candidate(problem, own_s, 0.0, each.cells, found, judge)
 
@@ -318,7 +318,7 @@ class _Search:
             name = each.problem.schedule
             if name not in seen:
                 seen.add(name)
-                stated = replace(problem, schedule=name)
+                stated = problem.with_(schedule=name)
                 yield _Candidate(stated, inf, inf, cells, grid=each).plan()
 
 
@@ -343,12 +343,12 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
             asked = [[r] for r in range(1, min(U, ALIKE) + 1) if alike]
             if not costs.even and list(places) == [(rank,) for rank in range(U)]:
                 asked.append(range(1, min(U, ALIKE) + 1))
-        if costs.problem.fixed.dp is not None:
-            r, rest = divmod(costs.problem.fixed.dp, len(places[0]))
+        if costs.problem.request.layout.dp is not None:
+            r, rest = divmod(costs.problem.request.layout.dp, len(places[0]))
             asked = [[r]] if alike and rest == 0 and 0 < r <= U else []
         for sizes, full in product(asked, (False, True) if costs.short and few else (costs.short,)):
             numbers = range(1, min(N, U // sizes[0], optimal.STAGES) + 1)
-            allowed = [S for S in numbers if costs.problem.stages in (None, S)]
+            allowed = [S for S in numbers if costs.problem.request.stages in (None, S)]
             allowed = [S for S in allowed if S > 1 or entry.data_parallel]
             if not allowed:
                 continue

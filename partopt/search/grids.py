@@ -45,7 +45,7 @@ class Splits:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.chain, self.N = problem, problem.chain, problem.chain.layers
-        self.C = self.chain.busy_prefix(problem.recompute)
+        self.C = self.chain.busy_prefix(problem.recompute_by_default)
         self.needs = lru_cache(maxsize=None)(self._needs)
         self.of_least_squares = lru_cache(maxsize=None)(self._of_least_squares)
 
@@ -79,7 +79,11 @@ class Splits:
 
         These need not be whole: the stages of a device have unequal shares.
         """
-        kept, again, first = self.problem.kept, self.problem.recompute, self.problem.first
+        kept, again, first = (
+            self.problem.kept,
+            self.problem.recompute_by_default,
+            self.problem.first,
+        )
         one, two = (
             memory_table(self.chain, held, 1, kept, d, again, split, first=first) for held in (1, 2)
         )
@@ -283,7 +287,7 @@ def gridded(problems: Sequence[Problem]) -> Iterator[Gridded]:
                 bounds = splits.of_least_squares().get(S)
                 if bounds is None:
                     continue
-                own = replace(problem, schedule=entry.name, chunks=v)
+                own = problem.with_(schedule=entry.name, chunks=v)
                 key = entry.shape, p, d, v
                 if key not in laid:
                     laid[key] = grids_of(*key, problem.exchange_topology)
@@ -296,12 +300,12 @@ def gridded(problems: Sequence[Problem]) -> Iterator[Gridded]:
 
 def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int, int]]:
     """p, d and v of the grids that a schedule can run."""
-    P, M, asked = problem.topology.devices, problem.microbatches or 1, problem.fixed
+    P, M, asked = problem.topology.devices, problem.microbatches or 1, problem.request.layout
     for p in range(2, min(P, N) + 1) if asked.pp is None else [asked.pp]:
-        most = 1 if problem.replication == NONE else P // p
+        most = 1 if problem.request.replication == NONE else P // p
         allowed = [d for d in range(most, 0, -1) if asked.dp in (None, d)]
         d = next((d for d in allowed if M % d == 0), 0)
-        few = p * d < (BUSY if P <= MANY else 1) * P and problem.replication != NONE
+        few = p * d < (BUSY if P <= MANY else 1) * P and problem.request.replication != NONE
         if d == 0 or (few and asked.pp is None and asked.dp is None):
             continue
         fixed = CHUNKS.get(entry.shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
@@ -52,7 +51,7 @@ def scale_plans(
 
 def _best_at(job: Job, progress: Progress, beat_s: float) -> Plan:
     """The best plan at the one microbatch size of `job`; see `partopt.search.contest.compete`."""
-    problem = replace(job.problem, progress=progress)
+    problem = job.problem.with_(progress=progress)
     names = contest.contestants(problem) if job.planner is None else [job.planner]
     found = contest.compete(names, problem, beat_s=beat_s).plans
     return found[contest.best_of(found)]

@@ -73,7 +73,7 @@ def solve(job: Job, progress: Progress = ignore_progress) -> Result:
 
 def _solve_at(job: Job, progress: Progress, beat_s: float) -> Result:
     """The best plan at the one microbatch size of `job`; see `partopt.search.contest.compete`."""
-    problem = replace(job.problem, progress=progress)
+    problem = job.problem.with_(progress=progress)
     name, notes = job.planner_name, job.notes
     if name is None:
         plans = contest.compete(contest.contestants(problem), problem, _SHOWN, beat_s).plans
