@@ -1,4 +1,9 @@
-"""What may be said of how a model is to be trained, each option declared once; and what not."""
+"""What may be said of how a model is to be trained, each option declared once; and what not.
+
+An option is a field of `Options`, whose type says what it may be and how the command line shows it.
+A field of that name in `partopt.documents.plan.Request` carries it into problems and plans, and
+back from there.
+"""
 
 from __future__ import annotations
 
@@ -237,6 +242,9 @@ def normalise(options: Options) -> Options:
     said, layout = _said_by_layout(options), options.layout
     degrees = structs.replace(layout, **dict.fromkeys(_HELD_ELSEWHERE))
     said |= {"engine": engine, "layout": degrees}
+    for name, kind in kinds().items():
+        if kind.items is int and getattr(options, name) is not None:
+            said[name] = list(getattr(options, name))
     found = dataclasses.replace(options, **said)
     _check_split(found)
     if found.schedule == AUTO:

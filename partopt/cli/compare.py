@@ -14,6 +14,7 @@ from partopt.cli.options import TRAINER
 from partopt.cli.terminal import Tell, progress, say, say_page
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
+from partopt.options import STAGES
 
 if TYPE_CHECKING:
     from partopt import Job, Plan
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     "NAME",
     "A planner to compare (repeat; default: all).",
     multiple=True,
-    heading=planning.STAGES,
+    heading=STAGES,
 )
 @options.option(
     "--plan files",
     "FILE",
     "A plan of yours to set beside them (repeat).",
     multiple=True,
-    heading=planning.STAGES,
+    heading=STAGES,
 )
 @options.option(
     "--for targets",

@@ -13,6 +13,7 @@ from partopt.cli import options, planning
 from partopt.cli.terminal import ascii_only, progress, say
 from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
 from partopt.errors import PartoptError, did_you_mean
+from partopt.options import STAGES
 
 if TYPE_CHECKING:
     from partopt import Judgement, TrainerLayout
@@ -213,7 +214,7 @@ class _Import(planning.Verb):
     "--cuts",
     "5,9",
     "torch-csv: the first layers of all stages but the first.",
-    heading=planning.STAGES,
+    heading=STAGES,
 )
 @planning.job_options
 @options.map_option

@@ -36,8 +36,13 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 @options.option(
     "--scaling", "8,16,32", "The best plan on each of them, as a table.", heading=DEVICES
 )
-@options.option(
-    "--weak", None, "The batch grows with the devices.", is_flag=True, heading=DEVICES, rare=True
+@click.option(
+    "--weak",
+    is_flag=True,
+    help="The batch grows with the devices.",
+    cls=options.Option,
+    heading=DEVICES,
+    rare=True,
 )
 @options.option("--picture", "FILE", "Draw the plan, too (.svg, .pdf, .png).")
 @options.output_options("the plan or table")

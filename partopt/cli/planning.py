@@ -80,7 +80,7 @@ class _WordOrNumber(click.Choice):  # type: ignore[type-arg]
         return int(text) if text.isdecimal() else super().convert(value, param, ctx)
 
 
-def declared(name: str) -> Callable[[Command], Command]:
+def flag_of(name: str) -> Callable[[Command], Command]:
     """The option of a job of this name, as `partopt.options.Options` declares it."""
     kind = kinds()[name]
     assert kind.flag is not None
@@ -99,9 +99,9 @@ def declared(name: str) -> Callable[[Command], Command]:
     )
 
 
-memory_option = declared("memory")
+memory_option = flag_of("memory")
 _FLAGS = {name: kind.flag for name, kind in kinds().items() if kind.flag is not None}
-split_options = declare(*(declared(name) for name, flag in _FLAGS.items() if flag.split))
+split_options = declare(*(flag_of(name) for name, flag in _FLAGS.items() if flag.split))
 job_options = declare(  # `job` turns their values into one
     option(
         "--topology",
@@ -111,7 +111,7 @@ job_options = declare(  # `job` turns their values into one
         heading=CLUSTER,
     ),
     option("--servers", "N", "Size of its outermost level.", COUNT, heading=CLUSTER),
-    *(declared(name) for name, flag in _FLAGS.items() if not flag.split),
+    *(flag_of(name) for name, flag in _FLAGS.items() if not flag.split),
     with_option,
 )
 

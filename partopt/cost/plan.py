@@ -354,14 +354,14 @@ def plan_of(
             schedule=problem.schedule,
         ),
         noam=noam(len(devices), len(partition.stages[0].ranks)),
-        request=replace(problem.request, cuts=cuts, replicas=replicas),
         stages=stages,
         communication=communication,
         predicted=UNKNOWN,
         certificate=certificate,
         profile=problem.reference,
         topology=problem.limited_topology,
-        **{name: getattr(problem, name) for name in RECORDED},
+        **{name: getattr(problem, name) for name in RECORDED}
+        | {"request": replace(problem.request, cuts=cuts, replicas=replicas)},
     )
 
 

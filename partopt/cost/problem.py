@@ -254,11 +254,12 @@ class Problem:
         return self.first if stage.first is None else stage.first
 
 
-# what a problem requests of its plan; what else a plan records of a problem, under the same names
+# what a problem requests of its plan, and all that it may be asked for by name
 REQUESTED = frozenset(Request.__struct_fields__)
-RECORDED = ("microbatches", "optimizer", "trainer", "engine", "reserve")
-# all that a problem may be asked for by name
-STATED = REQUESTED | {own.name for own in fields(Problem)}
+_OWN = {own.name for own in fields(Problem)}
+STATED = _OWN | REQUESTED
+# what a plan records of its problem as it is, by the same names
+RECORDED = sorted(_OWN & set(Plan.__struct_fields__) - {"profile", "topology"})
 
 
 def problem_of(
@@ -309,7 +310,6 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
         schedule=plan.schedule,
         shard=plan.shard,
         chunks=len(plan.stages_by_rank()[plan.stages[0].ranks[0]]),
-        request=plan.request,
         **{name: getattr(plan, name) for name in RECORDED},
     )
 
