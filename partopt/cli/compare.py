@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, planning
-from partopt.cli.options import TRAINER
 from partopt.cli.terminal import Tell, progress, say, say_page
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
-from partopt.options import STAGES
 
 if TYPE_CHECKING:
     from partopt import Job, Plan
@@ -24,35 +22,25 @@ if TYPE_CHECKING:
 @click.command(cls=planning.Verb)
 @click.argument("profiles", nargs=-1, required=True, metavar="PROFILE...")
 @options.option(
-    "--planner chosen",
-    "NAME",
-    "A planner to compare (repeat; default: all).",
-    multiple=True,
-    heading=STAGES,
+    "--planner chosen", "NAME", "A planner to compare (repeat; default: all).", multiple=True
 )
 @options.option(
-    "--plan files",
-    "FILE",
-    "A plan of yours to set beside them (repeat).",
-    multiple=True,
-    heading=STAGES,
+    "--plan files", "FILE", "A plan of yours to set beside them (repeat).", multiple=True
 )
 @options.option(
     "--for targets",
     "TRAINER",
     "The best plan that a trainer can say, beside them (repeat; see partopt export --help).",
     multiple=True,
-    heading=TRAINER,
 )
 @options.option(
     "--layout layouts",
     "TRAINER:LAYOUT",
     "A pipeline as a trainer has it, which partopt import reads (repeat).",
     multiple=True,
-    heading=TRAINER,
 )
-@planning.job_options
 @options.map_option
+@planning.job_options
 @options.output_options("the table (.json) or a picture of it (.svg, .pdf, .png)", printed=False)
 @options.explain_option
 @options.json_option

@@ -13,7 +13,6 @@ from partopt.cli import options, planning
 from partopt.cli.terminal import ascii_only, progress, say
 from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import STAGES
 
 if TYPE_CHECKING:
     from partopt import Judgement, TrainerLayout
@@ -210,14 +209,9 @@ class _Import(planning.Verb):
     "Devices of a pipeline, where it has several stages on each (default: one on each).",
     options.COUNT,
 )
-@options.option(
-    "--cuts",
-    "5,9",
-    "torch-csv: the first layers of all stages but the first.",
-    heading=STAGES,
-)
-@planning.job_options
 @options.map_option
+@options.option("--cuts", "5,9", "torch-csv: the first layers of all stages but the first.")
+@planning.job_options
 @options.output_options("the plan")
 @options.json_option
 def _layout(

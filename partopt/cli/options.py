@@ -24,19 +24,7 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 
 COUNT = click.IntRange(min=1)
-# headings in the help of a verb
-TRAINER, OUTPUT = "Trainer", "Output"
 _A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")  # a layout
-
-
-class Option(click.Option):
-    """An option under a heading of the help of its verb; a `rare` one is in --help-all alone."""
-
-    def __init__(
-        self, *arguments: Any, heading: str = OUTPUT, rare: bool = False, **keywords: Any
-    ) -> None:
-        super().__init__(*arguments, **keywords)
-        self.heading, self.rare = heading, rare
 
 
 def declare(*added: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -55,9 +43,7 @@ def option(
 ) -> Callable[[Command], Command]:
     """An option with a value; `flags` are its flags and then, where that is another, its name."""
     shown = {"default": default, "show_default": True} if default is not None else {}
-    return click.option(
-        *flags.split(), type=type, metavar=metavar, help=help, cls=Option, **shown, **more
-    )
+    return click.option(*flags.split(), type=type, metavar=metavar, help=help, **shown, **more)
 
 
 def output_options(what: str, printed: bool = True) -> Callable[[Command], Command]:
@@ -82,8 +68,6 @@ map_option = option(
     "GLOB=KIND",
     "What layers are, if names do not say: embedding, block, norm, head (repeat).",
     multiple=True,
-    heading=TRAINER,
-    rare=True,
 )
 set_option = option(
     "--set assignments", "K=V", "An argument for the function that builds the model.", multiple=True
@@ -93,8 +77,6 @@ with_option = option(
     "FACT=VALUE",
     "Replace a fact of its engine, such as bucket=50MB (repeat; see trainer show).",
     multiple=True,
-    heading=TRAINER,
-    rare=True,
 )
 
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, planning
-from partopt.cli.options import TRAINER
-from partopt.cli.planning import DEVICES
 from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
 from partopt.cli.words import LARGER, as_flags, does_not_fit, excess, flags_of, print_notes
 from partopt.errors import ANSWER_IS_NO, PartoptError
@@ -24,26 +22,13 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 @click.command(cls=planning.Verb)
 @click.argument("profile")
-@options.option(
-    "--for target", "TRAINER", "The best that it can run, such as megatron.", heading=TRAINER
-)
-@options.option(
-    "--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.", heading=TRAINER
-)
 @planning.split_options
 @planning.job_options
+@options.option("--scaling", "8,16,32", "The best plan on each of them, as a table.")
+@click.option("--weak", is_flag=True, help="The batch grows with the devices.")
+@options.option("--for target", "TRAINER", "The best that it can run, such as megatron.")
+@options.option("--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.")
 @options.map_option
-@options.option(
-    "--scaling", "8,16,32", "The best plan on each of them, as a table.", heading=DEVICES
-)
-@click.option(
-    "--weak",
-    is_flag=True,
-    help="The batch grows with the devices.",
-    cls=options.Option,
-    heading=DEVICES,
-    rare=True,
-)
 @options.option("--picture", "FILE", "Draw the plan, too (.svg, .pdf, .png).")
 @options.output_options("the plan or table")
 @options.explain_option

@@ -9,8 +9,6 @@ import click
 
 from partopt.cli.options import (
     COUNT,
-    OUTPUT,
-    TRAINER,
     Command,
     declare,
     integers,
@@ -30,9 +28,17 @@ if TYPE_CHECKING:
 _NOT_OF_JOB = ("topology", "servers", "target", "rules")
 _KINDS_OF_COST = ("time", "flops", "parameters")
 
-CLUSTER, DEVICES = "Cluster", "Numbers of devices"
-# in the order of the help
-_HEADINGS = (CLUSTER, TRAINER, BATCH, STAGES, MEMORY, DEVICES, OUTPUT)
+_FLAGS = {name: kind.flag for name, kind in kinds().items() if kind.flag is not None}
+# headings in the help of planning verbs, and the options below each beside those of a job; a star:
+# in --help-all alone
+_BESIDE = {
+    "Cluster": "topology servers",
+    "Trainer": "target targets layout layouts facts* rules*",
+    BATCH: "",
+    STAGES: "chosen files",
+    MEMORY: "",
+    "Numbers of devices": "scaling weak*",
+}
 _HELP_ALL = "partopt.help_all"  # in the context: whether all options are shown
 
 
@@ -59,16 +65,18 @@ class Verb(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options below their headings; those without one come last."""
-        groups: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
-        for shown in (own for own in self.get_params(ctx) if isinstance(own, click.Option)):
-            record = shown.get_help_record(ctx)
-            hidden = getattr(shown, "rare", False) and not ctx.meta.get(_HELP_ALL)
-            if record is not None and not hidden:
-                groups[getattr(shown, "heading", OUTPUT)].append(record)
-        for heading, records in groups.items():
-            if records:
+        options = [own for own in self.get_params(ctx) if isinstance(own, click.Option)]
+        left = {own.name: own.get_help_record(ctx) for own in options}
+        every, groups = ctx.meta.get(_HELP_ALL), {}
+        for heading, beside in _BESIDE.items():
+            rare = {name.rstrip("*"): name.endswith("*") for name in beside.split()}
+            rare |= {name: flag.rare for name, flag in _FLAGS.items() if flag.heading == heading}
+            records = {name: left.pop(name, None) for name in rare}
+            groups[heading] = [records[name] for name in rare if every or not rare[name]]
+        for heading, listed in [*groups.items(), ("Output", list(left.values()))]:
+            if rows := [record for record in listed if record]:
                 with formatter.section(heading):
-                    formatter.write_dl(records)
+                    formatter.write_dl(rows)
 
 
 class _WordOrNumber(click.Choice):  # type: ignore[type-arg]
@@ -81,36 +89,26 @@ class _WordOrNumber(click.Choice):  # type: ignore[type-arg]
 
 
 def flag_of(name: str) -> Callable[[Command], Command]:
-    """The option of a job of this name, as `partopt.options.Options` declares it."""
-    kind = kinds()[name]
-    assert kind.flag is not None
+    """The flag of the option of a job of this name, as `partopt.options.Options` declares it."""
+    kind, flag = kinds()[name], _FLAGS[name]
     value: Any = click.Choice(kind.words) if kind.words else None
     if kind.counts:
         value = _WordOrNumber(kind.words) if kind.words else COUNT
     return option(
         f"--{name.replace('_', '-')}",
-        kind.flag.letter,
-        as_flags(kind.flag.help),
+        flag.letter,
+        as_flags(flag.help),
         value,
         default=getattr(Options, name) or None,
         multiple=kind.items is str,
-        heading=kind.flag.heading,
-        rare=kind.flag.rare,
     )
 
 
 memory_option = flag_of("memory")
-_FLAGS = {name: kind.flag for name, kind in kinds().items() if kind.flag is not None}
 split_options = declare(*(flag_of(name) for name, flag in _FLAGS.items() if flag.split))
 job_options = declare(  # `job` turns their values into one
-    option(
-        "--topology",
-        "FILE|NAME",
-        "A YAML file, - or a shipped name.",
-        required=True,
-        heading=CLUSTER,
-    ),
-    option("--servers", "N", "Size of its outermost level.", COUNT, heading=CLUSTER),
+    option("--topology", "FILE|NAME", "A YAML file, - or a shipped name.", required=True),
+    option("--servers", "N", "Size of its outermost level.", COUNT),
     *(flag_of(name) for name, flag in _FLAGS.items() if not flag.split),
     with_option,
 )
