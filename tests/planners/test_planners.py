@@ -122,7 +122,7 @@ def test_no_stage_parts_tied_layers_that_stay_together(name, schedule, microbatc
         "replication": "free",
         "tied": "together",
     }
-    for starts in (None, range(0, 20, 2)):
+    for starts in (None, list(range(0, 20, 2))):
         plan = planners.plan(
             name, problem_of(tied(20, 4, 7, 11), topology((4, 1e6)), cut_at=starts, **options)
         )
