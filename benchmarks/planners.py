@@ -48,7 +48,7 @@ ROWS: list[tuple[str, int, tuple[int, ...], float, dict[str, Any]]] = [
         100,
         (8, 128),
         0.0,
-        {**_1F1B, "memory_bytes": 2 * 10**9, "recompute_per_stage": True},
+        {**_1F1B, "memory_bytes": 2 * 10**9, "recompute": "auto"},
     ),
     ("optimal", 100, (8, 8), 0.0, {"rates": SLOW}),
     ("optimal", 100, (8, 8), 0.0, {"rates": SLOW, "memory_bytes": 3 * 10**9}),
@@ -120,7 +120,7 @@ def _problem(options: dict[str, Any]) -> str:
         f"{options['schedule']}" if "schedule" in options else "",
         f"{options['memory_bytes'] // 10**9} GB" if "memory_bytes" in options else "",
         options.get("replication", ""),
-        "recompute" if "recompute_per_stage" in options else "",
+        "recompute" if "recompute" in options else "",
         f"K={options['stages']}" if "stages" in options else "",
     ]
     return " ".join(word for word in words if word)
@@ -141,7 +141,9 @@ def _row(
         if planner == "auto":
             seconds.append(_auto_s(layers, seed, topology, options))
             continue
-        problem = Problem(profile=None, topology=topology, chain=_chain(layers, seed), **options)  # type: ignore[arg-type]
+        problem = Problem(profile=None, topology=topology, chain=_chain(layers, seed)).with_(
+            **options
+        )  # type: ignore[arg-type]
         start = time.perf_counter()
         found = planners.decide(planner, problem)
         seconds.append(time.perf_counter() - start)

@@ -7,32 +7,19 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Self
 
 from partopt.cost.memory import reserve_of
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
-from partopt.cost.problem import Problem, problem_of
+from partopt.cost.problem import STATED, Problem, problem_of
 from partopt.documents import Note, refuse
 from partopt.documents.device import check_device
-from partopt.documents.engine import PARTOPT, Layout
+from partopt.documents.engine import PARTOPT
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import (
-    AUTO,
-    CHUNKS,
-    MANUAL,
-    Options,
-    check_layout,
-    check_options,
-    invalid,
-    parse_bytes,
-    requests_of,
-)
+from partopt.options import AUTO, CHUNKS, Options, invalid, normalise, parse_bytes
 from partopt.units import format_bytes
 
 # M   microbatches of an iteration
@@ -41,42 +28,55 @@ from partopt.units import format_bytes
 # v   stages that a device holds, its chunks
 
 _COSTS = ("time", "flops", "parameters")
+# options that a problem holds by the same names
+_ALIKE = sorted(STATED & {field.name for field in dataclasses.fields(Options)})
 
 
 @dataclass(frozen=True)
-class Job(Options):
+class _Question(Options):
+    """Options, and what they are options of."""
+
+    profile: Profile
+    topology: Topology
+
+
+@dataclass(frozen=True, init=False)
+class Job(_Question):
     """A model on a cluster, and how it is to be trained there: the options of `Options`.
 
     Raises PartoptError, whose `fields["option"]` names the option, for options that are invalid or
     contradict each other, and for a profile that was estimated for another device.
     """
 
-    profile: Profile
-    topology: Topology
+    if not TYPE_CHECKING:  # to whom the options are those of `_Question`, each with its type
 
-    def __post_init__(self) -> None:
-        self._check_documents()
-        self._state_layout()
-        self._check()
+        def __init__(self, profile: Profile, topology: Topology, **options: object) -> None:
+            _check_documents(profile, topology)
+            self._state(profile, topology, Options(**options))
+
+    def _state(self, profile: Profile, topology: Topology, options: Options) -> None:
+        """State the question; its problem is made once, so that what it refuses is known now."""
+        super().__init__(profile, topology, **vars(normalise(options)))
+        self._check_degrees()
+        if self.schedule != AUTO and not self._is_for_blocks:
+            assert self.problem is not None
 
     def with_(self, **changes: Any) -> Self:
         """The job with some options changed, checked again. PartoptError for an unknown option."""
         names = [field.name for field in dataclasses.fields(self)]
-        for name in changes:
-            if name not in names:
-                raise PartoptError(
-                    f"no option `{name}`",
-                    did_you_mean(name, names),
-                    code="unknown-option",
-                    option=name,
-                )
-        other = object.__new__(type(self))
-        for name in names:
-            object.__setattr__(other, name, changes.get(name, getattr(self, name)))
+        for name in changes.keys() - names:
+            raise PartoptError(
+                f"no option `{name}`",
+                did_you_mean(name, names),
+                code="unknown-option",
+                option=name,
+            )
+        stated = {name: getattr(self, name) for name in names} | changes
+        profile, topology = stated.pop("profile"), stated.pop("topology")
         if {"profile", "topology"} & changes.keys():
-            other._check_documents()
-        other._state_layout()
-        other._check()
+            _check_documents(profile, topology)
+        other = object.__new__(type(self))
+        other._state(profile, topology, Options(**stated))
         return other
 
     @cached_property
@@ -107,7 +107,7 @@ class Job(Options):
     @cached_property
     def reserve(self) -> Reserve:
         """What no plan may use of each device."""
-        given = self.engine_run.reserve_bytes
+        given = self.engine.reserve_bytes
         if given is not None and self._limit_bytes is not None:
             return Reserve(size_bytes=given, basis="given")
         return Reserve() if self.memory is not None else reserve_of(self.profile, self._limit_bytes)
@@ -138,35 +138,22 @@ class Job(Options):
             if not inside or list(bounds) != sorted(set(bounds)):
                 what, hint = "blocks lie between ascending layers", f"give numbers up to {layers}"
                 raise invalid("block_bounds", list(bounds), what, hint)
-        own = self.planner_name == MANUAL
         stated = problem_of(
             self.profile,
             self.topology,
             self._size(),
-            schedule=self.schedule,
-            optimizer=self.optimizer,
-            trainer=self.trainer,
-            engine=self.engine_run,
-            shard=self.shard or "none",
-            reserve=self.reserve,
-            recompute=self.recompute == "always" or self.first is not None,
-            recompute_per_stage=self.recompute == "auto",
-            block_bounds=self.block_bounds,
-            first=self.first,
-            replication=self.replication,
-            stages=self.stages,
-            chunks=self.chunks or CHUNKS,
-            tied=self.tied,
-            cut_at=self._starts(),
-            cuts=tuple(self.cuts or ()),
-            replicas=tuple(self.replicas or (() if self.cuts or not own else (1,))),
-            memory_bytes=self.memory_bytes,
-            effort=self.effort,
-            fixed=self.layout,
+            **{name: getattr(self, name) for name in _ALIKE}
+            | {
+                "recompute": self.recompute or "never",
+                "shard": self.shard or "none",
+                "chunks": self.chunks or CHUNKS,
+                "cut_at": self._starts(),
+                "reserve": self.reserve,
+                "memory_bytes": self.memory_bytes,
+            },
         )
         size = stated.chain.microbatch_size
-        M, costs = self._microbatches_of(size), self._costs(size)
-        return dataclasses.replace(stated, microbatches=M, costs=costs)
+        return stated.with_(microbatches=self._microbatches_of(size), costs=self._costs(size))
 
     @property
     def sizes(self) -> list[int]:
@@ -193,52 +180,12 @@ class Job(Options):
             name, device = self.profile.model.name, self.topology.device.name
             text = f"{name} was measured on a CPU, not on {device}"
             found.append(Note(code="measured-on-cpu", text=text))
-        if self.trainer == PARTOPT and (self.shard or "none") not in self.engine_run.shard:
+        if self.trainer == PARTOPT and (self.shard or "none") not in self.engine.shard:
             text = (
                 f"`partopt run` refuses `shard={self.shard}`: plan for a trainer, `for=torchtitan`"
             )
             found.append(Note(code="not-run", text=text))
         return found
-
-    def _check_documents(self) -> None:
-        for name, kind in (("profile", Profile), ("topology", Topology)):
-            given = getattr(self, name)
-            if not isinstance(given, kind):
-                raise invalid(
-                    name,
-                    type(given).__name__,
-                    f"must be a {kind.__name__}",
-                    f"`{kind.__name__}.load` reads one from a file",
-                )
-            refuse(given.faults(), name)
-        check_device(self.profile, self.topology)
-
-    def _state_layout(self) -> None:
-        """Set the options that `layout` says, of which the degrees are kept.
-
-        Raises PartoptError where an option says something else, or the devices cannot hold it.
-        """
-        check_layout(self.layout)
-        if self.layout == Layout():
-            return
-        own = self.planner_name == MANUAL  # whose split says how many stages
-        for name, value in requests_of(self.layout, self.schedule, self.chunks).items():
-            stated, usual = getattr(self, name), getattr(Options, name)
-            if own and name in ("stages", "replication"):
-                continue
-            if stated not in (usual, value):
-                raise PartoptError(
-                    f"`{name}={stated}`: `layout` says {value}",
-                    "drop one or the other",
-                    code="conflicting-options",
-                    option=name,
-                )
-            object.__setattr__(self, name, value)
-        degrees = {
-            name: getattr(self.layout, name) for name in ("tp", "cp", "ep", "pp", "chunks", "dp")
-        }
-        object.__setattr__(self, "layout", Layout(**degrees))
-        self._check_degrees()
 
     def _check_degrees(self) -> None:
         """Raise PartoptError for degrees that the profile or the devices do not have."""
@@ -258,16 +205,10 @@ class Job(Options):
             what = f"{pp * dp} devices needed, {devices} there"
             raise invalid("layout", f"pp={pp},dp={dp}", what, f"write {nearest}")
 
-    def _check(self) -> None:
-        """Check the options; the problem is made once, so that what it refuses is known now."""
-        check_options(self)
-        if self.schedule != AUTO and not self._is_for_blocks:
-            assert self.problem is not None
-
     @property
     def _is_for_blocks(self) -> bool:
         """Whether blocks are to be recomputed that the engine, as long as it is this, does not."""
-        return self.first is not None and not self.engine_run.recomputes_blocks
+        return self.first is not None and not self.engine.recomputes_blocks
 
     def _size(self) -> int:
         """The one of `sizes` with the most samples/s on one device, or of all if there is none."""
@@ -306,8 +247,8 @@ class Job(Options):
         }
         return sorted({0, *matching}) if self.cut_at else None
 
-    def _costs(self, size: int) -> NDArray[np.float64] | None:
-        """What GPipe's heuristics balance, shape (N,); None for the measured time."""
+    def _costs(self, size: int) -> list[float] | None:
+        """What GPipe's heuristics balance, of each layer; None for the measured time."""
         if self.cost == "time":
             return None
         costs = list(self._costs_of_layers(size))
@@ -333,7 +274,7 @@ class Job(Options):
                 code="invalid-option",
                 option="cost",
             )
-        return np.array(costs)
+        return costs
 
     def _costs_of_layers(self, size: int) -> Iterator[float]:
         if not isinstance(self.cost, str):
@@ -346,6 +287,20 @@ class Job(Options):
                 yield float(layer.parameter_bytes)
         else:
             raise invalid("cost", self.cost, "unknown cost", f"{did_you_mean(self.cost, _COSTS)}")
+
+
+def _check_documents(profile: object, topology: object) -> None:
+    """Raise PartoptError unless they are documents without faults, for the same device."""
+    for name, kind, given in (("profile", Profile, profile), ("topology", Topology, topology)):
+        if not isinstance(given, kind):
+            raise invalid(
+                name,
+                type(given).__name__,
+                f"must be a {kind.__name__}",
+                f"`{kind.__name__}.load` reads one from a file",
+            )
+        refuse(given.faults(), name)
+    check_device(profile, topology)  # type: ignore[arg-type]
 
 
 def _numbers(values: Sequence[float]) -> list[float]:

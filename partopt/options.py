@@ -1,13 +1,30 @@
-"""What the options of a job may be, alone and together."""
+"""What may be said of how a model is to be trained, each option declared once; and what not.
+
+An option is a field of `Options`, whose type says what it may be and how the command line shows it.
+A field of that name in `partopt.documents.plan.Request` carries it into problems and plans, and
+back from there.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
+import types
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from partopt import units
 from partopt.documents import check_option, refuse
@@ -32,15 +49,6 @@ Effort = Literal["quick", "normal", "thorough"]
 
 AUTO: Final = "auto"  # of a schedule: the best of all synchronous ones
 MANUAL: Final = "manual"  # the planner of a split of one's own
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "replication": get_args(Replication),
-    "recompute": get_args(Recompute),
-    "optimizer": get_args(Optimizer),
-    "shard": get_args(Shard),
-    "tied": get_args(Tied),
-    "effort": get_args(Effort),
-}
-_COUNTS = ("microbatch_size", "microbatches", "global_batch", "stages", "chunks")
 MOST, MOST_BYTES = 10**9, 10**18  # of anything that is counted; of memory
 # facts of an engine that are one of several, and those that are some of several
 _ONE_OF: dict[str, Collection[str]] = {
@@ -56,67 +64,124 @@ _SOME_OF: dict[str, Collection[str]] = {
 }
 FACTS = (*_SOME_OF, *_ONE_OF, "bucket", "optimizer_bytes", "reserve")
 _MOST_STATE = 1000  # bytes of optimizer state for a parameter
-_LISTS = {
-    "cut_at": (str, "names"),
-    "cuts": (int, "whole numbers"),
-    "replicas": (int, "whole numbers"),
-    "block_bounds": (int, "whole numbers"),
-}
 CHUNKS = 2  # v by default
 CHOSEN_BY_AUTO = ("planner", "stages", "chunks", "cuts", "replicas")
+# parts of a layout that other options hold, which are not degrees
+_HELD_ELSEWHERE = {"schedule": "schedule", "microbatch": "microbatch_size"}
+_HELD_ELSEWHERE |= {"recompute": "recompute", "shard": "shard"}
+
+# headings in the help of planning verbs
+BATCH, STAGES, MEMORY = "Schedule and batch", "Stages", "Memory of a device"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a model is to be trained.
+class Flag(NamedTuple):
+    """How the command line shows an option: under which heading, and its value by which letter.
 
-    `schedule` is a name, or "auto" for the best synchronous one; `planner` a name, or None for the
-    best plan of all (the planner "manual" with `cuts`). `microbatch_size` is b, by default the
-    measured size with the fastest plan; a synchronous schedule needs M `microbatches` or a
-    `global_batch` of G samples. `replication` says what replicas stages may have, `recompute`
-    whether they re-materialise activations ("auto": the planner chooses the stages; None: "never",
-    and both under `schedule="auto"`; a number: that many of its first blocks, which lie between
-    `block_bounds`). `optimizer` is for its memory; `shard` says what the replicas of a stage hold a
-    share of: its optimizer state, and gradients. `memory` is the limit of a device, bytes or
-    "76 GB", by default the topology's. `stages` and `chunks` (v, of looped schedules) are how many;
-    `cut_at` are patterns of the layers that a stage may begin with; `tied`
-    says whether stages may part layers that share parameters. `cuts` and `replicas` are a split of
-    your own: the first layer of every stage but the first, and the replicas of each. `cost` is what
-    GPipe's heuristics balance: measured time, flops, parameters, or a number for each layer.
-    `effort` is how long the optimal planner's plan is improved in the simulator. `layout` fixes any
-    part of the plan's: what other options say too, and degrees. `trainer` is the
-    one that plans name, `engine` what its engine does; `facts` replace some of it, as `with_facts`
-    says. `partopt.job_for` sets the two together.
+    A `rare` one is in the whole help alone; a `split` is for planning, not for comparing.
     """
 
-    schedule: str = "pipedream"
-    planner: str | None = None
-    microbatch_size: int | None = None
-    microbatches: int | None = None
-    global_batch: int | None = None
-    replication: Replication = "free"
-    recompute: Recompute | int | None = None
+    heading: str
+    letter: str
+    help: str
+    rare: bool = False
+    split: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a model is to be trained. The help of a flag says what its option is.
+
+    `schedule="auto"` is the best synchronous one. A synchronous schedule needs M `microbatches` or
+    a `global_batch` of G samples. `cuts` and `replicas`, a split of your own, imply the planner
+    "manual". What is None is chosen: `recompute` as with "auto", and `shard` where a trainer is
+    named; a named planner has "never", `partopt run` shares nothing. The blocks of which
+    `recompute` may be a number lie between `block_bounds`.
+    `memory` may be bytes, and `cost` a number for each layer. `layout` fixes any part of the
+    plan's: what other options say too, and degrees. `trainer` is the one that plans name, `engine`
+    what its engine does; `facts` replace some of it, as `with_facts` says. `partopt.job_for` sets
+    the two together.
+    """
+
+    planner: Annotated[
+        str | None, Flag(STAGES, "NAME", "Which planner (default: the best of all).", split=True)
+    ] = None
+    cuts: Annotated[
+        Sequence[int] | None, Flag(STAGES, "5,9", "Your own split: where stages begin.", split=True)
+    ] = None
+    replicas: Annotated[
+        Sequence[int] | None,
+        Flag(STAGES, "1,2,1", "Replicas of its stages (default: one each).", split=True),
+    ] = None
+    schedule: Annotated[str, Flag(BATCH, "NAME", "1f1b, gpipe, .. or auto.")] = "pipedream"
+    global_batch: Annotated[int | None, Flag(BATCH, "G", "Samples of a synchronous iteration.")] = (
+        None
+    )
+    microbatches: Annotated[int | None, Flag(BATCH, "M", "Instead of `global_batch`.")] = None
+    microbatch_size: Annotated[
+        int | None, Flag(BATCH, "B", "Samples (default: the fastest measured size).")
+    ] = None
+    chunks: Annotated[
+        int | None,
+        Flag(BATCH, "V", "Stages on a device, where it is interleaved (default: 2).", rare=True),
+    ] = None
+    stages: Annotated[
+        int | None,
+        Flag(
+            STAGES, "S", "How many, where a planner takes that (default: one a device).", rare=True
+        ),
+    ] = None
+    cut_at: Annotated[
+        Sequence[str],
+        Flag(STAGES, "GLOB", "Stages begin only with layers of such names (repeat).", rare=True),
+    ] = ()
+    replication: Annotated[
+        Replication,
+        Flag(
+            STAGES,
+            "WORD",
+            "Replicas of the stages: free (any), uniform (equally many) or none (one).",
+            rare=True,
+        ),
+    ] = "free"
+    tied: Annotated[
+        Tied,
+        Flag(
+            STAGES,
+            "WORD",
+            "Layers that share parameters: exchange gradients, or stay together.",
+            rare=True,
+        ),
+    ] = "exchange"
+    cost: Annotated[
+        str | Sequence[float],
+        Flag(STAGES, "KIND", "What GPipe balances: time, flops, parameters or a FILE.", rare=True),
+    ] = "time"
+    effort: Annotated[
+        Effort,
+        Flag(STAGES, "WORD", "How long plans are improved: quick, normal, thorough.", rare=True),
+    ] = "normal"
+    memory: Annotated[
+        str | int | None, Flag(MEMORY, "SIZE", "Limit, such as 40GB (default: the topology's).")
+    ] = None
+    recompute: Annotated[
+        Recompute | int | None,
+        Flag(
+            MEMORY,
+            "WORD|N",
+            "Re-materialise activations: never, always, auto, the first N blocks of each stage.",
+        ),
+    ] = None
+    optimizer: Annotated[Optimizer, Flag(MEMORY, "WORD", "sgd, momentum, adam8bit, adafactor.")] = (
+        "adam"
+    )
+    shard: Annotated[
+        Shard | None, Flag(MEMORY, "WORD", "ZeRO: optimizer, gradients, parameters.")
+    ] = None
     block_bounds: Sequence[int] | None = None
-    optimizer: Optimizer = "adam"
-    shard: Shard | None = None
-    memory: str | int | None = None
-    stages: int | None = None
-    chunks: int | None = None
-    cut_at: Sequence[str] = ()
-    tied: Tied = "exchange"
-    cuts: Sequence[int] | None = None
-    replicas: Sequence[int] | None = None
-    cost: str | Sequence[float] = "time"
-    effort: Effort = "normal"
-    layout: Layout = field(default_factory=Layout)
+    layout: Layout = dataclasses.field(default_factory=Layout)
     trainer: str = PARTOPT
     engine: Engine = OWN
-    facts: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def engine_run(self) -> Engine:
-        """The engine with the facts that replace its own."""
-        return with_facts(self.engine, self.facts)
+    facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     @property
     def first(self) -> int | None:
@@ -130,29 +195,64 @@ class Options:
         return MANUAL if own else self.planner
 
 
-def check_options(options: Options) -> None:
-    """Raise PartoptError for the first option that is invalid or contradicts another."""
-    for name in _COUNTS:
-        if getattr(options, name) is not None:
-            check_count(name, getattr(options, name))
-    if options.first is not None:
-        check_count("recompute", options.first)
-    for name, choices in _CHOICES.items():
-        value = getattr(options, name)
-        if value is None and name in ("recompute", "shard"):
-            continue
-        if name == "recompute" and type(value) is int:
-            continue
-        if value not in choices:
-            raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), choices))
-    for name in _LISTS:
-        _check_list(name, getattr(options, name))
-    _check_engine(options)
-    _check_split(options)
-    if options.schedule == AUTO:
-        _check_auto(options)
+class Kind(NamedTuple):
+    """What an option may be: one of `words`, a number that `counts`, a list of `items`; or else.
+
+    `flag` is that of the command line, `None` where it has none.
+    """
+
+    words: tuple[str, ...]
+    counts: bool
+    items: type | None
+    optional: bool
+    flag: Flag | None
+
+
+@functools.cache
+def kinds() -> dict[str, Kind]:
+    """The kind of each option, by its name, as its type says it."""
+    found = {}
+    for name, hint in get_type_hints(Options, include_extras=True).items():
+        hint, *flags = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        words = tuple(w for each in parts if get_origin(each) is Literal for w in get_args(each))
+        lists = [get_args(each)[0] for each in parts if get_origin(each) is Sequence]
+        text = str in parts  # what it may say is checked where it is used
+        found[name] = Kind(
+            words=words,
+            counts=int in parts and not text,
+            items=None if text or not lists else lists[0],
+            optional=type(None) in parts,
+            flag=flags[0] if flags else None,
+        )
+    return found
+
+
+def normalise(options: Options) -> Options:
+    """The options that hold all that is said, by other options too: by `layout` and `facts`.
+
+    Of the layout the degrees are left. Raises PartoptError for the first option that is invalid or
+    contradicts another.
+    """
+    for name, kind in kinds().items():
+        _check_alone(name, getattr(options, name), kind)
+    _check_parts(options)
+    engine = with_facts(options.engine, options.facts)
+    for name in engine.waits:
+        _known("waits", name, SCHEDULES)
+    said, layout = _said_by_layout(options), options.layout
+    degrees = structs.replace(layout, **dict.fromkeys(_HELD_ELSEWHERE))
+    said |= {"engine": engine, "layout": degrees}
+    for name, kind in kinds().items():
+        if kind.items is int and getattr(options, name) is not None:
+            said[name] = list(getattr(options, name))
+    found = dataclasses.replace(options, **said)
+    _check_split(found)
+    if found.schedule == AUTO:
+        _check_auto(found)
     else:
-        _check_schedule(options)
+        _check_schedule(found)
+    return found
 
 
 def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
@@ -178,42 +278,7 @@ def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
         else:
             hint = did_you_mean(name, FACTS)
             raise PartoptError(f"no fact `{name}` of an engine", hint, code="unknown-fact")
-    return replace(engine, **changes)
-
-
-def check_layout(layout: object) -> None:
-    """Raise PartoptError unless it is a layout whose fields have the right types."""
-    if not isinstance(layout, Layout):
-        what, hint = "must be a Layout", "`partopt.Layout(pp=4)` is one"
-        raise invalid("layout", type(layout).__name__, what, hint)
-    refuse(layout.faults(), "`layout`")
-
-
-def requests_of(layout: Layout, name: str, chunks: int | None) -> dict[str, object]:
-    """The options that a layout sets, beside a schedule of this `name` and the option `chunks`.
-
-    Raises PartoptError where the schedule has another number of stages on a device.
-    """
-    name = layout.schedule or name
-    found: dict[str, object] = {
-        "schedule": layout.schedule,
-        "microbatch_size": layout.microbatch,
-        "recompute": layout.recompute,
-        "shard": layout.shard,
-    }
-    if name != AUTO:
-        entry, v = schedule(name), layout.chunks
-        own = entry.stages_a_device(v or chunks or CHUNKS)
-        if entry.shape == LOOPED:
-            found["chunks"] = v
-        if v not in (None, own):
-            able = "`schedule=interleaved` or `schedule=auto`"
-            what = f"{name} has {own} on each device"
-            raise invalid("layout", f"chunks={v}", what, f"chunks={own}, or {able}")
-        if entry.shape != LOOPED or v or chunks:
-            found["stages"] = layout.pp and layout.pp * own
-        found["replication"] = layout.dp and ("none" if layout.dp == 1 else "uniform")
-    return {option: value for option, value in found.items() if value is not None}
+    return structs.replace(engine, **changes)
 
 
 def _known(name: str, value: str, known: Collection[str]) -> str:
@@ -232,17 +297,6 @@ def _state_bytes(value: object) -> float:
         hint = f"give 0 to {_MOST_STATE} bytes for each parameter: adam keeps 8"
         raise invalid("optimizer_bytes", value, "must be a number of bytes", hint)
     return number
-
-
-def _check_engine(options: Options) -> None:
-    """Raise PartoptError unless `engine` is one, of schedules that there are, and `facts` are."""
-    engine = options.engine
-    if not isinstance(engine, Engine):
-        hint = '`partopt.TRAINERS["megatron"].engine` is one'
-        raise invalid("engine", type(engine).__name__, "must be an Engine", hint)
-    refuse(engine.faults(), "engine")
-    for name in options.engine_run.waits:
-        _known("waits", name, SCHEDULES)
 
 
 def check_count(name: str, value: object) -> None:
@@ -283,14 +337,62 @@ def _conflict(option: str, message: str, hint: str) -> PartoptError:
     return PartoptError(message, hint, code="conflicting-options", option=option)
 
 
-def _check_list(name: str, value: object) -> None:
-    """Raise PartoptError unless `value` is None or a sequence of what the option lists."""
-    kind, words = _LISTS[name]
-    if value is None:
+def _check_alone(name: str, value: object, kind: Kind) -> None:
+    """Raise PartoptError unless the option is of its kind."""
+    if value is None and kind.optional:
         return
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    if not listed or not all(type(each) is kind for each in value):  # type: ignore[attr-defined]
-        raise invalid(name, value, f"must be a list of {words}", "for example [5, 9, 12]")
+    if kind.counts and (not kind.words or isinstance(value, int)):
+        check_count(name, value)
+    elif kind.words and value not in kind.words:
+        raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), kind.words))
+    elif kind.items is not None:
+        listed = isinstance(value, Sequence) and not isinstance(value, str)
+        if not listed or not all(type(each) is kind.items for each in value):  # type: ignore[attr-defined]
+            items = "names" if kind.items is str else "whole numbers"
+            raise invalid(name, value, f"must be a list of {items}", "for example [5, 9, 12]")
+
+
+def _check_parts(options: Options) -> None:
+    """Raise PartoptError unless the layout and the engine are right in all their fields."""
+    examples = {Layout: "partopt.Layout(pp=4)", Engine: 'partopt.TRAINERS["megatron"].engine'}
+    for name, kind in (("layout", Layout), ("engine", Engine)):
+        given = getattr(options, name)
+        if not isinstance(given, kind):
+            what = f"must be a{'n' * (kind is Engine)} {kind.__name__}"
+            raise invalid(name, type(given).__name__, what, f"`{examples[kind]}` is one")
+        refuse(given.faults(), f"`{name}`" if kind is Layout else name)
+
+
+def _said_by_layout(options: Options) -> dict[str, Any]:
+    """The options that the layout sets.
+
+    Raises PartoptError where an option says something else, or the schedule has another number of
+    stages on a device.
+    """
+    layout, name = options.layout, options.layout.schedule or options.schedule
+    found: dict[str, Any] = {
+        option: getattr(layout, part) for part, option in _HELD_ELSEWHERE.items()
+    }
+    if name != AUTO:
+        entry, v = schedule(name), layout.chunks
+        on_each = entry.stages_a_device(v or options.chunks or CHUNKS)
+        if entry.shape == LOOPED:
+            found["chunks"] = v
+        if v not in (None, on_each):
+            able = "`schedule=interleaved` or `schedule=auto`"
+            what = f"{name} has {on_each} on each device"
+            raise invalid("layout", f"chunks={v}", what, f"chunks={on_each}, or {able}")
+        if options.planner_name != MANUAL:  # whose split says how many stages
+            if entry.shape != LOOPED or v or options.chunks:
+                found["stages"] = layout.pp and layout.pp * on_each
+            found["replication"] = layout.dp and ("none" if layout.dp == 1 else "uniform")
+    said = {option: value for option, value in found.items() if value is not None}
+    for option, value in said.items():
+        stated = getattr(options, option)
+        if stated not in (getattr(Options, option), value):
+            what, hint = f"`{option}={stated}`: `layout` says {value}", "drop one or the other"
+            raise _conflict(option, what, hint)
+    return said
 
 
 def _check_split(options: Options) -> None:
@@ -339,7 +441,7 @@ def _check_schedule(options: Options) -> None:
     if not entry.asynchronous:
         _check_iteration(options, "for example `microbatches=64`")
         return
-    if options.engine_run.buffers == "all":
+    if options.engine.buffers == "all":
         raise _conflict(
             "buffers",
             f"`buffers=all`: {options.schedule} is asynchronous, its microbatches have no end",

@@ -187,8 +187,8 @@ def test_the_limit_is_the_topologys_unless_it_is_given():
 
 
 def test_costs_of_parameters_are_the_layers_bytes():
-    costs = Job(PROFILE, CLUSTER, cost="parameters").problem.costs
-    assert costs.tolist() == [layer.parameter_bytes for layer in PROFILE.layers]
+    costs = Job(PROFILE, CLUSTER, cost="parameters").problem.request.costs
+    assert costs == [layer.parameter_bytes for layer in PROFILE.layers]
 
 
 def test_blocks_are_for_an_engine_that_makes_them_again():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, planning
 from partopt.cli.terminal import Tell, progress, say, say_page
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from partopt.documents.tables import Comparison, GroupComparison
 
 
-@click.command(cls=options.Verb)
+@click.command(cls=planning.Verb)
 @click.argument("profiles", nargs=-1, required=True, metavar="PROFILE...")
 @options.option(
     "--planner chosen", "NAME", "A planner to compare (repeat; default: all).", multiple=True
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     multiple=True,
 )
 @options.map_option
-@options.job_options
+@planning.job_options
 @options.output_options("the table (.json) or a picture of it (.svg, .pdf, .png)", printed=False)
 @options.explain_option
 @options.json_option
@@ -64,8 +64,8 @@ def command(
         options.check_table(output, force)
     own = {name: given.pop(name) for name in _OWN}
     if len(profiles) == 1:
-        options.choose_schedule(given, own["targets"], several=False)
-        job = options.job(profiles[0], given)
+        planning.choose_schedule(given, own["targets"], several=False)
+        job = planning.job(profiles[0], given)
         print_notes(job.notes)
         result = _compare_planners(job, own, as_json)
         found: Comparison | GroupComparison = result
@@ -173,7 +173,7 @@ def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) 
     for name in names:
         if name in jobs:
             raise PartoptError(f"{name}: given twice", "give each profile once", code="usage")
-        jobs[name] = options.job(name, given)
+        jobs[name] = planning.job(name, given)
     with progress() as tell:
         result, notes = partopt.compare_groups(jobs, tell)
     print_notes(notes)

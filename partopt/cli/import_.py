@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, planning
 from partopt.cli.terminal import ascii_only, progress, say
 from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
 from partopt.errors import PartoptError, did_you_mean
@@ -188,7 +188,7 @@ def _read_other(
     return partopt.import_profile(form, files[0], **given)
 
 
-class _Import(options.Verb):
+class _Import(planning.Verb):
     """The command of every trainer, whose help says what its own layout is."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -211,7 +211,7 @@ class _Import(options.Verb):
 )
 @options.map_option
 @options.option("--cuts", "5,9", "torch-csv: the first layers of all stages but the first.")
-@options.job_options
+@planning.job_options
 @options.output_options("the plan")
 @options.json_option
 def _layout(
@@ -252,7 +252,7 @@ def _layout(
         topology, given["schedule"] if options.is_given("schedule") else None, given["chunks"]
     )
     _keep_given(given, stated, own)
-    job = options.state_job(loaded, topology, given | stated)
+    job = planning.state_job(loaded, topology, given | stated)
     print_notes(job.notes)
     with progress() as tell:
         judged = partopt.judge_layout(own, job, tell)

@@ -18,72 +18,13 @@ from partopt.errors import PartoptError
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from partopt import Job, Plan, Profile, Topology
+    from partopt import Plan, Profile
     from partopt.documents.tables import Comparison, GroupComparison, Scaling
 
 Command = Callable[..., None]
 
 COUNT = click.IntRange(min=1)
-_NOT_OF_JOB = ("topology", "servers", "target", "rules")
 _A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")  # a layout
-_KINDS_OF_COST = ("time", "flops", "parameters")
-
-# Headings in the help of planning verbs, and the options below each; --help-all alone shows those
-# with a star.
-_GROUPS = {
-    "Cluster": "topology servers",
-    "Trainer": "target targets layout layouts facts* rules*",
-    "Schedule and batch": "schedule global_batch microbatches microbatch_size chunks*",
-    "Stages": "planner chosen files cuts replicas stages* cut_at* replication* tied* cost* effort*",
-    "Memory of a device": "memory recompute optimizer shard",
-    "Numbers of devices": "scaling weak*",
-}
-_HELP_ALL = "partopt.help_all"  # in the context: whether all options are shown
-
-
-class Verb(click.Command):
-    """A verb of many options: --help is one screen of them in groups, --help-all has all."""
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        help_all = click.Option(
-            ["--help-all"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=self._show_all,
-            help="Show every option.",
-        )
-        self.params.append(help_all)
-
-    def _show_all(self, context: click.Context, _: click.Parameter, value: bool) -> None:
-        if value and not context.resilient_parsing:
-            context.meta[_HELP_ALL] = True
-            say(self.get_help(context))
-            context.exit()
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options below the headings of their groups; those of no group come last."""
-        options = [own for own in self.get_params(ctx) if isinstance(own, click.Option)]
-        left = {own.name: own.get_help_record(ctx) for own in options}
-        groups = {}
-        for heading, listed in _GROUPS.items():
-            records = {name: left.pop(name.rstrip("*"), None) for name in listed.split()}
-            shown = {name for name in records if ctx.meta.get(_HELP_ALL) or name[-1] != "*"}
-            groups[heading] = [records[name] for name in listed.split() if name in shown]
-        for heading, listed_rows in [*groups.items(), ("Output", list(left.values()))]:
-            if rows := [record for record in listed_rows if record]:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-
-
-class _WordOrNumber(click.Choice):  # type: ignore[type-arg]
-    """One of some words, or a whole number."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The word, or the number as one."""
-        text = str(value)
-        return int(text) if text.isdecimal() else super().convert(value, param, ctx)
 
 
 def declare(*added: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -103,13 +44,6 @@ def option(
     """An option with a value; `flags` are its flags and then, where that is another, its name."""
     shown = {"default": default, "show_default": True} if default is not None else {}
     return click.option(*flags.split(), type=type, metavar=metavar, help=help, **shown, **more)
-
-
-def _word(
-    flag: str, words: str, help: str, default: str | None = None
-) -> Callable[[Command], Command]:
-    """An option that is one of `words`."""
-    return option(flag, "WORD", help, click.Choice(words.split()), default=default)
 
 
 def output_options(what: str, printed: bool = True) -> Callable[[Command], Command]:
@@ -138,109 +72,12 @@ map_option = option(
 set_option = option(
     "--set assignments", "K=V", "An argument for the function that builds the model.", multiple=True
 )
-memory_option = option("--memory", "SIZE", "Limit, such as 40GB (default: the topology's).")
 with_option = option(
     "--with facts",
     "FACT=VALUE",
     "Replace a fact of its engine, such as bucket=50MB (repeat; see trainer show).",
     multiple=True,
 )
-job_options = declare(  # `job` turns their values into one
-    option("--topology", "FILE|NAME", "A YAML file, - or a shipped name.", required=True),
-    option("--servers", "N", "Size of its outermost level.", COUNT),
-    option("--schedule", "NAME", "1f1b, gpipe, .. or auto.", default="pipedream"),
-    option("--chunks", "V", "Stages on a device, where it is interleaved (default: 2).", COUNT),
-    option("--stages", "S", "How many, where a planner takes that (default: one a device).", COUNT),
-    option(
-        "--cut-at", "GLOB", "Stages begin only with layers of such names (repeat).", multiple=True
-    ),
-    _word(
-        "--tied",
-        "exchange together",
-        "Layers that share parameters: exchange gradients, or stay together.",
-        "exchange",
-    ),
-    option("--microbatch-size", "B", "Samples (default: the fastest measured size).", COUNT),
-    option("--microbatches", "M", "Instead of --global-batch.", COUNT),
-    option("--global-batch", "G", "Samples of a synchronous iteration.", COUNT),
-    _word(
-        "--replication",
-        "free uniform none",
-        "Replicas of the stages: free (any), uniform (equally many) or none (one).",
-        "free",
-    ),
-    click.option(
-        "--recompute",
-        type=_WordOrNumber(["never", "always", "auto"]),
-        metavar="WORD|N",
-        help="Re-materialise activations: never, always, auto, the first N blocks of each stage.",
-    ),
-    _word(
-        "--optimizer",
-        "sgd momentum adam adam8bit adafactor",
-        "sgd, momentum, adam8bit, adafactor.",
-        "adam",
-    ),
-    _word(
-        "--shard",
-        "none optimizer gradients parameters",
-        "ZeRO: optimizer, gradients, parameters.",
-    ),
-    memory_option,
-    with_option,
-    option(
-        "--cost", "KIND", "What GPipe balances: time, flops, parameters or a FILE.", default="time"
-    ),
-    _word(
-        "--effort",
-        "quick normal thorough",
-        "How long plans are improved: quick, normal, thorough.",
-        "normal",
-    ),
-)
-
-
-def choose_schedule(given: dict[str, Any], trainers: Sequence[str], several: bool) -> None:
-    """Put the schedule that `trainers` run into `given` where this command line names none."""
-    import partopt
-
-    fixed = "schedule=" in (given.get("layout") or "")
-    if trainers and not is_given("schedule") and not fixed:
-        found = partopt.schedule_for(trainers, given, several)
-        given["schedule"] = found or given["schedule"]
-
-
-def job(profile: str, given: dict[str, Any]) -> Job:
-    """The job that the values of `job_options` state, of a profile in a file or of a shipped name.
-
-    Raises PartoptError where they contradict each other.
-    """
-    import partopt
-
-    loaded = partopt.Profile.load(profile)
-    return state_job(loaded, partopt.Topology.load(given["topology"], given["servers"]), given)
-
-
-def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Job:
-    """As `job`, of a profile and a topology that are loaded; cuts and replicas may be numbers."""
-    import partopt
-
-    options = {name: value for name, value in given.items() if name not in _NOT_OF_JOB}
-    for name in ("cuts", "replicas"):
-        value = given.get(name)
-        options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
-    if (layout := options.pop("layout", None)) is not None:
-        options["layout"] = partopt.Layout.parse(layout)
-    options["facts"] = parse_facts(given["facts"])
-    if given["cost"] not in _KINDS_OF_COST:
-        options["cost"] = _read_costs(given["cost"])
-    try:
-        return partopt.Job(profile, topology, **options)
-    except PartoptError as error:
-        if error.fields.get("option") == "cost" and options["cost"] is not given["cost"]:
-            message = error.message.replace("`cost`", given["cost"])
-            raise PartoptError(message, error.hint, code=error.code, option="cost") from None
-        raise
 
 
 def parse_pairs(flag: str, given: Iterable[str], form: str, example: str) -> dict[str, str]:
@@ -319,20 +156,6 @@ def integers(text: str, flag: str) -> list[int]:
         raise PartoptError(
             f"{flag} {text}: not a list of whole numbers",
             f"write {flag} 5,9,12",
-            code="invalid-option",
-        ) from None
-
-
-def _read_costs(path: str) -> list[float]:
-    """The numbers in a file, one a line."""
-    from partopt.documents import read_bytes
-
-    try:
-        return [float(line) for line in read_bytes(path).decode().split()]
-    except ValueError:
-        raise PartoptError(
-            f"{path}: not a list of numbers",
-            "give one number a line, one for each layer, or --cost time, flops or parameters",
             code="invalid-option",
         ) from None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, planning
 from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
 from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
 from partopt.errors import PartoptError
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
-@click.command(cls=options.Verb)
+@click.command(cls=planning.Verb)
 @click.argument("profile")
-@options.option("--planner", "NAME", "Which planner (default: the best of all).")
-@options.option("--cuts", "5,9", "Your own split: where stages begin.")
-@options.option("--replicas", "1,2,1", "Replicas of its stages (default: one each).")
-@options.job_options
+@planning.split_options
+@planning.job_options
 @options.option("--scaling", "8,16,32", "The best plan on each of them, as a table.")
 @click.option("--weak", is_flag=True, help="The batch grows with the devices.")
 @options.option("--for target", "TRAINER", "The best that it can run, such as megatron.")
@@ -57,8 +55,8 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
         raise PartoptError("--map: goes with --for", "add --for megatron", code="usage")
     if scaling is not None and target is not None:
         raise PartoptError("--for: --scaling prints a table", "drop --for", code="usage")
-    options.choose_schedule(given, [target] if target else [], several=True)
-    job = options.job(profile, given)
+    planning.choose_schedule(given, [target] if target else [], several=True)
+    job = planning.job(profile, given)
     if target:
         import partopt
 

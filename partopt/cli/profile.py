@@ -228,7 +228,7 @@ def _check_estimate(given: dict[str, Any]) -> None:
         return
     for name in _MEASURING:
         if is_given(name):
-            what = f"{words.FLAGS[name]}: goes with measuring, and --estimate measures nothing"
+            what = f"{words.flags()[name]}: goes with measuring, and --estimate measures nothing"
             _refuse_unused(what)
 
 

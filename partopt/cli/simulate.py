@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, planning
 from partopt.cli.terminal import page_style, progress, say, say_page
 from partopt.cli.words import as_flags, change_command
 from partopt.errors import ANSWER_IS_NO, PartoptError
@@ -47,7 +47,7 @@ _CONDITIONS = options.declare(
     options.option(
         "--links", "LEVEL=N", "Parallel links of each member of a level (repeat).", multiple=True
     ),
-    options.memory_option,
+    planning.memory_option,
     options.with_option,
     options.option(
         "--jitter", "5%", "Let every action's time vary by chance: what the plan then loses."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from partopt.cli.terminal import say
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from partopt.documents import Note
     from partopt.documents.simulation import Finding
 
-# Where the flag is not `--` and the option's name with hyphens.
+# where the flag is not `--` and the option's name with hyphens
 _OWN_FLAGS = {
     "microbatch_sizes": "--microbatch",
     "arguments": "--set",
@@ -25,18 +26,13 @@ _OWN_FLAGS = {
     "for": "--for",
     "layout": "--layout",
 }
-_FACTS = {"waits", "messages", "gradients", "allreduce", "bucket", "buffers", "optimizer_bytes"}
-_FACTS |= {"reserve"}
-_OPTIONS = (
-    "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
-    "shard memory stages chunks tied cut_at cuts replicas cost servers warmup "
-    "bandwidth latency links device devices dtype granularity steps autocast compile "
-    "resume repeat name force scaling weak estimate calibrate "
+_OPTIONS = (  # beside those of a job
+    "servers warmup bandwidth latency links device devices dtype granularity steps autocast "
+    "compile resume repeat name force scaling weak estimate calibrate "
     "group topology jitter slow seed draws backend rate check save every ranks "
     "engine per_server sizes accept_poor map pipeline_size profile "
     "forward backward weight_gradient transfer activations"
 )
-FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS
 VERBS = {
     "solve": "partopt plan",
     "simulate": "partopt simulate",
@@ -47,6 +43,15 @@ VERBS = {
 }
 LARGER = "take larger devices, or more of them"
 _NAMED = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
+
+
+@cache
+def flags() -> dict[str, str]:
+    """The flags of all options of the library, by their names."""
+    from partopt.options import kinds
+
+    names = [*_OPTIONS.split(), *(name for name, kind in kinds().items() if kind.flag)]
+    return {name: f"--{name.replace('_', '-')}" for name in names} | _OWN_FLAGS
 
 
 def as_flags(text: str) -> str:
@@ -63,7 +68,7 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
     """Options of the library as the words of a command line; others stay as they are."""
     words: list[str] = []
     for name, value in options.items():
-        flag = FLAGS.get(name, name)
+        flag = flags().get(name, name)
         if isinstance(value, Mapping):
             for level, each in value.items():
                 words += [flag, f"{level}={each}"]
@@ -90,14 +95,15 @@ def _spell(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
     if value is None and name in VERBS:
         return VERBS[name]
-    if name in _FACTS:
-        return f"--with {name}" if value is None else f"--with {_word(f'{name}={value}')}"
-    if name not in FLAGS:
-        return match[0]
+    flag = flags().get(name)
+    if flag is None:
+        from partopt.options import FACTS
+
+        return f"--with {_word(match[0].strip('`'))}" if name in FACTS else match[0]
     if value is not None and value.startswith("{"):
         levels = json.loads(value).items()
-        return " ".join(f"{FLAGS[name]} {level}={_word(str(each))}" for level, each in levels)
-    return " ".join(filter(None, [FLAGS[name], _word(value)]))
+        return " ".join(f"{flag} {level}={_word(str(each))}" for level, each in levels)
+    return " ".join(filter(None, [flag, _word(value)]))
 
 
 def _word(value: str | None) -> str:

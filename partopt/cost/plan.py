@@ -18,7 +18,7 @@ from partopt.cost.blocks import Remade
 from partopt.cost.collectives import allreduce_s, members_crossed, tied_s
 from partopt.cost.estimate import estimate_of, idle_share
 from partopt.cost.memory import kept_by, shares, with_counts
-from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
+from partopt.cost.problem import CONTIGUOUS, RECORDED, Assignment, Partition, Problem
 from partopt.cost.sharding import (
     PARAMETERS,
     collectives_of,
@@ -337,13 +337,10 @@ def plan_of(
 
     A manual plan records its split as requested, replicas without those of a mirrored copy.
     """
-    request, copies = problem.request, 2 if partition.family == MIRRORED else 1
+    copies, cuts, replicas = 2 if partition.family == MIRRORED else 1, None, None
     if planner == "manual":
-        request = replace(
-            request,
-            cuts=[stage.start for stage in partition.stages[1:]],
-            replicas=[len(stage.ranks) // copies for stage in partition.stages],
-        )
+        cuts = [stage.start for stage in partition.stages[1:]]
+        replicas = [len(stage.ranks) // copies for stage in partition.stages]
     devices = {rank for stage in partition.stages for rank in stage.ranks}
     return Plan(
         planner=planner,
@@ -356,19 +353,15 @@ def plan_of(
             shard=problem.shard,
             schedule=problem.schedule,
         ),
-        microbatches=problem.microbatches,
         noam=noam(len(devices), len(partition.stages[0].ranks)),
-        optimizer=problem.optimizer,
-        trainer=problem.trainer,
-        engine=problem.engine,
-        reserve=problem.reserve,
-        request=request,
         stages=stages,
         communication=communication,
         predicted=UNKNOWN,
         certificate=certificate,
         profile=problem.reference,
         topology=problem.limited_topology,
+        **{name: getattr(problem, name) for name in RECORDED}
+        | {"request": replace(problem.request, cuts=cuts, replicas=replicas)},
     )
 
 

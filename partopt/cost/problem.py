@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec import structs
@@ -25,15 +25,13 @@ from partopt.cost.sharding import (
 )
 from partopt.documents import Note
 from partopt.documents.device import check_device
-from partopt.documents.engine import PARTOPT, Engine, Layout
+from partopt.documents.engine import PARTOPT, Engine
 from partopt.documents.plan import (
     Certificate,
     Optimizer,
     Plan,
     ProfileReference,
-    Replication,
     Request,
-    Tied,
 )
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve, Shard
@@ -60,21 +58,14 @@ def ignore_progress(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """A model on a cluster, and how it is to be trained there.
+    """A model on a cluster, how it is to be trained there, and what is requested of its plan.
 
-    `stages` is how many stages were requested and `least_stages` how few there may be, `chunks` how many of them a schedule that
-    interleaves puts on a device; `microbatches` is M of a synchronous schedule, `None` for an
-    asynchronous one; `engine` is what that of `trainer` does, `shard` what each replica of a stage
-    holds a share of; `memory_bytes` is the limit of one device beside `reserve`, `None` where there
-    is none; `replication` says what replicas a planner may give, and `recompute_per_stage` that it
-    may choose the stages that recompute, in place of `recompute`. Where the engine makes blocks
-    again one by one, these lie between `block_bounds`, by default every layer is one; a stage that
-    recomputes makes its `first` ones again, `None` for all.
-    `tied` says whether stages may split layers that share parameters; `cut_at` are the layers that
-    a stage may begin with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are
-    what GPipe's heuristics balance, shape (N,); `fixed` are the degrees that layouts must have; `effort` is how long a
-    plan is improved in the simulator; `progress` is called during long work; `known` are
-    all-reduces that were asked for.
+    `request` is recorded in the plan as it is. `microbatches` is M of a synchronous schedule,
+    `None` for an asynchronous one; `engine` is what that of `trainer` does, `shard` what each
+    replica of a stage holds a share of; `chunks` is how many stages a schedule that interleaves
+    puts on a device; `memory_bytes` is the limit of one device beside `reserve`, `None` where there
+    is none; a plan has at least `least_stages`; `effort` is how long it is improved in the
+    simulator; `progress` is called during long work; `known` are all-reduces that were asked for.
     """
 
     profile: Profile
@@ -87,24 +78,22 @@ class Problem:
     engine: Engine = field(default_factory=Engine)
     shard: Shard = "none"
     reserve: Reserve = field(default_factory=Reserve)
-    recompute: bool = False
-    recompute_per_stage: bool = False
-    block_bounds: Sequence[int] | None = None
-    first: int | None = None
-    replication: Replication = FREE
-    memory_bytes: int | None = None
-    stages: int | None = None
-    least_stages: int = 1
     chunks: int = 2
-    tied: Tied = EXCHANGE
-    cut_at: Sequence[int] | None = None
-    cuts: Sequence[int] = ()
-    replicas: Sequence[int] = ()
-    costs: NDArray[np.float64] | None = None
-    fixed: Layout = field(default_factory=Layout)
+    memory_bytes: int | None = None
+    least_stages: int = 1
+    request: Request = field(default_factory=Request)
     effort: str = "normal"
     progress: Progress = ignore_progress
     known: dict[object, AllReduce] = field(default_factory=dict, repr=False)
+
+    def with_(self, **changes: Any) -> Problem:
+        """The problem with some fields changed, of its own or of its request.
+
+        Its chain stays as it is.
+        """
+        asked = {name: changes.pop(name) for name in REQUESTED & changes.keys()}
+        request = structs.replace(changes.pop("request", self.request), **asked)
+        return replace(self, request=request, **changes)
 
     @property
     def waits(self) -> bool:
@@ -117,9 +106,29 @@ class Problem:
         return self.engine.allreduce == "blocking"
 
     @property
+    def recompute_per_stage(self) -> bool:
+        """Whether a planner chooses the stages that recompute."""
+        return self.request.recompute == "auto"
+
+    @property
     def all_recompute(self) -> bool:
         """Whether every stage recomputes all it can, whatever a planner decides."""
-        return self.recompute and self.first is None and not self.recompute_per_stage
+        return self.request.recompute == "always"
+
+    @property
+    def recompute_by_default(self) -> bool:
+        """Whether stages recompute of which a partition says nothing."""
+        return self.request.recompute not in ("never", "auto")
+
+    def recompute_alike(self) -> Problem:
+        """The problem in which no stage recomputes where a planner might choose those that do."""
+        return self.with_(recompute="never") if self.recompute_per_stage else self
+
+    @property
+    def first(self) -> int | None:
+        """How many blocks a stage that recomputes makes again, the first; `None` for all."""
+        asked = self.request.recompute
+        return asked if isinstance(asked, int) else None
 
     @cached_property
     def kept(self) -> Kept:
@@ -182,31 +191,6 @@ class Problem:
         )
 
     @cached_property
-    def request(self) -> Request:
-        """How plans record what was requested, but for a manual split."""
-        return Request(
-            stages=self.stages,
-            cut_at=None if self.cut_at is None else list(self.cut_at),
-            replication=self.replication,
-            tied=self.tied,
-            recompute="auto"
-            if self.recompute_per_stage
-            else (self.first or "always")
-            if self.recompute
-            else "never",
-            block_bounds=None if self.block_bounds is None else list(self.block_bounds),
-            costs=None if self.costs is None else self.costs.tolist(),
-            layout=self.fixed,
-        )
-
-    @cached_property
-    def split_replicas(self) -> list[int] | None:
-        """The replicas of each stage of a manual split, by default one; None without a split."""
-        if not self.cuts and not self.replicas:
-            return None
-        return list(self.replicas) or [1] * (len(self.cuts) + 1)
-
-    @cached_property
     def limited_topology(self) -> Topology:
         """The topology as plans carry it: the memory of its devices is the limit."""
         return structs.replace(
@@ -217,9 +201,10 @@ class Problem:
     def cell_costs(self) -> NDArray[np.float64]:
         """The costs that GPipe's heuristics balance, shape (N,).
 
-        `costs`, by default the measured seconds of every layer.
+        Those of the request, by default the measured seconds of every layer.
         """
-        return self.chain.f + self.chain.g if self.costs is None else self.costs
+        costs = self.request.costs
+        return self.chain.f + self.chain.g if costs is None else np.array(costs)
 
     def coarsen(self) -> Problem:
         """The problem whose layers are the ranges that no stage may split.
@@ -229,12 +214,14 @@ class Problem:
         bounds = self.boundaries()
         if len(bounds) > self.chain.layers:
             return self
-        costs = None if self.costs is None else np.add.reduceat(self.costs, bounds[:-1])
-        return replace(self, chain=coarsen(self.chain, bounds), cut_at=None, costs=costs)
+        costs = self.request.costs
+        if costs is not None:
+            costs = np.add.reduceat(costs, bounds[:-1]).tolist()
+        return self.with_(chain=coarsen(self.chain, bounds), cut_at=None, costs=costs)
 
     def boundaries(self) -> list[int]:
         """Where stages may begin and end, ascending, from 0 to N."""
-        starts = range(self.chain.layers) if self.cut_at is None else self.cut_at
+        starts = self.request.cut_at or range(self.chain.layers)
         return [
             *(start for start in starts if self.tied_group_across(start) is None),
             self.chain.layers,
@@ -245,7 +232,7 @@ class Problem:
 
         There are such layers only where tied layers must stay together.
         """
-        groups = self.chain.tied if self.tied == "together" else ()
+        groups = self.chain.tied if self.request.tied == "together" else ()
         return next(
             (group for group in groups if group.members[0] < start <= group.members[-1]), None
         )
@@ -261,17 +248,25 @@ class Problem:
 
     def recomputes(self, stage: Assignment) -> bool:
         """Whether a stage recomputes its activations."""
-        return self.recompute if stage.recompute is None else stage.recompute
+        return self.recompute_by_default if stage.recompute is None else stage.recompute
 
     def first_again(self, stage: Assignment) -> int | None:
         """How many blocks a stage makes again if it recomputes, `None` for all."""
         return self.first if stage.first is None else stage.first
 
 
+# what a problem requests of its plan, and all that it may be asked for by name
+REQUESTED = frozenset(Request.__struct_fields__)
+_OWN = {own.name for own in fields(Problem)}
+STATED = _OWN | REQUESTED
+# what a plan records of its problem as it is, by the same names
+RECORDED = sorted(_OWN & set(Plan.__struct_fields__) - {"profile", "topology"})
+
+
 def problem_of(
-    profile: Profile, topology: Topology, microbatch_size: int | None = None, **options: object
+    profile: Profile, topology: Topology, microbatch_size: int | None = None, **options: Any
 ) -> Problem:
-    """The problem of planning `profile` on `topology`; `options` are fields of Problem.
+    """The problem of planning `profile` on `topology`; `options` are as those of `Problem.with_`.
 
     The memory limit defaults to the device's. Where a group of ranks was measured, the devices of
     the problem are groups; PartoptError where they do not divide the topology.
@@ -279,7 +274,7 @@ def problem_of(
     options.setdefault("memory_bytes", topology.device.memory_bytes)
     grouped = topology.in_groups(profile.group_ranks)
     chain = chain_of(profile, microbatch_size)
-    return as_run(Problem(profile=profile, topology=grouped, chain=chain, **options))  # type: ignore[arg-type]
+    return as_run(Problem(profile=profile, topology=grouped, chain=chain).with_(**options))
 
 
 def as_run(problem: Problem) -> Problem:
@@ -291,7 +286,7 @@ def as_run(problem: Problem) -> Problem:
     if steps_in_backwards(problem.schedule, problem.kept.shard > 0):
         chain = chain.with_steps()
     if problem.engine.recomputes_blocks:
-        chain = chain.with_blocks(problem.block_bounds)
+        chain = chain.with_blocks(problem.request.block_bounds)
     return replace(problem, chain=chain)
 
 
@@ -309,31 +304,14 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
             code="other-layers",
         )
     check_device(profile, plan.topology)
-    request, first = plan.request, plan.request.recompute
     return problem_of(
         profile,
         plan.topology,
         plan.microbatch_size,
         schedule=plan.schedule,
-        microbatches=plan.microbatches,
-        optimizer=plan.optimizer,
-        trainer=plan.trainer,
-        engine=plan.engine,
         shard=plan.shard,
-        reserve=plan.reserve,
-        recompute=first not in ("never", "auto"),
-        recompute_per_stage=first == "auto",
-        block_bounds=request.block_bounds,
-        first=first if isinstance(first, int) else None,
-        replication=request.replication,
-        tied=request.tied,
-        stages=request.stages,
         chunks=len(plan.stages_by_rank()[plan.stages[0].ranks[0]]),
-        cut_at=request.cut_at,
-        costs=None if request.costs is None else np.array(request.costs),
-        cuts=request.cuts or (),
-        replicas=request.replicas or (),
-        fixed=request.layout,
+        **{name: getattr(plan, name) for name in RECORDED},
     )
 
 

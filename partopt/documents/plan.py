@@ -95,13 +95,13 @@ class Request(documents.Part, frozen=True, kw_only=True):
     `pp`, `chunks` and `dp` are here; the rest is what the plan is.
     """
 
-    stages: Count | None
-    cut_at: list[Index] | None
-    replication: Replication
-    tied: Tied
-    recompute: Recompute | Count
+    stages: Count | None = None
+    cut_at: list[Index] | None = None
+    replication: Replication = "free"
+    tied: Tied = "exchange"
+    recompute: Recompute | Count = "never"
     block_bounds: list[Index] | None = None
-    costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None
+    costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None = None
     cuts: list[Index] | None = None
     replicas: list[Count] | None = None
     layout: Layout = Layout()

@@ -107,11 +107,12 @@ PLANNERS: Registry[Planner] = Registry("planner", Planner, _BUILTIN)
 
 def required_features(problem: Problem) -> set[str]:
     """What a problem requires of its planner beyond its schedule, in terms of `Planner.uses`."""
+    request = problem.request
     asked = {
-        "stages": problem.stages is not None,
-        "costs": problem.costs is not None,
+        "stages": request.stages is not None,
+        "costs": request.costs is not None,
         "auto": problem.recompute_per_stage,
-        problem.replication: problem.replication != FREE,
+        request.replication: request.replication != FREE,
     }
     return {use for use, stated in asked.items() if stated}
 

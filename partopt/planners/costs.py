@@ -66,7 +66,7 @@ class StageCosts:
         stepped = 0.0 if chain.stepping is not None else chain.optimizer_s
         self.step: Table = self.W / whole * stepped
         self.modes = (
-            (False, True) if self.chooses_recompute else (problem.recompute,)
+            (False, True) if self.chooses_recompute else (problem.recompute_by_default,)
         )  # whether a stage recomputes
         self._parts: dict[object, tuple[Places, tuple[Table, Table | None, int]]] = {}
         self.room = lru_cache(maxsize=None)(self._room)
@@ -89,11 +89,13 @@ class StageCosts:
     @cached_property
     def even(self) -> bool:
         """Whether all stages have as many replicas."""
-        return not self.entry.uneven or self.problem.replication != "free"
+        return not self.entry.uneven or self.problem.request.replication != "free"
 
     def recomputes(self, shape: Shape) -> list[bool]:
         """Which stages of a plan recompute."""
-        return [self.problem.recompute if own is None else own for own in shape.recompute]
+        return [
+            self.problem.recompute_by_default if own is None else own for own in shape.recompute
+        ]
 
     # ---- of stages on their places ------------------------------------------------------------
 

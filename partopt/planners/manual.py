@@ -8,12 +8,12 @@ from partopt.planners.placing import stages_a_device
 
 
 def plan(problem: Problem) -> Decision:
-    """Stages between `problem.cuts`, with `problem.replicas` each (default one).
+    """Stages between the cuts that are requested, with as many replicas each (default one).
 
     Raises PartoptError where they do not form a partition.
     """
-    cuts = list(problem.cuts)
-    replicas = problem.split_replicas or [1]
+    cuts = list(problem.request.cuts or ())
+    replicas = list(problem.request.replicas or [1] * (len(cuts) + 1))
     _check_cuts(cuts, problem)
     _check_replicas(replicas, len(cuts) + 1, problem)
     boundaries = [0, *cuts, problem.chain.layers]

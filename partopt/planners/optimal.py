@@ -56,23 +56,24 @@ def coarsen(
     Of one of more than `most` layers the ranges take about as long each; boundaries that are `kept`
     are among theirs.
     """
-    if problem.stages is not None:
+    if problem.request.stages is not None:
         stage_count(problem)
     bounds = problem.boundaries()
     if most is None:
         most = ranks.cells(problem.topology) if over_ranks(problem) else CELLS[_many(problem)]
-        most = max(most, problem.stages or 1)
+        most = max(most, problem.request.stages or 1)
     if len(bounds) > most + 1:
         times = problem.chain.compute_prefix[bounds]
         shares = times[-1] * np.arange(most + 1) / most
         nearest = {bounds[int(np.abs(times - share).argmin())] for share in shares}
         bounds = sorted(nearest | {bounds[0], bounds[-1], *kept})
-    return replace(problem, cut_at=bounds[:-1]).coarsen(), bounds
+    return problem.with_(cut_at=bounds[:-1]).coarsen(), bounds
 
 
 def over_ranks(problem: Problem) -> bool:
     """Whether the program over ranks plans for a problem."""
-    free = problem.replication == FREE and problem.stages is None
+    request = problem.request
+    free = request.replication == FREE and request.stages is None
     return _many(problem) and problem.microbatches is None and free
 
 
@@ -97,17 +98,17 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
 
     Where all stages have as many replicas, of each number of them too.
     """
-    problem, U = costs.problem, len(places)
-    most = min(most if problem.stages is None else problem.stages, costs.N, U)
-    least = problem.least_stages if problem.stages is None else problem.stages
+    request, U = costs.problem.request, len(places)
+    most = min(most if request.stages is None else request.stages, costs.N, U)
+    least = costs.problem.least_stages if request.stages is None else request.stages
     numbers = range(least, most + 1)
     widths, sizes = {len(place) for place in places}, range(1, U + 1)
     every: Sequence[int | None] = [None]
-    if problem.replication == NONE:
+    if request.replication == NONE:
         every, sizes = ([1], range(1, 2)) if widths == {1} else ([], sizes)
     elif costs.even:
         every = sorted({width * r for width in widths for r in sizes})
-        every = [r for r in every if problem.fixed.dp in (None, r)]
+        every = [r for r in every if request.layout.dp in (None, r)]
     apart = costs.even and costs.entry.split  # whose stages have room for as many as there are
     for replicas in every:
         if replicas is not None and len(widths) == 1:
@@ -116,7 +117,7 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
             if stages and (replicas or 1) * min(stages) <= U * max(widths):
                 for full in (False, True) if costs.short else (False,):
                     yield from slowest_fastest(costs, places, sizes, stages, full, replicas)
-        if costs.buses and problem.stages is None:
+        if costs.buses and request.stages is None:
             for shape in least_bus_load(costs, places, sizes, replicas):
                 yield from _fitting(costs, shape)
 
@@ -291,7 +292,7 @@ def recut(costs: StageCosts, shape: Shape) -> Shape | None:
 
 def nothing_fits(problem: Problem) -> PartoptError:
     """The error where no plan fits, with what would help."""
-    may_recompute = problem.recompute or problem.recompute_per_stage
+    may_recompute = problem.request.recompute != "never"
     more = "" if may_recompute else ", or let stages recompute (`recompute=auto`)"
     sizes = [m.microbatch_size for m in problem.profile.measured()] if problem.profile else []
     smaller = any(size < problem.chain.microbatch_size for size in sizes)

@@ -144,7 +144,7 @@ def _fill_levels(problem: Problem) -> list[_Level]:
     chain = problem.chain
     levels: list[_Level] = []
     weights = np.ascontiguousarray(chain.trained_bytes.table)
-    prefix = chain.busy_prefix(problem.recompute)
+    prefix = chain.busy_prefix(problem.recompute_by_default)
     seconds = np.maximum(prefix[None, :] - prefix[:, None], 0.0)
     stages = np.ones(seconds.shape, dtype=np.int32)
     for level in problem.topology.levels:

@@ -52,10 +52,10 @@ def stage_count(problem: Problem) -> int:
             schedule=problem.schedule,
             multiple=multiple,
         )
-    if problem.stages is None:
+    if problem.request.stages is None:
         return largest
-    _check_stages(problem.stages, problem.schedule, limits, multiple, largest)
-    return problem.stages
+    _check_stages(problem.request.stages, problem.schedule, limits, multiple, largest)
+    return problem.request.stages
 
 
 def _check_stages(

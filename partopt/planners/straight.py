@@ -7,8 +7,6 @@ As many stages as help; memory is not looked at.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from partopt.cost.problem import NONE, Decision, Problem
@@ -23,19 +21,19 @@ from partopt.planners.placing import stage_count
 def plan(problem: Problem) -> Decision:
     """The partition into one-device stages whose slowest stage is fastest.
 
-    Exactly `problem.stages` of them where that is given.
+    As many as are requested, where that is so.
     """
     most = stage_count(problem)
-    stated, cells = optimal.coarsen(replace(problem, replication=NONE, memory_bytes=None))
+    stated, cells = optimal.coarsen(problem.with_(replication=NONE, memory_bytes=None))
     costs, N = StageCosts(stated), stated.chain.layers
     places = tuple((rank,) for rank in range(problem.topology.devices))
     T, ends, found = np.where(np.arange(N + 1) == 0, 0.0, np.inf), [], list[Shape]()
-    fastest = np.inf
+    fastest, wanted, again = np.inf, problem.request.stages, problem.recompute_by_default
     for s in range(min(most, N)):
-        reach = np.maximum(T[:, None], costs.stage(places, s, s + 1, problem.recompute, most))
+        reach = np.maximum(T[:, None], costs.stage(places, s, s + 1, again, most))
         ends.append(reach.argmin(axis=0))
         T = reach.min(axis=0)
-        if problem.stages == s + 1 or (problem.stages is None and T[N] < fastest):
+        if wanted == s + 1 or (wanted is None and T[N] < fastest):
             bounds = [N]
             for own in reversed(ends):
                 bounds.append(int(own[bounds[-1]]))

@@ -148,13 +148,13 @@ def _put(values: tuple[T, ...], s: int, *new: T) -> tuple[T, ...]:
 
 def valid(shape: Shape | None, costs: StageCosts) -> Shape | None:
     """The shape with no more idle places than there are; None where it may not be."""
-    if shape is None or costs.problem.stages not in (None, shape.stages):
+    if shape is None or costs.problem.request.stages not in (None, shape.stages):
         return None
     left = len(shape.places) - sum(shape.counts)
     if left < 0 or min(shape.counts) < 1 or shape.stages < costs.problem.least_stages:
         return None
     replicas = {len(ranks) for ranks in shape.ranks} if costs.even else set()
-    dp = 1 if costs.problem.replication == NONE else costs.problem.fixed.dp
+    dp = 1 if costs.problem.request.replication == NONE else costs.problem.request.layout.dp
     if len(replicas) > 1 or (dp is not None and replicas != {dp}):
         return None
     idle: Sequence[int] = ()

@@ -22,7 +22,7 @@ def recompute_less(plan: Plan, problem: Problem, alike: bool) -> Plan:
     if alike:
         own = partition_of(plan, recompute_per_stage=False)
         for first in range(1, max(stage.blocks_again for stage in plan.stages)):
-            stated = replace(problem, recompute=True, recompute_per_stage=False, first=first)
+            stated = problem.with_(recompute=first)
             if _fits(plan, own, stated):
                 found = _simulated(plan, own, stated)
                 if found is not plan:

@@ -32,7 +32,7 @@ def lower_bound_s(problem: Problem) -> float:
     """
     P, N = problem.topology.devices, len(problem.boundaries()) - 1
     computing_s = float(problem.chain.busy_prefix(problem.all_recompute)[-1]) / P
-    sizes = [1] if problem.replication == NONE else range(1, P + 1)
+    sizes = [1] if problem.request.replication == NONE else range(1, P + 1)
     if len(sizes) * (N + 1) ** 2 > NUMBERS:
         return computing_s
     costs = StageCosts(problem.coarsen())
@@ -115,8 +115,8 @@ def certify_simulated(plan: Plan, lower_s: float, problem: Problem) -> Plan:
 def scope(problem: Problem) -> str:
     """The plans of which the bound speaks, in words."""
     entry, chain, M = schedule(problem.schedule), problem.chain, problem.microbatches
-    limit = problem.memory_bytes
-    again = "all recomputed" if problem.recompute else ""
+    limit, request = problem.memory_bytes, problem.request
+    again = "all recomputed" if problem.recompute_by_default else ""
     if problem.recompute_per_stage and limit is not None:
         blocks = "all blocks of a stage recomputed or none"
         again = blocks if problem.engine.recomputes_blocks else "stages recompute or not"
@@ -127,10 +127,10 @@ def scope(problem: Problem) -> str:
         "any warm-up" if entry.takes_warmup else "",
         f"{'' if M is None else f'{M} '}microbatches of {chain.microbatch_size}",
         "" if limit is None else f"{format_bytes(limit)} a device",
-        "" if problem.stages is None else f"{problem.stages} stages",
-        "" if problem.replication == FREE else f"replication {problem.replication}",
+        "" if request.stages is None else f"{request.stages} stages",
+        "" if request.replication == FREE else f"replication {request.replication}",
         again,
-        "tied layers together" if problem.tied != EXCHANGE and chain.tied else "",
+        "tied layers together" if request.tied != EXCHANGE and chain.tied else "",
         "serial transfers" if problem.waits else "",
         "blocking all-reduces" if problem.blocks else "",
         _places_to_cut(problem),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from partopt.cost.plan import price
 from partopt.cost.problem import Problem, Progress, ignore_progress, partition_of
@@ -44,7 +43,7 @@ def compare(
     if planners:
 
         def find(each: Job, tell: Progress, beat_s: float) -> contest.Contest:
-            return _compete(planners, replace(each.problem, progress=tell), beat_s)
+            return _compete(planners, each.problem.with_(progress=tell), beat_s)
 
         by_size = search_sizes(job, progress, find, lambda found: found.plans[best_of(found.plans)])
         size, (found, own) = next(iter(by_size.items()))

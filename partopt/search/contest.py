@@ -6,7 +6,6 @@ of its dynamic program and with those of the other planners (`partopt.search.imp
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from contextlib import suppress
@@ -152,8 +151,7 @@ def _rivals(problem: Problem) -> Iterable[Partition]:
     for name in able_planners(needed, problem.schedule):
         if name not in ("manual", "straight", OPTIMAL):
             with suppress(PartoptError):
-                alike = dataclasses.replace(problem, recompute_per_stage=False)
-                yield planners.decide(name, alike).partition
+                yield planners.decide(name, problem.recompute_alike()).partition
 
 
 def _simulate(name: str, decision: Decision, problem: Problem) -> Plan:

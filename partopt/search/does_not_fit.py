@@ -21,8 +21,6 @@ from partopt.options import AUTO
 from partopt.schedules import schedule
 from partopt.search.solve import solve
 
-_PARTS = ("recompute", "microbatch", "chunks", "dp", "pp")  # of a layout, in the order of freeing
-
 
 @dataclass(frozen=True)
 class Fitting:
@@ -85,9 +83,7 @@ def _options_of(job: Job, changes: dict[str, Any], plan: Plan) -> dict[str, str 
     found = {name: value for name, value in changes.items() if value not in (None, Layout())}
     layout = plan.layout
     parts = {"recompute": layout.recompute, "microbatch_size": layout.microbatch}
-    for name, value in parts.items():
-        if value is not None and (name in changes or getattr(job, name) is not None):
-            found[name] = value
+    found |= {name: value for name, value in parts.items() if value and name in changes}
     if job.planner is not None and "planner" in changes:
         found["planner"] = plan.planner
     return {name: value for name, value in found.items() if value != getattr(job, name)}

@@ -57,7 +57,7 @@ class Splits:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.chain, self.N = problem, problem.chain, problem.chain.layers
-        self.C = self.chain.busy_prefix(problem.recompute)
+        self.C = self.chain.busy_prefix(problem.recompute_by_default)
         self.needs = lru_cache(maxsize=None)(self._needs)
         self.of_least_squares = lru_cache(maxsize=None)(self._of_least_squares)
 
@@ -91,7 +91,8 @@ class Splits:
 
         These need not be whole: the stages of a device have unequal shares.
         """
-        kept, again, first = self.problem.kept, self.problem.recompute, self.problem.first
+        problem = self.problem
+        kept, again, first = problem.kept, problem.recompute_by_default, problem.first
         versions = SCHEDULES[self.problem.schedule].versions_of
         one, two = (
             memory_table(self.chain, held, versions(held), kept, d, again, split, first=first)
@@ -221,7 +222,7 @@ class Gridded:
             counts,
             problem.kept,
             len(grid.ranks[0]),
-            problem.recompute,
+            problem.recompute_by_default,
             entry.split,
             problem.first,
         )
@@ -336,7 +337,7 @@ def grids(problem: Problem) -> list[Gridded]:
         bounds = splits.of_least_squares().get(S)
         if bounds is None:
             continue
-        stated, key = replace(problem, chunks=v), (entry.shape, p, d, v)
+        stated, key = problem.with_(chunks=v), (entry.shape, p, d, v)
         if key not in laid:
             laid[key] = grids_of(*key, problem.exchange_topology)
         for grid in laid[key]:
@@ -349,20 +350,24 @@ def grids(problem: Problem) -> list[Gridded]:
 
 def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int, int]]:
     """p, d and v of the grids that a schedule can run, of as many devices as can be."""
-    P, M, asked = problem.topology.devices, problem.microbatches, problem.fixed
+    P, M, asked = problem.topology.devices, problem.microbatches, problem.request.layout
     least = max(problem.least_stages, 1 if entry.data_parallel or M is None else 2)
     for p in range(least, min(P, N) + 1) if asked.pp is None else [asked.pp]:
-        most = 1 if problem.replication == NONE else P // p
+        most = 1 if problem.request.replication == NONE else P // p
         allowed = [d for d in range(most, 0, -1) if asked.dp in (None, d)]
         d = next((d for d in allowed if M is None or M % d == 0), 0)
-        few = p * d < (BUSY if P <= MANY else 1) * P and problem.replication != NONE
-        sized = (asked.pp, asked.dp, problem.stages) != (None, None, None)
+        few = p * d < (BUSY if P <= MANY else 1) * P and problem.request.replication != NONE
+        sized = (asked.pp, asked.dp, problem.request.stages) != (None, None, None)
         if d == 0 or (few and not sized):
             continue
         fixed = CHUNKS.get(entry.shape)
         for v in [fixed] if fixed else _chunks(min(N, STAGES) // p, asked.chunks):
             stages = p * entry.stages_a_device(v)
-            if asked.chunks not in (None, v) or stages > N or problem.stages not in (None, stages):
+            if (
+                asked.chunks not in (None, v)
+                or stages > N
+                or problem.request.stages not in (None, stages)
+            ):
                 continue
             if entry.shape == STRAIGHT or not refusal(entry.name, p, v, (M or d) // d):
                 yield p, d, v
@@ -409,5 +414,5 @@ def best_grid(problem: Problem, estimates: Sequence[Gridded], cells: Sequence[in
     if not pool:
         return None
     _, best = min(pool, key=lambda own: own[0])
-    stated = replace(problem, chunks=best.grid.v)
+    stated = problem.with_(chunks=best.grid.v)
     return simulate_plan(price(best.cuts.cut(best.bounds).on_layers(cells), stated, GRID))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from partopt import planners
@@ -46,7 +46,7 @@ class Recomputation:
     def problem(self) -> Problem:
         """What the plan was made for."""
         check_layout(self.plan)
-        return replace(problem_from_plan(self.plan, self.profile), progress=self.progress)
+        return problem_from_plan(self.plan, self.profile).with_(progress=self.progress)
 
     @cached_property
     def partition(self) -> Partition:

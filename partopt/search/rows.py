@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from partopt.cost.problem import Problem, Progress
 from partopt.documents import Note
@@ -25,7 +25,8 @@ NEAR_LIMIT = 0.9  # of the memory: a plan that needs less has no use for recompu
 class Row:
     """What was found under one schedule: `plans` of the best variant by their planners, and notes.
 
-    `problem` is that of the best variant; `by_variant` has the best plan of each variant that was searched, the best first.
+    `problem` is that of the best variant; `by_variant` has the best plan of each variant that was
+    searched, the best first.
     """
 
     problem: Problem
@@ -87,7 +88,7 @@ def search_row(
         fitting = [best for _, _, best in found if best.fits]
         if len(found) >= SEARCHED or (fitting and not _may_be_best(variant, variants[0], found)):
             continue
-        problem = replace(variant.problem, progress=_at_variant(variant, variants, progress))
+        problem = variant.problem.with_(progress=_at_variant(variant, variants, progress))
         fastest = max((best.predicted.samples_per_s for best in fitting), default=0.0)
         beat_s = variant.problem.chain.microbatch_size / fastest if fastest else math.inf
         try:
@@ -113,13 +114,13 @@ def _may_be_best(
         or variant.estimate_s > REACH * first.estimate_s
     ):
         return False
-    if not (variant.problem.recompute or variant.alike):
+    if variant.problem.request.recompute == "never":
         return True
     limit = best.memory_limit_bytes or math.inf
     size, shard = variant.problem.chain.microbatch_size, variant.problem.shard
     for other, _, own in found:
         same = other.problem.chain.microbatch_size == size and other.problem.shard == shard
-        plain = not (other.problem.recompute or other.alike)
+        plain = other.problem.request.recompute == "never"
         if same and plain and own.fits:
             return other.is_limited or own.peak_memory_bytes > NEAR_LIMIT * limit
     return True

@@ -85,7 +85,7 @@ def solve(job: Job, progress: Progress = ignore_progress, within: Within = ANY) 
 
 def _solve_by_planner(job: Job, progress: Progress, beat_s: float) -> Result:
     """The plan of the job's planner at its one microbatch size, beside those of others."""
-    problem, name = replace(job.problem, progress=progress), job.planner_name
+    problem, name = job.problem.with_(progress=progress), job.planner_name
     assert name is not None
     contest.check_planner(name, problem)
     best, own = contest.plan_alone(name, problem, beat_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from msgspec import structs
@@ -119,19 +119,19 @@ def _at_size(job: Job, name: str, size: int, within: Within) -> Iterator[Variant
     chosen = job.recompute in (None, "auto")
     recompute = "never" if chosen else job.recompute
     stated = job.with_(schedule=name, microbatch_size=size, recompute=recompute).problem
-    if within.equal and stated.replication == FREE:
-        stated = replace(stated, replication="uniform")
+    if within.equal and stated.request.replication == FREE:
+        stated = stated.with_(replication="uniform")
     fixed = structs.replace(job.layout, chunks=job.chunks or job.layout.chunks)
-    stated = replace(stated, fixed=fixed, least_stages=within.least_stages)
-    chosen &= stated.memory_bytes is not None and job.engine_run.recompute != ("none",)
+    stated = stated.with_(layout=fixed, least_stages=within.least_stages)
+    chosen &= stated.memory_bytes is not None and job.engine.recompute != ("none",)
     for shard in shards_of(job):
-        never = Variant(replace(stated, shard=shard))
+        never = Variant(stated.with_(shard=shard))
         yield never
         if chosen:
-            always = Variant(replace(never.problem, recompute=True))
+            always = Variant(never.problem.with_(recompute="always"))
             yield always
             if schedule(name).overlaps and not within.alike:
-                each = replace(never.problem, recompute_per_stage=True)
+                each = never.problem.with_(recompute="auto")
                 yield Variant(each, (never, always))
 
 
@@ -139,4 +139,4 @@ def shards_of(job: Job) -> list[Shard]:
     """What replicas may share: as the job says, else all that its trainer has."""
     if job.shard is not None or job.trainer == PARTOPT or job.topology.devices == 1:
         return [job.shard or "none"]
-    return list(job.engine_run.shard)
+    return list(job.engine.shard)

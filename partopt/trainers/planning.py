@@ -188,7 +188,7 @@ class _Said:
         problem, start = problem_from_plan(plan, self.job.profile), plan
         if plan.planner not in _SEARCHED:
             start = structs.replace(plan, planner=_SEARCHED[-1], certificate=None)
-            problem = replace(problem, stages=None, replication=FREE, costs=None)
+            problem = problem.with_(stages=None, replication=FREE, costs=None)
         moved = move_cuts(start, problem)
         if not self._can_say(moved) or order_of(moved) >= order_of(plan):
             return plan

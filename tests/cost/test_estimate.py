@@ -49,7 +49,7 @@ def test_an_allreduce_longer_than_the_compute_binds():
     given = problem(layers(1, weight=30), topology((2, 1.0)))
     found = estimate(given, [0, 1], [2])
     assert (found.period_s, found.bound_by) == (30 / 2, "all-reduce of stage 0")
-    waiting = estimate(replace(given, engine=BLOCKING), [0, 1], [2])
+    waiting = estimate(given.with_(engine=BLOCKING), [0, 1], [2])
     assert waiting.bound_by == "compute and all-reduce of stage 0"
     assert waiting.period_s == (3 + 30) / 2
 
@@ -129,7 +129,7 @@ def test_what_messages_take_of_devices_is_part_of_what_these_do_though_none_wait
 
 
 def test_recomputation_adds_a_forward():
-    given = problem(layers(2), topology((2, 1.0)), recompute=True)
+    given = problem(layers(2), topology((2, 1.0)), recompute="always")
     assert estimate(given, range(3)).period_s == 4
 
 
@@ -206,7 +206,7 @@ def test_recomputation_while_a_stage_waits_delays_no_gradient():
     backward of 2 s, and a forward of 1 s before it unless GPipe did that meanwhile.
     """
     for schedule, tail in (("gpipe", 2), ("1f1b", 3)):
-        given = synchronous(layers(2), topology((2, 1.0)), 1, schedule=schedule, recompute=True)
+        given = synchronous(layers(2), topology((2, 1.0)), 1, schedule=schedule, recompute="always")
         assert estimate(given, range(3)).iteration_s == 1 + 4 + tail
 
 

@@ -54,8 +54,7 @@ def problems(draw: st.DrawFn, names: list[str], devices: int = 8) -> Problem:
         microbatches=M,
         **draw(trained(M, **facts)),
         memory_bytes=draw(st.sampled_from([None, 100, 300])),
-        recompute=recompute == "always",
-        recompute_per_stage=recompute == "auto",
+        recompute=recompute,
     )
 
 
@@ -166,7 +165,7 @@ def test_no_plan_with_several_stages_on_a_device_is_simulated_to_less_than_its_e
         Assignment(start, stop, own)
         for start, stop, own in zip([0, *cuts], [*cuts, N], ranks, strict=True)
     ]
-    check(Partition(entry.shape, stages), replace(given, recompute_per_stage=False, chunks=v), None)
+    check(Partition(entry.shape, stages), given.recompute_alike().with_(chunks=v), None)
 
 
 def estimate_and_simulation(given: Problem, replicas: list[int]) -> tuple[float, float]:

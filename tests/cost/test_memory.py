@@ -96,7 +96,7 @@ def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_wei
 
 @pytest.mark.parametrize("begun", [1, 2])
 def test_recomputation_keeps_the_inputs_in_their_buffers_and_the_stash_of_what_has_begun(begun):
-    memory = memory_of(CHAIN, 1, 3, 3, begun, recompute=True)
+    memory = memory_of(CHAIN, 1, 3, 3, begun, recompute="always")
     assert (memory.activations_bytes, memory.buffers_bytes) == (begun * 34, 3 * 10)
 
 
@@ -108,7 +108,7 @@ def test_blocks_that_recompute_keep_their_inputs_and_the_stash_of_one(
     begun, schedule, stash, beside
 ):
     """Layers 0 to 2 alone keep 7, 30 and 34; in two parts of a backward all of it stays."""
-    how = {"recompute": True, "engine": Engine(recompute=("none", "blocks"))}
+    how = {"recompute": "always", "engine": Engine(recompute=("none", "blocks"))}
     memory = memory_of(CHAIN, 0, 3, 3, begun, schedule=schedule, **how)
     assert memory.activations_bytes == 3 * (10 + 20) + begun * stash
     assert memory.transient_bytes == beside
@@ -161,7 +161,9 @@ def test_the_stash_of_the_layers_behind_is_gone_where_a_backward_is_in_one_part(
     chain = chain_of(with_memory_of(profile, [0] * 3, [0, 90, 40]))
     memory = memory_of(chain, 1, 3, 3, schedule=schedule)
     assert (memory.transient_bytes, memory.activations_bytes) == (beside, 3 * 530)
-    assert memory_of(chain, 1, 3, 3, schedule=schedule, recompute=True).transient_bytes == beside
+    assert (
+        memory_of(chain, 1, 3, 3, schedule=schedule, recompute="always").transient_bytes == beside
+    )
     assert memory_of(chain, 0, 2, 3, schedule=schedule).transient_bytes == 90
 
 
@@ -178,7 +180,7 @@ def test_tables_say_what_stages_hold(schedule, M, optimizer, data):
     held, recompute = data.draw(st.integers(1, 6)), data.draw(st.booleans())
     first = data.draw(st.none() | st.integers(1, 3))
     options = {"schedule": schedule, "microbatches": M, "optimizer": optimizer}
-    options |= {"recompute": recompute, "first": first, **how}
+    options |= {"recompute": (first or "always") if recompute else "never", **how}
     options["block_bounds"] = data.draw(block_bounds(model.layers))
     stated, entry = problem(model, topology((4, 1.0)), **options), SCHEDULES[schedule]
     versions, kept = entry.versions_of(held), stated.kept

@@ -30,13 +30,14 @@ from tests.simulator.plans import chunked, plan_of
 
 STRAIGHTS = [name for name, entry in SCHEDULES.items() if entry.shape == STRAIGHT]
 CHUNKED = [name for name, entry in SCHEDULES.items() if entry.shape != STRAIGHT]
+MODES = ["never", "always"]
 ASYNCHRONOUS = {name for name, entry in SCHEDULES.items() if entry.asynchronous}
 
 
 def made(name, replicas, recompute):
     costs = {"cuts": [3] * (len(replicas) - 1), "weights": [5 + s for s in range(len(replicas))]}
     M = None if name in ASYNCHRONOUS else 12
-    return plan_of(replicas, schedule=name, microbatches=M, recompute=recompute, **costs)
+    return plan_of(replicas, schedule=name, microbatches=M, recompute=MODES[recompute], **costs)
 
 
 @examples(150)
@@ -84,7 +85,7 @@ def test_a_plan_under_its_own_conditions_is_the_plan_that_was_priced(name, data)
         schedule=name,
         microbatches=M,
         **data.draw(trained(M)),
-        recompute=data.draw(st.booleans()),
+        recompute=data.draw(st.sampled_from(MODES)),
     )
     family = CONTIGUOUS if entry.shape == STRAIGHT else entry.shape
     plan = priced(given, Partition(family, stages))

@@ -76,7 +76,7 @@ def chain(
 
 def problem(of: Chain, on: Topology, **options: object) -> Problem:
     """A problem without a profile: enough for a planner's decision."""
-    return as_run(Problem(profile=None, topology=on, chain=of, **options))  # type: ignore[arg-type]
+    return as_run(Problem(profile=None, topology=on, chain=of).with_(**options))  # type: ignore[arg-type]
 
 
 def proven(decision: Decision) -> tuple[Partition, Certificate]:

@@ -46,8 +46,7 @@ def problems(draw: st.DrawFn, layers: int = 5, devices: int = 4) -> Problem:
         microbatches=M,
         **draw(trained(M)),
         memory_bytes=draw(st.sampled_from([None, 100, 300])),
-        recompute=recompute == "always",
-        recompute_per_stage=recompute == "auto",
+        recompute=recompute,
         replication=draw(st.sampled_from([FREE, FREE, "uniform", NONE])),
     )
 
@@ -61,7 +60,7 @@ def shapes(costs: StageCosts, places: Places) -> Iterator[Shape]:
             if sum(counts) > U:
                 continue
             one_each = set(counts) == {1} and all(len(place) == 1 for place in places)
-            if costs.problem.replication == NONE and not one_each:
+            if costs.problem.request.replication == NONE and not one_each:
                 continue
             for idle in product(range(U - sum(counts) + 1), repeat=S):
                 if sum(idle) > U - sum(counts):
@@ -102,7 +101,7 @@ def test_no_plan_of_a_layout_has_a_faster_slowest_stage(given):
 @given(problems(), st.sampled_from([60, 80, 100, 130, 170, 230]))
 def test_plans_with_their_own_warm_up_fit(given, memory):
     """Under zb-h1 later stages have begun more backwards."""
-    given = replace(given, memory_bytes=memory)
+    given = given.with_(memory_bytes=memory)
     costs = StageCosts(given)
     for shape in [] if costs.entry.takes_warmup else optimal.plans(costs):
         assert priced(given, shape.partition()).fits
@@ -127,7 +126,7 @@ def test_messages_part_at_the_levels_between_a_stage_and_its_neighbours(idle, se
 @examples(40, suppress_health_check=SLOW)
 @given(problems())
 def test_the_plan_of_least_bus_load_within_a_limit(given):
-    given = replace(given, recompute_per_stage=False, replication=FREE)
+    given = given.recompute_alike().with_(replication=FREE)
     costs = StageCosts(given)
     assume(costs.buses and not costs.even)
     places = layouts_of(given.topology)[0]
@@ -160,9 +159,9 @@ def test_no_other_cuts_are_better_than_those_of_recut(given, random):
 @examples(30, suppress_health_check=SLOW)
 @given(problems(devices=8))
 def test_plans_of_the_program_over_ranks_have_their_layers_and_devices(given):
-    stated = replace(given, schedule="pipedream", microbatches=None, replication=FREE)
-    costs = StageCosts(replace(stated, recompute_per_stage=False))
-    for shape in ranks.plans(costs, given.recompute):
+    stated = given.with_(schedule="pipedream", microbatches=None, replication=FREE)
+    costs = StageCosts(stated.recompute_alike())
+    for shape in ranks.plans(costs, given.recompute_by_default):
         assert (shape.bounds[0], shape.bounds[-1]) == (0, costs.N)
         assert all(i < j for i, j in pairwise(shape.bounds))
         assert shape.spans[-1][1] == given.topology.devices

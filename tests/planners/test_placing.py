@@ -1,7 +1,6 @@
 """Where stages lie: every schedule's order accepts what is placed for it, and hints are taken."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -67,7 +66,7 @@ def test_a_hint_about_stages_is_a_number_that_is_taken(name, asked, layers, devi
             assert error.hint == "choose another schedule: `schedule=1f1b`"
             assert min(layers, devices * stages_a_device(stated)) < stage_multiple(stated)
             return
-        assert stage_count(replace(stated, stages=int(named[1]))) == int(named[1])
+        assert stage_count(stated.with_(stages=int(named[1]))) == int(named[1])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ SCHEDULES = st.one_of(
 
 def least_s(given: Problem) -> float:
     """The least that the slowest stage takes over every cut and every choice of ranks, in order."""
-    costs, S = priced(given), given.stages
+    costs, S = priced(given), given.request.stages
     N, P = given.chain.layers, given.topology.devices
     places, found = tuple((rank,) for rank in range(P)), []
     for cuts in combinations(range(1, N), S - 1):
@@ -39,7 +39,7 @@ def least_s(given: Problem) -> float:
 
 def priced(given: Problem) -> StageCosts:
     """The costs of stages on one device each, of any memory."""
-    return StageCosts(replace(given, replication=NONE, memory_bytes=None))
+    return StageCosts(given.with_(replication=NONE, memory_bytes=None))
 
 
 def planned(given: Problem) -> Shape:
@@ -68,7 +68,7 @@ def test_no_other_has_a_faster_slowest_stage(
         cluster,
         schedule=name,
         microbatches=M,
-        recompute=recompute,
+        recompute="always" if recompute else "never",
         engine=WAITING if serial else Engine(),
         memory_bytes=1,  # is not looked at
         stages=min(stages, model.layers, cluster.devices),

@@ -157,7 +157,7 @@ def test_a_line_a_plan_in_the_order_that_it_is_given():
     assert [row.split()[0] for row in rows] == ["gpipe", "1f1b"]
     assert [row.split()[-1] for row in rows] == ["no", "yes"]
     assert [word for word in heading.split() if word.isalpha()][:3] == ["SCHEDULE", "GRID", "BATCH"]
-    again = plan_of([1, 1], schedule="1f1b", microbatches=4, recompute=True)
+    again = plan_of([1, 1], schedule="1f1b", microbatches=4, recompute="always")
     assert "always" in lines([again])[1]
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from msgspec import structs
 
 from partopt.cost.problem import Problem, problem_of
@@ -62,7 +60,7 @@ def grid(**options: Any) -> Made:
     plans = best_by_schedule([problem])
     plan = next(plan for plan in plans if name in (None, plan.schedule))
     plan = structs.replace(plan, runners_up=[RunnerUp.of(plans[-1])])
-    return plan, replace(problem, schedule=plan.schedule)
+    return plan, problem.with_(schedule=plan.schedule)
 
 
 KINDS: dict[str, Callable[[], Made]] = {
@@ -74,7 +72,7 @@ KINDS: dict[str, Callable[[], Made]] = {
         **SYNCHRONOUS,
     ),
     "optimal, requested": lambda: plan_of(
-        "optimal", stages=2, cut_at=[0, 2, 4], replication="uniform", recompute_per_stage=True
+        "optimal", stages=2, cut_at=[0, 2, 4], replication="uniform", recompute="auto"
     ),
     "optimal, nested": lambda: plan_of("optimal", {"output_bytes": [5 * 10**6] * 6}, **SYNCHRONOUS),
     "optimal, a deeper warm-up": lambda: plan_of(
@@ -84,7 +82,7 @@ KINDS: dict[str, Callable[[], Made]] = {
         "optimal",
         {"output_bytes": [10**4] * 6},
         topology=flat(3, 1e9, memory_bytes=6 * 10**7),
-        recompute_per_stage=True,
+        recompute="auto",
     ),
     "optimal, tied": lambda: plan_of("optimal", TIED, replication="none"),
     "optimal, in shares": lambda: plan_of("optimal", shard="parameters", **SYNCHRONOUS),
@@ -92,7 +90,7 @@ KINDS: dict[str, Callable[[], Made]] = {
     "pipedream": lambda: plan_of("pipedream"),
     "straight": lambda: plan_of("straight", stages=4),
     "data_parallel": lambda: plan_of("data_parallel"),
-    "gpipe": lambda: plan_of("gpipe", stages=4, costs=np.array([1.0, 2.0, 3.0, 1.0, 1.0, 1.0])),
+    "gpipe": lambda: plan_of("gpipe", stages=4, costs=[1.0, 2.0, 3.0, 1.0, 1.0, 1.0]),
     "interleaved": lambda: plan_of("gpipe", schedule="interleaved", microbatches=4, chunks=1),
     "dualpipe": lambda: plan_of("gpipe", schedule="dualpipe", microbatches=8, replication="none"),
     "manual": manual,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -18,14 +17,14 @@ SIZES = [1, 2]
 
 
 def at_each_size(
-    problem_at: Callable[[int, bool], Problem],
+    problem_at: Callable[[int, str], Problem],
     batch: int,
     sizes: Sequence[int] = SIZES,
-    recomputes: Sequence[bool] = (False, True),
+    recomputes: Sequence[str] = ("never", "always"),
 ) -> list[Problem]:
     """The problems of a batch of so many samples, at sizes that divide it, recomputed or not."""
     return [
-        replace(problem_at(size, recompute), schedule="1f1b", microbatches=batch // size)
+        problem_at(size, recompute).with_(schedule="1f1b", microbatches=batch // size)
         for size, recompute in itertools.product(sizes, recomputes)
     ]
 

@@ -1,7 +1,5 @@
 """The schedule search beside the simulation of everything that it could have chosen."""
 
-from dataclasses import replace
-
 import pytest
 
 from partopt import planners
@@ -16,7 +14,7 @@ from partopt.simulator.execution import execute, simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 from tests.search.problems import at_each_size, slow
 
-BOTH = [False, True]
+BOTH = ["never", "always"]
 
 
 def per_sample_s(plan: Plan) -> float:
@@ -45,7 +43,7 @@ def test_never_slower_than_a_grid_of_ones_own(layers, cluster):
     for name in best:
         for planner in ("gpipe", "data_parallel"):
             try:
-                own = simulate_plan(planners.plan(planner, replace(problem, schedule=name)))
+                own = simulate_plan(planners.plan(planner, problem.with_(schedule=name)))
             except PartoptError:
                 continue
             if planner == "gpipe" and not own.idle_ranks:
@@ -67,8 +65,8 @@ class TestWhatIsReturned:
     )
 
     def plans(self, **changed: object) -> list[Plan]:
-        problem = replace(self.PROBLEM, **changed)  # type: ignore[arg-type]
-        return best_by_schedule([replace(problem, recompute=recompute) for recompute in BOTH])
+        problem = self.PROBLEM.with_(**changed)
+        return best_by_schedule([problem.with_(recompute=recompute) for recompute in BOTH])
 
     def test_one_of_each_schedule_fastest_first(self):
         plans = self.plans()
@@ -173,7 +171,7 @@ def test_any_replicas_are_better_than_a_grid_where_layers_differ():
         [10**6, 10**6, 10**6, 4 * 10**8],
     )
     stated = at_each_size(
-        lambda b, again: problem_of(profile, flat(4, 1e9), b, recompute=again), 12, [1], [False]
+        lambda b, again: problem_of(profile, flat(4, 1e9), b, recompute=again), 12, [1], ["never"]
     )
     plans = best_by_schedule(stated)
     assert [plan.predicted.samples_per_s for plan in plans] == sorted(

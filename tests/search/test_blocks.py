@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +41,7 @@ def shorts(draw: st.DrawFn) -> tuple[Problem, Plan]:
     engine = TRAINERS["colossalai"].engine
     options = {"schedule": schedule, "microbatches": 4, "cuts": cuts, "engine": engine}
     job = po.Job(profile, flat(3), recompute="auto", block_bounds=list(range(1, 11)), **options)
-    whole = replace(job.problem, recompute_per_stage=False, recompute=True)
+    whole = job.problem.with_(recompute="always")
     stages = [
         Assignment(i, j, range(s, s + 1), True)
         for s, (i, j) in enumerate(zip([0, *cuts], [*cuts, 12], strict=True))
@@ -51,7 +49,7 @@ def shorts(draw: st.DrawFn) -> tuple[Problem, Plan]:
     partition = Partition(CONTIGUOUS, stages)
     least = simulate_plan(price(partition, whole, "optimal")).peak_memory_bytes
     limit = least + draw(st.integers(0, 60)) * MB
-    problem = replace(job.problem, memory_bytes=limit, cuts=(), replicas=())
+    problem = job.problem.with_(memory_bytes=limit, cuts=None)
     return problem, simulate_plan(price(partition, problem, "optimal"))
 
 

@@ -1,7 +1,5 @@
 """The best of all planners beside each of them."""
 
-import dataclasses
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -71,7 +69,7 @@ def test_of_equal_plans_the_first_is_the_best():
         ({"schedule": "1f1b-eager", "microbatches": 8}, AUTOMATIC),
         ({"replication": "none"}, {"optimal", "gpipe", "torchgpipe", "lingvo", "straight"}),
         ({"replication": "uniform"}, AUTOMATIC - {"pipedream"}),
-        ({"recompute_per_stage": True}, {"optimal"}),
+        ({"recompute": "auto"}, {"optimal"}),
     ],
 )
 def test_contestants_look_at_what_is_stated(options, able):
@@ -134,15 +132,15 @@ def test_uniform_layers_on_one_device():
 
 
 @pytest.mark.parametrize(
-    "options", [{"recompute_per_stage": True}, {"replication": "uniform"}, {"replication": "none"}]
+    "options", [{"recompute": "auto"}, {"replication": "uniform"}, {"replication": "none"}]
 )
 def test_planners_that_keep_to_what_is_asked_without_looking_are_candidates_too(options):
     """With all-reduces that are waited for, simulated, the formulas' best is not the fastest."""
     stated = problem(engine=BLOCKING, **options)
     best = contest.plan_alone("optimal", stated)[0]
-    free = {"recompute_per_stage": False, "replication": "free"}
+    free = {"recompute": "never", "replication": "free"}
     for name in AUTOMATIC - {"optimal"}:
-        plan = contest.plan_decided(name, dataclasses.replace(stated, **free))
+        plan = contest.plan_decided(name, stated.with_(**free))
         asked = msgspec.structs.replace(plan, request=best.request)
         if not list(asked.find_deviations()):
             assert best.predicted.period_s <= plan.predicted.period_s * (1 + 1e-12)

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
@@ -69,7 +68,7 @@ def everything(problem: Problem) -> Iterator[tuple[Problem, Partition]]:
         for p in sizes:
             chunks = [CHUNKS[entry.shape]] if entry.shape in CHUNKS else range(2, N // p + 1)
             for v in chunks:
-                own = replace(problem, schedule=name, chunks=v)
+                own = problem.with_(schedule=name, chunks=v)
                 S = p * stages_a_device(own)
                 if S > N or S % stage_multiple(own) or (p == 1 and entry.shape != STRAIGHT):
                     continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import chain as chained
 from math import inf
 
@@ -162,7 +161,7 @@ def test_steps_lead_to_plans_of_all_layers_on_places_that_there_are(given, seed,
         return
     shape = starts[-1]
     if asked:
-        given = replace(given, stages=shape.stages)
+        given = given.with_(stages=shape.stages)
         costs = StageCosts(profiled(given))
     for _ in range(60):
         shape = step(shape, costs, rng) or shape
@@ -171,7 +170,7 @@ def test_steps_lead_to_plans_of_all_layers_on_places_that_there_are(given, seed,
         assert len(shape.bounds) - 1 == shape.stages == len(shape.idle) == len(shape.recompute)
         assert min(shape.counts) >= 1 and shape.spans[-1][1] <= len(shape.places)
         assert not costs.even or len(set(map(len, shape.ranks))) == 1
-        assert given.stages in (None, shape.stages)
+        assert given.request.stages in (None, shape.stages)
 
 
 def test_the_deepest_warm_up_fills_the_room_that_there_is():

@@ -69,7 +69,7 @@ def test_recomputation_keeps_the_input_alone_and_one_stash():
     Under 1F1B the backward takes its stash itself.
     """
     for schedule in ("gpipe", "1f1b"):
-        plan, timeline = example(schedule, P=2, M=4, recompute=True)
+        plan, timeline = example(schedule, P=2, M=4, recompute="always")
         assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 10, BASE + 10]
         assert (timeline.order.kind == R).any() == (schedule == "gpipe")
         values = memory_over_time(timeline, plan, 1).values - BASE
@@ -145,7 +145,9 @@ def plan_under(name, groups, transient, recompute, engine=OWN, **options):
     profile = uniform_profile(8, stash_groups=groups or [([0], 0)])
     profile = with_memory_of(profile, [2 * 10**5] * 8, transient)
     options |= {"microbatches": None if SCHEDULES[name].asynchronous else 8, "engine": engine}
-    problem = problem_of(profile, flat(4), schedule=name, recompute=recompute, **options)
+    problem = problem_of(
+        profile, flat(4), schedule=name, recompute="always" if recompute else "never", **options
+    )
     return planners.plan("gpipe", problem)
 
 

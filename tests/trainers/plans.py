@@ -52,7 +52,7 @@ def planned(
 
 def planned_for(to: str, **options: Any) -> Plan:
     """The plan of `planned` as the engine of the trainer `to` runs it."""
-    own = {"trainer": to, "engine": TRAINERS[to].engine, "block_bounds": range(2, BLOCKS + 3)}
+    own = {"trainer": to, "engine": TRAINERS[to].engine, "block_bounds": list(range(2, BLOCKS + 3))}
     return planned(**own | options)
 
 

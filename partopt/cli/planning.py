@@ -1,0 +1,171 @@
+"""The options of the verbs that plan, as `partopt.options` declares them, and their job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partopt.cli.options import (
+    COUNT,
+    Command,
+    declare,
+    integers,
+    is_given,
+    option,
+    parse_facts,
+    with_option,
+)
+from partopt.cli.terminal import say
+from partopt.cli.words import as_flags
+from partopt.errors import PartoptError
+from partopt.options import BATCH, MEMORY, STAGES, Options, kinds
+
+if TYPE_CHECKING:
+    from partopt import Job, Profile, Topology
+
+_NOT_OF_JOB = ("topology", "servers", "target", "rules")
+_KINDS_OF_COST = ("time", "flops", "parameters")
+
+_FLAGS = {name: kind.flag for name, kind in kinds().items() if kind.flag is not None}
+# headings in the help of planning verbs, and the options below each beside those of a job; a star:
+# in --help-all alone
+_BESIDE = {
+    "Cluster": "topology servers",
+    "Trainer": "target targets layout layouts facts* rules*",
+    BATCH: "",
+    STAGES: "chosen files",
+    MEMORY: "",
+    "Numbers of devices": "scaling weak*",
+}
+_HELP_ALL = "partopt.help_all"  # in the context: whether all options are shown
+
+
+class Verb(click.Command):
+    """A verb of many options: --help is one screen of them in groups, --help-all has all."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        help_all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=self._show_all,
+            help="Show every option.",
+        )
+        self.params.append(help_all)
+
+    def _show_all(self, context: click.Context, _: click.Parameter, value: bool) -> None:
+        if value and not context.resilient_parsing:
+            context.meta[_HELP_ALL] = True
+            say(self.get_help(context))
+            context.exit()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options below their headings; those without one come last."""
+        options = [own for own in self.get_params(ctx) if isinstance(own, click.Option)]
+        left = {own.name: own.get_help_record(ctx) for own in options}
+        every, groups = ctx.meta.get(_HELP_ALL), {}
+        for heading, beside in _BESIDE.items():
+            rare = {name.rstrip("*"): name.endswith("*") for name in beside.split()}
+            rare |= {name: flag.rare for name, flag in _FLAGS.items() if flag.heading == heading}
+            records = {name: left.pop(name, None) for name in rare}
+            groups[heading] = [records[name] for name in rare if every or not rare[name]]
+        for heading, listed in [*groups.items(), ("Output", list(left.values()))]:
+            if rows := [record for record in listed if record]:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+class _WordOrNumber(click.Choice):  # type: ignore[type-arg]
+    """One of some words, or a whole number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word, or the number as one."""
+        text = str(value)
+        return int(text) if text.isdecimal() else super().convert(value, param, ctx)
+
+
+def flag_of(name: str) -> Callable[[Command], Command]:
+    """The flag of the option of a job of this name, as `partopt.options.Options` declares it."""
+    kind, flag = kinds()[name], _FLAGS[name]
+    value: Any = click.Choice(kind.words) if kind.words else None
+    if kind.counts:
+        value = _WordOrNumber(kind.words) if kind.words else COUNT
+    return option(
+        f"--{name.replace('_', '-')}",
+        flag.letter,
+        as_flags(flag.help),
+        value,
+        default=getattr(Options, name) or None,
+        multiple=kind.items is str,
+    )
+
+
+memory_option = flag_of("memory")
+split_options = declare(*(flag_of(name) for name, flag in _FLAGS.items() if flag.split))
+job_options = declare(  # `job` turns their values into one
+    option("--topology", "FILE|NAME", "A YAML file, - or a shipped name.", required=True),
+    option("--servers", "N", "Size of its outermost level.", COUNT),
+    *(flag_of(name) for name, flag in _FLAGS.items() if not flag.split),
+    with_option,
+)
+
+
+def choose_schedule(given: dict[str, Any], trainers: Sequence[str], several: bool) -> None:
+    """Put the schedule that `trainers` run into `given` where this command line names none."""
+    import partopt
+
+    fixed = "schedule=" in (given.get("layout") or "")
+    if trainers and not is_given("schedule") and not fixed:
+        found = partopt.schedule_for(trainers, given, several)
+        given["schedule"] = found or given["schedule"]
+
+
+def job(profile: str, given: dict[str, Any]) -> Job:
+    """The job that the values of `job_options` state, of a profile in a file or of a shipped name.
+
+    Raises PartoptError where they contradict each other.
+    """
+    import partopt
+
+    loaded = partopt.Profile.load(profile)
+    return state_job(loaded, partopt.Topology.load(given["topology"], given["servers"]), given)
+
+
+def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Job:
+    """As `job`, of a profile and a topology that are loaded; cuts and replicas may be numbers."""
+    import partopt
+
+    options = {name: value for name, value in given.items() if name not in _NOT_OF_JOB}
+    for name in ("cuts", "replicas"):
+        value = given.get(name)
+        options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
+    if (layout := options.pop("layout", None)) is not None:
+        options["layout"] = partopt.Layout.parse(layout)
+    options["facts"] = parse_facts(given["facts"])
+    if given["cost"] not in _KINDS_OF_COST:
+        options["cost"] = _read_costs(given["cost"])
+    try:
+        return partopt.Job(profile, topology, **options)
+    except PartoptError as error:
+        if error.fields.get("option") == "cost" and options["cost"] is not given["cost"]:
+            message = error.message.replace("`cost`", given["cost"])
+            raise PartoptError(message, error.hint, code=error.code, option="cost") from None
+        raise
+
+
+def _read_costs(path: str) -> list[float]:
+    """The numbers in a file, one a line."""
+    from partopt.documents import read_bytes
+
+    try:
+        return [float(line) for line in read_bytes(path).decode().split()]
+    except ValueError:
+        raise PartoptError(
+            f"{path}: not a list of numbers",
+            "give one number a line, one for each layer, or --cost time, flops or parameters",
+            code="invalid-option",
+        ) from None

@@ -1,0 +1,115 @@
+"""An option is declared once: its flag, what a problem holds and what a plan records agree."""
+
+import ast
+import inspect
+import textwrap
+from dataclasses import fields
+from typing import get_args, get_type_hints
+
+import click
+import pytest
+
+from partopt import cli
+from partopt.cost.plan import plan_of
+from partopt.cost.problem import Problem, problem_from_plan
+from partopt.documents.engine import Layout
+from partopt.documents.plan import Plan, Request
+from partopt.job import Job
+from partopt.options import Kind, Options, kinds
+
+FLAGGED = [name for name, kind in kinds().items() if kind.flag]
+# options that no problem has by their names, and what comes of them there
+BECOME = {
+    "planner": "who decides",
+    "cost": "`costs` of the request, a number for each layer",
+    "memory": "`memory_bytes`, without the reserve",
+    "global_batch": "`microbatches`",
+    "microbatch_size": "the chain, which is of one size",
+    "facts": "the engine",
+}
+# options named in more than three places, and why
+OFTEN = {
+    "schedule": "a plan has it in its layout",
+    "shard": "a plan has it in its layout",
+    "chunks": "a plan has it as its stages lie",
+    "microbatches": "are counted where the batch is given",
+    "layout": "of a plan it is what all stages have in common",
+    "stages": "of a plan they are what it consists of",
+}
+
+
+def options_of(verb, *names):
+    """The options of a verb of the command line, by name."""
+    command = cli.partopt.get_command(None, verb)
+    for name in names:
+        command = command.get_command(None, name)
+    return {own.name: own for own in command.params if isinstance(own, click.Option)}
+
+
+@pytest.mark.parametrize("verb", [("plan",), ("compare",), ("import", "megatron")])
+def test_every_flag_is_as_its_option_is_declared(verb):
+    found = options_of(*verb)
+    for name in FLAGGED:
+        if kinds()[name].flag.split and verb != ("plan",):
+            continue
+        option, kind = found[name], kinds()[name]
+        assert option.opts == [f"--{name.replace('_', '-')}"]
+        assert not getattr(Options, name) or option.default == getattr(Options, name)
+        assert option.multiple == (kind.items is str)
+        assert tuple(getattr(option.type, "choices", ())) == kind.words
+        assert isinstance(option.type, click.IntRange) == (kind.counts and not kind.words)
+
+
+def test_an_option_without_a_flag_of_its_name_is_set_by_others():
+    """By `--for`, `--layout` and `--with`."""
+    others = {"block_bounds", "trainer", "engine", "layout", "facts"}
+    assert kinds().keys() - set(FLAGGED) == others
+    assert {"target", "layout", "facts"} <= options_of("plan").keys()
+
+
+def test_a_problem_holds_an_option_once_by_its_own_name():
+    own, requested = {each.name for each in fields(Problem)}, set(Request.__struct_fields__)
+    assert not own & requested
+    assert kinds().keys() - own - requested == BECOME.keys()
+    assert requested - kinds().keys() == {"costs", "any_schedule"}
+
+
+@pytest.mark.parametrize("name", sorted(kinds().keys() & set(Request.__struct_fields__)))
+def test_a_request_says_what_its_option_may_say(name):
+    hints = get_type_hints(Request)[name]
+    assert set(kinds()[name].words) == {
+        w for each in (hints, *get_args(hints)) for w in words(each)
+    }
+    unsaid = {"cut_at": None, "recompute": "never", "layout": Layout()}
+    assert getattr(Request(), name) == (unsaid[name] if name in unsaid else getattr(Options, name))
+
+
+def words(hint):
+    """The words of a literal type."""
+    return [each for each in get_args(hint) if isinstance(each, str)]
+
+
+def named(function):
+    """Names that a function passes on, as keywords or as texts."""
+    nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))))
+    return {node.arg for node in nodes if isinstance(node, ast.keyword)} | {
+        node.value for node in nodes if isinstance(node, ast.Constant)
+    }
+
+
+def test_an_option_is_named_in_three_places_at_most():
+    """Declared as an option, held by a problem or its request, and recorded by a plan as it is; or
+    named by a function that passes options on, from a job to its plan and back.
+    """
+    places = [set(kinds()), {each.name for each in fields(Problem)}]
+    places += [set(Request.__struct_fields__), set(Plan.__struct_fields__)]
+    places += [named(Job.problem.func), named(problem_from_plan), named(plan_of)]
+    counts = {name: sum(name in place for place in places) for name in kinds()}
+    assert {name for name, count in counts.items() if count > 3} == OFTEN.keys()
+
+
+def test_a_kind_is_read_from_the_type():
+    assert kinds()["recompute"][:4] == (("never", "always", "auto"), True, None, True)
+    assert kinds()["stages"] == Kind((), True, None, True, kinds()["stages"].flag)
+    assert kinds()["cut_at"].items is str and not kinds()["cut_at"].optional
+    assert not any(kinds()["memory"][:1]) and not kinds()["memory"].counts
