@@ -170,7 +170,7 @@ def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any])
         StashGroup,
     )
     from partopt.job import Job
-    from partopt.search.auto import search_schedules
+    from partopt.search.solve import solve
 
     chain = _chain(layers, seed)
     weights = [chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]
@@ -213,7 +213,7 @@ def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any])
         memory=options.get("memory_bytes"),
     )
     start = time.perf_counter()
-    search_schedules(job)
+    solve(job)
     return time.perf_counter() - start
 
 

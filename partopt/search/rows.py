@@ -56,7 +56,7 @@ def search_rows(
     """
     names = [job.schedule]
     if job.schedule == AUTO:
-        names = [name for name in within.schedules if SCHEDULES[name].tried_by_auto]
+        names = [name for name in within.schedules or SCHEDULES if SCHEDULES[name].tried_by_auto]
     rows, refusals = list[Row](), dict[str, PartoptError]()
     for done, name in enumerate(names):
         if len(names) > 1:
@@ -73,12 +73,18 @@ def search_rows(
 def search_row(
     job: Job, name: str, within: Within, progress: Progress, shown: Iterable[str] | None = ()
 ) -> Row:
-    """The best plan of `job` under the schedule `name`; `shown` as in `search_rows`, None for all.
+    """The best plan of `job` under one schedule; `shown` as in `search_rows`, None for all."""
+    return best_of_variants(variants_of(job, name, within), progress, shown)
+
+
+def best_of_variants(
+    variants: list[Variant], progress: Progress, shown: Iterable[str] | None = ()
+) -> Row:
+    """The best plan of some variants under one schedule.
 
     Every variant that is estimated within `REACH` of the best is searched, the best first; where
-    nothing fits, those that need least memory, too.
+    nothing fits, those that need least memory, too. PartoptError where all are refused.
     """
-    variants = variants_of(job, name, within)
     variants.sort(
         key=lambda each: (each.estimate_s, each.least_bytes * (each.estimate_s == math.inf))
     )

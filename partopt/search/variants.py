@@ -19,7 +19,7 @@ from partopt.documents.stage import Shard
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.planners import optimal
-from partopt.schedules import SCHEDULES, schedule
+from partopt.schedules import schedule
 from partopt.search.grids import Gridded, grids
 
 BINDS = 1.002  # times what is estimated without a limit: memory costs at least so much
@@ -29,11 +29,11 @@ BINDS = 1.002  # times what is estimated without a limit: memory costs at least 
 class Within:
     """What plans may be beyond what their job says, as a trainer has it.
 
-    `schedules` are those that "auto" may choose. `equal`: stages have equally many replicas;
-    `alike`: all of them recompute or none; there are `least_stages` of them.
+    `schedules` are those that "auto" may choose, None for all. `equal`: stages have equally many
+    replicas; `alike`: all of them recompute or none; there are `least_stages` of them.
     """
 
-    schedules: Sequence[str] = tuple(SCHEDULES)
+    schedules: Sequence[str] | None = None
     equal: bool = False
     alike: bool = False
     least_stages: int = 1

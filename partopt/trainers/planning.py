@@ -237,7 +237,7 @@ def restrict(job: Job, trainer: Trainer, parts: Sequence[Part]) -> tuple[Job, Wi
     _check_asked(job, trainer)
     says = trainer.says
     within = Within(
-        schedules=tuple(trainer.schedules or SCHEDULES),
+        schedules=None if trainer.schedules is None else list(trainer.schedules),
         equal=says.replicas == "equal",
         alike=says.recomputed != "each",
         least_stages=says.least_stages,

@@ -9,9 +9,9 @@ from msgspec import structs
 
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan, RunnerUp
-from partopt.search.auto import best_by_schedule
 from partopt.search.contest import plan_alone
 from tests.helpers import BLOCKING, chain_profile, flat, two_level, uniform_profile, with_memory_of
+from tests.search.problems import best_by_schedule
 
 Made = tuple[Plan, Problem]
 SYNCHRONOUS = {"schedule": "1f1b", "microbatches": 6}
@@ -54,7 +54,6 @@ def grid(**options: Any) -> Made:
         flat(4, 1e9),
         microbatches=8,
         schedule="1f1b",
-    
         **options,
     )
     plans = best_by_schedule([problem])

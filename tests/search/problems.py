@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 from hypothesis import strategies as st
 
-from partopt.cost.problem import Problem, problem_of
+from partopt.cost.problem import Problem, ignore_progress, problem_of
 from partopt.documents.engine import Engine
+from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.schedules import SCHEDULES
+from partopt.search.rows import best_of_variants, order_of
+from partopt.search.variants import Variant
 from tests.helpers import WAITING, chain_profile, measurement, profile_of, two_level
 
 SIZES = [1, 2]
+
+
+def best_by_schedule(stated: Sequence[Problem]) -> list[Plan]:
+    """The best plan under every synchronous schedule of problems that are each other's variants."""
+    plans = []
+    for name, entry in SCHEDULES.items():
+        variants = [Variant(problem.with_(schedule=name)) for problem in stated]
+        with suppress(PartoptError):
+            plans += [best_of_variants(variants, ignore_progress).best] * entry.tried_by_auto
+    return sorted(plans, key=order_of)
 
 
 def at_each_size(

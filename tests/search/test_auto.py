@@ -8,11 +8,11 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
-from partopt.search.auto import best_by_schedule, state_problems
 from partopt.search.solve import solve
+from partopt.search.variants import ANY, variants_of
 from partopt.simulator.execution import execute, simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
-from tests.search.problems import at_each_size, slow
+from tests.search.problems import at_each_size, best_by_schedule, slow
 
 BOTH = ["never", "always"]
 
@@ -129,9 +129,10 @@ class TestWhatIsReturned:
 def test_a_size_that_the_batch_does_not_divide_by_is_left_out():
     sizes = [measurement([1e-3] * 4, microbatch_size=size) for size in (1, 2)]
     job = Job(profile_of(sizes), flat(2), schedule="auto", global_batch=7)
-    assert {each.chain.microbatch_size for each in state_problems(job)} == {1}
+    stated = variants_of(job, "1f1b", ANY)
+    assert {each.problem.chain.microbatch_size for each in stated} == {1}
     with pytest.raises(PartoptError, match="not a multiple of the microbatch size 2"):
-        state_problems(job.with_(microbatch_size=2))
+        solve(job.with_(microbatch_size=2))
 
 
 def test_where_nothing_fits_one_device_there_is_a_plan_that_says_so():

@@ -15,7 +15,8 @@ from partopt.planners.placing import stage_multiple, stages_a_device
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
 from partopt.schedules.layout import CHUNKS, STRAIGHT, ranks_of
-from partopt.search.auto import search_schedules, state_problems
+from partopt.search.solve import solve
+from partopt.search.variants import Within, variants_of
 from partopt.simulator.execution import simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level
 
@@ -81,7 +82,8 @@ def everything(problem: Problem) -> Iterator[tuple[Problem, Partition]]:
 def fastest(job: Job) -> float:
     """Samples/s of the best plan that fits; 0 where none does."""
     best = 0.0
-    for problem in state_problems(job):
+    variants = variants_of(job, "1f1b", Within(alike=True))
+    for problem in (variant.problem for variant in variants):
         for own, partition in everything(problem):
             plan: Plan = price(partition, own, "grid")
             try:
@@ -96,7 +98,7 @@ def fastest(job: Job) -> float:
 @pytest.mark.parametrize("share", [None, 0.6])
 def test_no_plan_is_more_than_a_percent_faster(seed, share):
     job = draw_job(seed, share)
-    plan = search_schedules(job)[0]
+    plan = solve(job).plan
     best = fastest(job)
     assert best > 0 and plan.fits
     assert plan.predicted.samples_per_s >= 0.99 * best
