@@ -34,15 +34,20 @@ NUMBERS = 6e7  # in the arrays of all sizes and offsets: half a gigabyte
 
 def cells(topology: Topology) -> int:
     """Layers, or ranges of them, that are planned for: as many as the arrays have room for."""
-    offsets = topology.devices // topology.levels[-1].size
+    offsets = topology.devices // _members(topology)[-1]
     few, whole = _sizes(topology)
     room = int(NUMBERS) // (offsets * (len(few) + len(whole)))
     return min(MOST, max(16, math.isqrt(room)))
 
 
+def _members(topology: Topology) -> list[int]:
+    """The sizes of the levels that have more than one member."""
+    return [level.size for level in topology.levels if level.size > 1] or [1]
+
+
 def _sizes(topology: Topology) -> tuple[list[int], list[int]]:
     """The replicas that stages may have: less than two servers, and whole ones."""
-    server, P = topology.levels[0].size, topology.devices
+    server, P = _members(topology)[0], topology.devices
     few = [r for r in _thinned(2 * server - 1) if r <= P]
     return few, [server * r for r in _thinned(P // server) if r > 1]
 
@@ -98,8 +103,8 @@ class _Program:
     def __init__(self, costs: StageCosts, recompute: bool, fair: bool) -> None:
         topology = costs.problem.topology
         self.costs, self.again, self.fair, self.P = costs, recompute, fair, topology.devices
-        self.server = topology.levels[0].size
-        self.member = self.P // topology.levels[-1].size  # devices of the outermost level's
+        sizes = _members(topology)
+        self.server, self.member = sizes[0], self.P // sizes[-1]  # devices of the outermost's
         few, whole = _sizes(topology)
         self.few = len(few)  # sizes of a stage that may begin anywhere in a server
         self.sizes = np.array([*few, *whole])

@@ -89,8 +89,8 @@ HARMLESS: dict[str, Callable[[Alteration, Plan, Made], bool]] = {
     "the plan is as requested, and the answer to that": lambda which, plan, made: (
         which.name in WISHES and not list(plan.find_deviations()) and still_answers(plan, made)
     ),
-    "what other schedules there were says nothing of this one": lambda which, plan, made: (
-        which.name == "request.any_schedule" and plan.planner == "optimal"
+    "nothing is claimed of a plan of a grid": lambda which, plan, made: (
+        which.name == "planner" and which.new == "grid" and plan.certificate is None
     ),
     "another planner decides the same": lambda which, plan, made: (
         which.name == "planner"

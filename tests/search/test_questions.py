@@ -1,0 +1,118 @@
+"""A freer question is answered no worse than a narrower one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import partopt
+from partopt.documents.engine import Layout
+from partopt.documents.plan import Plan
+from partopt.documents.topology import Level, Topology
+from partopt.errors import PartoptError
+from partopt.job import Job
+from partopt.search.solve import solve
+from tests.helpers import chain_profile, flat, two_level
+from tests.search.problems import slow
+
+LEAST = 0.995  # of the narrower answer
+
+
+def drawn(seed: int, share: float | None = 0.5) -> Job:
+    """Unequal blocks between an embedding and a head, on devices that hold a share of them."""
+    rng = random.Random(seed)
+    forward = [1e-3 * rng.uniform(0.5, 2) for _ in range(10)]
+    weights = [10**7 * rng.randrange(1, 5) for _ in range(10)]
+    kept = [10**7 * rng.randrange(1, 9) for _ in range(10)]
+    profile = chain_profile(
+        forward,
+        parameter_bytes=weights,
+        output_bytes=[10**6] * 10,
+        stash_groups=[((layer,), size) for layer, size in enumerate(kept)],
+        names=["wte", *(f"h.{k}" for k in range(8)), "lm_head"],
+    )
+    limit = None if share is None else int(share * (4 * sum(weights) + 2 * sum(kept)))
+    topology = two_level(2, 2, 1e10, rng.choice([1e9, 1e8]), memory_bytes=limit)
+    return Job(profile, topology, schedule="auto", microbatches=8)
+
+
+def speed(plan: Plan | None) -> float:
+    """Samples/s; 0 of what does not fit."""
+    return plan.predicted.samples_per_s if plan is not None and plan.fits else 0.0
+
+
+def answer(job: Job, trainer: str | None = None) -> float:
+    """Samples/s of the answer, 0 where there is none."""
+    try:
+        return speed((partopt.solve_for(job, trainer) if trainer else solve(job)).plan)
+    except PartoptError:
+        return 0.0
+
+
+PARTS = [
+    {"recompute": "always"},
+    {"recompute": "never"},
+    {"schedule": "1f1b"},
+    {"schedule": "gpipe", "recompute": "always"},
+    {"schedule": "interleaved", "chunks": 2},
+    {"layout": Layout(pp=4, chunks=1)},
+    {"layout": Layout(pp=2, dp=2, recompute="always")},
+]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.25), (1, 0.15), (2, None)])
+def test_what_is_left_open_is_answered_no_worse_than_what_is_fixed(seed, share, part):
+    job = drawn(seed, share)
+    assert answer(job) >= LEAST * answer(job.with_(**part))
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "torchtitan", "deepspeed"])
+@pytest.mark.parametrize("seed", [3, 4])
+def test_a_trainers_sharding_and_recomputation_are_chosen(trainer, seed):
+    job = drawn(seed, 0.12)
+    free = answer(job, trainer)
+    for part in ({"shard": "optimizer"}, {"recompute": "always"}, {"layout": Layout(pp=4)}):
+        assert free >= LEAST * answer(job.with_(**part), trainer), part
+
+
+def test_rows_beside_a_plan_are_what_their_schedules_give_by_name():
+    job = drawn(5)
+    found = solve(job)
+    for row in found.alternatives:
+        assert speed(row) >= 0.99 * answer(job.with_(schedule=row.schedule)), row.schedule
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_level_of_one_member_changes_nothing(place):
+    stated = slow(8, two_level(2, 2, 12e9, 1.25e9), 0)
+    levels = list(stated.topology.levels)
+    levels.insert(place, Level(name="alone", link="any", size=1, bandwidth_bytes_per_s=1e9))
+    other = Topology(name="more", device=stated.topology.device, levels=levels)
+    one, two = (
+        solve(Job(stated.profile, topology, schedule="1f1b", microbatches=8)).plan
+        for topology in (stated.topology, other)
+    )
+    assert one.shape == two.shape
+    assert one.predicted.samples_per_s == pytest.approx(two.predicted.samples_per_s)
+
+
+def test_where_nothing_fits_the_same_search_says_what_does():
+    job = drawn(0, 0.12).with_(schedule="1f1b", recompute="never")
+    assert answer(job) == 0
+    found = partopt.find_fitting(job)
+    assert found is not None
+    plan = solve(job.with_(**found.options)).plan
+    assert plan.fits and plan.predicted.samples_per_s == pytest.approx(found.samples_per_s)
+
+
+def test_nothing_fits_a_device_that_holds_no_layer():
+    job = drawn(0).with_(memory=10**6)
+    assert answer(job) == 0
+    assert partopt.find_fitting(job) is None
+    assert partopt.list_tried(job)
+
+
+def test_flat_clusters_have_no_level_to_leave_out():
+    assert solve(Job(drawn(2, None).profile, flat(1))).plan.stages[0].replicas == 1
