@@ -141,6 +141,24 @@ def test_a_part_longer_than_the_whole_is_cut_to_it(monkeypatch):
     assert parts(nn.Sequential(linear(), linear())) == [(16, 16), (32, 32)]
 
 
+def test_what_hooks_take_is_taken_off_every_part():
+    class Hooked(WorkClock):
+        def stamp(self):
+            self.work += 8
+            return self.work
+
+    model = nn.Sequential(linear(), linear(), linear())
+    with Hooked() as clock:
+        [measured] = structure(model, clock=clock).measurements
+    times = [(each.forward_s, each.backward_s, each.backward_input_s) for each in measured.layers]
+    assert measured.overhead == pytest.approx((3 * 24 + 24 + 2 * 40) / (128 + 8))
+    for found, (forward, backward, inputs) in zip(
+        times, [(24, 24, 0), (24, 40, 24), (24, 40, 24)], strict=True
+    ):
+        expected = [each / measured.overhead for each in (forward, backward, inputs)]
+        assert found == pytest.approx(tuple(expected))
+
+
 def test_planning_puts_off_what_the_weights_take():
     with WorkClock() as clock:
         profile = structure(nn.Sequential(linear(), linear()), clock=clock, microbatch_sizes=[2, 6])

@@ -215,8 +215,9 @@ def test_torchtitan_takes_other_orders_as_csv_beside_it(schedule, cuts, devices,
 
 def test_an_order_without_a_name_there_is_a_csv_too():
     """Fewer microbatches than torch's own 1F1B takes."""
-    assert export_plan(planned(microbatches=3), "torchtitan").beside.keys() == {".csv"}
-    assert export_plan(planned(microbatches=4), "torchtitan").beside == {}
+    for each, beside in ((3, {".csv"}), (4, set())):  # of each pipeline
+        for plan in (planned(microbatches=each), planned(**PAIRS | {"microbatches": 2 * each})):
+            assert export_plan(plan, "torchtitan").beside.keys() == beside
 
 
 def test_groups_of_ranks_are_tensor_parallel():
