@@ -74,6 +74,9 @@ def test_torchs_reader_understands_every_cell(name):
         ("0F0,0B0,0REDUCE_GRAD\n1F0,1B0\n", 'row 1, cell 3: unrecognised action "0REDUCE_GRAD"'),
         ("0F,0B0\n1F0,1B0\n", 'row 1, cell 1: unrecognised action "0F"'),
         ("0F0,0B0\n", "1 rows for the 2 ranks"),
+        ("0F0,0B0\n1F0,1B0\n1F0\n", "3 rows for the 2 ranks"),
+        ("0F0,0B0\n\n", "rank 1: 1F0 is missing"),
+        ("\n0F0,0B0\n1F0,1B0\n", "3 rows for the 2 ranks"),
         ("1F0,1B0\n0F0,0B0\n", "rank 0: 1F0 is on the wrong rank"),
         ("0F0,0B0\n1F0\n", "rank 1: 1B0 is missing"),
         ("0F0,0B0\n1F0,(1F9;1B0)OVERLAP_F_B\n", "rank 1: 1F9 names an unknown microbatch"),
@@ -88,7 +91,9 @@ def test_a_file_that_does_not_fit_is_refused_by_row_and_cell(text, message):
 
 def test_idle_cells_and_spaces_are_skipped():
     layout = Layout([[0], [1]], 2, 1)
-    assert same(from_csv(" 0F0,,,0B0\n,1F0 ,1B0,\n", layout), order("1f1b", layout))
+    assert same(from_csv(" 0F0,,,0B0\n,1F0 ,1B0,\n\n \n", layout), order("1f1b", layout))
+    idle = Layout([[0]], 2, 1)
+    assert from_csv("0F0,0B0\n", idle).names(1) == []
 
 
 @pytest.mark.parametrize(
