@@ -77,13 +77,21 @@ def test_a_picture_can_be_read_is_small_and_has_a_title_a_description_and_text(c
 LOOKS = ROOT / "tests/golden/pictures.json"
 
 
-def test_pictures_look_as_they_did(request):
+def report(path):
+    """A report with all that it may show."""
+    beside = [cases.comparison(3), cases.scaling([1, 8, 32]), cases.groups()]
+    po.write_report(cases.replicated(2), path, beside=beside, commands=["partopt show a.json"])
+    return path.read_bytes().replace(po.__version__.encode(), b"VERSION")
+
+
+def test_pictures_look_as_they_did(request, tmp_path):
     """Whoever changes a look looks at the pictures, and runs `pytest tests/report --update`."""
     recorded, version = json.loads(LOOKS.read_text()), importlib.metadata.version("matplotlib")
     found = {
         case: hashlib.sha256(make().render("svg")).hexdigest()[:12]
         for case, make in PICTURES.items()
     }
+    found["report"] = hashlib.sha256(report(tmp_path / "r.html")).hexdigest()[:12]
     if request.config.getoption("--update"):
         LOOKS.write_text(json.dumps({"matplotlib": version} | found, indent=0) + "\n")
     elif version == recorded.pop("matplotlib"):
