@@ -40,11 +40,18 @@ ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", "HYPOTHESIS_PRO
 # of parts of the package without a folder or a file of the same name in tests/
 MIRRORS = {
     "__init__": ["test_library.py"],
-    "documents": [f"test_{kind}.py" for kind in ("plan", "profile", "topology", "device")],
+    "documents": [
+        *(f"test_{kind}.py" for kind in ("plan", "profile", "topology", "device", "groups")),
+        *("profiler/test_repeat.py", "importers/test_run.py"),
+    ],
     "html_report": ["report/test_web.py"],
+    "links": ["links/test_links.py", "cli/test_measure_links.py"],
     "options": ["test_job.py", "cli/test_plan.py"],
     "printable": ["test_units.py"],
-    "simulation": ["test_library.py"],
+    "simulation": [
+        "test_library.py",
+        *(f"cli/test_{page}.py" for page in ("simulate", "what_if", "own_order", "variation")),
+    ],
 }
 SURVIVED, PREPARED_WRONGLY = 1, 2  # exit codes
 NOTHING_TO_RUN = 5  # pytest's

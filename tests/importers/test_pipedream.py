@@ -87,6 +87,7 @@ def test_a_microbatch_size_that_is_not_given_is_assumed_and_noted():
         profile = made([node(1, "A()")], size=size)
         assert profile.measurements[0].microbatch_size == (size or 1)
         assert [note.code for note in profile.notes] == codes
+        assert [note.fields for note in profile.notes] == [{"microbatch_size": 1}] * len(codes)
     for size in (0, -1, 1.5, "2", True):
         with pytest.raises(PartoptError, match=r"`microbatch_size=.*`: expected a whole number"):
             made([node(1, "A()")], size=size)
