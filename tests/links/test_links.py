@@ -156,7 +156,7 @@ def test_a_busy_host_and_a_poor_fit_begin_where_they_are_said_to():
 def test_the_topology_names_what_was_measured():
     topology = fit_topology(replace(MEASURED, device="A CPU", memory_bytes=7), "c")
     assert (topology.name, topology.device.name, topology.device.memory_bytes) == ("c", "A CPU", 7)
-    assert [(level.name, level.size) for level in topology.levels] == [("server", 2), ("cluster", 2)]
+    assert {level.name: level.size for level in topology.levels} == {"server": 2, "cluster": 2}
     assert topology.allreduce == "ring"
 
 
