@@ -112,6 +112,26 @@ def test_every_malformed_line_is_named():
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "graph.txt: the file is empty"),
+        (node(1, "Input0"), "graph.txt: no layers: every node is an Input"),
+        (graph([node(1, "A()")] * 2), "graph.txt: line 2: node1 is listed twice"),
+        (node(1, "A()").rpartition(",")[0], "graph.txt: line 1: node1: no parameter_size"),
+        (
+            graph([node(1, "A()"), node(2, "B()")], (1, 2), (2, 1)),
+            "graph.txt: the graph has a cycle: node1 -- node2",
+        ),
+    ],
+)
+def test_what_is_no_graph_of_layers_is_refused(text, message):
+    with pytest.raises(PartoptError) as raised:
+        read(text, "graph.txt", "model", 1)
+    assert raised.value.message == message
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize(
     "name, layers, milliseconds",
     [("vgg16", 40, 672.5), ("resnet50", 176, 443.4), ("gnmt", 37, 89.4)],
 )

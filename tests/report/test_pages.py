@@ -1,5 +1,7 @@
 """Pages of small documents, letter by letter: what they were is what they are."""
 
+import hashlib
+
 import pytest
 from msgspec.structs import replace
 
@@ -51,12 +53,22 @@ def documents():
     yield "a run", run
     yield "trials", po.try_schedules(po.Uniform(stages=4, microbatches=8))
     yield "a trial", po.try_schedule("zb-h1", po.Uniform(stages=2, microbatches=3)).document
+    for stages in (8, 9):  # of more than eight devices not all numbers are named
+        pipeline = po.Uniform(stages=stages, microbatches=stages)
+        yield f"a trial of {stages} devices", po.try_schedule("1f1b", pipeline).document
     yield "a cluster", servers.dump()
+
+
+OTHERS = {
+    "60 columns": ("COLUMNS", "60"),
+    "120 columns": ("COLUMNS", "120"),
+    "a dumb terminal": ("TERM", "dumb"),
+}
 
 
 @pytest.fixture
 def pages(partopt, tmp_path, monkeypatch):
-    """What `show` prints of each document."""
+    """What `show` prints of each document, and digests of it on other terminals."""
     monkeypatch.chdir(tmp_path)
     found = []
     for name, document in documents():
@@ -67,6 +79,11 @@ def pages(partopt, tmp_path, monkeypatch):
             document.save(str(file))
         outcome = partopt("show", file.name)
         found.append(f"{MARK}{name}\n{outcome.out}{outcome.err}")
+        for terminal, (variable, value) in OTHERS.items():
+            with monkeypatch.context() as patched:
+                patched.setenv(variable, value)
+                digest = hashlib.sha256(partopt("show", file.name).out.encode()).hexdigest()
+            found[-1] += f"{terminal}: {digest[:12]}\n"
     return found
 
 
