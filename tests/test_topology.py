@@ -217,6 +217,17 @@ def test_an_allreduce_has_the_figures_of_a_message_where_it_has_none_and_0_us_is
         assert level.allreduce_bandwidth_bytes_per_s == bandwidth
 
 
+def test_what_a_message_takes_of_its_devices():
+    for own, message_s, copy_byte_s in (
+        ("", 0.0, 0.0),
+        (", overhead: 0 us", 0.0, 0.0),
+        (", overhead: 3 us", 3e-6, 0.0),
+        (", copy: 20 GB/s", 0.0, 5e-11),
+    ):
+        level = Topology.parse(CLUSTER.replace(", links: 2", own).encode()).levels[1]
+        assert (level.message_s, level.copy_byte_s) == pytest.approx((message_s, copy_byte_s))
+
+
 def address(cluster, rank):
     """Which member of its level-k component the rank lies in, innermost first."""
     digits = []

@@ -81,6 +81,7 @@ def said(partopt, profile_file, topology_file, tmp_path, monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_commands_say_what_they_did(said, request):
     """Whoever changes a sentence on purpose runs `pytest tests/cli --update`, and reads them."""
     if request.config.getoption("--update"):

@@ -84,6 +84,7 @@ def report(path):
     return path.read_bytes().replace(po.__version__.encode(), b"VERSION")
 
 
+@pytest.mark.slow
 def test_pictures_look_as_they_did(request, tmp_path):
     """Whoever changes a look looks at the pictures, and runs `pytest tests/report --update`."""
     recorded, version = json.loads(LOOKS.read_text()), importlib.metadata.version("matplotlib")
