@@ -3,7 +3,9 @@
 Layers take 1 s forward and 2 s backward unless said otherwise.
 """
 
+import math
 from dataclasses import replace
+from itertools import pairwise
 
 import hypothesis
 import pytest
@@ -14,7 +16,16 @@ from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, consecutive
 from partopt.documents.plan import Estimate
 from tests.examples import examples
 from tests.helpers import BLOCKING, WAITING
-from tests.planners.problems import chain, chains, priced, problem, topologies, topology
+from tests.planners.problems import (
+    chain,
+    chains,
+    clusters,
+    priced,
+    problem,
+    topologies,
+    topology,
+    with_messages,
+)
 
 
 def layers(count: int, cut: int = 0, weight: int = 0):
@@ -234,3 +245,55 @@ def test_what_binds_is_the_largest_of_the_loads(model, cluster, data):
         each for each in found.loads if given.microbatches is None or each.what != "all-reduce"
     ]
     assert found.bound_by == str(max(pacing, key=lambda load: load.seconds))
+
+
+def port_seconds(plan) -> tuple[list[dict], dict]:
+    """Seconds for each microbatch in which ports carry what crosses each cut, and all cuts.
+
+    Message by message, of as many microbatches as the iteration has, or as the ranks of both sides
+    take turns. Both ends have a port of the level where they part, or share a bus, both ways.
+    """
+    on, by_cut, together = plan.topology, [], {}
+    for before, after in pairwise(plan.stages):
+        turns = math.lcm(before.replicas, after.replicas)
+        turns = min(turns, plan.microbatches or turns)
+        found = {}
+        for m in range(turns):
+            ends = before.ranks[m % before.replicas], after.ranks[m % after.replicas]
+            k = on.common_level(*ends)
+            if not k:
+                continue
+            level, bytes_each = on.levels[k - 1], (after.input_bytes + after.gradient_bytes) / 2
+            for end in ends:
+                port = k, end // on.group_size(k if level.bus else k - 1)
+                seconds = bytes_each / level.bandwidth_bytes_per_s / level.links / turns
+                found[port] = found.get(port, 0.0) + seconds
+        by_cut.append(found)
+        for port, seconds in found.items():
+            together[port] = together.get(port, 0.0) + seconds
+    return by_cut, together
+
+
+@examples(200)
+@hypothesis.given(st.data())
+def test_ports_carry_what_is_counted_message_by_message(data):
+    """Under a flush, with fewer microbatches than the ranks of a cut take turns, and more."""
+    on = data.draw(clusters(devices=8))
+    S = data.draw(st.integers(1, min(4, on.devices)))
+    model = data.draw(with_messages(data.draw(chains(6))))
+    hypothesis.assume(model.layers >= S)
+    replicas = [data.draw(st.integers(1, (on.devices - S) // S + 1)) for _ in range(S)]
+    given = synchronous(model, on, data.draw(st.integers(1, 12)))
+    bounds = [*range(S), model.layers]
+    plan = priced(given, Partition(CONTIGUOUS, consecutive(bounds, replicas)))
+    found, (by_cut, together) = loads(plan.predicted.estimate), port_seconds(plan)
+    longest = max((max(own.values(), default=0.0) for own in by_cut), default=0.0)
+    assert found.get("cut", (0, 0.0))[1] == pytest.approx(longest)
+    shared = [port for port in together if sum(port in own for own in by_cut) > 1]
+    busiest = max(together.values(), default=0.0)
+    if "ports" in found:
+        assert found["ports"][1] == pytest.approx(busiest)
+    else:
+        assert all(together[port] < busiest or not together[port] for port in shared) or (
+            busiest == pytest.approx(longest)
+        )
