@@ -129,6 +129,18 @@ def test_serial_transfers_make_the_devices_wait(bus):
     assert (found.period_s, found.bound_by) == (3 + 2 * 0.5, "compute and transfers of stage 0")
 
 
+def test_no_message_waits_between_stages_of_one_device():
+    """In a V the ends wait for an activation and a gradient of 8 s; the second and the third stage
+    share a device, which has the messages of both other cuts.
+    """
+    on, how = topology((2, 1.0)), {"schedule": "zbv", "engine": WAITING}
+    found = estimate(
+        synchronous(layers(4, cut=8), on, 8, **how),
+        *(range(5), None, "vee", [[0], [1], [1], [0]]),
+    )
+    assert loads(found)["compute and transfers"] == (0, 3 + 3 + 2 * 8)
+
+
 def test_what_messages_take_of_devices_is_part_of_what_these_do_though_none_waits():
     """3 s of compute, and 0.25 s and 5/20 s of an activation and of a gradient each."""
     cluster = topology((2, 10.0))
