@@ -4,7 +4,8 @@ A comparison or a sign is another one, a term, factor, condition, keyword argume
 left out, a number or a bound is off by one, a default is its opposite, a rounding goes the other
 way, `min` is `max`, `and` is `or`, forward is backward. Nothing is drawn in what only speaks or
 types: docstrings, messages (texts, f-strings, errors that are raised), annotations, decorators,
-imports, assertions of what cannot be.
+imports, assertions of what cannot be. Nor are numbers that no test could call wrong: a module's
+plain constants, which are tuned, and margins for rounding.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ OTHER_ATTRIBUTES = {
 _COMPOUND = (ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.UnaryOp)
 FACTORS = (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.MatMult)
 _WORDS_BESIDE = 4
+_MARGIN = 1e-6  # floats below it allow for rounding
 SILENT_KEYWORDS = {"strict", "code", "hint", "maxsize"}  # and those of which nothing depends
 
 
@@ -152,6 +154,10 @@ def _speaks(node: ast.AST) -> bool:
             return True
         case ast.Expr(ast.Constant(str())):
             return True
+        case ast.Assign([ast.Name(name)], ast.Constant()) if name.strip("_").isupper():
+            return True
+        case ast.Assign([ast.Tuple()], ast.Tuple(values)):
+            return all(isinstance(value, ast.Constant) for value in values)
         case ast.Call(ast.Name(name)) | ast.Call(ast.Attribute(attr=name)):
             return name in {"PartoptError", "cast", "TypeVar"}
         case ast.If(ast.Name("TYPE_CHECKING")):
@@ -189,7 +195,7 @@ def _variants(node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:
             yield node, ast.Constant(value + 1)
             if value > 0:
                 yield node, ast.Constant(value - 1)
-        case ast.Constant(float() as value):
+        case ast.Constant(float() as value) if not 0 < value < _MARGIN:
             yield node, ast.Constant(2 * value if value else 1.0)
         case ast.Call(ast.Name("range"), [*first, stop]):
             yield node, _with(node, args=[*first, ast.BinOp(stop, ast.Sub(), ast.Constant(1))])

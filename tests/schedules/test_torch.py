@@ -56,6 +56,7 @@ def test_what_is_written_reads_back(name, d):
             assert same(from_csv(text, layout, SCHEDULES[name].asynchronous), given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WRITTEN if "pipedream" not in name])
 def test_torchs_reader_understands_every_cell(name):
     from torch.distributed.pipelining.schedules import _Action
@@ -110,6 +111,7 @@ def test_what_torch_cannot_execute_is_not_written(name, layout, message):
     assert found.value.hint
 
 
+@pytest.mark.slow
 def test_torch_executes_what_is_written(tmp_path):
     """Two processes run a small model by each file; the gradients are those of the model run
     whole.
