@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update", action="store_true", help="write tests/golden/plans.jsonl anew")
+    parser.addoption("--update", action="store_true", help="write tests/golden anew")
 
 
 class Outcome(NamedTuple):
