@@ -110,7 +110,7 @@ def test_what_decides_is_changed_and_what_speaks_is_not():
 
 
 def test_a_draw_is_its_seeds_and_its_packages(checkout):
-    (checkout / "partopt/other.py").write_text("LIMIT = 3\n")
+    (checkout / "partopt/other.py").write_text("MANY, FEW = 3, 1\nLIMIT = [3]\n")
     first, again = (drawn_faults.draw(checkout / "partopt", 5, 7, []) for _ in range(2))
     assert first == again and {fault.path for fault in first} == {"code.py", "other.py"}
     assert {fault.path for fault in drawn_faults.draw(checkout / "partopt", 5, 7, ["other"])} == {

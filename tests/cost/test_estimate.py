@@ -205,6 +205,15 @@ def test_a_cut_carries_every_microbatch_of_an_iteration():
     assert estimate(given, range(3)).iteration_s == 1 + 4 * 5 + 2
 
 
+@pytest.mark.parametrize(("replicas", "exchange_s"), [(1, 0), (2, 12)])
+def test_an_iteration_ends_with_the_exchange_and_the_step_of_the_optimizer(replicas, exchange_s):
+    """Four microbatches on each; two exchange 12 bytes at 1 byte/s, and the step takes 5 s."""
+    model = replace(layers(1, weight=12), optimizer_s=5.0)
+    given = synchronous(model, topology((replicas, 1.0)), 4 * replicas, engine=BLOCKING)
+    found = estimate(given, [0, 1], [replicas])
+    assert found.iteration_s == 4 * 3 + exchange_s + 5
+
+
 def test_an_update_hides_behind_the_backwards_of_the_stages_before():
     """The second stage computes from 1 s to 7 s, and exchanges its gradients meanwhile."""
 
