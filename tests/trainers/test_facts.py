@@ -85,3 +85,5 @@ def test_megatron_adds_up_gradients_in_float32_and_waits_under_1f1b_alone():
         assert "1f1b" in engine.waits
         assert "interleaved" not in engine.waits
         assert engine.bucket_bytes == 4 * 40_000_000
+    for fact in ("waits", "gradients", "allreduce"):
+        assert "Megatron Bridge, " in TRAINERS["megatron-bridge"].sources[fact]
