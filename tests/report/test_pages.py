@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 import partopt as po
 from partopt.documents.plan import RunnerUp
+from partopt.documents.profile import Group
 from partopt.documents.run import Check
 from tests.helpers import ROOT, chain_profile, flat, limited, two_level, uniform_profile
 from tests.report.pictures import cases
@@ -43,6 +44,8 @@ def documents():
     yield "an asynchronous plan", stale
     yield "a plan that does not fit", limited(pair, 10**7)
     yield "a plan with an alternative", replace(stale, runners_up=[RunnerUp.of(stale)])
+    tensor = replace(uneven, group=Group(ranks=2))
+    yield "a plan of groups", plan(flat(4), tensor, cuts=[3], replicas=[1, 1], schedule="pipedream")
     yield "a simulation", po.simulate(pair, microbatches=6, bandwidth={"server": "1 GB/s"}).document
     yield "a simulation that varies", po.simulate(stale, jitter="5%", draws=3, seed=1).document
     yield "a simulation of loops", po.simulate(plan(flat(2), **loops), memory="20 MB").document

@@ -92,6 +92,10 @@ def test_pictures_look_as_they_did(request, tmp_path):
         case: hashlib.sha256(make().render("svg")).hexdigest()[:12]
         for case, make in PICTURES.items()
     }
+    for chunks in (None, 8):
+        plan, _ = cases.plan_of(4, "interleaved" if chunks else "1f1b", chunks)
+        drawn = po.simulate(plan).draw("svg")
+        found[f"timeline, {chunks} chunks"] = hashlib.sha256(drawn).hexdigest()[:12]
     found["report"] = hashlib.sha256(report(tmp_path / "r.html")).hexdigest()[:12]
     if request.config.getoption("--update"):
         LOOKS.write_text(json.dumps({"matplotlib": version} | found, indent=0) + "\n")
