@@ -1,32 +1,60 @@
 """Small faults in the product, one at a time, and whether the tests notice them.
 
     python benchmarks/mutations.py [--only NAME] [--list]
+    python benchmarks/mutations.py --draw N [--seed S] [--package P]
 
-The faults are in `mutations.toml`. Each is made in a temporary copy of the checkout, where pytest
-runs the tests that have to notice it, first without any fault. The exit code is 1 if one survives,
-2 where a fault cannot be made or the tests fail without one.
+The faults are in `mutations.toml`, or are drawn (`drawn_faults.py`). Each is made in a temporary
+copy of the checkout, where pytest runs the tests that have to notice it, first without any fault:
+of a drawn one those that mirror its package, the slow ones only where the others do not notice it.
+The exit code is 1 if one survives, 2 where a fault cannot be made or the tests fail without one.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
+import py_compile
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from drawn_faults import Fault, draw, equivalents
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".toml")
 LIMIT_S = 900  # for the tests of one mutation: a fault may keep a search from ending
 # a module's bytecode is kept by the second and the size of its source, which a mutation may share
-ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"}
+ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", "HYPOTHESIS_PROFILE": "faults"}
+# of parts of the package without a folder or a file of the same name in tests/
+MIRRORS = {
+    "__init__": ["test_library.py"],
+    "documents": [
+        *(f"test_{kind}.py" for kind in ("plan", "profile", "topology", "device", "groups")),
+        *("profiler/test_repeat.py", "importers/test_run.py"),
+    ],
+    "html_report": ["report/test_web.py"],
+    "links": ["links/test_links.py", "cli/test_measure_links.py"],
+    "options": ["test_job.py", "cli/test_plan.py"],
+    "printable": ["test_units.py"],
+    "simulation": [
+        "test_library.py",
+        *(f"cli/test_{page}.py" for page in ("simulate", "what_if", "own_order", "variation")),
+    ],
+}
 SURVIVED, PREPARED_WRONGLY = 1, 2  # exit codes
+NOTHING_TO_RUN = 5  # pytest's
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "demo")
 
 
@@ -57,22 +85,23 @@ def place_of(mutation: Mutation, root: Path) -> Path:
     return found[0]
 
 
-def first_failure(tests: str, root: Path) -> str | None:
-    """The first test that fails, None where all pass."""
+def first_failure(tests: str, root: Path, limit_s: float = LIMIT_S) -> str | None:
+    """The first test that fails, None where all pass, or none is left to run."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    kernels = {"NUMBA_CACHE_DIR": str(root / ".kernels")}
     try:
         done = subprocess.run(
-            [*command, "--hypothesis-seed=0", *tests.split()],
+            [*command, *shlex.split(tests)],
             cwd=root,
-            env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(root)},
+            env=os.environ | ENVIRONMENT | kernels | {"PYTHONPATH": str(root)},
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
-        return f"no end within {LIMIT_S} s"
+        return f"no end within {limit_s:.0f} s"
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    if failed is None and done.returncode:
+    if failed is None and done.returncode not in (0, NOTHING_TO_RUN):
         return f"pytest: exit code {done.returncode}"
     return None if failed is None else failed[1]
 
@@ -101,6 +130,48 @@ def faults(chosen: list[Mutation], root: Path) -> Iterator[str]:
             yield f"fails without any mutation: {failed}"
 
 
+def tests_of(fault: Fault, root: Path) -> list[str]:
+    """The files of tests that mirror the package at fault, those named as its file first."""
+    tests, names = root / "tests", [f"test_{fault.package}.py", *MIRRORS.get(fault.package, [])]
+    files = [*(tests / fault.package).rglob("test_*.py"), *(tests / name for name in names)]
+    found = {path.relative_to(root).as_posix() for path in files if path.exists()}
+    stem = Path(fault.path).stem
+    return sorted(found, key=lambda name: (stem not in Path(name).stem, name))
+
+
+def noticed_by(fault: Fault, root: Path) -> str | None:
+    """The test that mirrors the package and notices the fault, None where none does."""
+    path, kernels = root / "partopt" / fault.path, root / ".kernels"
+    content, compiled = path.read_text(), "@compiled" in path.read_text()
+    tests = tests_of(fault, root)
+    for kind in ("not slow", "slow"):
+        arguments = shlex.join(["-m", kind, *tests])
+        limit_s = _usual_s(shlex.join(["-m", kind, *sorted(tests)]), root) * 3 + 60
+        if compiled:
+            shutil.copytree(kernels, root / ".kept", dirs_exist_ok=True)
+        path.write_text(fault.content)
+        try:
+            failed = first_failure(arguments, root, limit_s)
+        finally:
+            path.write_text(content)
+            if compiled:
+                shutil.rmtree(kernels)
+                (root / ".kept").rename(kernels)
+        if failed:
+            return failed
+    return None
+
+
+@cache
+def _usual_s(tests: str, root: Path) -> float:
+    """Seconds of the tests without a fault. Raises ValueError where one fails."""
+    started = time.monotonic()
+    failed = first_failure(tests, root)
+    if failed:
+        raise ValueError(f"fails without any mutation: {failed}")
+    return time.monotonic() - started
+
+
 def main() -> int:
     """Print the table."""
     from machine import describe
@@ -108,7 +179,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="NAME", action="append", help="this mutation alone")
     parser.add_argument("--list", action="store_true", help="name the mutations, run nothing")
+    parser.add_argument("--draw", metavar="N", type=int, help="draw so many faults instead")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the draw")
+    parser.add_argument("--package", metavar="P", action="append", help="draw in this one alone")
     arguments = parser.parse_args()
+    if arguments.draw:
+        drawn = draw(ROOT / "partopt", arguments.draw, arguments.seed, arguments.package or [])
+        if arguments.list:
+            print("\n".join(fault.place for fault in drawn))
+            return 0
+        print(describe(), flush=True)
+        with _checkout() as root:
+            return _table_of_drawn(drawn, root)
     chosen = [each for each in mutations() if each.name in (arguments.only or [each.name])]
     if not chosen:
         parser.error(f"no mutation is named {' or '.join(arguments.only)}: see --list")
@@ -116,14 +198,23 @@ def main() -> int:
         print("\n".join(f"{each.name:42}{each.part:12}{each.old}" for each in chosen))
         return 0
     print(describe(), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "checkout"
-        shutil.copytree(ROOT, root, ignore=_LEFT_OUT)
+    with _checkout() as root:
         wrong = list(faults(chosen, root))
         if wrong:
             print(*wrong, sep="\n", file=sys.stderr)
             return PREPARED_WRONGLY
         return _table(chosen, root)
+
+
+@contextmanager
+def _checkout() -> Iterator[Path]:
+    """A temporary copy, with bytecode that is checked against the text of its sources."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "checkout"
+        shutil.copytree(ROOT, root, ignore=_LEFT_OUT)
+        checked = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(root / "partopt", quiet=2, invalidation_mode=checked)
+        yield root
 
 
 def _table(chosen: list[Mutation], root: Path) -> int:
@@ -136,6 +227,29 @@ def _table(chosen: list[Mutation], root: Path) -> int:
         print(f"{mutation.name:42}{test or 'SURVIVED'}", flush=True)
     print(f"\n{survived} of {len(chosen)} survived")
     return SURVIVED if survived else 0
+
+
+def _table_of_drawn(drawn: list[Fault], root: Path) -> int:
+    """Two lines a fault, and the shares that are noticed. The exit code."""
+    noticed, run, reasons = Counter[str](), Counter[str](), equivalents()
+    for fault in drawn:
+        print(f"\n{fault.place}", flush=True)
+        if why := reasons.get((fault.path, fault.before, fault.after)):
+            print(f"    changes nothing: {why}")
+            continue
+        try:
+            test = noticed_by(fault, root)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return PREPARED_WRONGLY
+        run[fault.package] += 1
+        noticed[fault.package] += test is not None
+        print(f"    {test or 'SURVIVED'}", flush=True)
+    print()
+    for package, count in run.items():
+        print(f"{package:12}{noticed[package]:4} of {count:3}{noticed[package] / count:6.0%}")
+    print(f"{'all':12}{noticed.total():4} of {run.total():3} noticed")
+    return SURVIVED if noticed.total() < run.total() else 0
 
 
 if __name__ == "__main__":

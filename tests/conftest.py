@@ -25,6 +25,10 @@ load_profile()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="write tests/golden anew")
+
+
 class Outcome(NamedTuple):
     """What a run of the command line left behind."""
 

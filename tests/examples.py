@@ -1,7 +1,7 @@
 """How many examples hypothesis draws: as many as a test says, in a nightly run many more.
 
 `HYPOTHESIS_PROFILE` chooses `dev`, `ci` (the same examples every time; the default where `CI` is
-set) or `nightly`.
+set), `nightly`, or `faults`: as `ci`, but the first failure is enough.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
-FACTORS = {"dev": 1, "ci": 1, "nightly": 20}
+FACTORS = {"dev": 1, "ci": 1, "faults": 1, "nightly": 20}
 
 
 def load_profile() -> None:
@@ -21,6 +21,8 @@ def load_profile() -> None:
     """
     settings.register_profile("dev", deadline=None)
     settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+    drawn = [Phase.explicit, Phase.generate]
+    settings.register_profile("faults", deadline=None, derandomize=True, phases=drawn)
     settings.register_profile(
         "nightly", deadline=None, max_examples=FACTORS["nightly"] * 100, print_blob=True
     )

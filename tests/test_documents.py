@@ -2,6 +2,7 @@
 bytes, nothing half-written.
 """
 
+import hashlib
 import io
 import json
 import math
@@ -18,10 +19,11 @@ import pytest
 from partopt import documents, planners
 from partopt.cost.problem import problem_of
 from partopt.documents.files import read_bytes
+from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
-from tests.helpers import chain_profile, changed, two_level, uniform_profile
+from tests.helpers import ROOT, chain_profile, changed, two_level, uniform_profile
 
 PROFILE = documents.encode(uniform_profile(3, name="three"))
 PLAN = documents.encode(planners.plan("pipedream", problem_of(uniform_profile(6), two_level(2, 2))))
@@ -45,6 +47,27 @@ def test_every_document_is_written_again_as_it_was_and_meets_its_published_schem
         jsonschema.validate(json.loads(changed(content, "schema", to=1)), schema)
     for version in (b'/1.0"', b'/1.7"'):
         assert kind.parse(content.replace(b'/1"', version, 1), "file")
+
+
+SCHEMAS = ROOT / "tests/golden/schemas.json"
+
+
+def test_formats_are_what_they_were(request):
+    """Fields, defaults and bounds; whoever changes them runs `pytest tests/test_documents.py
+    --update`, and thinks of files that there are.
+    """
+    found = {}
+    for kind, own in DOCUMENTS.items():
+        fields = {
+            f"{name}.{field}": {key: what[key] for key in what.keys() - {"description"}}
+            for name, part in msgspec.json.schema(own)["$defs"].items()
+            for field, what in part.get("properties", {}).items()
+        }
+        digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+        found[kind] = digest.hexdigest()[:12]
+    if request.config.getoption("--update"):
+        SCHEMAS.write_text(json.dumps(found, indent=0) + "\n")
+    assert found == json.loads(SCHEMAS.read_text())
 
 
 @BOTH

@@ -98,13 +98,23 @@ def test_stages_of_a_rank_under_a_schedule_with_several():
 
 
 def test_a_simulation_is_saved_by_its_extension(tmp_path):
-    simulation = partopt.simulate(partopt.solve(partopt.Job(uniform_profile(6), flat(4))).plan)
-    simulation.save(str(tmp_path / "trace.json"))
-    assert (tmp_path / "trace.json").read_bytes().startswith(b'{"')
-    with pytest.raises(partopt.PartoptError, match="already exists"):
-        simulation.save(str(tmp_path / "trace.json"))
+    job = partopt.Job(uniform_profile(6), flat(4), cuts=[3], replicas=[2, 2])
+    plan = partopt.solve(job).plan
+    first, second = (partopt.simulate(plan, microbatches=M) for M in (8, 6))
+    begins = {"json": b'{"', "csv": b"0F0,0F1", "svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}
+    for ending, begin in begins.items():
+        path = tmp_path / f"trace.{ending}"
+        first.save(str(path))
+        written = path.read_bytes()
+        assert written.startswith(begin)
+        with pytest.raises(partopt.PartoptError, match="already exists"):
+            second.save(str(path))
+        assert path.read_bytes() == written
+        second.save(str(path), force=True)
+        assert path.read_bytes() != written
+    assert first.form_of("-") == ".json"
     with pytest.raises(partopt.PartoptError, match="unsupported format") as raised:
-        simulation.save(str(tmp_path / "trace.txt"))
+        first.save(str(tmp_path / "trace.txt"))
     assert raised.value.code == "unsupported-format"
 
 

@@ -4,10 +4,13 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from partopt import documents, planners
 from partopt.cost.problem import problem_from_plan, problem_of
+from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
+from partopt.documents.stage import device_bytes, stages_text
 from partopt.errors import PartoptError
 from tests.helpers import ROOT, chain_profile, changed, flat, two_level, uniform_profile
 
@@ -208,6 +211,107 @@ def test_a_shape_is_written_as_the_papers_do_and_long_runs_fold():
     assert Plan.parse(PIPELINE).idle_ranks == []
     alone = problem_of(uniform_profile(6), flat(4), cuts=(2,))
     assert planners.plan("manual", alone).idle_ranks == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("again", "said"),  # blocks of four that each stage computes again, None where it does not
+    [
+        ([None, None, None], "never"),
+        ([4, 4, 4], "always"),
+        ([4, None, 4], "auto"),
+        ([1, 1, 1], 1),
+        ([0, 0, 0], 0),
+        ([1, 2, 1], "auto"),
+        ([1, None, 1], "auto"),
+        ([4, 1, 1], "auto"),
+    ],
+)
+def test_a_layout_says_what_all_stages_recompute(again, said):
+    stages = [
+        replace(stage, recompute=True, blocks=4, blocks_again=count) if count is not None else stage
+        for stage, count in zip(Plan.parse(PIPELINE).stages, again, strict=True)
+    ]
+    assert Layout.of(stages, 1).recompute == said
+    if said == 1:  # all two blocks of a stage are its first two, and one is fewer
+        for blocks, expected in ((2, "auto"), (1, 1)):
+            short = replace(stages[2], blocks=blocks, blocks_again=blocks)
+            assert Layout.of([*stages[:2], short], 1).recompute == expected
+
+
+@pytest.mark.parametrize(("copies", "dp", "pp"), [(1, 2, 3), (2, 1, 3)])
+def test_a_layout_has_the_degrees_of_its_stages(copies, dp, pp):
+    own = Plan.parse(PIPELINE).stages
+    even = [replace(each, replicas=2, ranks=[2 * s, 2 * s + 1]) for s, each in enumerate(own)]
+    found = Layout.of(even, copies)
+    assert (found.dp, found.pp, found.chunks) == (dp, pp, 1)
+    assert Layout.of(own, copies).dp is None
+    looped = Layout.of([replace(each, ranks=[s % 2]) for s, each in enumerate([*even, even[0]])], 1)
+    assert (looped.pp, looped.chunks) == (2, 2)
+
+
+ENGINES = [
+    ({}, {"bucket_bytes": 1}, ["bucket_bytes"]),
+    ({"allreduce": "blocking"}, {"bucket_bytes": 1}, ["allreduce"]),
+    ({"allreduce": "blocking"}, {"bucket_bytes": 1, "allreduce": "blocking"}, []),
+    ({"waits": ("1f1b",)}, {"waits": ("1f1b", "gpipe")}, []),
+    ({"waits": ("1f1b",)}, {"messages": "split"}, ["waits", "messages"]),
+    ({"gradients": "float32"}, {"buffers": "all"}, ["gradients", "buffers"]),
+    ({}, {"optimizer_bytes": 0}, ["optimizer_bytes"]),
+    ({"reserve_bytes": 1, "recompute": ("stage",)}, {"shard": ("optimizer",)}, []),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "names"), ENGINES)
+def test_engines_differ_in_what_a_plan_rests_on(one, other, names):
+    found = Engine(**one).find_differences(Engine(**other), "1f1b")
+    assert found == names
+
+
+@pytest.mark.parametrize(("limit_bytes", "fits"), [(None, True), (7, True), (6, False)])
+def test_runners_up_fit_up_to_the_limit_and_are_as_fast_as_their_period(limit_bytes, fits):
+    row = {"planner": "gpipe", "schedule": "1f1b", "microbatch_size": 3, "shape": "1-1"}
+    row |= {"period_s": 2.0, "samples_per_s": 1.5, "peak_memory_bytes": 7, "fits": fits}
+    limited = changed(PIPELINE, "topology", "device", "memory_bytes", to=limit_bytes)
+    limited = changed(limited, "reserve", to={"size_bytes": 0, "basis": "none"})
+    assert Plan.parse(changed(limited, "runners_up", to=[row])).runners_up[0].fits is fits
+    for field, value, told in (
+        ("fits", not fits, "fits: not as its memory says"),
+        ("samples_per_s", 1.6, "samples_per_s: not microbatch_size / period_s, 1.5"),
+    ):
+        wrong = changed(limited, "runners_up", to=[row | {field: value}])
+        assert faults(wrong) == [f"plan.json: runners_up[0].{told}"]
+
+
+def test_ranks_and_their_stages():
+    options = {"schedule": "interleaved", "microbatches": 8, "cuts": (1, 3, 4)}
+    problem = problem_of(uniform_profile(6), flat(4), replicas=(1, 1, 1, 1), **options)
+    plan = planners.plan("manual", problem)
+    assert plan.stages_by_rank() == {0: [0, 2], 1: [1, 3]}
+    assert (plan.world_size, plan.idle_ranks) == (2, [2, 3])
+    pair = Plan.parse(PIPELINE).stages[0]
+    assert [pair.rank_of(m) for m in range(4)] == [*pair.ranks, *pair.ranks]
+    for rank, held in plan.stages_by_rank().items():
+        assert plan.stages_of(rank) == [plan.stages[s] for s in held]
+        for chunk, s in enumerate(held):
+            assert plan.stage_of(rank, chunk) == plan.stages[s]
+        for chunk in (-1, 2):
+            with pytest.raises(PartoptError, match=f"none of number {chunk}"):
+                plan.stage_of(rank, chunk)
+    assert [stages_text(held) for held in ([3], [0, 2], [0, 2, 4])] == [
+        "stage 3",
+        "stages 0 and 2",
+        "stages 0, 2 and 4",
+    ]
+
+
+def test_of_the_stages_of_a_device_one_runs_at_a_time():
+    first, *_ = Plan.parse(PIPELINE).stages
+    pairs = [
+        replace(first, memory=replace(first.memory, total_bytes=total, transient_bytes=passing))
+        for total, passing in ((100, 30), (70, 50))
+    ]
+    assert device_bytes(pairs) == 70 + 20 + 50
+    assert device_bytes(pairs[:1]) == 100
 
 
 SCRIPT = """

@@ -44,6 +44,17 @@ WRONG = [
         "layers[0].frozen_bytes: 51 bytes frozen of 100, of which 0 are shared and frozen, "
         "50 shared and not",
     ),
+    (("layers", 1, "measured_as"), 3, "layers[1].measured_as: there is no layer 3"),
+    (
+        ("layers", 2, "shared_parameters", 0, "bytes"),
+        51,
+        'layers[2].shared_parameters: "tied" has 51 bytes here and 50 before',
+    ),
+    (
+        ("layers", 2, "shared_parameters", 0, "frozen"),
+        True,
+        'layers[2].shared_parameters: "tied" is frozen in one layer and not in another',
+    ),
     ((*M, "microbatch_size"), 1.5, "microbatch_size: expected a whole number, found a number"),
     ((*M, "step_s"), -1.0, "step_s: expected a number >= 0.0"),
     ((*M, "out_of_memory"), True, "layers: given although the size ran out of memory"),
@@ -71,6 +82,20 @@ WRONG = [
 def test_a_wrong_value_is_named_with_its_place(path, value, message):
     place = "measurements[0]." if path[:2] == M else ""
     assert f"p: {place}{message}" in faults(changed(CHAIN, *path, to=value))
+
+
+def test_what_is_just_possible_is_no_fault():
+    for path, value in (
+        (("layers", 1, "measured_as"), 2),
+        (("layers", 0, "frozen_bytes"), 50),  # all but what is shared and has a gradient
+        (("layers", 0, "shared_parameters", 0, "bytes"), 50),
+        ((*LAYERS, 0, "backward_input_s"), 0.001),
+        ((*M, "stash_groups", 0, "layers"), [0, 2]),
+        (LAYERS, [{"forward_s": 0, "backward_s": 1e-9, "output_bytes": 0}] * 3),
+    ):
+        Profile.parse(changed(CHAIN, *path, to=value), "p")
+    own = Profile.parse(CHAIN)
+    assert (own.parameter_bytes(), own.group_ranks, own.estimated_for) == (550, 1, None)
 
 
 def test_faults_of_meaning_are_told_together():

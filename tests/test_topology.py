@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.documents.files import shipped_folder, shipped_names
-from partopt.documents.topology import Device, Level, Topology, TopologyFile
+from partopt.documents.topology import AllReduceRates, Device, Level, Topology, TopologyFile
 from partopt.errors import PartoptError
 from tests.examples import examples
 from tests.helpers import flat, two_level
@@ -168,21 +168,31 @@ def test_a_shipped_topology_names_its_sources_and_is_read_again_as_it_was(name):
 
 
 names = st.text("abc éµ:#{}[]'\"-?*&!|>%@,\\0123 \U0001f600", max_size=8)
+rates, times_s = st.floats(1e-3, 1e15), st.floats(0, 10)
+reduced = st.builds(
+    AllReduceRates,
+    bandwidth_bytes_per_s=st.just(msgspec.UNSET) | rates,
+    latency_s=st.just(msgspec.UNSET) | times_s,
+)
 levels = st.builds(
     Level,
     name=names,
     link=names,
     size=st.integers(1, 4),
-    bandwidth_bytes_per_s=st.floats(1e-3, 1e15),
+    bandwidth_bytes_per_s=rates,
     links=st.integers(1, 9),
-    latency_s=st.floats(0, 10),
+    latency_s=times_s,
     bus=st.booleans(),
+    overhead_s=st.just(msgspec.UNSET) | st.floats(1e-9, 10),
+    copy_bytes_per_s=st.just(msgspec.UNSET) | rates,
+    allreduce=st.just(msgspec.UNSET) | reduced,
 )
 devices = st.builds(Device, name=names, memory_bytes=st.none() | st.integers(1, 2**53))
 topologies = st.builds(
     Topology,
     name=names,
     device=devices,
+    allreduce=st.sampled_from(["fastest", "ring", "tree", "hierarchical"]),
     levels=st.lists(levels, min_size=1, max_size=4, unique_by=lambda level: level.name),
 )
 
@@ -193,6 +203,29 @@ def test_dumping_and_reading_again_gives_the_same_topology(original):
     assert Topology.parse(original.dump().encode()) == original
     assert msgspec.json.decode(msgspec.json.encode(original), type=Topology) == original
     assert json.loads(msgspec.json.encode(original))["devices"] == original.devices
+
+
+def test_an_allreduce_has_the_figures_of_a_message_where_it_has_none_and_0_us_is_one():
+    for own, latency_s, bandwidth in (
+        ("", 5e-5, 1.25e9),
+        (", allreduce: {latency: 0 us}", 0.0, 1.25e9),
+        (", allreduce: {latency: 7 us}", 7e-6, 1.25e9),
+        (", allreduce: {bandwidth: 1 GB/s}", 5e-5, 1e9),
+    ):
+        level = Topology.parse(CLUSTER.replace(", links: 2", own).encode()).levels[1]
+        assert level.allreduce_latency_s == pytest.approx(latency_s)
+        assert level.allreduce_bandwidth_bytes_per_s == bandwidth
+
+
+def test_what_a_message_takes_of_its_devices():
+    for own, message_s, copy_byte_s in (
+        ("", 0.0, 0.0),
+        (", overhead: 0 us", 0.0, 0.0),
+        (", overhead: 3 us", 3e-6, 0.0),
+        (", copy: 20 GB/s", 0.0, 5e-11),
+    ):
+        level = Topology.parse(CLUSTER.replace(", links: 2", own).encode()).levels[1]
+        assert (level.message_s, level.copy_byte_s) == pytest.approx((message_s, copy_byte_s))
 
 
 def address(cluster, rank):

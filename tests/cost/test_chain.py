@@ -1,9 +1,18 @@
-import pytest
+from dataclasses import replace
+from itertools import combinations
 
-from partopt.cost.chain import chain_of, coarsen
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from partopt.cost.chain import Chain, chain_of, coarsen
 from partopt.cost.microbatch import measurement_at
+from partopt.documents.profile import LayerMeasurement, Measurement, StashGroup, Tensor
 from partopt.errors import PartoptError
+from tests.examples import examples
 from tests.helpers import measurement, out_of_memory, profile_of, with_memory_of
+from tests.planners.problems import block_bounds, stashed, with_memory
 
 
 def test_compute_is_forward_and_backward_and_the_forward_again_where_recomputed():
@@ -68,6 +77,53 @@ def test_between_two_measured_sizes_every_layer_is_interpolated():
     high = measurement([3.0, 10.0], [4.0, 40.0], output_bytes=[200, 0], microbatch_size=4)
     chain = chain_of(profile_of([low, high]), 3)
     assert (chain.f.tolist(), chain.g.tolist(), chain.a.tolist()) == ([2, 10], [3, 30], [0, 150, 0])
+
+
+def linear(b: int) -> Measurement:
+    """Two layers of which every quantity grows with the microbatch size, each at its own rate."""
+    of_layers = [
+        LayerMeasurement(
+            forward_s=1 + n * b,
+            backward_s=20 + 7 * n * b,
+            backward_input_s=3 + 2 * n * b,
+            output_bytes=10 + 11 * n * b,
+            transient_bytes=20 + 13 * n * b,
+            split_stash_bytes=30 + 17 * n * b,
+            forward_flops=40 + 19 * n * b,
+        )
+        for n in (1, 2)
+    ]
+    return Measurement(
+        microbatch_size=b,
+        layers=of_layers,
+        tensors=[Tensor(producer=0, consumers=[1], bytes=5 + 23 * b, gradient=False)],
+        stash_groups=[
+            StashGroup(layers=[0, 1], bytes=6 + 29 * b),
+            StashGroup(layers=[1], bytes=31 * b),
+        ],
+        optimizer_s=2 + 5 * b,
+    )
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 7])
+def test_what_grows_evenly_is_between_two_sizes_what_it_would_be_there(size):
+    profile = profile_of([linear(2), linear(4), linear(8)], parameter_bytes=[1, 1])
+    assert measurement_at(profile, size) == linear(size)
+    chain = chain_of(profile, size)
+    assert chain.gw.tolist() == [20 + 7 * n * size - (3 + 2 * n * size) for n in (1, 2)]
+
+
+def test_backwards_in_parts_that_one_size_lacks_are_halves_between():
+    without = structs.replace(
+        linear(4), layers=[structs.replace(own, backward_input_s=None) for own in linear(4).layers]
+    )
+    for sizes in ([linear(2), without], [without, linear(6)]):
+        chain = chain_of(profile_of(sizes, parameter_bytes=[1, 1]), sum_of(sizes) // 2)
+        assert chain.gw.tolist() == (chain.g / 2).tolist()
+
+
+def sum_of(sizes: list[Measurement]) -> int:
+    return sum(measured.microbatch_size for measured in sizes)
 
 
 def test_what_backwards_take_is_interpolated():
@@ -148,3 +204,46 @@ def test_a_coarsened_chain_sums_what_it_merges():
             == fine.parameter_bytes(2 * i, 2 * j)
         )
         assert coarse.stash_bytes(i, j) == fine.stash_bytes(2 * i, 2 * j)
+
+
+def sums(chain: Chain, i: int, j: int) -> list[object]:
+    """All that is added up, or chosen, over layers [i, j), and what crosses their ends."""
+    prefixes = [
+        *(chain.busy_prefix(again) for again in (False, True)),
+        *(chain.passing_prefix(split, again) for split in (False, True) for again in (False, True)),
+        *(chain.gradients_prefix(split) for split in (False, True)),
+    ]
+    return [
+        *(prefix[j] - prefix[i] for prefix in prefixes),
+        *(chain.forward_s(i, j), chain.compute_s(i, j), chain.compute_s(i, j, recompute=True)),
+        *(chain.gw[i:j].sum(), chain.steps_s(i, j), chain.split_stash(i, j)),
+        *(chain.trained_bytes(i, j), chain.frozen_bytes(i, j), chain.parameter_bytes(i, j)),
+        *(chain.stash_bytes(i, j), chain.layer_bytes(i, j)),
+        *(chain.transient(split)(i, j) for split in (False, True)),
+        *(float(value) for c in (i, j) for value in (chain.a[c], chain.back[c])),
+        *chain.tensors[:, [i, j]].ravel().tolist(),
+        *([] if chain.blocks is None else map(float, chain.blocks.remade(i, j))),
+    ]
+
+
+@examples(60)
+@given(st.data())
+def test_merged_layers_are_what_they_are_together(data):
+    """Between cuts that are kept nothing changes: of seconds, of bytes, of steps and blocks, of
+    backwards in one part and in two.
+    """
+    fine = data.draw(stashed(7))
+    N = fine.layers
+    if data.draw(st.booleans()):
+        fine = data.draw(with_memory(fine))
+    parts = data.draw(st.lists(st.integers(0, 9), min_size=N, max_size=N))
+    fine = replace(fine, gw=fine.gw + parts, g=fine.g + parts, optimizer_s=3.0)
+    fine = fine.with_steps() if data.draw(st.booleans()) else fine
+    kept = sorted({0, N, *data.draw(st.lists(st.integers(0, N), max_size=4))})
+    bounds = data.draw(block_bounds(N))
+    if bounds is not None and {*bounds} <= {*kept}:
+        fine = fine.with_blocks(bounds)
+    coarse = coarsen(fine, kept)
+    assert coarse.names == [fine.names[start] for start in kept[:-1]]
+    for i, j in combinations(range(len(kept)), 2):
+        assert sums(coarse, i, j) == pytest.approx(sums(fine, kept[i], kept[j]), abs=1e-9)

@@ -3,7 +3,9 @@
 Layers take 1 s forward and 2 s backward unless said otherwise.
 """
 
+import math
 from dataclasses import replace
+from itertools import pairwise
 
 import hypothesis
 import pytest
@@ -13,8 +15,16 @@ from msgspec import structs
 from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, consecutive
 from partopt.documents.plan import Estimate
 from tests.examples import examples
-from tests.helpers import BLOCKING, WAITING
-from tests.planners.problems import chain, chains, priced, problem, topologies, topology
+from tests.helpers import BLOCKING, WAITING, two_level
+from tests.planners.problems import (
+    chain,
+    chains,
+    priced,
+    problem,
+    topologies,
+    topology,
+    with_messages,
+)
 
 
 def layers(count: int, cut: int = 0, weight: int = 0):
@@ -119,6 +129,18 @@ def test_serial_transfers_make_the_devices_wait(bus):
     assert (found.period_s, found.bound_by) == (3 + 2 * 0.5, "compute and transfers of stage 0")
 
 
+def test_no_message_waits_between_stages_of_one_device():
+    """In a V the ends wait for an activation and a gradient of 8 s; the second and the third stage
+    share a device, which has the messages of both other cuts.
+    """
+    on, how = topology((2, 1.0)), {"schedule": "zbv", "engine": WAITING}
+    found = estimate(
+        synchronous(layers(4, cut=8), on, 8, **how),
+        *(range(5), None, "vee", [[0], [1], [1], [0]]),
+    )
+    assert loads(found)["compute and transfers"] == (0, 3 + 3 + 2 * 8)
+
+
 def test_what_messages_take_of_devices_is_part_of_what_these_do_though_none_waits():
     """3 s of compute, and 0.25 s and 5/20 s of an activation and of a gradient each."""
     cluster = topology((2, 10.0))
@@ -183,6 +205,15 @@ def test_a_cut_carries_every_microbatch_of_an_iteration():
     assert estimate(given, range(3)).iteration_s == 1 + 4 * 5 + 2
 
 
+@pytest.mark.parametrize(("replicas", "exchange_s"), [(1, 0), (2, 12)])
+def test_an_iteration_ends_with_the_exchange_and_the_step_of_the_optimizer(replicas, exchange_s):
+    """Four microbatches on each; two exchange 12 bytes at 1 byte/s, and the step takes 5 s."""
+    model = replace(layers(1, weight=12), optimizer_s=5.0)
+    given = synchronous(model, topology((replicas, 1.0)), 4 * replicas, engine=BLOCKING)
+    found = estimate(given, [0, 1], [replicas])
+    assert found.iteration_s == 4 * 3 + exchange_s + 5
+
+
 def test_an_update_hides_behind_the_backwards_of_the_stages_before():
     """The second stage computes from 1 s to 7 s, and exchanges its gradients meanwhile."""
 
@@ -234,3 +265,60 @@ def test_what_binds_is_the_largest_of_the_loads(model, cluster, data):
         each for each in found.loads if given.microbatches is None or each.what != "all-reduce"
     ]
     assert found.bound_by == str(max(pacing, key=lambda load: load.seconds))
+
+
+def port_seconds(plan) -> tuple[list[dict], dict]:
+    """Seconds for each microbatch in which ports carry what crosses each cut, and all cuts.
+
+    Message by message, of as many microbatches as the iteration has, or as the ranks of both sides
+    take turns. Both ends have a port of the level where they part, or share a bus, both ways.
+    """
+    on, by_cut, together = plan.topology, [], {}
+    for before, after in pairwise(plan.stages):
+        turns = math.lcm(before.replicas, after.replicas)
+        turns = min(turns, plan.microbatches or turns)
+        found = {}
+        for m in range(turns):
+            ends = before.ranks[m % before.replicas], after.ranks[m % after.replicas]
+            k = on.common_level(*ends)
+            if not k:
+                continue
+            level, bytes_each = on.levels[k - 1], (after.input_bytes + after.gradient_bytes) / 2
+            for end in ends:
+                port = k, end // on.group_size(k if level.bus else k - 1)
+                seconds = bytes_each / level.bandwidth_bytes_per_s / level.links / turns
+                found[port] = found.get(port, 0.0) + seconds
+        by_cut.append(found)
+        for port, seconds in found.items():
+            together[port] = together.get(port, 0.0) + seconds
+    return by_cut, together
+
+
+@examples(150)
+@hypothesis.given(st.data())
+def test_ports_carry_what_is_counted_message_by_message(data):
+    """Under a flush, with fewer microbatches than the ranks of a cut take turns, and more; on
+    servers of two, with buses and several links.
+    """
+    buses, links = st.booleans(), st.integers(1, 2)
+    on = two_level(
+        *(2, 6, 4.0, 1.0),
+        inner_bus=data.draw(buses),
+        outer_bus=data.draw(buses),
+        inner_links=data.draw(links),
+        outer_links=data.draw(links),
+    )
+    replicas = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=3))
+    S = len(replicas)
+    cuts = data.draw(st.lists(st.integers(1, 9), min_size=S - 1, max_size=S - 1))
+    model = data.draw(with_messages(chain([1] * S, [2] * S, cuts, [0] * S)))
+    given = synchronous(model, on, data.draw(st.integers(1, 12)))
+    plan = priced(given, Partition(CONTIGUOUS, consecutive(range(S + 1), replicas)))
+    found, (by_cut, together) = loads(plan.predicted.estimate), port_seconds(plan)
+    longest = max(max(own.values(), default=0.0) for own in by_cut)
+    busiest = max(together, key=together.get, default=None)
+    assert found.get("cut", (0, 0.0))[1] == pytest.approx(longest)
+    if sum(busiest in own for own in by_cut) > 1:
+        assert found["ports"][1] == pytest.approx(together[busiest])
+    else:
+        assert "ports" not in found or found["ports"][1] == pytest.approx(longest)

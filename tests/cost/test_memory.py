@@ -114,6 +114,14 @@ def test_blocks_that_recompute_keep_their_inputs_and_the_stash_of_one(
     assert memory.transient_bytes == beside
 
 
+@pytest.mark.parametrize(("replicas", "posted"), [(1, 8), (2, 4), (3, 3), (5, 2), (9, 1)])
+def test_where_all_have_buffers_the_replica_with_most_microbatches_has_most(replicas, posted):
+    """Of 8, on replicas that they need not divide among, however few are in flight."""
+    memory = memory_of(CHAIN, 1, 2, 2, replicas=replicas, engine=Engine(buffers="all"))
+    assert memory.buffers_bytes == posted * (10 + 20)
+    assert memory_of(CHAIN, 1, 2, 2, replicas=replicas).buffers_bytes == 2 * (10 + 20)
+
+
 @pytest.mark.parametrize(("replicas", "held"), [(1, 600), (10, 60 + 2 * 100)])
 def test_of_parameters_in_shares_two_layers_are_whole_at_a_time(replicas, held):
     alike = chain_of(profile_of([measurement([1.0] * 6)], parameter_bytes=[100] * 6))

@@ -87,6 +87,7 @@ def test_a_microbatch_size_that_is_not_given_is_assumed_and_noted():
         profile = made([node(1, "A()")], size=size)
         assert profile.measurements[0].microbatch_size == (size or 1)
         assert [note.code for note in profile.notes] == codes
+        assert [note.fields for note in profile.notes] == [{"microbatch_size": 1}] * len(codes)
     for size in (0, -1, 1.5, "2", True):
         with pytest.raises(PartoptError, match=r"`microbatch_size=.*`: expected a whole number"):
             made([node(1, "A()")], size=size)
@@ -108,6 +109,26 @@ def test_every_malformed_line_is_named():
         "graph.txt: line 4: backward_compute_time: -1 is not a time or a size",
         "graph.txt: line 5: there is no node9",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "graph.txt: the file is empty"),
+        (node(1, "Input0"), "graph.txt: no layers: every node is an Input"),
+        (graph([node(1, "A()")] * 2), "graph.txt: line 2: node1 is listed twice"),
+        (node(1, "A()").rpartition(",")[0], "graph.txt: line 1: node1: no parameter_size"),
+        (
+            graph([node(1, "A()"), node(2, "B()")], (1, 2), (2, 1)),
+            "graph.txt: the graph has a cycle: node1 -- node2",
+        ),
+    ],
+)
+def test_what_is_no_graph_of_layers_is_refused(text, message):
+    with pytest.raises(PartoptError) as raised:
+        read(text, "graph.txt", "model", 1)
+    assert raised.value.message == message
+    assert raised.value.hint
 
 
 @pytest.mark.parametrize(

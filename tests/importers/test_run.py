@@ -104,12 +104,19 @@ def test_the_layers_of_a_stage_are_scaled_alike():
     backward = [layer.backward_s for layer in found.layers]
     assert backward == pytest.approx([0.5, 1.0, 0.75, 0.0])
     assert {layer.backward_input_s for layer in found.layers} == {None}
+    stdevs = {(layer.forward_stdev_s, layer.backward_stdev_s) for layer in found.layers}
+    assert stdevs == {(0.0, 0.0)}
     assert [layer.output_bytes for layer in found.layers] == [8] * 4
 
 
 def test_it_says_where_its_times_are_from_and_what_is_doubtful():
     run = run_of(plan_of(schedule="1f1b"), steps=1, remarks=["the machine was busy"])
     profile = import_run(run, ONTO, "run.json")
+    assert [note.code for note in import_run(replace(run, steps=2, remarks=[]), ONTO).notes] == [
+        "times-of-a-run"
+    ]
+    own = replace(ONTO, device=replace(ONTO.device, name=run.device, memory_bytes=10**9))
+    assert import_run(run, own).device == own.device
     assert (profile.device.name, profile.device.type) == ("a CPU", "cpu")
     notes = {note.code: note for note in profile.notes}
     assert set(notes) == {"times-of-a-run", "first-step", "doubtful-run"}

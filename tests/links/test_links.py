@@ -1,6 +1,7 @@
 """Known figures are found again in measurements made from them, and curves are called poor."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -133,6 +134,30 @@ def test_the_report_has_a_row_for_every_figure():
     assert len(rows) == len(links.comparisons) + 2  # the levels themselves
     assert max(map(len, text.splitlines())) <= 100
     assert "ranks    4 on 1 host, gloo" in text
+
+
+def test_a_busy_host_and_a_poor_fit_begin_where_they_are_said_to():
+    for load, noted in ((0.25, False), (0.26, True)):
+        codes = [note.code for note in notes_of(measurement(*LEVELS, load=load, cores=8), 4)]
+        assert ("busy-host" in codes) is noted
+    for ranks, noted in ((8, False), (9, True)):  # on eight cores
+        codes = [note.code for note in notes_of(measurement(*LEVELS, ranks=ranks), ranks)]
+        assert ("shared-cores" in codes) is noted
+    for factor, poor in ((0.86, False), (0.84, True), (1.14, False), (1.16, True)):
+        fitted = fit_topology(measurement(level_samples(server(2)), ranks=2), "c")
+        slower = partial(lambda factor, x: (LATENCY_S + x / BANDWIDTH) / factor, factor)
+        other = measurement(level_samples(server(2), seconds_of=slower), ranks=2)
+        found = compare(other, fitted)
+        messages = [each for each in found if each.what == "message"]
+        assert [each.is_poor for each in messages] == [poor] * len(SIZES)
+        assert messages[0].error == pytest.approx(factor - 1, abs=1e-3)
+
+
+def test_the_topology_names_what_was_measured():
+    topology = fit_topology(replace(MEASURED, device="A CPU", memory_bytes=7), "c")
+    assert (topology.name, topology.device.name, topology.device.memory_bytes) == ("c", "A CPU", 7)
+    assert {level.name: level.size for level in topology.levels} == {"server": 2, "cluster": 2}
+    assert topology.allreduce == "ring"
 
 
 def test_what_makes_figures_doubtful():

@@ -123,6 +123,39 @@ def test_messages_part_at_the_levels_between_a_stage_and_its_neighbours(idle, se
     assert [float(own[cut]) for (own, _, _), cut in tables] == seconds
 
 
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({"schedule": "pipedream"}, 4 + 12 / 2),
+        ({"schedule": "1f1b", "microbatches": 4}, 4 + 12 / 4),
+        ({"schedule": "1f1b", "microbatches": 8}, 4 + 12 / 8),
+    ],
+)
+def test_a_bus_carries_messages_both_ways_and_exchanges_once_a_round_or_an_iteration(
+    options, seconds
+):
+    """2-1 on a bus of 2 bytes/s: 4 bytes there and back in 4 s. Two replicas exchange 12 bytes of
+    gradients in 12 s: each sends all of them, one after the other.
+    """
+    given = problem(chain([1] * 2, [1] * 2, [4], [12, 0]), topology((3, 2.0), bus=True), **options)
+    places = tuple((rank,) for rank in range(3))
+    shape = Shape(places, (0, 1, 2), (2, 1), (0, 0), (None, None))
+    assert StageCosts(given).buses_s(shape) == pytest.approx(seconds)
+    switched = problem(chain([1] * 2, [1] * 2, [4], [12, 0]), topology((3, 2.0)), **options)
+    assert StageCosts(switched).buses == {}
+
+
+@pytest.mark.parametrize(
+    ("away_s", "held_s"), [(3.0, 3.0), (4.0, 4.0), (4.5, 7.0), (7.5, 7.5), (8.0, 8.0), (9.0, 11.0)]
+)
+def test_a_microbatch_is_held_for_whole_turns_and_its_own_work(away_s, held_s):
+    """Turns of 4 s, of which 3 s are work. Away for 9 s, it misses two turns and ends in the third:
+    2 * 4 + 3 s.
+    """
+    found = ranks.turns_held_s(np.array([4.0]), np.array([3.0]), np.array([away_s]))
+    assert found.tolist() == [held_s]
+
+
 @examples(40, suppress_health_check=SLOW)
 @given(problems())
 def test_the_plan_of_least_bus_load_within_a_limit(given):

@@ -141,6 +141,28 @@ def test_a_part_longer_than_the_whole_is_cut_to_it(monkeypatch):
     assert parts(nn.Sequential(linear(), linear())) == [(16, 16), (32, 32)]
 
 
+@pytest.mark.parametrize(("stamp", "bound"), [(8, True), (2, False), (1, False), (0, False)])
+def test_what_hooks_take_is_taken_off_every_part_where_it_is_much(stamp, bound):
+    class Hooked(WorkClock):
+        def stamp(self):
+            self.work += stamp
+            return self.work
+
+    model = nn.Sequential(linear(), linear(), linear())
+    with Hooked() as clock:
+        [measured] = structure(model, clock=clock).measurements
+    assert measured.overhead == pytest.approx((128 + 6 * stamp) / (128 + stamp))
+    assert measured.overhead_bound is bound
+    scale = measured.overhead if stamp > 1 else 1.0  # by 4 % nothing is scaled
+    first = 16 + stamp, 16 + stamp, 0
+    for layer, expected in zip(
+        measured.layers, [first, *[(16 + stamp, 32 + stamp, 16 + stamp)] * 2], strict=True
+    ):
+        times = layer.forward_s, layer.backward_s, layer.backward_input_s
+        assert times == pytest.approx([each / scale for each in expected])
+        assert (layer.forward_stdev_s, layer.backward_stdev_s) == (0.0, 0.0)  # of one step
+
+
 def test_planning_puts_off_what_the_weights_take():
     with WorkClock() as clock:
         profile = structure(nn.Sequential(linear(), linear()), clock=clock, microbatch_sizes=[2, 6])

@@ -239,9 +239,12 @@ def test_a_known_step_scales_all_times_and_an_estimate_says_what_it_is():
     assert scaled.estimated.calibrated_s == 0.5
     first = scaled.measurements[0].layers
     assert sum(each.forward_s + each.backward_s for each in first) == pytest.approx(0.5)
+    scale = scaled.estimated.scale
     for one, other in zip(plain.measurements, scaled.measurements, strict=True):
+        assert other.optimizer_s == pytest.approx(one.optimizer_s * scale)
         for mine, its in zip(one.layers, other.layers, strict=True):
-            assert its.backward_s / mine.backward_s == pytest.approx(scaled.estimated.scale)
+            for name in ("forward_s", "backward_s", "backward_input_s"):
+                assert getattr(its, name) == pytest.approx(getattr(mine, name) * scale)
     assert plain.device.name == "H100-80GB (estimated)"
     assert plain.estimated.sha256 == Roofline.load("h100").sha256
     assert [note.code for note in plain.notes] == ["estimated"]

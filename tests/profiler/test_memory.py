@@ -51,6 +51,19 @@ def test_the_boundary_is_weights_gradients_moments_and_headroom(limit):
         assert not fits(eight, on, dtype)
 
 
+def test_numbers_of_their_own_format_and_layers_without_weights_yet(limit):
+    class Indexed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places = nn.Parameter(torch.zeros(8, dtype=torch.int64), requires_grad=False)
+            self.lazy, self.weight = nn.LazyLinear(4), nn.Parameter(torch.zeros(16))
+
+    needed = HEADROOM * (8 * 8 + 4 * 16 * 2)  # in bfloat16 the weights alone
+    for free, enough in ((needed + 1, True), (needed - 1, False)):
+        limit(free)
+        assert fits(Indexed, dtype=torch.bfloat16) is enough
+
+
 def test_a_model_that_does_not_fit_is_left_early(limit):
     made = []
 

@@ -111,11 +111,13 @@ def test_tables_that_all_blocks_read_and_checkpoints(granularity):
 
 def test_a_profile_says_what_was_repeated():
     short = of_example("gpt", 4, "auto")
-    deep = repeat(short, "blocks", 6)
+    known = [replace(each, peak_memory_bytes=10**9) for each in short.measurements]
+    deep = repeat(replace(short, measurements=known), "blocks", 6)
     assert [layer.measured_as for layer in deep.layers] == [None, None, None, 2, 2, *[None] * 4]
     assert deep.notes[-1].code == "repeated"
     [mine], [its] = deep.measurements, short.measurements
     assert mine.coverage == its.coverage
+    assert mine.peak_memory_bytes is None  # that of four blocks
     assert mine.step_s == pytest.approx(
         sum(each.forward_s + each.backward_s for each in mine.layers) / mine.coverage
     )

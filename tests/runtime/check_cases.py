@@ -111,12 +111,12 @@ RIGHT = {
 }
 
 
-def on_rank_1(owner: type, name: str, wrong: Callable[..., Any]) -> Callable[[], Any]:
-    """A fault: on rank 1 `wrong(right, *arguments)` runs in the place of the right method."""
+def on_rank(rank: int, owner: type, name: str, wrong: Callable[..., Any]) -> Callable[[], Any]:
+    """A fault: on that rank `wrong(right, *arguments)` runs in the place of the right method."""
     right = getattr(owner, name)
 
     def run(*arguments: Any) -> Any:
-        return wrong(right, *arguments) if dist.get_rank() == 1 else right(*arguments)
+        return wrong(right, *arguments) if dist.get_rank() == rank else right(*arguments)
 
     return lambda: mock.patch.object(owner, name, run)
 
@@ -167,17 +167,21 @@ def no_mean() -> Any:
 
 ALONE, PAIR = Case([1, 1, 1]), Case([2, 1])
 WRONG = {
-    "an older version": ALONE._replace(fault=on_rank_1(Versions, "version_of", older)),
+    "an older version": ALONE._replace(fault=on_rank(1, Versions, "version_of", older)),
     "a newer version": Case(
-        [1, 1, 1], "pipedream-2bw", fault=on_rank_1(DoubleBuffered, "version_of", newer)
+        [1, 1, 1], "pipedream-2bw", fault=on_rank(1, DoubleBuffered, "version_of", newer)
     ),
     "a version that is not kept": Case(
-        [1, 1, 1], recompute="always", fault=on_rank_1(Versions, "use_for_backward", not_kept)
+        [1, 1, 1], recompute="always", fault=on_rank(1, Versions, "use_for_backward", not_kept)
     ),
-    "a missing update": ALONE._replace(fault=on_rank_1(Versions, "end_round", forgets_last)),
-    "a sum that is off": PAIR._replace(fault=on_rank_1(Sum, "finish", off)),
+    "a missing update": ALONE._replace(fault=on_rank(1, Versions, "end_round", forgets_last)),
+    "a sum that is off": PAIR._replace(fault=on_rank(1, Sum, "finish", off)),
+    **{
+        f"of a flush, on rank {rank}": Case([2, 1], "1f1b", fault=on_rank(rank, Sum, "finish", off))
+        for rank in range(2)
+    },
     "a share that is not stepped": Case(
-        [2, 1], shard="optimizer", fault=on_rank_1(SharedOptimizer, "step", not_stepped)
+        [2, 1], shard="optimizer", fault=on_rank(1, SharedOptimizer, "step", not_stepped)
     ),
     "a sum that is no mean": PAIR._replace(fault=no_mean),
 }

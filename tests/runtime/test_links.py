@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from partopt.documents.topology import Topology
+from partopt.profiler.device import describe_device
 from tests.forked import run_forked
 from tests.helpers import ROOT
 from tests.runtime.launched import run_python
@@ -40,7 +42,10 @@ def test_under_torchrun_all_its_ranks_take_part_and_one_writes(tmp_path, per_ser
     done = run_python(*start, *MEASURE, *SMALL, "-o", path, *given)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("LEVEL") == 2  # one table of figures, one of levels
-    (level,) = Topology.load(path).levels
+    cluster, server = Topology.load(path), 2 if per_server is None else per_server
+    (level,) = cluster.levels
+    whole_bytes = describe_device(torch.device("cpu")).memory_bytes
+    assert cluster.device.memory_bytes == whole_bytes // server  # the ranks of a server share it
     assert (level.name, level.size) == ("server" if per_server is None else "cluster", 2)
 
 

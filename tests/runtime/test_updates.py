@@ -105,8 +105,9 @@ def test_buckets_hold_one_format_and_the_last_parameters_first():
     kinds = [torch.float32, torch.float64, torch.float32, torch.float32]
     parameters = [nn.Parameter(torch.zeros(2, dtype=kind)) for kind in kinds]
     numbers = {id(each): place for place, each in enumerate(parameters)}
-    found = [[numbers[id(each)] for each in bucket] for bucket in buckets_of(parameters, 16)]
-    assert found == [[3, 2], [0], [1]]
+    for size_bytes, expected in ((16, [[3, 2], [0], [1]]), (math.inf, [[3, 2, 0], [1]])):
+        found = buckets_of(parameters, size_bytes)
+        assert [[numbers[id(each)] for each in bucket] for bucket in found] == expected
 
 
 # --- versions of weights

@@ -34,15 +34,21 @@ def test_the_makespan_is_that_of_the_entry(name):
         assert [entry.bubble.of(P, 1, 8, SLOTS) for P in (1, 2, 4)] == [0, 0, 0]
 
 
-TIMES = [Times(*t) for t in [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 4, 2), (1, 1.5, 0.5)]]
+TIMES = [
+    *(Times(*t) for t in [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 4, 2), (1, 1.5, 0.5)]),
+    *(Times(*t) for t in [(3, 1, 2), (1, 3, 2), (2, 3, 2), (3, 2, 2), (3, 3, 3)]),
+]
+SIZES = ((4, 2), (2, 2), (2, 3), (2, 4), (3, 7), (4, 4), (4, 8), (6, 12))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_bubble_holds_at_other_times_where_it_says_so(name):
-    """And where it does not say so, there are times at which it does not."""
+    """And where it does not say so, there are times at which it does not. Each part of a backward
+    is shorter than the other and than a forward, and longer.
+    """
     entry, missed = SCHEDULES[name], 0
-    for t in [*TIMES, Times(3, 3, 3)]:
-        for P, M in ((4, 2), (2, 2), (2, 4), (3, 7), (4, 4), (4, 8), (6, 12)):
+    for t in TIMES:
+        for P, M in SIZES:
             v = chunks(name)[-1]
             if refusal(name, P, v, M) is not None or entry.asynchronous:
                 continue
@@ -51,6 +57,16 @@ def test_the_bubble_holds_at_other_times_where_it_says_so(name):
                 assert took == entry.makespan(P, v, M, t), (P, M, t)
             missed += took != entry.makespan(P, v, M, t)
     assert bool(missed) == bool(entry.bubble.condition)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_bubble_holds_where_its_condition_says_so(name):
+    bubble = SCHEDULES[name].bubble
+    said = bubble.condition.replace("2P", "2*P").replace("F, I", "min(F, I)")
+    for t, (P, M) in product(TIMES, SIZES):
+        letters = {"P": P, "M": M} | t._asdict()
+        stated = eval(said.replace("F = I = W", "F == I == W") or "True", letters)
+        assert bubble.holds(P, 2, M, t) == stated, (P, M, t)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

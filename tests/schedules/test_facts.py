@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from partopt import schedules
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.entry import Counts, Schedule
@@ -218,6 +219,43 @@ def test_waiting_for_all_reduces_may_need_a_longer_warmup():
     assert blocking_warmups([15, 1]) == [1, 0]
     assert blocking_warmups([1, 3, 1]) == [5, 1, 0]
     assert blocking_warmups([2, 3, 1]) == [3, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zbv"])
+@pytest.mark.parametrize("d", [1, 2])
+def test_orders_of_more_chunks_than_the_limit_are_refused_and_those_at_it_are_not(
+    monkeypatch, name, d
+):
+    """Up to 48 microbatches times chunks of a device; 2 for each chunk and replica in all."""
+    v = chunks(name)[-1]
+    monkeypatch.setattr(schedules, "ROW_LIMIT", 48)
+    assert refusal(name, 2, v, 48 // v) is None
+    error = refusal(name, 2, v, 48 // v + 2)
+    assert error.message == f"`microbatches={48 // v + 2}`: more than a device's order can hold"
+    assert (error.code, error.fields["limit"]) == ("too-many-actions", 48 // v)
+    assert error.hint == f"use `microbatches={48 // v}` or fewer"
+    layout = layout_of(name, 2, v, 8 * d, d)
+    actions = 2 * len(layout.ranks) * 8 * d
+    monkeypatch.setattr(schedules, "ACTION_LIMIT", actions)
+    assert order(name, layout).kind.size >= actions
+    monkeypatch.setattr(schedules, "ACTION_LIMIT", actions - 1)
+    with pytest.raises(PartoptError, match=f"more than {actions - 1} actions") as found:
+        order(name, layout)
+    assert found.value.hint == "give fewer `microbatches`"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "message", "hint"),
+    [
+        ("1f1b", (2, 1, 0), "`microbatches=0`: must be at least 1", "use `microbatches=1` or more"),
+        ("1f1b", (2, 2, 4), "`chunks=2`: 1f1b puts 1 on each device", "interleaved takes any"),
+        ("zbv", (2, 1, 4), "`chunks=1`: zbv puts 2 on each device", "interleaved takes any"),
+    ],
+)
+def test_what_a_schedule_cannot_run_is_refused(name, sizes, message, hint):
+    error = refusal(name, *sizes)
+    assert error.message == message
+    assert error.hint.startswith(hint)
 
 
 def walked(given):

@@ -56,6 +56,7 @@ def test_what_is_written_reads_back(name, d):
             assert same(from_csv(text, layout, SCHEDULES[name].asynchronous), given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WRITTEN if "pipedream" not in name])
 def test_torchs_reader_understands_every_cell(name):
     from torch.distributed.pipelining.schedules import _Action
@@ -74,6 +75,9 @@ def test_torchs_reader_understands_every_cell(name):
         ("0F0,0B0,0REDUCE_GRAD\n1F0,1B0\n", 'row 1, cell 3: unrecognised action "0REDUCE_GRAD"'),
         ("0F,0B0\n1F0,1B0\n", 'row 1, cell 1: unrecognised action "0F"'),
         ("0F0,0B0\n", "1 rows for the 2 ranks"),
+        ("0F0,0B0\n1F0,1B0\n1F0\n", "3 rows for the 2 ranks"),
+        ("0F0,0B0\n\n", "rank 1: 1F0 is missing"),
+        ("\n0F0,0B0\n1F0,1B0\n", "3 rows for the 2 ranks"),
         ("1F0,1B0\n0F0,0B0\n", "rank 0: 1F0 is on the wrong rank"),
         ("0F0,0B0\n1F0\n", "rank 1: 1B0 is missing"),
         ("0F0,0B0\n1F0,(1F9;1B0)OVERLAP_F_B\n", "rank 1: 1F9 names an unknown microbatch"),
@@ -88,7 +92,9 @@ def test_a_file_that_does_not_fit_is_refused_by_row_and_cell(text, message):
 
 def test_idle_cells_and_spaces_are_skipped():
     layout = Layout([[0], [1]], 2, 1)
-    assert same(from_csv(" 0F0,,,0B0\n,1F0 ,1B0,\n", layout), order("1f1b", layout))
+    assert same(from_csv(" 0F0,,,0B0\n,1F0 ,1B0,\n\n \n", layout), order("1f1b", layout))
+    idle = Layout([[0]], 2, 1)
+    assert from_csv("0F0,0B0\n", idle).names(1) == []
 
 
 @pytest.mark.parametrize(
@@ -105,6 +111,7 @@ def test_what_torch_cannot_execute_is_not_written(name, layout, message):
     assert found.value.hint
 
 
+@pytest.mark.slow
 def test_torch_executes_what_is_written(tmp_path):
     """Two processes run a small model by each file; the gradients are those of the model run
     whole.

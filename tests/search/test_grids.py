@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -109,6 +110,18 @@ def test_moved_cuts_are_never_worse_and_always_the_same():
         moved = anneal_cuts(each.bounds, each.cuts, random.Random(0), 60.0)
         assert each.cuts.seconds(moved) <= each.cuts.seconds(each.bounds)
         assert moved == anneal_cuts(each.bounds, each.cuts, random.Random(0), 60.0)
+
+
+@pytest.mark.parametrize(("devices", "least"), [(60, 45), (64, 48), (72, 72)])
+def test_up_to_64_devices_three_quarters_have_work_and_of_more_all(devices, least):
+    """Of each number of pipelined devices the most pipelines that microbatches divide among."""
+    M = 2520
+    given = problem_of(chain_profile([1.0] * 8), flat(devices), schedule="1f1b", microbatches=M)
+    found = gridded([replace(given, chunks=2)])
+    busy = {len({rank for own in each.grid.ranks for rank in own}) for each in found}
+    most = {p: max(d for d in range(1, devices // p + 1) if M % d == 0) for p in range(2, 9)}
+    assert busy == {p * d for p, d in most.items() if p * d >= least}
+    assert min(busy) < devices or devices > 64
 
 
 def grid_of(topology, *ranks: tuple[int, ...]) -> Grid:

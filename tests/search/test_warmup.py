@@ -124,6 +124,39 @@ def test_a_stage_with_room_leaves_it_where_those_in_front_would_wait():
     assert (depths_of(best), best.predicted.period_s) == ([1, 1, 0, 0], pytest.approx(6.0))
 
 
+@pytest.mark.parametrize(
+    ("replicas", "room", "extra", "expected"),
+    [
+        # nothing limits them: the devices behind, and 3 more
+        ([1, 1, 1], [9, 9, 9], 3, (5, 4, 0)),
+        # the first is full with two: the second takes in no more
+        ([1, 1, 1], [2, 9, 9], 3, (1, 1, 0)),
+        # the first has room for one more than it holds
+        ([1, 1, 1], [7, 9, 9], 3, (5, 4, 0)),
+        ([1, 1, 1], [6, 9, 9], 3, (5, 4, 0)),
+        # the second is full, and the last holds one in any case
+        ([1, 1, 1], [9, 2, 9], 3, (5, 1, 0)),
+        # of two full replicas each of two gets what one holds; a single one gets what both hold
+        ([2, 2, 1], [2, 9, 9], 8, (1, 1, 0)),
+        ([2, 1, 1], [2, 9, 9], 8, (1, 3, 0)),
+        ([1, 2, 1], [4, 9, 9], 8, (3, 1, 0)),
+    ],
+)
+def test_a_stage_takes_in_no_more_than_a_full_stage_before_it_holds(
+    replicas, room, extra, expected
+):
+    stages = Stages(replicas, room, [1.0] * 3, [0.0] * 3, None)
+    assert stages.warmups((1, extra)) == expected
+
+
+@pytest.mark.parametrize(
+    ("replicas", "M", "expected"), [([1, 1, 1], 3, (2, 2, 0)), ([2, 2, 1], 7, (3, 3, 0))]
+)
+def test_no_more_forwards_come_first_than_an_iteration_has(replicas, M, expected):
+    stages = Stages(replicas, [99] * 3, [1.0] * 3, [0.0] * 3, M)
+    assert stages.warmups((1, 20)) == expected
+
+
 @examples(40, derandomize=True)
 @given(st.data())
 def test_within_a_limit_no_warmup_there_is_is_better(data):

@@ -4,6 +4,7 @@ shares, and that a plan predicts what its execution shows.
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from partopt import planners
 from partopt.cost.plan import under
@@ -15,6 +16,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute, simulate_plan
 from partopt.simulator.advice import Pipeline, idle_share, pipeline_of
+from partopt.simulator.metrics import longest_span_s
 from tests.helpers import chain_profile, flat, two_level
 from tests.report.timelines import plan_of as stages_of
 from tests.simulator.plans import chunked, plan_of
@@ -38,6 +40,21 @@ def test_an_iteration_takes_what_the_closed_form_says(name, P, M):
     expected = SCHEDULES[name].makespan(P, len(plan.stages) // P, M)
     assert found.makespan_s == simulate_plan(plan).predicted.iteration_s == expected
     assert found.period_s == expected / M
+
+
+@pytest.mark.parametrize(("name", "span"), [("1f1b", 3 * 6 + 3 * 3), ("zb-h1", 3 * 6 + 3)])
+@pytest.mark.parametrize("step", [0.0, 40.0])
+def test_the_longest_span_ends_with_the_last_backward(name, span, step):
+    """Zero-bubble papers quote it: the drain of one device overlaps the fill of another. No
+    exchange of gradients and no step counts.
+    """
+    plan = plan_of([2] * 4, [1.0] * 4, [2.0] * 4, weights=[7] * 4, schedule=name, microbatches=12)
+    plan = structs.replace(
+        plan, stages=[structs.replace(stage, optimizer_s=step) for stage in plan.stages]
+    )
+    found = execute(plan)
+    assert longest_span_s(found.timeline) == span
+    assert found.makespan_s > span + step
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zbv", "dualpipe"])

@@ -70,6 +70,21 @@ def test_what_is_hidden_behind_the_compute_of_a_steady_state_is_not_critical():
     assert slow["send", 0].times == 1.0
 
 
+def test_replicas_have_their_parts_of_the_messages_and_exchange_together():
+    """3-1 in a steady state of 3 s a microbatch: each of three sends one message of 2 s in three,
+    and the exchange of 2 * 2/3 * 3 MB takes 4 s once for three microbatches.
+    """
+    profile = chain_profile([4.5, 1.5], [4.5, 1.5], [2 * MB, 0], [3 * MB, 0])
+    plan = planned(profile, flat(4, 1e6), [3, 1], schedule="pipedream", microbatches=None)
+    execution, found = execute(plan), costs(plan)
+    send, exchange = found["send", 0], found["allreduce", 0]
+    assert (send.takes_s, send.times, send.ranks) == (2.0, 1.0, [0, 1, 2, 3])
+    assert send.share == pytest.approx(2 / 3 / execution.period_s)
+    assert (exchange.takes_s, exchange.times) == pytest.approx((4, 1 / 3))
+    assert exchange.share == pytest.approx(4 / 3 / execution.period_s)
+    assert all(flow.share <= 1 for flow in found.values())
+
+
 @pytest.mark.parametrize(("parameters", "critical"), [(MB, False), (100 * MB, True)])
 def test_gathers_beside_the_compute_are_critical_where_they_take_longer(parameters, critical):
     profile = chain_profile([1.0, 1.0], parameter_bytes=[parameters] * 2)
@@ -117,6 +132,8 @@ def test_a_slower_flow_costs_what_a_plan_with_more_bytes_does(data):
         more_s = execute(replace(plan, stages=stages)).makespan_s - whole_s
         assert flow.critical is (more_s > 1e-9 * whole_s)
         busy_s = flow.takes_s * flow.times / (d if flow.kind == "send" else 1)
+        assert flow.share == pytest.approx(busy_s / whole_s)
+        assert flow.share <= 1
         assert flow.per_second * SLOWER * busy_s == pytest.approx(more_s, abs=1e-7 * whole_s)
 
 

@@ -4,19 +4,19 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt import Job, planners, schedules, simulate, solve
 from partopt.cost.chain import chain_of
 from partopt.cost.plan import under
-from partopt.cost.problem import problem_of
+from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.documents.engine import OWN, Engine
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT, Layout
-from partopt.schedules.order import B, F, R
+from partopt.schedules.order import B, F, I, R, W
 from partopt.simulator.execution import execute, simulate_plan
 from partopt.simulator.memory import (
     base_memory_bytes,
@@ -26,10 +26,11 @@ from partopt.simulator.memory import (
 )
 from tests.examples import examples
 from tests.helpers import flat, uniform_profile, with_memory_of
-from tests.planners.problems import block_bounds
+from tests.planners.problems import block_bounds, priced, problem, stashed, trained
 from tests.report.timelines import example, plan_of, simulated
 from tests.schedules.executed import spelled
 
+STRAIGHTS = [name for name, entry in SCHEDULES.items() if entry.shape == STRAIGHT]
 BASE = 370  # bytes of a stage that are there throughout
 
 
@@ -287,6 +288,58 @@ def test_under_another_schedule_a_plan_takes_what_one_made_for_it_takes(
         assert [stage.memory for stage in under(plan, name).stages] == expected
 
 
+@pytest.mark.parametrize("name", STRAIGHTS)
+@examples(25, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.data())
+def test_what_is_priced_is_what_a_simulation_holds(name, data):
+    """To the byte, on any replicas, that microbatches need not divide among: an action takes and
+    gives back what its stage says, and buffers are those of the replica that gets most.
+    """
+    entry, model = SCHEDULES[name], data.draw(stashed(5))
+    replicas = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=model.layers))
+    M = None if entry.asynchronous else data.draw(st.integers(1, 11))
+    if not entry.uneven:
+        replicas = replicas[:1] * len(replicas)
+    options = {**data.draw(trained(M)), "recompute": data.draw(st.booleans())}
+    stated = problem(model, flat(15, 10.0), schedule=name, microbatches=M, **options)
+    bounds = [*range(len(replicas)), model.layers]
+    plan = priced(stated, Partition(CONTIGUOUS, consecutive(bounds, replicas)))
+    try:
+        done = execute(plan)
+    except PartoptError:  # it deadlocks
+        assume(False)
+    order = done.order
+    for stage in plan.stages:
+        most = max(walked_bytes(order, stage, rank) for rank in stage.ranks)
+        assert most == stage.memory.activations_bytes
+        forwards = max(int((order.kind[own_of(order, rank)] == F).sum()) for rank in stage.ranks)
+        buffers = forwards if plan.engine.buffers == "all" else stage.in_flight
+        assert stage.memory.buffers_bytes == buffers * (stage.input_bytes + stage.output_bytes)
+    if M is not None:
+        assert done.peak_memory_bytes.max() == plan.peak_memory_bytes
+        assert simulate_plan(plan).peak_memory_bytes == plan.peak_memory_bytes
+
+
+def own_of(order, rank):
+    return slice(order.rows[rank], order.rows[rank + 1])
+
+
+def walked_bytes(order, stage, rank):
+    """The most bytes that a rank of one stage keeps for backwards, action by action."""
+    kinds = order.kind[own_of(order, rank)].tolist()
+    begins = {R} if R in kinds else {B, I}
+    live = most = 0
+    for kind in kinds:
+        if kind in (begins if stage.recomputes_whole else {F}):
+            live += stage.stash_bytes
+        live += stage.split_stash_bytes * (kind == I)
+        most = max(most, live)
+        if kind in (B, W):
+            live -= stage.stash_bytes + stage.split_stash_bytes * (kind == W)
+    assert live == 0
+    return most
+
+
 GB = 10**9
 
 
@@ -296,10 +349,11 @@ def planned(**options):
 
 def test_plans_under_other_conditions_count_memory_by_the_same_rules():
     """Buffers of a whole iteration, which need one; shares; a limit that has no reserve."""
-    plan = planned(schedule="1f1b", microbatches=8, facts={"buffers": "all"}, cuts=[2, 4])
-    for M, of in ((8, plan), (16, simulate(plan, microbatches=16).plan)):
-        for stage in of.stages:
-            assert stage.memory.buffers_bytes == M * (stage.input_bytes + stage.output_bytes)
+    split = {"cuts": [2, 4], "replicas": [1, 2, 1]}
+    plan = planned(schedule="1f1b", microbatches=8, facts={"buffers": "all"}, **split)
+    for M, of in ((8, plan), (15, simulate(plan, microbatches=15).plan)):
+        for stage, most in zip(of.stages, [M, -(-M // 2), M], strict=True):
+            assert stage.memory.buffers_bytes == most * (stage.input_bytes + stage.output_bytes)
     with pytest.raises(PartoptError, match="the plan has `buffers=all`"):
         simulate(plan, schedule="pipedream")
     faults = replace(plan.with_layout(schedule="pipedream"), microbatches=None).inconsistencies()

@@ -141,12 +141,25 @@ def test_recomputation_and_shards():
 
 
 def test_a_recipe_of_megatron_bridge_is_left_nothing_that_the_plan_decides():
-    fields = written(UNEVEN, "megatron-bridge")
-    for name in ("recompute_granularity", "recompute_num_layers"):
-        assert assigned(fields, f"config.model.{name}") is None
-    assert assigned(fields, "config.model.virtual_pipeline_model_parallel_size") is None
-    assert assigned(fields, "config.ddp.use_distributed_optimizer") is False
-    assert assigned(fields, "config.dist.use_tp_pp_dp_mapping") is False
+    grouped = replace(transformer(microbatch_size=3), group=Group(ranks=2))
+    pair = planned(profile=grouped, cluster=flat(16), **PAIRS)
+    for plan, ranks, size, batch in ((UNEVEN, 1, 1, 8), (pair, 2, 3, 48)):
+        fields = written(plan, "megatron-bridge")
+        for name, value in {
+            "model.tensor_model_parallel_size": ranks,
+            "model.context_parallel_size": 1,
+            "model.pipeline_model_parallel_size": 4,
+            "model.virtual_pipeline_model_parallel_size": None,
+            "model.recompute_granularity": None,
+            "model.recompute_method": None,
+            "model.recompute_num_layers": None,
+            "train.micro_batch_size": size,
+            "train.global_batch_size": batch,
+            "ddp.use_distributed_optimizer": False,
+            "optimizer.use_distributed_optimizer": False,
+            "dist.use_tp_pp_dp_mapping": False,
+        }.items():
+            assert assigned(fields, f"config.{name}") == value
 
 
 def test_megatron_exchanges_gradients_as_the_plan_counts_it():
@@ -215,8 +228,9 @@ def test_torchtitan_takes_other_orders_as_csv_beside_it(schedule, cuts, devices,
 
 def test_an_order_without_a_name_there_is_a_csv_too():
     """Fewer microbatches than torch's own 1F1B takes."""
-    assert export_plan(planned(microbatches=3), "torchtitan").beside.keys() == {".csv"}
-    assert export_plan(planned(microbatches=4), "torchtitan").beside == {}
+    for each, beside in ((3, {".csv"}), (4, set())):  # of each pipeline
+        for plan in (planned(microbatches=each), planned(**PAIRS | {"microbatches": 2 * each})):
+            assert export_plan(plan, "torchtitan").beside.keys() == beside
 
 
 def test_groups_of_ranks_are_tensor_parallel():

@@ -49,6 +49,34 @@ def test_a_layout_leaves_out_what_nothing_says():
     assert msgspec.json.encode(Layout(pp=4, microbatch=1)) == b'{"pp":4,"microbatch":1}'
 
 
+# where devices wait under 1F1B: messages, number format of gradients, when they are exchanged,
+# receive buffers, what is made again, what replicas hold a share of
+ENGINES = {
+    "megatron": "packed float32 overlap flight none,selective,blocks none,optimizer",
+    "torchtitan": "split float32 blocking all none,selective,blocks none,gradients,parameters",
+    "deepspeed": "split parameters blocking flight none,blocks,stage none,optimizer",
+    "colossalai": "split parameters blocking flight none,blocks none,optimizer",
+    "partopt": "packed parameters overlap flight none,stage none,optimizer",
+}
+# and where they do not
+ENGINES |= {
+    "torch": "split parameters blocking all none,stage none",
+    "torchgpipe": "split parameters blocking flight none,stage none",
+    "vllm": "packed parameters overlap flight none,selective,blocks,stage "
+    "none,optimizer,gradients,parameters",
+}
+LIKE = {"megatron-bridge": "megatron", "torch-csv": "torch", "sglang": "vllm", "accelerate": "vllm"}
+
+
+def test_engines_do_what_their_sources_say(trainer):
+    own, name = trainer.engine, LIKE.get(trainer.name, trainer.name)
+    facts = [own.messages, own.gradients, own.allreduce, own.buffers]
+    facts += [",".join(own.recompute), ",".join(own.shard)]
+    assert " ".join(facts) == ENGINES[name]
+    assert own.waits == (("1f1b",) if [*ENGINES].index(name) < 5 else ())
+    assert (own.optimizer_bytes, own.reserve_bytes) == (None, None)
+
+
 def test_megatron_adds_up_gradients_in_float32_and_waits_under_1f1b_alone():
     """The facts whose lack made plans of Megatron too small and too fast."""
     for name in ("megatron", "megatron-bridge"):
@@ -57,3 +85,5 @@ def test_megatron_adds_up_gradients_in_float32_and_waits_under_1f1b_alone():
         assert "1f1b" in engine.waits
         assert "interleaved" not in engine.waits
         assert engine.bucket_bytes == 4 * 40_000_000
+    for fact in ("waits", "gradients", "allreduce"):
+        assert "Megatron Bridge, " in TRAINERS["megatron-bridge"].sources[fact]

@@ -7,7 +7,7 @@ import pytest
 from partopt.errors import PartoptError
 from partopt.trainers import TRAINERS, readers
 from partopt.trainers.layout import read_layout
-from tests.helpers import flat
+from tests.helpers import flat, uniform_profile
 from tests.trainers.models import transformer
 
 # wte wpe h.0 .. h.11 ln_f lm_head: block n is layer n + 2
@@ -69,6 +69,15 @@ def test_twelve_blocks_4_3_3_2(trainer, text):
 def test_a_cut_before_a_block_of_two_layers_is_before_its_first():
     layout = read_layout("vllm", "1,2", transformer(3, halves=True))
     assert list(layout.cuts) == [4]
+
+
+def test_names_that_begin_alike_are_others():
+    names = ["norm0", "h1", "h10.norm", "norm.weight", "norm", "h.1", "h.10"]
+    own = uniform_profile(len(names), names=names)
+    for split, cuts in (("norm", [3]), ("h1,norm", [1, 3]), ("h10,norm", [2, 3]), ("h.10", [6])):
+        assert list(read_layout("accelerate", split, own).cuts) == cuts
+    with pytest.raises(PartoptError, match="nor: the profile has no such layer"):
+        read_layout("accelerate", "nor", own)
 
 
 def test_embedding_norm_and_head_may_stand_alone_where_a_trainer_has_them_so():

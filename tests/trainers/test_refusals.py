@@ -172,6 +172,11 @@ CASES = {
         "6 microbatches of a pipeline are not a multiple of its 4 devices",
         MEGATRON,
     ),
+    "microbatches of two pipelines of loops": (
+        lambda: planned(**LOOPS | {"cluster": flat(8), "replicas": [2] * 8, "microbatches": 12}),
+        "6 microbatches of a pipeline are not a multiple of its 4 devices",
+        MEGATRON,
+    ),
     "loops on one device": (
         lambda: planned([8], cluster=flat(1), schedule="interleaved"),
         "its stages are all on one device",
@@ -179,6 +184,11 @@ CASES = {
     ),
     "few microbatches": (
         lambda: planned(microbatches=3),
+        "3 microbatches of a pipeline are fewer than its 4 stages",
+        {"colossalai"},
+    ),
+    "few microbatches of two pipelines": (
+        lambda: planned(**PAIRS | {"microbatches": 6}),
         "3 microbatches of a pipeline are fewer than its 4 stages",
         {"colossalai"},
     ),

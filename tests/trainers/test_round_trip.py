@@ -103,11 +103,25 @@ def planned(schedule: str, **options) -> tuple[Plan, Job]:
     return planners.plan("manual", job.problem), job
 
 
-def test_a_layout_of_other_groups_than_the_profile_is_refused():
+DEGREES = {
+    "megatron": "tensor-model-parallel-size 1",
+    "megatron-bridge": "tensor_model_parallel_size = 1",
+    "torchtitan": "tensor_parallel_degree = 1",
+    "colossalai": "tp_size=1",
+    "vllm": "vllm serve m --tensor-parallel-size 1",
+    "sglang": "python -m sglang.launch_server --tp-size 1",
+}
+
+
+@pytest.mark.parametrize("name", DEGREES)
+def test_a_layout_of_other_groups_than_the_profile_is_refused(name):
     plan, job = planned("1f1b")
-    text = export_plan(plan, "megatron").main.replace("parallel-size 1", "parallel-size 8")
+    one = DEGREES[name]
+    text = export_plan(plan, name).main
+    text = text if one in text else f"{text.strip()} {one}"
+    assert read_layout(name, text, job.profile).cuts
     with pytest.raises(PartoptError, match="groups of 8 tensor parallel ranks, the profile of 1"):
-        read_layout("megatron", text, job.profile)
+        read_layout(name, text.replace(one, f"{one[:-1]}8"), job.profile)
 
 
 # stages, on how many devices, and the warm-up where it is not the schedule's own

@@ -1,6 +1,9 @@
 """Every picture at 4 and at 32 ranks: what can be read, what is said, and what is refused."""
 
+import hashlib
+import importlib.metadata
 import itertools
+import json
 import re
 import sys
 from xml.etree import ElementTree
@@ -12,7 +15,7 @@ from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.report.looks import COLOURS, MEMORY, stage_colour
 from partopt.report.pictures import picture_of
-from tests.helpers import flat, limited, two_level, uniform_profile
+from tests.helpers import ROOT, flat, limited, two_level, uniform_profile
 from tests.report import timelines
 from tests.report.pictures import cases
 from tests.report.pictures.drawn import Drawn
@@ -69,6 +72,37 @@ def test_a_picture_can_be_read_is_small_and_has_a_title_a_description_and_text(c
     assert root[0].text == picture.heading.title
     assert len(root[1].text) > len(root[0].text)
     assert len(list(root.iter(f"{SVG}text"))) > 3
+
+
+LOOKS = ROOT / "tests/golden/pictures.json"
+
+
+def report(path):
+    """A report with all that it may show."""
+    beside = [cases.comparison(3), cases.scaling([1, 8, 32]), cases.groups()]
+    po.write_report(cases.replicated(2), path, beside=beside, commands=["partopt show a.json"])
+    return path.read_bytes().replace(po.__version__.encode(), b"VERSION")
+
+
+@pytest.mark.slow
+def test_pictures_look_as_they_did(request, tmp_path):
+    """Whoever changes a look looks at the pictures, and runs `pytest tests/report --update`."""
+    recorded, version = json.loads(LOOKS.read_text()), importlib.metadata.version("matplotlib")
+    found = {
+        case: hashlib.sha256(make().render("svg")).hexdigest()[:12]
+        for case, make in PICTURES.items()
+    }
+    for chunks in (None, 8):
+        plan, _ = cases.plan_of(4, "interleaved" if chunks else "1f1b", chunks)
+        drawn = po.simulate(plan).draw("svg")
+        found[f"timeline, {chunks} chunks"] = hashlib.sha256(drawn).hexdigest()[:12]
+    found["report"] = hashlib.sha256(report(tmp_path / "r.html")).hexdigest()[:12]
+    if request.config.getoption("--update"):
+        LOOKS.write_text(json.dumps({"matplotlib": version} | found, indent=0) + "\n")
+    elif version == recorded.pop("matplotlib"):
+        assert found == recorded
+    else:
+        pytest.skip(f"recorded with another matplotlib than {version}")
 
 
 @pytest.mark.parametrize("form, first", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])

@@ -1,0 +1,75 @@
+"""What a problem records in its plans, and the problem that is stated again from one."""
+
+import numpy as np
+import pytest
+
+from partopt import planners
+from partopt.cost.plan import price
+from partopt.cost.problem import Partition, consecutive, problem_from_plan, problem_of
+from partopt.documents.engine import Engine
+from partopt.errors import PartoptError
+from partopt.schedules.layout import MIRRORED, ranks_of
+from tests.helpers import flat, measurement, profile_of, uniform_profile
+
+PROFILE = uniform_profile(6)
+COSTS = [1.0, 2.0, 1.0, 3.0, 1.0, 1.0]
+BLOCKS = {"engine": Engine(recompute=("none", "blocks")), "block_bounds": [0, 2, 4, 6]}
+
+
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        ({}, {"stages": None, "cut_at": None, "costs": None, "recompute": "never"}),
+        ({"stages": 2}, {"stages": 2}),
+        ({"cut_at": (0, 2, 4)}, {"cut_at": [0, 2, 4]}),
+        ({"costs": np.array(COSTS)}, {"costs": COSTS}),
+        ({"replication": "uniform"}, {"replication": "uniform"}),
+        ({"tied": "together"}, {"tied": "together"}),
+        ({"recompute": True}, {"recompute": "always", "block_bounds": None}),
+        ({"recompute_per_stage": True}, {"recompute": "auto"}),
+        ({"recompute": True, **BLOCKS}, {"recompute": "always", "block_bounds": [0, 2, 4, 6]}),
+        ({"recompute": True, "first": 2, **BLOCKS}, {"recompute": 2}),
+        ({"any_schedule": True}, {"any_schedule": True}),
+    ],
+)
+@pytest.mark.parametrize(("schedule", "M"), [("1f1b", 8), ("pipedream", None)])
+def test_what_is_requested_is_recorded_and_stated_again(options, recorded, schedule, M):
+    stated = problem_of(PROFILE, flat(4), schedule=schedule, microbatches=M, **options)
+    plan = planners.plan("data_parallel", stated)
+    assert {name: getattr(plan.request, name) for name in recorded} == recorded
+    again = problem_from_plan(plan, PROFILE)
+    assert again.request == stated.request
+    assert again.cell_costs().tolist() == stated.cell_costs().tolist()
+    for name in ("schedule", "microbatches", "optimizer", "engine", "shard", "recompute", "first"):
+        assert getattr(again, name) == getattr(stated, name), name
+
+
+def test_another_model_is_refused():
+    plan = planners.plan("data_parallel", problem_of(PROFILE, flat(2)))
+    with pytest.raises(PartoptError, match="whose layers are not those of") as raised:
+        problem_from_plan(plan, uniform_profile(5))
+    assert raised.value.code == "other-layers"
+
+
+def test_a_manual_split_in_both_directions_records_the_replicas_of_one():
+    stages = consecutive([0, 1, 2, 4, 6])
+    ranks = ranks_of(MIRRORED, 4, 2, 1)
+    own = [type(stage)(stage.start, stage.stop, r) for stage, r in zip(stages, ranks, strict=True)]
+    stated = problem_of(PROFILE, flat(4), schedule="dualpipe", microbatches=8)
+    request = price(Partition(MIRRORED, own), stated, "manual").request
+    assert (request.cuts, request.replicas) == ([1, 2, 4], [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "per"),
+    [
+        ({"schedule": "pipedream"}, "round"),
+        ({"schedule": "1f1b", "microbatches": 4}, "iteration"),
+    ],
+)
+def test_gradients_are_exchanged_once_a_round_or_an_iteration(options, per):
+    profile = profile_of([measurement([1.0] * 2, output_bytes=[5, 0])], parameter_bytes=[8, 0])
+    stated = problem_of(profile, flat(3, 1.0), cuts=[1], replicas=[2, 1], **options)
+    flows = {flow.kind: flow for flow in planners.plan("manual", stated).communication}
+    assert (flows["allreduce"].bytes, flows["allreduce"].per) == (8, per)
+    assert (flows["send"].bytes, flows["send"].per) == (5, "microbatch")
