@@ -15,7 +15,6 @@ from partopt.errors import PartoptError
 from partopt.schedules.order import A
 from tests.helpers import chain_profile, flat, two_level
 
-pytest.importorskip("matplotlib", reason="figures are an extra")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
 LOADED = re.compile(r"""(?:src|href)\s*=\s*["'](?!\#)[^"']*|url\((?!\#)[^)]*|@import""")
