@@ -29,10 +29,10 @@ def with_torchvision(call: Callable[[], Made]) -> Made:
     except Exception as error:
         if _declared or not _misses_operators(error):
             raise
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for signature in _SIGNATURES:
         with contextlib.suppress(RuntimeError):  # declared by somebody else
-            library.define(signature)
+            library.define(signature)  # type: ignore[no-untyped-call]
     _declared.append(library)
     return call()
 
