@@ -352,7 +352,13 @@ def _check_schedule(options: Options) -> None:
 
 
 def _check_iteration(options: Options, example: str) -> None:
-    if (options.microbatches is None) == (options.global_batch is None):
+    if options.microbatches is not None and options.global_batch is not None:
+        raise _conflict(
+            "schedule",
+            f"`schedule={options.schedule}`: `microbatches` and `global_batch` are both given",
+            "drop one or the other",
+        )
+    if options.microbatches is None and options.global_batch is None:
         raise PartoptError(
             f"`schedule={options.schedule}`: needs either `microbatches` or `global_batch`",
             example,

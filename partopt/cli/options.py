@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from partopt.cli import values
 from partopt.cli.terminal import EXPLAIN, say
 from partopt.errors import PartoptError
 
@@ -146,9 +147,21 @@ with_option = option(
     multiple=True,
 )
 job_options = declare(  # `job` turns their values into one
-    option("--topology", "FILE|NAME", "A YAML file, - or a shipped name.", required=True),
+    option(
+        "--topology",
+        "FILE|NAME",
+        "A YAML file, - or a shipped name.",
+        required=True,
+        shell_complete=values.TOPOLOGIES,
+    ),
     option("--servers", "N", "Size of its outermost level.", COUNT),
-    option("--schedule", "NAME", "1f1b, gpipe, .. or auto.", default="pipedream"),
+    option(
+        "--schedule",
+        "NAME",
+        "1f1b, gpipe, .. or auto.",
+        default="pipedream",
+        shell_complete=values.SCHEDULE_OR_AUTO,
+    ),
     option("--chunks", "V", "Stages on a device, where it is interleaved (default: 2).", COUNT),
     option("--stages", "S", "How many, where a planner takes that (default: one a device).", COUNT),
     option(
@@ -178,7 +191,7 @@ job_options = declare(  # `job` turns their values into one
     _word(
         "--optimizer",
         "sgd momentum adam adam8bit adafactor",
-        "sgd, momentum, adam8bit, adafactor.",
+        "sgd, momentum, adam, adam8bit, adafactor.",
         "adam",
     ),
     _word(

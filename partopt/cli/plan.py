@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, values
 from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
 from partopt.cli.words import LARGER, as_flags, does_not_fit, excess, flags_of, print_notes
 from partopt.errors import ANSWER_IS_NO, PartoptError
@@ -21,14 +21,21 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
 @click.command(cls=options.Verb)
-@click.argument("profile")
-@options.option("--planner", "NAME", "Which planner (default: the best of all).")
+@click.argument("profile", shell_complete=values.PROFILES)
+@options.option(
+    "--planner", "NAME", "Which planner (default: the best of all).", shell_complete=values.PLANNER
+)
 @options.option("--cuts", "5,9", "Your own split: where stages begin.")
 @options.option("--replicas", "1,2,1", "Replicas of its stages (default: one each).")
 @options.job_options
 @options.option("--scaling", "8,16,32", "The best plan on each of them, as a table.")
 @click.option("--weak", is_flag=True, help="The batch grows with the devices.")
-@options.option("--for target", "TRAINER", "The best that it can run, such as megatron.")
+@options.option(
+    "--for target",
+    "TRAINER",
+    "The best that it can run, such as megatron.",
+    shell_complete=values.TRAINER,
+)
 @options.option("--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.")
 @options.map_option
 @options.option("--picture", "FILE", "Draw the plan, too (.svg, .pdf, .png).")

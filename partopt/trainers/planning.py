@@ -30,6 +30,7 @@ from partopt.cost.problem import (
     partition_of,
     problem_from_plan,
 )
+from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
@@ -166,7 +167,16 @@ def solve_within(
         stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
         distinct.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
     best, *slower = distinct.values()
-    return Result(best, tuple(slower), results[0].notes, (best,))
+    notes = results[0].notes if trainer.trains else (*results[0].notes, _inference(trainer))
+    return Result(best, tuple(slower), notes, (best,))
+
+
+def _inference(trainer: Trainer) -> Note:
+    text = (
+        f"{trainer.name} runs forwards alone: the stages are balanced for training, whose "
+        "schedule, times and memory the page shows"
+    )
+    return Note(code="plan-of-training", text=text)
 
 
 @dataclass(frozen=True)

@@ -260,3 +260,35 @@ def test_shell_words_are_quoted():
         line for line in written(UNEVEN, "megatron").splitlines() if "parallel-layout" in line
     )
     assert shlex.split(line)[1] == "Et*4|t*3|t*3|t*2L"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"), [("bfloat16", {"bf16"}), ("float16", {"fp16"}), ("float32", set())]
+)
+def test_deepspeed_is_told_the_number_format(dtype, said):
+    plan = replace(UNEVEN, profile=replace(UNEVEN.profile, dtype=dtype))
+    config = assigned(written(plan, "deepspeed"), "CONFIG")
+    assert {"bf16", "fp16"} & config.keys() == said
+    assert all(config[name] == {"enabled": True} for name in said)
+
+
+def test_tied_layers_are_noted_where_stages_share_them_alone():
+    def notes(plan):
+        return [note for note in export_plan(plan, "deepspeed").notes if "Tied" in note]
+
+    assert notes(UNEVEN) == []
+    flow = FlowOf(kind="tied", stage=0, ranks=[0, 3], bytes=8, per="iteration", parameters=["wte"])
+    tied = replace(UNEVEN, communication=[*UNEVEN.communication, flow])
+    assert notes(tied) == ["wte: stages share it, so its layers go in as TiedLayerSpec"]
+
+
+def test_the_program_of_torch_says_what_to_do_under_a_wrong_number_of_processes(tmp_path):
+    for path, text in export_plan(UNEVEN, "torch").files(str(tmp_path / "planned.py")).items():
+        Path(path).write_text(text)
+    (tmp_path / "model.py").write_text(MODEL)
+    command = [sys.executable, str(tmp_path / "planned.py"), str(tmp_path / "model.py")]
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | alone)
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: ") and hint.startswith("hint:  ") and "Traceback" not in done.stderr

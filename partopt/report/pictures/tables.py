@@ -50,6 +50,7 @@ from partopt.report.pictures.sheet import (
     stack_labels,
 )
 from partopt.report.run import error
+from partopt.schedules import schedule
 from partopt.units import format_bytes, format_count, format_rate, format_seconds
 
 # inches: of axes, of the names beside them, of a name; the lowest axes of points
@@ -274,7 +275,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
 def run_picture(run: Run) -> Picture:
     """The whole as bars, and below it a panel for each part that takes time: a bar a rank."""
     plan = run.plan
-    unit = "a microbatch" if plan.schedule.startswith("pipedream") else "an iteration"
+    unit = "a microbatch" if schedule(plan.schedule).asynchronous else "an iteration"
     parts = (
         plan.model,
         plan.schedule,
