@@ -287,6 +287,15 @@ def recut(costs: StageCosts, shape: Shape) -> Shape | None:
 
 def nothing_fits(problem: Problem) -> PartoptError:
     """The error where no plan fits, with what would help."""
+    if problem.memory_bytes is None:  # then it is the stages that cannot be
+        asked = f"{problem.stages} stages" if problem.stages else "stages"
+        return PartoptError(
+            f"optimal: no plan of {asked} on {problem.topology.devices} devices was found",
+            "ask for another number of stages, or for none: leave out `stages`",
+            ANSWER_IS_NO,
+            code="no-plan",
+            stages=problem.stages,
+        )
     may_recompute = problem.recompute or problem.recompute_per_stage
     more = "" if may_recompute else ", or let stages recompute (`recompute=auto`)"
     sizes = [m.microbatch_size for m in problem.profile.measured()] if problem.profile else []

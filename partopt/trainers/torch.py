@@ -75,7 +75,7 @@ if __name__ == "__main__":
         plan = Plan.load(Path(__file__).with_suffix(".plan.json"))
         train_with(loop, plan, sys.argv[1], arguments=ARGUMENTS, engine="torch")
     except PartoptError as error:
-        sys.exit(f"error: {{error}}\nhint:  {{error.hint}}")
+        sys.exit(f"error: {{error}}\\nhint:  {{error.hint}}")
 '''
 
 

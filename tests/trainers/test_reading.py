@@ -7,6 +7,7 @@ import pytest
 from partopt.errors import PartoptError
 from partopt.trainers import TRAINERS, readers
 from partopt.trainers.layout import read_layout
+from partopt.trainers.reading import find_count
 from tests.helpers import flat
 from tests.trainers.models import transformer
 

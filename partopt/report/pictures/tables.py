@@ -241,7 +241,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="minor", length=0)
-    axes.set_ylabel(f"{unit}/s", fontsize=SIZE)
+    axes.set_ylabel(f"{unit}/s (log scale)", fontsize=SIZE)
     # numbers of devices that have room, and below them, on several lines, the shapes
     middles = [(math.log2(each) - low) / (high - low) * _SCALE for each in devices]
     numbers = [(at, str(each)) for at, each in zip(middles, devices, strict=True)]
@@ -260,7 +260,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
         if line is not None:
             sheet.text(LEFT + middle, sheet.down + 0.18 + _SHAPES * line, shape, **look)
     sheet.down += 0.2 + _SHAPES * (1 + max((line for line in lines if line), default=0))
-    name = "devices, and replicas of the stages"
+    name = "devices (log scale), and replicas of the stages"
     sheet.text(LEFT + _SCALE / 2, sheet.down, name, ha="center")
     sheet.down += 0.25
     mark: Any = {"color": BLUE, "marker": "o", "markersize": 4, "linewidth": 1.2}
