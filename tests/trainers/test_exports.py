@@ -9,10 +9,11 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from partopt import TRAINERS, PartoptError, export_plan, writers
+from partopt import TRAINERS, Job, PartoptError, export_plan, solve, writers
 from partopt.cost.plan import layout_of
 from partopt.documents.profile import Group
 from partopt.documents.stage import Flow
+from partopt.profiler import measure_source
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import from_csv
 from tests.helpers import ROOT, flat
@@ -295,13 +296,18 @@ def test_tied_layers_are_noted_where_stages_share_them_alone():
 
 
 def test_the_program_of_torch_says_what_to_do_under_a_wrong_number_of_processes(tmp_path):
-    export_plan(UNEVEN, "torch", stem="planned").save(str(tmp_path / "planned.py"))
     (tmp_path / "model.py").write_text(MODEL)
+    source = str(tmp_path / "model.py")
+    profile = measure_source(source, microbatch_sizes=[1], steps=1, granularity="block")
+    options = {"cuts": [2], "replicas": [1, 1], "schedule": "1f1b", "microbatches": 2}
+    plan = solve(Job(profile, flat(2), **options)).plan
+    export_plan(plan, "torch", stem="planned").save(str(tmp_path / "planned.py"))
     command = [sys.executable, str(tmp_path / "planned.py"), str(tmp_path / "model.py")]
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    alone |= {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | alone)
+    world = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    environment = os.environ | world | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     error, hint = done.stderr.splitlines()
-    assert error == "error: the plan has 4 ranks, torchrun started 1"
+    assert error == "error: the plan has 2 ranks, torchrun started 3"
     assert hint.startswith("hint:  ")

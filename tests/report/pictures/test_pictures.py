@@ -185,3 +185,8 @@ def test_a_thousand_stages_are_less_than_a_megabyte_and_cannot_be_pointed_at():
     svg = render(many_stages(1024, two_level(8, 128)), "svg")
     assert len(svg) < 1_000_000
     assert b"pointer-events" not in svg
+
+
+def test_logarithmic_axes_say_so():
+    assert render(cases.scaling([1, 8, 32]), "svg").count(b"(log scale)") == 2
+    assert b"log scale" not in render(cases.comparison(6), "svg")
