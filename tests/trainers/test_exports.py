@@ -309,5 +309,5 @@ def test_the_program_of_torch_says_what_to_do_under_a_wrong_number_of_processes(
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     error, hint = done.stderr.splitlines()
-    assert error == "error: the plan has 2 ranks, torchrun started 3"
+    assert error == f"error: {source}: the plan has 2 ranks, torchrun started 3"
     assert hint.startswith("hint:  ")
