@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from vision import declare_missing_operators
 
 # example_inputs follows the model that build made last
 _built = {"context": 128, "vocabulary": 30522}
@@ -19,7 +18,6 @@ def build(
     layers: int = 12, width: int = 768, heads: int = 12, context: int = 128, vocabulary: int = 30522
 ) -> nn.Module:
     """The model, by default BERT base with sequences of 128 tokens."""
-    declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import BertConfig, BertForMaskedLM
 
     _built.update(context=context, vocabulary=vocabulary)

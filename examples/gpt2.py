@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from vision import declare_missing_operators
 
 # example_inputs follows the model that build made last
 _built = {"context": 256, "vocabulary": 50257}
@@ -18,7 +17,6 @@ def build(
     layers: int = 12, width: int = 768, heads: int = 12, context: int = 256, vocabulary: int = 50257
 ) -> nn.Module:
     """The model, by default GPT-2 small with a quarter of its context."""
-    declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import GPT2Config, GPT2LMHeadModel
 
     _built.update(context=context, vocabulary=vocabulary)

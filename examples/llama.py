@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from vision import declare_missing_operators
 
 # the published models of LLaMA 2
 SIZES: dict[str, dict[str, int]] = {
@@ -39,7 +38,6 @@ def build(
 
     `size`, one of SIZES, stands for all of these; `context` is 4,096 tokens with it, else 128.
     """
-    declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}

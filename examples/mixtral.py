@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from vision import declare_missing_operators
 
 # example_inputs follows the model that build made last
 _built = {"context": 128, "vocabulary": 32000}
@@ -28,7 +27,6 @@ def build(
     vocabulary: int = 32000,
 ) -> nn.Module:
     """The model, by default the shape of 8x7B with 128 tokens; `ffn` is the width of an expert."""
-    declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import MixtralConfig, MixtralForCausalLM
 
     _built.update(context=context, vocabulary=vocabulary)

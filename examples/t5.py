@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from vision import declare_missing_operators
 
 # example_inputs follows the model that build made last
 _built = {"context": 128, "vocabulary": 32128}
@@ -29,7 +28,6 @@ def build(
 
     `ffn` is the width between, `head_width` that of a head where heads are wider than the model.
     """
-    declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import T5Config, T5ForConditionalGeneration
 
     _built.update(context=context, vocabulary=vocabulary)

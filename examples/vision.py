@@ -1,12 +1,7 @@
-"""What several examples share: importing torchvision, pictures to feed its models, a loss.
-
-torchvision has no build for a CPU-only torch: its import fails there, because two operators were
-never declared. None of these models needs them, so they are declared and the import is tried again.
-"""
+"""What several examples share: torchvision's models, pictures to feed them, a loss."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from types import ModuleType
 
@@ -15,34 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 CLASSES = 1000
-_MISSING = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
 _built = {"size": 224}  # pictures follows the model that was built last
-_declared: list[torch.library.Library] = []  # a library lives as long as it is referred to
-
-
-def declare_missing_operators() -> None:
-    """Make `import torchvision` work where it is installed with a torch that it was not built
-    for.
-    """
-    try:
-        importlib.import_module("torchvision")
-    except ModuleNotFoundError:
-        return
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for signature in _MISSING:
-            with contextlib.suppress(RuntimeError):
-                library.define(signature)
-        _declared.append(library)
 
 
 def torchvision_models(size: int) -> ModuleType:
     """`torchvision.models`, for pictures of `size` x `size` pixels."""
     _built.update(size=size)
-    declare_missing_operators()
     return importlib.import_module("torchvision.models")
 
 

@@ -15,7 +15,7 @@ from partopt.documents.profile import Profile
 from partopt.documents.simulation import Finding
 from partopt.report import web
 from partopt.report.pages import text_of
-from partopt.report.pictures import Drawable, picture_of, require_matplotlib
+from partopt.report.pictures import Drawable, picture_of
 from partopt.simulation import simulate
 from partopt.simulator.document import drawn_timeline, drawn_windows
 
@@ -41,12 +41,10 @@ def write_report(
     `beside` the plan with a picture and a table each. An existing file is replaced only with
     `force`. Options that its texts name are written as `spell` does, `command` gives the words of
     that which makes a change, and `commands` are those to check the page with. Raises PartoptError
-    where the plan cannot be simulated, a document has no picture, or `path` cannot be written, and
-    without matplotlib.
+    where the plan cannot be simulated, a document has no picture, or `path` cannot be written.
     """
     path = os.fspath(path)
     documents.check_writable(path, force)
-    require_matplotlib()
     simulation = simulate(plan)
     # the timeline in as many columns as the page can hold, or not at all
     execution = simulation.execution

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -178,8 +179,9 @@ class Job(_Question):
         found = [note for note in self.profile.notes if not note.known] + self.topology.notes()
         if self.profile.estimated is None and self.profile.device.type == "cpu":
             name, device = self.profile.model.name, self.topology.device.name
-            text = f"{name} was measured on a CPU, not on {device}"
-            found.append(Note(code="measured-on-cpu", text=text))
+            if device != self.profile.device.name and not re.search(r"(?i)\bcpus?\b", device):
+                text = f"{name} was measured on a CPU, not on {device}"
+                found.append(Note(code="measured-on-cpu", text=text))
         if self.trainer == PARTOPT and (self.shard or "none") not in self.engine.shard:
             text = (
                 f"`partopt run` refuses `shard={self.shard}`: plan for a trainer, `for=torchtitan`"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -117,19 +117,32 @@ class LinkMeasurement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measured figure beside what the topology says; `error` is positive where that is more."""
+    """One measured figure beside what the topology says, and the time of the whole message.
+
+    That is the same, but for what a message takes of its sender.
+    """
 
     level: str
     what: str
     size_bytes: int
     measured_s: float
     fitted_s: float
-    error: float
+    whole_s: float
+
+    @property
+    def error(self) -> float:
+        """What the topology says relative to what was measured; positive where it is more."""
+        return self.fitted_s / self.measured_s - 1
+
+    @property
+    def off(self) -> float:
+        """The size of the error, relative to what was measured or, if less, the whole message."""
+        return min(abs(self.error), abs(self.fitted_s - self.measured_s) / self.whole_s)
 
     @property
     def is_poor(self) -> bool:
         """Whether the topology is too far off here."""
-        return abs(self.error) > POOR
+        return self.off > POOR
 
 
 @dataclass(frozen=True)
@@ -154,14 +167,14 @@ class FittedLinks:
     @property
     def worst(self) -> Comparison:
         """Where the fit is furthest off."""
-        return max(self.comparisons, key=lambda each: abs(each.error))
+        return max(self.comparisons, key=lambda each: each.off)
 
     @property
     def quality(self) -> str:
         """`good fit: ...` or `POOR FIT: ...`, with the sizes at which it fails."""
         far = self.worst
         where = f"{far.level}, {far.what}, {format_bytes(far.size_bytes)}"
-        largest = f"largest error {abs(far.error):.0%} ({where})"
+        largest = f"largest error {far.off:.0%} ({where})"
         failing: dict[str, list[str]] = {}
         for each in self.comparisons:
             if each.is_poor:
@@ -186,7 +199,7 @@ class FittedLinks:
             "schema": "partopt.links/1",
             "topology": self.topology,
             "is_poor": self.worst.is_poor,
-            "comparisons": self.comparisons,
+            "comparisons": [asdict(each) | {"error": each.error} for each in self.comparisons],
             "measurement": self.measurement,
             "notes": self.notes,
         }
@@ -276,28 +289,23 @@ def _least_squares(A: Floats, y: Floats) -> Floats:
 
 
 def compare(measurement: LinkMeasurement, topology: Topology) -> Iterator[Comparison]:
-    """All measured figures that the topology speaks of, level by level.
-
-    What a message takes of its sender is compared as a share of the whole message.
-    """
+    """All measured figures that the topology speaks of, level by level."""
 
     def reduced(samples: AllReduceSample, level: str, step: int) -> Comparison:
         ranks = range(0, samples.ranks * step, step)
         fitted, measured = allreduce_s(samples.size_bytes, ranks, topology), samples.seconds
-        what, error = f"all-reduce of {samples.ranks}", fitted / measured - 1
-        return Comparison(level, what, samples.size_bytes, measured, fitted, error)
+        what = f"all-reduce of {samples.ranks}"
+        return Comparison(level, what, samples.size_bytes, measured, fitted, measured)
 
     for place, (samples, level) in enumerate(zip(measurement.levels, topology.levels, strict=True)):
         for each in samples.messages:
             size, measured = each.size_bytes, each.seconds
             fitted = level.latency_s + size / level.bandwidth_bytes_per_s
-            error = fitted / measured - 1
-            yield Comparison(level.name, "message", size, measured, fitted, error)
+            yield Comparison(level.name, "message", size, measured, fitted, measured)
         for each in samples.messages if level.overhead_s or level.copy_bytes_per_s else ():
             size, measured = each.size_bytes, each.send_s
             fitted = level.message_s + size * level.copy_byte_s
-            error = (fitted - measured) / each.seconds
-            yield Comparison(level.name, "its sender", size, measured, fitted, error)
+            yield Comparison(level.name, "its sender", size, measured, fitted, each.seconds)
         for exchange in samples.allreduces:
             yield reduced(exchange, level.name, topology.group_size(place))
     for exchange in measurement.whole:

@@ -171,9 +171,9 @@ class Options:
             "Re-materialise activations: never, always, auto, the first N blocks of each stage.",
         ),
     ] = None
-    optimizer: Annotated[Optimizer, Flag(MEMORY, "WORD", "sgd, momentum, adam8bit, adafactor.")] = (
-        "adam"
-    )
+    optimizer: Annotated[
+        Optimizer, Flag(MEMORY, "WORD", "sgd, momentum, adam, adam8bit, adafactor.")
+    ] = "adam"
     shard: Annotated[
         Shard | None, Flag(MEMORY, "WORD", "ZeRO: optimizer, gradients, parameters.")
     ] = None
@@ -457,7 +457,13 @@ def _check_schedule(options: Options) -> None:
 
 
 def _check_iteration(options: Options, example: str) -> None:
-    if (options.microbatches is None) == (options.global_batch is None):
+    if options.microbatches is not None and options.global_batch is not None:
+        raise _conflict(
+            "schedule",
+            f"`schedule={options.schedule}`: `microbatches` and `global_batch` are both given",
+            "drop one or the other",
+        )
+    if options.microbatches is None and options.global_batch is None:
         raise PartoptError(
             f"`schedule={options.schedule}`: needs either `microbatches` or `global_batch`",
             example,

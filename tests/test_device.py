@@ -54,7 +54,7 @@ def test_the_digest_is_of_the_numbers():
 )
 def test_faults_are_at_their_place(wrong, right, message):
     with pytest.raises(PartoptError) as failed:
-        Roofline.of(read_device(FILE.replace(wrong, right).encode(), "mine.yaml"), "mine.yaml")
+        Roofline.of(read_device(FILE.replace(wrong, right).encode(), "mine.yaml"))
     assert f"mine.yaml: {message}" in failed.value.message or message in failed.value.message
 
 
@@ -64,3 +64,14 @@ def test_a_number_has_one_origin(given):
     raw["launch"] = {"value": "4 us", **given}
     with pytest.raises(PartoptError, match="launch: needs a source or an assumption"):
         read_device(yaml.safe_dump(raw).encode(), "mine.yaml")
+
+
+def test_all_faults_of_a_file_are_reported_together():
+    raw = yaml.safe_load(FILE.replace("4 us", "4").replace("2039 GB/s", "2039 GB"))
+    raw["peaks"]["bfloat61"] = {"value": "1 Pflop/s", "source": "a", "assumed": "b"}
+    raw["efficiency"]["matmul"]["value"] = 2
+    with pytest.raises(PartoptError) as refused:
+        read_device(yaml.safe_dump(raw, sort_keys=False).encode(), "mine.yaml")
+    assert [part.message.split(": ")[1] for part in refused.value.parts] == [
+        *("bandwidth.value", "launch.value", "efficiency.matmul.value", "peaks.bfloat61", "peaks")
+    ]

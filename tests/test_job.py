@@ -5,10 +5,12 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partopt.documents.engine import Engine
 from partopt.errors import PartoptError
 from partopt.job import Job
+from partopt.search.solve import solve
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, uniform_profile
 
 PROFILE, CLUSTER = uniform_profile(6), two_level(2, 2, memory_bytes=10**9)
@@ -87,8 +89,13 @@ REFUSALS = [
         for name, given in (
             ("auto", {}),
             ("1f1b", {}),
-            ("1f1b", {"microbatches": 4, "global_batch": 4}),
         )
+    ),
+    (
+        {"schedule": "1f1b", "microbatches": 4, "global_batch": 4},
+        "conflicting-options",
+        "schedule",
+        "=1f1b`: `microbatches` and `global_batch` are both given",
     ),
     (
         {"facts": {"optimizer_bytes": -1}},
@@ -207,3 +214,25 @@ def test_blocks_are_for_an_engine_that_makes_them_again():
 def test_shares_that_our_own_trainer_does_not_run_are_noted(shard, codes):
     notes = Job(PROFILE, CLUSTER, schedule="1f1b", microbatches=4, shard=shard).notes
     assert [note.code for note in notes if note.code == "not-run"] == codes
+
+
+@pytest.mark.parametrize(
+    ("device", "noted"),
+    [("CPU", False), ("CPU of a server", False), ("AMD EPYC", False), ("A100", True)],
+)
+def test_times_of_a_cpu_are_noted_on_other_devices_alone(device, noted):
+    cpu = replace(PROFILE, device=replace(PROFILE.device, type="cpu", name="AMD EPYC"))
+    cluster = replace(CLUSTER, device=replace(CLUSTER.device, name=device))
+    notes = [note.text for note in Job(cpu, cluster).notes]
+    assert ("chain was measured on a CPU, not on A100" in notes) == noted
+    assert noted or not any("CPU" in text for text in notes)
+
+
+def test_a_split_names_what_its_counts_must_be():
+    for cuts, hint in (
+        ([2], "give 2, one for each stage"),
+        ([1, 2], "give 3, one for each stage"),
+    ):
+        with pytest.raises(PartoptError) as refused:
+            solve(Job(PROFILE, CLUSTER, cuts=cuts, replicas=[1]))
+        assert refused.value.hint == hint

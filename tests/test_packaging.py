@@ -1,7 +1,9 @@
 """What a wheel holds, and that an installed package finds it there."""
 
+import ast
 import hashlib
 import re
+import sys
 import tomllib
 
 import pytest
@@ -33,6 +35,17 @@ def test_the_licence_is_the_standard_text_and_in_every_package():
     assert (PROJECT["license"], PROJECT["license-files"]) == ("Apache-2.0", ["LICENSE"])
     text = (ROOT / "LICENSE").read_bytes()
     assert hashlib.sha256(text).hexdigest() == APACHE_2
+
+
+def test_a_plain_install_brings_all_that_the_package_imports():
+    """`pip install .` is enough for every verb; transformers is the user's own, where it is."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "partopt").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    outside = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, "partopt"}
+    required = {re.split("[^A-Za-z0-9_-]", each)[0].lower() for each in PROJECT["dependencies"]}
+    assert outside - {"transformers"} == required - {"pyyaml"} | {"yaml", "markupsafe"}
 
 
 def test_hints_name_what_can_be_installed():

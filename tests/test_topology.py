@@ -101,7 +101,7 @@ def test_what_is_not_a_topology_is_refused_with_its_place():
         "name: c\n\tlevels: 3": "line 2, column 1: not YAML: found character '\\t'",
         "name: !!python/object:os.system c": "line 1, column 7: not YAML: could not determine",
         "[" * 5000: "not YAML that partopt reads: maximum recursion depth exceeded",
-        "name: c\nname: d": 'line 2, column 1: not YAML: the key "name" is given twice',
+        "name: c\nname: d": 'line 2, column 1: the key "name" is given twice',
         "name: \x00": "not YAML: ",
         "levels: &a [*a]": "levels[0]: expected a mapping, found a list",
     }.items():
@@ -327,3 +327,37 @@ def test_a_price_needs_its_unit():
         [(said, remedy)] = found
         assert said == f"c.yaml: device.price: {message}"
         assert hint in remedy
+
+
+FAULTY = """
+name: five
+device: {name: A100, memory: 16 Gb}
+levels:
+  - {name: server, size: 4, bandwidth: 20}
+  - {name: server, size: "8", bandwidth: 100 Gb/s, latency: 5, speed: 1}
+allreduce: fast
+allreduce: ring
+"""
+
+
+def test_all_faults_of_a_file_are_reported_together():
+    """Keys, types, units, names and what is given twice."""
+    with pytest.raises(PartoptError) as refused:
+        Topology.parse(FAULTY.encode(), "c.yaml")
+    assert [part.message.removeprefix("c.yaml: ") for part in refused.value.parts] == [
+        'line 8, column 1: the key "allreduce" is given twice',
+        "device.memory: '16 Gb' is in bits",
+        "levels[0].bandwidth: '20' has no unit",
+        "levels[1].speed: unknown key",
+        "levels[1].size: expected a whole number, found text",
+        "levels[1].latency: '5' has no unit",
+        'levels[1].name: "server" is used twice',
+    ]
+    assert {part.fields.get("path") for part in refused.value.parts} >= {"levels[1].name"}
+
+
+def test_a_file_with_too_many_devices_says_what_else_is_wrong():
+    text = FAULTY.replace('"8"', "2000000").replace("allreduce: fast\n", "")
+    with pytest.raises(PartoptError, match="levels: 8000000 devices") as refused:
+        Topology.parse(text.encode())
+    assert len(refused.value.parts) == 6

@@ -6,10 +6,12 @@ Here: which verbs there are, and how errors leave.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import importlib
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -212,8 +214,11 @@ def _report(error: Exception) -> int:
 def _usage(error: click.UsageError) -> PartoptError:
     """What click found wrong with the command line, in partopt's words."""
     path = error.ctx.command_path if error.ctx else "partopt"
-    near = getattr(error, "possibilities", None)
-    message = (error.message if near else error.format_message()).rstrip(".")
+    near = shown = getattr(error, "possibilities", None)
+    kind = getattr(getattr(error, "param", None), "type", None)
+    if isinstance(kind, click.Choice) and (given := re.match("'(.*?)' is not", error.message)):
+        near = difflib.get_close_matches(given[1], map(str, kind.choices), n=1, cutoff=0.5)
+    message = (error.message if shown else error.format_message()).rstrip(".")
     return PartoptError(
         f"{path}: {message[:1].lower()}{message[1:]}",
         f'did you mean "{near[0]}"?' if near else f"see {path} --help",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, planning
+from partopt.cli import options, planning, values
 from partopt.cli.terminal import Tell, progress, say, say_page
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=planning.Verb)
-@click.argument("profiles", nargs=-1, required=True, metavar="PROFILE...")
+@click.argument(
+    "profiles", nargs=-1, required=True, metavar="PROFILE...", shell_complete=values.PROFILES
+)
 @options.option(
-    "--planner chosen", "NAME", "A planner to compare (repeat; default: all).", multiple=True
+    "--planner chosen",
+    "NAME",
+    "A planner to compare (repeat; default: all).",
+    multiple=True,
+    shell_complete=values.PLANNER,
 )
 @options.option(
     "--plan files", "FILE", "A plan of yours to set beside them (repeat).", multiple=True
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     "TRAINER",
     "The best plan that a trainer can say, beside them (repeat; see partopt export --help).",
     multiple=True,
+    shell_complete=values.TRAINER,
 )
 @options.option(
     "--layout layouts",

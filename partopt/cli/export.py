@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, values
 from partopt.cli.terminal import say, say_file
 from partopt.errors import PartoptError
 
@@ -33,7 +33,9 @@ class _Export(click.Command):
 
 @click.command(cls=_Export)
 @click.argument("plan")
-@options.option("--to target", "TRAINER", "Which trainer.", required=True)
+@options.option(
+    "--to target", "TRAINER", "Which trainer.", required=True, shell_complete=values.WRITER
+)
 @options.map_option
 @options.output_options("it")
 def command(
@@ -59,7 +61,9 @@ def command(
     own = partopt.TRAINERS.lookup(target)
     path = Path(output) if output and output != "-" else Path(_STEM)
     if own.write is not None:
-        documents.check_writable(output or "-", force, [own.suffix])
+        # lines of a shell are read from any file
+        forms = [] if own.suffix == ".sh" else [own.suffix]
+        documents.check_writable(output or "-", force, forms)
     try:
         text = partopt.export_plan(loaded, target, rules=rules, stem=path.stem)
     except PartoptError as error:

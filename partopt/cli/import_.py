@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, planning
+from partopt.cli import options, planning, values
 from partopt.cli.terminal import ascii_only, progress, say
 from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
 from partopt.errors import PartoptError, did_you_mean
@@ -202,7 +202,13 @@ class _Import(planning.Verb):
 
 @click.command(cls=_Import)
 @click.argument("layout")
-@options.option("--profile", "FILE|NAME", "The profile of the model that it cuts.", required=True)
+@options.option(
+    "--profile",
+    "FILE|NAME",
+    "The profile of the model that it cuts.",
+    required=True,
+    shell_complete=values.PROFILES,
+)
 @options.option(
     "--pipeline-size",
     "P",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, planning
+from partopt.cli import options, planning, values
 from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
 from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
 from partopt.errors import PartoptError
@@ -21,12 +21,17 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
 @click.command(cls=planning.Verb)
-@click.argument("profile")
+@click.argument("profile", shell_complete=values.PROFILES)
 @planning.split_options
 @planning.job_options
 @options.option("--scaling", "8,16,32", "The best plan on each of them, as a table.")
 @click.option("--weak", is_flag=True, help="The batch grows with the devices.")
-@options.option("--for target", "TRAINER", "The best that it can run, such as megatron.")
+@options.option(
+    "--for target",
+    "TRAINER",
+    "The best that it can run, such as megatron.",
+    shell_complete=values.TRAINER,
+)
 @options.option("--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.")
 @options.map_option
 @options.option("--picture", "FILE", "Draw the plan, too (.svg, .pdf, .png).")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from partopt.cli import values
 from partopt.cli.options import (
     COUNT,
     Command,
@@ -39,6 +40,7 @@ _BESIDE = {
     MEMORY: "",
     "Numbers of devices": "scaling weak*",
 }
+_COMPLETED = {"planner": values.PLANNER, "schedule": values.SCHEDULE_OR_AUTO}
 _HELP_ALL = "partopt.help_all"  # in the context: whether all options are shown
 
 
@@ -101,13 +103,20 @@ def flag_of(name: str) -> Callable[[Command], Command]:
         value,
         default=getattr(Options, name) or None,
         multiple=kind.items is str,
+        shell_complete=_COMPLETED.get(name),
     )
 
 
 memory_option = flag_of("memory")
 split_options = declare(*(flag_of(name) for name, flag in _FLAGS.items() if flag.split))
 job_options = declare(  # `job` turns their values into one
-    option("--topology", "FILE|NAME", "A YAML file, - or a shipped name.", required=True),
+    option(
+        "--topology",
+        "FILE|NAME",
+        "A YAML file, - or a shipped name.",
+        required=True,
+        shell_complete=values.TOPOLOGIES,
+    ),
     option("--servers", "N", "Size of its outermost level.", COUNT),
     *(flag_of(name) for name, flag in _FLAGS.items() if not flag.split),
     with_option,

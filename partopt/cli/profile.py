@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from partopt import documents
-from partopt.cli import stopping, words
+from partopt.cli import stopping, values, words
 from partopt.cli.options import is_given, option, parse_assignments, parse_pairs, set_option
 from partopt.cli.terminal import progress, say
 from partopt.errors import PartoptError
@@ -85,6 +85,7 @@ _MINUTES_FROM_S = 100.0
     "--estimate",
     "FILE|NAME",
     "Estimate the times on a device that is not there: a100, h100, h200, v100 or a file.",
+    shell_complete=values.DEVICES,
 )
 @option(
     "--calibrate",
@@ -104,6 +105,7 @@ _MINUTES_FROM_S = 100.0
     "--topology",
     "FILE|NAME",
     "With --group: the cluster over whose innermost links the ranks exchange.",
+    shell_complete=values.TOPOLOGIES,
 )
 @option(
     "--from-run",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, values
 from partopt.cli.words import as_flags, change_command
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _PAGE = "report.html"
     "--profile",
     "FILE|NAME",
     "The plan's profile, to draw its layers (default: the shipped one of its digest).",
+    shell_complete=values.PROFILES,
 )
 @options.output_options(f"the page ({_PAGE})")
 def command(

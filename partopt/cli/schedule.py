@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, values
 from partopt.cli.simulate import check_timeline
 from partopt.cli.terminal import page_style, say_page
 from partopt.errors import PartoptError
@@ -18,7 +18,7 @@ _ALL = "all"
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=values.SCHEDULE)
 @options.option("--stages", "P", "Devices of the pipeline.", options.COUNT, default=4)
 @options.option("--microbatches", "M", "That pass through it.", options.COUNT, default=8)
 @options.option(

@@ -6,12 +6,13 @@ import json
 
 import click
 
+from partopt.cli import values
 from partopt.cli.terminal import say
 from partopt.errors import PartoptError, did_you_mean
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=values.DOCUMENT)
 def command(name: str) -> None:
     """Print the JSON Schema of NAME.
 

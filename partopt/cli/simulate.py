@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, planning
+from partopt.cli import options, planning, values
 from partopt.cli.terminal import page_style, progress, say, say_page
 from partopt.cli.words import as_flags, change_command
 from partopt.errors import ANSWER_IS_NO, PartoptError
@@ -26,6 +26,7 @@ _CONDITIONS = options.declare(
         "--schedule",
         "NAME|FILE.csv",
         "Another schedule, or your own order as torch's compute-only CSV.",
+        shell_complete=values.SCHEDULE,
     ),
     options.option(
         "--microbatches", "M", "In an iteration; asynchronous: that pass through.", options.COUNT

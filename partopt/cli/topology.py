@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt import documents
-from partopt.cli import options, stopping
+from partopt.cli import options, stopping, values
 from partopt.cli.terminal import say, say_file
 from partopt.cli.words import print_notes
 from partopt.documents.files import find_shipped, shipped_names
@@ -54,7 +54,7 @@ def list_(as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("topology")
+@click.argument("topology", shell_complete=values.TOPOLOGIES)
 @click.option("--servers", type=options.COUNT, help="Size of the outermost level.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print it as a file to edit.")
 @options.json_option
@@ -171,8 +171,7 @@ def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_
     far = links.worst
     if far.is_poor and not accept_poor:
         raise PartoptError(
-            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off at "
-            f"{far.level}, {far.what}",
+            f"{output}: not written: the fit is poor, {far.off:.0%} off at {far.level}, {far.what}",
             "measure on an idle machine, with a core for each rank, or fewer `sizes`; "
             "`accept_poor=True` writes it all the same",
             ANSWER_IS_NO,

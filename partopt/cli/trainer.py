@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from partopt.cli import options
+from partopt.cli import options, values
 from partopt.cli.terminal import say, say_page
 from partopt.units import format_bytes
 
@@ -69,7 +69,7 @@ def list_(as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("trainer")
+@click.argument("trainer", shell_complete=values.TRAINER)
 @options.json_option
 def show(trainer: str, as_json: bool) -> None:
     """Show what TRAINER can say of a plan, and what its engine does, each with its source.

@@ -12,7 +12,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -20,7 +20,7 @@ from partopt import documents, units
 from partopt.documents.files import PathLike, find_shipped, shipped_folder, shipped_names
 from partopt.documents.profile import DTYPES, Profile
 from partopt.documents.topology import Topology
-from partopt.documents.yaml_text import Quantities, read_mapping
+from partopt.documents.yaml_text import positive, read_by, read_mapping
 from partopt.errors import PartoptError, did_you_mean
 
 TF32 = "tfloat32"  # how float32 is multiplied where torch is told so
@@ -40,6 +40,24 @@ class Quantity(_Cited, frozen=True, kw_only=True, omit_defaults=True):
     """A number with its unit, and where it comes from."""
 
     value: str | int | float
+
+
+_memory, _flops, _bandwidth, _seconds = map(
+    positive,
+    (units.parse_bytes, units.parse_flops, units.parse_bandwidth, units.parse_seconds),
+)
+
+
+class _Peak(Quantity, frozen=True, kw_only=True, omit_defaults=True):
+    value: Annotated[str | int | float, read_by(_flops)]
+
+
+class _Bandwidth(Quantity, frozen=True, kw_only=True, omit_defaults=True):
+    value: Annotated[str | int | float, read_by(_bandwidth)]
+
+
+class _Launch(Quantity, frozen=True, kw_only=True, omit_defaults=True):
+    value: Annotated[str | int | float, read_by(_seconds)]
 
 
 class Factor(_Cited, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,26 +86,15 @@ class DeviceFile(documents.Part, frozen=True, kw_only=True):
     name: str
     aliases: list[str] = []
     type: str = "cuda"
-    memory: str | int | float
-    peaks: Annotated[dict[str, Quantity], msgspec.Meta(min_length=1)]
-    bandwidth: Quantity
-    launch: Quantity
+    memory: Annotated[str | int | float, read_by(_memory)]
+    peaks: Annotated[dict[str, _Peak], msgspec.Meta(min_length=1)]
+    bandwidth: _Bandwidth
+    launch: _Launch
     efficiency: Efficiency
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Numbers with neither a source nor an assumption, or both, and unknown formats."""
-        for path, number in self.numbers():
-            if bool(number.source) == bool(number.assumed):
-                what = f"{path}: needs a source or an assumption, and not both"
-                hint = (
-                    'write {value: .., source: "data sheet, page"} or {value: .., assumed: "why"}'
-                )
-                yield PartoptError(what, hint, code="uncited-number", path=path)
-        for name in self.peaks:
-            if name not in FORMATS:
-                what = f'peaks: "{name}" is not a number format that partopt knows'
-                hint = did_you_mean(name, FORMATS)
-                yield PartoptError(what, hint, code="inconsistent-document", path="peaks")
+        yield from _inconsistencies(msgspec.to_builtins(self))
 
     def numbers(self) -> Iterator[tuple[str, Quantity | Factor]]:
         """Every number of the file with its path."""
@@ -95,6 +102,30 @@ class DeviceFile(documents.Part, frozen=True, kw_only=True):
         yield from (("bandwidth", self.bandwidth), ("launch", self.launch))
         for field in msgspec.structs.fields(Efficiency):
             yield f"efficiency.{field.name}", getattr(self.efficiency, field.name)
+
+
+def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:
+    """Uncited numbers and unknown formats of what a file has, whatever else is wrong with it."""
+    for path, number in _numbers(raw):
+        if bool(number.get("source")) == bool(number.get("assumed")):
+            what = f"{path}: needs a source or an assumption, and not both"
+            hint = 'write {value: .., source: "data sheet, page"} or {value: .., assumed: "why"}'
+            yield PartoptError(what, hint, code="uncited-number", path=path)
+    peaks = raw.get("peaks")
+    for name in map(str, peaks if isinstance(peaks, dict) else ()):
+        if name not in FORMATS:
+            what = f'peaks: "{name}" is not a number format that partopt knows'
+            hint = did_you_mean(name, FORMATS)
+            yield PartoptError(what, hint, code="inconsistent-document", path="peaks")
+
+
+def _numbers(raw: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The mappings with a value, each with its path."""
+    for key, each in raw.items():
+        if isinstance(each, dict) and "value" in each:
+            yield f"{path}{key}", each
+        elif isinstance(each, dict):
+            yield from _numbers(each, f"{path}{key}.")
 
 
 class Roofline(documents.Part, frozen=True, kw_only=True):
@@ -119,31 +150,24 @@ class Roofline(documents.Part, frozen=True, kw_only=True):
         Raises PartoptError with every fault found; of an unknown name with the nearest one.
         """
         found = find_shipped(path, "devices")
-        return cls.of(read_device(documents.read_bytes(found), found), found)
+        return cls.of(read_device(documents.read_bytes(found), found))
 
     @classmethod
-    def of(cls, file: DeviceFile, where: str = "device") -> Self:
-        """The device that a file states. Raises PartoptError with every faulty quantity."""
-        quantities = Quantities()
-        positive = quantities.read
+    def of(cls, file: DeviceFile) -> Self:
+        """The device that a file states."""
         shares = file.efficiency
         made = cls(
             name=file.name,
             type=file.type,
-            memory_bytes=round(positive(units.parse_bytes, file.memory, "memory")),
-            peaks_flops={
-                name: positive(units.parse_flops, peak.value, f"peaks.{name}.value")
-                for name, peak in file.peaks.items()
-            },
-            bandwidth_bytes_per_s=shares.memory.value
-            * positive(units.parse_bandwidth, file.bandwidth.value, "bandwidth.value"),
-            launch_s=positive(units.parse_seconds, file.launch.value, "launch.value"),
+            memory_bytes=round(_memory(file.memory)),
+            peaks_flops={name: _flops(peak.value) for name, peak in file.peaks.items()},
+            bandwidth_bytes_per_s=shares.memory.value * _bandwidth(file.bandwidth.value),
+            launch_s=_seconds(file.launch.value),
             matmul=shares.matmul.value,
             convolution=shares.convolution.value,
             attention_forward=shares.attention_forward.value,
             attention_backward=shares.attention_backward.value,
         )
-        documents.refuse(quantities.faults, where)
         digest = hashlib.sha256(msgspec.json.encode(made)).hexdigest()
         return msgspec.structs.replace(made, sha256=digest)
 
@@ -165,9 +189,7 @@ def read_device(content: bytes, where: str) -> DeviceFile:
 
     Raises PartoptError with every fault found.
     """
-    file = read_mapping(content, "device", DeviceFile, where)
-    documents.refuse(file.inconsistencies(), where)
-    return file
+    return read_mapping(content, "device", DeviceFile, where, _inconsistencies)
 
 
 @functools.cache
@@ -177,7 +199,7 @@ def shipped_device(name: str) -> tuple[str, Roofline] | None:
         path = shipped_folder("devices") / f"{own}.yaml"
         file = read_device(path.read_bytes(), str(path))
         if name.lower() in {known.lower() for known in (own, file.name, *file.aliases)}:
-            return own, Roofline.of(file, str(path))
+            return own, Roofline.of(file)
     return None
 
 

@@ -15,8 +15,8 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +26,7 @@ from partopt.printable import cut, printable
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
+READ = "read"  # of the `extra` of a quantity's type: reads its text, raises PartoptError
 FORMATS = "docs/formats.md describes the format"
 _SCHEMA = re.compile(r"partopt\.(?P<name>[a-z]+)/(?P<major>[0-9]+)(?:\.(?P<minor>[0-9]+))?")
 _NOT_ASCII = re.compile("[^\x00-\x7e]")
@@ -185,13 +186,16 @@ def check_option(option: str, value: object, expected: Any, hint: str) -> None:
 
 def find_faults(raw: object, expected: Any, path: str = "") -> Iterator[PartoptError]:
     """Every way in which plain data differs from the type `expected`, each error at its path."""
-    struct, item = _struct_in(expected), _item_of(expected)
+    struct, item, value = _struct_in(expected), _item_of(expected), _value_of(expected)
     if struct and isinstance(raw, dict):
         inside = list(_key_faults(raw, _fields(struct), path))
         yield from inside or _value_faults(raw, struct, path)
     elif _struct_in(item) and isinstance(raw, list) and raw:
         for index, element in enumerate(raw):
             yield from find_faults(element, item, f"{path}[{index}]")
+    elif _struct_in(value) and isinstance(raw, dict) and raw:
+        for key, element in raw.items():
+            yield from find_faults(element, value, _join(path, str(key)))
     else:
         yield from _value_faults(raw, expected, path)
 
@@ -281,6 +285,12 @@ def _value_faults(raw: object, expected: Any, path: str) -> Iterator[PartoptErro
         place = f"{path}{inner.rstrip('`')}"
         message = f"{place}: {_plain(what)}".removeprefix(": ")
         yield PartoptError(message, FORMATS, code="invalid-value", path=place)
+        return
+    if (read := _reader_in(expected)) and raw is not None:
+        try:
+            read(raw)
+        except PartoptError as error:
+            yield error.at(path)
 
 
 def _plain(what: str) -> str:
@@ -317,11 +327,28 @@ def _struct_in(expected: Any) -> type[msgspec.Struct] | None:
     return None
 
 
+def _reader_in(expected: Any) -> Callable[[Any], float] | None:
+    """What reads the quantity that a type is, in SI units; None where it is none."""
+    if typing.get_origin(expected) in (typing.Union, types.UnionType):
+        return next(filter(None, map(_reader_in, typing.get_args(expected))), None)
+    for meta in getattr(expected, "__metadata__", ()):
+        if isinstance(meta, msgspec.Meta) and meta.extra:
+            return cast(Callable[[Any], float], meta.extra[READ])
+    return None
+
+
 def _item_of(expected: Any) -> Any:
     """The type of the items of a list, without the constraints of the list; None of no list."""
     if typing.get_origin(expected) is typing.Annotated:
         expected = typing.get_args(expected)[0]
     return typing.get_args(expected)[0] if typing.get_origin(expected) is list else None
+
+
+def _value_of(expected: Any) -> Any:
+    """The type of the values of a mapping, without its constraints; None of no mapping."""
+    if typing.get_origin(expected) is typing.Annotated:
+        expected = typing.get_args(expected)[0]
+    return typing.get_args(expected)[1] if typing.get_origin(expected) is dict else None
 
 
 @functools.cache

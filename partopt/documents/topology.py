@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from partopt import documents, units
 from partopt.documents.files import PathLike, find_shipped
-from partopt.documents.yaml_text import Quantities, read_mapping
+from partopt.documents.yaml_text import positive, read_by, read_mapping
 from partopt.errors import PartoptError
 
 # L   levels, k = 1..L innermost first; level k is `levels[k - 1]`
@@ -124,10 +124,8 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
             too_many = product > DEVICE_LIMIT
         except (TypeError, AttributeError):
             return  # `faults` says what is wrong
-        if levels > LEVEL_LIMIT:
-            raise ValueError(f"{levels} levels; partopt plans for up to {LEVEL_LIMIT}")
-        if too_many:
-            raise ValueError(f"{product} devices; partopt plans for up to {DEVICE_LIMIT}")
+        if levels > LEVEL_LIMIT or too_many:
+            raise ValueError(_too_large(levels, product))
         if self.devices not in (0, product):
             raise ValueError(
                 f"{self.devices} devices, but the sizes of the levels multiply to {product}"
@@ -151,24 +149,17 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
             documents.check_option(
                 "servers", servers, Size, "it is the size of the outermost level"
             )
-        file, quantities = read_mapping(content, "topology", TopologyFile, where), Quantities()
-        device = _read_device(file.device, quantities)
-        levels = [
-            _read_level(level, f"levels[{index}]", quantities)
-            for index, level in enumerate(file.levels)
-        ]
+        check = partial(_level_faults, servers=servers)
+        file = read_mapping(content, "topology", TopologyFile, where, check)
+        levels = [_read_level(level) for level in file.levels]
         if servers is not None:
             levels[-1] = replace(levels[-1], size=servers)
-        faults = quantities.faults
-        try:
-            topology = cls(name=file.name, device=device, levels=levels, allreduce=file.allreduce)
-            faults += topology.inconsistencies()
-        except ValueError as error:
-            hint = "check the levels and their sizes"
-            wrong = PartoptError(f"levels: {error}", hint, code="invalid-value", path="levels")
-            faults.append(wrong)
-        documents.refuse(faults, where)
-        return topology
+        return cls(
+            name=file.name,
+            device=_read_device(file.device),
+            levels=levels,
+            allreduce=file.allreduce,
+        )
 
     def dump(self) -> str:
         """The topology as YAML that `parse` reads back: sizes and rates in base units, exactly."""
@@ -262,16 +253,7 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults that the types do not express: levels of one name, or of other groups."""
         yield from self._group_faults()
-        seen: set[str] = set()
-        for index, level in enumerate(self.levels):
-            if level.name in seen:
-                yield PartoptError(
-                    f'levels[{index}].name: "{level.name}" is used twice',
-                    "give each level its own name",
-                    code="repeated-name",
-                    path=f"levels[{index}].name",
-                )
-            seen.add(level.name)
+        yield from _repeated_names([level.name for level in self.levels])
 
     def _group_faults(self) -> Iterator[PartoptError]:
         if self.group is None:
@@ -321,6 +303,43 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     def outermost_level(self) -> int:
         """The outermost level that separates devices; 0 for a single device."""
         return self.common_level(0, self.devices - 1)
+
+
+def _repeated_names(names: Sequence[object]) -> Iterator[PartoptError]:
+    """Names of levels that a level inside has, too."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield PartoptError(
+                f'levels[{index}].name: "{name}" is used twice',
+                "give each level its own name",
+                code="repeated-name",
+                path=f"levels[{index}].name",
+            )
+
+
+def _too_large(levels: int, devices: int) -> str:
+    """Of how many levels or devices there are too many; empty where there are not."""
+    if levels > LEVEL_LIMIT:
+        return f"{levels} levels; partopt plans for up to {LEVEL_LIMIT}"
+    if devices > DEVICE_LIMIT:
+        return f"{devices} devices; partopt plans for up to {DEVICE_LIMIT}"
+    return ""
+
+
+def _level_faults(raw: dict[str, Any], servers: int | None) -> Iterator[PartoptError]:
+    """What is wrong with the levels of a file together, whatever else is wrong with each."""
+    listed = raw.get("levels")
+    levels = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    if levels != listed:
+        return
+    names = [level.get("name") for level in levels]
+    yield from _repeated_names([name if isinstance(name, str) else object() for name in names])
+    sizes = [level.get("size") for level in levels]
+    sizes[-1:] = sizes[-1:] if servers is None else [servers]
+    devices = math.prod(size for size in sizes if type(size) is int and size > 0)
+    if what := _too_large(len(levels), devices):
+        hint = "check the levels and their sizes"
+        yield PartoptError(f"levels: {what}", hint, code="invalid-value", path="levels")
 
 
 def _fills(devices: int, sizes: Sequence[int]) -> bool:
@@ -396,29 +415,35 @@ def _share(level: Level, size: int, sharers: int) -> Level:
 
 # The file, in which quantities carry their units; partopt.units says what a bare number lacks.
 _Quantity = str | int | float
+_bandwidth, _memory, _price = map(
+    positive, (units.parse_bandwidth, units.parse_bytes, units.parse_price)
+)
+_duration = units.parse_seconds  # which may be zero
+_Bandwidth = Annotated[_Quantity, read_by(_bandwidth)]
+_Duration = Annotated[_Quantity, read_by(_duration)]
 
 
 class _DeviceFile(documents.Part, frozen=True):
     name: str
-    memory: _Quantity | None = None
-    price: _Quantity | None = None
+    memory: Annotated[_Quantity, read_by(_memory)] | None = None
+    price: Annotated[_Quantity, read_by(_price)] | None = None
 
 
 class _AllReduceFile(documents.Part, frozen=True):
-    bandwidth: _Quantity | None = None
-    latency: _Quantity | None = None
+    bandwidth: _Bandwidth | None = None
+    latency: _Duration | None = None
 
 
 class _LevelFile(documents.Part, frozen=True):
     name: str
     size: Size
-    bandwidth: _Quantity
+    bandwidth: _Bandwidth
     link: str = ""
     links: Links = 1
-    latency: _Quantity = "0 s"
+    latency: _Duration = "0 s"
     bus: bool = False
-    overhead: _Quantity | None = None
-    copy: _Quantity | None = None
+    overhead: _Duration | None = None
+    copy: _Bandwidth | None = None
     allreduce: _AllReduceFile | None = None
 
 
@@ -431,33 +456,31 @@ class TopologyFile(documents.Part, frozen=True):
     allreduce: Algorithm = "fastest"
 
 
-def _read_device(file: _DeviceFile, quantities: Quantities) -> Device:
-    memory = quantities.read(units.parse_bytes, file.memory, "device.memory")
-    price = quantities.read(units.parse_price, file.price, "device.price")
+def _read_device(file: _DeviceFile) -> Device:
     return Device(
-        name=file.name, memory_bytes=round(memory) if memory else None, price_per_hour=price
+        name=file.name,
+        memory_bytes=None if file.memory is None else round(_memory(file.memory)),
+        price_per_hour=UNSET if file.price is None else _price(file.price),
     )
 
 
-def _read_level(file: _LevelFile, path: str, quantities: Quantities) -> Level:
-    rate = partial(quantities.read, units.parse_bandwidth)
-    duration = partial(quantities.read, units.parse_seconds, zero=True)
+def _read_level(file: _LevelFile) -> Level:
     allreduce: AllReduceRates | UnsetType = UNSET
     if own := file.allreduce:
         allreduce = AllReduceRates(
-            bandwidth_bytes_per_s=rate(own.bandwidth, f"{path}.allreduce.bandwidth"),
-            latency_s=duration(own.latency, f"{path}.allreduce.latency"),
+            bandwidth_bytes_per_s=UNSET if own.bandwidth is None else _bandwidth(own.bandwidth),
+            latency_s=UNSET if own.latency is None else _duration(own.latency),
         )
     return Level(
         name=file.name,
         link=file.link,
         size=file.size,
-        bandwidth_bytes_per_s=rate(file.bandwidth, f"{path}.bandwidth"),
+        bandwidth_bytes_per_s=_bandwidth(file.bandwidth),
         links=file.links,
-        latency_s=duration(file.latency, f"{path}.latency"),
+        latency_s=_duration(file.latency),
         bus=file.bus,
-        overhead_s=duration(file.overhead, f"{path}.overhead") or UNSET,
-        copy_bytes_per_s=rate(file.copy, f"{path}.copy"),
+        overhead_s=(file.overhead is not None and _duration(file.overhead)) or UNSET,
+        copy_bytes_per_s=UNSET if file.copy is None else _bandwidth(file.copy),
         allreduce=allreduce,
     )
 

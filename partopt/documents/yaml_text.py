@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import yaml
 
-from partopt.documents.reading import Struct, find_faults, leaf_faults, refuse
+from partopt.documents.reading import READ, Struct, find_faults, leaf_faults, refuse
 from partopt.errors import PartoptError
 from partopt.printable import printable
 from partopt.units import format_bytes
@@ -20,9 +20,9 @@ _NUMBERS = {"int": r"[-+]?[0-9]+$", "float": r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)$"}
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, but `16:30`, `0x10` and dates are text, and repeated keys are refused.
+    """YAML's safe loader, but `16:30`, `0x10` and dates are text, and repeated keys are `faults`.
 
-    So are more than `_MOST_VALUES` values, those that an alias repeats counted each time.
+    Refused are more than `_MOST_VALUES` values, those that an alias repeats counted each time.
     """
 
     yaml_implicit_resolvers = {
@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, stream: bytes) -> None:
         super().__init__(stream)
-        self.values = 0
+        self.values, self.faults = 0, list[PartoptError]()
         self.values_in: dict[yaml.Node, int] = {}  # of each node that is complete
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -55,8 +55,7 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if str(key.value) in seen:
-                what = f'the key "{key.value}" is given twice'
-                raise yaml.constructor.ConstructorError(None, None, what, key.start_mark)
+                self.faults.append(_repeated(key))
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -67,64 +66,69 @@ for _tag, _pattern in _NUMBERS.items():
     )
 
 
-def read_mapping(content: bytes, kind: str, expected: type[Struct], where: str) -> Struct:
+def read_mapping(
+    content: bytes,
+    kind: str,
+    expected: type[Struct],
+    where: str,
+    inconsistencies: Callable[[dict[str, Any]], Iterable[PartoptError]],
+) -> Struct:
     """The file of the `kind` that a YAML text is, which `where` names in errors.
 
-    Raises PartoptError for malformed YAML, for what is no such file, and with every way in which
-    its types differ.
+    Raises PartoptError for malformed YAML, for what is no such file, and with every other fault:
+    keys, types, quantities, and `inconsistencies` of what was read, whose types may be wrong.
     """
     if len(content) > _MOST_BYTES:
         raise _malformed(f"more than {format_bytes(_MOST_BYTES)} of YAML").at(where)
     try:
-        raw: object = yaml.load(content, _Loader)
+        loader = _Loader(content)
+        raw: object = loader.get_single_data()
     except yaml.reader.ReaderError as error:
         what = f"not YAML: {error.reason} at position {error.position}"
         raise _malformed(what).at(where) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = printable(str(getattr(error, "problem", None) or error))
-        raise _malformed(f"{place}not YAML: {problem}").at(where) from None
+        raise _malformed(f"{_place(mark)}not YAML: {problem}").at(where) from None
     # raised by PyYAML itself: `!!int x`, lists nested without end
     except (ValueError, RecursionError) as error:
         raise _malformed(f"not YAML that partopt reads: {error}").at(where) from None
-    faults: list[PartoptError] = []
+    faults = loader.faults
     with contextlib.suppress(RecursionError):  # a list nested in itself, which the types refuse
-        faults = list(leaf_faults(raw))
-    refuse(faults, where)
+        faults += leaf_faults(raw)
     required = {field.name for field in msgspec.structs.fields(expected) if field.required}
     if not isinstance(raw, dict) or not required & raw.keys():
-        raise _malformed(f"not a {kind}").at(where)
-    refuse(find_faults(raw, expected), where)
+        raise PartoptError.together([*faults, _malformed(f"not a {kind}").at(where)], file=where)
+    refuse([*faults, *find_faults(raw, expected), *inconsistencies(raw)], where)
     return msgspec.convert(raw, expected)
 
 
-class Quantities:
-    """Reads quantities in SI units; what is wrong with them is gathered in `faults`."""
+def read_by(parse: Callable[[Any], float]) -> msgspec.Meta:
+    """Of a type: what is written so is a quantity that `parse` reads."""
+    return msgspec.Meta(extra={READ: parse})
 
-    def __init__(self) -> None:
-        self.faults: list[PartoptError] = []
 
-    def read(
-        self, parse: Callable[[object], float], given: object, path: str, zero: bool = False
-    ) -> Any:
-        """The quantity that is `given` at `path`, which may be 0 where `zero` says so.
+def positive(parse: Callable[[Any], float]) -> Callable[[Any], float]:
+    """Reads a quantity as `parse` does, which may not be zero."""
 
-        It is UNSET where None is given. Where it is faulty it is 1, so that the rest of the file is
-        checked.
-        """
-        if given is None:
-            return msgspec.UNSET
-        try:
-            value = float(parse(given))
-            if value or zero:
-                return value
-            hint = "write what the device or the link really has"
-            raise PartoptError(f"'{given}' is zero", hint, code="invalid-value", path=path)
-        except PartoptError as error:
-            self.faults.append(error.at(path))
-        return 1.0
+    def read(given: Any) -> float:
+        value = float(parse(given))
+        if value:
+            return value
+        hint = "write what the device or the link really has"
+        raise PartoptError(f"'{given}' is zero", hint, code="invalid-value")
+
+    return read
 
 
 def _malformed(message: str) -> PartoptError:
     return PartoptError(message, "see docs/formats.md for an example", code="malformed-document")
+
+
+def _repeated(key: yaml.Node) -> PartoptError:
+    what = printable(f'{_place(key.start_mark)}the key "{key.value}" is given twice')
+    return PartoptError(what, "keep one of the two", code="repeated-key")
+
+
+def _place(mark: yaml.Mark | None) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

@@ -42,7 +42,7 @@ def _check_cuts(cuts: list[int], problem: Problem) -> None:
                 f"`cuts={cuts}`: {cut} parts layers {tied.members[0]} to {tied.members[-1]}, which "
                 f"share {', '.join(tied.names)}",
                 "cut elsewhere, or let stages exchange: `tied=exchange`",
-                code="tied-layers-tied_group_across",
+                code="tied-layers-parted",
                 cuts=cuts,
                 cut=cut,
                 layers=list(tied.members),
@@ -55,7 +55,7 @@ def _check_replicas(replicas: list[int], stages: int, problem: Problem) -> None:
     if len(replicas) != stages:
         raise PartoptError(
             f"`replicas`: {len(replicas)} counts for {stages} stages",
-            f"{stages - 1} cuts make {stages} stages",
+            f"give {stages}, one for each stage",
             code="replicas-per-stage",
             replicas=replicas,
             stages=stages,

@@ -292,7 +292,17 @@ def recut(costs: StageCosts, shape: Shape) -> Shape | None:
 
 def nothing_fits(problem: Problem) -> PartoptError:
     """The error where no plan fits, with what would help."""
-    may_recompute = problem.request.recompute != "never"
+    request = problem.request
+    if problem.memory_bytes is None:  # then it is the stages that cannot be
+        asked = f"{request.stages} stages" if request.stages else "stages"
+        return PartoptError(
+            f"optimal: no plan of {asked} on {problem.topology.devices} devices was found",
+            "ask for another number of stages, or for none: leave out `stages`",
+            ANSWER_IS_NO,
+            code="no-plan",
+            stages=request.stages,
+        )
+    may_recompute = request.recompute != "never"
     more = "" if may_recompute else ", or let stages recompute (`recompute=auto`)"
     sizes = [m.microbatch_size for m in problem.profile.measured()] if problem.profile else []
     smaller = any(size < problem.chain.microbatch_size for size in sizes)

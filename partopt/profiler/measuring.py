@@ -243,8 +243,7 @@ class Measurer:
             raise PartoptError(
                 f"at microbatch size {size} the model calls other layers than at "
                 f"{first.microbatch_size}",
-                "choose larger units, whose calls do not depend on the data: "
-                "`granularity=block`, or `units`",
+                "make one module of all that depends on the data, and name it: `units`",
                 code="calls-vary",
                 microbatch_sizes=[first.microbatch_size, size],
             )

@@ -11,6 +11,7 @@ instance, or else a class that the file defines.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -30,6 +31,7 @@ from partopt.documents import is_file
 from partopt.documents.profile import Model
 from partopt.errors import PartoptError, did_you_mean
 from partopt.profiler.device import invalid_option, is_out_of_memory
+from partopt.profiler.torchvision import with_torchvision
 
 _LOOKED_UP = ("build", "create_model", "model")
 _TARGETS = (
@@ -96,7 +98,7 @@ class ModelSource:
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         where = f"{self.place}: {getattr(function, '__name__', 'model')}"
         with _import_from(self.folder), explain(where):
-            return function(*arguments, **options)
+            return with_torchvision(functools.partial(function, *arguments, **options))
 
 
 def find_model(
@@ -170,7 +172,7 @@ def _import_file(place: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # as import does: dataclasses look themselves up there
     with explain(place):
-        spec.loader.exec_module(module)
+        with_torchvision(functools.partial(spec.loader.exec_module, module))
     return module
 
 
@@ -182,7 +184,7 @@ def _import_dotted(place: str) -> ModuleType:
         message = f"{place}: no such file or module"
         raise PartoptError(message, _TARGETS, code="no-such-file", path=place)
     with explain(place):
-        return importlib.import_module(place)
+        return with_torchvision(functools.partial(importlib.import_module, place))
 
 
 def _look_up(

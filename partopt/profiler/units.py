@@ -103,8 +103,8 @@ def calls_vary(names: Sequence[str]) -> PartoptError:
     return PartoptError(
         "the model calls other layers from one forward to the next: not every forward calls "
         f"{name_some(names)}",
-        "switch off what skips layers at random, such as layer drop, or choose larger units, whose "
-        "calls do not vary: `granularity=block`, or `units`",
+        "switch off what skips layers at random, such as layer drop, or make one module of all "
+        "that depends on the data, and name it: `units`",
         code="calls-vary",
         layers=list(names),
     )

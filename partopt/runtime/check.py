@@ -25,6 +25,7 @@ from partopt.profiler.step import run_loss
 from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.context import Context
 from partopt.runtime.cuts import own_parameter_names
+from partopt.runtime.dropout import without_dropout
 from partopt.runtime.training import Microbatches, RankTraining, Training
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order, schedule
@@ -68,8 +69,7 @@ def check_first(training: Training, context: Context) -> Check | None:
         source = replace(training.source, optimizer=None)
         checked = replace(training, plan=structs.replace(plan, optimizer="sgd"), source=source)
     own = RankTraining(checked, context)
-    for stage in own.stages.values():
-        switch_off_dropout(stage.model)
+    models = [stage.model for stage in own.stages.values()]
     # under autocast a weight that learns is rounded to 16 bits wherever it is used
     rounded = asynchronous and plan.profile.autocast is not None
     equal = EQUAL if training.dtype == torch.float32 and not rounded else EQUAL_16
@@ -85,7 +85,8 @@ def check_first(training: Training, context: Context) -> Check | None:
         if each.requires_grad
     }
     if not asynchronous:
-        own.step(learn=False)
+        with without_dropout(*models):
+            own.step(learn=False)
         expected = alone(lambda whole: train_alone(whole, training.microbatches))
         gradients = {key: each.grad for key, each in parameters.items() if each.grad is not None}
         return compare(Found(own.end_step(), gradients), expected, context, "gradients", equal)
@@ -94,7 +95,8 @@ def check_first(training: Training, context: Context) -> Check | None:
         for each in plan.stages
     ]
     own.rates = rates = context.gather(alone(lambda whole: visible_rates(whole, names)))[0]
-    own.step()
+    with without_dropout(*models):
+        own.step()
     expected = alone(lambda whole: train_stale(training, whole, names, rates, equal))
     weights = {key: each.detach() for key, each in parameters.items()}
     return compare(Found(own.end_step(), weights), expected, context, "changes", equal)
@@ -188,7 +190,6 @@ class WholeModel:
         torch.manual_seed(training.seed)
         self.model = training.build().to(device)
         self._loss_fn = training.cast(self.model, device)
-        switch_off_dropout(self.model)
         self._inputs_of, self._go_on = Microbatches(training, device), go_on
         every = self.model.named_parameters()
         self.parameters = {name: each for name, each in every if each.requires_grad}
@@ -200,13 +201,14 @@ class WholeModel:
         """
         self._go_on(f"check: microbatch {microbatch} in one process")
         inputs, before = self._inputs_of(microbatch), RandomNumbers()
-        loss = run_loss(self.model, inputs, self._loss_fn)
-        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        with without_dropout(self.model):
+            loss = run_loss(self.model, inputs, self._loss_fn)
+            (loss * scale).backward()  # type: ignore[no-untyped-call]
         if before.advanced():
             raise PartoptError(
-                "the model draws random numbers, which one process and several draw in other "
-                "orders",
-                "check it with dropout set to 0",
+                "the model draws random numbers besides torch's dropout, which one process and "
+                "several draw in other orders",
+                "check it without them: noise, layer drop, sampling, or a dropout of its own",
                 code="not-comparable",
             )
         return float(loss.detach())
@@ -216,13 +218,6 @@ class WholeModel:
         with torch.no_grad():
             for name, value in values.items():
                 self.parameters[name].copy_(value)
-
-
-def switch_off_dropout(model: nn.Module) -> None:
-    """Let the dropout layers of a model drop nothing."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
 
 
 def largest(tensor: Tensor) -> float:

@@ -13,6 +13,12 @@ from partopt.trainers.trainer import Reading, Says, Text, Trainer, plain, rank_o
 
 _EXAMPLE = "0,5,8,11,14"
 
+# what DeepSpeed's configuration says of parameters in 16 bits; without it they are float32
+_FORMATS = {
+    "bfloat16": '    "bf16": {"enabled": True},\n',
+    "float16": '    "fp16": {"enabled": True},\n',
+}
+
 _MODULE = '''"""{name}: its pipeline, for DeepSpeed.
 
 PlannedPipeline(layers, loss_fn=...) takes the plan's {layers} layers in their order:
@@ -28,7 +34,7 @@ CONFIG = {{
     "train_micro_batch_size_per_gpu": {size},
     "gradient_accumulation_steps": {accumulation},
     "zero_optimization": {{"stage": {zero}}},
-}}
+{format}}}
 
 
 class PlannedPipeline(PipelineModule):
@@ -65,6 +71,8 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         f"  {s}: {plain(stage.modules[0])} .. {plain(stage.modules[-1])}"
         for s, stage in enumerate(plan.stages)
     ]
+    flows = [flow for flow in plan.communication if flow.kind == "tied"]
+    tied = dict.fromkeys(plain(name) for flow in flows for name in flow.parameters)
     # layers that are recomputed together, the whole of a stage; 0 for none
     interval = max(len(stage.layers) for stage in plan.stages) if plan.stages[0].recompute else 0
     return Text(
@@ -76,12 +84,15 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
             size=plan.microbatch_size,
             accumulation=(plan.microbatches or 1) // d,
             zero=int(plan.shard == "optimizer"),
+            format=_FORMATS.get(plan.profile.dtype, ""),
             stages=stages,
             axes=list(axes),
             dims=list(axes.values()),
             interval=interval,
         ),
-        notes=["what several layers share goes in as TiedLayerSpec"],
+        notes=[f"{', '.join(tied)}: stages share it, so its layers go in as TiedLayerSpec"]
+        if tied
+        else [],
     )
 
 

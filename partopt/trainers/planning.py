@@ -28,6 +28,7 @@ from partopt.cost.problem import (
     partition_of,
     problem_from_plan,
 )
+from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
@@ -149,7 +150,16 @@ def solve_within(
         stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
         distinct.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
     best, *slower = as_fixed(list(distinct.values()))
-    return Result(best, tuple(slower), tuple(job.notes), (best,))
+    notes = job.notes if trainer.trains else [*job.notes, _inference(trainer)]
+    return Result(best, tuple(slower), tuple(notes), (best,))
+
+
+def _inference(trainer: Trainer) -> Note:
+    text = (
+        f"{trainer.name} runs forwards alone: the stages are balanced for training, whose "
+        "schedule, times and memory the page shows"
+    )
+    return Note(code="plan-of-training", text=text)
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def _words(text: str, name: str) -> Iterator[list[str]]:
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     whole = re.sub(r"\\\n", " ", "\n".join(lines))
     spelled = re.escape(name).replace("_", "[-_]")
-    for match in re.finditer(rf"(?<![\w])-*{spelled}[\"']?(=|[ \t]*[=:][ \t]*|[ \t]+)", whole):
+    for match in re.finditer(rf"(?<![\w-])-*{spelled}[\"']?(=|[ \t]*[=:][ \t]*|[ \t]+)", whole):
         rest = whole[match.end() :].partition("\n")[0]
         try:
             words = shlex.split(rest, comments=True)

@@ -17,6 +17,7 @@ from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.reading import cuts_of_blocks, find_count, find_value, malformed, read_numbers
 from partopt.trainers.trainer import BLOCKS, Reading, Says, Text, Trainer, arguments_text
 
+_BALANCED = "inference runs forwards alone; the plan balances forwards and backwards"
 _SPLITS = "transformer.h.4,transformer.h.8"
 _COUNTS = "4,3,3,2"
 # neither recomputation nor shards matter to what runs forwards alone
@@ -40,8 +41,7 @@ def _server(name: str, title: str, tried: str, flags: tuple[str, str], source: s
         blocks = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
         sizes = (len(plan.stages), plan.topology.group_ranks)
         given = " ".join(f"{flag} {size}" for flag, size in zip(flags, sizes, strict=True))
-        note = "the plan balances forward and backward passes; a server runs forwards alone"
-        notes = [f"start the server with {given}", note]
+        notes = [f"start the server with {given}", _BALANCED]
         return Text(f"export {variable}={','.join(map(str, blocks))}\n", notes=notes)
 
     def read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
@@ -62,6 +62,7 @@ def _server(name: str, title: str, tried: str, flags: tuple[str, str], source: s
             degrees={"tp": "divides the attention heads"},
         ),
         engine=_ENGINE,
+        trains=False,
         sources=_SOURCES | {"cuts": source, "degrees": f"its flag {flags[1]}"},
         write=write,
         suffix=".sh",
@@ -80,7 +81,7 @@ def _write_splits(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     }
     return Text(
         arguments_text(plan.profile.name, "accelerate.prepare_pippy", arguments),
-        notes=["inference: the plan balances forward and backward passes"],
+        notes=[_BALANCED],
     )
 
 
@@ -139,6 +140,7 @@ ACCELERATE = Trainer(
     schedules=None,
     says=Says(replicas="one", recomputed="each", orders=("stages",)),
     engine=_ENGINE,
+    trains=False,
     sources=_SOURCES | {"cuts": "inference.py, build_pipeline: SplitPoint.BEGINNING"},
     write=_write_splits,
     suffix=".py",

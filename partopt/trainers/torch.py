@@ -51,7 +51,7 @@ from pathlib import Path
 
 import torch
 
-from partopt import Plan
+from partopt import PartoptError, Plan
 from partopt.runtime.own_loop import train_with
 
 STEPS, RATE = 10, 1e-3
@@ -71,8 +71,11 @@ def loop(pipeline):
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    plan = Plan.load(Path(__file__).with_suffix(".plan.json"))
-    train_with(loop, plan, sys.argv[1], arguments=ARGUMENTS, engine="torch")
+    try:
+        plan = Plan.load(Path(__file__).with_suffix(".plan.json"))
+        train_with(loop, plan, sys.argv[1], arguments=ARGUMENTS, engine="torch")
+    except PartoptError as error:
+        sys.exit(f"error: {{error}}\\nhint:  {{error.hint}}")
 '''
 
 

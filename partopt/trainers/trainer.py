@@ -104,8 +104,9 @@ class Trainer:
 
     `write(plan, parts, stem)` makes the text in a file that ends in `suffix`; `parts` say what each
     layer is, where `says.cuts` asks for it; `stem` names the file without its ending, for files
-    that name each other. `faults` finds what else it cannot say of a plan. `read(text, layers,
-    parts)` reads a text, of which `reads` and `example` tell what it is.
+    that name each other. It `trains`, or runs forwards alone. `faults` finds what else it cannot
+    say of a plan. `read(text, layers, parts)` reads a text, of which `reads` and `example` tell
+    what it is.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Trainer:
     sources: dict[str, str]
     write: Write | None = None
     suffix: str = ""
+    trains: bool = True
     faults: Callable[[Plan], Sequence[str]] = lambda plan: ()
     read: Read | None = None
     reads: str = ""

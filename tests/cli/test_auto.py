@@ -169,7 +169,10 @@ def test_what_was_not_tried_is_hinted_where_no_schedule_fits(auto):
         (["--chunks", 2], "--chunks: --schedule auto chooses that itself"),
         (["--cuts", "3"], "--cuts: --schedule auto chooses that itself"),
         (["--replicas", "2"], "--replicas: --schedule auto chooses that itself"),
-        (["--global-batch", 8], "--schedule auto: needs either --microbatches or --global-batch"),
+        (
+            ["--global-batch", 8],
+            "--schedule auto: --microbatches and --global-batch are both given",
+        ),
         (["--scaling", "2,4"], "--scaling: for one schedule, not --schedule auto"),
         (["--weak"], "--weak goes with --scaling"),
         (

@@ -210,7 +210,6 @@ def test_a_trace_and_a_figure_say_what_they_rest_on(
     plan = tmp_path / "plan.json"
     assert partopt("plan", estimated_file, "--topology", h100s_file, "-o", plan).code == 0
     assert partopt("simulate", plan, "-o", "-").document["otherData"]["estimated"] == "H100-80GB"
-    pytest.importorskip("matplotlib", reason="figures need matplotlib, which is an extra")
     assert partopt("simulate", plan, "-o", tmp_path / "figure.svg").code == 0
     assert BASIS in (tmp_path / "figure.svg").read_text()
 

@@ -42,6 +42,12 @@ def test_a_file_is_not_replaced_unless_asked(partopt, plan, tmp_path):
     assert path.read_text() == COUNTS
 
 
+def test_lines_of_a_shell_go_into_any_file(partopt, plan, tmp_path):
+    assert partopt("export", plan, "--to", "vllm", "-o", tmp_path / "vllm.env").code == 0
+    assert (tmp_path / "vllm.env").read_text() == COUNTS
+    assert partopt("export", plan, "--to", "deepspeed", "-o", tmp_path / "ds.env").code == 2
+
+
 def test_several_files_lie_beside_each_other(partopt, tmp_path):
     path = tmp_path / "plan.json"
     planned(schedule="zb-h1").save(str(path))

@@ -1,15 +1,11 @@
 """`-o FILE.svg` and `--picture`: what is drawn from the command line, and what is refused."""
 
-import sys
-
 import pytest
 
 import partopt as po
 from partopt import documents
 from tests.helpers import uniform_profile
 from tests.report.pictures import cases
-
-pytest.importorskip("matplotlib", reason="figures are an extra")
 
 
 def svg(path):
@@ -119,16 +115,6 @@ def test_tables_are_written_as_documents_and_as_pictures(
         assert partopt(*command, "-o", drawn).code == 2
         refused = partopt(*command, "-o", tmp_path / "a.txt")
         assert "choose .json, .svg, .pdf, .png" in refused.err
-
-
-def test_without_matplotlib_nothing_is_planned_in_vain(
-    partopt, profile_file, topology_file, tmp_path, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("partopt.solve", None)
-    given = ["--topology", topology_file(), "--picture", tmp_path / "a.svg"]
-    outcome = partopt("plan", profile_file(), *given)
-    assert outcome.code == 2 and "a figure needs matplotlib" in outcome.err
 
 
 def test_a_picture_of_a_scaling_is_its_output(partopt, profile_file, topology_file, tmp_path):

@@ -152,7 +152,7 @@ class TestMistakes:
             ),
             (
                 ["--schedule", "gpipe", "--microbatches", "4", "--global-batch", "4"],
-                "--schedule gpipe: needs either --microbatches or --global-batch",
+                "--schedule gpipe: --microbatches and --global-batch are both given",
             ),
             (
                 ["--microbatches", "4"],
@@ -170,6 +170,11 @@ class TestMistakes:
             (["--cuts", "4,2"], "--cuts 4,2: 2 is out of place"),
             (["--cuts", "2,2"], "--cuts 2,2: 2 is out of place"),
             (["--cuts", "1,2,3,4"], "--replicas: 5 devices needed, 4 there"),
+            (
+                ["--microbatch-size", "3", "--optimizer", "adamw"],
+                "partopt plan: invalid value for '--optimizer': 'adamw' is not one of 'sgd', "
+                "'momentum', 'adam', 'adam8bit', 'adafactor'",
+            ),
             (["--cuts", "2", "--replicas", "1"], "--replicas: 1 counts for 2 stages"),
             (["--cuts", "2", "--replicas", "1,0"], "--replicas: 0 is not a number of devices"),
             (
@@ -189,6 +194,10 @@ class TestMistakes:
         outcome = planned(*options)
         assert (outcome.code, outcome.out, outcome.errors) == (2, "", [error])
         assert len(outcome.hints) == 1
+
+    def test_a_word_that_is_nearly_one_of_the_choices_is_named(self, planned):
+        assert planned("--optimizer", "adamw").hints == ['did you mean "adam"?']
+        assert planned("--optimizer", "lion").hints == ["see partopt plan --help"]
 
     def test_a_global_batch_is_a_multiple_of_the_microbatch(
         self, partopt, profile_file, topology_file

@@ -108,15 +108,8 @@ class TestOutput:
         "form, begin", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")]
     )
     def test_a_figure(self, partopt, synchronous, tmp_path, form, begin):
-        pytest.importorskip("matplotlib", reason="figures need matplotlib, which is an extra")
         assert partopt("simulate", synchronous, "-o", tmp_path / f"figure.{form.upper()}").code == 0
         assert (tmp_path / f"figure.{form.upper()}").read_bytes().startswith(begin)
-
-    def test_a_figure_without_matplotlib(self, partopt, synchronous, tmp_path, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        outcome = partopt("simulate", synchronous, "-o", tmp_path / "figure.svg")
-        assert (outcome.code, outcome.errors) == (2, ["a figure needs matplotlib"])
-        assert not (tmp_path / "figure.svg").exists()
 
     def test_a_schedule_is_written_and_executed_again(self, partopt, synchronous, tmp_path):
         path = tmp_path / "own.csv"

@@ -31,7 +31,6 @@ def test_its_sections_are_those_of_the_registry():
 
 
 def test_the_pictures_are_what_the_schedules_are_now(tmp_path):
-    pytest.importorskip("matplotlib", reason="figures are an extra")
     WRITER["write"](tmp_path)
     for drawn in tmp_path.iterdir():
         path = ROOT / "docs/pictures" / drawn.name

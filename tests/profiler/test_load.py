@@ -1,5 +1,6 @@
 """Model files: what is found in them, and how faults of theirs are told."""
 
+import subprocess
 import sys
 
 import pytest
@@ -8,6 +9,8 @@ from torch import nn
 
 from partopt.errors import PartoptError
 from partopt.profiler import find_model
+from tests.helpers import ROOT
+from tests.profiler.helpers import needs_torchvision, needs_transformers
 
 INPUTS = """import torch
 from torch import nn
@@ -165,3 +168,26 @@ def test_arguments_that_a_profile_could_not_record_are_refused(write, arguments,
     with pytest.raises(PartoptError) as caught:
         find_model(path, arguments)
     assert caught.value.message.startswith(f"`arguments`: {message}")
+
+
+@needs_torchvision
+@needs_transformers
+@pytest.mark.parametrize(
+    "model",
+    [
+        "from torchvision.models import resnet18 as build",
+        "from transformers import LlamaForCausalLM as model\nbuild = lambda: torch.nn.Identity()",
+        "def build():\n    from transformers import LlamaForCausalLM\n    return nn.Identity()",
+    ],
+)
+def test_torchvision_is_imported_beside_a_torch_that_it_was_not_built_for(write, model):
+    """By a process in which nobody has declared its operators yet."""
+    script = f"from partopt.profiler import find_model; find_model({write(model)!r}).build()"
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_other_errors_of_the_model_file_are_not_tried_again(write):
+    error = refusal(write("print('once')\nraise RuntimeError('operator other::nms is missing')\n"))
+    assert "operator other::nms is missing (net.py, line 5)" in error.message

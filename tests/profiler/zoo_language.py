@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
+from partopt.profiler.torchvision import with_torchvision
 
 VOCABULARY, LENGTH = 97, 16
 _BLOCKS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
@@ -24,12 +22,10 @@ _PICTURES = {**_BLOCKS, "image_size": 32, "patch_size": 8}
 
 def transformers_model(kind: str, config: str, **options: Any) -> nn.Module:
     """The model class `kind` of transformers for the configuration class `config`."""
-    from vision import declare_missing_operators  # the examples' own
-
-    declare_missing_operators()  # transformers imports torchvision where it is installed
     import transformers
 
-    return getattr(transformers, kind)(getattr(transformers, config)(**options))
+    made = with_torchvision(lambda: getattr(transformers, config)(**options))
+    return with_torchvision(lambda: getattr(transformers, kind))(made)
 
 
 def gpt2() -> nn.Module:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-import sys
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
+from partopt.profiler.torchvision import with_torchvision
 
 
 def torchvision_model(name: str, **options: Any) -> nn.Module:
     """What torchvision calls `name`, with random weights and ten classes."""
-    from vision import torchvision_models  # the examples' own, which mends its import
+    return getattr(torchvision_models(), name)(num_classes=10, **options)
 
-    return getattr(torchvision_models(32), name)(num_classes=10, **options)
+
+def torchvision_models() -> ModuleType:
+    return with_torchvision(lambda: importlib.import_module("torchvision.models"))
 
 
 def swin() -> nn.Module:
@@ -27,9 +29,7 @@ def swin() -> nn.Module:
 
 
 def convnext() -> nn.Module:
-    from vision import torchvision_models
-
-    block = torchvision_models(32).convnext.CNBlockConfig
+    block = torchvision_models().convnext.CNBlockConfig
     blocks = [block(16, 32, 2), block(32, 48, 2), block(48, None, 2)]
     return torchvision_model("ConvNeXt", block_setting=blocks, stochastic_depth_prob=0.0)
 

@@ -15,7 +15,6 @@ from partopt.errors import PartoptError
 from partopt.schedules.order import A
 from tests.helpers import chain_profile, flat, two_level
 
-pytest.importorskip("matplotlib", reason="figures are an extra")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
 LOADED = re.compile(r"""(?:src|href)\s*=\s*["'](?!\#)[^"']*|url\((?!\#)[^)]*|@import""")
@@ -236,3 +235,24 @@ def test_nothing_is_wider_than_the_page(written, tmp_path, width):
     (tmp_path / "frame.html").write_text(FRAMED.format(width))
     told = re.search(r'data-told="([0-9]+) of ([0-9]+)"', browsed(tmp_path / "frame.html"))
     assert told[1] == told[2] and width - 20 <= int(told[1]) <= width
+
+
+def test_dark_mode_sets_every_colour_of_the_page(written):
+    """A colour that is no variable stands in no rule but those of what is inverted or dark."""
+    css = re.search(r"<style>(.*?)</style>", written(plan_of()[0]), re.DOTALL)[1]
+    light, dark = css.split("@media (prefers-color-scheme: dark)")
+    variables = re.findall(r"--[a-z]+(?=:)", light)
+    assert variables and all(f"{name}: #" in dark for name in variables)
+    rules = re.findall(r"([^{}]*)\{([^{}]*#[0-9a-f]{3,6}\b[^{}]*)\}", light)
+    assert {rule.strip() for rule, _ in rules} == {":root", ".bar", ".legend i.idle", ".tip"}
+    inverted = re.search(r"([^{}]*)\{ filter: invert", dark)[1]
+    assert {each.strip() for each in inverted.split(",")} >= {"figure svg", "canvas", ".bar"}
+
+
+def test_no_label_of_a_picture_is_smaller_than_nine_pixels(written):
+    plan, profile = plan_of()
+    page = written(plan, profile=profile)
+    widths = re.findall(r'<svg style="min-width:([0-9]+)px[^>]*? width="([0-9.]+)pt"', page)
+    assert len(widths) == page.count("<svg ") >= 3
+    assert all(float(pixels) / float(points) * 6 >= 8.98 for pixels, points in widths)
+    assert "@media (max-width: 720px) { figure { overflow-x: auto;" in page

@@ -50,8 +50,8 @@ class Block(nn.Module):
     def forward(self, x):
         y = self.norm(x)
         mixed = nn.functional.scaled_dot_product_attention(
-            self.query(y), self.key(y), y, is_causal=True)
-        return x + nn.functional.gelu(self.out(mixed))
+            self.query(y), self.key(y), y, None, 0.2, is_causal=True)
+        return x + nn.functional.dropout(nn.functional.gelu(self.out(mixed)), p=0.1)
 
 
 class GPT(nn.Module):

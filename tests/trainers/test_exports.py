@@ -1,18 +1,23 @@
 """What is written for each trainer: twelve blocks in four stages of 4, 3, 3 and 2."""
 
 import ast
+import os
 import shlex
 import subprocess
+import sys
 
 import pytest
 from msgspec.structs import replace
 
-from partopt import TRAINERS, PartoptError, export_plan, writers
+from partopt import TRAINERS, Job, PartoptError, export_plan, solve, writers
 from partopt.cost.plan import layout_of
 from partopt.documents.profile import Group
+from partopt.documents.stage import Flow
+from partopt.profiler import measure_source
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import from_csv
-from tests.helpers import flat
+from tests.helpers import ROOT, flat
+from tests.runtime.check_cases import MODEL
 from tests.trainers.plans import (
     LOOPS,
     PAIRS,
@@ -274,3 +279,49 @@ def test_shell_words_are_quoted():
         line for line in written(UNEVEN, "megatron").splitlines() if "parallel-layout" in line
     )
     assert shlex.split(line)[1] == "Et*4|t*3|t*3|t*2L"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"), [("bfloat16", {"bf16"}), ("float16", {"fp16"}), ("float32", set())]
+)
+def test_deepspeed_is_told_the_number_format(dtype, said):
+    plan = replace(UNEVEN, profile=replace(UNEVEN.profile, dtype=dtype))
+    config = assigned(written(plan, "deepspeed"), "CONFIG")
+    assert {"bf16", "fp16"} & config.keys() == said
+    assert all(config[name] == {"enabled": True} for name in said)
+
+
+def test_tied_layers_are_noted_where_stages_share_them_alone():
+    def notes(plan):
+        return [note for note in export_plan(plan, "deepspeed").notes if "Tied" in note]
+
+    assert notes(UNEVEN) == []
+    flow = Flow(
+        kind="tied",
+        stage=0,
+        ranks=[0],
+        bytes=8,
+        per="iteration",
+        level="server",
+        parameters=["wte"],
+    )
+    tied = replace(UNEVEN, communication=[*UNEVEN.communication, flow])
+    assert notes(tied) == ["wte: stages share it, so its layers go in as TiedLayerSpec"]
+
+
+def test_the_program_of_torch_says_what_to_do_under_a_wrong_number_of_processes(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    source = str(tmp_path / "model.py")
+    profile = measure_source(source, microbatch_sizes=[1], steps=1, granularity="block")
+    options = {"cuts": [2], "replicas": [1, 1], "schedule": "1f1b", "microbatches": 2}
+    plan = solve(Job(profile, flat(2), **options)).plan
+    export_plan(plan, "torch", stem="planned").save(str(tmp_path / "planned.py"))
+    command = [sys.executable, str(tmp_path / "planned.py"), str(tmp_path / "model.py")]
+    world = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    environment = os.environ | world | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()
+    assert error == f"error: {source}: the plan has 2 ranks, torchrun started 3"
+    assert hint.startswith("hint:  ")

@@ -7,6 +7,7 @@ import pytest
 from partopt.errors import PartoptError
 from partopt.trainers import TRAINERS, readers
 from partopt.trainers.layout import read_layout
+from partopt.trainers.reading import find_count
 from tests.helpers import flat, uniform_profile
 from tests.trainers.models import transformer
 
@@ -192,3 +193,10 @@ def test_every_trainer_that_reads_has_an_example_and_says_what_it_is():
     for trainer in (TRAINERS[name] for name in readers()):
         assert trainer.reads
         assert trainer.example
+
+
+def test_a_flag_that_ends_like_another_is_another():
+    script = "--ffn-hidden-size 4096 --hidden-size 1024"
+    assert find_count(script, "hidden_size") == 1024
+    assert find_count("--ffn-hidden-size 4096", "hidden_size") is None
+    assert find_count("hidden-size: 1024", "hidden_size") == 1024

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,8 +34,8 @@ def draw(
 
     It is `.svg`, `.pdf` or `.png`. A plan is drawn with the layers of its `profile`, or without it
     with its stages alone; and with the speed and memory of `alternatives`, plans of the same
-    problem. Raises PartoptError for a document without a picture, for other extensions, without
-    matplotlib, for a `profile` that is not the plan's, and over an existing file unless `force`.
+    problem. Raises PartoptError for a document without a picture, for other extensions, for a
+    `profile` that is not the plan's, and over an existing file unless `force`.
     """
     path = os.fspath(path)
     form = check(path, force)
@@ -50,7 +49,6 @@ def check(path: str, force: bool = False, beside: Sequence[str] = ()) -> str:
     """
     hint = f"choose {', '.join(f'.{each}' for each in (*beside, *FORMS))}"
     form = documents.check_form(path, [f".{form}" for form in FORMS], hint)
-    require_matplotlib()
     documents.check_writable(path, force)
     return form.removeprefix(".")
 
@@ -66,22 +64,10 @@ def check_kind(kind: str, file: str, more: str = "") -> None:
         )
 
 
-def require_matplotlib() -> None:
-    """Refuse to draw without matplotlib, and do not import it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise PartoptError(
-            "a figure needs matplotlib",
-            "in a clone of partopt: pip install '.[figures]'",
-            code="missing-package",
-            package="matplotlib",
-        )
-
-
 def picture_of(
     document: Drawable, profile: Profile | None = None, alternatives: Sequence[Plan] = ()
 ) -> Picture:
     """The picture of a document. Raises PartoptError as `draw` does."""
-    require_matplotlib()
     from partopt.report.pictures import plan, tables
     from partopt.report.pictures import profile as layers
 
@@ -107,10 +93,8 @@ def draw_timeline(
 ) -> bytes:
     """The timeline of an execution, or the seconds of it in `window`, as "svg", "pdf" or "png".
 
-    Raises PartoptError without matplotlib, for another form, and where there is nothing or too much
-    to draw.
+    Raises PartoptError for another form, and where there is nothing or too much to draw.
     """
-    require_matplotlib()
     from partopt.report.pictures import timeline
 
     if form not in FORMS:

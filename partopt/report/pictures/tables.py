@@ -50,6 +50,7 @@ from partopt.report.pictures.sheet import (
     stack_labels,
 )
 from partopt.report.run import error
+from partopt.schedules import schedule
 from partopt.units import format_bytes, format_count, format_rate, format_seconds
 
 # inches: of axes, of the names beside them, of a name; the lowest axes of points
@@ -240,7 +241,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="minor", length=0)
-    axes.set_ylabel(f"{unit}/s", fontsize=SIZE)
+    axes.set_ylabel(f"{unit}/s (log scale)", fontsize=SIZE)
     # numbers of devices that have room, and below them, on several lines, the shapes
     middles = [(math.log2(each) - low) / (high - low) * _SCALE for each in devices]
     numbers = [(at, str(each)) for at, each in zip(middles, devices, strict=True)]
@@ -259,7 +260,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
         if line is not None:
             sheet.text(LEFT + middle, sheet.down + 0.18 + _SHAPES * line, shape, **look)
     sheet.down += 0.2 + _SHAPES * (1 + max((line for line in lines if line), default=0))
-    name = "devices, and replicas of the stages"
+    name = "devices (log scale), and replicas of the stages"
     sheet.text(LEFT + _SCALE / 2, sheet.down, name, ha="center")
     sheet.down += 0.25
     mark: Any = {"color": BLUE, "marker": "o", "markersize": 4, "linewidth": 1.2}
@@ -274,7 +275,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
 def run_picture(run: Run) -> Picture:
     """The whole as bars, and below it a panel for each part that takes time: a bar a rank."""
     plan = run.plan
-    unit = "a microbatch" if plan.schedule.startswith("pipedream") else "an iteration"
+    unit = "a microbatch" if schedule(plan.schedule).asynchronous else "an iteration"
     parts = (
         plan.model,
         plan.schedule,

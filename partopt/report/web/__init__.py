@@ -34,6 +34,7 @@ _HERE = Path(__file__).parent
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 _WIDTH = re.compile(r'<svg [^>]*?\bwidth="([0-9.]+)pt"')
 _PREAMBLE = re.compile(r"^.*?(?=<svg\b)", re.DOTALL)
+_READABLE = 1.5  # pixels of a point: the smallest labels, of 6 points, have 9
 # of computing and of the five ways to wait, apart in grey too
 _COLOURS = ("#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#4D4D4D", "#D9D9D9")
 
@@ -115,12 +116,14 @@ def render(
 def _inline(svg: bytes, name: str) -> Markup:
     """A picture as a part of the page: without its preamble, its names unlike other pictures'.
 
-    It is as wide as the page, but its text no larger than the page's.
+    It is as wide as the page, but its text no larger than the page's, nor too small to read.
     """
     text = _PREAMBLE.sub("", svg.decode(), count=1)
     width = _WIDTH.search(text)
     assert width is not None, "pictures say how wide they are"
-    sized = text.replace("<svg ", f'<svg style="max-width:{2 * float(width[1]):.0f}px" ', 1)
+    points = float(width[1])
+    limits = f"min-width:{_READABLE * points:.0f}px;max-width:{2 * points:.0f}px"
+    sized = text.replace("<svg ", f'<svg style="{limits}" ', 1)
     return Markup(_ID.sub(rf"\g<1>{name}-", sized))
 
 

@@ -8,17 +8,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import partopt as po
-from partopt.simulator.execution import execute
-from tests.helpers import flat, two_level, uniform_profile
-from tests.report.pictures import cases
-
-pytest.importorskip("matplotlib", reason="figures are an extra")
-
 from partopt.report.folds import Fold
 from partopt.report.pictures.cluster import boxes_of, cut_use, port_use
 from partopt.report.pictures.profile import columns_from, columns_of
 from partopt.report.pictures.sheet import fit, pack, text_width
 from partopt.report.pictures.tables import Point, pareto
+from partopt.simulator.execution import execute
+from tests.helpers import flat, two_level, uniform_profile
+from tests.report.pictures import cases
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import re
-import sys
 from xml.etree import ElementTree
 
+import matplotlib
 import pytest
 from msgspec.structs import replace
 
@@ -15,8 +15,6 @@ from tests.helpers import flat
 from tests.report import timelines
 from tests.report.pictures.drawn import Drawn
 from tests.report.timelines import plan_of
-
-matplotlib = pytest.importorskip("matplotlib", reason="figures are an extra")
 
 
 def example(*args, **options):
@@ -167,13 +165,6 @@ def test_rows_end_in_the_share_at_work_and_the_most_memory():
     text = texts_of(execution)
     assert text.count("73%") == 4
     assert {format_bytes(int(each)) for each in execution.peak_memory_bytes} <= set(text)
-
-
-def test_without_matplotlib_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PartoptError, match="a figure needs matplotlib") as error:
-        render(executed("1f1b"), "svg")
-    assert error.value.hint == "in a clone of partopt: pip install '.[figures]'"
 
 
 def test_a_rank_that_is_idle_in_the_window_has_its_band(monkeypatch):
