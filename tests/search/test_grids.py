@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -117,7 +116,7 @@ def test_up_to_64_devices_three_quarters_have_work_and_of_more_all(devices, leas
     """Of each number of pipelined devices the most pipelines that microbatches divide among."""
     M = 2520
     given = problem_of(chain_profile([1.0] * 8), flat(devices), schedule="1f1b", microbatches=M)
-    found = gridded([replace(given, chunks=2)])
+    found = every_grid(given)
     busy = {len({rank for own in each.grid.ranks for rank in own}) for each in found}
     most = {p: max(d for d in range(1, devices // p + 1) if M % d == 0) for p in range(2, 9)}
     assert busy == {p * d for p, d in most.items() if p * d >= least}

@@ -20,7 +20,6 @@ from partopt.planners import PLANNERS
 from partopt.schedules import SCHEDULES
 from partopt.search.bound import PROOF, scope
 from partopt.search.contest import compete, contestants, plan_alone
-from partopt.search.solve import solve
 from partopt.search.verify import claim, verify
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, two_level, uniform_profile
