@@ -102,7 +102,8 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
     most = min(most if request.stages is None else request.stages, costs.N, U)
     least = costs.problem.least_stages if request.stages is None else request.stages
     numbers = range(least, most + 1)
-    widths, sizes = {len(place) for place in places}, range(1, U + 1)
+    widths = {len(place) for place in places}
+    sizes: Sequence[int] = range(1, U + 1)
     every: Sequence[int | None] = [None]
     if request.replication == NONE:
         every, sizes = ([1], range(1, 2)) if widths == {1} else ([], sizes)

@@ -9,7 +9,7 @@ from partopt.cost.problem import Assignment, Partition, Problem, partition_of
 from partopt.documents.plan import Plan
 from partopt.schedules import schedule
 from partopt.search.bound import certify_simulated, lower_bound_s
-from partopt.search.sizes import order_of
+from partopt.search.rows import order_of
 from partopt.search.warmup import simulate_at_warmup
 
 

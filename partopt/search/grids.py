@@ -170,7 +170,8 @@ class Gridded:
     def loads(self, values: Floats) -> Floats:
         """The sum over the stages of each device of a pipeline, shape (p,)."""
         stage, place = self.grid.held_by
-        return np.bincount(place, values[stage], self.grid.p)
+        found: Floats = np.bincount(place, values[stage], self.grid.p).astype(np.float64)
+        return found
 
     @cached_property
     def estimate_s(self) -> float:

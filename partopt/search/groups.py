@@ -11,7 +11,7 @@ from partopt.documents.profile import Profile
 from partopt.documents.tables import GroupComparison, GroupRow
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.search.sizes import order_of
+from partopt.search.rows import order_of
 from partopt.search.solve import solve
 
 _ALIKE = ("dtype", "autocast", "compiled")  # of profiles of one model, or a note says so
