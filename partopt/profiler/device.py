@@ -25,8 +25,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from partopt import __version__
-from partopt.documents.profile import Device, Environment
+from partopt.documents.profile import Device
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.profiler.weightless import replace_attribute
 from partopt.units import format_bytes
@@ -98,17 +97,6 @@ def describe_device(device: torch.device) -> Device:
     return Device(name=_processor(), type="cpu", memory_bytes=_host_memory_bytes())
 
 
-def describe_environment(device: torch.device) -> Environment:
-    """Versions of what was measured with."""
-    cuda = torch.version.cuda if device.type == "cuda" else None
-    return Environment(
-        torch=str(torch.__version__),
-        cuda=cuda,
-        python=platform.python_version(),
-        partopt=__version__,
-    )
-
-
 def clock_of(device: torch.device) -> Clock:
     """The clock that measures on `device`."""
     return CudaClock() if device.type == "cuda" else CpuClock()
@@ -177,6 +165,13 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     return isinstance(error, RuntimeError) and any(
         message.lower() in str(error).lower() for message in _MESSAGES
+    )
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether an exception says that the device failed: nothing runs on it in this process then."""
+    return isinstance(error, RuntimeError) and any(
+        message in str(error) for message in ("CUDA error", "cuDNN error", "NCCL error")
     )
 
 
@@ -258,7 +253,21 @@ def build_within_memory(
 
 
 class Clock(Protocol):
-    """Takes stamps during a step, and turns them into seconds after it."""
+    """Takes stamps during a step, and turns them into seconds after it.
+
+    `queues` says whether the host goes on while the device works: then a failure of the device
+    shows where the host next waits for it.
+    """
+
+    @property
+    def queues(self) -> bool:
+        """Whether host and device are two."""
+
+    def calibrate(self) -> None:
+        """Learn what `hold` needs to know; waits for the device, and so is no part of a step."""
+
+    def wait(self) -> None:
+        """Wait until the device has done what was issued. Raises what it failed of."""
 
     def stamp(self) -> Any:
         """A mark of this moment, cheap enough to be taken between layers."""
@@ -298,9 +307,17 @@ class CpuClock:
     process worked for more than a tenth of its time, the time of the whole process counts.
     """
 
+    queues = False
+
     def __init__(self) -> None:
         self._wall_s = 0.0
         self._busy_s = 0.0
+
+    def calibrate(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def wait(self) -> None:
+        """Do nothing: the host is the device."""
 
     def stamp(self) -> CpuStamp:
         """This moment on all clocks of the host."""
@@ -338,9 +355,22 @@ class CudaClock:
     Recording one costs microseconds and does not wait for the device.
     """
 
+    queues = True
+
     def __init__(self) -> None:
         self._pool: list[torch.cuda.Event] = []
-        self._cycles_per_s: float | None = None
+        self._cycles_per_s = 0.0  # of the spinning kernel; before it is calibrated nothing is held
+
+    def calibrate(self) -> None:
+        """Time the spinning kernel at the clock rate that the device has now."""
+        started = self.stamp()
+        torch.cuda._sleep(_CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
+        [spun_s] = self.intervals_s([started, self.stamp()])
+        self._cycles_per_s = _CALIBRATION_CYCLES / spun_s
+
+    def wait(self) -> None:
+        """Wait for all streams of the device."""
+        torch.cuda.synchronize()
 
     def stamp(self) -> torch.cuda.Event:
         """An event recorded now."""
@@ -359,17 +389,8 @@ class CudaClock:
 
     def hold(self, seconds: float) -> None:
         """Enqueue a kernel that spins for about `seconds`, at most one second."""
-        if seconds > 0:
-            rate = self._cycles_per_s or self._calibrate()
-            torch.cuda._sleep(int(min(seconds, _LONGEST_HOLD_S) * rate))  # type: ignore[no-untyped-call]
-
-    def _calibrate(self) -> float:
-        """Cycles a second of the spinning kernel; waits for the device once."""
-        started = self.stamp()
-        torch.cuda._sleep(_CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
-        [spun_s] = self.intervals_s([started, self.stamp()])
-        self._cycles_per_s = _CALIBRATION_CYCLES / spun_s
-        return self._cycles_per_s
+        if cycles := int(min(seconds, _LONGEST_HOLD_S) * self._cycles_per_s):
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
     def idle_share(self) -> float | None:
         """Not known: the device's own time is measured."""

@@ -184,6 +184,14 @@ class RooflineClock(Watch):
         self.device.check_dtype(name)
         return name
 
+    queues = False
+
+    def calibrate(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def wait(self) -> None:
+        """Do nothing: an operation is done when it has been seen."""
+
     def stamp(self) -> Fraction:
         """The seconds so far."""
         return self.now_s
