@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from partopt.profiler.device import CpuClock, CpuStamp, CudaClock
 from partopt.profiler.layers import Backward
 from partopt.profiler.step import Stepper
-from tests.profiler.fake_device import FakeDevice, layers
+from tests.gpu.device import CYCLES_PER_S, FakeDevice, PaperTime, installed
+from tests.gpu.layers import layers
 from tests.profiler.helpers import tracked
 
 
@@ -37,16 +38,21 @@ def test_other_threads_that_work_for_more_than_a_tenth_count():
     assert CpuClock().intervals_s([at(0, 50, 0), at(1, 2, 1, thread=2), at(2, 51, 2)]) == [1, 1]
 
 
-def test_a_hold_on_cuda_is_a_kernel_that_spins_for_at_most_a_second(monkeypatch):
-    device = FakeDevice().install(monkeypatch)
-    clock = CudaClock()
+@pytest.fixture
+def device():
+    with installed(FakeDevice(PaperTime())) as found:
+        yield found
+
+
+def test_a_hold_on_cuda_is_a_kernel_that_spins_for_at_most_a_second(device, monkeypatch):
+    clock, spun = CudaClock(), []
     clock.hold(0.002)  # before it is calibrated nothing spins, and nothing waits
-    assert (device.spun, device.waits) == ([], 0)
+    assert device.log == []
     clock.calibrate()
-    device.spun.clear()
+    monkeypatch.setattr(torch.cuda, "_sleep", spun.append)
     for seconds in (0.0, 0.002, 60.0):
         clock.hold(seconds)
-    assert device.spun == [pytest.approx(each * device.hertz, abs=1) for each in (0.002, 1.0)]
+    assert spun == [pytest.approx(each * CYCLES_PER_S, rel=1e-6) for each in (0.002, 1.0)]
 
 
 class Located(torch.autograd.Function):
@@ -102,13 +108,13 @@ def test_work_on_another_thread_is_counted():
     assert clock.intervals_s([started, clock.stamp()])[0] >= 0.05
 
 
-def queued(monkeypatch, host_s, device_s, calibrated=True):
+def queued(device, monkeypatch, host_s, device_s, calibrated=True):
     """Steps of four layers of a kernel each, on a host that needs long to attach hooks."""
-    device, clock, attach = FakeDevice().install(monkeypatch), CudaClock(), Backward.call_at_changes
+    clock, attach = CudaClock(), Backward.call_at_changes
 
     def slowly(*arguments):
         attach(*arguments)
-        device.host_s += 0.5
+        device.host.sleep(0.5)
 
     monkeypatch.setattr(Backward, "call_at_changes", slowly)
     model = layers(device, *[(host_s, device_s)] * 4)
@@ -118,16 +124,16 @@ def queued(monkeypatch, host_s, device_s, calibrated=True):
 
 
 @pytest.mark.parametrize(("host_s", "device_s"), [(0.01, 0.1), (0.1, 0.01), (0.05, 0.05)])
-def test_attaching_hooks_leaves_the_queue_as_full_as_it_was(monkeypatch, host_s, device_s):
-    steps = queued(monkeypatch, host_s, device_s)
+def test_attaching_hooks_leaves_the_queue_as_full_as_it_was(device, monkeypatch, host_s, device_s):
+    steps = queued(device, monkeypatch, host_s, device_s)
     for _ in range(2):
         steps.bare()
     steps.instrumented()  # learns how long attaching takes
     assert steps.instrumented().step_s == pytest.approx(steps.bare())
 
 
-def test_without_a_hold_the_backward_is_charged_for_a_queue_that_ran_dry(monkeypatch):
-    steps = queued(monkeypatch, 0.01, 0.1, calibrated=False)
+def test_without_a_hold_the_backward_is_charged_for_a_queue_that_ran_dry(device, monkeypatch):
+    steps = queued(device, monkeypatch, 0.01, 0.1, calibrated=False)
     steps.instrumented()
     assert steps.instrumented().backward_s == pytest.approx([0.1, 0.1, 0.1, 0.11])
     assert steps.instrumented().step_s > steps.bare()

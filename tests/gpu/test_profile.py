@@ -14,13 +14,15 @@ from partopt.profiler.conditions import ClockRate
 from partopt.profiler.device import CudaClock
 from partopt.profiler.measuring import profile_of
 from partopt.report.profile import render_sizes
-from tests.profiler.fake_device import FakeDevice, layers
+from tests.gpu.device import FakeDevice, PaperTime, installed
+from tests.gpu.layers import layers
 from tests.profiler.helpers import structure
 
 
 @pytest.fixture
-def device(monkeypatch):
-    return FakeDevice().install(monkeypatch)
+def device():
+    with installed(FakeDevice(PaperTime())) as found:
+        yield found
 
 
 def profile(model, **options):
@@ -73,9 +75,9 @@ def test_nothing_waits_or_is_calibrated_inside_of_a_timed_step(device, steps):
         if of and not done:
             device.log.clear()
         if of and done == of:
-            assert device.log.count("wait") == 3 * steps  # bare, forward, backward
-            runs = "".join({"wait": ".", "sleep": "", "stamp": "s"}[each] for each in device.log)
-            assert runs == ("ss." + "s" * 10 + "..") * steps
+            marks = {"synchronize": ".", "launch": "", "event": "e"}
+            runs = "".join(marks[each] for each in device.log)
+            assert runs == ("ee." + "e" * 10 + "..") * steps  # bare, forward and backward
 
     profile(layers(device, *FOUR), steps=steps, progress=tell)
 
@@ -112,19 +114,21 @@ def test_a_step_that_launches_bound_takes_what_the_host_takes(device):
 
 
 @pytest.mark.parametrize("raises_s", [0.1, 1.0, 3.0])
-def test_it_is_warmed_up_until_steps_are_steady(monkeypatch, raises_s):
+def test_it_is_warmed_up_until_steps_are_steady(device, raises_s):
     """A clock rate that doubles over some seconds: the steps that count have all of it."""
-    device = FakeDevice(lambda now: 2 - min(now / raises_s, 1)).install(monkeypatch)
-    measured = profile(layers(device, *FOUR))
+    first_s = device.host.now_s()
+    slow = lambda now: 2 - min((now - first_s) / raises_s, 1)  # noqa: E731
+    measured = profile(layers(device, *FOUR, slow=slow))
     assert times(measured, "forward_s") == pytest.approx([2e-3] * 4, rel=0.02)
     assert not [each for each in measured.notes if each.code == "unsteady"]
 
 
-def test_steps_that_never_become_steady_are_noted(monkeypatch):
-    device = FakeDevice(lambda now: 1.2 ** min(now, 40)).install(monkeypatch)
-    measured = profile(layers(device, *FOUR), steps=1)
+def test_steps_that_never_become_steady_are_noted(device):
+    first_s = device.host.now_s()
+    slow = lambda now: 1.2 ** min(now - first_s, 40)  # noqa: E731
+    measured = profile(layers(device, *FOUR, slow=slow), steps=1)
     assert [each.fields["microbatch_size"] for each in measured.notes if each.code == "unsteady"]
-    assert device.device_s < 600
+    assert device.current.end_s < 700
 
 
 # --- what decides the clock ---------------------------------------------------------------------
