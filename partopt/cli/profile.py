@@ -119,8 +119,9 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
     on.
 
     MODEL is a Python file or a dotted module. It offers build(**options), which returns an
-    nn.Module, and example_inputs(batch_size); a loss_fn(output, inputs) if it likes. Without :ATTR
-    the model is build, create_model, model, or the only module of the file.
+    nn.Module, and example_inputs(batch_size); a loss_fn(output, inputs) if it likes. With a
+    loss_fn(output, labels), example_inputs returns a pair, inputs and labels. Without :ATTR the
+    model is build, create_model, model, or the only module of the file.
 
     A layer is a repeated block, such as a transformer block, or one of the largest modules between
     them (auto); the same without opening plain lists (block); or a module that calls no other

@@ -26,7 +26,7 @@ from partopt.errors import PartoptError
 from partopt.profiler.device import Clock, is_device_failure, is_out_of_memory, release_memory
 from partopt.profiler.layers import Backward, Tracker
 from partopt.profiler.source import describe
-from partopt.profiler.tensors import Inputs, Loss, tensors_in
+from partopt.profiler.tensors import Inputs, Labelled, Loss, tensors_in
 
 _OPTIMIZER_STEPS = 3  # each touches every weight: few are needed, and they are long
 
@@ -34,8 +34,11 @@ _OPTIMIZER_STEPS = 3  # each touches every weight: few are needed, and they are 
 def run_forward(model: nn.Module, inputs: Inputs) -> Any:
     """The model's output for `inputs`.
 
-    A tuple or list of inputs is spread over its arguments, a mapping over its keywords.
+    A tuple or list of inputs is spread over its arguments, a mapping over its keywords. Labels are
+    for the loss.
     """
+    if isinstance(inputs, Labelled):
+        return run_forward(model, inputs.inputs)
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
@@ -72,7 +75,7 @@ def default_loss(output: Any) -> Tensor:
     if not floating:
         raise PartoptError(
             f"the model returned {type(output).__name__}: no .loss and no floating tensor in it",
-            "return tensors, or give loss_fn(output, inputs)",
+            "return tensors, or give loss_fn(output, inputs) or loss_fn(output, labels)",
             code="no-loss",
         )
     return (
@@ -121,7 +124,10 @@ def check_step(
             raise
         if place is not None and is_device_failure(error):
             raise device_failed(str(place), error, layer=place.name) from error
-        hint = "are example_inputs what the model takes?"
+        hint = (
+            "are example_inputs what the model takes? labels beside them are for a "
+            "loss_fn(output, labels)"
+        )
         raise PartoptError(
             f"the training step {describe(error)}", hint, code="model-code-failed"
         ) from error
