@@ -173,11 +173,13 @@ class Tensor(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 class StashGroup(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Storage kept from forward to backward, and the layers that keep it.
 
-    A stage that holds any of them pays for it once.
+    A stage that holds any of them pays for it once. What several keep has a `producer` where that
+    comes before them all: the layer that made it, 0 for the model's own inputs.
     """
 
     layers: Annotated[list[Index], msgspec.Meta(min_length=1)]
     bytes: Bytes
+    producer: Index | None = None
 
 
 class Measurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -344,13 +344,18 @@ class Recorder(Watch):
 
 
 def stash_groups(kept: Iterable[Block]) -> list[profile.StashGroup]:
-    """Bytes kept, by the set of layers that keep them."""
-    merged: Counter[tuple[int, ...]] = Counter()
+    """Bytes kept, by the set of layers that keep them, and by who made what several keep."""
+    merged: Counter[tuple[tuple[int, ...], int]] = Counter()
     for each in kept:
-        merged[tuple(sorted(each.layers))] += each.size_bytes
+        layers = tuple(sorted(each.layers))
+        maker = each.maker if each.was_made else 0  # a block of before is one of the inputs
+        passed = len(layers) > 1 and maker < layers[0]
+        merged[layers, maker if passed else -1] += each.size_bytes
     return [
-        profile.StashGroup(layers=list(layers), bytes=size)
-        for layers, size in sorted(merged.items())
+        profile.StashGroup(
+            layers=list(layers), bytes=size, producer=producer if producer >= 0 else None
+        )
+        for (layers, producer), size in sorted(merged.items())
         if size
     ]
 
