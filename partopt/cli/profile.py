@@ -77,8 +77,8 @@ _MINUTES_FROM_S = 100.0
 @option(
     "--repeat repeats",
     "LIST=N",
-    "The model has N blocks in the list of this name, of which four or more were built: the "
-    "others have the measurements of the second.",
+    "The model has N blocks in the list of this name, of which two, or four or more, were built: "
+    "the others have the measurements of the second.",
     multiple=True,
 )
 @option(
@@ -140,7 +140,7 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
       partopt profile examples/gpt.py:build --set layers=12 --set width=768 -o big.json
       partopt profile package.model --device cuda --dtype bfloat16 -o model.json
       partopt profile examples/llama.py --set size=70b --estimate h100 -o m.json
-      partopt profile examples/gpt.py --set layers=4 --repeat blocks=96 -o deep.json
+      partopt profile examples/gpt.py --set layers=2 --repeat blocks=96 -o deep.json
       torchrun --nproc-per-node 4 -m partopt profile my_parallel.py -o tp4.json
       partopt profile --from-run run.json --onto gpt.json -o again.json
     """
@@ -168,6 +168,7 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
             given["resume"] = Profile.parse(documents.read_bytes(resume), resume)
         _check_estimate(given)
         counts = _parse_repeats(repeats, given["calibrate"])
+        given["blocks"] = list(counts)
         with stopping.stopped_by_signals():
             measured = _measure(model, given, output, force)
             try:

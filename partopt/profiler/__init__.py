@@ -82,7 +82,9 @@ def measure_source(
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     with errors_name(found), open_group(settings.torch_device) as group:
         check_group(group, settings.compile)
-        model = build_within_memory(found.build, settings.torch_device, settings.torch_dtype)
+        model = build_within_memory(
+            found.build, settings.torch_device, settings.torch_dtype, settings.blocks
+        )
         check_parallel(model, group)
         clock = clock_of(settings.torch_device)
         subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, group)

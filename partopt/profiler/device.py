@@ -14,9 +14,10 @@ import gc
 import itertools
 import os
 import platform
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -35,7 +36,7 @@ _CALIBRATION_CYCLES = 1_000_000
 _LONGEST_HOLD_S = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # the names and numbers of malloc.h
 HEADROOM = 1.1  # what is needed beside the tensors that are counted
-_COPIES = 4  # of a trained weight: itself, its gradient, and the two moments of AdamW
+_COPIES, _MOMENTS = 2, 2  # of a trained weight: itself and its gradient; those of AdamW
 _CGROUP = Path("/sys/fs/cgroup")
 _MESSAGES = (
     "can't allocate memory",
@@ -203,13 +204,22 @@ def _number(table: Path, name: str) -> int:
     return next((int(words[1]) for words in lines if words[0] == name), 0)
 
 
+def is_stepped(name: str, blocks: Collection[str]) -> bool:
+    """Whether the optimizer is timed on the parameter: all are, or those of second blocks alone."""
+    return not blocks or any(re.match(rf"{re.escape(each)}\.?1\.", name) for each in blocks)
+
+
 def build_within_memory(
-    build: Callable[[], nn.Module], device: torch.device, dtype: torch.dtype
+    build: Callable[[], nn.Module],
+    device: torch.device,
+    dtype: torch.dtype,
+    blocks: Collection[str] = (),
 ) -> nn.Module:
     """The model that `build` makes, where the host holds its weights.
 
-    On the CPU also with their gradients and the optimizer's moments, the floating ones as `dtype`.
-    Raises PartoptError as soon as what is registered comes to more than is free.
+    On the CPU also with their gradients and the optimizer's moments, the floating ones as `dtype`;
+    of these `blocks` only the second has moments. Raises PartoptError as soon as what is registered
+    comes to more than is free.
     """
     free, built = free_host_bytes(), 0
     register, seen = nn.Module.register_parameter, WeakTensorKeyDictionary()
@@ -219,7 +229,7 @@ def build_within_memory(
             raise PartoptError(
                 f"training the model takes {format_bytes(needed_bytes)} or more beside "
                 f"activations, and {format_bytes(int(free))} are free",
-                "profile a few of its blocks and add the others by `repeat`, choose "
+                "profile two of its blocks and add the others by `repeat`, choose "
                 "`dtype=bfloat16`, or `estimate`, which needs no memory",
                 ANSWER_IS_NO,
                 code="out-of-memory",
@@ -241,8 +251,8 @@ def build_within_memory(
             sum(
                 each.numel()
                 * (dtype if each.is_floating_point() else each.dtype).itemsize
-                * (_COPIES if each.requires_grad else 1)
-                for each in model.parameters()
+                * (_COPIES + _MOMENTS * is_stepped(name, blocks) if each.requires_grad else 1)
+                for name, each in model.named_parameters()
                 if not is_lazy(each)
             )
         )

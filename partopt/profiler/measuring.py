@@ -243,11 +243,11 @@ class Measurer:
         if all(measurement.out_of_memory for measurement in self.measurements):
             # once: it is the same at every size
             self.notes += note_missing_backwards(tracker, instrumented)
-        if not self._optimizer_tried:
-            self._optimizer_s, self._optimizer_tried = self._time_optimizer(stepper), True
         # the backward of a compiled layer is one piece: a schedule's runtime would compile two
         parts = [] if settings.compile else stepper.input_parts(INPUT_GRADIENT_STEPS)
         issued = [stepper.issued() for _ in range(ISSUED_STEPS if subject.clock.queues else 0)]
+        if not self._optimizer_tried:
+            self._optimizer_s, self._optimizer_tried = self._time_optimizer(stepper), True
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
         return summarize(
             size, structure, bare_s, instrumented, self._optimizer_s, peak_bytes, parts, issued
@@ -256,7 +256,7 @@ class Measurer:
     def _time_optimizer(self, stepper: Stepper) -> float | None:
         """Seconds of an optimizer step, or None and a note where it fails."""
         try:
-            return stepper.optimizer()
+            return stepper.optimizer(self.subject.settings.blocks)
         except Exception as error:
             self.notes.append(note_optimizer(error))
         self.subject.model.zero_grad(set_to_none=True)

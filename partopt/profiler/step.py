@@ -15,7 +15,7 @@ import itertools
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
-from partopt.profiler.device import Clock, is_device_failure, is_out_of_memory, release_memory
+from partopt.profiler.device import (
+    Clock,
+    is_device_failure,
+    is_out_of_memory,
+    is_stepped,
+    release_memory,
+)
 from partopt.profiler.layers import Backward, Tracker
 from partopt.profiler.source import describe
-from partopt.profiler.tensors import Inputs, Labelled, Loss, tensors_in
+from partopt.profiler.tensors import Inputs, Labelled, Loss, local_tensors, tensors_in
 
 _OPTIMIZER_STEPS = 3  # each touches every weight: few are needed, and they are long
 
@@ -310,13 +316,21 @@ class Stepper:
                 release_memory()
             return []
 
-    def optimizer(self) -> float:
+    def optimizer(self, blocks: Collection[str] = ()) -> float:
         """Median seconds of an AdamW step on the whole model, which is paid once a batch.
 
-        The learning rate is 0, so that the weights stay as they are.
+        Of `blocks` the second of each list is stepped, and its seconds are those of as many bytes
+        of all. The learning rate is 0, so that the weights stay as they are.
         """
         run_loss(self.model, self.inputs, self.loss_fn).backward()  # type: ignore[no-untyped-call]
-        trained = [each for each in self.model.parameters() if each.requires_grad]
+        named = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+        trained = [each for name, each in named if is_stepped(name, blocks)]
+        # a list that is not there is refused where it would be repeated
+        trained = trained or [each for _, each in named]
+        stepped = {id(each) for each in trained}
+        for _, each in named:
+            if id(each) not in stepped:
+                each.grad = None  # makes room for the moments
         optimizer = torch.optim.AdamW(trained, lr=0.0)
         optimizer.step()  # the first one makes the moments
         times: list[float] = []
@@ -324,7 +338,11 @@ class Stepper:
             started = self.clock.stamp()
             optimizer.step()
             times += self.clock.intervals_s([started, self.clock.stamp()])
-        return statistics.median(times)
+        own, every = (
+            sum(part.nbytes for part in local_tensors(parameters))
+            for parameters in (trained, [each for _, each in named])
+        )
+        return statistics.median(times) * (every / own)
 
     def _forward(self, clock: Clock | _HostClock) -> tuple[_Phase, Tensor]:
         """A forward with a stamp at each layer, and the loss; the device is held up behind it."""
