@@ -5,8 +5,8 @@
   One begins when the compute stream has come to where it was called, and ends when the operations
   of all its ranks have begun.
 - `work.wait()` holds the compute stream, not the host.
-- The streams of a device lie in a few queues of the hardware. What is in a queue begins in the order
-  in which it was called, whatever its stream; what waits lets nothing behind it begin.
+- The streams of a device lie in a few queues of the hardware. What is in a queue begins in the
+  order in which it was called, whatever its stream; what waits lets nothing behind it begin.
 
 (NVIDIA, NCCL user guide, "Point-to-point communication" and "CUDA stream semantics"; CUDA C++
 programming guide, on CUDA_DEVICE_MAX_CONNECTIONS; torch's ProcessGroupNCCL.)
@@ -153,7 +153,7 @@ def run(programs: Sequence[Sequence[Step]], queues: int | None = None) -> list[s
             while host.step is not None and call(rank, host, host.step):
                 host.place += 1
                 moved = True
-        while any([host.device.advance() for host in hosts]) or meet():
+        while sum(host.device.advance() for host in hosts) or meet():
             moved = True
     return [
         f"rank {rank}: host at {host.step}, device at {left[0].step if left else None}"
