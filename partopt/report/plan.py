@@ -41,7 +41,10 @@ _PARTS = {
     "free": ("free", "·."),
     "reserve": ("reserved", "xx"),
 }
-_WHY = {"assumed": " (1 GB and 3 %)", "measured": " (the profiled peak beyond the formulas')"}
+_WHY = {
+    "assumed": " (1.5 GB and 3 %)",
+    "measured": " (the profiled peak beyond the formulas', and 0.5 GB)",
+}
 
 
 def render(
