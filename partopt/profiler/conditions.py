@@ -1,22 +1,29 @@
 """What decides a device's speed beside the model: versions, settings of torch, the clock rate.
 
 The clock rate and what lowers it come from NVIDIA's management library, where its Python module
-(nvidia-ml-py) is installed.
+(nvidia-ml-py) is installed. `describe_host` looks for all that partopt uses of a machine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
 import platform
+import shutil
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from msgspec.structs import replace
 
 from partopt import __version__
+from partopt.documents.doctor import Accelerator, Check, Machine
 from partopt.documents.profile import Environment
+from partopt.profiler.device import describe_device
 
 _DRIVER = Path("/sys/module/nvidia/version")
 _SM = 1  # NVML_CLOCK_SM of nvml.h
@@ -112,3 +119,62 @@ class ClockRate:
         return replace(
             environment, sm_clock_hz=rate_hz or environment.sm_clock_hz, throttled_by=list(seen)
         )
+
+
+# --- a machine ------------------------------------------------------------------------------------
+
+
+class Host(NamedTuple):
+    """A machine, its GPUs, what is missing on it, and the backend that two of its ranks can use."""
+
+    environment: Environment
+    machine: Machine
+    devices: list[Accelerator]
+    backend: str
+    checks: list[Check]
+
+
+def describe_host() -> Host:
+    """This machine, as torch sees it."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device, cpu = torch.device("cuda" if count else "cpu"), torch.device("cpu")
+    machine = Machine(
+        system=f"{platform.system()} {platform.machine()}",
+        processor=describe_device(cpu),
+        cores=os.cpu_count() or 1,
+    )
+    checks = list(_checks(count))
+    backend = "nccl" if count > 1 and dist.is_nccl_available() else "gloo"
+    devices = [_accelerator(number, count) for number in range(count)]
+    return Host(describe_environment(device), machine, devices, backend, checks)
+
+
+def _accelerator(number: int, count: int) -> Accelerator:
+    device = torch.device("cuda", number)
+    properties = torch.cuda.get_device_properties(device)
+    others = [other for other in range(count) if other != number]
+    return Accelerator(
+        device=describe_device(device),
+        capability=f"{properties.major}.{properties.minor}",
+        processors=properties.multi_processor_count,
+        reaches=[each for each in others if torch.cuda.can_device_access_peer(number, each)],
+    )
+
+
+def _checks(devices: int) -> Iterator[Check]:
+    """What partopt uses of a machine, and whether it is there."""
+    why = "torch sees no GPU" if torch.version.cuda else "this torch was built without CUDA"
+    without = f"{why}: profiles and runs are those of processors"
+    nccl = dist.is_available() and dist.is_nccl_available()
+    for name, there, text in (
+        ("GPU", devices > 0, without),
+        ("second GPU", devices > 1, "two ranks exchange over gloo, on processors"),
+        ("NCCL", nccl, "this torch was built without it: ranks exchange over gloo"),
+        (
+            "nvidia-ml-py",
+            importlib.util.find_spec("pynvml") is not None,
+            "not installed: clock rates, and what lowers them, are not recorded",
+        ),
+        ("C++ compiler", bool(shutil.which("g++")), "there is no g++: `compile` does not work"),
+    ):
+        yield Check(name=name, status="ok" if there else "missing", text="" if there else text)

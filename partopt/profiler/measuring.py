@@ -166,13 +166,17 @@ class Measurer:
             return
         self.subject.settings.report(size, 0, 0)
         full = any(each.out_of_memory and each.microbatch_size < size for each in self.measurements)
+        group = self.subject.group
+        group.size = size
         try:
             measurement = None if full else self._measure(size)
+            if group.was_ended():  # whatever came back of a collective that was aborted
+                measurement = None
         except Exception as error:
-            if is_device_failure(error) and not self.subject.group.is_out_of_memory(error):
-                where = f"at microbatch size {size}, after a first step of it had passed"
-                raise device_failed(where, error, microbatch_size=size) from error
-            if not self.subject.group.is_out_of_memory(error):
+            if not group.is_out_of_memory(error):
+                if is_device_failure(error):
+                    where = f"at microbatch size {size}, after a first step of it had passed"
+                    raise device_failed(where, error, microbatch_size=size) from error
                 raise
             measurement = None
         if measurement is None:

@@ -1,13 +1,17 @@
 """The profiler on a device with a queue, which is played in numbers: what it times, and what of."""
 
+import os
+import socket
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from msgspec.structs import replace
 
-from partopt.documents.profile import Device, Environment
+from partopt.documents.profile import Device, Environment, Profile
 from partopt.errors import PartoptError
 from partopt.profiler import ProfilingStopped
 from partopt.profiler.conditions import ClockRate
@@ -16,6 +20,7 @@ from partopt.profiler.measuring import profile_of
 from partopt.report.profile import render_sizes
 from tests.gpu.device import FakeDevice, PaperTime, installed
 from tests.gpu.layers import layers
+from tests.helpers import ROOT
 from tests.profiler.helpers import structure
 
 
@@ -235,3 +240,37 @@ def test_a_size_is_not_added_under_other_settings():
         error = getattr(refused.value, "error", None) or refused.value
         [name] = changes
         assert error.fields["mismatched"] == [f"environment.{name}"]
+
+
+# --- a group ------------------------------------------------------------------------------------
+
+
+def test_a_rank_without_memory_ends_all_within_seconds_though_nobody_hangs_up(tmp_path):
+    """The other waits in a collective that nothing ends but what watches for it."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    shared |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("full_rank.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, tmp_path, rank],
+            env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        errors = [each.communicate(timeout=300)[1] for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    assert [each.returncode for each in ranks] == [0, 0], errors
+    written = [Profile.load(tmp_path / f"{rank}.json") for rank in range(2)]
+    for found in written:
+        sizes = {each.microbatch_size: each.out_of_memory for each in found.measurements}
+        assert sizes == {2: False, 4: True, 8: True}
+    # rank 1, which left its group only then, was waited for by nobody
+    assert (tmp_path / "ended").stat().st_mtime <= (tmp_path / "1.json").stat().st_mtime

@@ -6,7 +6,6 @@ The programs are those that the engines run; what would stop them, were they oth
 from __future__ import annotations
 
 import functools
-from unittest import mock
 
 import pytest
 
@@ -24,7 +23,11 @@ from tests.gpu.rules import run
 from tests.runtime.cases import Case, cases
 from tests.runtime.plans import looped, straight
 
-QUEUES = (None, 8, 3)  # as many as there are streams, those of a GPU, the fewest that all can run in
+QUEUES = (
+    None,
+    8,
+    3,
+)  # as many as there are streams, those of a GPU, the fewest that all can run in
 
 
 def large_cases():
