@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -155,6 +156,7 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
         raise click.UsageError("Missing option '-o' / '--output'.")
     force = force or output == resume  # what is gone on with may be replaced
     documents.check_writable(output, force, [".json"])
+    force = force or not _is_alone()  # a group writes after each size
     if model is None or run or onto:
         _save(_of_run(run, onto), output, force)
         topology = "FILE"
@@ -262,6 +264,11 @@ def _writes() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _is_alone() -> bool:
+    """Whether this process is no rank of a group."""
+    return os.environ.get("WORLD_SIZE", "1") == "1"
+
+
 def _save(measured: Profile, output: str, force: bool) -> None:
     if not _writes():
         return
@@ -281,7 +288,9 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
             contextlib.redirect_stdout(sys.stderr),
         ):
             tell = shown if _writes() else None
-            return _run(model, {**options, "progress": tell})
+            # in a group, which may end at any size
+            keep = functools.partial(_keep_so_far, output) if _writes() else None
+            return _run(model, {**options, "progress": tell, "keep": keep})
     except ProfilingStopped as stopped:
         _keep(stopped.profile, stopping.describe(stopped.__cause__), output, force)
         if stopped.error is None:
@@ -292,6 +301,13 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
         raise SystemExit(stopping.exit_code(interrupt)) from None
     except PartoptError as error:
         raise _with_debug(error) from error.__cause__
+
+
+def _keep_so_far(output: str, finished: Profile) -> None:
+    """Save what is finished before the next size begins."""
+    if output != "-":
+        with stopping.not_stopped():
+            finished.save(output, True)
 
 
 def _run(model: str, options: dict[str, Any]) -> Profile:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sys
 import threading
 import time
 import zlib
@@ -46,6 +47,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 SEED = 0
 SETTLING_S = 0.01
 LOOK_S = 0.5  # between looks at whether another rank has no memory left
+END_S = 10.0  # until this rank ends where it still waits for that one
 _FULL = "partopt/out_of_memory"  # in the store: the size at which a rank had no memory left
 
 # parallelism over data, by the class of a module or by the name of a dimension of its mesh
@@ -140,23 +142,30 @@ class RankGroup:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """In this context, end this rank's collectives soon after another has no memory left.
+        """In this context, end this rank soon after another has no memory left.
 
-        Under NCCL nothing else does: a rank waits for one that ended as for one that is slow.
+        Under NCCL a rank waits for one that ended as for one that is slow. Its communicators are
+        aborted; where it waits all the same the process ends, and what `Settings.keep` was given is
+        all that is left.
         """
         done = threading.Event()
 
         def look() -> None:
             while not done.wait(LOOK_S):
-                if self.ended:  # this rank itself
+                if self.ended:  # this rank itself, or it knows
                     return
                 if self.store.check([_FULL]):
-                    # the main thread may be about to come to that size, or wait there already
-                    if done.wait(LOOK_S):
-                        return
-                    with contextlib.suppress(Exception):  # it ended, too
-                        distributed_c10d._abort_process_group()  # type: ignore[attr-defined]
-                    return
+                    break
+            # it may hear of it by itself: gloo's connections break
+            if done.wait(END_S / 2):
+                return
+            if dist.is_initialized() and dist.get_backend() == "nccl":
+                with contextlib.suppress(Exception):
+                    distributed_c10d._abort_process_group()
+            if not (done.wait(END_S / 2) or self.ended):
+                text = "error: another rank of the group ran out of memory: this one ends, too"
+                print(text, file=sys.stderr, flush=True)
+                os._exit(1)
 
         watcher = threading.Thread(target=look, daemon=True)
         watcher.start()

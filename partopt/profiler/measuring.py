@@ -317,6 +317,10 @@ def profile_of(
             with own.placed():
                 for size in sizes:
                     own.measure(size)
+                    if ready.group.exchanges and ready.settings.keep is not None:
+                        so_far = _collect(own, identity)
+                        if so_far is not None:
+                            ready.settings.keep(so_far)
         except (KeyboardInterrupt, Exception) as stop:
             finished = _collect(own, identity) if len(own.measurements) > before else None
             error = stop if isinstance(stop, Exception) else None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from partopt import documents
-from partopt.documents.profile import Count, Model
+from partopt.documents.profile import Count, Model, Profile
 from partopt.errors import PartoptError, did_you_mean
 from partopt.printable import printable
 from partopt.profiler.device import Clock, choose_device, choose_dtype, invalid_option
@@ -33,7 +33,8 @@ class Settings:
     (default: 10, and 5 where one takes more than a second), and `progress(size, done, steps)` is
     called after each pair, with 0 steps while a size is prepared. `blocks` are lists of blocks,
     such as transformer.h, of which a few stand for more: the optimizer is timed on the second block
-    of each alone, so that its state is that of no more.
+    of each alone, so that its state is that of no more. In a group of ranks `keep` is called with
+    the profile of the sizes so far after each: a rank may end with another.
     """
 
     microbatch_sizes: Collection[int] = (1, 2, 4, 8)
@@ -46,6 +47,7 @@ class Settings:
     compile: bool = False
     progress: Progress | None = None
     blocks: Collection[str] = ()
+    keep: Callable[[Profile], None] | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None:
@@ -67,6 +69,7 @@ class Settings:
         _check_units("units", self.units)
         _check_units("blocks", self.blocks)
         check_callable("progress", self.progress)
+        check_callable("keep", self.keep)
 
     @property
     def sizes(self) -> list[int]:
