@@ -47,7 +47,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 SEED = 0
 SETTLING_S = 0.01
 LOOK_S = 0.5  # between looks at whether another rank has no memory left
-END_S = 10.0  # until this rank ends where it still waits for that one
+END_S = 30.0  # until this rank ends where it still waits for that one
 _FULL = "partopt/out_of_memory"  # in the store: the size at which a rank had no memory left
 
 # parallelism over data, by the class of a module or by the name of a dimension of its mesh
@@ -156,13 +156,12 @@ class RankGroup:
                     return
                 if self.store.check([_FULL]):
                     break
-            # it may hear of it by itself: gloo's connections break
-            if done.wait(END_S / 2):
-                return
-            if dist.is_initialized() and dist.get_backend() == "nccl":
+            nccl = dist.is_initialized() and dist.get_backend() == "nccl"
+            if nccl and not done.wait(LOOK_S):
                 with contextlib.suppress(Exception):
                     distributed_c10d._abort_process_group()
-            if not (done.wait(END_S / 2) or self.ended):
+            # it may hear of it by itself: gloo's connections break where a process ends
+            if not (done.wait(END_S) or self.ended):
                 text = "error: another rank of the group ran out of memory: this one ends, too"
                 print(text, file=sys.stderr, flush=True)
                 os._exit(1)
