@@ -45,9 +45,15 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
-    """The same inputs on `device`, the floating ones as `dtype`."""
+    """The same inputs on `device`, the floating ones as `dtype`.
+
+    To a GPU they are copied from pinned memory, so that the host does not wait for the device.
+    """
     if isinstance(inputs, Tensor):
-        return inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
+        if device.type == "cuda" and inputs.device.type == "cpu":
+            inputs = inputs.pin_memory()
+        wanted = dtype if inputs.is_floating_point() else inputs.dtype
+        return inputs.to(device, wanted, non_blocking=True)
     if isinstance(inputs, Mapping):
         return {key: place(value, device, dtype) for key, value in inputs.items()}
     if isinstance(inputs, tuple | list):

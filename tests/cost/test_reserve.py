@@ -28,7 +28,12 @@ def profile(kind: str, peak_bytes: int | None = None) -> Profile:
     "kind, peak_gb, limit_gb, expected",
     [
         ("cuda", None, 40, (2.2 + MESSAGES_GB, "assumed")),
-        ("cuda", 8, 40, (2.2 + MESSAGES_GB, "assumed")),  # 2 * 3 + 1 GB are the formulas': 1 GB beyond
+        (
+            "cuda",
+            8,
+            40,
+            (2.2 + MESSAGES_GB, "assumed"),
+        ),  # 2 * 3 + 1 GB are the formulas': 1 GB beyond
         ("cuda", 10, 40, (3.0 + MESSAGES_GB, "measured")),
         ("cuda", 10, None, (0.0, "none")),
         ("cpu", 10, 40, (0.0, "none")),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from partopt.runtime.context import Context
 from partopt.runtime.processes import run_local
-from tests.gpu.device import FakeDevice, installed
+from tests.gpu.device import FakeDevice, PaperTime, installed
 
 LATENCY_S, BYTES_PER_S = 20e-6, 20e9
 _TIMES = 1000  # tag of the time that goes beside a message
@@ -51,6 +51,7 @@ class _Work:
 def rules(device: FakeDevice) -> Iterator[None]:
     """The context in which gloo keeps to NCCL's rules, on this device."""
     used: set[Any] = set()
+    begun: list[_Work] = []  # gloo drops what nobody keeps
     plain = {name: getattr(dist, name) for name in ("isend", "irecv", "all_reduce", "broadcast")}
 
     def time_now() -> Tensor:
@@ -64,7 +65,8 @@ def rules(device: FakeDevice) -> Iterator[None]:
         time = time_now() if name == "isend" else torch.zeros(1, dtype=torch.float64)
         begin = functools.partial(plain[name], group=group)
         works = [begin(tensor, peer, tag=tag), begin(time, peer, tag=_TIMES + tag)]
-        return _Work(device, tensor.nbytes, works, time)
+        begun.append(_Work(device, tensor.nbytes, works, time))
+        return begun[-1]
 
     def all_reduce(tensor: Tensor, *given: Any, group: Any = None, async_op: bool = False) -> Any:
         time = time_now()
@@ -88,16 +90,22 @@ def rules(device: FakeDevice) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Rehearsed:
-    """What a rank runs, with a device on paper and under NCCL's rules; it can be sent to one."""
+    """What a rank runs, with a device on paper and under NCCL's rules; it can be sent to one.
+
+    The hosts have the system's time, or one `on_paper`, in which they take none.
+    """
 
     main: Callable[[Context], Any]
+    on_paper: bool = False
 
     def __call__(self, context: Context) -> Any:
-        device = FakeDevice()
+        device = FakeDevice(PaperTime() if self.on_paper else None)
         with installed(device), rules(device):
             return self.main(dataclasses.replace(context, backend="nccl"))
 
 
-def rehearse(main: Callable[[Context], Any], ranks: int, wait_s: float = 60.0) -> list[Any]:
+def rehearse(
+    main: Callable[[Context], Any], ranks: int, wait_s: float = 60.0, on_paper: bool = False
+) -> list[Any]:
     """Run `main` on so many ranks, as `run_local` does."""
-    return run_local(ranks, Rehearsed(main), wait_s=wait_s)
+    return run_local(ranks, Rehearsed(main, on_paper), wait_s=wait_s)

@@ -6,7 +6,6 @@ The programs are those that the engines run; what would stop them, were they oth
 from __future__ import annotations
 
 import functools
-from unittest import mock
 
 import pytest
 
@@ -24,7 +23,11 @@ from tests.gpu.rules import run
 from tests.runtime.cases import Case, cases
 from tests.runtime.plans import looped, straight
 
-QUEUES = (None, 8, 3)  # as many as there are streams, those of a GPU, the fewest that all can run in
+QUEUES = (
+    None,
+    8,
+    3,
+)  # as many as there are streams, those of a GPU, the fewest that all can run in
 
 
 def large_cases():
@@ -166,9 +169,19 @@ def test_a_pair_of_ranks_has_a_group_in_each_direction(name):
         assert groups == pairs
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_reserve_counts_the_communicators_of_a_rank(name):
+def check_communicators(name):
     for own in programs(name):
         kinds = (SEND, RECEIVE, COLLECTIVE)
         made = {step.group for step in own if step.kind in kinds}
         assert len(made) + 1 <= COMMUNICATORS  # and that of all ranks
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_reserve_counts_the_communicators_of_a_rank(name):
+    check_communicators(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_the_reserve_counts_those_of_a_rank_in_a_large_case(name):
+    check_communicators(name)
