@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from partopt.runtime.context import Context
 from partopt.runtime.processes import run_local
@@ -52,16 +53,27 @@ def rules(device: FakeDevice) -> Iterator[None]:
     """The context in which gloo keeps to NCCL's rules, on this device."""
     used: set[Any] = set()
     begun: list[_Work] = []  # gloo drops what nobody keeps
-    plain = {name: getattr(dist, name) for name in ("isend", "irecv", "all_reduce", "broadcast")}
+    plain = {name: getattr(dist, name) for name in ("isend", "irecv", "all_reduce")}
 
     def time_now() -> Tensor:
         now_s = max(device.current.end_s, device.host.now_s())
         return torch.tensor([now_s], dtype=torch.float64)
 
-    def message(name: str, tensor: Tensor, peer: int, group: Any = None, tag: int = 0) -> _Work:
+    def message(
+        name: str,
+        tensor: Tensor,
+        peer: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        **place: Any,
+    ) -> _Work:
         if group is not None and group not in used:
             used.add(group)
             dist.barrier(group=group)
+        if peer is None:  # as a keyword, or its number in the group
+            number = place.get("group_dst", place.get("group_src"))
+            named = place.get("dst", place.get("src"))
+            peer = dist.get_global_rank(group, number) if named is None else named
         time = time_now() if name == "isend" else torch.zeros(1, dtype=torch.float64)
         begin = functools.partial(plain[name], group=group)
         works = [begin(tensor, peer, tag=tag), begin(time, peer, tag=_TIMES + tag)]
@@ -69,6 +81,7 @@ def rules(device: FakeDevice) -> Iterator[None]:
         return begun[-1]
 
     def all_reduce(tensor: Tensor, *given: Any, group: Any = None, async_op: bool = False) -> Any:
+        used.add(group)
         time = time_now()
         works = [
             plain["all_reduce"](tensor, *given, group=group, async_op=True),
@@ -84,7 +97,8 @@ def rules(device: FakeDevice) -> Iterator[None]:
     }
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():
-            stack.enter_context(mock.patch.object(dist, name, value))
+            for module in (dist, distributed_c10d):
+                stack.enter_context(mock.patch.object(module, name, value))
         yield
 
 
