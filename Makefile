@@ -25,9 +25,9 @@ demo: kernels
 test: kernels
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# What happens on GPUs, without one: a device on paper, and the rules of CUDA and NCCL.
+# What a GPU would do, played on processors: a device on paper, and NCCL's rules.
 rehearse-gpu: kernels
-	$(BIN)/python -m pytest -n auto --dist worksteal tests/gpu
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/gpu tests/cli/test_doctor.py
 
 # Each trainer's own code reads what partopt exports for it, in an environment of their own.
 test-exporters: $(TRAINERS)/.installed

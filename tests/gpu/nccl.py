@@ -122,4 +122,4 @@ def rehearse(
     main: Callable[[Context], Any], ranks: int, wait_s: float = 60.0, on_paper: bool = False
 ) -> list[Any]:
     """Run `main` on so many ranks, as `run_local` does."""
-    return run_local(ranks, Rehearsed(main, on_paper), wait_s=wait_s)
+    return run_local(ranks, Rehearsed(main, on_paper), wait_s=wait_s, start="fork")

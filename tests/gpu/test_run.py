@@ -65,7 +65,7 @@ def test_a_tensor_of_the_host_crosses_through_the_device_and_comes_back():
         ]
         alone = Packing(crossings[1:])
         assert alone.pack(own[1:], gpu).device.type == "cuda"
-        there = [each.to("cuda") for each in own]
+        there = [each.to(gpu) for each in own]
         found = Packing(crossings).give_back(there)
         assert [each.device.type for each in found] == ["cuda", "cpu"]
         assert [each.dtype for each in found] == [each.dtype for each in own]
