@@ -23,11 +23,8 @@ from tests.gpu.rules import run
 from tests.runtime.cases import Case, cases
 from tests.runtime.plans import looped, straight
 
-QUEUES = (
-    None,
-    8,
-    3,
-)  # as many as there are streams, those of a GPU, the fewest that all can run in
+# as many as there are streams, those of a GPU, the fewest in which every schedule can run
+QUEUES = (None, 8, 3)
 
 
 def large_cases():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import textwrap
 
@@ -22,7 +21,7 @@ from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime import check, link_measurement, run
 from partopt.runtime.clock import DeviceClock
 from partopt.runtime.context import Context, Progress
-from partopt.runtime.events import Key
+from partopt.runtime.cuts import Cut, cut_before
 from partopt.runtime.messages import Packing
 from partopt.runtime.run import RunOptions
 from partopt.runtime.stage import Crossing
@@ -75,13 +74,11 @@ def test_where_a_tensor_lies_is_known_of_every_cut():
     case = replayed(
         lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)]), lambda n: torch.randn(n, 4)
     )
-    for stage in case.stages(case.thirds())[1:]:
-        assert [each.on_host for each in stage.receives] == [True]
-    record = case.record
-    key = next(key for key in record.likeness if isinstance(key, Key))
-    on_gpu = record.likeness[key]._replace(device=torch.device("cuda", 0))
-    moved = dataclasses.replace(record, likeness=dict.fromkeys(record.likeness, on_gpu))
-    assert moved.likeness[key].device.type == "cuda"
+    own = cut_before(case.record, 1)
+    assert [each.on_host for each in own.crossings] == [True]
+    gpu = torch.device("cuda", 0)
+    moved = Cut(own.keys, tuple(each._replace(device=gpu) for each in own.likeness))
+    assert [each.on_host for each in moved.crossings] == [False]
 
 
 def test_inputs_are_copied_from_pinned_memory_and_the_host_goes_on(monkeypatch):
