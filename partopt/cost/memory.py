@@ -36,9 +36,9 @@ GATHERED = 2  # layers whose parameters are whole: of the one that runs, and of 
 
 # Communicators of NCCL: a rank has one for all ranks, one for the replicas of a stage, and one for
 # each direction of a pair that sends messages, as `partopt.runtime` makes them: so many or fewer.
-# Each has buffers of 4 MiB for a channel (NCCL_BUFFSIZE in NVIDIA's NCCL user guide). That it has 16
-# channels is assumed, until a GPU says.
-COMMUNICATORS, COMMUNICATOR_BYTES = 8, 16 * 4 * 2**20
+# Each has buffers of 4 MiB for a channel (NCCL_BUFFSIZE in NVIDIA's NCCL user guide). Its 16
+# channels are assumed, until a GPU says.
+COMMUNICATORS, COMMUNICATOR_BYTES = 11, 16 * 4 * 2**20
 FIXED_BYTES, SHARE = 1_000_000_000, 0.03  # see `reserve_of`
 
 

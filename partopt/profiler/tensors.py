@@ -52,9 +52,15 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
-    """The same inputs on `device`, the floating ones as `dtype`."""
+    """The same inputs on `device`, the floating ones as `dtype`.
+
+    To a GPU they are copied from pinned memory, so that the host does not wait for the device.
+    """
     if isinstance(inputs, Tensor):
-        return inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
+        wanted = dtype if inputs.is_floating_point() else inputs.dtype
+        if device.type == "cuda" and inputs.device.type == "cpu":
+            return inputs.pin_memory().to(device, wanted, non_blocking=True)
+        return inputs.to(device, wanted)
     if isinstance(inputs, Labelled):
         parts = (place(each, device, dtype) for each in (inputs.inputs, inputs.labels))
         return Labelled(*parts)

@@ -42,8 +42,8 @@ _PARTS = {
     "reserve": ("reserved", "xx"),
 }
 _WHY = {
-    "assumed": " (1.5 GB and 3 %)",
-    "measured": " (the profiled peak beyond the formulas', and 0.5 GB)",
+    "assumed": " (1.7 GB and 3 %)",
+    "measured": " (the profiled peak beyond the formulas', and 0.7 GB)",
 }
 
 

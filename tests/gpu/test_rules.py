@@ -23,11 +23,8 @@ from tests.gpu.rules import run
 from tests.runtime.cases import Case, cases
 from tests.runtime.plans import looped, straight
 
-QUEUES = (
-    None,
-    8,
-    3,
-)  # as many as there are streams, those of a GPU, the fewest that all can run in
+# as many as there are streams, those of a GPU, the fewest in which every schedule can run
+QUEUES = (None, 8, 3)
 
 
 def large_cases():
@@ -122,7 +119,7 @@ def test_what_is_refused_would_stop(monkeypatch):
 
 def test_groups_that_are_first_used_in_a_step_stop_a_run(monkeypatch):
     monkeypatch.setattr(Context, "connect", lambda self: None)
-    assert stops("1f1b [1, 2, 1]")
+    assert stops("dualpipe on 4")
     monkeypatch.setitem(messages.AHEAD, "nccl", 3)
     assert stops("1f1b on 2") and stops("gpipe on 4")
 
@@ -135,14 +132,15 @@ def test_sends_that_the_stream_of_the_model_waits_for_stop_a_run(monkeypatch):
         keep(self, work, memory, note)
 
     monkeypatch.setattr(Completions, "keep", wait)
-    assert stops("zbv on 4") and stops("interleaved-zb on 4") and stops("dualpipe on 4")
-    assert not stops("1f1b on 4")
+    assert stops("1f1b on 4") and stops("zbv on 4") and stops("interleaved-zb on 4")
+    assert not stops("gpipe on 4")
 
 
 def test_receives_ahead_stop_a_run_in_one_queue(monkeypatch):
     monkeypatch.setitem(messages.AHEAD, "nccl", 3)
-    assert not stops("1f1b on 4")
-    assert stops("1f1b on 4", 1)
+    assert not stops("one step") and not stops("one step", 8)
+    assert stops("one step", 1)
+    assert stops("1f1b on 4")  # in two steps: the device is never at rest between them
 
 
 def test_a_rank_that_waits_for_its_sends_has_posted_what_comes_next(monkeypatch):
@@ -163,15 +161,23 @@ def directions(name):
 @pytest.mark.parametrize("name", CASES)
 def test_a_pair_of_ranks_has_a_group_in_each_direction(name):
     groups, pairs = directions(name)
-    if CASES[name].plan.schedule in ("zbv", "dualpipev", "interleaved-zb") and groups != pairs:
-        assert all(own <= 2 * pair for own, pair in zip(groups, pairs, strict=True))
-    else:
-        assert groups == pairs
+    # where the order of arrival is not that of sending, a pair has more
+    assert groups == pairs or CASES[name].plan.schedule in ("zbv", "dualpipev", "interleaved-zb")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_reserve_counts_the_communicators_of_a_rank(name):
+def check_communicators(name):
     for own in programs(name):
         kinds = (SEND, RECEIVE, COLLECTIVE)
         made = {step.group for step in own if step.kind in kinds}
         assert len(made) + 1 <= COMMUNICATORS  # and that of all ranks
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_reserve_counts_the_communicators_of_a_rank(name):
+    check_communicators(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_the_reserve_counts_those_of_a_rank_in_a_large_case(name):
+    check_communicators(name)
