@@ -10,7 +10,7 @@ KERNELS := $(VENV)/kernels.log
 TRAINERS := .venv-exporters
 TRAINERS_PIP := $(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-exporters.txt
 
-.PHONY: demo test test-exporters docs kernels lint format clean
+.PHONY: demo test rehearse-gpu test-exporters docs kernels lint format clean
 
 demo: kernels
 	@mkdir -p $(DEMO)
@@ -24,6 +24,10 @@ demo: kernels
 
 test: kernels
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# What a GPU would do, played on processors: a device on paper, and NCCL's rules.
+rehearse-gpu: kernels
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/gpu tests/cli/test_doctor.py
 
 # Each trainer's own code reads what partopt exports for it, in an environment of their own.
 test-exporters: $(TRAINERS)/.installed

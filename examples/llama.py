@@ -14,11 +14,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-# the published models of LLaMA 2
+# the published models of LLaMA 2, and the largest of LLaMA 3.1
 SIZES: dict[str, dict[str, int]] = {
     "7b": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 32, "ffn": 11008},
     "13b": {"layers": 40, "width": 5120, "heads": 40, "kv_heads": 40, "ffn": 13824},
     "70b": {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672},
+    "405b": {"layers": 126, "width": 16384, "heads": 128, "kv_heads": 8, "ffn": 53248}
+    | {"vocabulary": 128256},
 }
 # example_inputs follows the model that build made last
 _built = {"context": 128, "vocabulary": 32000}
@@ -26,7 +28,7 @@ _built = {"context": 128, "vocabulary": 32000}
 
 def build(
     size: str | None = None,
-    layers: int = 32,
+    layers: int | None = None,
     width: int = 4096,
     heads: int = 32,
     kv_heads: int | None = None,
@@ -36,13 +38,17 @@ def build(
 ) -> nn.Module:
     """The model; `kv_heads` below `heads` share keys and values, `ffn` is the width between.
 
-    `size`, one of SIZES, stands for all of these; `context` is 4,096 tokens with it, else 128.
+    `size`, one of SIZES, stands for all of these but for `layers`, where these are given too (else
+    32); `context` is 4,096 tokens with it, else 128.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    shape = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
+    shape = {"layers": 32, "width": width, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
     if size is not None:
-        shape = SIZES[size]
+        shape = dict[str, int | None](SIZES[size])
+        vocabulary = SIZES[size].get("vocabulary", vocabulary)
+    if layers is not None:
+        shape["layers"] = layers
     _built.update(context=context or (4096 if size else 128), vocabulary=vocabulary)
     return LlamaForCausalLM(
         LlamaConfig(

@@ -25,7 +25,7 @@ from partopt.cost.collectives import allreduce_s
 from partopt.documents import Note
 from partopt.documents.topology import FASTEST, AllReduceRates, Device, Level, Topology
 from partopt.options import invalid
-from partopt.units import format_bytes
+from partopt.units import format_bytes, format_seconds
 
 Floats = NDArray[np.float64]
 
@@ -34,6 +34,8 @@ _BUSY = 0.25  # runnable processes for each core, above which a host is busy
 _WIDTH = 98  # of comments in the file
 _ROUNDS = 30  # of weights
 _TUNING = 1.5  # times the median error: from there an error counts linearly
+_SHARED = 1.25  # times as long as alone, from where messages at once are said to share a link
+_STEPPED = 0.05  # error of a straight line, from where a step is looked for
 _LEAST = 0.01  # errors below this always count as squares
 
 
@@ -44,6 +46,7 @@ class MeasuredLevel:
     name: str
     size: int
     pair: tuple[int, int]  # ranks that send each other messages
+    ports: tuple[tuple[int, int], ...]  # pairs that do so at once: all ports of a server
     allreduces: tuple[tuple[int, ...], ...]  # ranks of each
 
 
@@ -60,15 +63,18 @@ def levels_of(ranks: int, per_server: int) -> list[MeasuredLevel]:
         what = f"{ranks} ranks are not whole servers of {per_server}"
         raise invalid("per_server", per_server, what, "choose a divisor of the number of ranks")
     levels = []
-    for name, members in (
-        ("server", range(per_server)),
-        ("cluster", range(0, ranks, per_server)),
+    inside = [(k, k + 1) for k in range(0, per_server - 1, 2)]
+    between = [(k, k + per_server) for k in range(per_server)]
+    for name, members, ports in (
+        ("server", range(per_server), inside),
+        ("cluster", range(0, ranks, per_server), between),
     ):
         r = len(members)
         if r > 1:
             counts = [2**power for power in range(1, r.bit_length()) if 2**power < r]
             groups = tuple(tuple(members[:count]) for count in [*counts, r])
-            levels.append(MeasuredLevel(name, r, (members[0], members[1]), groups))
+            pairs = tuple(ports) if len(ports) > 1 else ()
+            levels.append(MeasuredLevel(name, r, (members[0], members[1]), pairs, groups))
     return levels
 
 
@@ -92,12 +98,18 @@ class AllReduceSample:
 
 @dataclass(frozen=True)
 class LevelSamples:
-    """Everything measured on one level."""
+    """Everything measured on one level.
+
+    `both` are messages of the same pair in both directions at once, `ports` those of all pairs of
+    two servers, or of the ranks of one, at once; none where there is a single pair.
+    """
 
     name: str
     size: int
     messages: tuple[MessageSample, ...]
     allreduces: tuple[AllReduceSample, ...]
+    both: tuple[MessageSample, ...] = ()
+    ports: tuple[MessageSample, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -246,6 +258,40 @@ def _fit_level(samples: LevelSamples, link: str, holds_devices: bool) -> Level:
     )
 
 
+@dataclass(frozen=True)
+class ProtocolStep:
+    """What a message takes beside its bytes: a latency, and more `from_bytes` on.
+
+    There a library takes another protocol, which has more bandwidth and begins later.
+    """
+
+    latency_s: float
+    step_s: float
+    from_bytes: int
+
+
+def protocol_step(messages: Sequence[MessageSample]) -> ProtocolStep | None:
+    """The step in the seconds of messages of all sizes; None where a straight line is as good.
+
+    It is taken where the largest error was more than 5 %, and is less with it, and half or less.
+    """
+    sizes = np.array([each.size_bytes for each in messages], dtype=np.float64)
+    seconds = np.array([each.seconds for each in messages])
+    line = np.stack([np.ones_like(sizes), sizes], 1)
+
+    def largest_error(columns: Floats, factors: Sequence[float]) -> float:
+        return float(np.abs(columns @ np.array(factors) / seconds - 1).max())
+
+    straight, found = largest_error(line, fit_factors(line, seconds, seconds)), None
+    least = min(straight / 2, _STEPPED)
+    for start in sizes[1:-2] if straight > _STEPPED else ():  # two sizes at least have a slope
+        columns = np.stack([np.ones_like(sizes), sizes >= start, sizes], 1)
+        factors = fit_factors(columns, seconds, seconds)
+        if (error := largest_error(columns, factors)) < least:
+            least, found = error, ProtocolStep(factors[0], factors[1], int(start))
+    return found
+
+
 def _rate(byte_s: float) -> float:
     """Bytes per second."""
     return _round(1 / byte_s) if byte_s * FASTEST > 1 else FASTEST
@@ -321,6 +367,8 @@ def notes_of(measurement: LinkMeasurement, per_server: int) -> Iterator[Note]:
     on_one = max(hosts.count(host) for host in hosts)
     if measurement.backend == "gloo" and on_one > cores:
         yield Note(code="shared-cores", text=f"{on_one} ranks share {cores} cores of a host")
+    for level in measurement.levels:
+        yield from _level_notes(level)
     servers = [hosts[first : first + per_server] for first in range(0, len(hosts), per_server)]
     if any(len(set(server)) > 1 for server in servers):
         yield Note(code="split-server", text="ranks of one server lie on several hosts")
@@ -328,3 +376,21 @@ def notes_of(measurement: LinkMeasurement, per_server: int) -> Iterator[Note]:
         yield Note(
             code="one-host", text="servers lie on one host: the level between them is no network"
         )
+
+
+def _level_notes(level: LevelSamples) -> Iterator[Note]:
+    """What a latency is made of, and what messages at once have to share."""
+    if step := protocol_step(level.messages):
+        parts = f"{format_seconds(step.latency_s)} are latency; {format_seconds(step.step_s)} more"
+        size = format_bytes(step.from_bytes)
+        text = f"{level.name}: of a message {parts}, from {size} on, are another protocol's"
+        yield Note(code="protocol-step", text=text)
+    for code, what, samples in (
+        ("shared-directions", "both directions of a pair", level.both),
+        ("shared-ports", "all pairs", level.ports),
+    ):
+        pairs = zip(samples, level.messages, strict=False)
+        times = [each.seconds / one.seconds for each, one in pairs]
+        if times and times[-1] > _SHARED:  # of the largest message, which bandwidth decides
+            text = f"{level.name}: {what} at once take {times[-1]:.1f} times as long as one message"
+            yield Note(code=code, text=text)

@@ -52,9 +52,16 @@ VERBS = {
     "import": ("partopt.cli.import_", "read another program's profile, or a trainer's layout"),
     "topology": ("partopt.cli.topology", "list, show and measure topologies"),
     "trainer": ("partopt.cli.trainer", "trainers: what each can say and does"),
+    "doctor": ("partopt.cli.doctor", "what this machine is, tried out and written into a file"),
     "schema": ("partopt.cli.schema", "the JSON Schema of a file format"),
 }
-_TRAINING = {"profile", "run", "export", "topology"}  # verbs in whose process models may train
+_TRAINING = {
+    "profile",
+    "run",
+    "export",
+    "topology",
+    "doctor",
+}  # verbs in whose process models may train
 _YOUNG = 200_000  # objects made since the collector's last pass, in the other verbs
 COMPLETE = "_PARTOPT_COMPLETE"  # in the environment: SHELL_source or SHELL_complete
 INTERRUPTED = 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -77,8 +78,8 @@ _MINUTES_FROM_S = 100.0
 @option(
     "--repeat repeats",
     "LIST=N",
-    "The model has N blocks in the list of this name, of which four or more were built: the "
-    "others have the measurements of the second.",
+    "The model has N blocks in the list of this name, of which two, or four or more, were built: "
+    "the others have the measurements of the second.",
     multiple=True,
 )
 @option(
@@ -121,8 +122,9 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
     on.
 
     MODEL is a Python file or a dotted module. It offers build(**options), which returns an
-    nn.Module, and example_inputs(batch_size); a loss_fn(output, inputs) if it likes. Without :ATTR
-    the model is build, create_model, model, or the only module of the file.
+    nn.Module, and example_inputs(batch_size); a loss_fn(output, inputs) if it likes. With a
+    loss_fn(output, labels), example_inputs returns a pair, inputs and labels. Without :ATTR the
+    model is build, create_model, model, or the only module of the file.
 
     A layer is a repeated block, such as a transformer block, or one of the largest modules between
     them (auto); the same without opening plain lists (block); or a module that calls no other
@@ -141,7 +143,7 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
       partopt profile examples/gpt.py:build --set layers=12 --set width=768 -o big.json
       partopt profile package.model --device cuda --dtype bfloat16 -o model.json
       partopt profile examples/llama.py --set size=70b --estimate h100 -o m.json
-      partopt profile examples/gpt.py --set layers=4 --repeat blocks=96 -o deep.json
+      partopt profile examples/gpt.py --set layers=2 --repeat blocks=96 -o deep.json
       torchrun --nproc-per-node 4 -m partopt profile my_parallel.py -o tp4.json
       partopt profile --from-run run.json --onto gpt.json -o again.json
     """
@@ -156,6 +158,7 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
         raise click.UsageError("Missing option '-o' / '--output'.")
     force = force or output == resume  # what is gone on with may be replaced
     documents.check_writable(output, force, [".json"])
+    force = force or not _is_alone()  # a group writes after each size
     if model is None or run or onto:
         _save(_of_run(run, onto), output, force)
         topology = "FILE"
@@ -169,6 +172,7 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
             given["resume"] = Profile.parse(documents.read_bytes(resume), resume)
         _check_estimate(given)
         counts = _parse_repeats(repeats, given["calibrate"])
+        given["blocks"] = list(counts)
         with stopping.stopped_by_signals():
             measured = _measure(model, given, output, force)
             try:
@@ -262,6 +266,11 @@ def _writes() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _is_alone() -> bool:
+    """Whether this process is no rank of a group."""
+    return os.environ.get("WORLD_SIZE", "1") == "1"
+
+
 def _save(measured: Profile, output: str, force: bool) -> None:
     if not _writes():
         return
@@ -281,7 +290,9 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
             contextlib.redirect_stdout(sys.stderr),
         ):
             tell = shown if _writes() else None
-            return _run(model, {**options, "progress": tell})
+            # in a group, which may end at any size
+            keep = functools.partial(_keep_so_far, output) if _writes() else None
+            return _run(model, {**options, "progress": tell, "keep": keep})
     except ProfilingStopped as stopped:
         _keep(stopped.profile, stopping.describe(stopped.__cause__), output, force)
         if stopped.error is None:
@@ -292,6 +303,13 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
         raise SystemExit(stopping.exit_code(interrupt)) from None
     except PartoptError as error:
         raise _with_debug(error) from error.__cause__
+
+
+def _keep_so_far(output: str, finished: Profile) -> None:
+    """Save what is finished before the next size begins."""
+    if output != "-":
+        with stopping.not_stopped():
+            finished.save(output, True)
 
 
 def _run(model: str, options: dict[str, Any]) -> Profile:

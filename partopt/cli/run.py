@@ -26,11 +26,17 @@ if TYPE_CHECKING:
 @click.option(
     "--check", is_flag=True, help="Hold losses and gradients of a step against one process."
 )
+@options.option(
+    "--check-device",
+    "NAME",
+    "Of the one process: cpu where no GPU holds the model, or auto, the GPU of rank 0.",
+    default="auto",
+)
 @click.option("--microbatches", type=int, help="Of a step of an asynchronous plan.")
 @options.option(
     "--backend",
     "NAME",
-    "Of torch.distributed: gloo, nccl, or auto, nccl where there are GPUs.",
+    "Of torch.distributed: gloo on processors, nccl, or auto, nccl where there are GPUs.",
     default="auto",
 )
 @options.option(

@@ -17,7 +17,7 @@ def command(name: str) -> None:
     """Print the JSON Schema of NAME.
 
     NAME is profile, plan, topology, comparison, scaling, simulation, verification, groups,
-    run, flows, trial or device.
+    run, flows, trial, doctor or device.
 
     \b
     Example:

@@ -86,19 +86,21 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
 
 @command.command("measure", short_help="measure the links between ranks")
 @options.option("-o --output", "FILE", "The file to write; - is standard output.", required=True)
-@options.option("--ranks", "N", "Processes to start here [default: 4, at most the cores].", int)
+@options.option(
+    "--ranks", "N", "Processes to start here [default: every GPU; else 4, at most the cores].", int
+)
 @options.option(
     "--per-server", "K", "Ranks of a server [default: all; under torchrun those of a host].", int
 )
 @options.option(
-    "--sizes", "LIST", "Bytes of the messages and all-reduces.", default="4kB,64kB,1MB,4MB,16MB"
+    "--sizes", "LIST", "Of messages and all-reduces [default: 4kB to 16MB, on GPUs to 256MB]."
 )
 @click.option(
     "--backend",
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "gloo", "nccl"]),
-    help="auto takes NCCL where every rank has a GPU.",
+    help="auto takes NCCL where torch sees GPUs.",
 )
 @options.option(
     "--repetitions",
@@ -113,7 +115,7 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def measure(
     output: str,
-    sizes: str,
+    sizes: str | None,
     name: str | None,
     as_json: bool,
     accept_poor: bool,
@@ -122,10 +124,10 @@ def measure(
 ) -> None:
     """Measure the links between ranks and write a topology of them.
 
-    Messages of a pair of ranks, with receives posted before, and all-reduces over 2, 4, ... and all
-    ranks are timed at each size. Bandwidth, latency and what messages take of their senders are
-    fitted to that, for each level. Where the file is more than 15 % off anywhere the fit is poor:
-    it is written only with --accept-poor.
+    Messages of a pair of ranks and all-reduces over 2, 4, ... and all ranks are timed at each size,
+    on GPUs by events. Bandwidth, latency and what messages take of their senders are fitted to
+    that, for each level. Then messages go in both directions, and between all pairs, at once. Where
+    the file is more than 15 % off anywhere the fit is poor: it is written only with --accept-poor.
 
     Without torchrun N processes are started here. Under torchrun all its ranks take part, hosts are
     servers, and rank 0 writes.
@@ -146,7 +148,7 @@ def measure(
         )
     from partopt import prepare_links
 
-    run = prepare_links(_parse_sizes(sizes), **given)
+    run = prepare_links(None if sizes is None else _parse_sizes(sizes), **given)
     name = name or (Path(output).stem if output != "-" else "cluster")
     with stopping.stopped_by_signals():
         try:

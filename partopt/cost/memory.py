@@ -6,7 +6,7 @@ backward takes while it runs.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -34,6 +34,11 @@ _MASTER_BYTES = 4  # the fp32 copy of a 16-bit parameter
 SHARDED = {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}
 GATHERED = 2  # layers whose parameters are whole: of the one that runs, and of the next
 
+# Communicators of NCCL: a rank has one for all ranks, one for the replicas of a stage, and one for
+# each direction of a pair that sends messages, as `partopt.runtime` makes them: so many or fewer.
+# Each has buffers of 4 MiB for a channel (NCCL_BUFFSIZE in NVIDIA's NCCL user guide). Its 16
+# channels are assumed, until a GPU says.
+COMMUNICATORS, COMMUNICATOR_BYTES = 11, 16 * 4 * 2**20
 FIXED_BYTES, SHARE = 1_000_000_000, 0.03  # see `reserve_of`
 
 
@@ -196,11 +201,12 @@ def ranges_bytes(
 def reserve_of(profile: Profile, limit_bytes: int | None) -> Reserve:
     """What no plan may use of a device of `limit_bytes` by default.
 
-    They are for context, workspaces of libraries and fragments. Nothing is reserved where no limit
-    is known, and where the times are of a CPU, whose memory has none of these. Else it is 1 GB and
-    3 % of the device, or what the profiled step took beyond what the formulas say of the whole
-    model on one device, if that is more: the peak that a profile records is the allocator's, which
-    knows neither the context nor its own fragments.
+    They are for context, workspaces of libraries, fragments and communicators. Nothing is reserved
+    where no limit is known, and where the times are of a CPU, whose memory has none of these. Else
+    it is 1 GB and 3 % of the device, or what the profiled step took beyond what the formulas say of
+    the whole model on one device, if that is more: the peak that a profile records is the
+    allocator's, which knows neither the context nor its own fragments. Communicators are beside
+    that, which one device has none of.
     """
     on_gpu = profile.estimated_for is not None or profile.device.type == "cuda"
     if limit_bytes is None or not on_gpu:
@@ -213,7 +219,6 @@ def reserve_of(profile: Profile, limit_bytes: int | None) -> Reserve:
             weights = 2 * chain.trained_bytes(*whole) + chain.frozen_bytes(*whole)
             kept = chain.stash_bytes(*whole) + chain.transient(split=False)(*whole)
             excess = max(excess, measured.peak_memory_bytes - weights - kept)
-    assumed = round(FIXED_BYTES + SHARE * limit_bytes)
-    if round(excess) > assumed:
-        return Reserve(size_bytes=round(excess), basis="measured")
-    return Reserve(size_bytes=assumed, basis="assumed")
+    assumed, own = FIXED_BYTES + SHARE * limit_bytes, COMMUNICATORS * COMMUNICATOR_BYTES
+    basis: Literal["measured", "assumed"] = "measured" if excess > assumed else "assumed"
+    return Reserve(size_bytes=round(max(excess, assumed)) + own, basis=basis)

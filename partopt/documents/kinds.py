@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from partopt.documents.device import DeviceFile
+from partopt.documents.doctor import Diagnosis
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.run import Run
@@ -28,6 +29,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "run": Run,
     "flows": Flows,
     "trial": TrialDocument,
+    "doctor": Diagnosis,
 }
 _TOPOLOGY = re.compile(rb"""^["']?(name|device|levels)["']?\s*:""", re.MULTILINE)
 _PEAKS = re.compile(rb'^ *"?peaks"?:', re.MULTILINE)

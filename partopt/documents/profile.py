@@ -56,12 +56,27 @@ class Group(documents.Part, frozen=True, kw_only=True):
 
 
 class Environment(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Versions at the time of measuring; `None` where it is not known or does not apply."""
+    """Versions and settings at the time of measuring; `None` where not known or not to the point.
+
+    `float32_matmul_precision`, `matmul_tf32`, `cudnn_tf32` and `cudnn_benchmark` are torch's
+    settings of these names; `attention` are the fused kernels that ran. `sm_clock_hz` is the clock
+    rate of the device, in the median, and `throttled_by` what lowered it.
+    """
 
     torch: str | None = None
     cuda: str | None = None
+    driver: str | None = None
+    cudnn: str | None = None
+    nccl: str | None = None
     python: str | None = None
     partopt: str | None = None
+    float32_matmul_precision: str | None = None
+    matmul_tf32: bool | None = None
+    cudnn_tf32: bool | None = None
+    cudnn_benchmark: bool | None = None
+    attention: list[str] | None = None
+    sm_clock_hz: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    throttled_by: list[str] = []
 
 
 class OperationShare(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,7 +137,9 @@ class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=
     `backward_input_s` is the input-gradient part of the backward. `transient_bytes` is the peak
     that lives only while the layer runs, beside what is kept for its backward. `split_stash_bytes`
     is what a backward in two parts keeps between them beside that: the gradients that arrive where
-    weights part from the layer's input.
+    weights part from the layer's input. `forward_host_s` and `backward_host_s` are what the host
+    takes to launch the layer, on a device with a queue: where these are longer, they are what the
+    layer takes.
 
     `forward_flops` counts the floating-point operations of the matrix products and convolutions of
     the forward.
@@ -133,6 +150,8 @@ class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=
     backward_input_s: Seconds | None = None
     forward_stdev_s: Seconds = 0.0
     backward_stdev_s: Seconds = 0.0
+    forward_host_s: Seconds | None = None
+    backward_host_s: Seconds | None = None
     output_bytes: Bytes = 0
     transient_bytes: Bytes = 0
     split_stash_bytes: Bytes = 0
@@ -154,11 +173,13 @@ class Tensor(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 class StashGroup(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Storage kept from forward to backward, and the layers that keep it.
 
-    A stage that holds any of them pays for it once.
+    A stage that holds any of them pays for it once. What several keep has a `producer` where that
+    comes before them all: the layer that made it, 0 for the model's own inputs.
     """
 
     layers: Annotated[list[Index], msgspec.Meta(min_length=1)]
     bytes: Bytes
+    producer: Index | None = None
 
 
 class Measurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,8 +1,12 @@
 """The profile of a deep model from that of a short one: one of its blocks, repeated.
 
-Blocks of a list are alike: what four of them take, keep and pass on says what eighty would. The
-second is repeated, since it has a neighbour of its kind on either side. All others, the first and
-the last two among them, keep what was measured of them.
+Blocks of a list are alike: what two of them take, keep and pass on says what eighty would. The
+second is repeated. All layers before and after keep what was measured of them, and so do, of four
+blocks or more, the first and the last two.
+
+Of four blocks the second has a neighbour of its kind on either side, and the third has to be like
+it. Of two it is the last: what it passes on to the head is what it would pass on to another block.
+Where two do not show which that is they are refused, and four do.
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ def repeat(profile: Profile, blocks: str, count: int) -> Profile:
 
     `blocks` is how the names of its layers begin before the number: `transformer.h`. Times, bytes
     and operations of the copies are those of the second block, `measured_as` says so. The
-    optimizer's step grows with the trained bytes. Raises PartoptError unless the profile has four
-    such blocks, no more than `count`, and the second and the third are alike.
+    optimizer's step grows with the trained bytes. Raises PartoptError unless the profile has two
+    such blocks, or four or more of which the second and the third are alike, and no more than
+    `count`.
     """
     check_option("repeat", count, Count, "give the number of blocks that the model has")
     series = _find(profile, blocks, count)
@@ -45,13 +50,14 @@ def repeat(profile: Profile, blocks: str, count: int) -> Profile:
     def deepen(each: Measurement) -> Measurement:
         if each.out_of_memory:
             return each
-        tensors, kept = Counter[tuple[int, tuple[int, ...], bool]](), Counter[tuple[int, ...]]()
+        tensors = Counter[tuple[int, tuple[int, ...], bool]]()
+        kept = Counter[tuple[tuple[int, ...], int]]()
         for tensor in each.tensors:
             for made, *read in series.spread([tensor.producer, *tensor.consumers]):
                 tensors[made, tuple(sorted(read)), tensor.gradient] += tensor.bytes
         for group in each.stash_groups:
-            for found in series.spread(group.layers):
-                kept[tuple(sorted(found))] += group.bytes
+            for maker, found in series.spread_kept(group):
+                kept[tuple(sorted(found)), maker] += group.bytes
         deeper = [each.layers[old] for _, old in order]
         longer = _seconds(deeper) / (_seconds(each.layers) or 1)
         return replace(
@@ -62,7 +68,8 @@ def repeat(profile: Profile, blocks: str, count: int) -> Profile:
                 for (made, read, gradient), size in sorted(tensors.items())
             ],
             stash_groups=[
-                StashGroup(layers=list(found), bytes=size) for found, size in sorted(kept.items())
+                StashGroup(layers=list(found), bytes=size, producer=None if made < 0 else made)
+                for (found, made), size in sorted(kept.items())
             ],
             step_s=None if each.step_s is None else each.step_s * longer,
             optimizer_s=None if each.optimizer_s is None else each.optimizer_s * larger,
@@ -148,6 +155,12 @@ class _Series:
             found += [each] if alone else self.of(each)
         yield found
 
+    def spread_kept(self, group: StashGroup) -> Iterator[tuple[int, list[int]]]:
+        """Who made what several keep, -1 if unknown, and the deep model's layers that keep it."""
+        found = [group.layers] if group.producer is None else [[group.producer, *group.layers]]
+        for layers in self.spread(found[0]):
+            yield (-1, layers) if group.producer is None else (layers[0], layers[1:])
+
     def seen_from(self, profile: Profile, start: int) -> tuple[object, object]:
         """The block that begins at `start`: its layers, and what begins there and lives on.
 
@@ -162,13 +175,90 @@ class _Series:
         for number, each in enumerate(profile.measured()):
             held: list[tuple[list[int], int, bool | None]] = [
                 *(([t.producer, *t.consumers], t.bytes, t.gradient) for t in each.tensors),
-                *((group.layers, group.bytes, None) for group in each.stash_groups),
+                *(
+                    ([*([] if g.producer is None else [g.producer]), *g.layers], g.bytes, None)
+                    for g in each.stash_groups
+                ),
             ]
             for found, size_bytes, gradient in held:
                 if min(found) in own:
                     places = tuple((at in near, at - start * (at in near)) for at in found)
                     lives[number, places, size_bytes, gradient] += 1
         return layers, lives
+
+
+@dataclass(frozen=True)
+class _Pair(_Series):
+    """Two blocks, of which the second is the last."""
+
+    @property
+    def first(self) -> int:
+        return self.second - self.size
+
+    def spread(self, layers: Sequence[int]) -> Iterator[list[int]]:
+        """Sets of layers of the deep model for one of the short one, each in its order.
+
+        What came from before both blocks all copies have. What the two share each pair of
+        neighbours shares. What the second shares with what follows only the last copy does.
+        """
+        shifts = range(0, (self.added + 1) * self.size, self.size)
+        places = {self.place(each) for each in layers}
+        if self.SECOND not in places or {self.BEFORE, self.FIRST} <= places:
+            yield [deep for each in layers for deep in self.of(each)]
+        elif self.AFTER in places:
+            yield [self.of(each)[-1] for each in layers]
+        else:
+            yield from ([each + shift for each in layers] for shift in shifts)
+
+    BEFORE, FIRST, SECOND, AFTER = range(4)
+
+    def place(self, layer: int) -> int:
+        """Where a layer lies beside the two blocks."""
+        return sum(layer >= start for start in (self.first, self.second, self.third))
+
+    def tell_all(self, profile: Profile) -> bool:
+        """Whether these two show what many would.
+
+        The first has to be like the second, and to pass on, and to keep together with what follows,
+        as much as the second does. Nothing goes from one block past the other.
+        """
+        size, layers = self.size, profile.layers
+        blocks = [
+            [
+                (each.call, each.type, each.parameter_bytes, each.frozen_bytes)
+                for each in layers[start : start + size]
+            ]
+            for start in (self.first, self.second)
+        ]
+        if self.first < 0 or blocks[0] != blocks[1]:
+            return False
+        following: dict[int, Counter[object]] = {self.FIRST: Counter(), self.SECOND: Counter()}
+        for number, each in enumerate(profile.measured()):
+            held = [
+                *(([t.producer], [t.producer, *t.consumers], t.bytes) for t in each.tensors),
+                *(
+                    ([] if g.producer is None else [g.producer], g.layers, g.bytes)
+                    for g in each.stash_groups
+                ),
+            ]
+            for made, spans, size_bytes in held:
+                places = {self.place(at) for at in (*made, *spans)}
+                if places & {self.FIRST, self.SECOND} and not self._is_known(places):
+                    return False
+                begins, ends = self.place(spans[0]), self.place(max(spans))
+                if begins in following and begins == min(places) < ends:
+                    start = self.first if begins == self.FIRST else self.second
+                    own = made if spans[0] in made else spans
+                    at = tuple(it - start for it in own if self.place(it) == begins)
+                    following[begins][number, spans[0] in made, at] += size_bytes
+        return following[self.FIRST] == following[self.SECOND]
+
+    def _is_known(self, places: set[int]) -> bool:
+        """Whether it is known how what lies at these places goes on in a deep model."""
+        before, first, second, after = (where in places for where in range(4))
+        if before:
+            return first and (second or not after)
+        return not (first and after)
 
 
 def _find(profile: Profile, blocks: str, count: int) -> _Series:
@@ -178,10 +268,16 @@ def _find(profile: Profile, blocks: str, count: int) -> _Series:
     numbers = [int(match[2]) if match else -1 for match in found]
     measured = max(numbers) + 1
     in_order = [number for number in dict.fromkeys(numbers) if number >= 0]
-    if measured < 4 or in_order != list(range(measured)):
-        what = f"{max(measured, 0)} blocks, and four are needed: two between the first and the last"
+    if measured < 2 or measured == 3 or in_order != list(range(measured)):
+        what = f"{max(measured, 0)} blocks, and two are needed, or four and more"
     elif count < measured:
         what = f"{measured} blocks already"
+    elif measured == 2:
+        second, size = numbers.index(1), numbers.count(1)
+        pair = _Pair(pattern, second, size, measured, count - measured)
+        if pair.tell_all(profile):
+            return pair
+        what = "two blocks that do not show what lies between more of them: four do"
     else:
         second, size = numbers.index(1), numbers.index(2) - numbers.index(1)
         series = _Series(pattern, second, size, measured, count - measured)
@@ -190,8 +286,8 @@ def _find(profile: Profile, blocks: str, count: int) -> _Series:
         what = "blocks of which the third is not like the second"
     raise PartoptError(
         f"`repeat={blocks}={count}`: {profile.model.name} has {what}",
-        "profile a model of four blocks or more that are alike, and name their list, such as "
-        "transformer.h",
+        "profile a model of two blocks, or of four or more, that are alike, and name their list, "
+        "such as transformer.h",
         code="not-repeatable",
         option="repeat",
         value=blocks,

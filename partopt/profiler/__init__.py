@@ -18,7 +18,7 @@ from partopt.profiler.group import check_group, check_parallel, open_group
 from partopt.profiler.measuring import ProfilingStopped, check_resume, errors_name, profile_of
 from partopt.profiler.settings import Settings, Subject, check_model, check_name
 from partopt.profiler.source import ModelSource, find_model
-from partopt.profiler.tensors import Inputs, Loss
+from partopt.profiler.tensors import Inputs, Loss, with_labels
 
 __all__ = ["ModelSource", "ProfilingStopped", "find_model", "measure", "measure_source"]
 
@@ -35,7 +35,9 @@ def measure(
     """Measure every layer of `model` at each microbatch size, in place, as it trains.
 
     `example_inputs(size)` returns the inputs of one microbatch, `loss_fn(output, inputs)` the loss
-    (default: the output's `.loss`, else the sum of its floating tensors). `options` are the fields
+    (default: the output's `.loss`, else the sum of its floating tensors). A loss whose second
+    argument is called labels or target gets these: `example_inputs` then returns a pair of inputs
+    and labels. `options` are the fields
     of `partopt.profiler.settings.Settings`. The model is moved to the device and dtype, put into
     training mode, and left so; `name` is what the profile calls it (default: its class). The sizes
     that the profile `resume` holds are taken from it. The profile's `notes` say what makes the
@@ -46,6 +48,7 @@ def measure(
     """
     settings = Settings(**options)
     check_model(model, example_inputs, loss_fn)
+    inputs_of, loss = with_labels(example_inputs, loss_fn)
     resumed = check_resume(resume)
     own = resumed.model.name if resumed else type(opened(model)).__name__
     identity = Model(name=check_name(name) or own)
@@ -53,7 +56,7 @@ def measure(
         check_group(group, settings.compile)
         check_parallel(model, group)
         clock = clock_of(settings.torch_device)
-        subject = Subject(model, example_inputs, loss_fn, settings, clock, group)
+        subject = Subject(model, inputs_of, loss, settings, clock, group)
         return profile_of(subject, identity, resumed)
 
 
@@ -79,7 +82,9 @@ def measure_source(
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     with errors_name(found), open_group(settings.torch_device) as group:
         check_group(group, settings.compile)
-        model = build_within_memory(found.build, settings.torch_device, settings.torch_dtype)
+        model = build_within_memory(
+            found.build, settings.torch_device, settings.torch_dtype, settings.blocks
+        )
         check_parallel(model, group)
         clock = clock_of(settings.torch_device)
         subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, group)

@@ -14,9 +14,10 @@ import gc
 import itertools
 import os
 import platform
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -25,8 +26,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from partopt import __version__
-from partopt.documents.profile import Device, Environment
+from partopt.documents.profile import Device
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.profiler.weightless import replace_attribute
 from partopt.units import format_bytes
@@ -36,7 +36,7 @@ _CALIBRATION_CYCLES = 1_000_000
 _LONGEST_HOLD_S = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # the names and numbers of malloc.h
 HEADROOM = 1.1  # what is needed beside the tensors that are counted
-_COPIES = 4  # of a trained weight: itself, its gradient, and the two moments of AdamW
+_COPIES, _MOMENTS = 2, 2  # of a trained weight: itself and its gradient; those of AdamW
 _CGROUP = Path("/sys/fs/cgroup")
 _MESSAGES = (
     "can't allocate memory",
@@ -96,17 +96,6 @@ def describe_device(device: torch.device) -> Device:
         properties = torch.cuda.get_device_properties(device)
         return Device(name=properties.name, type="cuda", memory_bytes=properties.total_memory)
     return Device(name=_processor(), type="cpu", memory_bytes=_host_memory_bytes())
-
-
-def describe_environment(device: torch.device) -> Environment:
-    """Versions of what was measured with."""
-    cuda = torch.version.cuda if device.type == "cuda" else None
-    return Environment(
-        torch=str(torch.__version__),
-        cuda=cuda,
-        python=platform.python_version(),
-        partopt=__version__,
-    )
 
 
 def clock_of(device: torch.device) -> Clock:
@@ -180,6 +169,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def is_device_failure(error: BaseException) -> bool:
+    """Whether an exception says that the device failed: nothing runs on it in this process then."""
+    return isinstance(error, RuntimeError) and any(
+        message in str(error) for message in ("CUDA error", "cuDNN error", "NCCL error")
+    )
+
+
 def release_memory() -> None:
     """Give back what nothing refers to any more, on the host and on the device."""
     gc.collect()
@@ -208,13 +204,22 @@ def _number(table: Path, name: str) -> int:
     return next((int(words[1]) for words in lines if words[0] == name), 0)
 
 
+def is_stepped(name: str, blocks: Collection[str]) -> bool:
+    """Whether the optimizer is timed on the parameter: all are, or those of second blocks alone."""
+    return not blocks or any(re.match(rf"{re.escape(each)}\.?1\.", name) for each in blocks)
+
+
 def build_within_memory(
-    build: Callable[[], nn.Module], device: torch.device, dtype: torch.dtype
+    build: Callable[[], nn.Module],
+    device: torch.device,
+    dtype: torch.dtype,
+    blocks: Collection[str] = (),
 ) -> nn.Module:
     """The model that `build` makes, where the host holds its weights.
 
-    On the CPU also with their gradients and the optimizer's moments, the floating ones as `dtype`.
-    Raises PartoptError as soon as what is registered comes to more than is free.
+    On the CPU also with their gradients and the optimizer's moments, the floating ones as `dtype`;
+    of these `blocks` only the second has moments. Raises PartoptError as soon as what is registered
+    comes to more than is free.
     """
     free, built = free_host_bytes(), 0
     register, seen = nn.Module.register_parameter, WeakTensorKeyDictionary()
@@ -224,7 +229,7 @@ def build_within_memory(
             raise PartoptError(
                 f"training the model takes {format_bytes(needed_bytes)} or more beside "
                 f"activations, and {format_bytes(int(free))} are free",
-                "profile a few of its blocks and add the others by `repeat`, choose "
+                "profile two of its blocks and add the others by `repeat`, choose "
                 "`dtype=bfloat16`, or `estimate`, which needs no memory",
                 ANSWER_IS_NO,
                 code="out-of-memory",
@@ -246,8 +251,8 @@ def build_within_memory(
             sum(
                 each.numel()
                 * (dtype if each.is_floating_point() else each.dtype).itemsize
-                * (_COPIES if each.requires_grad else 1)
-                for each in model.parameters()
+                * (_COPIES + _MOMENTS * is_stepped(name, blocks) if each.requires_grad else 1)
+                for name, each in model.named_parameters()
                 if not is_lazy(each)
             )
         )
@@ -258,7 +263,21 @@ def build_within_memory(
 
 
 class Clock(Protocol):
-    """Takes stamps during a step, and turns them into seconds after it."""
+    """Takes stamps during a step, and turns them into seconds after it.
+
+    `queues` says whether the host goes on while the device works: then a failure of the device
+    shows where the host next waits for it.
+    """
+
+    @property
+    def queues(self) -> bool:
+        """Whether host and device are two."""
+
+    def calibrate(self) -> None:
+        """Learn what `hold` needs to know; waits for the device, and so is no part of a step."""
+
+    def wait(self) -> None:
+        """Wait until the device has done what was issued. Raises what it failed of."""
 
     def stamp(self) -> Any:
         """A mark of this moment, cheap enough to be taken between layers."""
@@ -298,9 +317,17 @@ class CpuClock:
     process worked for more than a tenth of its time, the time of the whole process counts.
     """
 
+    queues = False
+
     def __init__(self) -> None:
         self._wall_s = 0.0
         self._busy_s = 0.0
+
+    def calibrate(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def wait(self) -> None:
+        """Do nothing: the host is the device."""
 
     def stamp(self) -> CpuStamp:
         """This moment on all clocks of the host."""
@@ -338,9 +365,22 @@ class CudaClock:
     Recording one costs microseconds and does not wait for the device.
     """
 
+    queues = True
+
     def __init__(self) -> None:
         self._pool: list[torch.cuda.Event] = []
-        self._cycles_per_s: float | None = None
+        self._cycles_per_s = 0.0  # of the spinning kernel; before it is calibrated nothing is held
+
+    def calibrate(self) -> None:
+        """Time the spinning kernel at the clock rate that the device has now."""
+        started = self.stamp()
+        torch.cuda._sleep(_CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
+        [spun_s] = self.intervals_s([started, self.stamp()])
+        self._cycles_per_s = _CALIBRATION_CYCLES / spun_s
+
+    def wait(self) -> None:
+        """Wait for all streams of the device."""
+        torch.cuda.synchronize()
 
     def stamp(self) -> torch.cuda.Event:
         """An event recorded now."""
@@ -359,17 +399,8 @@ class CudaClock:
 
     def hold(self, seconds: float) -> None:
         """Enqueue a kernel that spins for about `seconds`, at most one second."""
-        if seconds > 0:
-            rate = self._cycles_per_s or self._calibrate()
-            torch.cuda._sleep(int(min(seconds, _LONGEST_HOLD_S) * rate))  # type: ignore[no-untyped-call]
-
-    def _calibrate(self) -> float:
-        """Cycles a second of the spinning kernel; waits for the device once."""
-        started = self.stamp()
-        torch.cuda._sleep(_CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
-        [spun_s] = self.intervals_s([started, self.stamp()])
-        self._cycles_per_s = _CALIBRATION_CYCLES / spun_s
-        return self._cycles_per_s
+        if cycles := int(min(seconds, _LONGEST_HOLD_S) * self._cycles_per_s):
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
     def idle_share(self) -> float | None:
         """Not known: the device's own time is measured."""

@@ -52,7 +52,7 @@ from partopt.profiler.settings import Settings, Subject, check_model, check_name
 from partopt.profiler.source import describe, find_model
 from partopt.profiler.step import Stepper, check_step
 from partopt.profiler.summary import summarize
-from partopt.profiler.tensors import Inputs, Loss, local_tensors
+from partopt.profiler.tensors import Inputs, Loss, local_tensors, with_labels
 from partopt.profiler.units import track
 
 MOST_WITHOUT_RULE = 0.05  # of the time
@@ -183,6 +183,14 @@ class RooflineClock(Watch):
             return name if precise else TF32
         self.device.check_dtype(name)
         return name
+
+    queues = False
+
+    def calibrate(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def wait(self) -> None:
+        """Do nothing: an operation is done when it has been seen."""
 
     def stamp(self) -> Fraction:
         """The seconds so far."""
@@ -370,7 +378,8 @@ def estimate(
     roofline = Roofline.load(device)
     settings = _settings_of(roofline, calibrate, **options)
     check_model(model, example_inputs, loss_fn)
-    subject = Subject(model, example_inputs, loss_fn, settings, RooflineClock(roofline))
+    inputs_of, loss = with_labels(example_inputs, loss_fn)
+    subject = Subject(model, inputs_of, loss, settings, RooflineClock(roofline))
     identity = Model(name=check_name(name) or type(model).__name__)
     return _scale_to(profile_of(subject, identity, measurer=Estimator), calibrate)
 

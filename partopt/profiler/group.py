@@ -19,6 +19,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -44,7 +46,9 @@ from partopt.profiler.tensors import Inputs, local_tensors, tensors_in
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 SEED = 0
 SETTLING_S = 0.01
-_FULL = "partopt/out_of_memory"  # set in the store by the rank that has no memory left
+LOOK_S = 0.5  # between looks at whether another rank has no memory left
+END_S = 30.0  # until this rank ends where it still waits for that one
+_FULL = "partopt/out_of_memory"  # in the store: the size at which a rank had no memory left
 
 # parallelism over data, by the class of a module or by the name of a dimension of its mesh
 _DATA_MODULES = {
@@ -75,14 +79,17 @@ _BETWEEN_TWO = "recv"
 class RankGroup:
     """The ranks that measure together; of one rank, nothing is exchanged.
 
-    Of `pretended` ones all others hold what this rank, which is there alone, holds. `ended` says
-    that a rank ran out of memory: what the ranks exchange from then on is undefined.
+    Of `pretended` ones all others hold what this rank, which is there alone, holds. `size` is the
+    microbatch size that is measured. `ended` says that a rank ran out of memory: what the ranks
+    exchange from then on is undefined.
     """
 
     rank: int = 0
     ranks: int = 1
     pretended: bool = False
+    size: int = 0
     ended: bool = False
+    store: Any = None
 
     @property
     def exchanges(self) -> bool:
@@ -119,16 +126,53 @@ class RankGroup:
         """Whether `error` says that a rank has no memory left.
 
         The rank that ran out tells the others, which wait for it in a collective: it ends, and they
-        get the error of a broken connection.
+        get the error of a broken connection, or of communicators that `watch` aborted.
         """
         full = is_out_of_memory(error)
-        if self.exchanges:
-            store = dist.distributed_c10d._get_default_store()
-            if full:
-                store.set(_FULL, "1")
-            full = full or bool(store.check([_FULL]))
-            self.ended = self.ended or full
-        return full
+        if self.exchanges and full:
+            self.store.set(_FULL, str(self.size))
+            self.ended = True
+        return full or self.was_ended()
+
+    def was_ended(self) -> bool:
+        """Whether a rank ran out of memory at this size, or one before it."""
+        if self.exchanges and not self.ended and self.store.check([_FULL]):
+            self.ended = int(self.store.get(_FULL)) <= self.size
+        return self.ended
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """In this context, end this rank soon after another has no memory left.
+
+        Under NCCL a rank waits for one that ended as for one that is slow. Its communicators are
+        aborted; where it waits all the same the process ends, and what `Settings.keep` was given is
+        all that is left.
+        """
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(LOOK_S):
+                if self.ended:  # this rank itself, or it knows
+                    return
+                if self.store.check([_FULL]):
+                    break
+            nccl = dist.is_initialized() and dist.get_backend() == "nccl"
+            if nccl and not done.wait(LOOK_S):
+                with contextlib.suppress(Exception):
+                    distributed_c10d._abort_process_group()
+            # it may hear of it by itself: gloo's connections break where a process ends
+            if not (done.wait(END_S) or self.ended):
+                text = "error: another rank of the group ran out of memory: this one ends, too"
+                print(text, file=sys.stderr, flush=True)
+                os._exit(1)
+
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
 
 
 @contextlib.contextmanager
@@ -147,10 +191,12 @@ def open_group(device: torch.device) -> Iterator[RankGroup]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not there:
         dist.init_process_group(BACKENDS[device.type])
-    group = RankGroup(dist.get_rank(), dist.get_world_size())
+    store = distributed_c10d._get_default_store()
+    group = RankGroup(dist.get_rank(), dist.get_world_size(), store=store)
     try:
         group.seed()
-        yield group
+        with group.watch() if group.ranks > 1 else contextlib.nullcontext():
+            yield group
         if not (there or group.ended):
             dist.barrier()  # a rank that ends early closes what the others still read
     finally:

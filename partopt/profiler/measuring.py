@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from partopt.documents import Note
 from partopt.documents.profile import (
     Device,
+    Environment,
     Estimated,
     Group,
     Layer,
@@ -28,11 +29,12 @@ from partopt.documents.profile import (
 )
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.as_trained import compile_units, no_cast_cache, open_compiled, under_autocast
+from partopt.profiler.conditions import SETTINGS, ClockRate, describe_environment
 from partopt.profiler.device import (
     describe_device,
-    describe_environment,
     hold_still,
     invalid_option,
+    is_device_failure,
     release_memory,
 )
 from partopt.profiler.group import RankGroup, check_same_inputs, expect_collectives
@@ -40,15 +42,18 @@ from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Structure, observe, observe_stash
 from partopt.profiler.settings import Subject
 from partopt.profiler.source import ModelSource
-from partopt.profiler.step import LayerTimes, Stepper, check_step
+from partopt.profiler.step import LayerTimes, Stepper, check_step, device_failed
 from partopt.profiler.summary import (
     note_busy_machine,
+    note_launch_bound,
     note_missing_backwards,
     note_optimizer,
     note_overhead,
     note_recomputed,
+    note_throttled,
     note_uneven_layers,
     note_unscaled_inputs,
+    note_unsteady,
     summarize,
 )
 from partopt.profiler.tensors import Inputs, place, tensors_in, tokens_per_sample
@@ -57,8 +62,11 @@ from partopt.profiler.units import calls_vary, track
 STEPS = 10
 LONG_STEP_S, STEPS_IF_LONG = 1.0, 5  # those of a long step spread less
 WARM_UP_STEPS = 2
-CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
+WINDOW_S = 0.25  # a device with a queue is warm once steps of two such windows take the same,
+STEADY = 0.02  # but for this share: at rest it takes half a second or more to raise its clock rate
+LONGEST_WARM_UP_S = 20.0
 INPUT_GRADIENT_STEPS = 3
+ISSUED_STEPS = 3
 
 
 class ProfilingStopped(BaseException):
@@ -105,6 +113,18 @@ class Measurer:
         self.notes: list[Note] = [*resumed.notes] if resumed else []
         self.uneven: dict[int, str] = {}  # layers that run at random, and their names
         self.tokens_per_sample = resumed.model.tokens_per_sample if resumed else None
+        # now: a device that has failed says nothing more
+        device = subject.settings.torch_device
+        self._device, self._environment = describe_device(device), describe_environment(device)
+        self._clock_rate = ClockRate(device)
+        if resumed is not None:
+            known = resumed.environment
+            self._environment = replace(
+                self._environment,
+                attention=known.attention,
+                sm_clock_hz=known.sm_clock_hz,
+                throttled_by=known.throttled_by,
+            )
         self._input_elements: dict[int, list[int]] = {}
         measured = resumed.measured() if resumed else []
         self._optimizer_s = measured[0].optimizer_s if measured else None
@@ -112,7 +132,11 @@ class Measurer:
 
     def describe_device(self) -> Device:
         """The device whose times these are."""
-        return describe_device(self.subject.settings.torch_device)
+        return self._device
+
+    def describe_environment(self) -> Environment:
+        """Versions, settings and the clock rate of what was measured with."""
+        return self._clock_rate.describe(self._environment)
 
     def describe_estimate(self) -> Estimated | None:
         """What the times were computed from; None of measured ones."""
@@ -142,10 +166,17 @@ class Measurer:
             return
         self.subject.settings.report(size, 0, 0)
         full = any(each.out_of_memory and each.microbatch_size < size for each in self.measurements)
+        group = self.subject.group
+        group.size = size
         try:
             measurement = None if full else self._measure(size)
+            if group.was_ended():  # whatever came back of a collective that was aborted
+                measurement = None
         except Exception as error:
-            if not self.subject.group.is_out_of_memory(error):
+            if not group.is_out_of_memory(error):
+                if is_device_failure(error):
+                    where = f"at microbatch size {size}, after a first step of it had passed"
+                    raise device_failed(where, error, microbatch_size=size) from error
                 raise
             measurement = None
         if measurement is None:
@@ -169,10 +200,11 @@ class Measurer:
             # once, when a second size shows whether the inputs grow, or none will
             self.notes += note_unscaled_inputs(self._input_elements)
         self._keep_layers(structure.layers, tracker, size)
+        self._keep_attention(structure.attention)
         with contextlib.ExitStack() as compiled:
             if settings.compile:
                 compiled.enter_context(compile_units(tracker.modules))
-                check_step(subject.model, inputs, subject.loss_fn)
+                check_step(subject.model, inputs, subject.loss_fn, subject.clock)
                 groups = observe_stash(subject, inputs, tracker)
                 structure = dataclasses.replace(structure, stash_groups=groups)
             return self.time(size, inputs, tracker, structure)
@@ -180,7 +212,7 @@ class Measurer:
     def see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
         """The layers at one microbatch size, once a step has shown that it runs."""
         subject = self.subject
-        check_step(subject.model, inputs, subject.loss_fn)
+        check_step(subject.model, inputs, subject.loss_fn, subject.clock)
         if subject.group.ranks > 1:
             # it adds to gradients, for which DTensors then know their layout
             with expect_collectives():
@@ -198,7 +230,9 @@ class Measurer:
         """
         subject, settings = self.subject, self.subject.settings
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
-        peak_bytes = _warm_up(stepper, settings.torch_device, subject.group)
+        peak_bytes, steady = _warm_up(stepper, settings.torch_device, subject.group)
+        if not steady:
+            self.notes += note_unsteady(size)
         usual = STEPS if stepper.last_bare_s <= LONG_STEP_S else STEPS_IF_LONG
         steps = settings.steps or subject.group.agree(usual)
         bare_s, instrumented = list[float](), list[LayerTimes]()
@@ -206,30 +240,40 @@ class Measurer:
             settings.report(size, step, steps)
             bare_s.append(stepper.bare())
             instrumented.append(stepper.instrumented())
+            self._clock_rate.sample()
         settings.report(size, steps, steps)
         if tracker.varied:
             raise calls_vary(sorted({key.name for key in tracker.varied}))
         if all(measurement.out_of_memory for measurement in self.measurements):
             # once: it is the same at every size
             self.notes += note_missing_backwards(tracker, instrumented)
-        if not self._optimizer_tried:
-            self._optimizer_s, self._optimizer_tried = self._time_optimizer(stepper), True
         # the backward of a compiled layer is one piece: a schedule's runtime would compile two
         parts = [] if settings.compile else stepper.input_parts(INPUT_GRADIENT_STEPS)
+        issued = [stepper.issued() for _ in range(ISSUED_STEPS if subject.clock.queues else 0)]
+        if not self._optimizer_tried:
+            self._optimizer_s, self._optimizer_tried = self._time_optimizer(stepper), True
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
         return summarize(
-            size, structure, bare_s, instrumented, self._optimizer_s, peak_bytes, parts
+            size, structure, bare_s, instrumented, self._optimizer_s, peak_bytes, parts, issued
         )
 
     def _time_optimizer(self, stepper: Stepper) -> float | None:
         """Seconds of an optimizer step, or None and a note where it fails."""
         try:
-            return stepper.optimizer()
+            return stepper.optimizer(self.subject.settings.blocks)
         except Exception as error:
             self.notes.append(note_optimizer(error))
         self.subject.model.zero_grad(set_to_none=True)
         release_memory()
         return None
+
+    def _keep_attention(self, kernels: list[str]) -> None:
+        """Note the fused kernels of attention. PartoptError where `resumed` ran with others."""
+        known = self.resumed.environment.attention if self.resumed else None
+        if known is not None and known != kernels:
+            what = f"environment.attention is {known} in it and {kernels} here"
+            raise _mismatch(what, ["environment.attention"])
+        self._environment = replace(self._environment, attention=kernels)
 
     def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:
         """Keep the layers of the first size. PartoptError where another size has others."""
@@ -272,6 +316,10 @@ def profile_of(
             with own.placed():
                 for size in sizes:
                     own.measure(size)
+                    if ready.group.exchanges and ready.settings.keep is not None:
+                        so_far = _collect(own, identity)
+                        if so_far is not None:
+                            ready.settings.keep(so_far)
         except (KeyboardInterrupt, Exception) as stop:
             finished = _collect(own, identity) if len(own.measurements) > before else None
             error = stop if isinstance(stop, Exception) else None
@@ -303,13 +351,15 @@ def _collect(measurer: Measurer, identity: Model) -> Profile | None:
         *measurer.notes,
         *note_uneven_layers([name for _, name in sorted(measurer.uneven.items())]),
         *note_overhead(measurements),
+        *note_launch_bound(measurements, measurer.layers),
+        *note_throttled(measurer.describe_environment()),
         *note_busy_machine(subject),
     ]
     return Profile(
         model=replace(identity, tokens_per_sample=measurer.tokens_per_sample),
         device=measurer.describe_device(),
         estimated=measurer.describe_estimate(),
-        environment=describe_environment(settings.torch_device),
+        environment=measurer.describe_environment(),
         dtype=settings.dtype,
         autocast=settings.autocast,
         compiled=settings.compile,
@@ -321,25 +371,41 @@ def _collect(measurer: Measurer, identity: Model) -> Profile | None:
     )
 
 
-def _warm_up(stepper: Stepper, device: torch.device, group: RankGroup) -> int | None:
-    """Run both kinds of step untimed, and return the peak memory of a bare one in bytes.
+def _warm_up(stepper: Stepper, device: torch.device, group: RankGroup) -> tuple[int | None, bool]:
+    """Run both kinds of step untimed: the peak memory of a bare one in bytes, whether it is steady.
 
-    The peak, the largest of the ranks, is None where the device does not report it.
+    The peak, the largest of the ranks, is None where the device does not report it. A device with a
+    queue is steady once steps take as long as before; the host is taken to be so.
     """
     on_cuda, peak = device.type == "cuda", None
     if on_cuda:
         release_memory()
         torch.cuda.reset_peak_memory_stats(device)
-    began, steps = time.perf_counter(), 0
-    while steps < WARM_UP_STEPS or (
-        on_cuda and group.agree(time.perf_counter() - began < CUDA_WARM_UP_S)
-    ):
-        stepper.bare()  # returns when the device has done it
-        steps += 1
+    steady = not stepper.clock.queues
+    for _ in range(WARM_UP_STEPS):
+        stepper.bare()
+    if not steady:
+        steady = _warm_until_steady(stepper, group)
+        stepper.clock.calibrate()
     if on_cuda:
         peak = max(group.gather(torch.cuda.max_memory_allocated(device)))
-    stepper.instrumented()
-    return peak
+    for _ in range(2 if stepper.clock.queues else 1):  # one learns how long attaching hooks takes
+        stepper.instrumented()
+    return peak, steady
+
+
+def _warm_until_steady(stepper: Stepper, group: RankGroup) -> bool:
+    """Run bare steps until two windows of them in turn agree; False where none do for too long."""
+    window, means, total_s = list[float](), list[float](), 0.0
+    while len(means) < 2 or total_s < LONGEST_WARM_UP_S:
+        window.append(group.agree(stepper.bare()))  # rank 0's: all take the same number
+        total_s += window[-1]
+        if sum(window) >= WINDOW_S:
+            means.append(statistics.fmean(window))
+            window = []
+            if len(means) > 1 and abs(means[-1] / means[-2] - 1) < STEADY:
+                return True
+    return False
 
 
 # --- going on with a profile that was stopped -----------------------------------------------------
@@ -374,6 +440,10 @@ def _check_same_subject(resumed: Profile, model: Model, subject: Subject) -> Non
         "environment.torch": (resumed.environment.torch, environment.torch),
         "environment.cuda": (resumed.environment.cuda, environment.cuda),
     }
+    for name in SETTINGS:
+        known = getattr(resumed.environment, name)
+        if known is not None:
+            pairs[f"environment.{name}"] = known, getattr(environment, name)
     wrong = {
         field: f"{field} is {there!r} in it and {here!r} here"
         for field, (there, here) in pairs.items()

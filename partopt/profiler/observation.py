@@ -39,13 +39,15 @@ from partopt.profiler.settings import Subject
 from partopt.profiler.step import run_loss, zero_gradients
 from partopt.profiler.tensors import Inputs, local_tensors, tensors_in
 
+_SDPA = "_scaled_dot_product_"  # before the kernels' names of scaled_dot_product_attention
+
 
 @dataclass(frozen=True)
 class Structure:
     """What one step shows of the layers at one microbatch size, apart from time.
 
     Numbers are by layer; `recomputed` are the layers that compute activations again in the
-    backward.
+    backward, `attention` the fused kernels of attention that ran.
     """
 
     layers: list[profile.Layer]
@@ -56,6 +58,7 @@ class Structure:
     transient_bytes: dict[int, int]
     split_stash_bytes: dict[int, int]
     recomputed: set[int]
+    attention: list[str]
 
 
 def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
@@ -103,6 +106,7 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         ),
         dict(recorder.parting_bytes),
         recorder.recomputed,
+        sorted(recorder.attention),
     )
     return _combine(structure, subject.group)
 
@@ -169,7 +173,8 @@ class Recorder(Watch):
     """Records a step: `layer` is the one that runs, `backward` whether its backward does.
 
     `events` say when blocks are made and freed; of the forward `flops` has the operations of each
-    layer and `users` the layers that use each parameter. `parting_bytes` are those of gradients
+    layer, `users` the layers that use each parameter and `attention` the names of its fused
+    kernels. `parting_bytes` are those of gradients
     where ways part in the backward, `recomputed` the layers that build a graph in it.
     """
 
@@ -182,6 +187,7 @@ class Recorder(Watch):
         self.users: defaultdict[str, set[int]] = defaultdict(set)
         self.parting_bytes: Counter[int] = Counter()
         self.recomputed: set[int] = set()
+        self.attention: set[str] = set()
         self._flows: list[tuple[Flow, Block]] = []
         self._blocks = StorageMap(self._free)
         self._parameters = dict(model.named_parameters())
@@ -232,6 +238,9 @@ class Recorder(Watch):
                 self._note(number, -passing)
         if not self.backward:
             self.flops[self.layer] += call.flops
+            name = call.func._schema.name
+            if "attention" in name or "attn" in name:
+                self.attention.add(name.rpartition("::")[2].removeprefix(_SDPA))
             self._follow(call)
 
     def _follow(self, call: Operation) -> None:
@@ -335,13 +344,18 @@ class Recorder(Watch):
 
 
 def stash_groups(kept: Iterable[Block]) -> list[profile.StashGroup]:
-    """Bytes kept, by the set of layers that keep them."""
-    merged: Counter[tuple[int, ...]] = Counter()
+    """Bytes kept, by the set of layers that keep them, and by who made what several keep."""
+    merged: Counter[tuple[tuple[int, ...], int]] = Counter()
     for each in kept:
-        merged[tuple(sorted(each.layers))] += each.size_bytes
+        layers = tuple(sorted(each.layers))
+        maker = each.maker if each.was_made else 0  # a block of before is one of the inputs
+        passed = len(layers) > 1 and maker < layers[0]
+        merged[layers, maker if passed else -1] += each.size_bytes
     return [
-        profile.StashGroup(layers=list(layers), bytes=size)
-        for layers, size in sorted(merged.items())
+        profile.StashGroup(
+            layers=list(layers), bytes=size, producer=producer if producer >= 0 else None
+        )
+        for (layers, producer), size in sorted(merged.items())
         if size
     ]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from partopt import documents
-from partopt.documents.profile import Count, Model
+from partopt.documents.profile import Count, Model, Profile
 from partopt.errors import PartoptError, did_you_mean
 from partopt.printable import printable
 from partopt.profiler.device import Clock, choose_device, choose_dtype, invalid_option
@@ -31,7 +31,10 @@ class Settings:
     dtype of an autocast over forward and loss, `compile` compiles each layer first; a model that
     comes compiled is measured so as well. `steps` bare and as many instrumented steps are timed
     (default: 10, and 5 where one takes more than a second), and `progress(size, done, steps)` is
-    called after each pair, with 0 steps while a size is prepared.
+    called after each pair, with 0 steps while a size is prepared. `blocks` are lists of blocks,
+    such as transformer.h, of which a few stand for more: the optimizer is timed on the second block
+    of each alone, so that its state is that of no more. In a group of ranks `keep` is called with
+    the profile of the sizes so far after each: a rank may end with another.
     """
 
     microbatch_sizes: Collection[int] = (1, 2, 4, 8)
@@ -43,6 +46,8 @@ class Settings:
     autocast: str | None = None
     compile: bool = False
     progress: Progress | None = None
+    blocks: Collection[str] = ()
+    keep: Callable[[Profile], None] | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None:
@@ -61,8 +66,10 @@ class Settings:
         _check_sizes(self.microbatch_sizes)
         choose_device(self.device)
         choose_dtype(self.dtype)
-        _check_units(self.units)
+        _check_units("units", self.units)
+        _check_units("blocks", self.blocks)
         check_callable("progress", self.progress)
+        check_callable("keep", self.keep)
 
     @property
     def sizes(self) -> list[int]:
@@ -149,10 +156,10 @@ def _check_sizes(given: Collection[int]) -> None:
         raise invalid_option("microbatch_sizes", sizes, "no size given", hint)
 
 
-def _check_units(units: Sequence[str]) -> None:
+def _check_units(option: str, units: Collection[str]) -> None:
     hint = 'list patterns of module names, such as "transformer.h.*"'
     if isinstance(units, str) or not isinstance(units, Collection):
-        raise invalid_option("units", units, "not a list of patterns", hint)
+        raise invalid_option(option, units, "not a list of patterns", hint)
     for unit in units:
         if not isinstance(unit, str) or not unit:
-            raise invalid_option("units", unit, "not a pattern", hint)
+            raise invalid_option(option, unit, "not a pattern", hint)

@@ -2,10 +2,12 @@
 
 The contract: a callable that returns an `nn.Module` (or the module itself),
 `example_inputs(batch_size)` that returns a tensor, a tuple or a dict, and optionally
-`loss_fn(output, inputs)`; for training also `data(rank, replicas)`, an iterator over the inputs of
-the microbatches of a replica, and `optimizer(parameters)`. The model is looked up as the named
-attribute, else `build`, `create_model`, `model`, else the sole `nn.Module` of the file: an
-instance, or else a class that the file defines.
+`loss_fn(output, inputs)`. Where the second argument of the loss is called labels or target,
+`example_inputs` returns a pair of inputs and labels, and the loss gets the labels. For training
+there are also `data(rank, replicas)`, an iterator over the inputs of the microbatches of a replica,
+and `optimizer(parameters)`. The model is looked up as the named attribute, else `build`,
+`create_model`, `model`, else the sole `nn.Module` of the file: an instance, or else a class that
+the file defines.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from partopt.documents import is_file
 from partopt.documents.profile import Model
 from partopt.errors import PartoptError, did_you_mean
 from partopt.profiler.device import invalid_option, is_out_of_memory
+from partopt.profiler.tensors import Loss, each_labelled, labelled, loss_of_labels, takes_labels
 from partopt.profiler.torchvision import with_torchvision
 
 _LOOKED_UP = ("build", "create_model", "model")
@@ -50,7 +53,7 @@ class ModelSource:
     folder: Path
     found: Callable[..., nn.Module] | nn.Module
     inputs_of: Callable[[int], Any]
-    loss_fn: Callable[[Any, Any], Any] | None
+    loss_of: Callable[[Any, Any], Any] | None
     arguments: dict[str, Any] = field(default_factory=dict)
     data: Callable[[int, int], Any] | None = None
     optimizer: Callable[[Any], Any] | None = None
@@ -59,6 +62,18 @@ class ModelSource:
     def place(self) -> str:
         """The file or dotted module, without the attribute."""
         return self.entry.rpartition(":")[0]
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the loss takes labels, which come with the inputs."""
+        return takes_labels(self.loss_of)
+
+    @property
+    def loss_fn(self) -> Loss | None:
+        """The loss of an output and the inputs, labels with them if any."""
+        if self.loss_of is None or not self.has_labels:
+            return self.loss_of
+        return loss_of_labels(self.loss_of)
 
     def locate(self, error: PartoptError) -> PartoptError:
         """The error, placed in the model's file unless it is about an option or placed already."""
@@ -82,13 +97,19 @@ class ModelSource:
         return model
 
     def example_inputs(self, batch_size: int) -> Any:
-        """What the model file offers as the inputs of one microbatch."""
-        return self._call(self.inputs_of, batch_size)
+        """What the model file offers as the inputs of one microbatch, labels with them if any."""
+        given = self._call(self.inputs_of, batch_size)
+        if not self.has_labels:
+            return given
+        return labelled(given, f"{self.place}: example_inputs({batch_size})")
 
     def replica_data(self, rank: int, replicas: int) -> Any:
         """What the file's `data(rank, replicas)` gives: inputs of microbatches, to iterate over."""
         assert self.data is not None
-        return self._call(self.data, rank, replicas)
+        batches = self._call(self.data, rank, replicas)
+        if not self.has_labels:
+            return batches
+        return each_labelled(batches, f"{self.place}: data({rank}, {replicas})")
 
     def optimizer_of(self, parameters: Any) -> Any:
         """The optimizer that the file's `optimizer(parameters)` makes."""
@@ -191,7 +212,9 @@ def _look_up(
     public: Mapping[str, Any], module: ModuleType, place: str, attribute: str | None
 ) -> str:
     """The name of the model among the public names of a module."""
-    modules = [name for name, value in public.items() if isinstance(value, nn.Module)]
+    modules = [
+        name for name, value in public.items() if isinstance(value, nn.Module) and name != "loss_fn"
+    ]
     own = [
         name
         for name, value in public.items()

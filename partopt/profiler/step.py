@@ -2,18 +2,20 @@
 
 Timed are the bare step, steps that time each layer, and the optimizer's. The gradients stay
 allocated from step to step and the backward adds to them, as it does for every microbatch of a
-batch but the first. They are zeroed just before the first stamp, so that both kinds of step begin
-behind the same work in a device's queue.
+batch but the first. They are zeroed before the first stamp. A device with a queue then works as far
+behind the host as a step leaves it, as in training, where one step follows another: what a layer
+takes is its device's time where the host is ahead, and that of its launches where it is not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
-from partopt.profiler.device import Clock, is_out_of_memory, release_memory
+from partopt.profiler.device import (
+    Clock,
+    is_device_failure,
+    is_out_of_memory,
+    is_stepped,
+    release_memory,
+)
 from partopt.profiler.layers import Backward, Tracker
 from partopt.profiler.source import describe
-from partopt.profiler.tensors import Inputs, Loss, tensors_in
+from partopt.profiler.tensors import Inputs, Labelled, Loss, local_tensors, tensors_in
 
 _OPTIMIZER_STEPS = 3  # each touches every weight: few are needed, and they are long
 
@@ -32,8 +40,11 @@ _OPTIMIZER_STEPS = 3  # each touches every weight: few are needed, and they are 
 def run_forward(model: nn.Module, inputs: Inputs) -> Any:
     """The model's output for `inputs`.
 
-    A tuple or list of inputs is spread over its arguments, a mapping over its keywords.
+    A tuple or list of inputs is spread over its arguments, a mapping over its keywords. Labels are
+    for the loss.
     """
+    if isinstance(inputs, Labelled):
+        return run_forward(model, inputs.inputs)
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
@@ -70,7 +81,7 @@ def default_loss(output: Any) -> Tensor:
     if not floating:
         raise PartoptError(
             f"the model returned {type(output).__name__}: no .loss and no floating tensor in it",
-            "return tensors, or give loss_fn(output, inputs)",
+            "return tensors, or give loss_fn(output, inputs) or loss_fn(output, labels)",
             code="no-loss",
         )
     return (
@@ -85,10 +96,13 @@ def loss_of_output(output: Any, _inputs: Inputs) -> Tensor:
     return default_loss(output)
 
 
-def check_step(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> None:
+def check_step(
+    model: nn.Module, inputs: Inputs, loss_fn: Loss | None, clock: Clock | None = None
+) -> None:
     """Run one step, to explain what is wrong with it before anything is timed.
 
-    Raises PartoptError; running out of memory passes through.
+    Where the clock is that of a device with a queue, each module waits for it, so that a failure of
+    the device is known by its layer. Raises PartoptError; running out of memory passes through.
     """
     if not any(True for _ in model.parameters()):
         raise PartoptError(
@@ -102,19 +116,76 @@ def check_step(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> None:
             "unfreeze some of it",
             code="nothing-to-train",
         )
+    place = _Place(model, clock) if clock is not None and clock.queues else None
     try:
-        loss = run_loss(model, inputs, loss_fn)
+        with place.forward() if place else contextlib.nullcontext():
+            loss = run_loss(model, inputs, loss_fn)
         _check_loss(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with place.backward(loss) if place else contextlib.nullcontext():
+            loss.backward()  # type: ignore[no-untyped-call]
     except PartoptError:
         raise
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        hint = "are example_inputs what the model takes?"
+        if place is not None and is_device_failure(error):
+            raise device_failed(str(place), error, layer=place.name) from error
+        hint = (
+            "are example_inputs what the model takes? labels beside them are for a "
+            "loss_fn(output, labels)"
+        )
         raise PartoptError(
             f"the training step {describe(error)}", hint, code="model-code-failed"
         ) from error
+
+
+class _Place:
+    """Where a step is: at which module without modules of its own, in which direction."""
+
+    def __init__(self, model: nn.Module, clock: Clock) -> None:
+        leaves = [name for name, each in model.named_modules() if not any(each.children())]
+        self._tracker, self._clock = Tracker(model, leaves), clock
+        self._direction, self._layer = "forward", 0
+
+    @property
+    def name(self) -> str:
+        """The module's name; before the first one that of the model, which is empty."""
+        layers = self._tracker.layers
+        return layers[self._layer].name if layers else ""
+
+    def __str__(self) -> str:
+        return f"in the {self._direction} of {self.name or 'the model'}"
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Follow the forward that runs in this context."""
+        with self._tracker.discover(self._enter):
+            yield
+            self._clock.wait()
+
+    @contextlib.contextmanager
+    def backward(self, loss: Tensor) -> Iterator[None]:
+        """Follow the backward that runs in this context."""
+        Backward(loss, self._tracker.began).call_at_changes(self._enter)
+        self._direction = "backward"
+        yield
+        self._clock.wait()
+
+    def _enter(self, layer: int) -> None:
+        self._clock.wait()  # for the layer before
+        self._layer = layer
+
+
+def device_failed(where: str, error: Exception, **fields: Any) -> PartoptError:
+    """The error of a device that failed at its work; `where` says which."""
+    what = str(error).strip().partition("\n")[0]
+    return PartoptError(
+        f"the device failed {where}: {what}",
+        "an index that lies outside of a table is the usual cause; CUDA_LAUNCH_BLOCKING=1 in the "
+        "environment shows the line",
+        code="device-failed",
+        **fields,
+    )
 
 
 def _check_loss(loss: object) -> None:
@@ -173,16 +244,20 @@ class Stepper:
     uneven: set[int] = field(default_factory=set)
     _nodes: Counter[int] | None = None  # of each layer, in the first step
     _attaching_s: float = 0.0  # host seconds that the last step's hooks took to attach
+    _behind_s: float = 0.0  # how far a step leaves the device behind the host
 
     def bare(self) -> float:
         """Seconds of a step, forward to backward, with nothing attached to the model."""
         with _no_collection():
             zero_gradients(self.model)
-            started = self.clock.stamp()
+            self.clock.hold(self._behind_s)
+            started, issuing = self.clock.stamp(), time.perf_counter()
             # named, so that it is freed after the step is timed, as below
             loss = run_loss(self.model, self.inputs, self.loss_fn)
             loss.backward()  # type: ignore[no-untyped-call]
-            [self.last_bare_s] = self.clock.intervals_s([started, self.clock.stamp()])
+            ended, issued_s = self.clock.stamp(), time.perf_counter() - issuing
+            [self.last_bare_s] = self.clock.intervals_s([started, ended])
+        self._behind_s = max(self.last_bare_s - issued_s, 0.0)
         return self.last_bare_s
 
     def instrumented(self) -> LayerTimes:
@@ -193,9 +268,19 @@ class Stepper:
         dry, and the first kernels of the backward would be charged for their launches, which in a
         bare step are hidden behind the forward.
         """
-        backward = _Phase(self.clock)
+        return self._by_layers(self.clock)
+
+    def issued(self) -> LayerTimes:
+        """Seconds of the host that each layer takes in a step.
+
+        Before each the device is waited for, so that no launch waits for room in the queue.
+        """
+        return self._by_layers(_HostClock(self.clock))
+
+    def _by_layers(self, clock: Clock | _HostClock) -> LayerTimes:
+        backward = _Phase(clock)
         with _no_collection():
-            forward, loss = self._forward()
+            forward, loss = self._forward(clock)
             attaching = time.perf_counter()
             Backward(loss, self.tracker.began).call_at_changes(backward.enter)
             self._attaching_s = time.perf_counter() - attaching
@@ -215,7 +300,7 @@ class Stepper:
         """
         backward = _Phase(self.clock)
         with _no_collection():
-            _, loss = self._forward()
+            _, loss = self._forward(self.clock)
             edges = Backward(loss, self.tracker.began).input_gradients(backward.enter)
             gradients = torch.autograd.grad(loss, edges, allow_unused=True) if edges else ()
             backward.end()
@@ -231,13 +316,21 @@ class Stepper:
                 release_memory()
             return []
 
-    def optimizer(self) -> float:
+    def optimizer(self, blocks: Collection[str] = ()) -> float:
         """Median seconds of an AdamW step on the whole model, which is paid once a batch.
 
-        The learning rate is 0, so that the weights stay as they are.
+        Of `blocks` the second of each list is stepped, and its seconds are those of as many bytes
+        of all. The learning rate is 0, so that the weights stay as they are.
         """
         run_loss(self.model, self.inputs, self.loss_fn).backward()  # type: ignore[no-untyped-call]
-        trained = [each for each in self.model.parameters() if each.requires_grad]
+        named = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+        trained = [each for name, each in named if is_stepped(name, blocks)]
+        # a list that is not there is refused where it would be repeated
+        trained = trained or [each for _, each in named]
+        stepped = {id(each) for each in trained}
+        for _, each in named:
+            if id(each) not in stepped:
+                each.grad = None  # makes room for the moments
         optimizer = torch.optim.AdamW(trained, lr=0.0)
         optimizer.step()  # the first one makes the moments
         times: list[float] = []
@@ -245,28 +338,53 @@ class Stepper:
             started = self.clock.stamp()
             optimizer.step()
             times += self.clock.intervals_s([started, self.clock.stamp()])
-        return statistics.median(times)
+        own, every = (
+            sum(part.nbytes for part in local_tensors(parameters))
+            for parameters in (trained, [each for _, each in named])
+        )
+        return statistics.median(times) * (every / own)
 
-    def _forward(self) -> tuple[_Phase, Tensor]:
+    def _forward(self, clock: Clock | _HostClock) -> tuple[_Phase, Tensor]:
         """A forward with a stamp at each layer, and the loss; the device is held up behind it."""
-        forward = _Phase(self.clock)
+        forward = _Phase(clock)
         with self.tracker.watch(forward.enter):
             zero_gradients(self.model)
+            clock.hold(self._behind_s)
             forward.enter(0)
             loss = run_loss(self.model, self.inputs, self.loss_fn)
             forward.end()
         nodes = self.tracker.nodes
         self._nodes = self._nodes or nodes
         self.uneven |= {layer for layer in nodes if nodes[layer] != self._nodes[layer]}
-        self.clock.hold(self._attaching_s)
+        clock.hold(self._attaching_s)
         return forward, loss
+
+
+@dataclass
+class _HostClock:
+    """The host's own time between the moments at which it waits for the device."""
+
+    device: Clock
+
+    def stamp(self) -> tuple[float, float]:
+        """When the host comes to this point, and when the device has."""
+        reached = time.perf_counter()
+        self.device.wait()
+        return reached, time.perf_counter()
+
+    def intervals_s(self, stamps: Sequence[tuple[float, float]]) -> list[float]:
+        """Seconds in which the host does not wait."""
+        return [after[0] - before[1] for before, after in itertools.pairwise(stamps)]
+
+    def hold(self, seconds: float) -> None:
+        """Do nothing: the device is waited for."""
 
 
 @dataclass
 class _Phase:
     """The forward or the backward of one step: a stamp wherever another layer begins."""
 
-    clock: Clock
+    clock: Clock | _HostClock
     entered: list[int] = field(default_factory=list)
     stamps: list[Any] = field(default_factory=list)
 

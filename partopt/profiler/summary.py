@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partopt.documents import Note
-from partopt.documents.profile import LayerMeasurement, Measurement
+from partopt.documents.profile import Environment, Layer, LayerMeasurement, Measurement
 from partopt.profiler.device import is_out_of_memory
 from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Structure
@@ -20,6 +20,8 @@ IDLE_ABOVE = 0.10  # share of the wall time that the processor may spend elsewhe
 RESCALE_ABOVE = 1.05
 # above it the hooks cost so much that the shares of the layers themselves are in doubt
 OVERHEAD_BOUND = 1.20
+LAUNCH_BOUND = 0.9  # of a layer's time: the host that takes as long for its launches bounds it
+SLIGHT = 0.05  # share of the step below which this is not said
 # hooks make no step quicker: below it the two kinds of step met different conditions
 UNEVEN_BELOW = 0.95
 
@@ -32,11 +34,12 @@ def summarize(
     optimizer_s: float | None,
     peak_bytes: int | None,
     input_parts: Sequence[Sequence[float]] = (),
+    issued: Sequence[LayerTimes] = (),
 ) -> Measurement:
     """The measurement of a size: medians of its steps, and what the structure shows.
 
     `input_parts` are the seconds of each layer in backwards without gradients of weights: what is
-    longer than the whole backward, by noise, is cut to it.
+    longer than the whole backward, by noise, is cut to it. `issued` are those of the host.
     """
     step_s = statistics.median(bare_s)
     overhead = statistics.median(times.step_s for times in instrumented) / step_s
@@ -54,6 +57,8 @@ def summarize(
                 backward_input_s=min(statistics.median(inputs_s), whole_s) if inputs_s else None,
                 forward_stdev_s=statistics.stdev(forward_s) if len(forward_s) > 1 else 0.0,
                 backward_stdev_s=statistics.stdev(backward_s) if len(backward_s) > 1 else 0.0,
+                forward_host_s=_median(times.forward_s[index] for times in issued),
+                backward_host_s=_median(times.backward_s[index] for times in issued),
                 output_bytes=structure.output_bytes.get(index, 0),
                 transient_bytes=structure.transient_bytes.get(index, 0),
                 split_stash_bytes=structure.split_stash_bytes.get(index, 0),
@@ -72,6 +77,56 @@ def summarize(
         tensors=structure.tensors,
         stash_groups=structure.stash_groups,
     )
+
+
+def _median(values: Iterable[float]) -> float | None:
+    """The median; None of no values."""
+    given = list(values)
+    return statistics.median(given) if given else None
+
+
+def note_launch_bound(
+    measurements: Sequence[Measurement], layers: Sequence[Layer]
+) -> Iterator[Note]:
+    """A note for each size with layers whose launches take the host as long as all of their time.
+
+    Forward and backward are looked at apart; their share is that of the step.
+    """
+    for each in measurements:
+        names, bound_s, whole_s = list[str](), 0.0, 0.0
+        for layer, found in zip(layers, each.layers, strict=False):
+            for taken_s, host_s in (
+                (found.forward_s, found.forward_host_s),
+                (found.backward_s, found.backward_host_s),
+            ):
+                whole_s += taken_s
+                if host_s is not None and 0 < LAUNCH_BOUND * taken_s <= host_s:
+                    bound_s += taken_s
+                    names.append(layer.name)
+        if bound_s > SLIGHT * whole_s:
+            share, names = bound_s / whole_s, list(dict.fromkeys(names))
+            text = (
+                f"microbatch {each.microbatch_size}: launch-bound: {share:.0%} of the step: the "
+                f"host launches {name_some(names)} no faster than the device works; `compile` or "
+                "a larger microbatch"
+            )
+            fields = {"microbatch_size": each.microbatch_size, "share": share, "layers": names}
+            yield Note(code="launch-bound", text=text, fields=fields)
+
+
+def note_unsteady(size: int) -> Iterator[Note]:
+    """A note that the steps of a size took more and less time however long it was warmed up."""
+    text = f"microbatch {size}: steps did not become steady: does something else use the device?"
+    yield Note(code="unsteady", text=text, fields={"microbatch_size": size})
+
+
+def note_throttled(environment: Environment) -> Iterator[Note]:
+    """A note where something lowered the clock rate of the device."""
+    if reasons := environment.throttled_by:
+        text = f"the clock rate of the device was lowered ({', '.join(reasons)})"
+        if environment.sm_clock_hz is not None:
+            text += f" to {environment.sm_clock_hz / 1e6:.0f} MHz"
+        yield Note(code="throttled", text=text, fields={"reasons": reasons})
 
 
 def note_busy_machine(subject: Subject) -> Iterator[Note]:

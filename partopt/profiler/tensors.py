@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import register_pytree_node
 
-Inputs = Any  # a tensor, a sequence of arguments, or a mapping of keyword arguments
+from partopt.errors import PartoptError
+
+Inputs = Any  # a tensor, a sequence of arguments, a mapping of keyword arguments, or Labelled
 Loss = Callable[[Any, Inputs], Tensor]
+LABELS = ("labels", "label", "targets", "target")
 _PLAIN = (bool, int, float, str, bytes, torch.dtype, torch.device)
 
 
@@ -45,9 +52,18 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
-    """The same inputs on `device`, the floating ones as `dtype`."""
+    """The same inputs on `device`, the floating ones as `dtype`.
+
+    To a GPU they are copied from pinned memory, so that the host does not wait for the device.
+    """
     if isinstance(inputs, Tensor):
-        return inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
+        wanted = dtype if inputs.is_floating_point() else inputs.dtype
+        if device.type == "cuda" and inputs.device.type == "cpu":
+            return inputs.pin_memory().to(device, wanted, non_blocking=True)
+        return inputs.to(device, wanted)
+    if isinstance(inputs, Labelled):
+        parts = (place(each, device, dtype) for each in (inputs.inputs, inputs.labels))
+        return Labelled(*parts)
     if isinstance(inputs, Mapping):
         return {key: place(value, device, dtype) for key, value in inputs.items()}
     if isinstance(inputs, tuple | list):
@@ -60,8 +76,81 @@ def tokens_per_sample(inputs: Inputs, size: int) -> int | None:
 
     Of an encoder and a decoder it is that of the encoder, whose input comes first.
     """
-    for tensor in tensors_in(inputs):
+    for tensor in tensors_in(inputs.inputs if isinstance(inputs, Labelled) else inputs):
         indices = tensor.dtype in (torch.int64, torch.int32)
         if indices and tensor.dim() == 2 and len(tensor) == size:
             return tensor.shape[1] if tensor.shape[1] > 1 else None
     return None
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The inputs of the model, and the labels of the same samples, which the loss alone gets."""
+
+    inputs: Inputs
+    labels: Any
+
+
+register_pytree_node(
+    Labelled,
+    lambda both: ([both.inputs, both.labels], None),
+    lambda parts, _context: Labelled(*parts),
+)
+
+
+def takes_labels(loss_fn: Callable[..., Any] | None) -> bool:
+    """Whether the second argument of a loss function is called labels or target.
+
+    So are those of the losses of torch, modules among them; by any other name it is the inputs.
+    """
+    called: Any = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    try:
+        names = list(inspect.signature(called).parameters) if callable(called) else []
+    except ValueError:  # of C
+        return False
+    return len(names) > 1 and names[1] in LABELS
+
+
+def loss_of_labels(loss_fn: Callable[..., Any]) -> Loss:
+    """A loss function of an output and labels, as one of the output and `Labelled`."""
+
+    @functools.wraps(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
+    def loss(output: Any, both: Labelled) -> Tensor:
+        result: Tensor = loss_fn(output, both.labels)
+        return result
+
+    return loss
+
+
+def labelled(given: Any, what: str) -> Labelled:
+    """The inputs and labels in a pair. Raises PartoptError where `what` gave something else."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return Labelled(*given)
+    found = f"{len(given)} values" if isinstance(given, tuple | list) else type(given).__name__
+    raise PartoptError(
+        f"{what} gave {found}, and loss_fn takes labels: it needs a pair of inputs and labels",
+        "return inputs, labels; the second argument of a loss_fn that takes the model's inputs has "
+        "another name, such as inputs",
+        code="no-labels",
+    )
+
+
+def with_labels(
+    example_inputs: Callable[[int], Any], loss_fn: Callable[..., Any] | None
+) -> tuple[Callable[[int], Inputs], Loss | None]:
+    """The inputs and the loss of a model; where the loss takes labels, the inputs hold them."""
+    if loss_fn is None or not takes_labels(loss_fn):
+        return example_inputs, loss_fn
+
+    def both(size: int) -> Labelled:
+        return labelled(example_inputs(size), f"example_inputs({size})")
+
+    return both, loss_of_labels(loss_fn)
+
+
+def each_labelled(batches: Any, what: str) -> Iterator[Labelled]:
+    """The microbatches that a loader yields, as pairs."""
+    return (labelled(each, what) for each in batches)

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from partopt.documents.device import DeviceFile
+from partopt.documents.doctor import Diagnosis
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.run import Run
@@ -21,7 +22,7 @@ from partopt.documents.tables import (
     Scaling,
     Verification,
 )
-from partopt.report import plan, plans, profile, run
+from partopt.report import doctor, plan, plans, profile, run
 from partopt.report.clusters import render_device
 from partopt.report.phrases import basis_lines, ranks_text
 from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
@@ -49,6 +50,7 @@ def text_of(
     pages: dict[type, Callable[[Any], str]] = {
         Comparison: plans.render_comparison,
         DeviceFile: render_device,
+        Diagnosis: doctor.render,
         Flows: render_flows,
         GroupComparison: plans.render_groups,
         Run: run.render,

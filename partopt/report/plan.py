@@ -41,7 +41,10 @@ _PARTS = {
     "free": ("free", "·."),
     "reserve": ("reserved", "xx"),
 }
-_WHY = {"assumed": " (1 GB and 3 %)", "measured": " (the profiled peak beyond the formulas')"}
+_WHY = {
+    "assumed": " (1.7 GB and 3 %)",
+    "measured": " (the profiled peak beyond the formulas', and 0.7 GB)",
+}
 
 
 def render(

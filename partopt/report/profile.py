@@ -55,7 +55,13 @@ def render(
 def render_sizes(profile: Profile) -> str:
     """What was measured on what, and a row for each microbatch size."""
     known, tokens = profile.environment, profile.model.tokens_per_sample
-    versions = [("torch", known.torch), ("CUDA", known.cuda)]
+    versions = [
+        ("torch", known.torch),
+        ("CUDA", known.cuda),
+        ("driver", known.driver),
+        ("cuDNN", known.cudnn),
+        ("NCCL", known.nccl),
+    ]
     environment = ", ".join(f"{name} {version}" for name, version in versions if version)
     about = [
         f"{len(profile.layers)} layers",
@@ -68,6 +74,7 @@ def render_sizes(profile: Profile) -> str:
     head = [
         ("model", f"{profile.model.name}: {', '.join(each for each in about if each)}"),
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
+        *_condition_lines(profile),
         *([("group", f"{profile.group_ranks} ranks; numbers of one")] if profile.group else []),
         *basis_lines(profile.estimated_for),
     ]
@@ -109,6 +116,27 @@ def render_sizes(profile: Profile) -> str:
         gap=1,
     )
     return f"{label_lines(head)}\n\n{sizes}"
+
+
+def _condition_lines(profile: Profile) -> Iterator[tuple[str, str]]:
+    """The settings of torch that decide a device's speed, and its clock rate, where known."""
+    known = profile.environment
+    tf32 = {"products": known.matmul_tf32, "convolutions": known.cudnn_tf32}
+    precision = known.float32_matmul_precision
+    settings = [
+        precision and precision != "highest" and f"float32 products {precision}",
+        *(value and f"TF32 in {name}" for name, value in tf32.items()),
+        known.cudnn_benchmark and "cuDNN's benchmark",
+        profile.device.type == "cuda"
+        and known.attention
+        and f"attention {' and '.join(known.attention)}",
+    ]
+    if any(settings):
+        yield "settings", ", ".join(each for each in settings if each)
+    lowered = f"lowered by {' and '.join(known.throttled_by)}" if known.throttled_by else ""
+    rate = f"{known.sm_clock_hz / 1e6:.0f} MHz" if known.sm_clock_hz else ""
+    if rate or lowered:
+        yield "clock", ", ".join(each for each in (rate, lowered) if each)
 
 
 def _alike(profile: Profile, measurement: Measurement) -> list[Hashable]:

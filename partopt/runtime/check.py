@@ -8,8 +8,9 @@ here; of the versions that the engine keeps nothing is used.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeVar
 
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.run import Check
-from partopt.errors import PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.profiler.device import free_host_bytes
 from partopt.profiler.step import run_loss
 from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.context import Context
@@ -30,6 +32,7 @@ from partopt.runtime.training import Microbatches, RankTraining, Training
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order, schedule
 from partopt.schedules.order import A, B, F, Order
+from partopt.units import format_bytes
 
 # S   stages, M   microbatches of the step
 # G   of them that a stage learns from at once
@@ -55,14 +58,17 @@ class Found(NamedTuple):
     tensors: dict[tuple[int, str], Tensor]
 
 
-def check_first(training: Training, context: Context) -> Check | None:
+def check_first(training: Training, context: Context, device: torch.device) -> Check | None:
     """Run a first step, and compare; the outcome on rank 0, None on others.
 
+    One process has the whole model on `device`: that of rank 0, or the CPU.
     Of an iteration the gradients are compared, of the step of an asynchronous plan the weights that
     it makes. That learns by plain SGD, whatever the plan's optimizer is: Adam divides a gradient
     that is nothing but rounding by its own size, so that two runs part. Every rank calls it.
-    Dropout is off meanwhile. Raises PartoptError where the model draws random numbers all the same.
+    Dropout is off meanwhile. Raises PartoptError where the model draws random numbers all the same,
+    and before anything is built where the device does not hold the model.
     """
+    check_room(training, context, device)
     context.say("check: a step of all ranks")
     plan, asynchronous, checked = training.plan, training.asynchronous, training
     if asynchronous:
@@ -76,7 +82,7 @@ def check_first(training: Training, context: Context) -> Check | None:
 
     def alone(find: Callable[[WholeModel], Made]) -> Made | None:
         """What one process finds, on rank 0."""
-        return context.on_rank_0(lambda go_on: find(WholeModel(training, context.device, go_on)))
+        return context.on_rank_0(lambda go_on: find(WholeModel(training, device, go_on)))
 
     parameters = {
         (s, name): each
@@ -84,8 +90,9 @@ def check_first(training: Training, context: Context) -> Check | None:
         for name, each in stage.own_parameters.items()
         if each.requires_grad
     }
+    alike = contextlib.nullcontext() if device == context.device else whole_float32()
     if not asynchronous:
-        with without_dropout(*models):
+        with alike, without_dropout(*models):
             own.step(learn=False)
         expected = alone(lambda whole: train_alone(whole, training.microbatches))
         gradients = {key: each.grad for key, each in parameters.items() if each.grad is not None}
@@ -95,11 +102,55 @@ def check_first(training: Training, context: Context) -> Check | None:
         for each in plan.stages
     ]
     own.rates = rates = context.gather(alone(lambda whole: visible_rates(whole, names)))[0]
-    with without_dropout(*models):
+    with alike, without_dropout(*models):
         own.step()
     expected = alone(lambda whole: train_stale(training, whole, names, rates, equal))
     weights = {key: each.detach() for key, each in parameters.items()}
     return compare(Found(own.end_step(), weights), expected, context, "changes", equal)
+
+
+def check_room(training: Training, context: Context, device: torch.device) -> None:
+    """Raise PartoptError, on every rank, where `device` of rank 0 does not hold the whole model.
+
+    Counted are weights and gradients, of an asynchronous plan also the weights before and the
+    changes, and what rank 0 has of its own there. Activations come to it.
+    """
+    plan = training.plan
+    copies = 2 + 2 * training.asynchronous
+    needed_bytes = copies * plan.profile.parameter_bytes
+    if device == context.device:
+        needed_bytes += sum(2 * each.parameter_bytes for each in plan.stages if 0 in each.ranks)
+    room_bytes = context.gather(free_bytes(device))[0]
+    if needed_bytes > room_bytes:
+        where = "the host" if device.type == "cpu" else "one GPU"
+        raise PartoptError(
+            f"`check=True` needs the whole model in one process: {format_bytes(needed_bytes)} or "
+            f"more beside activations, and {where} has {format_bytes(int(room_bytes))} free",
+            "`check_device=cpu` has it on the host"
+            if device.type != "cpu"
+            else "check a model of fewer layers, planned the same way",
+            ANSWER_IS_NO,
+            code="out-of-memory",
+            bytes=needed_bytes,
+        )
+
+
+def free_bytes(device: torch.device) -> float:
+    """The memory that is free on a device."""
+    return free_host_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+
+
+@contextlib.contextmanager
+def whole_float32() -> Iterator[None]:
+    """The context in which a GPU multiplies all bits of float32, as a CPU does."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def compare(
@@ -148,7 +199,7 @@ def _errors(own: Found, expected: Reference | None, context: Context) -> dict[st
         if expected is None:
             right = torch.empty(shape, dtype=dtype, device=context.device)
         else:
-            right = expected.tensors[name].contiguous()
+            right = expected.tensors[name].to(context.device).contiguous()
         context.broadcast(right)
         for (_, each), held in own.tensors.items():
             if each == name:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -80,9 +80,22 @@ class Progress:
         return f"{where}, {WORDS[self.state]}" if WORDS[self.state] else where
 
 
+class Direction(NamedTuple):
+    """The name of a process group that has messages from one rank to another alone."""
+
+    source: int
+    destination: int
+    name: str = ""
+
+
 @dataclass
 class Context:
-    """A process of a run: one rank of `ranks`, after the process group was made."""
+    """A process of a run: one rank of `ranks`, after the process group was made.
+
+    `groups` are in the order in which every rank has made them. Under NCCL the first use of one
+    holds the hosts of its ranks until all of them have come to it, so that `connect` uses each once
+    before messages need any.
+    """
 
     rank: int
     ranks: int
@@ -90,9 +103,11 @@ class Context:
     progress: Progress
     wait_s: float = WAIT_S
     host: str = field(default_factory=socket.gethostname)
+    backend: str = "gloo"  # or "nccl"
     groups: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    connected: set[tuple[Any, ...]] = field(default_factory=set)  # keys of `groups`
 
-    def group(self, ranks: Sequence[int], name: str = "") -> Any:
+    def group(self, ranks: Sequence[int], name: str | Direction = "") -> Any:
         """The process group of `ranks`, made once for each name.
 
         Every process of the run must ask for the same groups in the same order.
@@ -103,6 +118,36 @@ class Context:
             with lost_connections():
                 self.groups[key] = dist.new_group(sorted(ranks), timeout=limit)
         return self.groups[key]
+
+    def channel(self, direction: Direction) -> Any:
+        """The process group of messages in a direction, which NCCL, without tags, keeps in order.
+
+        Every process of the run must ask for the same ones in the same order.
+        """
+        return self.group([direction.source, direction.destination], direction)
+
+    def connect(self) -> None:
+        """Use every group once that has not been used, in one order; gloo has nothing to wait for.
+
+        Every rank calls it where it has made the same groups.
+        """
+        new = [key for key in self.groups if key not in self.connected]
+        self.connected.update(new)
+        for *ranks, name in new if self.backend == "nccl" else ():
+            if self.rank in ranks:
+                self._use(self.groups[*ranks, name], name)
+
+    def _use(self, group: Any, name: str | Direction) -> None:
+        byte = torch.zeros(1, dtype=torch.uint8, device=self.device)
+        with lost_connections():
+            work: Any
+            if not isinstance(name, Direction):
+                work = dist.all_reduce(byte, group=group, async_op=True)
+            elif name.source == self.rank:
+                work = dist.isend(byte, name.destination, group=group)
+            else:
+                work = dist.irecv(byte, name.source, group=group)
+            work.wait()
 
     def barrier(self) -> None:
         """Wait until all ranks have come here."""

@@ -23,7 +23,10 @@ class Cut:
     @property
     def crossings(self) -> list[Crossing]:
         """What the engine sends and receives."""
-        return [Crossing(each.shape, each.dtype, each.gradient) for each in self.likeness]
+        return [
+            Crossing(each.shape, each.dtype, each.gradient, each.device.type == "cpu")
+            for each in self.likeness
+        ]
 
 
 def cut_before(record: Record, layer: int) -> Cut:

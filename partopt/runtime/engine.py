@@ -6,8 +6,8 @@ between ranks (`messages`), and sums of gradients and optimizer steps (`updates`
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -15,6 +15,8 @@ from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.actions import Action, RankRecord, actions_of
+from partopt.runtime.clock import clock_of
+from partopt.runtime.completions import completions_of
 from partopt.runtime.context import (
     COMPUTING,
     EXCHANGING,
@@ -24,7 +26,7 @@ from partopt.runtime.context import (
     SENDING,
     Context,
 )
-from partopt.runtime.messages import Channel, Messages, check_cuts
+from partopt.runtime.messages import Channel, Messages, check_cuts, check_queues
 from partopt.runtime.stage import Stage
 from partopt.runtime.updates import OptimizerOf, Tied, Updates, check_tied
 from partopt.schedules import order, schedule
@@ -54,11 +56,13 @@ def execute(
     Raises PartoptError where the plan cannot run, another rank is lost, or stages disagree on what
     crosses a cut.
     """
+    if context.backend == "nccl":
+        check_queues(plan.schedule)
     run = RankRun(plan, stage_of, context, steps, microbatches, optimizer_of, tied)
     channel = Channel(context, run.order)
-    messages = Messages(run.stages, run.actions, channel, run.record, context.device)
-    loop = _Loop(run, messages)
-    try:
+    with run.begin():
+        given = context.device, run.clock, run.completions
+        loop = _Loop(run, Messages(run.stages, run.actions, channel, run.record, *given))
         for step in range(steps):
             run.begin_step(step)
             for action in run.actions:
@@ -66,9 +70,7 @@ def execute(
             context.progress.note(EXCHANGING)
             run.updates.finish_exchanges()
             context.progress.note(SENDING)
-            messages.drain()
-    finally:
-        messages.close()
+            run.end_step()
     context.progress.note(OUTSIDE)
     return run.record
 
@@ -111,15 +113,31 @@ class RankRun:
         }
         check_cuts(self.stages, context)
         parameters = {s: stage.parameters for s, stage in self.stages.items()}
-        self.updates = Updates(plan, self.order, context, parameters, optimizer_of, tied)
+        self.clock, self.completions = clock_of(context), completions_of(context)
+        given = parameters, optimizer_of, tied, self.completions
+        self.updates = Updates(plan, self.order, context, *given)
         self.record = RankRecord(context.rank, context.host, steps, len(self.actions))
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[None]:
+        """The context of the steps, for which all groups are made."""
+        try:
+            self.context.connect()
+            yield
+        finally:
+            self.completions.close()
 
     def begin_step(self, step: int) -> None:
         """Begin a step together with the other ranks."""
         self.context.progress.note(MEETING)
         self.context.barrier()
-        self.record.started_ns[step] = time.perf_counter_ns()
+        self.record.started_ns[step] = self.clock.begin_step()
         self.updates.begin_step(step * self.microbatches)
+
+    def end_step(self) -> None:
+        """Wait until everything is sent, exchanged and in the record."""
+        self.completions.drain()
+        self.clock.end_step()
 
     def begin_exchange(self, step: int, action: Action) -> None:
         """Begin to exchange gradients, and note in the record when that ends."""
@@ -143,7 +161,7 @@ class _Loop:
         """Wait for what an action needs of other ranks, run it, and send what it made."""
         run, place, kind, s = self.run, action.place, action.kind, action.stage
         number = step * run.microbatches + action.microbatch
-        progress, record = run.context.progress, run.record
+        progress, record, clock = run.context.progress, run.record, run.clock
         waits = EXCHANGING if kind == U else RECEIVING
         progress.act(step, kind, s, action.microbatch, waits)
         if kind == F:  # before its input has come, and in no time of the action
@@ -152,7 +170,7 @@ class _Loop:
         if kind == U:
             run.updates.prepare(s)
         progress.note(EXCHANGING if kind == A else COMPUTING)
-        record.begin[step, place] = time.perf_counter_ns()
+        clock.note(record.begin, (step, place))
         if kind == A:
             run.begin_exchange(step, action)
             if self.held_back is not None:
@@ -165,11 +183,11 @@ class _Loop:
                 self.held_back = action, made
             else:
                 self.messages.send(step, action, made)
-        record.end[step, place] = time.perf_counter_ns()
+        clock.note(record.end, (step, place))
         self.messages.replace_receive(action)
         if run.plan.waits and action.message_out:
             progress.note(SENDING)
-            self.messages.drain()
+            self.messages.settle(step)
 
     def _compute(self, action: Action, number: int, received: list[Tensor]) -> list[Tensor]:
         """What the action makes for another stage, of the microbatch known as `number`."""

@@ -1,6 +1,8 @@
 """Measures the links between the ranks of a run, level by level; every rank takes part.
 
-No clock is compared with another host's: one way is half of a round trip.
+No clock is compared with another host's: one way is half of a round trip. On GPUs trips are
+launched one behind the other, and timed by an event before and one behind all of them: the host has
+no part in them.
 """
 
 from __future__ import annotations
@@ -28,16 +30,26 @@ from partopt.links import (
 )
 from partopt.options import invalid
 from partopt.profiler.device import describe_device
-from partopt.runtime.context import Context, lost_connections
-from partopt.runtime.processes import choose_backend, is_under_torchrun, run_ranks
+from partopt.runtime.context import Context, Direction, lost_connections
+from partopt.runtime.processes import (
+    choose_backend,
+    is_under_torchrun,
+    ranks_of_host,
+    run_ranks,
+)
 
 # before a small message: one behind the other takes a third of what one takes that comes out of a
 # pause, as those of a training do, when the other end sleeps and caches hold other things
 PAUSE_S = 0.003
 PAUSED_BYTES = 500_000  # up to there
-_DEFAULT_RANKS = 4
+_DEFAULT_RANKS = 4  # where there are no GPUs
+SIZES = {  # bytes, by backend
+    "gloo": (4_000, 64_000, 1_000_000, 4_000_000, 16_000_000),
+    "nccl": (4_000, 64_000, 1_000_000, 4_000_000, 16_000_000, 64_000_000, 256_000_000),
+}
 _SMALLEST, _LARGEST = 4, 2**32  # bytes of a message: all-reduces add numbers of 4 bytes
 _MANY_BYTES, _MOST_TIMES = 4 * 10**6, 10
+_WARM_UP = 5  # the part of the repetitions that warms up is one of so many
 _ROUNDS = 3  # over all sizes, so that a burst of other work is in one of them
 
 
@@ -69,7 +81,7 @@ class LinkRun:
 
 
 def prepare_links(
-    sizes: Sequence[int],
+    sizes: Sequence[int] | None = None,
     ranks: int | None = None,
     per_server: int | None = None,
     backend: str = "auto",
@@ -77,21 +89,24 @@ def prepare_links(
 ) -> LinkRun:
     """The run of these options; PartoptError for what cannot be measured.
 
-    By default there are four ranks, or as many as there are cores, in one server. Under `torchrun`
-    there are as many as it started, in its servers.
+    By default there is a rank for every GPU, or without any four, or as many as there are cores, in
+    one server. Under `torchrun` there are as many as it started, in its servers. `sizes` are those
+    of `SIZES` by default.
     """
     if is_under_torchrun():
         if ranks is not None:
             raise invalid("ranks", ranks, "torchrun says how many ranks there are", "leave it out")
         ranks = int(os.environ["WORLD_SIZE"])
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        here = ranks_of_host() or ranks
     else:
         if ranks is None:
-            ranks = min(_DEFAULT_RANKS, max(2, os.cpu_count() or 2))
+            devices = torch.cuda.device_count() if backend != "gloo" else 0
+            ranks = max(2, devices or min(_DEFAULT_RANKS, os.cpu_count() or 2))
         here = ranks
     per_server = here if per_server is None else per_server
     levels_of(ranks, per_server)
-    different = tuple(sorted(set(sizes)))
+    backend = choose_backend(backend, here)
+    different = tuple(sorted(set(SIZES[backend] if sizes is None else sizes)))
     for size in different:
         if not _SMALLEST <= size <= _LARGEST:
             what = f"a message has {_SMALLEST} bytes to {_LARGEST // 2**30} GiB"
@@ -99,7 +114,7 @@ def prepare_links(
     if len(different) < 2:
         what = "latency and bandwidth need two sizes"
         raise invalid("sizes", ", ".join(map(str, different)), what, "give two or more")
-    return LinkRun(ranks, per_server, different, choose_backend(backend, here), repetitions)
+    return LinkRun(ranks, per_server, different, backend, repetitions)
 
 
 def _measure(run: LinkRun, tell: Callable[[str], None], context: Context) -> LinkMeasurement:
@@ -144,37 +159,41 @@ class _Ranks:
         self.run, self.context, self.tell = run, context, tell
 
     def make_groups(self, levels: Sequence[MeasuredLevel]) -> None:
-        """Make all process groups first: every rank has to, in one order."""
+        """Make and use all process groups first: every rank has to, in one order."""
         for level in levels:
             for ranks in level.allreduces:
                 self.context.group(ranks)
-            self._group(*level.pair)
-            self._group(*level.pair[::-1])
+            for pair in sorted({level.pair, *level.ports}):
+                self._group(*pair)
+                self._group(*pair[::-1])
         self.context.group(range(self.context.ranks))
+        self.context.connect()
+
+    @property
+    def _launches(self) -> bool:
+        """Whether the host only launches what the devices do."""
+        return self.context.backend == "nccl"
 
     def _group(self, source: int, destination: int) -> Any:
         """NCCL keeps the order of a group, so each direction has its own; gloo has tags."""
-        if self.context.device.type == "cpu":
+        if not self._launches:
             return None
-        return self.context.group([source, destination], f"{source}>{destination}")
+        return self.context.channel(Direction(source, destination))
 
     def measure_level(self, level: MeasuredLevel) -> LevelSamples:
         """Everything that is measured on one level."""
         self.tell(f"{level.name}: messages")
-        first, second = level.pair
-
-        def time_messages(size: int, count: int) -> _Seconds | None:
-            if self.context.rank == first:
-                return self._ping(second, size, count)
-            if self.context.rank == second:
-                self._pong(first, size, count)
-            return None
-
-        messages = tuple(
-            MessageSample(size, *seconds) for size, seconds in self._in_rounds(time_messages)
-        )
+        messages = self._messages(partial(self._trips, pairs=[level.pair]))
         reduced = [each for ranks in level.allreduces for each in self.measure_allreduces(ranks)]
-        return LevelSamples(level.name, level.size, messages, tuple(reduced))
+        self.tell(f"{level.name}: messages at once")
+        both = self._messages(partial(self._exchange, pair=level.pair))
+        ports = self._messages(partial(self._trips, pairs=level.ports)) if level.ports else ()
+        return LevelSamples(level.name, level.size, messages, tuple(reduced), both, ports)
+
+    def _messages(
+        self, measure: Callable[[int, int], _Seconds | None]
+    ) -> tuple[MessageSample, ...]:
+        return tuple(MessageSample(size, *seconds) for size, seconds in self._in_rounds(measure))
 
     def measure_allreduces(self, ranks: Sequence[int]) -> tuple[AllReduceSample, ...]:
         """All-reduces of every size over `ranks`; the mean of what its ranks saw."""
@@ -184,17 +203,40 @@ class _Ranks:
         def time_allreduces(size: int, count: int) -> _Seconds | None:
             if self.context.rank not in ranks:
                 return None
-            numbers, seconds = torch.zeros(size // 4, device=device), []
-            for _ in range(count):
-                began = time.perf_counter()
+            numbers = torch.zeros(size // 4, device=device)
+
+            def reduce(_: int) -> None:
                 with lost_connections():
                     dist.all_reduce(numbers, group=group)
-                self._synchronize()
-                seconds.append(time.perf_counter() - began)
-            return _Seconds(_median(seconds))
+
+            return _Seconds(self._time(reduce, count))
 
         timed = self._in_rounds(time_allreduces)
         return tuple(AllReduceSample(len(ranks), size, seen.message) for size, seen in timed)
+
+    def _time(self, run: Callable[[int], None], count: int) -> float:
+        """Seconds of one of `count` runs, each of which is given its number.
+
+        On CPUs it is their median. GPUs are launched all of them behind a warm-up, and what is
+        between two events is parted evenly.
+        """
+        warm_up = count // _WARM_UP
+        if self._launches:
+            for turn in range(warm_up):
+                run(turn)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            for turn in range(warm_up, warm_up + count):
+                run(turn)
+            end.record()
+            torch.cuda.synchronize()
+            return float(begin.elapsed_time(end)) * 1e-3 / count
+        seconds = []
+        for turn in range(count):
+            began = time.perf_counter()
+            run(turn)
+            seconds.append(time.perf_counter() - began)
+        return _median(seconds)
 
     def _in_rounds(
         self, measure: Callable[[int, int], _Seconds | None]
@@ -218,9 +260,45 @@ class _Ranks:
             found.append((size, _Seconds(*medians)))
         return found
 
-    def _ping(self, other: int, size: int, count: int) -> _Seconds:
-        """Half round trips as the rank that begins them; receives are posted before."""
+    def _trips(self, size: int, count: int, pairs: Sequence[tuple[int, int]]) -> _Seconds | None:
+        """Half round trips of all `pairs` at once, as their first ranks see them."""
+        for first, second in pairs:
+            if self.context.rank == first:
+                return self._ping(second, size, count)
+            if self.context.rank == second:
+                self._pong(first, size, count)
+        return None
+
+    def _exchange(self, size: int, count: int, pair: tuple[int, int]) -> _Seconds | None:
+        """Messages of a pair in both directions at once."""
+        if self.context.rank not in pair:
+            return None
+        (other,) = set(pair) - {self.context.rank}
         message = torch.zeros(size, dtype=torch.uint8, device=self.context.device)
+
+        def exchange(turn: int) -> None:
+            # in one order of groups on both ranks, so that one queue of the hardware does
+            works = [
+                self._send(other, message, turn)
+                if source == self.context.rank
+                else self._receive(other, size, turn)
+                for source in pair
+            ]
+            for work in works:
+                self._wait(work)
+
+        return _Seconds(self._time(exchange, count))
+
+    def _ping(self, other: int, size: int, count: int) -> _Seconds:
+        """Half round trips as the rank that begins them; on CPUs receives are posted before."""
+        message = torch.zeros(size, dtype=torch.uint8, device=self.context.device)
+        if self._launches:
+
+            def trip(turn: int) -> None:
+                self._send(other, message, turn)
+                self._wait(self._receive(other, size, turn))
+
+            return _Seconds(self._time(trip, count) / 2)
         trips, sends = [], []
         reply = self._receive(other, size, 0)
         for turn in range(count):
@@ -241,6 +319,12 @@ class _Ranks:
     def _pong(self, other: int, size: int, count: int) -> None:
         """The other end of `_ping`."""
         message = torch.zeros(size, dtype=torch.uint8, device=self.context.device)
+        if self._launches:
+            for turn in range(count // _WARM_UP + count):
+                self._wait(self._receive(other, size, turn))
+                self._send(other, message, turn)
+            torch.cuda.synchronize()
+            return
         work = self._receive(other, size, 0)
         for turn in range(count):
             following = self._receive(other, size, turn + 1) if turn + 1 < count else None
@@ -262,16 +346,11 @@ class _Ranks:
             return dist.irecv(message, other, group=group, tag=turn % 2)
 
     def _wait(self, work: Any) -> None:
-        """Wait until a message is sent or there; a receive that is posted ahead may stay."""
+        """Wait until a message is sent or there; a GPU does, in the stream that is current."""
         with lost_connections():
             work.wait()
-        self._synchronize()
-
-    def _synchronize(self) -> None:
-        if self.context.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
 
 
 def _median(seconds: list[float]) -> float:
-    """The median without the warm-up, the first fifth."""
-    return statistics.median(seconds[len(seconds) // 5 :])
+    """The median without the warm-up, the first of them."""
+    return statistics.median(seconds[len(seconds) // _WARM_UP :])

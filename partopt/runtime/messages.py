@@ -6,10 +6,8 @@ of a rank tensors are handed over as they are.
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
-from collections import deque
+import os
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,11 +17,20 @@ from torch import Tensor
 
 from partopt.errors import PartoptError
 from partopt.runtime.actions import Action, RankRecord, Route, actions_of
-from partopt.runtime.context import Context, lost_connections
+from partopt.runtime.clock import Clock
+from partopt.runtime.completions import Completions
+from partopt.runtime.context import Context, Direction, lost_connections
 from partopt.runtime.stage import Crossing, Stage, check_made, with_gradient
-from partopt.schedules.order import B, F, Order
+from partopt.schedules.order import KINDS, B, F, Order
 
-AHEAD = 3  # receives that are posted before they are used
+# receives that are posted before they are used. Under NCCL one that waits for its message keeps the
+# device from all that waits for a device at rest: a kernel that is loaded, an allocator that tries
+# again, a stream that shares its queue. There each is posted where it is waited for.
+AHEAD = {"gloo": 3, "nccl": 0}
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+# queues of the hardware that a schedule needs on this engine: with fewer a send that waits for its
+# receiver holds the work behind it on which that receiver depends
+FEWEST_QUEUES = {"interleaved-zb": 3}
 _ALIGNMENT = 16  # bytes: each tensor of a message begins where its number format may
 
 
@@ -41,8 +48,9 @@ class Packing:
         self.size = max(1, stop)
 
     def pack(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-        """The message: uint8, shape (size,). A single tensor is not copied."""
-        parts = [each.detach().contiguous().view(-1).view(torch.uint8) for each in tensors]
+        """The message: uint8, shape (size,), on the device. A single tensor there is not copied."""
+        placed = [each.detach().to(device).contiguous() for each in tensors]
+        parts = [each.view(-1).view(torch.uint8) for each in placed]
         if len(parts) == 1 and len(parts[0]) == self.size:
             return parts[0]
         message = torch.empty(self.size, dtype=torch.uint8, device=device)
@@ -60,22 +68,26 @@ class Packing:
             for crossing, place in zip(self.crossings, self.places, strict=True)
         ]
 
+    def give_back(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors of a message that is there, each where its stage has it."""
+        pairs = zip(tensors, self.crossings, strict=True)
+        return [each.cpu() if crossing.on_host else each for each, crossing in pairs]
+
 
 class Channel:
     """The process groups and tags of messages.
 
     Under gloo each message has a tag of its own within a step. NCCL has no tags: there each
-    direction of each pair of ranks over a cut has a group, in which messages keep their order. This
-    has not been run on NCCL.
+    direction of a pair of ranks has a group, in which messages keep their order.
     """
 
     def __init__(self, context: Context, order: Order) -> None:
         self.microbatches = int(order.microbatch.max()) + 1
-        self.groups: dict[tuple[int, int, int, int], Any] = {}
-        if dist.get_backend() == "nccl":
-            actions = (each for rank in range(order.ranks) for each in actions_of(order, rank))
-            keys = {_direction(each.message_out) for each in actions if each.message_out}
-            self.groups = {key: context.group(key[2:], str(key)) for key in sorted(keys)}
+        self.ahead = AHEAD[context.backend]
+        self.groups: dict[Flow, Any] = {}
+        if context.backend == "nccl":
+            found = sorted(directions_of(order, apart=hardware_queues() == 1).items())
+            self.groups = {flow: context.channel(direction) for flow, direction in found}
 
     def send(self, message: Tensor, route: Route) -> Any:
         """Begin to send a message."""
@@ -89,29 +101,66 @@ class Channel:
 
     def _group_and_tag(self, route: Route) -> tuple[Any, int]:
         if self.groups:
-            return self.groups[_direction(route)], 0
+            return self.groups[_flow_of(route)], 0
         return None, 2 * (route.stage * self.microbatches + route.microbatch) + (route.kind != F)
 
 
-def _direction(route: Route) -> tuple[int, int, int, int]:
+Flow = tuple[int, int, int, int]  # what routes have in common: kind, stage, source, destination
+
+
+def check_queues(name: str) -> None:
+    """Raise PartoptError where a run of the schedule `name` would stop for want of queues."""
+    if (queues := hardware_queues()) < FEWEST_QUEUES.get(name, 1):
+        raise PartoptError(
+            f"{name} with {CONNECTIONS}={queues}: a rank would wait for ever for what lies behind "
+            "its own message in the one queue of its GPU",
+            f"unset {CONNECTIONS}, or run it with `engine=torch`",
+            code="cannot-run",
+        )
+
+
+def hardware_queues() -> int:
+    """The queues of a GPU in which all its streams lie; people set 1 for Megatron."""
+    return int(os.environ.get(CONNECTIONS, "8"))
+
+
+def directions_of(order: Order, apart: bool = False) -> dict[Flow, Direction]:
+    """The group of each flow of messages: one for a pair of ranks and a direction.
+
+    Flows have groups of their own where they are kept `apart`, and where a pair does not receive in
+    the order in which it sends.
+    """
+    sent: defaultdict[tuple[int, int], list[Route]] = defaultdict(list)
+    received: defaultdict[tuple[int, int], list[Route]] = defaultdict(list)
+    for rank in range(order.ranks):
+        for action in actions_of(order, rank):
+            if route := action.message_out:
+                sent[route.source, route.destination].append(route)
+            if route := action.message_in:
+                received[route.source, route.destination].append(route)
+    found = {}
+    for pair, routes in sent.items():
+        together = routes == received[pair] and not apart
+        for flow in map(_flow_of, routes):
+            found[flow] = Direction(*pair, "" if together else f"{KINDS[flow[0]]}{flow[1]}")
+    return found
+
+
+def _flow_of(route: Route) -> Flow:
     return route.kind, route.stage, route.source, route.destination
 
 
 class _Posted(NamedTuple):
-    """A receive that is posted: the tensors that will be there, and since when."""
+    """A receive that is posted: the tensors that will be there, and a stamp of its posting."""
 
     route: Route
     tensors: list[Tensor]
     work: Any
-    posted_ns: int
+    stamp: Any
 
 
 class Messages:
-    """The messages of one rank in `record.steps` times its `actions`, and when they came and went.
-
-    A thread waits for sends and frees each: gloo tells nobody that one is done who does not wait
-    for it.
-    """
+    """The messages of one rank in `record.steps` times its `actions`, with their times."""
 
     def __init__(
         self,
@@ -120,8 +169,11 @@ class Messages:
         channel: Channel,
         record: RankRecord,
         device: torch.device,
+        clock: Clock,
+        completions: Completions,
     ) -> None:
         self.channel, self.record, self.device = channel, record, device
+        self.clock, self.completions = clock, completions
         self.outgoing: dict[tuple[int, int], Packing] = {}  # by kind and stage
         self.incoming: dict[tuple[int, int], Packing] = {}
         for s, stage in stages.items():
@@ -131,13 +183,10 @@ class Messages:
             self.incoming[B, s] = Packing(with_gradient(stage.sends))
         self.local: dict[Route, list[Tensor]] = {}
         routes = [each.message_in for each in actions if each.message_in]
-        self.routes = (route for _ in range(record.steps) for route in routes)
+        # with their steps, in the order in which they are received
+        self.routes = deque((step, route) for step in range(record.steps) for route in routes)
         self.posted: deque[_Posted] = deque()
-        for _ in range(AHEAD):
-            self._post_receive()
-        self.sends: queue.Queue[Any] = queue.Queue()
-        self.failure: Exception | None = None
-        threading.Thread(target=self._wait_for_sends, daemon=True).start()
+        self._post_receives(channel.ahead)
 
     def receive(self, step: int, action: Action) -> list[Tensor]:
         """Wait for what an action needs from another stage."""
@@ -146,27 +195,42 @@ class Messages:
             return []
         if route.is_local:
             return self.local.pop(route)
+        self._post_receives(1)
         first = self.posted.popleft()
         assert first.route == route, f"{route} received in the place of {first.route}"
         with lost_connections():
             first.work.wait()
-        self.record.receive_posted[step, action.place] = first.posted_ns
-        self.record.received[step, action.place] = time.perf_counter_ns()
-        return first.tensors
+        place = step, action.place
+        self.clock.note(self.record.receive_posted, place, first.stamp)
+        self.clock.note(self.record.received, place)
+        return self.incoming[route.kind, route.receiver].give_back(first.tensors)
+
+    def settle(self, step: int) -> None:
+        """Wait until everything is sent, within a step.
+
+        What comes next is posted before: two ranks that send to each other would wait for ever.
+        """
+        if self.routes and self.routes[0][0] == step:
+            self._post_receives(1)
+        self.completions.drain()
 
     def replace_receive(self, action: Action) -> None:
         """Post a receive for that of an action, which is over: no action waits for the posting."""
         if action.message_in:
-            self._post_receive()
+            self._post_receives(self.channel.ahead)
 
-    def _post_receive(self) -> None:
-        """Post the next receive, if one is left, into new memory, parted before it is there."""
-        route = next(self.routes, None)
-        if route is not None:
+    def _post_receives(self, number: int) -> None:
+        """Post receives, while any are left, until so many are posted.
+
+        They go into new memory, which is parted before the message is there.
+        """
+        while len(self.posted) < number and self.routes:
+            _, route = self.routes.popleft()
             packing = self.incoming[route.kind, route.receiver]
             message = torch.empty(packing.size, dtype=torch.uint8, device=self.device)
+            stamp = self.clock.now()
             work, tensors = self.channel.receive(message, route), packing.unpack(message)
-            self.posted.append(_Posted(route, tensors, work, time.perf_counter_ns()))
+            self.posted.append(_Posted(route, tensors, work, stamp))
 
     def send(self, step: int, action: Action, tensors: Sequence[Tensor]) -> None:
         """Begin to send what an action made to the stage that needs it, if there is one.
@@ -179,38 +243,16 @@ class Messages:
         if route.is_local:
             self.local[route] = [tensor.detach() for tensor in tensors]
             return
-        packing = self.outgoing[route.kind, action.stage]
+        packing, record = self.outgoing[route.kind, action.stage], self.record
         check_made(action.stage, tensors, packing.crossings)
-        message = packing.pack(tensors, self.device)
-        self._raise_failure()
+        message, place = packing.pack(tensors, self.device), (step, action.place)
+
+        def note_sent(when_ns: int) -> None:
+            record.sent[place] = when_ns
+
         work = self.channel.send(message, route)
-        self.record.send_posted[step, action.place] = time.perf_counter_ns()
-        self.sends.put((work, message, (step, action.place)))
-
-    def drain(self) -> None:
-        """Wait until everything is sent."""
-        self.sends.join()
-        self._raise_failure()
-
-    def close(self) -> None:
-        """End the thread; what is not sent yet is left to the process group."""
-        self.sends.put(None)
-
-    def _raise_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-
-    def _wait_for_sends(self) -> None:
-        while (entry := self.sends.get()) is not None:
-            work, _, place = entry
-            try:
-                with lost_connections():
-                    work.wait()
-                self.record.sent[place] = time.perf_counter_ns()
-            except Exception as error:
-                self.failure = error
-            del entry, work, _  # a message is kept no longer
-            self.sends.task_done()
+        self.clock.note(record.send_posted, place)
+        self.completions.keep(work, message, note_sent)
 
 
 def check_cuts(stages: Mapping[int, Stage], context: Context) -> None:

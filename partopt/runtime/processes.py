@@ -51,22 +51,61 @@ _PR_SET_PDEATHSIG = 1
 
 
 def choose_backend(name: str, ranks_here: int) -> str:
-    """`gloo` or `nccl`; `auto` is NCCL where each of the ranks of this host has a GPU.
+    """`gloo` or `nccl`, for so many ranks of this host; `auto` is NCCL where torch sees a GPU.
 
-    Raises PartoptError for one that is unknown, or cannot be taken here.
+    Raises PartoptError for one that is unknown, or cannot be taken here: a run that is meant for
+    GPUs does not go to the processors unasked.
     """
+    if name not in BACKENDS:
+        raise invalid("backend", name, "unknown backend", did_you_mean(name, BACKENDS))
     built = dist.is_available() and dist.is_nccl_available()
-    devices = torch.cuda.device_count() if built and name != "gloo" else 0
-    if name in ("auto", "nccl") and devices >= ranks_here:
-        return "nccl"
-    if name in ("auto", "gloo"):
+    devices = torch.cuda.device_count() if built else 0
+    if name == "gloo" or (name == "auto" and not devices):
         return "gloo"
     what, hint = "this torch was built without NCCL", "`backend=gloo` is for processors"
-    if name not in BACKENDS:
-        what, hint = "unknown backend", did_you_mean(name, BACKENDS)
-    elif built:
+    if built:
+        if is_under_torchrun():
+            local_device(devices)
+            return "nccl"
+        if devices >= ranks_here:
+            return "nccl"
         what = f"{ranks_here} ranks need a GPU each, torch sees {devices}"
     raise invalid("backend", name, what, hint)
+
+
+def local_device(devices: int) -> int:
+    """Which of the GPUs that this rank sees is its own: LOCAL_RANK, or of one that one.
+
+    Raises PartoptError where there is none.
+    """
+    number = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID"))
+    # srun may show each task its GPU alone; torchrun shows all to all
+    alone = devices == 1 and "TORCHELASTIC_RUN_ID" not in os.environ
+    if alone:
+        return 0
+    if number is None:
+        what = f"LOCAL_RANK is not set, and torch sees {devices} GPUs"
+    elif int(number) < devices:
+        return int(number)
+    else:
+        what = f"rank {number} of this host has no GPU: torch sees {devices}"
+    raise PartoptError(
+        what,
+        "start as many ranks on a host as it has GPUs, with LOCAL_RANK from 0 on; `backend=gloo` "
+        "is for processors",
+        code="no-such-device",
+        option="backend",
+    )
+
+
+def ranks_of_host() -> int | None:
+    """The ranks that the launcher has started on this host, where it says so.
+
+    torchrun does. srun has a list such as `4(x2),3`, of which the one for all hosts counts.
+    """
+    tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    number = os.environ.get("LOCAL_WORLD_SIZE", tasks.partition("(")[0])
+    return int(number) if number.isdecimal() else None
 
 
 def is_under_torchrun() -> bool:
@@ -96,10 +135,12 @@ def run_here(main: Callable[[Context], Result], backend: str = "gloo") -> Result
         if "TORCHELASTIC_RUN_ID" in os.environ:
             _die_with_parent(os.getppid())
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        device = _take_device(backend, int(os.environ.get("LOCAL_RANK", "0")))
+        device = _take_device(backend)
         with lost_connections():
-            dist.init_process_group(backend, timeout=timedelta(seconds=WAIT_S))
-        return _run_in_group(main, Context(rank, ranks, device, Progress()))
+            dist.init_process_group(
+                backend, timeout=timedelta(seconds=WAIT_S), device_id=_bound(device)
+            )
+        return _run_in_group(main, Context(rank, ranks, device, Progress(), backend=backend))
 
 
 @contextlib.contextmanager
@@ -176,12 +217,19 @@ def _open_store(ranks: int) -> Any:
     )
 
 
-def _take_device(backend: str, number: int) -> torch.device:
+def _take_device(backend: str, number: int | None = None) -> torch.device:
+    """The device of this rank: its GPU, by default the one of a launcher's rank, or the CPU."""
     if backend == "nccl":
+        number = local_device(torch.cuda.device_count()) if number is None else number
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
     keep_freed_memory()
     return torch.device("cpu")
+
+
+def _bound(device: torch.device) -> torch.device | None:
+    """The device that a process group is bound to, so that it is ready once it is made."""
+    return device if device.type == "cuda" else None
 
 
 def _run_in_group(main: Callable[[Context], Result], context: Context) -> Result:
@@ -277,9 +325,15 @@ class _Child:
         with lost_connections():
             store = TCPStore(_HOST, port, timeout=join)
             dist.init_process_group(
-                self.backend, store=store, rank=self.rank, world_size=self.ranks, timeout=limit
+                self.backend,
+                store=store,
+                rank=self.rank,
+                world_size=self.ranks,
+                timeout=limit,
+                device_id=_bound(device),
             )
-        context = Context(self.rank, self.ranks, device, Progress(row), self.wait_s)
+        given = device, Progress(row), self.wait_s
+        context = Context(self.rank, self.ranks, *given, backend=self.backend)
         return _run_in_group(self.main, context)
 
 

@@ -262,6 +262,25 @@ class ReplayStage(Stage):
         buffers = {name: holder[key] for holder, key, name in self._module.changing}
         return {name: each for name, each in buffers.items() if each is not None}
 
+    def warm_up(self, inputs: Inputs, device: torch.device) -> None:
+        """Run a forward and a backward on zeros and these inputs, and leave no trace of them.
+
+        A GPU loads a kernel when it first runs, and may wait for all its work before it does.
+        """
+        numbers, buffers, number = RandomNumbers(), BufferState(self._module.changing), -1
+        self._inputs[number] = inputs
+        received = [
+            torch.zeros(each.shape, dtype=each.dtype, device="cpu" if each.on_host else device)
+            for each in self.receives
+        ]
+        sent = zip(self.forward(number, received), self.sends, strict=True)
+        self.backward(number, [torch.zeros_like(made) for made, each in sent if each.gradient])
+        self.losses.pop(number, None)
+        for parameter in self.parameters:
+            parameter.grad = None
+        buffers.restore()
+        numbers.restore()
+
     def prepare(self, microbatch: int) -> None:
         """Have the model's own inputs of a microbatch ready, whose forward comes next."""
         self._inputs[microbatch] = self._inputs_of(microbatch)

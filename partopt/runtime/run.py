@@ -27,7 +27,7 @@ from partopt.runtime.checkpoint import (
 )
 from partopt.runtime.context import Context
 from partopt.runtime.measured import RankResult, TrainingRun, put_together
-from partopt.runtime.processes import choose_backend, is_under_torchrun, run_ranks
+from partopt.runtime.processes import choose_backend, is_under_torchrun, ranks_of_host, run_ranks
 from partopt.runtime.tensor_memory import TensorMemory, counted_step, held_by
 from partopt.runtime.torch_engine import can_say
 from partopt.runtime.training import RankTraining, Training, losses_of
@@ -35,6 +35,7 @@ from partopt.runtime.updates import check_tied, tied_stages
 from partopt.schedules import schedule
 from partopt.simulator.execution import execute as simulate
 
+CHECK_DEVICES = ("auto", "cpu")
 ENGINES = ("auto", "torch", "partopt")
 ROUNDS = 8  # of an asynchronous plan in a step, times what is in flight
 
@@ -46,13 +47,15 @@ class RunOptions:
     A step is an iteration; of an asynchronous plan it is `microbatches` from an empty pipeline to
     an empty one. `engine` is "torch", its pipeline runtime, the default where that can run the
     plan, or "partopt", which runs every plan. With `check` a first step is held against one
-    process, and dropped. Checkpoints are written into the folder `save` at the end and after
+    process, on the GPU of rank 0 or where `check_device` is "cpu" on the host, and dropped.
+    Checkpoints are written into the folder `save` at the end and after
     `every` so many steps; `resume` is a folder of them, whose last is gone on from, under this plan
     or another.
     """
 
     steps: int = 10
     check: bool = False
+    check_device: str = "auto"
     backend: str = "auto"
     engine: str = "auto"
     seed: int = 0
@@ -65,6 +68,12 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise invalid("steps", self.steps, "not possible", "give at least 1")
+        if self.check_device not in CHECK_DEVICES:
+            hint = did_you_mean(self.check_device, CHECK_DEVICES)
+            raise invalid("check_device", self.check_device, "not possible", hint)
+        if self.check_device != "auto" and not self.check:
+            what = "nothing is checked"
+            raise invalid("check_device", self.check_device, what, "give it beside `check=True`")
         if self.every is not None and (self.save is None or self.every < 1):
             raise invalid("every", self.every, "not possible", "give at least 1, beside `save`")
 
@@ -129,7 +138,8 @@ class _Main:
 
     def _train(self, context: Context) -> RankResult:
         options, steps = self.options, self.options.steps
-        outcome = check_first(self.training, context) if options.check else None
+        checking = context.device if options.check_device == "auto" else torch.device("cpu")
+        outcome = check_first(self.training, context, checking) if options.check else None
         own = RankTraining(self.training, context)
         if self.start is not None:
             resume(own, self.start)
@@ -248,4 +258,4 @@ def ranks_here(ranks: int) -> int:
             f"start {ranks} in all, on all machines together",
             code="other-world-size",
         )
-    return int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    return ranks_of_host() or world

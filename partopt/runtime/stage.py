@@ -14,12 +14,14 @@ from partopt.errors import PartoptError
 class Crossing(NamedTuple):
     """A tensor that crosses a cut, the same for every microbatch.
 
-    Where `gradient` is true its gradient comes back, of the same shape and format.
+    Where `gradient` is true its gradient comes back, of the same shape and format. One that lies on
+    the host while stages compute on a GPU crosses through the GPU, and is on the host again behind.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     gradient: bool
+    on_host: bool = False
 
 
 def with_gradient(crossings: Sequence[Crossing]) -> list[Crossing]:

@@ -11,7 +11,6 @@ import contextlib
 import inspect
 import logging
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -95,9 +94,12 @@ def execute_on_torch(
             code="torch-cannot-run",
         )
     run = TorchRun(plan, stage_of, context, steps, microbatches, optimizer_of, tied)
-    for step in range(steps):
-        run.begin_step(step)
-        run.run_step(step)
+    with run.begin():
+        run.make_runtime()
+        for step in range(steps):
+            run.begin_step(step)
+            run.run_step(step)
+            run.end_step()
     context.progress.note(OUTSIDE)
     return run.record
 
@@ -123,8 +125,12 @@ class TorchRun(RankRun):
             # rows of the CSV in the order of rank, as a group has them; now they are of `ranks`
             lines = to_csv(self.order, layout).splitlines(keepends=True)
             rows = dict(zip(ranks[self.k], lines, strict=True))
-            text = "".join(rows[rank] for rank in sorted(rows))
-            self.runtime = Runtime(self.torch_stages, self.microbatches // self.d, text)
+            self.text = "".join(rows[rank] for rank in sorted(rows))
+
+    def make_runtime(self) -> None:
+        """Make torch's runtime, which may send messages."""
+        if self.k is not None:
+            self.runtime = Runtime(self.torch_stages, self.microbatches // self.d, self.text)
 
     def run_step(self, step: int) -> None:
         """Run the step: the actions that torch runs, then the updates."""
@@ -135,8 +141,8 @@ class TorchRun(RankRun):
             stage.first = step * self.microbatches + self.k
         with lost_connections(), _without_log():
             self.runtime.step(return_outputs=False)
-        sent = self.record.sent[step]
-        sent[self.record.send_posted[step] > 0] = time.perf_counter_ns()
+        messages = [each.place for each in self.actions if each.message_out]
+        self.clock.note(self.record.sent[step], messages)
         for action in self.actions:
             if action.kind == U:
                 self.context.progress.act(step, U, action.stage, 0, EXCHANGING)
@@ -151,17 +157,18 @@ class TorchRun(RankRun):
         action, record = self.by_microbatch[_whole(kind), s, m], self.record
         state = EXCHANGING if kind == A else COMPUTING
         self.context.progress.act(self.step, action.kind, s, action.microbatch, state)
-        record.begin[self.step, action.place] = now_ns = time.perf_counter_ns()
+        stamp, place = self.clock.now(), (self.step, action.place)
+        self.clock.note(record.begin, place, stamp)
         if action.message_in:
-            record.received[self.step, action.place] = now_ns
+            self.clock.note(record.received, place, stamp)
         yield
-        record.end[self.step, action.place] = time.perf_counter_ns()
+        self.clock.note(record.end, place)
         self.context.progress.note(RECEIVING)
 
     def note_send(self, kind: int, s: int, m: int) -> None:
         """Note that what an action made is about to be sent."""
         place = self.by_microbatch[kind, s, m].place
-        self.record.send_posted[self.step, place] = time.perf_counter_ns()
+        self.clock.note(self.record.send_posted, (self.step, place))
 
     def exchange(self, s: int) -> None:
         """Begin to exchange the gradients of a stage, where it has replicas or something tied."""
@@ -244,7 +251,7 @@ class TorchStage(PipelineStage):
         """Run the forward of microbatch m = `fwd_chunk_id`."""
         s, m = self.stage_index, fwd_chunk_id
         is_local = not self.is_first and self._is_same_rank(s - 1)
-        received = _take(self.args_recv_info[m], is_local)[: len(self.stage.receives)]
+        received = _take(self.args_recv_info[m], self.stage.receives, is_local)
         self.stage.prepare(self._number(m))  # in no time of the action
         with self.run.timed(F, s, m):
             made = self.stage.forward(self._number(m), received)
@@ -264,7 +271,7 @@ class TorchStage(PipelineStage):
         s, m = self.stage_index, bwd_chunk_id
         infos = [info for info in self.grad_recv_info[m] if info.tensor_meta is not None]
         is_local = not self.is_last and self._is_same_rank(s + 1)
-        gradients = _take(infos, is_local)[: len(with_gradient(self.stage.sends))]
+        gradients = _take(infos, with_gradient(self.stage.sends), is_local)
         run = self.stage.backward if full_backward else self.stage.backward_input
         with self.run.timed(B, s, m):
             found = run(self._number(m), gradients)
@@ -304,7 +311,7 @@ class TorchStage(PipelineStage):
         Raises PartoptError where they are not as `own` says: the receiver's buffers are.
         """
         check_made(self.stage_index, tensors, own)
-        sent = [each.detach().contiguous() for each in tensors]
+        sent = [each.detach().to(self.device).contiguous() for each in tensors]
         if len(every) > len(own):
             sent.append(torch.zeros(TOKEN.shape, dtype=TOKEN.dtype, device=self.device))
         return sent
@@ -329,14 +336,19 @@ def _gradients(crossings: Sequence[Crossing]) -> tuple[Tensor | None, ...]:
     return tuple(example if crossing.gradient else None for crossing, example in pairs)
 
 
-def _take(infos: Sequence[Any], is_local: bool) -> list[Tensor]:
+def _take(infos: Sequence[Any], crossings: Sequence[Crossing], is_local: bool) -> list[Tensor]:
     """The tensors that came; local ones are let go of, which torch would keep until the next step.
 
     Received ones count their own changes (`.data`), so that a stage may change one in place.
     """
-    if not is_local:
-        return [info.buffer.data for info in infos]
-    taken = [info.buffer for info in infos]
-    for info in infos:
-        info.buffer = None
-    return taken
+    pairs = list(zip(infos, crossings, strict=False))  # a token is nobody's
+    if is_local:
+        taken = [info.buffer for info, _ in pairs]
+        for info in infos:
+            info.buffer = None
+    else:
+        taken = [info.buffer.data for info, _ in pairs]
+    return [
+        each.cpu() if crossing.on_host else each
+        for each, (_, crossing) in zip(taken, pairs, strict=True)
+    ]

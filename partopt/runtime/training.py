@@ -246,6 +246,9 @@ class RankTraining:
             for s, stage in enumerate(plan.stages)
             if shared and stage.replicas > 1
         }
+        if context.backend == "nccl":
+            for own in self.stages.values():
+                own.warm_up(training.draw_inputs(0, context.device), context.device)
 
     def _make_stages(self) -> dict[int, ReplayStage]:
         training, device = self.training, self.context.device

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
+from partopt.runtime.completions import Completions
 from partopt.runtime.context import Context, lost_connections
 from partopt.runtime.versions import DoubleBuffered, Step, Versions, batch_of_stage, gradient_of
 from partopt.schedules import schedule
@@ -74,9 +75,15 @@ class Sum:
     They are taken from the parameters, bucket by bucket, until `finish` puts their sums there.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: Any, bucket_bytes: float) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        group: Any,
+        bucket_bytes: float,
+        completions: Completions,
+    ) -> None:
         self.buckets = list(buckets_of(parameters, bucket_bytes))
-        self.group = group
+        self.group, self.completions = group, completions
         self.begun: list[tuple[Tensor, Any]] = []  # of the first buckets: what is sent, its work
         self._done: Callable[[int], None] | None = None
         self._ended_ns: list[int] = []  # of buckets, noted by other threads
@@ -109,7 +116,8 @@ class Sum:
             for parameter, summed in zip(bucket, torch.split(whole, sizes), strict=True):
                 parameter.grad = summed.view_as(parameter)
         if len(self._ended_ns) < len(self.buckets) and self._done is not None:
-            self._done(time.perf_counter_ns())  # the last note is on its way in another thread
+            # the last note is on its way in another thread; where it comes later, it counts
+            self._done(time.perf_counter_ns())
 
     def _note_made(self, parameter: Tensor) -> None:
         """Begin the buckets that are next, where all of their gradients are there."""
@@ -134,10 +142,10 @@ class Sum:
         with lost_connections():
             work: Any = dist.all_reduce(whole, group=self.group, async_op=True)
         self.begun.append((whole, work))
-        work.get_future().add_done_callback(self._note_ended)
+        self.completions.tell(work, self._note_ended)
 
-    def _note_ended(self, _: object) -> None:
-        self._ended_ns.append(time.perf_counter_ns())
+    def _note_ended(self, when_ns: int) -> None:
+        self._ended_ns.append(when_ns)
         self._tell_done()
 
     def _tell_done(self) -> None:
@@ -178,7 +186,9 @@ class Updates:
         parameters: Mapping[int, Sequence[nn.Parameter]],
         optimizer_of: OptimizerOf | None,
         tied: Sequence[Tied],
+        completions: Completions,
     ) -> None:
+        self.completions = completions
         self.context, self.parameters, self.tied = context, parameters, tied
         self.steps: dict[int, Step] = {
             s: optimizer_of(s, own).step for s, own in parameters.items() if optimizer_of and own
@@ -221,7 +231,7 @@ class Updates:
         """Begin the backward that the exchange of a stage's gradients follows."""
         group = self.replicas[s]
         if self.overlaps and group is not None:
-            self.watched[s] = Sum(self.untied[s], group, self.bucket_bytes)
+            self.watched[s] = self._sum(s, group)
             self.watched[s].watch()
 
     def end_backward(self, s: int, microbatch: int, number: int) -> None:
@@ -239,10 +249,13 @@ class Updates:
         """
         group = self.replicas[s]
         if group is not None:
-            begun = self.watched.pop(s, None) or Sum(self.untied[s], group, self.bucket_bytes)
+            begun = self.watched.pop(s, None) or self._sum(s, group)
             begun.begin_rest(done)
             self.finish_exchange(s)
             self.sums[s] = number, begun
+
+    def _sum(self, s: int, group: Any) -> Sum:
+        return Sum(self.untied[s], group, self.bucket_bytes, self.completions)
 
     def finish_exchange(self, s: int) -> None:
         """Wait for the exchange of a stage, if one has begun; asynchronous, step by its sums."""

@@ -11,8 +11,10 @@ from click import unstyle
 from msgspec.structs import replace
 
 import partopt as po
+from partopt.documents import doctor
+from partopt.documents.doctor import Accelerator, Diagnosis, Exchange, Machine
 from partopt.documents.kinds import DOCUMENTS
-from partopt.documents.profile import Group
+from partopt.documents.profile import Device, Group
 from partopt.documents.run import Check, Run
 from partopt.links import FittedLinks, levels_of
 from partopt.printable import shorten
@@ -60,7 +62,27 @@ def kinds() -> Iterator[tuple[str, po.Plan]]:
     jobs = {f"{NAME}.json": job, "tp2.json": po.Job(grouped, NAMELESS, schedule="pipedream")}
     yield "groups", po.compare_groups(jobs)[0]
     yield "run", heavy_run()
+    yield "doctor", heavy_machine()
     yield "trial", po.try_schedules(po.Uniform(stages=4, microbatches=8))
+
+
+def heavy_machine() -> Diagnosis:
+    """A machine with long names, eight devices, and much that is missing."""
+    device = Device(name=f"{NAME} 80GB HBM3", type="cuda", memory_bytes=80 * 10**9)
+    return Diagnosis(
+        environment=HEAVY.environment,
+        machine=Machine(system="Linux x86_64", processor=device, cores=208),
+        devices=[
+            Accelerator(device=device, capability="9.0", reaches=[k for k in range(8) if k != n])
+            for n in range(8)
+        ],
+        backend="nccl",
+        checks=[
+            doctor.Check(name="second GPU", status="missing", text=NAME),
+            doctor.Check(name="profile", status="failed", text=NAME, seconds=123.4, output=[NAME]),
+        ],
+        exchanges=[Exchange(kind="messages both ways", bytes=2**20, first_s=1.2, seconds=3.4e-5)],
+    )
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,14 @@ import msgspec
 import pytest
 
 from partopt import Job, solve
-from partopt.cost.memory import reserve_of
+from partopt.cost.memory import COMMUNICATOR_BYTES, COMMUNICATORS, reserve_of
 from partopt.documents.profile import Device, Profile
 from partopt.errors import PartoptError
 from partopt.search.verify import verify
 from tests.helpers import flat, measurement, profile_of
 
 GB = 10**9
+MESSAGES_GB = COMMUNICATORS * COMMUNICATOR_BYTES / GB
 CLUSTER = flat(2, memory_bytes=40 * GB)
 
 
@@ -26,9 +27,14 @@ def profile(kind: str, peak_bytes: int | None = None) -> Profile:
 @pytest.mark.parametrize(
     "kind, peak_gb, limit_gb, expected",
     [
-        ("cuda", None, 40, (2.2, "assumed")),
-        ("cuda", 8, 40, (2.2, "assumed")),  # 2 * 3 + 1 GB are the formulas': 1 GB beyond
-        ("cuda", 10, 40, (3.0, "measured")),
+        ("cuda", None, 40, (2.2 + MESSAGES_GB, "assumed")),
+        (
+            "cuda",
+            8,
+            40,
+            (2.2 + MESSAGES_GB, "assumed"),
+        ),  # 2 * 3 + 1 GB are the formulas': 1 GB beyond
+        ("cuda", 10, 40, (3.0 + MESSAGES_GB, "measured")),
         ("cuda", 10, None, (0.0, "none")),
         ("cpu", 10, 40, (0.0, "none")),
         ("", None, 40, (0.0, "none")),
@@ -45,7 +51,7 @@ def test_the_default_is_a_share_of_the_device_or_what_was_measured(
 @pytest.mark.parametrize(
     "options, usable, reserve",
     [
-        ({}, 37.8, "assumed"),
+        ({}, 37.8 - MESSAGES_GB, "assumed"),
         ({"memory": "40 GB"}, 40, "none"),
         ({"facts": {"reserve": "5 GB"}}, 35, "given"),
         ({"memory": "20 GB", "facts": {"reserve": "5 GB"}}, 15, "given"),

@@ -17,6 +17,7 @@ from partopt.links import (
     fit_topology,
     levels_of,
     notes_of,
+    protocol_step,
 )
 from partopt.report.clusters import render_links as render
 from tests.links.synthetic import (
@@ -182,3 +183,40 @@ def test_the_error_of_a_sender_is_relative_to_its_own_time():
     assert not short.is_poor  # of the message it is nothing
     document = FittedLinks.of(MEASURED, "c", 2).document
     assert {"error", "whole_s"} < document["comparisons"][0].keys()
+
+
+def test_the_ports_of_servers_are_used_at_once():
+    inside, between = levels_of(8, 4)
+    assert inside.ports == ((0, 1), (2, 3))
+    assert between.ports == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert levels_of(2, 2)[0].ports == levels_of(2, 1)[0].ports == ()
+
+
+def stepped(size, step_s=200e-6):
+    return LATENCY_S + size / BANDWIDTH + (step_s if size >= 1_000_000 else 0)
+
+
+def test_a_protocols_step_is_told_from_the_latency():
+    samples = level_samples(server(), seconds_of=stepped)
+    step = protocol_step(samples.messages)
+    assert step.from_bytes == 1_000_000
+    assert step.latency_s == pytest.approx(LATENCY_S, rel=0.01)
+    assert step.step_s == pytest.approx(200e-6, rel=0.01)
+    notes = [note.text for note in notes_of(measurement(samples), 4)]
+    assert notes == [
+        "server: of a message 50.00 us are latency; 200.0 us more, from 1 MB on, are another "
+        "protocol's"
+    ]
+    assert protocol_step(level_samples(server()).messages) is None
+    assert protocol_step(level_samples(server(), noise=0.02).messages) is None
+
+
+def test_messages_at_once_that_share_a_link_are_told_of():
+    alone = level_samples(server())
+    twice = tuple(replace(each, seconds=2 * each.seconds) for each in alone.messages)
+    shared = measurement(replace(alone, both=twice, ports=alone.messages))
+    assert [note.text for note in notes_of(shared, 4)] == [
+        "server: both directions of a pair at once take 2.0 times as long as one message"
+    ]
+    busy = measurement(replace(alone, both=alone.messages, ports=twice))
+    assert [note.code for note in notes_of(busy, 4)] == ["shared-ports"]

@@ -36,8 +36,16 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 class FakeClock:
     """Stamp n reads n * n seconds: every interval is different, and sums of them are exact."""
 
+    queues = False
+
     def __init__(self) -> None:
         self.stamps = itertools.count()
+
+    def calibrate(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
 
     def stamp(self) -> float:
         return float(next(self.stamps) ** 2)

@@ -7,14 +7,14 @@ import time
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from partopt.profiler import step
 from partopt.profiler.device import CpuClock, CpuStamp, CudaClock
 from partopt.profiler.layers import Backward
 from partopt.profiler.step import Stepper
-from tests.profiler.helpers import FakeClock, tracked
+from tests.gpu.device import CYCLES_PER_S, FakeDevice, PaperTime, installed
+from tests.gpu.layers import layers
+from tests.profiler.helpers import tracked
 
 
 def at(*seconds, thread=1):
@@ -38,13 +38,21 @@ def test_other_threads_that_work_for_more_than_a_tenth_count():
     assert CpuClock().intervals_s([at(0, 50, 0), at(1, 2, 1, thread=2), at(2, 51, 2)]) == [1, 1]
 
 
-def test_a_hold_on_cuda_is_a_kernel_that_spins_for_at_most_a_second(monkeypatch):
-    spun = []
+@pytest.fixture
+def device():
+    with installed(FakeDevice(PaperTime())) as found:
+        yield found
+
+
+def test_a_hold_on_cuda_is_a_kernel_that_spins_for_at_most_a_second(device, monkeypatch):
+    clock, spun = CudaClock(), []
+    clock.hold(0.002)  # before it is calibrated nothing spins, and nothing waits
+    assert device.log == []
+    clock.calibrate()
     monkeypatch.setattr(torch.cuda, "_sleep", spun.append)
-    monkeypatch.setattr(CudaClock, "_calibrate", lambda self: 1e9)
     for seconds in (0.0, 0.002, 60.0):
-        CudaClock().hold(seconds)
-    assert spun == [2_000_000, 1_000_000_000]
+        clock.hold(seconds)
+    assert spun == [pytest.approx(each * CYCLES_PER_S, rel=1e-6) for each in (0.002, 1.0)]
 
 
 class Located(torch.autograd.Function):
@@ -100,78 +108,32 @@ def test_work_on_another_thread_is_counted():
     assert clock.intervals_s([started, clock.stamp()])[0] >= 0.05
 
 
-class Queue(FakeClock):
-    """A device that works through launches in order, and a host that issues them: both are numbers.
-
-    A stamp is the moment at which the device comes to it, as an event on a stream is.
-    """
-
-    def __init__(self, holds=True):
-        self.host_s, self.device_s, self.holds = 0.0, 0.0, holds
-
-    def launch(self, host_s, device_s):
-        self.host_s += host_s
-        self.device_s = max(self.device_s, self.host_s) + device_s
-
-    def stamp(self):
-        return max(self.device_s, self.host_s)
-
-    def hold(self, seconds):
-        if self.holds:
-            self.device_s = max(self.device_s, self.host_s) + seconds
-
-    def intervals_s(self, stamps):
-        self.host_s = self.device_s = max(self.host_s, self.device_s)
-        return super().intervals_s(stamps)
-
-
-class Kernel(torch.autograd.Function):
-    """Launches one kernel in the forward and one in the backward."""
-
-    @staticmethod
-    def forward(ctx, x, weight, launch):
-        ctx.launch = launch
-        launch()
-        return x * weight
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.launch()
-        return gradient, gradient.sum(), None
-
-
-class Launching(nn.Module):
-    def __init__(self, launch):
-        super().__init__()
-        self.weight, self.launch = nn.Parameter(torch.ones(())), launch
-
-    def forward(self, x):
-        return Kernel.apply(x, self.weight, self.launch)
-
-
-def queued(monkeypatch, host_s, device_s, clock):
+def queued(device, monkeypatch, host_s, device_s, calibrated=True):
     """Steps of four layers of a kernel each, on a host that needs long to attach hooks."""
-    attach = Backward.call_at_changes
+    clock, attach = CudaClock(), Backward.call_at_changes
 
     def slowly(*arguments):
         attach(*arguments)
-        clock.host_s += 100.0
+        device.host.sleep(0.5)
 
     monkeypatch.setattr(Backward, "call_at_changes", slowly)
-    monkeypatch.setattr(step.time, "perf_counter", lambda: clock.host_s)
-    model = nn.Sequential(*[Launching(lambda: clock.launch(host_s, device_s)) for _ in range(4)])
+    model = layers(device, *[(host_s, device_s)] * 4)
+    if calibrated:
+        clock.calibrate()
     return Stepper(model, torch.ones(2), None, tracked(model, torch.ones(2)), clock)
 
 
-@pytest.mark.parametrize(("host_s", "device_s"), [(1.0, 10.0), (10.0, 1.0), (5.0, 5.0)])
-def test_attaching_hooks_leaves_the_queue_as_full_as_it_was(monkeypatch, host_s, device_s):
-    steps = queued(monkeypatch, host_s, device_s, Queue())
+@pytest.mark.parametrize(("host_s", "device_s"), [(0.01, 0.1), (0.1, 0.01), (0.05, 0.05)])
+def test_attaching_hooks_leaves_the_queue_as_full_as_it_was(device, monkeypatch, host_s, device_s):
+    steps = queued(device, monkeypatch, host_s, device_s)
+    for _ in range(2):
+        steps.bare()
     steps.instrumented()  # learns how long attaching takes
     assert steps.instrumented().step_s == pytest.approx(steps.bare())
 
 
-def test_without_a_hold_the_backward_is_charged_for_a_queue_that_ran_dry(monkeypatch):
-    steps = queued(monkeypatch, 1.0, 10.0, Queue(holds=False))
+def test_without_a_hold_the_backward_is_charged_for_a_queue_that_ran_dry(device, monkeypatch):
+    steps = queued(device, monkeypatch, 0.01, 0.1, calibrated=False)
     steps.instrumented()
-    assert steps.instrumented().backward_s == [10, 10, 10, 11]
+    assert steps.instrumented().backward_s == pytest.approx([0.1, 0.1, 0.1, 0.11])
     assert steps.instrumented().step_s > steps.bare()

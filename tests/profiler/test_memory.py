@@ -10,9 +10,16 @@ from torch import nn
 from partopt import measure_source
 from partopt.errors import PartoptError
 from partopt.profiler import device, measure
-from partopt.profiler.device import HEADROOM, build_within_memory
+from partopt.profiler.device import HEADROOM, build_within_memory, is_stepped
 from partopt.profiler.weightless import LARGE, build_without_weights, fake_mode, is_fake
-from tests.profiler.helpers import linear
+from tests.profiler.helpers import (
+    FakeClock,
+    Parts,
+    example,
+    linear,
+    needs_transformers,
+    structure,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ROWS = LARGE // 64  # of 64 floats: as many as count as large
@@ -62,6 +69,58 @@ def test_numbers_of_their_own_format_and_layers_without_weights_yet(limit):
     for free, enough in ((needed + 1, True), (needed - 1, False)):
         limit(free)
         assert fits(Indexed, dtype=torch.bfloat16) is enough
+
+
+def test_of_blocks_the_second_alone_has_moments(limit):
+    def build():
+        return nn.ModuleDict({"blocks": nn.ModuleList(linear() for _ in range(8))})
+
+    needed = HEADROOM * (2 + 2 / 8) * MODEL_BYTES
+    for free, fit in ((needed + 1, True), (needed - 1, False)):
+        limit(free)
+        if fit:
+            build_within_memory(build, CPU, torch.float32, ["blocks"])
+            continue
+        with pytest.raises(PartoptError):
+            build_within_memory(build, CPU, torch.float32, ["blocks"])
+
+
+def test_the_optimizer_is_timed_on_the_second_block_for_all(monkeypatch):
+    stepped = []
+
+    class Counted(torch.optim.AdamW):
+        def __init__(self, parameters, **options):
+            stepped.append(sum(each.numel() for each in parameters))
+            super().__init__(parameters, **options)
+
+    class Paced(FakeClock):
+        def intervals_s(self, stamps):
+            return [1.0] * (len(stamps) - 1)
+
+    monkeypatch.setattr(torch.optim, "AdamW", Counted)
+    model = Parts(lambda self, x: self.h(x), h=eight())
+    [measured] = structure(model, blocks=["h"], clock=Paced()).measurements
+    assert (stepped, measured.optimizer_s) == ([16], 8.0)
+    assert structure(model, clock=Paced()).measurements[0].optimizer_s == 1.0
+    assert structure(model, blocks=["others"], clock=Paced()).measurements[0].optimizer_s == 1.0
+
+
+@needs_transformers
+def test_two_blocks_of_llama_405b_are_measured_on_one_device_of_80_gb():
+    source = example("llama", size="405b", layers=2)
+    with build_without_weights(fake_mode()):
+        model = source.build()
+    parameters = dict(model.named_parameters())
+    assert parameters["model.layers.1.mlp.up_proj.weight"].shape == (53248, 16384)
+    held = sum(2 * 2 * each.numel() for each in parameters.values())  # bfloat16, with gradients
+    moments = sum(
+        2 * 2 * each.numel()
+        for name, each in parameters.items()
+        if is_stepped(name, ["model.layers"])
+    )
+    block = moments / 4
+    assert block == pytest.approx(3.19e9, rel=0.01)
+    assert HEADROOM * (held + moments) < 80e9
 
 
 def test_a_model_that_does_not_fit_is_left_early(limit):

@@ -91,6 +91,31 @@ def test_four_blocks_say_what_seven_say(name, granularity):
     assert list(short.faults()) == []
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("granularity", ["block", "leaf"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt",
+        pytest.param("vit", marks=needs_torchvision),
+        *(
+            pytest.param(name, marks=needs_transformers)
+            for name in ("gpt2", "bert", "llama", "mixtral", "t5")
+        ),
+    ],
+)
+def test_two_blocks_say_what_seven_say_or_are_refused(name, granularity):
+    short, deep = (of_example(name, layers, granularity) for layers in (2, 7))
+    if name == "t5":  # the first block makes a table that all others read
+        with pytest.raises(PartoptError, match="two blocks that do not show"):
+            repeat(short, LISTS[name][1][0], 7)
+        return
+    for blocks in LISTS[name][1]:
+        short = repeat(short, blocks, 7)
+    assert shape(short) == shape(deep)
+    assert list(short.faults()) == []
+
+
 def test_times_are_those_of_the_deep_model_too():
     def of(layers):
         options = {"arguments": {**TINY, "layers": layers}, "microbatch_sizes": [1]}
@@ -105,8 +130,11 @@ def test_times_are_those_of_the_deep_model_too():
 
 @pytest.mark.parametrize("granularity", ["auto", "leaf"])
 def test_tables_that_all_blocks_read_and_checkpoints(granularity):
-    short, deep = (structure(Blocks(n), granularity=granularity) for n in (4, 6))
-    assert shape(repeat(short, "blocks", 6)) == shape(deep)
+    two, four, six = (structure(Blocks(n), granularity=granularity) for n in (2, 4, 6))
+    assert shape(repeat(four, "blocks", 6)) == shape(six)
+    # what is added to the second's input is added behind the first: for the third nothing shows it
+    with pytest.raises(PartoptError, match="two blocks that do not show"):
+        repeat(two, "blocks", 6)
 
 
 def test_a_profile_says_what_was_repeated():
@@ -137,8 +165,8 @@ def test_names_of_shared_weights_move_with_their_block():
 @pytest.mark.parametrize(
     ("layers", "blocks", "count", "code", "what"),
     [
-        (3, "blocks", 9, "not-repeatable", "has 3 blocks, and four are needed"),
-        (4, "layers", 9, "not-repeatable", "has 0 blocks, and four are needed"),
+        (3, "blocks", 9, "not-repeatable", "has 3 blocks, and two are needed, or four and more"),
+        (4, "layers", 9, "not-repeatable", "has 0 blocks, and two are needed"),
         (4, "blocks", 3, "not-repeatable", "has 4 blocks already"),
         (4, "blocks", 0, "invalid-option", "whole number >= 1"),
     ],

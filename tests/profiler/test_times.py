@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from partopt.profiler.group import RankGroup
 from partopt.profiler.layers import Backward
-from partopt.profiler.measuring import _warm_up
 from partopt.profiler.step import Stepper
 from tests.profiler.helpers import (
     CHAINS,
@@ -175,33 +173,7 @@ def test_the_layers_cover_the_bare_step_within_ten_percent(name, monkeypatch):
     assert 0.9 <= tries[-1] <= 1.1, tries
 
 
-# --- how long a device is warmed up, and how many steps are timed ------------------------------
-
-
-class Steps:
-    """Stands for a stepper: a bare step takes as long as given, on a clock that only steps move."""
-
-    def __init__(self, step_s):
-        self.step_s, self.now_s, self.kinds = step_s, 0.0, []
-
-    def bare(self):
-        self.kinds.append("bare")
-        self.now_s += self.step_s
-
-    def instrumented(self):
-        self.kinds.append("instrumented")
-
-
-@pytest.mark.parametrize(
-    ("device", "step_s", "bare_steps"), [("cpu", 0.125, 2), ("cuda", 0.125, 4), ("cuda", 10.0, 2)]
-)
-def test_cuda_is_warmed_up_for_half_a_second(monkeypatch, device, step_s, bare_steps):
-    steps = Steps(step_s)
-    monkeypatch.setattr("partopt.profiler.measuring.time.perf_counter", lambda: steps.now_s)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
-    assert _warm_up(steps, torch.device(device), RankGroup()) == (7 if device == "cuda" else None)
-    assert steps.kinds == ["bare"] * bare_steps + ["instrumented"]
+# --- how many steps are timed -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(1.0, 10), (1.001, 5)])

@@ -201,7 +201,7 @@ class Main(NamedTuple):
             source = find_model(self.model, {"tied": CASES[name].tied})
             asked = Training(plan, source, plan.microbatches or MICROBATCHES)
             with CASES[name].fault():
-                found[name] = check_first(asked, context)
+                found[name] = check_first(asked, context, context.device)
         return found
 
 

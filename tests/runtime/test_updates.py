@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from partopt.errors import PartoptError
+from partopt.runtime.completions import Completions, completions_of
 from partopt.runtime.processes import run_local
 from partopt.runtime.tensor_memory import TensorMemory
 from partopt.runtime.updates import Sum, buckets_of
@@ -36,7 +37,7 @@ def exchange(context):
     for size_bytes in (1.0, LAYER_BYTES, math.inf):
         layers, ended = model(), []
         parameters = list(layers.parameters())
-        own = Sum(parameters, context.group(range(RANKS)), size_bytes)
+        own = Sum(parameters, context.group(range(RANKS)), size_bytes, completions_of(context))
         for k in range(MICROBATCHES):
             if k == MICROBATCHES - 1:
                 own.watch()
@@ -70,7 +71,8 @@ def exchange_used(context):
     """Buckets begun at each gradient of the last backward, and the sums."""
     layers = model()
     used = list(layers.parameters())[:6]
-    own, seen = Sum(used, context.group(range(RANKS)), LAYER_BYTES), []
+    group, seen = context.group(range(RANKS)), []
+    own = Sum(used, group, LAYER_BYTES, completions_of(context))
     own.watch()
     for parameter in used:
         parameter.register_post_accumulate_grad_hook(lambda _: seen.append(len(own.begun)))
@@ -93,7 +95,7 @@ def test_a_bucket_begins_when_its_gradients_are_there():
 
 def test_gradients_in_several_parts_are_refused():
     layer = nn.Linear(2, 2)
-    own = Sum(list(layer.parameters()), None, math.inf)
+    own = Sum(list(layer.parameters()), None, math.inf, Completions(torch.device("cpu")))
     own.watch()
     weight = [layer.weight]
     torch.autograd.backward(layer(torch.ones(2)).sum(), inputs=weight)

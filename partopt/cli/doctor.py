@@ -1,0 +1,170 @@
+"""`partopt doctor`: what this machine is and can do, tried out and written into one file.
+
+What is tried runs as commands of their own: one that hangs is ended, and one that breaks its device
+breaks no other.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partopt import documents
+from partopt.cli import options
+from partopt.cli.terminal import say
+from partopt.errors import ANSWER_IS_NO, PartoptError
+
+if TYPE_CHECKING:
+    from partopt.documents.doctor import Check, Diagnosis, Exchange
+
+LIMIT_S = 300.0  # of one command
+_LINES = 20  # of its output that are kept where it fails
+MODEL = "partopt.profiler.small"
+
+
+@click.command()
+@options.option("-o --output", "FILE", "The file to write.", default="doctor.json")
+@click.option("--force", is_flag=True, help="Replace the file.")
+@options.json_option
+def command(output: str, force: bool, as_json: bool) -> None:
+    """Say what this machine is, and try on it all that partopt does with a device.
+
+    Versions and devices; an exchange of each kind between two ranks; links, a profile, a plan and a
+    run of a small model. What is missing is said so. All of it goes into one file, which has no
+    names of hosts or people: send it along with a question.
+
+    Exits with 1 where something failed.
+
+    \b
+    Example:
+      partopt doctor
+      partopt doctor -o ours.json
+    """
+    from partopt.report.doctor import render
+
+    documents.check_writable(output, force, [".json"])
+    with tempfile.TemporaryDirectory() as folder:
+        found = _diagnose(Path(folder))
+    found.save(output, force)
+    if as_json:
+        options.write_json(found)
+    else:
+        say(render(found))
+    options.say_wrote(output)
+    if found.failed:
+        raise PartoptError(
+            f"failed: {', '.join(found.failed)}",
+            f"{output} has the last lines of each: send it along",
+            ANSWER_IS_NO,
+            code="doctor-failed",
+            failed=found.failed,
+        )
+
+
+@dataclass
+class _Trial:
+    """What is tried in a folder, and what came of it."""
+
+    folder: Path
+    checks: list[Check] = field(default_factory=list)
+
+    def run(self, name: str, arguments: list[str], needs: str = "") -> bytes | None:
+        """What a command prints; None where it fails, or the file that it needs is not there."""
+        from partopt.documents.doctor import Check
+
+        if needs and not (self.folder / needs).is_file():
+            text = f"not tried: there is no {needs}"
+            self.checks.append(Check(name=name, status="missing", text=text))
+            return None
+        say(f"trying   {name}", err=True)
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", *arguments],
+                cwd=self.folder,
+                capture_output=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            why, printed, told = f"exit code {done.returncode}", done.stdout, done.stderr
+            failed = done.returncode != 0
+        except subprocess.TimeoutExpired as late:
+            why, failed = f"did not end within {LIMIT_S:.0f} s", True
+            printed, told = late.stdout or b"", late.stderr or b""
+        lines = told.decode(errors="replace").splitlines()[-_LINES:]
+        self.checks.append(
+            Check(
+                name=name,
+                status="failed" if failed else "ok",
+                text=why if failed else "",
+                seconds=time.monotonic() - began,
+                output=lines if failed else [],
+            )
+        )
+        return None if failed else printed
+
+    def load(self, kind: type[Any], name: str) -> Any:
+        """The document in a file of the folder; None where none was written."""
+        path = self.folder / name
+        return kind.load(str(path)) if path.is_file() else None
+
+
+def _diagnose(folder: Path) -> Diagnosis:
+    import msgspec
+
+    from partopt.documents.doctor import Diagnosis, Exchange
+    from partopt.documents.plan import Plan
+    from partopt.documents.profile import Profile
+    from partopt.documents.run import Run
+    from partopt.profiler.conditions import describe_host
+
+    host = describe_host()
+    trial = _Trial(folder, list(host.checks))
+    partopt = "partopt"
+    exchanges = trial.run("exchanges", ["partopt.runtime.exchanges", host.backend])
+    ends = ["--ranks", "2", "--sizes", "4kB,64kB,1MB", "--repetitions", "5", "--accept-poor"]
+    ends += ["--backend", host.backend, "--json", "-o", "links.yaml"]
+    links = trial.run("links", [partopt, "topology", "measure", *ends])
+    trial.run("profile", [partopt, "profile", MODEL, "--microbatch", "4,8", "-o", "profile.json"])
+    shape = ["--planner", "straight", "--schedule", "1f1b", "--microbatches", "4"]
+    cluster = "links.yaml" if links is not None else "v100-pcie"
+    trial.run(
+        "plan",
+        [partopt, "plan", "profile.json", "--topology", cluster, *shape, "-o", "plan.json"],
+        "profile.json",
+    )
+    steps = ["--backend", host.backend, "--steps", "3", "--check", "-o", "run.json"]
+    trial.run("run", [partopt, "run", "plan.json", MODEL, *steps], "plan.json")
+    found: list[Exchange] = (
+        [] if exchanges is None else msgspec.json.decode(exchanges, type=list[Exchange])
+    )
+    return Diagnosis(
+        environment=host.environment,
+        machine=host.machine,
+        devices=host.devices,
+        backend=host.backend,
+        checks=[_with_errors(each, found) for each in trial.checks],
+        exchanges=found,
+        links=None if links is None else msgspec.json.decode(links),
+        profile=trial.load(Profile, "profile.json"),
+        plan=trial.load(Plan, "plan.json"),
+        run=trial.load(Run, "run.json"),
+    )
+
+
+def _with_errors(check: Check, exchanges: list[Exchange]) -> Check:
+    """The check, failed where it is that of the exchanges and one of them failed."""
+    from msgspec.structs import replace
+
+    failed = [each for each in exchanges if each.error]
+    if check.name != "exchanges" or not failed:
+        return check
+    text = "; ".join(f"{each.kind}: {each.error}" for each in failed)
+    return replace(check, status="failed", text=text)

@@ -1,0 +1,91 @@
+"""`partopt doctor`: a real diagnosis of this machine, and what it says of commands that fail."""
+
+import json
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+
+from partopt.cli import doctor
+from partopt.documents.doctor import Diagnosis
+
+MISSING = {"GPU", "second GPU", "NCCL"}  # of a torch for processors
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("doctor") / "doctor.json"
+    command = [sys.executable, "-m", "partopt", "doctor", "-o", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return path, done.stdout
+
+
+def test_one_file_has_the_machine_and_all_that_was_tried(written):
+    path, page = written
+    found = Diagnosis.load(str(path))
+    status = {each.name: each.status for each in found.checks}
+    assert found.failed == []
+    assert {name for name in MISSING if status[name] == "missing"} == MISSING
+    tried = ("exchanges", "links", "profile", "plan", "run")
+    assert [status[name] for name in tried] == ["ok"] * 5
+    assert found.backend == "gloo"
+    assert [each.kind for each in found.exchanges] == [
+        "message",
+        "messages both ways",
+        "all-reduce",
+        "all-gather",
+        "broadcast",
+        "reduce",
+    ]
+    assert all(each.seconds and not each.error for each in found.exchanges)
+    assert found.profile is not None
+    assert [each.microbatch_size for each in found.profile.measurements] == [4, 8]
+    assert found.links is not None
+    assert found.links["schema"] == "partopt.links/1"
+    assert found.run is not None
+    assert found.run.check is not None
+    assert found.run.check.equal
+    for words in ("this torch was built without CUDA", "ranks exchange over gloo", "all-reduce"):
+        assert words in " ".join(page.split())
+
+
+def test_the_file_follows_its_schema_and_is_shown_again(written, partopt):
+    path, page = written
+    jsonschema.validate(json.loads(path.read_text()), json.loads(partopt("schema", "doctor").out))
+    shown = partopt("show", path)
+    assert shown.code == 0
+    assert shown.out.split() == page.split()
+
+
+def test_what_fails_or_hangs_is_said_and_the_rest_is_tried(partopt, tmp_path, monkeypatch):
+    def run(command, **options):
+        words = " ".join(command)
+        if "topology" in words:
+            raise subprocess.TimeoutExpired(command, 1.0, None, b"measuring\nall-reduce of 2")
+        if "exchanges" in words:
+            found = [{"kind": "message", "bytes": 8, "error": "no such device"}]
+            return subprocess.CompletedProcess(command, 0, json.dumps(found).encode(), b"")
+        return subprocess.CompletedProcess(command, 2, b"", b"error: no\nhint: try")
+
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    outcome = partopt("doctor", "-o", tmp_path / "d.json")
+    assert outcome.code == 1
+    assert outcome.errors == ["failed: exchanges, links, profile"]
+    checks = {each.name: each for each in Diagnosis.load(str(tmp_path / "d.json")).checks}
+    assert checks["exchanges"].text == "message: no such device"
+    assert checks["links"].text == "did not end within 300 s"
+    assert checks["links"].output == ["measuring", "all-reduce of 2"]
+    assert (checks["profile"].text, checks["profile"].output) == (
+        "exit code 2",
+        ["error: no", "hint: try"],
+    )
+    assert checks["plan"].text == "not tried: there is no profile.json"
+    assert checks["run"].status == "missing"
+
+
+def test_a_file_that_is_there_is_kept(partopt, tmp_path):
+    (tmp_path / "d.json").write_text("mine")
+    assert partopt("doctor", "-o", tmp_path / "d.json").code == 2
+    assert (tmp_path / "d.json").read_text() == "mine"

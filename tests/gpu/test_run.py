@@ -1,0 +1,262 @@
+"""A run on a GPU: what it copies, what it loads before the first step, and what it checks where."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from partopt import Job, Plan, Topology, run_source, solve
+from partopt.documents.run import Run
+from partopt.errors import PartoptError
+from partopt.profiler import measure_source
+from partopt.profiler.source import find_model
+from partopt.profiler.tensors import place
+from partopt.profiler.weightless import RandomNumbers
+from partopt.runtime import check, link_measurement, run
+from partopt.runtime.clock import DeviceClock
+from partopt.runtime.context import Context, Progress
+from partopt.runtime.cuts import Cut, cut_before
+from partopt.runtime.messages import Packing
+from partopt.runtime.run import RunOptions
+from partopt.runtime.stage import Crossing
+from partopt.runtime.training import Training
+from tests.gpu.device import FakeDevice, PaperTime, installed
+from tests.gpu.nccl import rehearse
+from tests.helpers import flat
+from tests.runtime.replayed import replayed
+
+MODEL = """
+import torch
+from torch import nn
+
+
+def build(width=8):
+    layers = [nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Tanh())
+              for _ in range(6)]
+    return nn.Sequential(*layers)
+
+
+def example_inputs(batch_size):
+    return torch.randn(batch_size, 8)
+
+
+def loss_fn(output, inputs):
+    return output.square().mean()
+"""
+
+
+# --- what crosses and what is copied ----------------------------------------------------------
+
+
+def test_a_tensor_of_the_host_crosses_through_the_device_and_comes_back():
+    gpu = torch.device("cuda", 0)
+    with FakeTensorMode():
+        own = [torch.zeros(2, 3, device="cuda"), torch.zeros(4, dtype=torch.int64)]
+        crossings = [
+            Crossing((2, 3), torch.float32, True),
+            Crossing((4,), torch.int64, False, on_host=True),
+        ]
+        alone = Packing(crossings[1:])
+        assert alone.pack(own[1:], gpu).device.type == "cuda"
+        there = [each.to(gpu) for each in own]
+        found = Packing(crossings).give_back(there)
+        assert [each.device.type for each in found] == ["cuda", "cpu"]
+        assert [each.dtype for each in found] == [each.dtype for each in own]
+
+
+def test_where_a_tensor_lies_is_known_of_every_cut():
+    case = replayed(
+        lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)]), lambda n: torch.randn(n, 4)
+    )
+    own = cut_before(case.record, 1)
+    assert [each.on_host for each in own.crossings] == [True]
+    gpu = torch.device("cuda", 0)
+    moved = Cut(own.keys, tuple(each._replace(device=gpu) for each in own.likeness))
+    assert [each.on_host for each in moved.crossings] == [False]
+
+
+def test_inputs_are_copied_from_pinned_memory_and_the_host_goes_on(monkeypatch):
+    calls = []
+
+    def pin(self):
+        calls.append("pin")
+        return self
+
+    def to(self, device, dtype, non_blocking=False):
+        calls.append((device.type, dtype, non_blocking))
+        return self
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    inputs = {"x": torch.zeros(2), "ids": torch.zeros(2, dtype=torch.int64)}
+    place(inputs, torch.device("cuda", 0), torch.bfloat16)
+    assert calls == ["pin", ("cuda", torch.bfloat16, True), "pin", ("cuda", torch.int64, True)]
+    calls.clear()
+    place(inputs, torch.device("cpu"), torch.bfloat16)
+    assert "pin" not in calls
+
+
+# --- before the first step --------------------------------------------------------------------
+
+
+class Counted(nn.Module):
+    """A layer with running statistics and dropout, which counts its forwards and backwards."""
+
+    forwards = backwards = 0
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        Counted.forwards += 1
+        made = nn.functional.dropout(self.norm(self.linear(x)), 0.5)
+        if made.requires_grad:
+            made.register_hook(Counted.count)
+        return made
+
+    @staticmethod
+    def count(_):
+        Counted.backwards += 1
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_one_forward_and_backward_warm_up_and_leave_nothing(recompute):
+    case = replayed(
+        lambda: nn.Sequential(*[nn.Sequential(Counted(), nn.Tanh()) for _ in range(3)]),
+        lambda n: torch.randn(n, 4),
+    )
+    for stage in case.stages(case.thirds(), recompute=recompute):
+        before = {name: each.clone() for name, each in stage.model.state_dict().items()}
+        Counted.forwards = Counted.backwards = 0
+        numbers = RandomNumbers()
+        stage.warm_up(case.inputs[0], torch.device("cpu"))
+        assert (Counted.forwards, Counted.backwards) == (1 + recompute, 1)
+        assert not numbers.advanced()
+        assert not stage.losses
+        assert all(each.grad is None for each in stage.parameters)
+        for name, each in stage.model.state_dict().items():
+            assert each.is_meta or torch.equal(each, before[name])
+
+
+# --- the clock --------------------------------------------------------------------------------
+
+
+def test_times_of_a_step_count_from_its_barrier_and_are_read_at_its_end():
+    with installed(FakeDevice(PaperTime())) as device:
+        device.launch(0.5)  # of what came before
+        clock, times = DeviceClock(), np.zeros((1, 3), np.int64)
+        began_ns = clock.begin_step()
+        device.launch(0.3)
+        clock.note(times, (0, 1))
+        stamp = clock.now()
+        device.launch(0.2)
+        clock.note(times, (0, [0, 2]), stamp)
+        assert not times.any()
+        clock.end_step()
+        assert (times - began_ns)[0].tolist() == pytest.approx([0.3e9] * 3, abs=2)
+        assert device.host.now_s() * 1e9 == pytest.approx(began_ns + 0.5e9, abs=1e3)
+
+
+# --- the check --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A model's file, its plan for two stages, and the plan's file."""
+    folder = tmp_path_factory.mktemp("gpu")
+    model, path = folder / "model.py", folder / "plan.json"
+    model.write_text(textwrap.dedent(MODEL))
+    profile = measure_source(str(model), microbatch_sizes=[4], steps=1, granularity="block")
+    solve(
+        Job(profile, flat(2), schedule="1f1b", microbatches=4, cuts=[3], replicas=[1, 1])
+    ).plan.save(str(path))
+    return str(model), Plan.load(str(path)), str(path)
+
+
+class Alone(Context):
+    def gather(self, value):
+        return [value]
+
+
+def test_a_model_that_the_device_does_not_hold_is_told_of_before_anything_starts(made, monkeypatch):
+    model, plan, _ = made
+    training = Training(plan, find_model(model), 4)
+    context = Alone(0, 2, torch.device("cuda", 0), Progress(), backend="nccl")
+    room = {"cuda": 1000.0, "cpu": 1e12}
+    monkeypatch.setattr(check, "free_bytes", lambda device: room[device.type])
+    with pytest.raises(PartoptError, match="one GPU has 1 kB free") as raised:
+        check.check_first(training, context, context.device)
+    assert "`check_device=cpu`" in raised.value.hint
+    check.check_room(training, context, torch.device("cpu"))
+    room["cpu"] = 1000.0
+    with pytest.raises(PartoptError, match="the host has 1 kB free"):
+        check.check_room(training, context, torch.device("cpu"))
+    with installed(FakeDevice(memory_bytes=24 * 10**9)) as device:
+        device.allocate(4 * 10**9)
+        monkeypatch.undo()
+        assert check.free_bytes(torch.device("cuda", 0)) == 20 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"check": True, "check_device": "tpu"}, "`check_device=tpu`: not possible"),
+        ({"check_device": "cpu"}, "`check_device=cpu`: nothing is checked"),
+    ],
+)
+def test_where_a_check_cannot_be(options, expected):
+    with pytest.raises(PartoptError, match=expected):
+        RunOptions(**options)
+
+
+# --- all of it --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_paper(monkeypatch):
+    """Lets every rank have a device on paper, and gloo keep to NCCL's rules."""
+
+    def run_ranks(main, ranks, backend):
+        assert backend == "nccl"
+        return rehearse(main, ranks)[0]
+
+    for module in (run, link_measurement):
+        monkeypatch.setattr(module, "choose_backend", lambda *_: "nccl")
+        monkeypatch.setattr(module, "run_ranks", run_ranks)
+
+
+@pytest.mark.parametrize("engine", ["torch", "partopt"])
+@pytest.mark.usefixtures("on_paper")
+def test_a_run_is_equal_to_one_process_and_its_record_is_read_as_any_other(
+    made, partopt, tmp_path, engine
+):
+    model, _, plan = made
+    written, trace = tmp_path / "run.json", tmp_path / "run.trace.json"
+    options = ["--check", "--check-device", "cpu", "--engine", engine, "--steps", 3]
+    outcome = partopt("run", plan, model, *options, "-o", written)
+    assert outcome.code == 0, outcome.err
+    assert "equal to one process" in outcome.out
+    document = Run.load(str(written))
+    assert (document.backend, document.check.equal, document.steps) == ("nccl", True, 3)
+    assert document.measured_s > 0 and all(each.forward_s > 0 for each in document.stages)
+    losses = run_source(Plan.load(plan), model, steps=3, engine=engine).document.losses
+    assert document.losses == losses
+    assert partopt("run", plan, model, *options, "-o", trace).code == 0
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"0F0", "1B3"} <= names or {"F0", "B3"} <= names
+
+
+@pytest.mark.usefixtures("on_paper")
+def test_the_links_of_two_gpus_become_a_topology(partopt, tmp_path):
+    path = tmp_path / "cluster.yaml"
+    given = ["--ranks", 2, "--sizes", "64kB,1MB,4MB", "--repetitions", 5, "--accept-poor"]
+    outcome = partopt("topology", "measure", "-o", path, *given)
+    assert outcome.code == 0, outcome.err
+    assert Topology.load(str(path)).levels[0].link == "nccl"
