@@ -105,6 +105,20 @@ def test_the_optimizer_is_timed_on_the_second_block_for_all(monkeypatch):
     assert structure(model, blocks=["others"], clock=Paced()).measurements[0].optimizer_s == 1.0
 
 
+def test_a_model_of_28_billion_in_80_blocks_is_measured_within_5_and_a_half_gib(limit):
+    shape = {"layers": 2, "width": 5376, "heads": 42, "vocabulary": 8192}
+
+    def build():
+        with build_without_weights(fake_mode()):
+            return example("gpt", **shape).build()
+
+    limit(5.5 * 2**30)
+    model = build_within_memory(build, CPU, torch.bfloat16, ["blocks"])
+    assert 80 * sum(each.numel() for each in model.blocks[1].parameters()) > 27e9
+    with pytest.raises(PartoptError):
+        build_within_memory(build, CPU, torch.bfloat16)
+
+
 @needs_transformers
 def test_two_blocks_of_llama_405b_are_measured_on_one_device_of_80_gb():
     source = example("llama", size="405b", layers=2)
