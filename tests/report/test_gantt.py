@@ -84,7 +84,7 @@ def test_two_actions_at_once_stand_side_by_side():
 
 
 def test_recomputation_and_the_optimizer_have_their_letters():
-    lines = picture(fast("gpipe", P=2, M=2, recompute="always", optimizer_s=1e-3), width=48)
+    lines = picture(fast("gpipe", P=2, M=2, recompute=True, optimizer_s=1e-3), width=48)
     assert [line[6:-5].rstrip() for line in lines[1:3]] == [
         "F0-F1-R0-.........B0----R1-B1----U--",
         "...F0-F1-R0-B0----R1-B1----U--......",
@@ -219,7 +219,7 @@ CASES = {
     "1f1b": lambda: example("1f1b", P=4, M=400)[0],
     "short": lambda: example("1f1b", P=3, M=7)[0],
     "deep": lambda: example("1f1b", P=24, M=10, topology=flat(24, 1e15), forward_s=1.3e-3)[0],
-    "gpipe": lambda: example("gpipe", P=4, M=100, recompute="always")[0],
+    "gpipe": lambda: example("gpipe", P=4, M=100, recompute=True)[0],
     "interleaved": lambda: example("interleaved", P=4, M=64, v=3, topology=flat(4, 1e15))[0],
     "zbv": lambda: example("zbv", P=4, M=64, backward_s=2.3e-3)[0],
     "dualpipe": lambda: example("dualpipe", P=4, M=64)[0],

@@ -13,7 +13,7 @@ from tests.report.timelines import example, plan_of, simulated
 
 CASES = {
     "1f1b": lambda: example("1f1b", P=4, M=8),
-    "gpipe that recomputes": lambda: example("gpipe", P=3, M=4, recompute="always"),
+    "gpipe that recomputes": lambda: example("gpipe", P=3, M=4, recompute=True),
     "interleaved": lambda: example("interleaved", P=2, M=4, v=2),
     "zbv": lambda: example("zbv", P=4, M=8),
     "dualpipe": lambda: example("dualpipe", P=4, M=8),

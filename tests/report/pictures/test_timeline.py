@@ -23,7 +23,7 @@ def example(*args, **options):
 
 CASES = {
     "1f1b": lambda: example("1f1b", P=4, M=8),
-    "recomputation": lambda: example("gpipe", P=3, M=4, recompute="always"),
+    "recomputation": lambda: example("gpipe", P=3, M=4, recompute=True),
     "interleaved": lambda: example("interleaved", P=4, M=8, v=3),
     "zbv": lambda: example("zbv", P=4, M=8),
     "dualpipe": lambda: example("dualpipe", P=4, M=8),
