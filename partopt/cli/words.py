@@ -65,10 +65,17 @@ def as_flags(text: str) -> str:
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
-    """Options of the library as the words of a command line; others stay as they are."""
+    """Options of the library as the words of a command line; others stay as they are.
+
+    One that is left open, None or an empty layout, has no words.
+    """
+    from partopt.documents.engine import Layout
+
     words: list[str] = []
     for name, value in options.items():
         flag = flags().get(name, name)
+        if value in (None, Layout()):
+            continue
         if isinstance(value, Mapping):
             for level, each in value.items():
                 words += [flag, f"{level}={each}"]

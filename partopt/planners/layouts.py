@@ -28,8 +28,9 @@ Bounds = tuple[int, ...]  # the S + 1 boundaries of S stages
 def layouts_of(topology: Topology, most: int = PLACES) -> list[Places]:
     """The layouts of at most `most` places; of larger topologies a whole server is a place too."""
     sizes = [level.size for level in topology.levels if level.size > 1] or [1]
-    plain = layouts(sizes, most, whole=True, alike=True)
-    found = dict.fromkeys([*layouts(sizes, most, whole=topology.devices > most), *plain])
+    whole = topology.devices > most
+    alike = layouts(sizes, most, whole, alike=True)  # always among them
+    found = dict.fromkeys([*layouts(sizes, most, whole), *alike])
     return [each for each in found if len(each) <= most] or [(tuple(range(topology.devices)),)]
 
 

@@ -78,6 +78,8 @@ def compete(
 
     def refuse(name: str, error: PartoptError) -> None:
         refusals.append(error)
+        if error.code == "no-plan-fits":
+            return  # which the plan that is shown instead says of itself
         text = f"without {name}: {error.message}"
         notes.append(Note(code="planner-refused", text=text, fields={"planner": name}))
 

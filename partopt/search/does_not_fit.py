@@ -24,9 +24,9 @@ from partopt.search.solve import solve
 
 @dataclass(frozen=True)
 class Fitting:
-    """Options of the job that make a plan fit, and the speed of that plan."""
+    """Options of the job that make a plan fit, None for one to leave out; and its speed."""
 
-    options: dict[str, str | int]
+    options: dict[str, Any]
     samples_per_s: float
 
 
@@ -60,9 +60,18 @@ def list_tried(job: Job) -> list[str]:
 def _freed(job: Job) -> Iterator[dict[str, Any]]:
     """Changes of the job, each with more parts free than the one before."""
     changes: dict[str, Any] = {}
-    for name in ("recompute", "microbatch_size", "planner", "stages", "chunks"):
+    if job.planner_name is None:
+        if job.recompute is not None:
+            changes["recompute"] = None
+            yield dict(changes)
+    elif job.recompute != "always" and job.engine.recompute != ("none",):
+        changes["recompute"] = "always"  # what a planner that is named does not choose itself
+        yield dict(changes)
+    for name in ("microbatch_size", "planner", "stages", "chunks"):
         if getattr(job, name) is not None and not (name == "planner" and job.cuts):
             changes[name] = None
+            if name == "planner":
+                changes["recompute"] = None
             yield dict(changes)
     if job.layout != Layout():
         changes |= {"layout": Layout(), "replication": "free"}
@@ -78,14 +87,12 @@ def _freed(job: Job) -> Iterator[dict[str, Any]]:
         yield changes | {"schedule": AUTO}
 
 
-def _options_of(job: Job, changes: dict[str, Any], plan: Plan) -> dict[str, str | int]:
-    """The options that have `plan`, of a job with these changes."""
-    found = {name: value for name, value in changes.items() if value not in (None, Layout())}
+def _options_of(job: Job, changes: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The options that have `plan`, of a job with these changes; None for one to leave out."""
     layout = plan.layout
     parts = {"recompute": layout.recompute, "microbatch_size": layout.microbatch}
-    found |= {name: value for name, value in parts.items() if value and name in changes}
-    if job.planner is not None and "planner" in changes:
-        found["planner"] = plan.planner
+    given = {name: value for name, value in parts.items() if getattr(job, name) is not None}
+    found = changes | {name: given[name] for name in given.keys() & changes.keys()}
     return {name: value for name, value in found.items() if value != getattr(job, name)}
 
 

@@ -1,5 +1,6 @@
 """`partopt plan --schedule auto`, and the options of schedules with several stages a device."""
 
+import re
 import shlex
 
 import pytest
@@ -146,19 +147,30 @@ def test_no_size_divides_the_batch(auto):
 def test_where_nothing_fits_the_answer_is_no_and_nothing_is_written(auto, tmp_path):
     outcome = auto("--microbatches", 8, "--memory", "1 MB", "-o", tmp_path / "plan.json")
     assert outcome.code == 1
-    assert outcome.errors[0].startswith("no schedule fits: of the fastest, a device of ")
-    assert outcome.hints == ["take larger devices, or more of them"]
+    assert outcome.errors[0].startswith("the plan does not fit: a device of stage ")
+    assert outcome.hints == [
+        "nothing found fits, whatever --shard, --optimizer; take larger devices, or more of them"
+    ]
     assert {cells[-1] for cells in table(outcome.out).values()} == {"no"}
     assert not (tmp_path / "plan.json").exists()
 
 
-def test_what_was_not_tried_is_hinted_where_no_schedule_fits(auto):
-    never = auto("--microbatches", 8, "--memory", "1 MB", "--recompute", "never")
-    assert never.hints == ["take larger devices, or more of them, or --recompute always"]
-    sized = auto("--microbatches", 8, "--memory", "1 MB", "--microbatch-size", 3)
-    assert sized.hints == ["take larger devices, or more of them, or smaller microbatches"]
-    smallest = auto("--microbatches", 8, "--memory", "1 MB", "--microbatch-size", 1)
-    assert smallest.hints == ["take larger devices, or more of them"]
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (["--recompute", "never"], " --recompute always"),
+        (["--microbatch-size", 3, "--recompute", "always"], " --microbatch-size 1"),
+    ],
+)
+def test_what_was_fixed_is_chosen_in_the_hint_where_no_schedule_fits(partopt, auto, options, hint):
+    outcome = auto("--microbatches", 8, "--memory", "350 MB", *options)
+    assert outcome.code == 1
+    told = re.fullmatch(r"this fits \((.*) samples/s\): partopt (.*)", outcome.hints[0])
+    assert hint in told[2]
+    again = partopt(*shlex.split(told[2]), "--json")
+    assert again.code == 0
+    speed = again.document["predicted"]["samples_per_s"]
+    assert float(told[1]) == pytest.approx(speed, rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +185,6 @@ def test_what_was_not_tried_is_hinted_where_no_schedule_fits(auto):
             ["--global-batch", 8],
             "--schedule auto: --microbatches and --global-batch are both given",
         ),
-        (["--scaling", "2,4"], "--scaling: for one schedule, not --schedule auto"),
         (["--weak"], "--weak goes with --scaling"),
         (
             ["--microbatch-size", 7],
@@ -185,6 +196,11 @@ def test_options_that_it_would_not_look_at_are_refused(auto, options, message):
     outcome = auto("--microbatches", 8, *options)
     assert (outcome.code, outcome.out, outcome.errors) == (2, "", [message])
     assert len(outcome.hints) == 1
+
+
+def test_it_chooses_a_schedule_for_each_number_of_devices(auto):
+    found = auto("--microbatches", 8, "--scaling", "2,4", "--json").document
+    assert [row["devices"] for row in found["rows"]] == [2, 4]
 
 
 def test_it_needs_a_batch(auto):

@@ -245,6 +245,6 @@ def test_where_nothing_fits_the_error_says_what_would_help():
 
 def test_stages_that_cannot_be_are_not_said_to_want_memory():
     given = problem(chain([1] * 4, [1] * 4, [1] * 3, [9] * 4), topology((4, 1.0)))
-    error = optimal.nothing_fits(replace(given, stages=3))
+    error = optimal.nothing_fits(given.with_(stages=3))
     assert error.message == "optimal: no plan of 3 stages on 4 devices was found"
     assert "`stages`" in error.hint and "memory" not in error.message
