@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from partopt.links import FittedLinks
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
+    from partopt.profiler.conditions import describe_host
     from partopt.profiler.estimating import estimate, estimate_source
     from partopt.report.pictures import draw
     from partopt.runtime.link_measurement import prepare_links
@@ -80,6 +81,7 @@ _PLACES = {
     "Trial": "partopt.trials",
     "Uniform": "partopt.trials",
     "compare": "partopt.search.compare",
+    "describe_host": "partopt.profiler.conditions",
     "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler.estimating",
     "estimate_source": "partopt.profiler.estimating",
@@ -140,6 +142,7 @@ __all__ = [
     "__version__",
     "compare",
     "compare_groups",
+    "describe_host",
     "draw",
     "estimate",
     "estimate_source",

@@ -12,9 +12,11 @@ from tests.test_architecture import imported
 
 CLI = sorted((ROOT / "partopt/cli").rglob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
-# Beside the names of `partopt` itself: documents as data, how they are read and rendered.
+# Beside the names of `partopt` itself: documents as data, how they are read and rendered, and the
+# options of a job, from which the flags are made.
 PUBLIC = tuple(
-    f"partopt.{part}" for part in ("cli", "documents", "errors", "printable", "report", "units")
+    f"partopt.{part}"
+    for part in ("cli", "documents", "errors", "options", "printable", "report", "units")
 )
 
 
@@ -63,7 +65,7 @@ def test_what_does_not_fit_is_told_what_would():
     job = partopt.Job(uniform_profile(6), flat(1), memory="20 MB")
     result = partopt.solve(job)
     assert not result.fits
-    fitting = partopt.find_fitting(job, result.plan)
+    fitting = partopt.find_fitting(job)
     changed = partopt.solve(job.with_(**fitting.options))
     assert changed.fits
     assert changed.plan.predicted.samples_per_s == pytest.approx(fitting.samples_per_s)

@@ -119,11 +119,11 @@ class _Trial:
 def _diagnose(folder: Path) -> Diagnosis:
     import msgspec
 
+    from partopt import describe_host
     from partopt.documents.doctor import Diagnosis, Exchange
     from partopt.documents.plan import Plan
     from partopt.documents.profile import Profile
     from partopt.documents.run import Run
-    from partopt.profiler.conditions import describe_host
 
     host = describe_host()
     trial = _Trial(folder, list(host.checks))
