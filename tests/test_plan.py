@@ -128,20 +128,16 @@ def test_a_wrong_value_is_named_with_its_place(path, value, message):
         ({"cuts": [2, 5]}, "request.cuts: the stages are others"),
         ({"replicas": [1, 1, 1]}, "request.cuts: the stages are others"),
         ({"cuts": None, "replicas": None}, "planner: manual, without request.cuts"),
-        ({"any_schedule": True}, "planner: manual, with request.any_schedule True"),
     ],
 )
 def test_a_request_that_the_plan_contradicts_is_refused(request_, message):
     assert f"plan.json: {message}" in faults(requesting(**request_))
 
 
-def test_what_only_other_planners_are_asked_is_refused():
-    for planner, message in (
-        ("gpipe", "with request.cuts"),
-        ("grid", "with request.any_schedule False"),
-    ):
-        content = changed(requesting(any_schedule=False), "planner", to=planner)
-        assert f"plan.json: planner: {planner}, {message}" in faults(content)
+@pytest.mark.parametrize("planner", ["gpipe", "grid"])
+def test_what_only_other_planners_are_asked_is_refused(planner):
+    content = changed(requesting(), "planner", to=planner)
+    assert f"plan.json: planner: {planner}, with request.cuts" in faults(content)
 
 
 @pytest.mark.parametrize(
