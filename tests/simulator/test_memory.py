@@ -70,7 +70,7 @@ def test_recomputation_keeps_the_input_alone_and_one_stash():
     Under 1F1B the backward takes its stash itself.
     """
     for schedule in ("gpipe", "1f1b"):
-        plan, timeline = example(schedule, P=2, M=4, recompute="always")
+        plan, timeline = example(schedule, P=2, M=4, recompute=True)
         assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 10, BASE + 10]
         assert (timeline.order.kind == R).any() == (schedule == "gpipe")
         values = memory_over_time(timeline, plan, 1).values - BASE
@@ -146,9 +146,10 @@ def plan_under(name, groups, transient, recompute, engine=OWN, **options):
     profile = uniform_profile(8, stash_groups=groups or [([0], 0)])
     profile = with_memory_of(profile, [2 * 10**5] * 8, transient)
     options |= {"microbatches": None if SCHEDULES[name].asynchronous else 8, "engine": engine}
-    problem = problem_of(
-        profile, flat(4), schedule=name, recompute="always" if recompute else "never", **options
-    )
+    how = recompute
+    if isinstance(recompute, bool):
+        how = "always" if recompute else "never"
+    problem = problem_of(profile, flat(4), schedule=name, recompute=how, **options)
     return planners.plan("gpipe", problem)
 
 
@@ -214,8 +215,8 @@ def test_the_first_blocks_recompute_one_by_one_and_keep_their_inputs(
 ):
     """A backward makes the stash of one block again and frees it; no R comes before it."""
     engine = Engine(recompute=("none", "blocks"))
-    how = {"engine": engine, "block_bounds": bounds, "first": first}
-    plan = plan_under(name, groups, transient, True, **how)
+    how = {"engine": engine, "block_bounds": bounds}
+    plan = plan_under(name, groups, transient, first or "always", **how)
     done = execute(simulate_plan(plan))
     assert not (done.order.kind == R).any()
     base, blocks = base_memory_bytes(done.plan), list(pairwise(bounds or range(9)))
