@@ -1,7 +1,6 @@
 """Where nothing fits: the options with which something does, by the same search with parts freed.
 
-The parts that a job fixes are freed one after another; those of the plan that then fits are what
-its options become.
+The parts that a job fixes are freed one after another, until a plan fits.
 """
 
 from __future__ import annotations
@@ -45,16 +44,15 @@ def find_fitting(job: Job, ask: Callable[[Job], Plan] = _solve) -> Fitting | Non
         with suppress(PartoptError):
             plan = ask(job.with_(**changes))
             if plan.fits:
-                options = _options_of(job, changes, plan)
+                options = {n: value for n, value in changes.items() if value != getattr(job, n)}
                 return Fitting(options, plan.predicted.samples_per_s)
     return None
 
 
 def list_tried(job: Job) -> list[str]:
     """The parts that `find_fitting` frees, in words."""
-    names = {"shard": "`shard`", "optimizer": "`optimizer`", "schedule": "`schedule=auto`"}
-    tried = {name: names.get(name, f"`{name}`") for changes in _freed(job) for name in changes}
-    return list(tried.values())
+    tried = dict.fromkeys(name for changes in _freed(job) for name in changes)
+    return ["`schedule=auto`" if name == "schedule" else f"`{name}`" for name in tried]
 
 
 def _freed(job: Job) -> Iterator[dict[str, Any]]:
@@ -85,15 +83,6 @@ def _freed(job: Job) -> Iterator[dict[str, Any]]:
     entry = None if job.schedule == AUTO else schedule(job.schedule)
     if entry is not None and not entry.asynchronous and job.planner is None and not job.cuts:
         yield changes | {"schedule": AUTO}
-
-
-def _options_of(job: Job, changes: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """The options that have `plan`, of a job with these changes; None for one to leave out."""
-    layout = plan.layout
-    parts = {"recompute": layout.recompute, "microbatch_size": layout.microbatch}
-    given = {name: value for name, value in parts.items() if getattr(job, name) is not None}
-    found = changes | {name: given[name] for name in given.keys() & changes.keys()}
-    return {name: value for name, value in found.items() if value != getattr(job, name)}
 
 
 def _shards(job: Job) -> list[Shard]:

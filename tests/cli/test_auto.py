@@ -155,18 +155,12 @@ def test_where_nothing_fits_the_answer_is_no_and_nothing_is_written(auto, tmp_pa
     assert not (tmp_path / "plan.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "hint"),
-    [
-        (["--recompute", "never"], " --recompute always"),
-        (["--microbatch-size", 3, "--recompute", "always"], " --microbatch-size 1"),
-    ],
-)
-def test_what_was_fixed_is_chosen_in_the_hint_where_no_schedule_fits(partopt, auto, options, hint):
-    outcome = auto("--microbatches", 8, "--memory", "350 MB", *options)
+@pytest.mark.parametrize("more", [[], ["--recompute", "always"]])
+def test_a_size_that_does_not_fit_is_left_open_in_the_hint(partopt, auto, more):
+    outcome = auto("--microbatches", 8, "--memory", "400 MB", "--microbatch-size", 3, *more)
     assert outcome.code == 1
     told = re.fullmatch(r"this fits \((.*) samples/s\): partopt (.*)", outcome.hints[0])
-    assert hint in told[2]
+    assert "--microbatch-size" not in told[2]
     again = partopt(*shlex.split(told[2]), "--json")
     assert again.code == 0
     speed = again.document["predicted"]["samples_per_s"]
@@ -240,7 +234,7 @@ class TestChunks:
         document = planned(
             "--schedule", "interleaved", "--chunks", 3, "--stages", 6, "--microbatches", 4, "--json"
         ).document
-        assert [stage["ranks"] for stage in document["stages"]] == [[0], [1]] * 3
+        assert [stage["ranks"] for stage in document["stages"]] == [[0, 1], [2, 3]] * 3
 
     @pytest.mark.parametrize("name", ["pipedream", "1f1b", "zbv", "dualpipe"])
     def test_schedules_with_a_number_of_their_own_refuse_them(self, planned, name):

@@ -482,10 +482,6 @@ def test_a_plan_that_does_not_fit_is_not_written(partopt, profile_file, topology
             ["--cuts", "2", "--recompute", "auto"],
             "--recompute auto: the planner manual does not look at it",
         ),
-        (
-            ["--schedule", "interleaved", "--microbatches", "8", "--recompute", "auto"],
-            "--schedule interleaved: no planner has --recompute auto with it",
-        ),
         (["--cuts", ""], "--cuts : not a list of whole numbers"),
     ],
 )
