@@ -33,7 +33,7 @@ def _shipped(kind: str) -> Complete:
 
 
 def _schedules() -> Iterable[str]:
-    from partopt.schedules import SCHEDULES
+    from partopt import SCHEDULES
 
     return SCHEDULES
 
@@ -43,13 +43,13 @@ def _schedules_or_auto() -> Iterable[str]:
 
 
 def _trainers() -> Iterable[str]:
-    from partopt.trainers import TRAINERS
+    from partopt import TRAINERS
 
     return TRAINERS
 
 
 def _writers() -> Iterable[str]:
-    from partopt.trainers import writers
+    from partopt import writers
 
     return [*writers(), "flows"]
 
@@ -61,7 +61,7 @@ def _documents() -> Iterable[str]:
 
 
 def _planners() -> Iterable[str]:
-    from partopt.planners import PLANNERS
+    from partopt import PLANNERS
 
     return PLANNERS
 
