@@ -25,7 +25,8 @@ from partopt.search.recomputation import UNPROVED, Recomputation
 from partopt.units import format_bytes, format_seconds
 
 SAME = 1e-9  # relative: times that differ by less are equal
-_GRID_USES = frozenset({"costs", "auto"})  # what `schedule=auto` looks at, as of a planner
+# what `grid` looks at, as of a planner
+_GRID_USES = frozenset({"stages", "uniform", "none", "costs", "auto"})
 _NOISE = 1e-15  # seconds, or of 1: what is left of a difference of equal numbers
 
 
