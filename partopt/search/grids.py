@@ -28,6 +28,7 @@ from partopt.cost.links import port_rate
 from partopt.cost.memory import memory_table, ranges_bytes
 from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, NONE, Assignment, Partition, Problem
+from partopt.cost.sharding import half_s
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.planners.layouts import Bounds
@@ -174,12 +175,34 @@ class Gridded:
         return found
 
     @cached_property
+    def busy_s(self) -> Floats:
+        """C of each stage: of its compute, or of what replicas exchange beside it, if longer."""
+        problem, chain, bounds = self.problem, self.problem.chain, list(self.bounds)
+        C, exchange = np.diff(self.splits.C[bounds]), problem.exchange
+        if len(self.grid.ranks[0]) == 1 or not exchange.gathered + exchange.scattered:
+            return C
+        trained = chain.trained_bytes.table[bounds[:-1], bounds[1:]]
+        whole = trained + chain.frozen_bytes.table[bounds[:-1], bounds[1:]]
+        gather, scatter = (
+            np.array(
+                [
+                    half_s(size, own, problem.topology)
+                    for size, own in zip(sizes.tolist(), self.grid.ranks, strict=True)
+                ]
+            )
+            for sizes in (exchange.gathered * whole, exchange.scattered * trained)
+        )
+        forward = np.add.reduceat(chain.f, bounds[:-1])
+        both: Floats = np.maximum(forward, gather) + np.maximum(C - forward, gather + scatter)
+        return both
+
+    @cached_property
     def estimate_s(self) -> float:
         """Seconds of a sample by a closed form: work of the busiest device, fill, and update."""
         problem, grid, chain = self.problem, self.grid, self.problem.chain
         entry, M = SCHEDULES[problem.schedule], problem.microbatches or 1
         starts, bounds, levels = list(self.bounds[:-1]), list(self.bounds), grid.topology.levels
-        C, cuts = np.diff(self.splits.C[bounds]), chain.traffic[starts[1:]]
+        C, cuts = self.busy_s, chain.traffic[starts[1:]]
         W = chain.trained_bytes.table[bounds[:-1], bounds[1:]]
         latency = np.array([0.0, *(level.latency_s for level in levels)])[grid.levels]
         byte_s = np.array([0.0, *(1 / level.bandwidth_bytes_per_s for level in levels)])
