@@ -165,11 +165,7 @@ class Options:
     ] = None
     recompute: Annotated[
         Recompute | int | None,
-        Flag(
-            MEMORY,
-            "WORD|N",
-            "Re-materialise activations: never, always, auto, the first N blocks of each stage.",
-        ),
+        Flag(MEMORY, "WORD|N", "Activations: never, always, auto, or N blocks."),
     ] = None
     optimizer: Annotated[
         Optimizer, Flag(MEMORY, "WORD", "sgd, momentum, adam, adam8bit, adafactor.")

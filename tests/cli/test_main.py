@@ -68,7 +68,7 @@ def test_the_version(partopt, option):
         (["plan", "p"], "see partopt plan --help"),
         (["plan", "p", "--topology", "c", "--stages", "0"], "see partopt plan --help"),
         (["plan", "p", "--topology", "c", "--stages", "two"], "see partopt plan --help"),
-        (["plan", "p", "--topology", "c", "--recompute", "alway"], "see partopt plan --help"),
+        (["plan", "p", "--topology", "c", "--recompute", "alway"], 'did you mean "always"?'),
     ],
 )
 def test_a_mistaken_word_is_bad_usage_with_a_hint(partopt, arguments, hint):
