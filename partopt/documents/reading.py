@@ -286,6 +286,10 @@ def _value_faults(raw: object, expected: Any, path: str) -> Iterator[PartoptErro
         message = f"{place}: {_plain(what)}".removeprefix(": ")
         yield PartoptError(message, FORMATS, code="invalid-value", path=place)
         return
+    except UnicodeEncodeError:  # half of a surrogate pair, which YAML may say
+        message = f"{path}: a character that is none"
+        yield PartoptError(message, FORMATS, code="invalid-value", path=path)
+        return
     if (read := _reader_in(expected)) and raw is not None:
         try:
             read(raw)
