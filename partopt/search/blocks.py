@@ -30,6 +30,7 @@ def recompute_less(plan: Plan, problem: Problem, alike: bool) -> Plan:
         return plan
     if not any(stage.blocks_again for stage in plan.stages):
         return plan
+    problem = problem.with_(recompute="auto")  # as the plan then is
     chosen = partition_of(plan, recompute_per_stage=True)
     for s, stage in enumerate(plan.stages):
         for first in range(1, stage.blocks_again):
