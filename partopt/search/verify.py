@@ -26,7 +26,7 @@ from partopt.units import format_bytes, format_seconds
 
 SAME = 1e-9  # relative: times that differ by less are equal
 # what `grid` looks at, as of a planner
-_GRID_USES = frozenset({"stages", "uniform", "none", "costs", "auto"})
+_GRID_USES = frozenset({"stages", "uniform", "none", "auto"})
 _NOISE = 1e-15  # seconds, or of 1: what is left of a difference of equal numbers
 
 
