@@ -70,9 +70,7 @@ def of_example(name, layers, granularity):
     return structure(source.build(), source.example_inputs, source.loss_fn, granularity=granularity)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("granularity", ["auto", "leaf"])
-@pytest.mark.parametrize(
+of_every_model = pytest.mark.parametrize(
     "name",
     [
         "gpt",
@@ -83,6 +81,11 @@ def of_example(name, layers, granularity):
         ),
     ],
 )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("granularity", ["auto", "leaf"])
+@of_every_model
 def test_four_blocks_say_what_seven_say(name, granularity):
     short, deep = (of_example(name, layers, granularity) for layers in (4, 7))
     for blocks in LISTS[name][1]:
@@ -93,17 +96,7 @@ def test_four_blocks_say_what_seven_say(name, granularity):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("granularity", ["block", "leaf"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gpt",
-        pytest.param("vit", marks=needs_torchvision),
-        *(
-            pytest.param(name, marks=needs_transformers)
-            for name in ("gpt2", "bert", "llama", "mixtral", "t5")
-        ),
-    ],
-)
+@of_every_model
 def test_two_blocks_say_what_seven_say_or_are_refused(name, granularity):
     short, deep = (of_example(name, layers, granularity) for layers in (2, 7))
     if name == "t5":  # the first block makes a table that all others read
