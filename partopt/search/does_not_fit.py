@@ -56,14 +56,26 @@ def list_tried(job: Job) -> list[str]:
 
 
 def _freed(job: Job) -> Iterator[dict[str, Any]]:
-    """Changes of the job, each with more parts free than the one before."""
+    """Changes of the job, each with more parts free than the one before.
+
+    A planner that is named does not choose whether to recompute: both are yielded.
+    """
+    named = job.planner_name is not None
+    if named and job.recompute != "always" and job.engine.recompute != ("none",):
+        yield {"recompute": "always"}
+        for changes in _freed_parts(job):
+            yield changes
+            if "recompute" not in changes:
+                yield changes | {"recompute": "always"}
+    else:
+        yield from _freed_parts(job)
+
+
+def _freed_parts(job: Job) -> Iterator[dict[str, Any]]:
+    """As `_freed`, but for the recomputation of a planner that is named."""
     changes: dict[str, Any] = {}
-    if job.planner_name is None:
-        if job.recompute is not None:
-            changes["recompute"] = None
-            yield dict(changes)
-    elif job.recompute != "always" and job.engine.recompute != ("none",):
-        changes["recompute"] = "always"  # what a planner that is named does not choose itself
+    if job.planner_name is None and job.recompute is not None:
+        changes["recompute"] = None
         yield dict(changes)
     for name in ("microbatch_size", "planner", "stages", "chunks"):
         if getattr(job, name) is not None and not (name == "planner" and job.cuts):

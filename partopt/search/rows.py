@@ -16,7 +16,7 @@ from partopt.schedules import SCHEDULES
 from partopt.search import contest
 from partopt.search.variants import Variant, Within, variants_of
 
-REACH = 1.04  # of the best estimate: a variant that is estimated at more is not searched
+REACH = 1.04  # of the best estimate: what is estimated at more, and at more than found, is not searched
 SEARCHED = 3  # variants, at most, where one of them fits
 NEAR_LIMIT = 0.9  # of the memory: a plan that needs less has no use for recomputation
 
@@ -115,10 +115,8 @@ def _may_be_best(
 ) -> bool:
     """Whether a variant may have a faster plan than those that were found."""
     best = min((own for _, _, own in found), key=order_of)
-    if (
-        variant.least_s * best.predicted.samples_per_s >= 1
-        or variant.estimate_s > REACH * first.estimate_s
-    ):
+    best_s = 1 / best.predicted.samples_per_s
+    if variant.least_s >= best_s or variant.estimate_s > max(best_s, REACH * first.estimate_s):
         return False
     if variant.problem.request.recompute == "never":
         return True

@@ -49,12 +49,21 @@ def test_sizes_are_tried_the_most_promising_first_and_no_longer_than_they_may_wi
     assert planned == [4]  # data parallelism computes all the time
     assert result.by_size == (result.plan,)
     planned.clear()
-    result = solve(Job(SIZES, flat(4), memory="13 GB"))
+    result = solve(Job(SIZES, flat(4), memory="20 GB"))
     assert set(planned) == {4, 2}  # at which data parallelism fits
     assert [plan.fits for plan in result.by_size] == sorted(
         (plan.fits for plan in result.by_size), reverse=True
     )
     assert result.plan is result.by_size[0]
+
+
+def test_more_memory_is_never_slower():
+    """Where the estimate of a size is too good to be true, another is tried."""
+    rates = [
+        solve(Job(SIZES, flat(4), memory=f"{size} GB")).plan.predicted.samples_per_s
+        for size in range(5, 26)
+    ]
+    assert rates == sorted(rates)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -86,12 +95,12 @@ def test_where_all_sizes_are_refused_each_reason_is_given_once():
 
 def test_progress_says_which_size():
     told = []
-    solve(Job(SIZES, flat(4), memory="13 GB"), lambda what, done, total: told.append(what))
+    solve(Job(SIZES, flat(4), memory="20 GB"), lambda what, done, total: told.append(what))
     assert {what.split(":")[0] for what in told} == {f"microbatch {size}" for size in (2, 4)}
 
 
 def test_the_page_has_a_line_of_them(partopt, profile_file, topology_file):
-    options = ["plan", profile_file(SIZES), "--topology", topology_file(), "--memory", "13 GB"]
+    options = ["plan", profile_file(SIZES), "--topology", topology_file(), "--memory", "20 GB"]
     out = unstyle(partopt(*options).out)
     assert "tried" in out and "microbatch 2: " in out and "microbatch 4: " in out
     assert "tried" not in unstyle(partopt(*options, "--microbatch-size", 2).out)
