@@ -184,12 +184,11 @@ def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
     """The counts of each stage, held and begun when its device is fullest.
 
     The stages of one device are not fullest at once; counted this way, their memory adds up to what
-    the device needs.
+    the device needs. A stage that is recomputed whole has buffers for all that it ever holds.
     """
     stashes = np.array([max(1, each.stash_bytes) for each in plan.stages])
     again = np.array([each.recomputes_whole for each in plan.stages])
-    waiting = np.where(again, [max(1, each.input_bytes) for each in plan.stages], stashes)
-    working = np.where(again, stashes, 0)
+    waiting, working = np.where(again, 0, stashes), np.where(again, stashes, 0)
     parting = np.array([each.split_stash_bytes for each in plan.stages])
     counts: dict[int, Counts] = {}
     for rank, stages in plan.stages_by_rank().items():
@@ -201,12 +200,10 @@ def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
         given = ends * (waiting[stage] + of_begun)
         fullest = int(np.argmax(np.cumsum(taken - given) + given))
         for s in stages:
-            its = stage[: fullest + 1] == s
-            done = ends[: fullest + 1] & its
-            done[fullest] = False
-            held, begun = (
-                int((each[: fullest + 1] & its).sum() - done.sum()) for each in (enters, begins)
-            )
+            its = stage == s
+            done = np.cumsum(ends & its) - (ends & its)
+            held, begun = (np.cumsum(each & its) - done for each in (enters, begins))
+            held, begun = int(held.max() if again[s] else held[fullest]), int(begun[fullest])
             before = counts.get(s, Counts(0, 1, 0))
             first = _forwards_first(order, rank, s)
             counts[s] = Counts(*map(max, before, (first, held, begun)))

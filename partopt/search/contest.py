@@ -62,18 +62,17 @@ def check_planner(name: str, problem: Problem) -> None:
 
 def compete(
     names: Iterable[str],
-    problem: Problem,
+    variant: Variant,
     shown: Iterable[str] | None = None,
     beat_s: float = math.inf,
-    variant: Variant | None = None,
 ) -> Contest:
     """The simulated plans of `names`; notes say which planners refuse the problem, and why.
 
     Where only some are `shown`, others that cannot be the fastest are left out, and the shown ones
     too where their simulation is long. Nothing is improved where no plan is proved to go below
-    `beat_s` seconds per microbatch; `variant` is that of the problem, where it was made before.
-    Raises PartoptError where all refuse.
+    `beat_s` seconds per microbatch. Raises PartoptError where all refuse.
     """
+    problem = variant.problem
     names, plans, notes, refusals = list(names), dict[str, Plan](), list[Note](), []
 
     def refuse(name: str, error: PartoptError) -> None:
@@ -88,7 +87,6 @@ def compete(
     covered = {OPTIMAL, GRID}
     if shown is not None and OPTIMAL in names:
         covered.add("straight")
-    variant = variant or Variant(problem)
     for name in (each for each in names if each not in covered):
         try:
             decided[name] = planners.decide(name, problem)
@@ -140,7 +138,7 @@ def _optimal(variant: Variant, others: Iterable[Partition], beat_s: float) -> Pl
     problem, cells = variant.problem, variant.coarse[1]
     lower_s = lower_bound_s(problem)
     equal = (each.partition.on_layers(cells) for each in variant.grids[:EQUAL])
-    best = best_plan(problem, [*others, *equal], lower_s, beat_s)
+    best = best_plan(variant, [*others, *equal], lower_s, beat_s)
     return certify_simulated(best, lower_s * (problem.microbatches or 1), problem)
 
 

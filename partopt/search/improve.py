@@ -15,6 +15,7 @@ from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, Shape, shape_of
 from partopt.search.annealing import anneal, valid
 from partopt.search.judge import Found, Judge
+from partopt.search.variants import Variant
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
 BUDGET = {"quick": 500.0, "normal": 1800.0, "thorough": 25_000.0}  # as `Judge.spent` counts
@@ -28,21 +29,20 @@ HOPED = 0.1  # above what is to be beaten: a start that is slower is not anneale
 NEARLY = 1e-3  # above the bound: nearer, nothing better is looked for
 
 
-def best_plan(problem: Problem, others: Iterable[Partition], lower_s: float, beat_s: float) -> Plan:
-    """The best simulated plan of a problem, of the dynamic program or `others`, improved.
+def best_plan(variant: Variant, others: Iterable[Partition], lower_s: float, beat_s: float) -> Plan:
+    """The best simulated plan of a variant, of the dynamic program or `others`, improved.
 
     No plan is below `lower_s` seconds of a microbatch, and none is looked for where none is below
     `beat_s`. Raises PartoptError where no plan fits by the formulas.
     """
-    stated, cells = optimal.coarsen(problem)
+    problem, cells = variant.problem, variant.coarse[1]
     problem.progress("dynamic program", 0, 1)
-    costs = StageCosts(stated)
-    starts = [own for own in optimal.plans(costs) if own.stages >= problem.least_stages]
+    starts = variant.starts
     if not starts:
         raise optimal.nothing_fits(problem)
     if lower_s >= beat_s:
         return simulate_with_best_warmup(_priced(starts[0].partition().on_layers(cells), problem))
-    search = _Search(Judge(costs), max(lower_s, 0.0) * (1 + NEARLY), problem)
+    search = _Search(Judge(variant.costs), max(lower_s, 0.0) * (1 + NEARLY), problem)
     search.try_starts(starts)
     search.try_others(others, cells)
     if search.best_s < beat_s * (1 + HOPED):

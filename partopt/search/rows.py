@@ -16,7 +16,7 @@ from partopt.schedules import SCHEDULES
 from partopt.search import contest
 from partopt.search.variants import Variant, Within, variants_of
 
-REACH = 1.04  # of the best estimate: what is estimated at more, and at more than found, is not searched
+REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
 SEARCHED = 3  # variants, at most, where one of them fits
 NEAR_LIMIT = 0.9  # of the memory: a plan that needs less has no use for recomputation
 
@@ -74,19 +74,18 @@ def search_row(
     job: Job, name: str, within: Within, progress: Progress, shown: Iterable[str] | None = ()
 ) -> Row:
     """The best plan of `job` under one schedule; `shown` as in `search_rows`, None for all."""
-    return best_of_variants(variants_of(job, name, within), progress, shown)
+    return best_of_variants(variants_of(job, name, within, progress), shown)
 
 
-def best_of_variants(
-    variants: list[Variant], progress: Progress, shown: Iterable[str] | None = ()
-) -> Row:
+def best_of_variants(variants: Iterable[Variant], shown: Iterable[str] | None = ()) -> Row:
     """The best plan of some variants under one schedule.
 
     Every variant that is estimated within `REACH` of the best is searched, the best first; where
     nothing fits, those that need least memory, too. PartoptError where all are refused.
     """
-    variants.sort(
-        key=lambda each: (each.estimate_s, each.least_bytes * (each.estimate_s == math.inf))
+    variants = sorted(
+        variants,
+        key=lambda each: (each.estimate_s, each.least_bytes * (each.estimate_s == math.inf)),
     )
     found: list[tuple[Variant, contest.Contest, Plan]] = []
     refusals: dict[str, PartoptError] = {}
@@ -94,11 +93,10 @@ def best_of_variants(
         fitting = [best for _, _, best in found if best.fits]
         if len(found) >= SEARCHED or (fitting and not _may_be_best(variant, variants[0], found)):
             continue
-        problem = variant.problem.with_(progress=_at_variant(variant, variants, progress))
         fastest = max((best.predicted.samples_per_s for best in fitting), default=0.0)
         beat_s = variant.problem.chain.microbatch_size / fastest if fastest else math.inf
         try:
-            own = contest.compete(contest.contestants(problem), problem, shown, beat_s, variant)
+            own = contest.compete(contest.contestants(variant.problem), variant, shown, beat_s)
         except PartoptError as error:
             refusals[error.message] = error
         else:
@@ -128,14 +126,6 @@ def _may_be_best(
         if same and plain and own.fits:
             return other.is_limited or own.peak_memory_bytes > NEAR_LIMIT * limit
     return True
-
-
-def _at_variant(variant: Variant, variants: Sequence[Variant], progress: Progress) -> Progress:
-    """Reports of what is being done that say at which microbatch size."""
-    if len({each.problem.chain.microbatch_size for each in variants}) == 1:
-        return progress
-    size = variant.problem.chain.microbatch_size
-    return lambda what, done, total: progress(f"microbatch {size}: {what}", done, total)
 
 
 def order_of(plan: Plan) -> tuple[bool, float]:

@@ -11,6 +11,7 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search.rows import order_of
+from partopt.search.variants import at_size
 
 Found = TypeVar("Found")
 
@@ -35,7 +36,7 @@ def search_sizes(
         size = each.problem.chain.microbatch_size
         if samples_per_s_at_most(each.problem) <= fastest:
             continue
-        tell = progress if len(jobs) == 1 else _of_size(size, progress)
+        tell = progress if len(jobs) == 1 else at_size(size, progress)
         try:
             found[size] = find(each, tell, size / fastest if fastest else math.inf)
         except PartoptError as error:
@@ -53,8 +54,3 @@ def samples_per_s_at_most(problem: Problem) -> float:
     chain = problem.chain
     seconds = chain.compute_s(0, chain.layers)
     return problem.topology.devices * chain.microbatch_size / seconds if seconds else math.inf
-
-
-def _of_size(size: int, progress: Progress) -> Progress:
-    """Reports of what is being done that say at which microbatch size."""
-    return lambda what, done, total: progress(f"microbatch {size}: {what}", done, total)

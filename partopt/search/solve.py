@@ -18,7 +18,7 @@ from partopt.search import contest
 from partopt.search.advice import note_data_parallel
 from partopt.search.rows import search_rows
 from partopt.search.sizes import search_sizes
-from partopt.search.variants import ANY, Within
+from partopt.search.variants import ANY, Variant, Within
 
 _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner
 _SHOWN = ("pipedream", *_BESIDE)  # and beside the best of all
@@ -116,5 +116,5 @@ def _beside(name: str, problem: Problem) -> dict[str, Plan]:
     """The plans that stand beside that of the planner `name`; none where they refuse."""
     able = [other for other in contest.contestants(problem) if other in _BESIDE and other != name]
     with suppress(PartoptError):
-        return contest.compete(able, problem).plans
+        return contest.compete(able, Variant(problem)).plans
     return {}

@@ -13,12 +13,14 @@ from functools import cached_property
 
 from msgspec import structs
 
-from partopt.cost.problem import FREE, Problem
+from partopt.cost.problem import FREE, Problem, Progress, ignore_progress
 from partopt.documents.engine import PARTOPT
 from partopt.documents.stage import Shard
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.planners import optimal
+from partopt.planners.costs import StageCosts
+from partopt.planners.layouts import Shape
 from partopt.schedules import schedule
 from partopt.search.grids import Gridded, grids
 
@@ -67,10 +69,35 @@ class Variant:
         return grids(self.coarse[0])
 
     @cached_property
+    def costs(self) -> StageCosts:
+        """What its stages take, in the short chain."""
+        return StageCosts(self.coarse[0])
+
+    @cached_property
+    def starts(self) -> list[Shape]:
+        """The plans of the dynamic program, those that are estimated to be fastest first."""
+        least = self.problem.least_stages
+        return [own for own in optimal.plans(self.costs) if own.stages >= least]
+
+    @cached_property
     def estimate_s(self) -> float:
-        """Seconds of a sample on the best of its grids that fit; infinite where none does."""
+        """Seconds of a sample of the best plan that fits, about; infinite where none does.
+
+        That is a grid; where memory keeps an asynchronous schedule from the best one, pipelines of
+        unequal stages may fit that are faster.
+        """
         if self.alike:
             return min(other.estimate_s for other in self.alike)
+        problem, best_s = self.problem, self._limited_s
+        unequal = problem.microbatches is None and not optimal.over_ranks(problem)
+        if unequal and self.is_limited and self.starts:
+            one_s = self.costs.estimate_s(self.starts[0]) / problem.chain.microbatch_size
+            best_s = min(best_s, one_s)
+        return best_s
+
+    @cached_property
+    def _limited_s(self) -> float:
+        """Seconds of a sample on the best of its grids that fit; infinite where none does."""
         best_s = math.inf
         for each in self.grids:
             if each.estimate_s >= best_s:
@@ -81,7 +108,9 @@ class Variant:
     @cached_property
     def is_limited(self) -> bool:
         """Whether memory keeps it from its best grid."""
-        return bool(self.grids) and self.estimate_s > BINDS * self.grids[0].estimate_s
+        if self.alike:
+            return any(other.is_limited for other in self.alike)
+        return bool(self.grids) and self._limited_s > BINDS * self.grids[0].estimate_s
 
     @cached_property
     def least_s(self) -> float:
@@ -98,15 +127,20 @@ class Variant:
         return min((float(each.needs_bytes.max()) for each in self.grids), default=math.inf)
 
 
-def variants_of(job: Job, name: str, within: Within) -> list[Variant]:
+def variants_of(
+    job: Job, name: str, within: Within, progress: Progress = ignore_progress
+) -> list[Variant]:
     """The variants of a job under the schedule `name`, plain ones before others.
 
-    PartoptError where it can be stated at none of its microbatch sizes.
+    Where there are several microbatch sizes, `progress` is told of which. PartoptError where it can
+    be stated at none of them.
     """
     found, refusals = list[Variant](), dict[str, PartoptError]()
-    for size in job.sizes or [measured.microbatch_size for measured in job.profile.measured()]:
+    sizes = job.sizes or [measured.microbatch_size for measured in job.profile.measured()]
+    for size in sizes:
+        tell = progress if len(sizes) == 1 else at_size(size, progress)
         try:
-            found += _at_size(job, name, size, within)
+            found += _at_size(job, name, size, within, tell)
         except PartoptError as error:
             refusals[error.message] = error
     if not found:
@@ -114,7 +148,14 @@ def variants_of(job: Job, name: str, within: Within) -> list[Variant]:
     return found
 
 
-def _at_size(job: Job, name: str, size: int, within: Within) -> Iterator[Variant]:
+def at_size(size: int, progress: Progress) -> Progress:
+    """Reports of what is being done that say at which microbatch size."""
+    return lambda what, done, total: progress(f"microbatch {size}: {what}", done, total)
+
+
+def _at_size(
+    job: Job, name: str, size: int, within: Within, progress: Progress
+) -> Iterator[Variant]:
     """The variants at one microbatch size: with each way to recompute and to share state."""
     chosen = job.recompute in (None, "auto")
     recompute = "never" if chosen else job.recompute
@@ -122,7 +163,7 @@ def _at_size(job: Job, name: str, size: int, within: Within) -> Iterator[Variant
     if within.equal and stated.request.replication == FREE:
         stated = stated.with_(replication="uniform")
     fixed = structs.replace(job.layout, chunks=job.chunks or job.layout.chunks)
-    stated = stated.with_(layout=fixed, least_stages=within.least_stages)
+    stated = stated.with_(layout=fixed, least_stages=within.least_stages, progress=progress)
     chosen &= stated.memory_bytes is not None and job.engine.recompute != ("none",)
     for shard in shards_of(job):
         never = Variant(stated.with_(shard=shard))

@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 from hypothesis import strategies as st
 
-from partopt.cost.problem import Problem, ignore_progress, problem_of
+from partopt.cost.problem import Problem, problem_of
 from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
@@ -28,7 +28,7 @@ def best_by_schedule(stated: Sequence[Problem]) -> list[Plan]:
     for name, entry in SCHEDULES.items():
         variants = [Variant(problem.with_(schedule=name)) for problem in stated]
         with suppress(PartoptError):
-            plans += [best_of_variants(variants, ignore_progress).best] * entry.tried_by_auto
+            plans += [best_of_variants(variants).best] * entry.tried_by_auto
     return sorted(plans, key=order_of)
 
 

@@ -11,6 +11,8 @@ from partopt.documents.engine import Engine
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
 from partopt.search import contest
+from partopt.search.grids import GRID
+from partopt.search.variants import Variant
 from tests.examples import examples
 from tests.helpers import BLOCKING, chain_profile, flat, two_level, uniform_profile
 
@@ -42,9 +44,10 @@ def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(
         {"engine": BLOCKING if blocking else Engine()} if asynchronous else {"microbatches": 8}
     )
     stated = problem(schedule=schedule, memory_bytes=limit and limit * 10**6, **options)
-    plans = contest.compete(contest.contestants(stated), stated).plans
+    plans = contest.compete(contest.contestants(stated), Variant(stated)).plans
     best = plans[contest.best_of(plans)]
-    each = [contest.plan_alone(name, stated)[0] for name in plans]
+    alone = {name: contest.plan_alone(name, stated)[0] for name in plans if name != GRID}
+    each = (plans | alone).values()
     fitting = [plan for plan in each if plan.fits]
     assert best.fits == bool(fitting)
     assert best.predicted.samples_per_s == max(
@@ -63,8 +66,8 @@ def test_of_equal_plans_the_first_is_the_best():
         ({}, AUTOMATIC),
         ({"stages": 2}, {"optimal", "gpipe", "torchgpipe", "lingvo", "straight"}),
         ({"costs": [1.0] * 8}, {"gpipe", "torchgpipe", "lingvo"}),
-        ({"schedule": "zbv", "microbatches": 8}, {"gpipe", "torchgpipe", "lingvo"}),
-        ({"schedule": "dualpipe", "microbatches": 8}, {"gpipe", "torchgpipe", "lingvo"}),
+        ({"schedule": "zbv", "microbatches": 8}, {"gpipe", "torchgpipe", "lingvo", "grid"}),
+        ({"schedule": "dualpipe", "microbatches": 8}, {"gpipe", "torchgpipe", "lingvo", "grid"}),
         ({"schedule": "zb-h1", "microbatches": 8}, AUTOMATIC),
         ({"schedule": "1f1b-eager", "microbatches": 8}, AUTOMATIC),
         ({"replication": "none"}, {"optimal", "gpipe", "torchgpipe", "lingvo", "straight"}),
@@ -78,7 +81,7 @@ def test_contestants_look_at_what_is_stated(options, able):
 
 def test_a_planner_that_refuses_is_skipped_with_its_reason(monkeypatch):
     monkeypatch.setattr("partopt.planners.pipedream.LAYER_LIMIT", 5)
-    plans, (note,) = contest.compete(["pipedream", "gpipe"], problem())
+    plans, (note,) = contest.compete(["pipedream", "gpipe"], Variant(problem()))
     assert list(plans) == ["gpipe"]
     assert note.code == "planner-refused"
     assert note.text.startswith("without pipedream: pipedream: 8 layers")
@@ -88,7 +91,7 @@ def test_where_all_refuse_each_reason_is_given_once():
     # in groups for 4 devices: none that are equal
     stated = problem(schedule="interleaved", microbatches=9)
     with pytest.raises(PartoptError) as raised:
-        contest.compete(["gpipe", "torchgpipe", "pipedream"], stated)
+        contest.compete(["gpipe", "torchgpipe", "pipedream"], Variant(stated))
     messages = [part.message for part in raised.value.parts]
     assert len(messages) == len(set(messages)) == 2
     assert messages[0].startswith(
@@ -97,7 +100,7 @@ def test_where_all_refuse_each_reason_is_given_once():
 
 
 def test_nobody_is_no_mistake():
-    assert contest.compete([], problem()) == ({}, [])
+    assert contest.compete([], Variant(problem())) == ({}, [])
 
 
 def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
@@ -119,15 +122,15 @@ def test_a_planner_whose_plans_are_among_those_of_optimal_is_not_asked_unless_sh
     decide = planners.decide
     monkeypatch.setattr(planners, "decide", lambda *a: asked.append(a[0]) or decide(*a))
     names = contest.contestants(stated)
-    assert "straight" not in contest.compete(names, stated, ["optimal"]).plans
+    assert "straight" not in contest.compete(names, Variant(stated), ["optimal"]).plans
     assert "straight" not in asked
-    assert "straight" in contest.compete(names, stated).plans
+    assert "straight" in contest.compete(names, Variant(stated)).plans
     assert "straight" in asked
 
 
 def test_uniform_layers_on_one_device():
     stated = problem_of(uniform_profile(3), flat(1))
-    plans = contest.compete(contest.contestants(stated), stated).plans
+    plans = contest.compete(contest.contestants(stated), Variant(stated)).plans
     assert {plan.shape for plan in plans.values()} == {"1"}
 
 

@@ -40,9 +40,9 @@ def test_the_best_size_is_taken(memory, batch):
 def test_sizes_are_tried_the_most_promising_first_and_no_longer_than_they_may_win(monkeypatch):
     planned = []
 
-    def compete(names, problem, *rest, compete=contest.compete):
-        planned.append(problem.chain.microbatch_size)
-        return compete(names, problem, *rest)
+    def compete(names, variant, *rest, compete=contest.compete):
+        planned.append(variant.problem.chain.microbatch_size)
+        return compete(names, variant, *rest)
 
     monkeypatch.setattr(contest, "compete", compete)
     result = solve(Job(SIZES, flat(4)))

@@ -20,6 +20,7 @@ from partopt.planners import PLANNERS
 from partopt.schedules import SCHEDULES
 from partopt.search.bound import PROOF, scope
 from partopt.search.contest import compete, contestants, plan_alone
+from partopt.search.variants import Variant
 from partopt.search.verify import claim, verify
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, two_level, uniform_profile
@@ -128,7 +129,7 @@ def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
 @given(problems(list(SCHEDULES), asked=False))
 def test_every_plan_under_every_schedule_holds(problem):
     try:
-        plans = compete(contestants(problem), problem).plans
+        plans = compete(contestants(problem), Variant(problem)).plans
     except PartoptError:
         return
     for name, plan in plans.items():
