@@ -136,11 +136,13 @@ def test_sends_that_the_stream_of_the_model_waits_for_stop_a_run(monkeypatch):
     assert not stops("gpipe on 4")
 
 
-def test_receives_ahead_stop_a_run_in_one_queue(monkeypatch):
+@pytest.mark.parametrize("queues", [None, 8, 1])
+def test_receives_ahead_stop_a_run(queues, monkeypatch):
+    """A step begins with a device at rest, which one that waits for a message is not."""
     monkeypatch.setitem(messages.AHEAD, "nccl", 3)
-    assert not stops("one step") and not stops("one step", 8)
-    assert stops("one step", 1)
-    assert stops("1f1b on 4")  # in two steps: the device is never at rest between them
+    assert stops("one step", queues) and stops("1f1b on 4", queues)
+    monkeypatch.setitem(messages.AHEAD, "nccl", 0)
+    assert not stops("one step", queues)
 
 
 def test_a_rank_that_waits_for_its_sends_has_posted_what_comes_next(monkeypatch):

@@ -62,17 +62,20 @@ PARTS = [
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-@pytest.mark.parametrize(("seed", "share"), [(0, 0.25), (1, 0.15), (2, None)])
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.25), (1, 0.3), (2, None)])
 def test_what_is_left_open_is_answered_no_worse_than_what_is_fixed(seed, share, part):
     job = drawn(seed, share)
-    assert answer(job) >= LEAST * answer(job.with_(**part))
+    free = answer(job)
+    assert free > 0
+    assert free >= LEAST * answer(job.with_(**part))
 
 
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan", "deepspeed"])
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_trainers_sharding_and_recomputation_are_chosen(trainer, seed):
-    job = drawn(seed, 0.12)
+    job = drawn(seed, 0.25)
     free = answer(job, trainer)
+    assert free > 0
     for part in ({"shard": "optimizer"}, {"recompute": "always"}, {"layout": Layout(pp=4)}):
         assert free >= LEAST * answer(job.with_(**part), trainer), part
 
@@ -99,7 +102,7 @@ def test_a_level_of_one_member_changes_nothing(place):
 
 
 def test_where_nothing_fits_the_same_search_says_what_does():
-    job = drawn(0, 0.12).with_(schedule="1f1b", recompute="never")
+    job = drawn(0, 0.2).with_(schedule="1f1b", recompute="never")
     assert answer(job) == 0
     found = partopt.find_fitting(job)
     assert found is not None
