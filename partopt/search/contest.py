@@ -69,10 +69,11 @@ def compete(
     """The simulated plans of `names`; notes say which planners refuse the problem, and why.
 
     Where only some are `shown`, others that cannot be the fastest are left out, and the shown ones
-    too where their simulation is long. Nothing is improved where no plan is proved to go below
+    too where their simulation is long. Planners that do not choose which stages recompute plan for
+    the variant in which none does. Nothing is improved where no plan is proved to go below
     `beat_s` seconds per microbatch. Raises PartoptError where all refuse.
     """
-    problem = variant.problem
+    plain = variant.plain
     names, plans, notes, refusals = list(names), dict[str, Plan](), list[Note](), []
 
     def refuse(name: str, error: PartoptError) -> None:
@@ -89,7 +90,7 @@ def compete(
         covered.add("straight")
     for name in (each for each in names if each not in covered):
         try:
-            decided[name] = planners.decide(name, problem)
+            decided[name] = planners.decide(name, plain)
         except PartoptError as error:
             refuse(name, error)
     if OPTIMAL in names:
@@ -99,14 +100,14 @@ def compete(
         except PartoptError as error:
             refuse(OPTIMAL, error)
     if GRID in names:
-        found = best_grid(problem, variant.grids, variant.coarse[1])
+        found = best_grid(plain, variant.grids, variant.coarse[1])
         plans |= {GRID: found} if found else {}
     for name, decision in decided.items():
         hidden = shown is not None and name not in shown
-        if shown is not None and _is_left_out(decision.partition, hidden, plans, problem):
+        if shown is not None and _is_left_out(decision.partition, hidden, plans, plain):
             continue
         try:
-            plans[name] = _simulate(name, decision, problem)
+            plans[name] = _simulate(name, decision, plain)
             notes += decision.notes
         except PartoptError as error:
             refuse(name, error)

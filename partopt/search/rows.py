@@ -18,7 +18,6 @@ from partopt.search.variants import Variant, Within, variants_of
 
 REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
 SEARCHED = 3  # variants, at most, where one of them fits
-NEAR_LIMIT = 0.9  # of the memory: a plan that needs less has no use for recomputation
 
 
 @dataclass(frozen=True)
@@ -90,13 +89,13 @@ def best_of_variants(variants: Iterable[Variant], shown: Iterable[str] | None = 
     found: list[tuple[Variant, contest.Contest, Plan]] = []
     refusals: dict[str, PartoptError] = {}
     for variant in variants:
-        fitting = [best for _, _, best in found if best.fits]
-        if len(found) >= SEARCHED or (fitting and not _may_be_best(variant, variants[0], found)):
+        best = min((own for _, _, own in found if own.fits), key=order_of, default=None)
+        if len(found) >= SEARCHED or (best and not _may_be_best(variant, variants[0], best)):
             continue
-        fastest = max((best.predicted.samples_per_s for best in fitting), default=0.0)
-        beat_s = variant.problem.chain.microbatch_size / fastest if fastest else math.inf
+        size = variant.problem.chain.microbatch_size
+        beat_s = size / best.predicted.samples_per_s if best else math.inf
         try:
-            own = contest.compete(contest.contestants(variant.problem), variant, shown, beat_s)
+            own = contest.compete(contest.contestants(variant.plain), variant, shown, beat_s)
         except PartoptError as error:
             refusals[error.message] = error
         else:
@@ -108,24 +107,10 @@ def best_of_variants(variants: Iterable[Variant], shown: Iterable[str] | None = 
     return Row(variant.problem, own.plans, own.notes, [best for _, _, best in found])
 
 
-def _may_be_best(
-    variant: Variant, first: Variant, found: Sequence[tuple[Variant, contest.Contest, Plan]]
-) -> bool:
-    """Whether a variant may have a faster plan than those that were found."""
-    best = min((own for _, _, own in found), key=order_of)
+def _may_be_best(variant: Variant, first: Variant, best: Plan) -> bool:
+    """Whether a variant may have a faster plan than the best that was found."""
     best_s = 1 / best.predicted.samples_per_s
-    if variant.least_s >= best_s or variant.estimate_s > max(best_s, REACH * first.estimate_s):
-        return False
-    if variant.problem.request.recompute == "never":
-        return True
-    limit = best.memory_limit_bytes or math.inf
-    size, shard = variant.problem.chain.microbatch_size, variant.problem.shard
-    for other, _, own in found:
-        same = other.problem.chain.microbatch_size == size and other.problem.shard == shard
-        plain = other.problem.request.recompute == "never"
-        if same and plain and own.fits:
-            return other.is_limited or own.peak_memory_bytes > NEAR_LIMIT * limit
-    return True
+    return variant.least_s < best_s and variant.estimate_s <= max(best_s, REACH * first.estimate_s)
 
 
 def order_of(plan: Plan) -> tuple[bool, float]:

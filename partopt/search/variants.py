@@ -24,6 +24,7 @@ from partopt.planners.layouts import Shape
 from partopt.schedules import schedule
 from partopt.search.grids import Gridded, grids
 
+ROOMY = 0.9  # of the memory: a plan that needs no more has no use for recomputation
 BINDS = 1.002  # times what is estimated without a limit: memory costs at least so much
 
 
@@ -48,12 +49,17 @@ ANY = Within()
 class Variant:
     """A problem, and what equal pipelines say of it in closed form.
 
-    Where stages choose whether to recompute, `alike` are the variants in which all of them do, or
-    none.
+    Where stages choose whether to recompute, `alike` are the variants in which none of them does,
+    or all do.
     """
 
     problem: Problem
     alike: Sequence[Variant] = ()
+
+    @property
+    def plain(self) -> Problem:
+        """The problem of planners that do not choose which stages recompute."""
+        return self.alike[0].problem if self.alike else self.problem
 
     @cached_property
     def coarse(self) -> tuple[Problem, list[int]]:
@@ -112,6 +118,14 @@ class Variant:
             return any(other.is_limited for other in self.alike)
         return bool(self.grids) and self._limited_s > BINDS * self.grids[0].estimate_s
 
+    @property
+    def is_roomy(self) -> bool:
+        """Whether its best grid leaves so much memory that recomputation is of no use."""
+        limit = self.problem.memory_bytes
+        return bool(self.grids) and (
+            limit is None or float(self.grids[0].needs_bytes.max()) <= ROOMY * limit
+        )
+
     @cached_property
     def least_s(self) -> float:
         """Seconds of a sample that no plan goes below: all devices compute all the time."""
@@ -167,13 +181,14 @@ def _at_size(
     chosen &= stated.memory_bytes is not None and job.engine.recompute != ("none",)
     for shard in shards_of(job):
         never = Variant(stated.with_(shard=shard))
-        yield never
-        if chosen:
-            always = Variant(never.problem.with_(recompute="always"))
-            yield always
-            if schedule(name).overlaps and not within.alike:
-                each = never.problem.with_(recompute="auto")
-                yield Variant(each, (never, always))
+        if not chosen or never.is_roomy:
+            yield never
+            continue
+        always = Variant(never.problem.with_(recompute="always"))
+        if schedule(name).overlaps and not within.alike:
+            yield Variant(never.problem.with_(recompute="auto"), (never, always))
+        else:
+            yield from (never, always)
 
 
 def shards_of(job: Job) -> list[Shard]:
