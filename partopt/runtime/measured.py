@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -213,7 +214,7 @@ def measured_execution(
         orders,
         times.of("begin"),
         times.of("end"),
-        _transfers(orders, times),
+        partial(_transfers, orders, times),
         _collectives(orders, times),
     )
     work = work_of(plan, recomputes_apart(plan))

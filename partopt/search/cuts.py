@@ -19,7 +19,7 @@ from partopt.schedules import schedule
 from partopt.schedules.entry import Counts, Replicas
 from partopt.schedules.layout import STRAIGHT
 from partopt.search.judge import ACTIONS
-from partopt.simulator.execution import check_actions, execute, simulate_plan
+from partopt.simulator.execution import Shared, check_actions, execute, simulate_plan
 
 BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
 TRIES = 20  # steps for each unit of the budget
@@ -38,7 +38,7 @@ class Cuts:
         self.partition, self.problem, self.spent = partition, problem, 0.0
         self.stages = partition.stages
         self.seconds = lru_cache(maxsize=None)(self._seconds)
-        self._stage = lru_cache(maxsize=None)(counted_stage)
+        self._stage, self._shared = lru_cache(maxsize=None)(counted_stage), Shared()
         devices = sorted({rank for stage in self.stages for rank in stage.ranks})
         M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
         # microbatches of each stage on each device, shape (devices, S)
@@ -73,7 +73,7 @@ class Cuts:
         plan = bare_plan(partition, problem, counts, self._stage)
         try:
             check_actions(plan)
-            execution = execute(plan)
+            execution = execute(plan, shared=self._shared)
         except PartoptError:
             return math.inf
         self.spent += len(execution.order.kind) / ACTIONS

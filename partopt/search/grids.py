@@ -39,7 +39,7 @@ from partopt.search.cuts import Cuts, anneal_cuts
 from partopt.simulator.execution import simulate_plan
 
 STAGES = 128  # of a pipeline, at most
-BUDGET = {"quick": 150.0, "normal": 700.0, "thorough": 7000.0}  # as `Cuts.spent` counts
+BUDGET = {"quick": 350.0, "normal": 700.0, "thorough": 7000.0}  # as `Cuts.spent` counts
 SIMULATED = 0.5  # of the budget, for grids as they are estimated
 ROUNDS = (6, 2)  # grids whose cuts are annealed in each round
 NEAR = 1.3  # of the best: a grid that is estimated at more is not simulated

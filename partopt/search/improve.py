@@ -18,7 +18,7 @@ from partopt.search.judge import Found, Judge
 from partopt.search.variants import Variant
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
-BUDGET = {"quick": 500.0, "normal": 900.0, "thorough": 25_000.0}  # as `Judge.spent` counts
+BUDGET = {"quick": 500.0, "normal": 1800.0, "thorough": 25_000.0}  # as `Judge.spent` counts
 LARGE = 3.6  # times as much for the program over ranks, whose plans have many stages
 STARTS = 0.2  # of the budget, for the plans of the dynamic program
 RANKED = 0.6  # of that of the program over ranks

@@ -14,7 +14,7 @@ from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
 from partopt.schedules.entry import Replicas
 from partopt.search.warmup import WAYS, Stages, fits_by_order
-from partopt.simulator.execution import check_actions, execute
+from partopt.simulator.execution import Shared, check_actions, execute
 
 ACTIONS = 1000  # of a simulation: as many take about as long as beginning one
 
@@ -38,7 +38,7 @@ class Judge:
         self.costs, self.problem, self.entry = costs, costs.problem, costs.entry
         self.spent = 0.0
         self._known: dict[tuple[Shape, tuple[int, ...] | None], float] = {}
-        self._stage = lru_cache(maxsize=None)(counted_stage)
+        self._stage, self._shared = lru_cache(maxsize=None)(counted_stage), Shared()
 
     @property
     def ways(self) -> range:
@@ -64,7 +64,8 @@ class Judge:
         plan = bare_plan(shape.partition(), self.problem, counts, self._stage)
         try:
             check_actions(plan)
-            execution = execute(plan if warmups is None else under(plan, warmups=warmups))
+            stated = plan if warmups is None else under(plan, warmups=warmups)
+            execution = execute(stated, shared=self._shared)
         except PartoptError:  # it deadlocks, or is too long to simulate
             return math.inf
         self.spent += len(execution.order.kind) / ACTIONS

@@ -17,6 +17,8 @@ from partopt.search import contest
 from partopt.search.variants import Variant, Within, variants_of
 
 REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
+QUICK = "quick"  # the effort at which several schedules are searched at first
+CLOSE = 1.03  # a schedule whose best plan is slower by more than that is not searched again
 SEARCHED = 3  # variants, at most, where one of them fits
 
 
@@ -50,22 +52,30 @@ def search_rows(
 ) -> list[Row]:
     """The rows of the schedules that the job leaves open, or of its own; the best first.
 
-    `shown` are planners whose plans are wanted beside the best. PartoptError where every schedule
-    is refused.
+    `shown` are planners whose plans are wanted beside the best. Of several schedules those that
+    come near the best after a quick search are searched again. PartoptError where every schedule is
+    refused.
     """
     names = [job.schedule]
     if job.schedule == AUTO:
         names = [name for name in within.schedules or SCHEDULES if SCHEDULES[name].tried_by_auto]
+    first = job.with_(effort=QUICK) if len(names) > 1 else job
     rows, refusals = list[Row](), dict[str, PartoptError]()
     for done, name in enumerate(names):
         if len(names) > 1:
             progress("schedules", done, len(names))
         try:
-            rows.append(search_row(job, name, within, progress, shown))
+            rows.append(search_row(first, name, within, progress, shown))
         except PartoptError as error:
             refusals[error.message] = error
     if not rows:
         raise PartoptError.together(refusals.values())
+    if first.effort != job.effort:
+        fastest = min(rows, key=lambda row: order_of(row.best)).best.predicted.samples_per_s
+        for place, row in enumerate(rows):
+            if row.best.fits and row.best.predicted.samples_per_s * CLOSE >= fastest:
+                again = search_row(job, row.problem.schedule, within, progress, shown)
+                rows[place] = min(row, again, key=lambda each: order_of(each.best))
     return sorted(rows, key=lambda row: order_of(row.best))
 
 

@@ -14,6 +14,7 @@ saves a quarter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -158,7 +159,7 @@ def simulate(order: Order, work: Work) -> Timeline:
     done = done[np.lexsort((done[:, 1], done[:, 0]))]
     stage, number = done[:, :2].astype(np.int32).T
     collectives = Collectives(stage, number, done[:, 2], done[:, 3])
-    return Timeline(order, start, end, _transfers(work, network), collectives)
+    return Timeline(order, start, end, partial(_transfers, work, network), collectives)
 
 
 def _exchanges(order: Order, work: Work) -> Exchanges:

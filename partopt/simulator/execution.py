@@ -33,12 +33,13 @@ from partopt.simulator.steady import (
     steady_state,
 )
 from partopt.simulator.timeline import Timeline
-from partopt.simulator.work import Work, work_of
+from partopt.simulator.work import Links, Work, work_of
 
 # actions after which an asynchronous plan that has not settled is taken at its mean pace
 SETTLE_LIMIT = 300_000
 # of the first run: where two whole cycles of all replicas are more, they are not waited for
 FIRST_LIMIT = 600_000
+KEPT_ACTIONS = 1_000_000  # of orders that a search keeps
 _ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
 _ROUNDING = 1e-12
 
@@ -107,21 +108,54 @@ class Execution:
         return peak_memory_bytes(self.order, self.plan)
 
 
-def execute(plan: Plan, microbatches: int | None = None) -> Execution:
+class Shared:
+    """What executions of the plans of one problem share: the links, and orders of few actions."""
+
+    def __init__(self) -> None:
+        self._links: Links | None = None
+        self._orders: dict[object, Order] = {}
+        self._actions = 0  # of all orders that are kept
+
+    def work(self, plan: Plan) -> Work:
+        """The work of a plan; all plans have one topology, and exchange gradients alike."""
+        work = work_of(plan, recomputes_apart(plan), self._links)
+        self._links = work.links
+        return work
+
+    def order(self, plan: Plan, microbatches: int | None = None) -> Order:
+        """The order of a plan that passes so many microbatches through."""
+        layout = layout_of(plan, microbatches)
+        key = (
+            plan.schedule,
+            layout.microbatches,
+            *(tuple(own or ()) for own in (layout.recompute, layout.warmup, layout.tied)),
+            tuple(map(tuple, layout.ranks)),
+        )
+        if key in self._orders:
+            return self._orders[key]
+        found = order(plan.schedule, layout)
+        if self._actions + len(found.kind) <= KEPT_ACTIONS:
+            self._actions += len(found.kind)
+            self._orders[key] = found
+        return found
+
+
+def execute(plan: Plan, microbatches: int | None = None, shared: Shared | None = None) -> Execution:
     """Execute `plan` under its schedule.
 
     It runs for one iteration or, asynchronous, for `microbatches`, by default as many as it takes
-    to settle. Raises PartoptError where the schedule deadlocks or cannot run the plan.
+    to settle. `shared` is what was looked up for other plans of its problem. Raises PartoptError
+    where the schedule deadlocks or cannot run the plan.
     """
-    entry, stages = schedule(plan.schedule), plan.stages
-    work = work_of(plan, recomputes_apart(plan))
+    entry, stages, shared = schedule(plan.schedule), plan.stages, shared or Shared()
+    work = shared.work(plan)
     if not entry.asynchronous:
-        actions = order(plan.schedule, layout_of(plan))
+        actions = shared.order(plan)
         timeline = simulate(actions, work)
         return Execution(plan, actions, work, timeline, None, 0.0, float(timeline.makespan))
     count = microbatches or first_microbatches(plan)
     while True:
-        actions = order(plan.schedule, layout_of(plan, count))
+        actions = shared.order(plan, count)
         timeline = simulate(actions, work)
         steady = steady_state(timeline, [stage.replicas for stage in stages])
         if microbatches or steady.settled or 4 * count * len(stages) > SETTLE_LIMIT:

@@ -5,7 +5,9 @@ And what drawings show of it: what a rank does, slot by slot, and which ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,13 +46,21 @@ class Collectives:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """An executed order; `start` and `end` are of its actions, from 0 s, shape (actions,)."""
+    """An executed order; `start` and `end` are of its actions, from 0 s, shape (actions,).
+
+    Many a search looks at no transfers: `list_transfers` makes them once they are asked for.
+    """
 
     order: Order
     start: Times
     end: Times
-    transfers: Transfers
+    list_transfers: Callable[[], Transfers]
     collectives: Collectives
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        """The messages that were sent."""
+        return self.list_transfers()
 
     @property
     def makespan(self) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -103,6 +103,19 @@ def ports_of(topology: Topology) -> Ports:
     )
 
 
+class Links:
+    """What a topology links: its ports, and the rings over any ranks, each looked up once."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.ports = ports_of(topology)
+        self.ring = lru_cache(maxsize=None)(self._ring)
+        self._topology = topology
+
+    def _ring(self, ranks: tuple[int, ...]) -> tuple[AllReduce, list[tuple[int, int]]]:
+        """The all-reduce over `ranks`, and the ports that it keeps busy, each with its level."""
+        return allreduce_over(ranks, self._topology), self.ports.of_ring(ranks)
+
+
 class Rings(NamedTuple):
     """All-reduces; that of stage s keeps port[first[s] : first[s + 1]] busy."""
 
@@ -148,26 +161,32 @@ class Work:
     messages: Floats | None = None
     # times the seconds of each action of an order, shape (actions,); empty where all are 1
     scale: Floats = field(default_factory=lambda: np.ones(0))
+    known: Links | None = None  # of the topology, where they were looked up before
 
     @cached_property
+    def links(self) -> Links:
+        """What the topology links."""
+        return self.known or Links(self.topology)
+
+    @property
     def ports(self) -> Ports:
         """The ports of the topology."""
-        return ports_of(self.topology)
+        return self.links.ports
 
-    @cached_property
+    @property
     def allreduces(self) -> list[AllReduce]:
         """How each stage exchanges its gradients."""
-        return [allreduce_over(ranks, self.topology) for ranks in self.ranks]
+        return [self.links.ring(tuple(ranks))[0] for ranks in self.ranks]
 
     @cached_property
     def rings(self) -> Rings:
         """The all-reduces of all stages."""
-        first, port, load, turn, tail_s = [0], [], [], [], []
+        first, port, load, turn, latency_s, tail_s = [0], [], [], [], [], []
         early = self.early or [Early(0.0, 0.0)] * len(self.ranks)
-        for s, (reduced, size) in enumerate(
-            zip(self.allreduces, self.gradient_bytes.tolist(), strict=True)
-        ):
-            held = self.ports.of_ring(self.ranks[s]) if size else []
+        for s, size in enumerate(self.gradient_bytes.tolist()):
+            reduced, passed = self.links.ring(tuple(self.ranks[s]))
+            held = passed if size else []
+            latency_s.append(reduced.latency_s)
             port += [each for each, _ in held]
             load += [reduced.slopes[k] * size for _, k in held]
             turn += [k if reduced.algorithm == HIERARCHICAL else 0 for _, k in held]
@@ -178,7 +197,7 @@ class Work:
             np.array(port, dtype=np.int64),
             np.array(load, dtype=np.float64),
             np.array(turn, dtype=np.int64),
-            np.array([reduced.latency_s for reduced in self.allreduces]),
+            np.array(latency_s),
             np.array([each.head_start_s for each in early]),
             np.array(tail_s, dtype=np.float64),
         )
@@ -232,8 +251,8 @@ class Work:
         return seconds
 
 
-def work_of(plan: Plan, recompute_apart: bool) -> Work:
-    """The work of `plan`.
+def work_of(plan: Plan, recompute_apart: bool, links: Links | None = None) -> Work:
+    """The work of `plan`; `links` are those of its topology, where they were looked up before.
 
     `recompute_apart`: the schedule has actions R; otherwise a backward includes its recomputation.
     """
@@ -258,6 +277,7 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
         serial=plan.waits,
         blocking=plan.engine.allreduce == "blocking" and plan.microbatches is None,
         early=[_early(stage, plan, exchange) for stage in plan.stages],
+        known=links,
     )
 
 

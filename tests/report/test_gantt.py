@@ -53,7 +53,8 @@ def long_timeline(ranks, microbatches):
     joined, rows = np.zeros(count, np.bool_), np.arange(ranks + 1) * length
     start, nothing = np.tile(np.arange(length, dtype=np.float64), ranks), np.zeros(0)
     order = Order(kind, stage, microbatch, joined, rows)
-    return Timeline(order, start, start + 1, Transfers(*[nothing] * 7), Collectives(*[nothing] * 4))
+    transfers = Transfers(*[nothing] * 7)
+    return Timeline(order, start, start + 1, lambda: transfers, Collectives(*[nothing] * 4))
 
 
 def test_1f1b_reads_like_the_picture_in_its_paper():

@@ -290,7 +290,7 @@ class _Run:
             order=self.order,
             start=np.array(self.start, dtype=kind),
             end=np.array(self.end, dtype=kind),
-            transfers=Transfers(integers[0].astype(np.int8), *integers[1:], *times),
+            list_transfers=lambda: Transfers(integers[0].astype(np.int8), *integers[1:], *times),
             collectives=Collectives(
                 *(
                     np.array([each[field] for each in exchanged], dtype=np.int32)
