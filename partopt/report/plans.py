@@ -262,10 +262,11 @@ def render_layout(plan: Plan, recut: Plan | None, best: Plan | None, trainer: st
         others.append(best)
     table = f"{render_beside(plan, others)}\n\n" if others else ""
     lost = "; ".join(_losses(plan, recut, best, trainer))
+    fitting = next((each for each in (best, recut) if each is not None and each.fits), None)
+    if not plan.fits and fitting is not None:
+        speed = speed_text(fitting.predicted.samples_per_s, fitting.profile.tokens_per_sample)
+        lost = f"all: it does not fit, and {speed} do"
     nothing = f"nothing: no plan that {trainer} runs is faster"
-    if not plan.fits and best is not None and best.fits:
-        speed = speed_text(best.predicted.samples_per_s, best.profile.tokens_per_sample)
-        nothing = f"all: it does not fit, and {speed} do"
     return table + label_lines([("loses", lost or nothing)])
 
 

@@ -129,11 +129,6 @@ def plan_alone(name: str, problem: Problem, beat_s: float = math.inf) -> tuple[P
     return _simulate(name, decision, problem), list(decision.notes)
 
 
-def plan_decided(name: str, problem: Problem) -> Plan:
-    """What one planner decides, simulated but not improved; raises the errors of `plan_alone`."""
-    return _simulate(name, planners.decide(name, problem), problem)
-
-
 def _optimal(variant: Variant, others: Iterable[Partition], beat_s: float) -> Plan:
     """The best plan that the planner `optimal` finds, with the bound."""
     problem, cells = variant.problem, variant.coarse[1]

@@ -123,10 +123,14 @@ def solve_within(
     """`solve_for` of a trainer, to which the layers of the profile are `parts`."""
     _check_model(job, trainer, parts)
     job, within = restrict(job, trainer, parts)
+    notes = [*job.notes] if trainer.trains else [*job.notes, _inference(trainer)]
     if job.planner_name is None:
         found = [plan for row in search_rows(job, within, progress) for plan in row.every]
     else:
-        found = [result.plan for result in _by_planner(job, within, progress)]
+        results = list(_by_planner(job, within, progress))
+        found = [result.plan for result in results]
+        own = [note for result in results for note in result.notes] if trainer.trains else []
+        notes += [note for note in own if note not in notes]
     said = _Said(job, trainer, parts)
     plans = [plan for plan in map(said.put, found) if plan is not None]
     if not plans:
@@ -150,7 +154,6 @@ def solve_within(
         stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
         distinct.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
     best, *slower = as_fixed(list(distinct.values()))
-    notes = job.notes if trainer.trains else [*job.notes, _inference(trainer)]
     return Result(best, tuple(slower), tuple(notes), (best,))
 
 

@@ -40,6 +40,11 @@ def test_the_plan_is_on_standard_output_and_what_to_do_next_beside_it(planned):
     assert following.startswith("next:    partopt compare ")
 
 
+def test_a_split_of_ones_own_for_a_trainer_is_told_so_too(planned):
+    outcome = planned("--for", "deepspeed", "--cuts", "2,4", "--microbatches", "4")
+    assert "warning: data_parallel is " in outcome.err
+
+
 def test_a_written_plan_is_the_one_that_json_prints(planned, tmp_path):
     outcome = planned("-o", tmp_path / "plan.json")
     assert f"Wrote {tmp_path / 'plan.json'}" in outcome.err

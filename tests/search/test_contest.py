@@ -143,7 +143,7 @@ def test_planners_that_keep_to_what_is_asked_without_looking_are_candidates_too(
     best = contest.plan_alone("optimal", stated)[0]
     free = {"recompute": "never", "replication": "free"}
     for name in AUTOMATIC - {"optimal"}:
-        plan = contest.plan_decided(name, stated.with_(**free))
+        plan, _ = contest.plan_alone(name, stated.with_(**free))
         asked = msgspec.structs.replace(plan, request=best.request)
         if not list(asked.find_deviations()):
             assert best.predicted.period_s <= plan.predicted.period_s * (1 + 1e-12)
@@ -155,7 +155,7 @@ def test_the_naive_iteration_of_replicas_is_what_they_take():
     """Two replicas work side by side, and exchange at the end."""
     stated = problem_of(UNEQUAL, flat(2), schedule="naive", microbatches=4)
     simulated, formula = (
-        contest.plan_decided("data_parallel", stated),
+        contest.plan_alone("data_parallel", stated)[0],
         planners.plan("data_parallel", stated),
     )
     assert simulated.predicted.iteration_s == pytest.approx(formula.predicted.iteration_s)
