@@ -182,6 +182,11 @@ class Job(_Question):
             if device != self.profile.device.name and not re.search(r"(?i)\bcpus?\b", device):
                 text = f"{name} was measured on a CPU, not on {device}"
                 found.append(Note(code="measured-on-cpu", text=text))
+        size, sizes = self.microbatch_size, [own.microbatch_size for own in self.profile.measured()]
+        if size is not None and size not in sizes:
+            low, high = max(s for s in sizes if s < size), min(s for s in sizes if s > size)
+            text = f"microbatch {size} was not measured: times between those of {low} and {high}"
+            found.append(Note(code="interpolated", text=text))
         if self.trainer == PARTOPT and (self.shard or "none") not in self.engine.shard:
             text = (
                 f"`partopt run` refuses `shard={self.shard}`: plan for a trainer, `for=torchtitan`"

@@ -307,6 +307,7 @@ def test_a_microbatch_size_between_two_is_interpolated(partopt, profile_file, to
         "--json",
     )
     assert outcome.document["stages"][0]["compute_s"] == pytest.approx(4 * 2 * (1e-3 + 0.5e-3 / 3))
+    assert "warning: microbatch 2 was not measured: times between those of 1 and " in outcome.err
 
 
 class TestWhatDoesNotFit:
