@@ -13,11 +13,13 @@ from partopt.trainers.trainer import Reading, Says, Text, Trainer, plain, rank_o
 
 _EXAMPLE = "0,5,8,11,14"
 
-# what DeepSpeed's configuration says of parameters in 16 bits; without it they are float32
+# what DeepSpeed's configuration says of parameters in 16 bits, without which they are float32; and
+# of operations under autocast (runtime/torch_autocast.py)
 _FORMATS = {
     "bfloat16": '    "bf16": {"enabled": True},\n',
     "float16": '    "fp16": {"enabled": True},\n',
 }
+_AUTOCAST = '    "torch_autocast": {{"enabled": True, "dtype": "{}"}},\n'
 
 _MODULE = '''"""{name}: its pipeline, for DeepSpeed.
 
@@ -84,7 +86,8 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
             size=plan.microbatch_size,
             accumulation=(plan.microbatches or 1) // d,
             zero=int(plan.shard == "optimizer"),
-            format=_FORMATS.get(plan.profile.dtype, ""),
+            format=_FORMATS.get(plan.profile.dtype, "")
+            + (_AUTOCAST.format(plan.profile.autocast) if plan.profile.autocast else ""),
             stages=stages,
             axes=list(axes),
             dims=list(axes.values()),

@@ -289,6 +289,10 @@ def test_deepspeed_is_told_the_number_format(dtype, said):
     config = assigned(written(plan, "deepspeed"), "CONFIG")
     assert {"bf16", "fp16"} & config.keys() == said
     assert all(config[name] == {"enabled": True} for name in said)
+    assert "torch_autocast" not in config
+    plan = replace(UNEVEN, profile=replace(UNEVEN.profile, autocast="bfloat16"))
+    config = assigned(written(plan, "deepspeed"), "CONFIG")
+    assert config["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
 
 
 def test_tied_layers_are_noted_where_stages_share_them_alone():
