@@ -14,7 +14,7 @@ from partopt.job import Job
 from partopt.options import AUTO
 from partopt.schedules import SCHEDULES
 from partopt.search import contest
-from partopt.search.variants import Variant, Within, variants_of
+from partopt.search.variants import Variant, Within, least_s, variants_of
 
 REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
 QUICK = "quick"  # the effort at which several schedules are searched at first
@@ -120,7 +120,8 @@ def best_of_variants(variants: Iterable[Variant], shown: Iterable[str] | None = 
 def _may_be_best(variant: Variant, first: Variant, best: Plan) -> bool:
     """Whether a variant may have a faster plan than the best that was found."""
     best_s = 1 / best.predicted.samples_per_s
-    return variant.least_s < best_s and variant.estimate_s <= max(best_s, REACH * first.estimate_s)
+    within = variant.estimate_s <= max(best_s, REACH * first.estimate_s)
+    return within and least_s(variant.problem) < best_s
 
 
 def order_of(plan: Plan) -> tuple[bool, float]:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from partopt.cost.problem import Problem, Progress
+from partopt.cost.problem import Progress
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search.rows import order_of
-from partopt.search.variants import at_size
+from partopt.search.variants import at_size, least_s
 
 Found = TypeVar("Found")
 
@@ -28,13 +28,13 @@ def search_sizes(
     `best` is the best plan of what was found. A size that cannot be faster is left out. Raises
     PartoptError where every size is refused.
     """
-    jobs = sorted(job.at_each_size(), key=lambda each: -samples_per_s_at_most(each.problem))
+    jobs = sorted(job.at_each_size(), key=lambda each: least_s(each.problem))
     found: dict[int, Found] = {}
     refusals: dict[str, PartoptError] = {}
     fastest = 0.0  # of the plans that fit, samples/s
     for each in jobs:
         size = each.problem.chain.microbatch_size
-        if samples_per_s_at_most(each.problem) <= fastest:
+        if fastest * least_s(each.problem) >= 1:
             continue
         tell = progress if len(jobs) == 1 else at_size(size, progress)
         try:
@@ -47,10 +47,3 @@ def search_sizes(
     if not found:
         raise PartoptError.together(refusals.values())
     return dict(sorted(found.items(), key=lambda item: order_of(best(item[1]))))
-
-
-def samples_per_s_at_most(problem: Problem) -> float:
-    """Samples/s that no plan exceeds: all devices compute all the time, and recompute nothing."""
-    chain = problem.chain
-    seconds = chain.compute_s(0, chain.layers)
-    return problem.topology.devices * chain.microbatch_size / seconds if seconds else math.inf

@@ -127,18 +127,18 @@ class Variant:
         )
 
     @cached_property
-    def least_s(self) -> float:
-        """Seconds of a sample that no plan goes below: all devices compute all the time."""
-        chain = self.problem.chain
-        busy_s = float(chain.busy_prefix(self.problem.all_recompute)[-1])
-        return busy_s / self.problem.topology.devices / chain.microbatch_size
-
-    @cached_property
     def least_bytes(self) -> float:
         """Bytes that a device of its roomiest grid needs, about; infinite where it has none."""
         if self.alike:
             return min(other.least_bytes for other in self.alike)
         return min((float(each.needs_bytes.max()) for each in self.grids), default=math.inf)
+
+
+def least_s(problem: Problem) -> float:
+    """Seconds of a sample that no plan goes below: all devices compute all the time."""
+    chain = problem.chain
+    busy_s = float(chain.busy_prefix(problem.all_recompute)[-1])
+    return busy_s / problem.topology.devices / chain.microbatch_size
 
 
 def variants_of(
