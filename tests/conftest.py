@@ -17,8 +17,11 @@ import pytest
 from partopt import cli, documents
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
+from partopt.search import grids, improve
 from tests.examples import load_profile
 from tests.helpers import flat, uniform_profile
+
+BUDGETS = [(own.BUDGET, own.BUDGET["normal"]) for own in (improve, grids)]
 
 load_profile()
 # every worker would have as many threads as there are cores, and they would wait for each other
@@ -27,6 +30,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write tests/golden anew")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Search no longer than `--effort quick`, but where a test is about what is found by default."""
+    recorded = item.path.parent.name in ("docs", "golden")
+    full = recorded or item.get_closest_marker("full_effort") is not None
+    for budget, normal in BUDGETS:
+        budget["normal"] = normal if full else budget["quick"]
 
 
 class Outcome(NamedTuple):

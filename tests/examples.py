@@ -1,6 +1,6 @@
 """How many examples hypothesis draws: as many as a test says, in a nightly run many more.
 
-`HYPOTHESIS_PROFILE` chooses `dev`, `ci` (the same examples every time; the default where `CI` is
+`HYPOTHESIS_PROFILE` chooses `dev`, `ci` (half as many, the same every time; the default where `CI` is
 set), `nightly`, or `faults`: as `ci`, but the first failure is enough.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import Phase, settings
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
-FACTORS = {"dev": 1, "ci": 1, "faults": 1, "nightly": 20}
+FACTORS = {"dev": 1, "ci": 0.5, "faults": 1, "nightly": 20}
 
 
 def load_profile() -> None:
@@ -24,11 +24,11 @@ def load_profile() -> None:
     drawn = [Phase.explicit, Phase.generate]
     settings.register_profile("faults", deadline=None, derandomize=True, phases=drawn)
     settings.register_profile(
-        "nightly", deadline=None, max_examples=FACTORS["nightly"] * 100, print_blob=True
+        "nightly", deadline=None, max_examples=round(FACTORS["nightly"] * 100), print_blob=True
     )
     settings.load_profile(PROFILE)
 
 
 def examples(count: int, **options: Any) -> settings:
     """Settings for `count` examples, times the factor of the profile."""
-    return settings(max_examples=count * FACTORS[PROFILE], **options)
+    return settings(max_examples=max(1, round(count * FACTORS[PROFILE])), **options)

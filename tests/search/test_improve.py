@@ -123,6 +123,7 @@ def test_annealing_climbs_where_it_is_hot_and_gives_the_best_that_it_was_at(
     assert (at != sorted(at, reverse=True)) == climbs
 
 
+@pytest.mark.full_effort
 def test_more_effort_spends_more(monkeypatch):
     monkeypatch.setattr(improve, "BUDGET", {"quick": 20.0, "normal": 60.0, "thorough": 180.0})
     judges: list[Judge] = []
