@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Search no longer than `--effort quick`, but where a test is about what is found by default."""
+    """Search no longer than `--effort quick`, but where what is found by default is recorded."""
     recorded = item.path.parent.name in ("docs", "golden")
     full = recorded or item.get_closest_marker("full_effort") is not None
     for budget, normal in BUDGETS:

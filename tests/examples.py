@@ -1,7 +1,7 @@
 """How many examples hypothesis draws: as many as a test says, in a nightly run many more.
 
-`HYPOTHESIS_PROFILE` chooses `dev`, `ci` (half as many, the same every time; the default where `CI` is
-set), `nightly`, or `faults`: as `ci`, but the first failure is enough.
+`HYPOTHESIS_PROFILE` chooses `dev`, `ci` (half as many, the same every time; the default where `CI`
+is set), `nightly`, or `faults`: `dev`'s, the same every time, and the first failure is enough.
 """
 
 from __future__ import annotations
