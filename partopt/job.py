@@ -183,7 +183,7 @@ class Job(_Question):
                 text = f"{name} was measured on a CPU, not on {device}"
                 found.append(Note(code="measured-on-cpu", text=text))
         size, sizes = self.microbatch_size, [own.microbatch_size for own in self.profile.measured()]
-        if size is not None and size not in sizes:
+        if size is not None and size not in sizes and sizes[0] < size < sizes[-1]:
             low, high = max(s for s in sizes if s < size), min(s for s in sizes if s > size)
             text = f"microbatch {size} was not measured: times between those of {low} and {high}"
             found.append(Note(code="interpolated", text=text))

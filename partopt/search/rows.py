@@ -19,7 +19,8 @@ from partopt.search.variants import Variant, Within, least_s, variants_of
 REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
 QUICK = "quick"  # the effort at which several schedules are searched at first
 CLOSE = 1.03  # a schedule whose best plan is slower by more than that is not searched again
-SEARCHED = 3  # variants, at most, where one of them fits
+# variants that are searched at most, where one of them fits, and where none does
+SEARCHED, TRIED = {"quick": 2, "normal": 3, "thorough": 6}, 6
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,9 @@ def best_of_variants(variants: Iterable[Variant], shown: Iterable[str] | None = 
     refusals: dict[str, PartoptError] = {}
     for variant in variants:
         best = min((own for _, _, own in found if own.fits), key=order_of, default=None)
-        if len(found) >= SEARCHED or (best and not _may_be_best(variant, variants[0], best)):
+        if len(found) >= (SEARCHED[variant.problem.effort] if best else TRIED):
+            break
+        if best and not _may_be_best(variant, variants[0], best):
             continue
         size = variant.problem.chain.microbatch_size
         beat_s = size / best.predicted.samples_per_s if best else math.inf
