@@ -18,7 +18,7 @@ from partopt.search.variants import Variant, Within, least_s, variants_of
 
 REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
 QUICK = "quick"  # the effort at which several schedules are searched at first
-CLOSE = 1.03  # a schedule whose best plan is slower by more than that is not searched again
+CLOSE = 1.07  # a schedule whose best plan is slower by more than that is not searched again
 # variants that are searched at most, where one of them fits, and where none does
 SEARCHED, TRIED = {"quick": 2, "normal": 3, "thorough": 6}, 6
 
