@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from partopt.documents.device import Roofline, read_device
+from partopt.documents.device import Roofline, read_device, same_device
 from partopt.documents.files import shipped_folder, shipped_names
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
@@ -75,3 +75,17 @@ def test_all_faults_of_a_file_are_reported_together():
     assert [part.message.split(": ")[1] for part in refused.value.parts] == [
         *("bandwidth.value", "launch.value", "efficiency.matmul.value", "peaks.bfloat61", "peaks")
     ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("h100", "H100-80GB", True),
+        ("H100-80GB", "A100-80GB", False),
+        ("mine", "mine", True),
+        ("mine", "h100", False),
+        ("mine", "yours", False),
+    ],
+)
+def test_two_names_of_one_device(first, second, same):
+    assert same_device(first, second) == same

@@ -337,3 +337,14 @@ def test_plans_are_the_same_bytes_whatever_the_seed_of_the_hashes(tmp_path):
         )
         digests.add(hashlib.sha256(done.stdout).hexdigest())
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize(("more", "right"), [(1e-7, True), (1e-4, False)])
+def test_the_time_of_a_stage_is_the_sum_of_its_parts(more, right):
+    document = json.loads(PIPELINE)
+    document["stages"][1]["compute_s"] *= 1 + more
+    if right:
+        assert Plan.parse(json.dumps(document).encode()).stages
+        return
+    with pytest.raises(PartoptError, match="compute_s: not the sum of its parts"):
+        Plan.parse(json.dumps(document).encode())

@@ -377,7 +377,7 @@ class StageCosts:
         return least
 
     def _ports(
-        self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int], fair: bool = False
+        self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int], fair: bool
     ) -> tuple[Port, ...]:
         """Of each busy port the seconds a microbatch in which it carries a byte of something.
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partopt import planners
 from partopt.cost.chain import Chain
 from partopt.cost.problem import Partition, Problem
 from partopt.cost.ranges import RangeSum
@@ -174,6 +175,18 @@ def test_copies_of_an_inner_pipeline_take_turns_by_server():
     partition = pipedream.plan(problem(model, topology((2, 10.0), (2, 100.0)))).partition
     assert [list(stage.ranks) for stage in partition.stages] == [[0, 2], [1, 3]]
     assert partition.family == "nested"
+    stated = problem(model, topology((2, 10.0), (2, 100.0)))
+    assert planners.decide("pipedream", stated).partition.family == "nested"
+
+
+def test_tables_of_as_many_layers_as_may_be_are_made(monkeypatch):
+    model = chain([1] * 5, [1] * 5, [1] * 4, [1] * 5)
+    stated = problem(model, topology((2, 1.0)))
+    monkeypatch.setattr(pipedream, "LAYER_LIMIT", 5)
+    assert pipedream.plan(stated).partition.stages
+    monkeypatch.setattr(pipedream, "LAYER_LIMIT", 4)
+    with pytest.raises(PartoptError, match="5 layers and a level of 2; its tables outgrow memory"):
+        pipedream.plan(stated)
 
 
 def test_too_many_layers_for_the_tables_is_said_before_they_are_made():
