@@ -9,6 +9,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import partopt
 from tests.helpers import ROOT, uniform_profile
 
@@ -70,6 +72,7 @@ def imported(path):
     return names
 
 
+@pytest.mark.slow
 def test_imports_follow_the_arrows():
     for path in MODULES:
         own = part_of(path)
@@ -108,6 +111,7 @@ print(sorted(late & sys.modules.keys()))
 """
 
 
+@pytest.mark.slow
 def test_planning_imports_neither_torch_nor_matplotlib(tmp_path):
     profile, plan = (str(tmp_path / name) for name in ("p.json", "plan.json"))
     uniform_profile(4).save(profile)
@@ -128,6 +132,7 @@ def calls_of(path, name):
     return [each for each in calls if isinstance(each.func, ast.Name) and each.func.id == name]
 
 
+@pytest.mark.slow
 def test_every_error_has_a_code():
     missing = [
         f"{path}:{call.lineno}"
@@ -158,6 +163,7 @@ def spoken(path):
 OF_FLAGS = {"cli", "trainers"}
 
 
+@pytest.mark.slow
 def test_only_the_command_line_speaks_in_flags():
     found = [
         f"{path}:{line}: {text}"

@@ -38,6 +38,7 @@ def messages(parse, content):
 BOTH = pytest.mark.parametrize(("kind", "content"), [(Profile, PROFILE), (Plan, PLAN)])
 
 
+@pytest.mark.slow
 @BOTH
 def test_every_document_is_written_again_as_it_was_and_meets_its_published_schema(kind, content):
     assert documents.encode(documents.decode(content, kind, "file")) == content
@@ -208,6 +209,7 @@ def test_numbers_made_in_code_must_be_finite(number):
     assert paths == {f"measurements[0].layers[1].{part}_s" for part in ("forward", "backward")}
 
 
+@pytest.mark.slow
 def test_a_newer_file_of_many_thousand_layers_is_read():
     profile = chain_profile([1e-3] * 4000, names=[f"blocks.{index}" for index in range(4000)])
     newer = documents.encode(profile).replace(b"profile/1", b"profile/1.1")

@@ -66,6 +66,7 @@ def test_conditions_of_a_simulation(plan, condition, number):
         assert po.simulate(PLANS[plan], **{condition: value}).document.period_s > 0
 
 
+@pytest.mark.slow
 @examples(30)
 @given(
     st.sampled_from(["size", "bandwidth_bytes_per_s", "latency_s", "links"]),
@@ -107,6 +108,7 @@ def test_a_condition_beyond_all_use_is_refused(conditions, message):
     assert message in f"{refused.value.message} {refused.value.hint}"
 
 
+@pytest.mark.slow
 def test_more_levels_than_devices_could_fill_are_refused():
     level = "  - {name: l%d, size: 1, bandwidth: 1 GB/s}\n"
     levels = "".join(level % k for k in range(1000))

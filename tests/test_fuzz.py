@@ -5,6 +5,7 @@ no; it never breaks.
 import contextlib
 import json
 
+import pytest
 import yaml
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -87,6 +88,7 @@ def plan_or_error(content):
     assert plan_report.render(loaded)
 
 
+@pytest.mark.slow
 @quick
 @given(mutated(PLAN))
 def test_a_plan_with_anything_in_it_is_verified_or_not(document):
@@ -104,24 +106,28 @@ def topology_or_error(content):
     assert render_topology(loaded)
 
 
+@pytest.mark.slow
 @quick
 @given(mutated(PROFILE))
 def test_a_profile_with_anything_in_it(document):
     profile_or_error(json.dumps(document).encode())
 
 
+@pytest.mark.slow
 @quick
 @given(mutated(PROFILE))
 def test_a_newer_profile_with_anything_in_it(document):
     profile_or_error(json.dumps(document | {"schema": "partopt.profile/1.9"}).encode())
 
 
+@pytest.mark.slow
 @quick
 @given(mutated(PLAN))
 def test_a_plan_with_anything_in_it(document):
     plan_or_error(json.dumps(document).encode())
 
 
+@pytest.mark.slow
 @quick
 @given(mutated(TOPOLOGY))
 def test_a_topology_with_anything_in_it(document):
@@ -135,6 +141,7 @@ def test_any_bytes_at_all(content):
         read(content)
 
 
+@pytest.mark.slow
 @quick
 @given(st.one_of(map(edited, [json.dumps(PROFILE), json.dumps(PLAN), yaml.safe_dump(TOPOLOGY)])))
 def test_a_file_with_some_characters_changed(text):
@@ -142,6 +149,7 @@ def test_a_file_with_some_characters_changed(text):
         read(text.encode(errors="surrogatepass"))
 
 
+@pytest.mark.slow
 @quick
 @given(edited(GRAPH))
 def test_a_pipedream_graph_with_some_characters_changed(text):

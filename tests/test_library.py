@@ -99,6 +99,7 @@ def test_stages_of_a_rank_under_a_schedule_with_several():
         plan.stage_of(1, chunk=2)
 
 
+@pytest.mark.slow
 def test_a_simulation_is_saved_by_its_extension(tmp_path):
     job = partopt.Job(uniform_profile(6), flat(4), cuts=[3], replicas=[2, 2])
     plan = partopt.solve(job).plan

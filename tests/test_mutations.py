@@ -13,6 +13,7 @@ drawn_faults = importlib.import_module("drawn_faults")
 MUTATIONS = module.mutations()
 
 
+@pytest.mark.slow
 def test_what_a_mutation_changes_is_there_once():
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
     for mutation in MUTATIONS:
@@ -40,6 +41,7 @@ def mutation(old, new):
     return module.Mutation("m", "code.py", old, new, "tests/test_code.py")
 
 
+@pytest.mark.slow
 def test_a_mutation_is_killed_or_survives_and_is_taken_back(checkout, capsys):
     killed, alive = mutation("2 * x", "3 * x"), mutation("2 * x", "x + 2")
     assert module._table([killed, alive], checkout) == 1
@@ -48,6 +50,7 @@ def test_a_mutation_is_killed_or_survives_and_is_taken_back(checkout, capsys):
     assert "tests/test_code.py::test_double" in printed and "1 of 2 survived" in printed
 
 
+@pytest.mark.slow
 def test_a_text_that_is_not_there_once_is_refused(checkout):
     with pytest.raises(ValueError, match=r"m: found 0 times in partopt/code.py: 4 \* x"):
         module.place_of(mutation("4 * x", ""), checkout)
@@ -58,6 +61,7 @@ def test_a_text_that_is_not_there_once_is_refused(checkout):
     ]
 
 
+@pytest.mark.slow
 def test_tests_that_fail_without_a_mutation_are_refused(checkout):
     (checkout / "partopt/code.py").write_text("def double(x):\n    return 2 * x + 1\n")
     assert list(module.faults([mutation("2 * x", "3 * x")], checkout)) == [
@@ -118,6 +122,7 @@ def test_a_draw_is_its_seeds_and_its_packages(checkout):
     }
 
 
+@pytest.mark.slow
 def test_a_drawn_fault_is_noticed_survives_or_changes_nothing(checkout, monkeypatch, capsys):
     def fault(before, after):
         return drawn_faults.Fault("code.py", 2, before, after, f"def double(x):\n    {after}\n")

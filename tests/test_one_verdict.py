@@ -59,6 +59,7 @@ def split(job, stages):
     return [may[len(may) * s // stages] for s in range(1, stages)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "size", "chunks"), PIPELINES)
 @pytest.mark.parametrize(("name", "cluster", "servers", "batch", "memory"), CASES)
 def test_every_command_says_the_same_of_a_layout(
@@ -102,6 +103,7 @@ def test_every_command_says_the_same_of_a_layout(
     assert verify(plan, profile).failed == ([] if plan.fits else ["memory"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "case"),
     [*((each, CASES[2]) for each in TRAINED), ("megatron", CASES[3])],

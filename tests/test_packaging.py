@@ -37,6 +37,7 @@ def test_the_licence_is_the_standard_text_and_in_every_package():
     assert hashlib.sha256(text).hexdigest() == APACHE_2
 
 
+@pytest.mark.slow
 def test_a_plain_install_brings_all_that_the_package_imports():
     """`pip install .` is enough for every verb; two packages are used where the user has them."""
     trees = [ast.parse(path.read_text()) for path in (ROOT / "partopt").rglob("*.py")]
@@ -48,6 +49,7 @@ def test_a_plain_install_brings_all_that_the_package_imports():
     assert outside - {"transformers", "pynvml"} == required - {"pyyaml"} | {"yaml", "markupsafe"}
 
 
+@pytest.mark.slow
 def test_hints_name_what_can_be_installed():
     """No index has partopt: its extras are installed from a clone."""
     files = [*(ROOT / "partopt").rglob("*.py"), *ROOT.glob("examples/*.py"), *ROOT.glob("**/*.md")]

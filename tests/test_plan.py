@@ -322,6 +322,7 @@ for name in planners.PLANNERS:
 """
 
 
+@pytest.mark.slow
 def test_plans_are_the_same_bytes_whatever_the_seed_of_the_hashes(tmp_path):
     """Equal layers tie everywhere, so that a set's order would show."""
     uniform_profile(12).save(str(tmp_path / "p.json"))

@@ -46,6 +46,7 @@ def test_a_row_that_is_off_does_not_hold():
     assert not published.Row("t", "c", "15-1", "16").holds
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_table(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["published.py", "all"])
     with pytest.raises(SystemExit) as stopped:

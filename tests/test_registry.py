@@ -76,6 +76,7 @@ def test_planners_and_importers_can_be_installed(install):
     assert importers.IMPORTERS["own"].__module__ == "partopt_extra"
 
 
+@pytest.mark.slow
 def test_the_command_line_knows_installed_schedules_and_planners(install, tmp_path):
     install(
         {

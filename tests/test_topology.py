@@ -93,6 +93,7 @@ def test_all_the_faults_of_a_file_are_told_at_once():
     assert found == ["device.memory", "levels[0].bandwidth", "levels[1].latency", "levels[1].name"]
 
 
+@pytest.mark.slow
 def test_what_is_not_a_topology_is_refused_with_its_place():
     for text, message in {
         "": "not a topology",
@@ -237,6 +238,7 @@ def address(cluster, rank):
     return digits
 
 
+@pytest.mark.slow
 @given(topologies, st.data())
 def test_ranks_part_at_the_outermost_level_at_which_their_addresses_differ(cluster, data):
     first, last = (data.draw(st.integers(0, cluster.devices - 1)) for _ in range(2))

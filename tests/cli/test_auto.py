@@ -50,6 +50,7 @@ def table(out: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split() for line in lines[first + 1 :]}
 
 
+@pytest.mark.slow
 def test_the_best_plan_is_printed_and_all_schedules_beside_it(auto):
     outcome = auto("--global-batch", 24)
     assert outcome.code == 0
@@ -59,6 +60,7 @@ def test_the_best_plan_is_printed_and_all_schedules_beside_it(auto):
     assert all(len(line) <= 80 for line in unstyle(outcome.out).splitlines())
 
 
+@pytest.mark.slow
 def test_it_is_never_slower_than_a_schedule_that_is_named(planned, auto):
     best = auto("--global-batch", 24, "--json").document["predicted"]["samples_per_s"]
     for name in ("1f1b", "gpipe", "zb-h1", "interleaved", "zbv", "1f1b-eager"):
@@ -77,6 +79,7 @@ def test_it_is_never_slower_than_a_schedule_that_is_named(planned, auto):
             assert planned(*options).document["predicted"]["samples_per_s"] <= best * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_a_written_plan_is_shown_and_simulates_as_it_predicts(partopt, auto, tmp_path):
     path = tmp_path / "plan.json"
     outcome = auto("--microbatches", 8, "-o", path)
@@ -94,6 +97,7 @@ def test_a_written_plan_is_shown_and_simulates_as_it_predicts(partopt, auto, tmp
     )
 
 
+@pytest.mark.slow
 def test_the_next_command_writes_the_plan(partopt, auto):
     last = auto("--microbatches", 8).err.splitlines()[-1]
     words = shlex.split(last.removeprefix("next:"))
@@ -102,23 +106,27 @@ def test_the_next_command_writes_the_plan(partopt, auto):
     assert partopt(*words[1:-2], "--json").document["planner"] == "grid"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_microbatch_size_that_was_given_is_kept_to(auto, size):
     rows = table(auto("--microbatches", 8, "--microbatch-size", size).out)
     assert {cells[2] for cells in rows.values()} == {f"{size}x8"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["never", "always"])
 def test_recomputation_that_was_asked_for_or_not_is_kept_to(auto, recompute):
     rows = table(auto("--microbatches", 8, "--recompute", recompute).out)
     assert {cells[3] for cells in rows.values()} == {recompute}
 
 
+@pytest.mark.slow
 def test_stages_may_choose_to_recompute(auto):
     rows = table(auto("--microbatches", 8, "--recompute", "auto").out)
     assert {cells[3] for cells in rows.values()} <= {"never", "some", "always"}
 
 
+@pytest.mark.slow
 def test_without_room_it_recomputes(auto):
     free, tight = (
         table(auto("--microbatches", 8, "--microbatch-size", 3, *more).out)
@@ -128,6 +136,7 @@ def test_without_room_it_recomputes(auto):
     assert "always" in {cells[3] for cells in tight.values()}
 
 
+@pytest.mark.slow
 def test_sizes_that_do_not_divide_the_batch_are_skipped(auto):
     assert {cells[2].split("x")[0] for cells in table(auto("--global-batch", 16).out).values()} == {
         "1"
@@ -144,6 +153,7 @@ def test_no_size_divides_the_batch(auto):
     )
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_answer_is_no_and_nothing_is_written(auto, tmp_path):
     outcome = auto("--microbatches", 8, "--memory", "1 MB", "-o", tmp_path / "plan.json")
     assert outcome.code == 1
@@ -155,6 +165,7 @@ def test_where_nothing_fits_the_answer_is_no_and_nothing_is_written(auto, tmp_pa
     assert not (tmp_path / "plan.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--recompute", "always"]])
 def test_a_size_that_does_not_fit_is_left_open_in_the_hint(partopt, auto, more):
     outcome = auto("--microbatches", 8, "--memory", "400 MB", "--microbatch-size", 3, *more)
@@ -192,6 +203,7 @@ def test_options_that_it_would_not_look_at_are_refused(auto, options, message):
     assert len(outcome.hints) == 1
 
 
+@pytest.mark.slow
 def test_it_chooses_a_schedule_for_each_number_of_devices(auto):
     found = auto("--microbatches", 8, "--scaling", "2,4", "--json").document
     assert [row["devices"] for row in found["rows"]] == [2, 4]
@@ -201,6 +213,7 @@ def test_it_needs_a_batch(auto):
     assert auto().errors == ["--schedule auto: needs either --microbatches or --global-batch"]
 
 
+@pytest.mark.slow
 def test_stages_begin_only_where_they_may(auto):
     document = auto(
         "--microbatches", 8, "--cut-at", "layer3", "--cut-at", "layer6", "--json"
@@ -208,6 +221,7 @@ def test_stages_begin_only_where_they_may(auto):
     assert {stage["start"] for stage in document["stages"]} <= {0, 3, 6}
 
 
+@pytest.mark.slow
 def test_large_clusters_and_long_names_fit_the_page(partopt, profile_file, topology_file):
     path = profile_file(
         uniform_profile(

@@ -98,6 +98,7 @@ def widest(text: str) -> str:
     return max((line for line in text.splitlines() if len(line.rstrip(" \\").split()) > 1), key=len)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", TOPOLOGIES)
 @pytest.mark.parametrize("content", PROFILES)
 @pytest.mark.parametrize("planner", ["pipedream", "gpipe", "data_parallel"])
@@ -122,6 +123,7 @@ def test_plans(partopt, profile_file, topology_file, tmp_path, content, cluster,
         assert len(widest(shown)) <= 80, widest(shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [[], ["--schedule", "1f1b", "--microbatches", 12]])
 @pytest.mark.parametrize("cluster", ["one", "64", "nested", "names"])
 @pytest.mark.parametrize("content", [name for name in PROFILES if name != "1000 layers"])
@@ -166,6 +168,7 @@ def test_a_profile_of_a_long_environment(partopt, profile_file):
     assert len(widest(shown)) <= 80, widest(shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["one", "64", "nested", "names"])
 @pytest.mark.parametrize("content", [name for name in PROFILES if name != "1000 layers"])
 def test_comparisons(partopt, profile_file, topology_file, content, cluster):

@@ -146,6 +146,7 @@ def test_a_profile_is_no_plan(compared, profile_file):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cluster", [flat(4), two_level(2, 2), two_level(2, 4)], ids=["flat", "same", "larger"]
 )

@@ -29,23 +29,27 @@ def completions(words: str) -> list[list[str]]:
     return [line.split(",") for line in answer(words).splitlines() if line]
 
 
+@pytest.mark.slow
 def test_verbs_are_completed():
     assert completions("partopt pl") == [["plain", "plan"]]
     assert completions("partopt ") == [["plain", verb] for verb in cli.VERBS]
     assert completions("partopt topology sh") == [["plain", "show"]]
 
 
+@pytest.mark.slow
 def test_options_are_completed():
     assert completions("partopt plan --topo") == [["plain", "--topology"]]
     assert completions("partopt --vers") == [["plain", "--version"]]
     assert completions("partopt plan --no-such") == []
 
 
+@pytest.mark.slow
 def test_values_are_completed_as_file_names_where_nothing_else_is_known():
     assert completions("partopt plan p.json -o pla") == [["file", "pla"]]
     assert completions("partopt show pla") == [["file", "pla"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "names"),
     [
@@ -65,6 +69,7 @@ def test_names_that_partopt_knows_are_completed(words, names):
     assert sorted(completions(words)) == [["plain", name] for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "names"),
     [
@@ -80,6 +85,7 @@ def test_names_are_completed_beside_files(words, names):
     assert completions(words) == [["file", typed], *(["plain", name] for name in names)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_completes_values(shell):
     told = re.split("[\\s,]+", answer("partopt plan p.json --schedule 1f1b-", shell))
@@ -87,6 +93,7 @@ def test_every_shell_completes_values(shell):
     assert "dgx-h100" in re.split("[\\s,]+", answer("partopt topology show dgx-h", shell))
 
 
+@pytest.mark.slow
 def test_mistakes_further_left_are_no_errors_yet():
     assert completions("partopt plan --stages two --topo") == [["plain", "--topology"]]
     assert ["plain", "--help"] in completions("partopt plna --")

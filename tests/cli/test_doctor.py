@@ -22,6 +22,7 @@ def written(tmp_path_factory):
     return path, done.stdout
 
 
+@pytest.mark.slow
 def test_one_file_has_the_machine_and_all_that_was_tried(written):
     path, page = written
     found = Diagnosis.load(str(path))
@@ -51,6 +52,7 @@ def test_one_file_has_the_machine_and_all_that_was_tried(written):
         assert words in " ".join(page.split())
 
 
+@pytest.mark.slow
 def test_the_file_follows_its_schema_and_is_shown_again(written, partopt):
     path, page = written
     jsonschema.validate(json.loads(path.read_text()), json.loads(partopt("schema", "doctor").out))

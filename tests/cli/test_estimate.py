@@ -48,6 +48,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "net.py"
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_gpu_that_is_not_there(model: Path, tmp_path: Path) -> None:
     written = tmp_path / "net.json"
     words = ["--estimate", "h100", "--dtype", "bfloat16", "--calibrate", "0.25"]
@@ -61,6 +62,7 @@ def test_a_profile_of_a_gpu_that_is_not_there(model: Path, tmp_path: Path) -> No
     assert (made.estimated.device, made.estimated.calibrated_s) == ("H100-80GB", 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "words", "says"),
     [
@@ -159,6 +161,7 @@ def marks(node: Any) -> list[str | None]:
     return own + marks(list(node.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", RESULTS)
 @pytest.mark.parametrize("device", ["H100-80GB", None])
 def test_every_result_says_what_it_rests_on(
@@ -189,6 +192,7 @@ def test_every_result_says_what_it_rests_on(
         assert page.count("rests on") == page.count(BASIS) == (device is not None)
 
 
+@pytest.mark.slow
 def test_of_several_profiles_those_that_were_estimated_are_named(
     partopt: Any, estimated_file: str, profile_file: Any, h100s_file: str
 ) -> None:
@@ -205,6 +209,7 @@ def test_of_several_profiles_those_that_were_estimated_are_named(
     )
 
 
+@pytest.mark.slow
 def test_a_trace_and_a_figure_say_what_they_rest_on(
     partopt: Any, estimated_file: str, h100s_file: str, tmp_path: Path
 ) -> None:
@@ -225,6 +230,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", REFUSED)
 def test_an_estimate_is_planned_on_no_other_device(
     partopt: Any, profile_file: Any, tmp_path: Path, command: str
@@ -282,6 +288,7 @@ def test_a_group_is_estimated_again_for_the_cluster_and_on_its_links(
     assert error == "--topology flat-4: a cluster of NVIDIA H100 80GB HBM3, not of A100-80GB"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "cluster"), [("h100", "dgx-h100"), ("v100", "v100-nvlink"), ("h200", "CLUSTER")]
 )
@@ -324,6 +331,7 @@ def test_shipped_estimates_are_marked_and_small(name: str) -> None:
     assert made.dtype == "bfloat16"
 
 
+@pytest.mark.slow
 def test_a_shipped_estimate_is_made_again() -> None:
     """Its first microbatch; `benchmarks/estimated_profiles.py` makes all of all of them."""
     made = Profile.load("gpt3-6.7b.h100-estimated.bfloat16")

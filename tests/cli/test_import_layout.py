@@ -23,6 +23,7 @@ def imported(partopt, given):
     return lambda *words: partopt("import", *words, *given, "--microbatches", 8)
 
 
+@pytest.mark.slow
 def test_a_layout_becomes_a_plan_beside_a_better_one(imported, tmp_path):
     outcome = imported("megatron", LAYOUT, "-o", tmp_path / "plan.json")
     assert outcome.code == 0
@@ -35,6 +36,7 @@ def test_a_layout_becomes_a_plan_beside_a_better_one(imported, tmp_path):
     assert f"Wrote {tmp_path / 'plan.json'}" in outcome.err
 
 
+@pytest.mark.slow
 def test_the_command_that_follows_makes_the_better_plan(imported, partopt, tmp_path):
     outcome = imported("torchgpipe", "6,3,3,4")
     command = shlex.split(outcome.err.splitlines()[-1])
@@ -45,12 +47,14 @@ def test_the_command_that_follows_makes_the_better_plan(imported, partopt, tmp_p
     assert [stage.start for stage in Plan.load(str(better)).stages] == [0, 4, 8, 12]
 
 
+@pytest.mark.slow
 def test_a_layout_that_loses_nothing_is_told_so(imported):
     outcome = imported("torchgpipe", "4,4,4,4")
     assert "loses    nothing: no plan that torchgpipe runs is faster" in outcome.out
     assert outcome.err.splitlines()[-1].startswith("next:    partopt compare ")
 
 
+@pytest.mark.slow
 def test_a_file_and_standard_input(imported, partopt, given, tmp_path):
     script = tmp_path / "train.sh"
     script.write_text(f"torchrun t.py --pipeline-model-parallel-layout '{LAYOUT}'\n")
@@ -69,6 +73,7 @@ SCRIPT = """torchrun train.py --pipeline-model-parallel-layout 'Et*4|t*3|t*3|t*2
 """
 
 
+@pytest.mark.slow
 def test_what_a_script_says_beside_the_layout_holds_where_no_option_does(partopt, given, tmp_path):
     script = tmp_path / "train.sh"
     script.write_text(SCRIPT.format(tp=1))
@@ -89,6 +94,7 @@ def test_what_a_script_says_beside_the_layout_holds_where_no_option_does(partopt
     assert refused.errors == ["the layout has groups of 8 tensor parallel ranks, the profile of 1"]
 
 
+@pytest.mark.slow
 def test_the_command_that_follows_keeps_what_the_script_says(partopt, given, tmp_path):
     script = tmp_path / "train.sh"
     script.write_text(SCRIPT.format(tp=1))
@@ -99,11 +105,13 @@ def test_the_command_that_follows_keeps_what_the_script_says(partopt, given, tmp
     assert partopt(*command[:-1], tmp_path / "better.json").code == 0
 
 
+@pytest.mark.slow
 def test_several_stages_on_a_device(imported):
     outcome = imported("megatron", LAYOUT, "--pipeline-size", 2)
     assert "plan     manual: 4 stages, 2-2-2-2, schedule interleaved" in outcome.out
 
 
+@pytest.mark.slow
 def test_an_order_states_its_microbatches(imported, partopt, given, tmp_path):
     order = tmp_path / "order.csv"
     order.write_text("0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n")
@@ -126,6 +134,7 @@ def test_what_the_trainer_does_not_do_is_a_warning(imported):
     )
 
 
+@pytest.mark.slow
 def test_a_layout_that_does_not_fit_is_written_and_said_so(imported, partopt, tmp_path):
     path = tmp_path / "plan.json"
     outcome = imported("megatron", LAYOUT, "--memory", "40 MB", "-o", path)
@@ -180,6 +189,7 @@ def test_layouts_are_compared_with_the_planners(partopt, given):
     }
 
 
+@pytest.mark.slow
 def test_a_layout_is_compared_and_planned_as_its_trainer_runs_it(partopt, given, topology_file):
     """Latency makes deeper warm-ups better, which neither the trainer has nor 1f1b."""
     topology_file(flat(4, 1e9, latency=1e-3))  # where `given` has its own
@@ -197,6 +207,7 @@ def test_a_layout_is_compared_and_planned_as_its_trainer_runs_it(partopt, given,
     assert eager["predicted"]["period_s"] < 0.999 * row["period_s"]
 
 
+@pytest.mark.slow
 def test_the_fastest_layout_is_the_plan_to_make_next(partopt, given):
     profile, topology = given[1], given[2:]
     words = ["--planner", "gpipe", "--layout", "deepspeed:0,8,16"]

@@ -133,6 +133,7 @@ def test_an_interruption_leaves_with_130(partopt, profile_file, broken):
     assert (outcome.code, outcome.out, outcome.err.strip()) == (130, "", "interrupted")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_fault(profile_file):
     path = profile_file()
     for arguments in (
@@ -150,6 +151,7 @@ def test_a_reader_that_leaves_early_is_no_fault(profile_file):
         assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_only_ascii(profile_file):
     arguments = ["show", profile_file(), "--debug"]
     done = run_process(arguments, environment={"PYTHONIOENCODING": "ascii"})
@@ -179,6 +181,7 @@ def on_a_terminal(arguments: list[str], environment: dict[str, str]) -> bytes:
     return os.read(primary, 100_000)
 
 
+@pytest.mark.slow
 def test_headings_are_bold_on_a_terminal_but_not_with_no_color():
     assert b"\x1b[" in on_a_terminal(["topology", "list"], {"NO_COLOR": ""})
     assert b"\x1b[" not in on_a_terminal(["topology", "list"], {"NO_COLOR": "1"})

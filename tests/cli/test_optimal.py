@@ -60,6 +60,7 @@ def test_of_equal_plans_it_is_the_one_that_is_taken(planned):
     assert planned("--json").document["planner"] == "optimal"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replication, shapes", [("free", {4}), ("uniform", {4}), ("none", {1})])
 def test_replication_is_kept_to(planned, replication, shapes):
     for options in ([], ["--planner", "optimal"]):

@@ -29,6 +29,8 @@ from tests.links.synthetic import measurement as measured_links
 from tests.report.pictures import cases
 from tests.trainers.models import transformer
 
+pytestmark = pytest.mark.slow
+
 WIDTHS = [60, 80, 120, 200]
 NAME = "-".join(LONG[:2])
 HEAVY = chain_profile([0.0123] * 11 + [1.5], parameter_bytes=[10**9] * 12, names=LONG, name=NAME)

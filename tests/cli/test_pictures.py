@@ -28,6 +28,7 @@ def test_a_profile_is_drawn(partopt, tmp_path):
     assert "tokens" in svg(tmp_path / "a.svg")
 
 
+@pytest.mark.slow
 def test_a_plan_is_drawn_with_the_layers_of_its_profile(partopt, plan_file, profile_file, tmp_path):
     without = partopt("show", plan_file, "-o", tmp_path / "a.svg")
     assert without.code == 0 and "without their layers: add --profile" in without.err
@@ -40,6 +41,7 @@ def test_a_plan_is_drawn_with_the_layers_of_its_profile(partopt, plan_file, prof
     assert not (tmp_path / "c.svg").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_shipped_profile_needs_nobody_to_say_which(partopt, tmp_path):
     plan = tmp_path / "plan.json"
     given = ["--topology", "v100-pcie", "--planner", "gpipe", "-o", plan]
@@ -94,6 +96,7 @@ def test_what_does_not_go_with_a_picture_is_refused(partopt, tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_tables_are_written_as_documents_and_as_pictures(
     partopt, profile_file, topology_file, tmp_path
 ):

@@ -76,6 +76,7 @@ def test_an_existing_output_is_refused_before_the_work_and_replaced_with_force(
     assert Plan.load(str(tmp_path / "plan.json")).stages
 
 
+@pytest.mark.slow
 def test_the_profile_or_the_topology_is_read_from_standard_input(
     partopt, profile_file, topology_file
 ):
@@ -135,6 +136,7 @@ def test_more_stages_than_there_can_be(
     assert (outcome.errors, outcome.hints) == ([message], ["ask for at most 3: --stages 3"])
 
 
+@pytest.mark.slow
 def test_servers_set_the_outermost_level(partopt, profile_file, topology_file):
     path = topology_file(two_level(2, 2))
     outcome = partopt("plan", profile_file(), "--topology", path, "--servers", 3, "--json")
@@ -341,6 +343,7 @@ class TestWhatDoesNotFit:
             "plan", profile_file(self.CONTENT), "--topology", topology_file(), *options
         )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("memory", ["20 GB", "12 GB", "5 GB", "3 GB", "2 GB"])
     @pytest.mark.parametrize("planner", ["gpipe", "pipedream", "straight", "data_parallel"])
     @pytest.mark.parametrize(
@@ -385,6 +388,7 @@ class TestWhatDoesNotFit:
         assert "DOES NOT FIT 3 GB, over by 13 GB" in outcome.out
         assert not (tmp_path / "plan.json").exists()
 
+    @pytest.mark.slow
     def test_where_nothing_tried_fits_it_says_what_was_tried(self, planned):
         [hint] = planned("--memory", "1 MB").hints
         assert hint == (
@@ -392,6 +396,7 @@ class TestWhatDoesNotFit:
             "them"
         )
 
+    @pytest.mark.slow
     def test_what_was_given_is_tried_otherwise_and_what_has_no_other_is_not_named(self, planned):
         given = ["--recompute", "always", "--microbatch-size", 1, "--planner", "gpipe"]
         assert planned("--memory", "1 MB", *given, "--optimizer", "momentum").hints == [
@@ -422,6 +427,7 @@ class TestWhatDoesNotFit:
         assert hint.endswith(" --recompute always")
 
 
+@pytest.mark.slow
 def test_the_limit_of_the_device_is_the_topologys(partopt, profile_file, topology_file):
     small = topology_file(flat(4, memory_bytes=10**6))
     assert partopt("plan", profile_file(), "--topology", small).code == 1
@@ -450,6 +456,7 @@ def test_the_printed_plan_is_the_published_document(planned):
     assert msgspec.json.decode(planned("--json").out, type=plan.Plan).planner == "optimal"
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_fit_is_not_written(partopt, profile_file, topology_file, tmp_path):
     arguments = ["plan", profile_file(), "--topology", topology_file(), "--memory", "1 kB", "-o"]
     to_file, to_stdout = partopt(*arguments, tmp_path / "plan.json"), partopt(*arguments, "-")

@@ -145,12 +145,14 @@ def test_the_summary_says_how_the_model_was_run(model: str, tmp_path: Path) -> N
     assert head.endswith("float32, bfloat16 autocast, compiled")
 
 
+@pytest.mark.slow
 def test_a_dash_writes_the_profile_to_standard_output_and_nothing_else(model: str) -> None:
     result = run(model, "--microbatch", "1", "-o", "-")
     assert Profile.parse(result.stdout_bytes).model.name == "net"
     assert "building" in result.stderr
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_a_line_of_the_summary(model: str, tmp_path: Path) -> None:
     limit = "    if batch_size == 2: raise torch.OutOfMemoryError('full')\n"
     Path(model).write_text(
@@ -161,6 +163,7 @@ def test_out_of_memory_is_a_line_of_the_summary(model: str, tmp_path: Path) -> N
     assert Profile.load(str(tmp_path / "net.json")).measurements[1].out_of_memory
 
 
+@pytest.mark.slow
 def test_sizes_at_which_the_hooks_cost_much_are_warned_of(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +257,7 @@ def test_an_existing_output_is_refused_before_anything_is_loaded(tmp_path: Path)
     assert (tmp_path / "net.json").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_force_replaces_an_existing_output(model: str, tmp_path: Path) -> None:
     (tmp_path / "net.json").write_text("old")
     assert (
@@ -262,6 +266,7 @@ def test_force_replaces_an_existing_output(model: str, tmp_path: Path) -> None:
     assert Profile.load(str(tmp_path / "net.json")).model.name == "net"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "code", "message", "hint"),
     [
@@ -321,6 +326,7 @@ STOPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded_signals")
 @pytest.mark.parametrize(
     ("stop", "slow", "kept"), [*((stop, 2, [1]) for stop in STOPS), ("foreground", 1, None)]
@@ -394,6 +400,7 @@ def test_a_signal_before_the_model_is_built_is_answered_alike(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.slow
 def test_a_profile_is_gone_on_with(model: str, tmp_path: Path) -> None:
     output = tmp_path / "net.json"
     run(model, "--microbatch", "1,4", "--name", "mine", "-o", str(output))

@@ -70,6 +70,7 @@ _BEGINS = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_a_warning_has_a_line_of_its_own_beside_the_bar() -> None:
     """In a pseudoterminal: what stands before a warning ends the bar's line or wipes it."""
     shown, child = pty.openpty()

@@ -24,6 +24,7 @@ def scaled(partopt, profile_file, topology_file):
 SYNCHRONOUS = ["--schedule", "1f1b"]
 
 
+@pytest.mark.slow
 def test_one_device_is_all_efficient_and_more_are_the_speed_up_a_device(scaled):
     rows = scaled("--scaling", "1,2,4,8", "--json").document["rows"]
     assert [row["devices"] for row in rows] == [1, 2, 4, 8]
@@ -35,6 +36,7 @@ def test_one_device_is_all_efficient_and_more_are_the_speed_up_a_device(scaled):
         assert row["microbatches"] is None
 
 
+@pytest.mark.slow
 def test_every_row_is_the_plan_on_that_many_devices(scaled):
     for row in scaled("--scaling", "2,4,6", "--json").document["rows"]:
         document = scaled("--servers", row["devices"] // 2, "--json").document
@@ -44,6 +46,7 @@ def test_every_row_is_the_plan_on_that_many_devices(scaled):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--microbatches", "--global-batch"])
 def test_strong_scaling_keeps_the_batch_and_weak_scaling_lets_it_grow(scaled, flag):
     options = ["--scaling", "2,4,6", *SYNCHRONOUS, flag, 16, "--json"]
@@ -70,6 +73,7 @@ def test_a_batch_that_grows_to_no_whole_number(scaled):
     assert scaled(*options, "--microbatches", 12).code == 0
 
 
+@pytest.mark.slow
 def test_weak_scaling_is_the_more_efficient(scaled):
     strong, weak = (
         scaled("--scaling", "1,8", *SYNCHRONOUS, "--microbatches", 8, *more, "--json")
@@ -78,6 +82,7 @@ def test_weak_scaling_is_the_more_efficient(scaled):
     assert weak.document["rows"][1]["efficiency"] > strong.document["rows"][1]["efficiency"]
 
 
+@pytest.mark.slow
 def test_a_table_with_the_batch_of_each_row(scaled):
     outcome = scaled("--scaling", "1,2,4")
     heading, *rows = unstyle(outcome.out).splitlines()
@@ -158,6 +163,7 @@ def test_mistakes(scaled, options, message):
     assert len(outcome.hints) == 1
 
 
+@pytest.mark.slow
 def test_a_number_that_fills_no_servers_is_answered_with_its_neighbours(
     partopt, profile_file, topology_file
 ):
@@ -186,6 +192,7 @@ def test_thousands_of_devices(partopt, profile_file, topology_file):
     assert all(len(line) <= 80 for line in unstyle(outcome.out).splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given", [[], ["--schedule", "auto", "--global-batch", 4], ["--planner", "data_parallel"]]
 )

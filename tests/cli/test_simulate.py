@@ -81,6 +81,7 @@ def test_piped_text_is_80_columns_wide_and_plain(partopt, synchronous, given, mo
     assert "\x1b" not in outcome.out
 
 
+@pytest.mark.slow
 def test_ascii_where_the_terminal_has_no_more(synchronous):
     done = run_process(
         ["simulate", synchronous], environment={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
@@ -104,6 +105,7 @@ class TestOutput:
         assert (outcome.code, outcome.err) == (0, "")
         assert outcome.document["traceEvents"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "form, begin", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")]
     )

@@ -58,6 +58,7 @@ def run_all(partopt, folder: Path, name: str, file: str):
     yield partopt("plan", name.replace("\x00", ""), "--topology", file)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -16,6 +16,7 @@ def planned(partopt, profile_file, topology_file):
     return lambda *options: partopt("plan", path, "--topology", topology_file(), *options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -31,6 +32,7 @@ def test_tied_layers_are_parted_or_kept_together(planned, options):
     assert {stage["tied_exchange_s"] for stage in kept} == {0.0}
 
 
+@pytest.mark.slow
 def test_a_chosen_schedule_keeps_them_together(planned):
     kept = planned(
         "--schedule", "auto", "--microbatches", 8, "--tied", "together", "--json"

@@ -25,6 +25,7 @@ def planned(partopt, tmp_path):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "claim"),
     [
@@ -79,6 +80,7 @@ def test_a_plan_of_a_shipped_profile_needs_nothing_else(partopt, planned, given,
     assert outcome.err == f"next:    partopt simulate {path}\n"
 
 
+@pytest.mark.slow
 def test_an_altered_plan_fails_with_the_reason(partopt, planned, tmp_path):
     content = planned().read_bytes()
     (tmp_path / "altered.json").write_bytes(changed(content, "noam", to=7))
@@ -92,6 +94,7 @@ def test_an_altered_plan_fails_with_the_reason(partopt, planned, tmp_path):
     assert [line.split()[0] for line in outcome.out.splitlines() if line[0] != " "] == CHECKS
 
 
+@pytest.mark.slow
 def test_the_checks_as_a_document(partopt, planned, tmp_path):
     path = planned()
     outcome = partopt("show", "--verify", path, "--json")

@@ -214,6 +214,7 @@ def test_a_warm_up_with_which_devices_wait_for_each_other(partopt, plan_file):
     assert outcome.hints == ["let more forwards come first: a deeper --warmup"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_under_every_other_is_executed_or_refused_with_a_hint(
     partopt, plan_file, schedule

@@ -54,6 +54,7 @@ def test_a_shell_takes_a_wrapped_command_as_it_was(words, lead):
     assert all(len(line) <= 60 for line in lines.splitlines() if apostrophe not in line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_on_a_terminal_a_command_is_copied_from_the_page(shell, tmp_path):
     """In a pseudoterminal of 60 columns: a real shell is given what was printed."""

@@ -226,6 +226,7 @@ def sums(chain: Chain, i: int, j: int) -> list[object]:
     ]
 
 
+@pytest.mark.slow
 @examples(60)
 @given(st.data())
 def test_merged_layers_are_what_they_are_together(data):

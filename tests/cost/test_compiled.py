@@ -58,6 +58,7 @@ def root(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_installation_that_cannot_be_written_caches_for_the_user(root):
     home = {"XDG_CACHE_HOME": str(root / "home"), "HOME": str(root)}
     *squares, folder, hits = run(root, **home)
@@ -67,16 +68,19 @@ def test_an_installation_that_cannot_be_written_caches_for_the_user(root):
     assert run(root, **home)[-1] == "1"
 
 
+@pytest.mark.slow
 def test_without_a_place_for_the_cache_kernels_are_compiled_without_it(root):
     (root / "home").write_text("nor here")
     home = {"XDG_CACHE_HOME": str(root / "home"), "HOME": str(root / "home")}
     assert run(root, **home) == [*SQUARES, "None", "0"]
 
 
+@pytest.mark.slow
 def test_without_jit_kernels_are_python_s():
     assert run(ROOT, NUMBA_DISABLE_JIT="1") == [*SQUARES, "None", "None"]
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_once_leave_a_cache_that_holds(tmp_path):
     own = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path)}
     environment = os.environ | COMPILING | own
@@ -138,6 +142,7 @@ def test_the_numbers_of_actions_are_those_that_caches_hold():
     assert [getattr(engine, name) for name in "FBIAU"] == [0, 1, 2, 5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("NUMBA_DISABLE_JIT" in os.environ, reason="without JIT there are no signatures")
 @examples(100)
 @given(cases(), st.integers(1, 4))

@@ -294,6 +294,7 @@ def port_seconds(plan) -> tuple[list[dict], dict]:
     return by_cut, together
 
 
+@pytest.mark.slow
 @examples(150)
 @hypothesis.given(st.data())
 def test_ports_carry_what_is_counted_message_by_message(data):

@@ -128,6 +128,7 @@ def check(partition: Partition, given: Problem, warmups: list[int] | None) -> No
     assert estimated_s(plan) <= seconds * (1 + slack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLAT)
 @examples(120, suppress_health_check=FILTERED)
 @given(st.data())
@@ -138,6 +139,7 @@ def test_no_contiguous_plan_is_simulated_to_less_than_its_estimate(name, data):
     check(partition, given, data.draw(st.none() | deep))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FLAT if SCHEDULES[name].uneven])
 @examples(60, suppress_health_check=FILTERED)
 @given(st.data())
@@ -147,6 +149,7 @@ def test_no_nested_plan_is_simulated_to_less_than_its_estimate(name, data):
     check(data.draw(nested(given)), given, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDED)
 @examples(40, suppress_health_check=FILTERED)
 @given(st.data())

@@ -175,6 +175,7 @@ def test_the_stash_of_the_layers_behind_is_gone_where_a_backward_is_in_one_part(
     assert memory_of(chain, 0, 2, 3, schedule=schedule).transient_bytes == 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", sorted(STATE_BYTES))
 @pytest.mark.parametrize(
     "schedule, M", [("pipedream", None), ("1f1b", 5), ("pipedream-2bw", None), ("zb-h1", 5)]

@@ -40,6 +40,7 @@ def made(name, replicas, recompute):
     return plan_of(replicas, schedule=name, microbatches=M, recompute=MODES[recompute], **costs)
 
 
+@pytest.mark.slow
 @examples(150)
 @given(
     st.sampled_from(STRAIGHTS),
@@ -62,6 +63,7 @@ def test_a_plan_under_another_schedule_holds_and_costs_what_one_made_for_that_sc
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 @examples(25, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
@@ -94,6 +96,7 @@ def test_a_plan_under_its_own_conditions_is_the_plan_that_was_priced(name, data)
     assert under(under(plan, topology=other), topology=plan.topology) == plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHUNKED)
 @pytest.mark.parametrize("P", [2, 4])
 @pytest.mark.parametrize("d", [1, 2])

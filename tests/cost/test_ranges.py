@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def sums_and_values(draw):
     return RangeSum(numbers, groups), values
 
 
+@pytest.mark.slow
 @given(shared())
 def test_every_range_equals_the_definition_and_the_table(case):
     values, groups = case
@@ -47,6 +49,7 @@ def test_every_range_equals_the_definition_and_the_table(case):
     assert np.all(np.tril(table, -1) == 0)
 
 
+@pytest.mark.slow
 @given(sums_and_values())
 def test_the_largest_of_every_range_is_that_of_its_layers(case):
     """Each value counts less what the layers behind it add to the sum: alone it counts whole."""
@@ -66,6 +69,7 @@ def test_the_largest_of_every_range_is_that_of_its_layers(case):
             assert most.alone(i, j) == whole
 
 
+@pytest.mark.slow
 @given(sums_and_values())
 def test_with_the_sum_the_largest_never_falls_as_a_range_grows(case):
     """At either end; what is beside the sum alone may fall."""
@@ -77,6 +81,7 @@ def test_with_the_sum_the_largest_never_falls_as_a_range_grows(case):
     assert (np.diff(peaks, axis=0)[within[1:]] <= 0).all()
 
 
+@pytest.mark.slow
 @given(sums_and_values(), st.data())
 def test_between_boundaries_the_largest_is_that_of_the_layers_between(case, data):
     sums, values = case

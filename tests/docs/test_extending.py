@@ -89,6 +89,7 @@ def test_four_stages_hold_three_for_each_device_downstream_and_one(patient):
     assert [stage.weight_versions for stage in plan.stages] == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_automatic_search_tries_it(patient):
     """Each of 1f1b, 1f1b-eager and the added schedule fills and drains alike."""
     found = solve(Job(uniform_profile(8), flat(4), schedule="auto", microbatches=8))

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import torch
 from torch import nn
 
@@ -25,6 +26,7 @@ def example_inputs(size):
 """
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(MODEL)

@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tests.helpers import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -17,6 +19,7 @@ def test_it_is_short_and_its_links_lead_somewhere():
     assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_is_shown_and_draws_the_picture(partopt, tmp_path):
     [(command, output)] = SHOWN
     plan, drawn = tmp_path / "plan.json", tmp_path / "plan.svg"
@@ -27,6 +30,7 @@ def test_the_command_prints_what_is_shown_and_draws_the_picture(partopt, tmp_pat
     assert (ROOT / picture).read_bytes() == drawn.read_bytes()
 
 
+@pytest.mark.slow
 def test_what_it_says_of_the_plan_is_so(partopt):
     [(command, _)] = SHOWN
     rate = re.search(
@@ -55,6 +59,7 @@ def test_what_it_says_of_the_plan_is_so(partopt):
     assert speeds["even"] >= max(speeds["even 4"], speeds["even 8"])
 
 
+@pytest.mark.slow
 def test_the_model_that_it_prints_is_profiled_planned_and_reported(partopt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [model] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

@@ -30,6 +30,7 @@ def test_its_sections_are_those_of_the_registry():
     assert re.findall(r"^### (\S+)$", PAGE, re.MULTILINE) == [*SCHEDULES]
 
 
+@pytest.mark.slow
 def test_the_pictures_are_what_the_schedules_are_now(tmp_path):
     WRITER["write"](tmp_path)
     for drawn in tmp_path.iterdir():

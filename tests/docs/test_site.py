@@ -10,6 +10,8 @@ import pytest
 import partopt
 from tests.helpers import ROOT
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("mkdocs", reason="the site is built by mkdocs")
 LOADED = re.compile(r"""(?:src=|<link[^>]*href=|url\(|@import )["']?(https?:)?//[^"')>]*""")
 

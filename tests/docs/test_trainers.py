@@ -3,6 +3,8 @@
 import re
 import shlex
 
+import pytest
+
 from partopt import TRAINERS, writers
 from partopt.trainers.torch import SYNCHRONOUS
 from tests.docs.documents import read, rows, section
@@ -29,6 +31,7 @@ def test_every_trainer_is_shown():
     assert shown == {*writers()} - {"torch"}  # shown elsewhere
 
 
+@pytest.mark.slow
 def test_what_it_shows_is_what_the_commands_print(partopt, tmp_path, monkeypatch):
     """In the order of the page, for exports read what was planned before."""
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,8 @@
 import re
 import shlex
 
+import pytest
+
 from tests.docs.documents import read
 
 PAGE = read("tutorial.md")
@@ -14,6 +16,7 @@ def commands(text):
     return re.findall(r"```\n\$ partopt ([^\n]*)\n(.*?)```", text, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_what_the_second_half_shows_is_what_the_commands_print(partopt, tmp_path, monkeypatch):
     """A line of dots stands for lines that are left out."""
     monkeypatch.chdir(tmp_path)

@@ -59,6 +59,7 @@ def same(found, expected):
     return bool(found == expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(LINES)), ids=lambda n: " ".join(LINES[n]["arguments"]))
 def test_a_plan_is_what_it_was(partopt, number, record, monkeypatch):
     monkeypatch.chdir(ROOT)  # where the paths of the arguments begin

@@ -18,6 +18,7 @@ def measure(context, run):
     return link_measurement._measure(run, lambda _: None, context)
 
 
+@pytest.mark.slow
 def test_trips_are_timed_by_the_device():
     run = LinkRun(4, 4, LARGE, "nccl", 5)
     found = rehearse(partial(measure, run=run), 4, on_paper=True)[0]

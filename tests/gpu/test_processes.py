@@ -52,6 +52,7 @@ def check(name):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_plans_train_under_nccls_rules(name):
     check(name)
@@ -63,6 +64,7 @@ def test_other_plans_train_under_nccls_rules(name):
     check(name)
 
 
+@pytest.mark.slow
 def test_receives_ahead_in_groups_that_nobody_used_hang():
     case = CASES[SOME[0]]
     with pytest.raises(PartoptError) as raised:
@@ -82,6 +84,7 @@ def run_asleep(context, plan):
         return execute(plan, lambda s: sleeping.SleepingStage(plan, s), context=context)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [PLAN, SHARED])
 def test_a_record_has_the_seconds_of_the_device_not_of_its_launches(plan):
     records = rehearse(partial(run_asleep, plan=plan), plan.world_size)

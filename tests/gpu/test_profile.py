@@ -209,6 +209,7 @@ def test_versions_and_settings_are_recorded_and_shown():
         assert words in " ".join(page.split()), words
 
 
+@pytest.mark.slow
 def test_a_size_is_not_added_under_other_settings():
     from partopt.documents.profile import Model
     from partopt.profiler.settings import Settings, Subject
@@ -246,6 +247,7 @@ def test_a_size_is_not_added_under_other_settings():
 # --- a group ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_rank_without_memory_ends_all_within_seconds_though_nobody_hangs_up(tmp_path):
     """The other waits in a collective that nothing ends but what watches for it."""
     with socket.socket() as free:

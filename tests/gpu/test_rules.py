@@ -59,12 +59,14 @@ def one_queue(monkeypatch):
     programs.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_no_case_stops(name):
     for queues in QUEUES:
         assert run(programs(name), queues) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if not can_say(CASES[name].plan)])
 def test_no_case_stops_on_torch(name):
     for pairs in (True, False):
@@ -91,6 +93,7 @@ def check_in_one_queue(name):
         programs(name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_queue")
 @pytest.mark.parametrize("name", CASES)
 def test_in_one_queue_a_case_runs_or_is_refused(name):
@@ -110,6 +113,7 @@ def stops(name, queues=None):
     return bool(run([program_of(case, rank, execute) for rank in ranks], queues))
 
 
+@pytest.mark.slow
 def test_what_is_refused_would_stop(monkeypatch):
     monkeypatch.setattr(messages, "FEWEST_QUEUES", {})
     for queues in (1, 2):
@@ -117,6 +121,7 @@ def test_what_is_refused_would_stop(monkeypatch):
         assert stops("interleaved-zb on 4", queues)
 
 
+@pytest.mark.slow
 def test_groups_that_are_first_used_in_a_step_stop_a_run(monkeypatch):
     monkeypatch.setattr(Context, "connect", lambda self: None)
     assert stops("dualpipe on 4")
@@ -124,6 +129,7 @@ def test_groups_that_are_first_used_in_a_step_stop_a_run(monkeypatch):
     assert stops("1f1b on 2") and stops("gpipe on 4")
 
 
+@pytest.mark.slow
 def test_sends_that_the_stream_of_the_model_waits_for_stop_a_run(monkeypatch):
     keep = Completions.keep
 
@@ -160,6 +166,7 @@ def directions(name):
     return list(map(len, every)), list(map(len, pairs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_pair_of_ranks_has_a_group_in_each_direction(name):
     groups, pairs = directions(name)

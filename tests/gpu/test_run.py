@@ -232,6 +232,7 @@ def on_paper(monkeypatch):
         monkeypatch.setattr(module, "run_ranks", run_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torch", "partopt"])
 @pytest.mark.usefixtures("on_paper")
 def test_a_run_is_equal_to_one_process_and_its_record_is_read_as_any_other(
@@ -253,6 +254,7 @@ def test_a_run_is_equal_to_one_process_and_its_record_is_read_as_any_other(
     assert {"0F0", "1B3"} <= names or {"F0", "B3"} <= names
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_paper")
 def test_the_links_of_two_gpus_become_a_topology(partopt, tmp_path):
     path = tmp_path / "cluster.yaml"

@@ -182,6 +182,7 @@ def test_the_batch_of_the_sentences_follows_from_the_attention():
     assert (source / 4096) * (target / 4096) / (weights / 4) == BATCHES["gnmt"] == hidden / 4096
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "topology", "shape"), [("vgg16", "v100-pcie", "15-1"), ("gnmt", "v100-nvlink", "8-8")]
 )

@@ -97,6 +97,7 @@ def test_no_plan_of_a_layout_has_a_faster_slowest_stage(given):
         assert best == pytest.approx(min(every, default=inf), rel=1e-12)
 
 
+@pytest.mark.slow
 @examples(60, suppress_health_check=SLOW)
 @given(problems(), st.sampled_from([60, 80, 100, 130, 170, 230]))
 def test_plans_with_their_own_warm_up_fit(given, memory):
@@ -156,6 +157,7 @@ def test_a_microbatch_is_held_for_whole_turns_and_its_own_work(away_s, held_s):
     assert found.tolist() == [held_s]
 
 
+@pytest.mark.slow
 @examples(40, suppress_health_check=SLOW)
 @given(problems())
 def test_the_plan_of_least_bus_load_within_a_limit(given):
@@ -212,6 +214,7 @@ def test_the_program_over_ranks_finds_the_least_of_one_server(model, devices):
     assert found <= exact * (1 + 2 * ranks.NEARLY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "devices"), [(1000, 16), (500, 512)])
 def test_a_long_chain_is_planned_in_ranges_of_equal_work(layers, devices):
     rng = np.random.default_rng(0)

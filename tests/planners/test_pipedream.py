@@ -84,6 +84,7 @@ def objective_of(partition: Partition, given: Problem) -> float:
     return charge(stages, len(topology.levels))
 
 
+@pytest.mark.slow
 @examples(400)
 @given(chains(), topologies(), st.booleans())
 def test_equals_the_recurrence_evaluated_directly(model, cluster, recompute):

@@ -53,6 +53,7 @@ def test_unequal_replicas_are_refused_where_they_cannot_run(name):
     assert place(Partition(CONTIGUOUS, stages), problem("1f1b"), "pipedream").stages == stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 12), st.integers(1, 4))
 def test_a_hint_about_stages_is_a_number_that_is_taken(name, asked, layers, devices, v):

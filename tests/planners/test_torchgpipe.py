@@ -17,6 +17,7 @@ def test_layers_of_zero_cost_do_not_keep_it_searching():
     assert balance([0.0, 0.0, 0.0, 1.0, 0.0, 0.0], 3)[-1] == 6
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=14), st.data())
 def test_blocks_tile_the_layers_and_none_is_empty(costs, data):
@@ -55,6 +56,7 @@ def blocks_by_the_published_search(costs: list[int], K: int) -> list[list[int]]:
     return blocks
 
 
+@pytest.mark.slow
 @examples(500)
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=16), st.data())
 def test_the_blocks_are_those_of_the_published_search(costs, data):

@@ -39,6 +39,7 @@ def parts(model, **options):
     return [(layer.backward_s, layer.backward_input_s) for layer in measurement.layers]
 
 
+@pytest.mark.slow
 def test_the_input_part_by_hand():
     # each 1 x 4 by 4 x 4: 16 multiplications; the first has no input gradient at all
     assert parts(nn.Sequential(linear(), linear(), linear())) == [(16, 0), (32, 16), (32, 16)]

@@ -37,6 +37,7 @@ def test_an_unknown_name_is_refused_and_nothing_taken_is_a_failure(tmp_path):
     assert capture_profiles.take(capture_profiles.ON_CPU[0], "cpu", deadline=0.0) is None
 
 
+@pytest.mark.slow
 def test_a_profile_gives_way_only_to_one_with_as_many_sizes(tmp_path):
     path = tmp_path / "gpt.json"
     [plain] = structure(linear()).measurements
@@ -85,6 +86,7 @@ def in_turn(monkeypatch, *taken):
     return asked
 
 
+@pytest.mark.slow
 def test_what_fails_is_taken_once_more_and_else_left_out(monkeypatch, capsys):
     """Of three sizes 1 is good, 2 the second time, 4 never."""
     first = of(measured(1), measured(2, coverage=0.5), measured(4, overhead=2.0))

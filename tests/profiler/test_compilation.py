@@ -46,6 +46,7 @@ def blocks():
     return nn.Sequential(linear(), *[Block() for _ in range(4)], linear())
 
 
+@pytest.mark.slow
 def test_every_layer_is_compiled_and_timed(graphs):
     model, options = blocks(), {"granularity": "auto", "microbatch_sizes": [2, 4]}
     profile = structure(model, compile=True, autocast="bfloat16", **options)
@@ -57,6 +58,7 @@ def test_every_layer_is_compiled_and_timed(graphs):
     assert not any("forward" in vars(module) for module in model.modules())  # left as it came
 
 
+@pytest.mark.slow
 def test_layers_of_one_class_that_need_graphs_of_their_own_are_all_compiled(graphs):
     class Numbered(Block):
         def __init__(self, number):
@@ -70,6 +72,7 @@ def test_layers_of_one_class_that_need_graphs_of_their_own_are_all_compiled(grap
     assert len(graphs) >= 12
 
 
+@pytest.mark.slow
 def test_the_stash_of_compiled_layers_is_what_they_keep(graphs):
     eager = structure(blocks(), granularity="auto")
     compiled = structure(blocks(), granularity="auto", compile=True)
@@ -89,6 +92,7 @@ def in_place(model):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [torch.compile, in_parts, in_place])
 @pytest.mark.parametrize("granularity", ["auto", "leaf"])
 def test_a_model_that_comes_compiled_is_measured_under_its_own_names(graphs, how, granularity):
@@ -158,6 +162,7 @@ def test_under_autocast_layers_compute_in_its_dtype_and_keep_their_weights(autoc
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.slow
 def test_the_cast_weight_of_a_shared_layer_does_not_cross():
     plain, cast = (
         [(made, read) for made, read, _ in flows(structure(CHAINS["called twice"](), **options))]

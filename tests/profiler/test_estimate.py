@@ -192,6 +192,7 @@ def of(model, device="h100", inputs=lambda size: torch.randn(size, 4), **options
     return estimate(model, inputs, device, **{"microbatch_sizes": [1], **options})
 
 
+@pytest.mark.slow
 def test_everything_but_time_is_as_measured():
     source = example("gpt", **TINY)
     real = structure(source.build(), source.example_inputs, source.loss_fn, granularity="auto")
@@ -202,6 +203,7 @@ def test_everything_but_time_is_as_measured():
     assert [each.output_bytes for each in mine.layers] == [each.output_bytes for each in its.layers]
 
 
+@pytest.mark.slow
 def test_the_layers_tile_the_step():
     """A step under the clock takes what the layers of its estimate take together."""
     source = example("gpt", **TINY)
@@ -233,6 +235,7 @@ def test_the_optimizer_moves_every_trained_number():
     assert made.optimizer_s == pytest.approx(28 * 64 * 64 / (0.85 * 2039e9))
 
 
+@pytest.mark.slow
 def test_a_known_step_scales_all_times_and_an_estimate_says_what_it_is():
     plain, scaled = of_gpt(), of_gpt(calibrate=0.5)
     assert documents.encode(of_gpt()) == documents.encode(plain)
@@ -251,6 +254,7 @@ def test_a_known_step_scales_all_times_and_an_estimate_says_what_it_is():
     assert structure(linear()).estimated is None
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
@@ -317,6 +321,7 @@ halve.register_fake(torch.empty_like)
 halve.register_autograd(lambda _context, gradient: gradient / 2)
 
 
+@pytest.mark.slow
 def test_an_operation_without_a_rule_is_listed_or_refused():
     def halved(width):
         with torch.device("meta"):

@@ -1,5 +1,6 @@
 """A multiplication and an addition are two operations."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -11,6 +12,7 @@ def flops(profile):
     return [layer.forward_flops for layer in profile.measurements[0].layers]
 
 
+@pytest.mark.slow
 def test_a_product_is_two_operations_for_each_weight_and_sample():
     model = nn.Sequential(linear(4, 8), nn.ReLU(), linear(8, 2))
     assert flops(structure(model)) == [2 * 4 * 8, 0, 2 * 8 * 2]

@@ -21,6 +21,8 @@ from tests.helpers import ROOT
 from tests.profiler.group_models import Transformer, example_inputs, loss_fn
 from tests.profiler.helpers import flows, needs_transformers, structure
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 MEASURED = ["by_hand", "by_dtensor", "over_the_sequence", "over_the_context"]
 REFUSED = {

@@ -57,6 +57,7 @@ def test_the_name_of_its_second_argument_says_what_a_loss_takes(loss_fn, labels)
 OPTIONS = {"microbatch_sizes": [2], "granularity": "leaf", "dtype": "float32"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_fn", [of_labels, LOSS, nn.CrossEntropyLoss()])
 def test_the_model_gets_the_inputs_and_the_loss_the_labels(loss_fn):
     measured = measure(classifier(), pair, loss_fn=loss_fn, device="cpu", steps=1, **OPTIONS)
@@ -108,6 +109,7 @@ def data(rank, replicas):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [FILE, FILE + DATA], ids=["examples", "data"])
 def test_stages_train_with_labels_as_one_process_does(partopt, tmp_path, file):
     model, profile, plan = tmp_path / "net.py", tmp_path / "net.json", tmp_path / "plan.json"

@@ -170,6 +170,7 @@ def test_arguments_that_a_profile_could_not_record_are_refused(write, arguments,
     assert caught.value.message.startswith(f"`arguments`: {message}")
 
 
+@pytest.mark.slow
 @needs_torchvision
 @needs_transformers
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_of_blocks_the_second_alone_has_moments(limit):
             build_within_memory(build, CPU, torch.float32, ["blocks"])
 
 
+@pytest.mark.slow
 def test_the_optimizer_is_timed_on_the_second_block_for_all(monkeypatch):
     stepped = []
 
@@ -119,6 +120,7 @@ def test_a_model_of_28_billion_in_80_blocks_is_measured_within_5_and_a_half_gib(
         build_within_memory(build, CPU, torch.bfloat16)
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_two_blocks_of_llama_405b_are_measured_on_one_device_of_80_gb():
     source = example("llama", size="405b", layers=2)

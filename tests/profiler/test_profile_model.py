@@ -280,6 +280,7 @@ def summary(bare_s, instrumented_s):
     return summarize(1, found, [bare_s], [LayerTimes([half], [half])], None, None)
 
 
+@pytest.mark.slow
 def test_layer_times_are_brought_back_to_the_bare_step_above_five_percent():
     each = [summary(100.0, instrumented_s) for instrumented_s in (104.0, 110.0, 125.0)]
     assert [one.overhead for one in each] == [1.04, 1.1, 1.25]
@@ -288,6 +289,7 @@ def test_layer_times_are_brought_back_to_the_bare_step_above_five_percent():
     assert [one.overhead_bound for one in each] == [False, False, True]
 
 
+@pytest.mark.slow
 @needs_transformers
 # transformers and torchvision warn of their own affairs while they are imported
 @pytest.mark.filterwarnings("ignore")
@@ -342,6 +344,7 @@ def test_tokens_of_a_sample_are_the_length_of_the_first_integers(inputs, size, t
     assert tokens_per_sample(inputs, size) == tokens
 
 
+@pytest.mark.slow
 def test_a_profile_says_tokens_where_the_inputs_are_token_ids():
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4))
     profile = structure(model, lambda size: ids(size, 6), microbatch_sizes=[1, 2])

@@ -40,6 +40,7 @@ def checkpointed(reentrant):
 
 
 # torch's, while the units are chosen
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 def test_layers_in_reentrant_checkpoints_are_named():
     profile = structure(checkpointed(reentrant=True), microbatch_sizes=[1, 2])
@@ -101,6 +102,7 @@ def test_each_size_at_which_steps_with_hooks_differ_from_bare_ones_is_noted():
         assert note.fields == {"microbatch_size": size, "overhead": overheads[size - 1]}
 
 
+@pytest.mark.slow
 def test_inputs_that_do_not_grow_with_the_microbatch_are_noted_once():
     for rows, sizes, noted in (
         (lambda size: 8, [1, 2, 4], [2]),
@@ -174,6 +176,7 @@ def test_what_draws_numbers_but_does_the_same_work_is_not_named(random):
     assert notes_of(profile, "runs-at-random") == []
 
 
+@pytest.mark.slow
 def test_an_estimate_names_what_varies_inside():
     model = nn.Sequential(linear(), Skips(2), linear())
     made = estimate(model, lambda size: torch.randn(size, 4), "h100", microbatch_sizes=[1, 2])
@@ -191,6 +194,7 @@ def test_an_optimizer_that_fails_costs_its_own_time_alone():
 
 
 # torch's, while the units are chosen
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_layers_that_compute_activations_again_are_named(reentrant):

@@ -83,6 +83,7 @@ of_every_model = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("granularity", ["auto", "leaf"])
 @of_every_model
@@ -94,6 +95,7 @@ def test_four_blocks_say_what_seven_say(name, granularity):
     assert list(short.faults()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("granularity", ["block", "leaf"])
 @of_every_model
@@ -109,6 +111,7 @@ def test_two_blocks_say_what_seven_say_or_are_refused(name, granularity):
     assert list(short.faults()) == []
 
 
+@pytest.mark.slow
 def test_times_are_those_of_the_deep_model_too():
     def of(layers):
         options = {"arguments": {**TINY, "layers": layers}, "microbatch_sizes": [1]}
@@ -121,6 +124,7 @@ def test_times_are_those_of_the_deep_model_too():
     assert mine.optimizer_s == pytest.approx(its.optimizer_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["auto", "leaf"])
 def test_tables_that_all_blocks_read_and_checkpoints(granularity):
     two, four, six = (structure(Blocks(n), granularity=granularity) for n in (2, 4, 6))
@@ -130,6 +134,7 @@ def test_tables_that_all_blocks_read_and_checkpoints(granularity):
         repeat(two, "blocks", 6)
 
 
+@pytest.mark.slow
 def test_a_profile_says_what_was_repeated():
     short = of_example("gpt", 4, "auto")
     known = [replace(each, peak_memory_bytes=10**9) for each in short.measurements]
@@ -170,6 +175,7 @@ def test_what_cannot_be_repeated(layers, blocks, count, code, what):
     assert failed.value.code == code
 
 
+@pytest.mark.slow
 def test_blocks_have_to_be_alike():
     model = Blocks(4)
     model.blocks[2][2] = nn.Linear(4, 4)

@@ -23,6 +23,7 @@ def run(built=None, sizes=(1,), **options):
     return measure(built or model(), lambda size: torch.ones(size, 4), **given)
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_is_measured():
     asked = []
 
@@ -71,6 +72,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", OTHERS)
 def test_a_profile_of_something_else_is_refused_by_the_field_that_differs(field):
     options, altered = OTHERS[field]

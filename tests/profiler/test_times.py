@@ -138,6 +138,7 @@ def spin(seconds):
         pass
 
 
+@pytest.mark.slow
 def test_each_layer_is_charged_its_share_of_the_forward_and_of_the_backward():
     """The intervals of a step add up whoever is charged, so known shares are the witness."""
     tries, true = [], shares(FORWARD_S)
@@ -155,6 +156,7 @@ def shares(seconds):
     return [each / sum(seconds) for each in seconds]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torchvision")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=MODELS[n][1]) for n in MODELS])
 def test_the_layers_cover_the_bare_step_within_ten_percent(name, monkeypatch):

@@ -110,6 +110,7 @@ class Remembers(nn.Linear):
         return self.last * 2
 
 
+@pytest.mark.slow
 def test_what_is_kept_outside_of_autograd_is_kept():
     # both linear layers keep their inputs
     for function, kept in ((Doubled, 32), (Dropped, 0)):
@@ -133,6 +134,7 @@ def net():
     )
 
 
+@pytest.mark.slow
 def test_the_first_gradients_count_as_those_that_are_added():
     model, inputs = net(), torch.randn(2, 3, 8, 8)
     first = observe(model, inputs)

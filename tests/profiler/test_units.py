@@ -39,6 +39,7 @@ def test_a_gpt_is_its_blocks_and_what_is_around_them():
     assert found == ["tokens", *blocks, "norm", "head"]
 
 
+@pytest.mark.slow
 @needs_torchvision
 def test_resnet50_is_its_bottlenecks_and_its_stem():
     counts = {1: 3, 2: 4, 3: 6, 4: 3}

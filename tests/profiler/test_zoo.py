@@ -30,6 +30,7 @@ def quick():
 
 
 # what torch, torchvision and transformers warn of is their own affair
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(

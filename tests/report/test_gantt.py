@@ -172,6 +172,7 @@ def test_too_many_actions_are_left_out():
         assert drawn_timeline(timeline, windows, limit=most - 1) is None
 
 
+@pytest.mark.slow
 def test_millions_of_actions_are_drawn_in_seconds():
     timeline = long_timeline(1000, 1000)
     began = time.perf_counter()

@@ -48,6 +48,7 @@ def data_of(page):
     return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "pipedream"])
 def test_the_timeline_is_that_of_the_simulation(written, schedule):
     microbatches = None if schedule == "pipedream" else 8
@@ -68,6 +69,7 @@ def test_the_timeline_is_that_of_the_simulation(written, schedule):
     assert [row["rank"] for row in data["ranks"]] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_numbers_and_digests_are_those_of_the_files(written, tmp_path):
     plan, profile = plan_of()
     plan.save(str(tmp_path / "plan.json"))
@@ -82,6 +84,7 @@ def test_numbers_and_digests_are_those_of_the_files(written, tmp_path):
         assert f"{stage.modules[0]} .. {stage.modules[-1]}" in page
 
 
+@pytest.mark.slow
 def test_what_is_proved_names_the_plans_among_which_it_holds(written):
     plan, profile = plan_of()
     scope = "plans under 1f1b, 8 microbatches of 1, 16 GB a device"
@@ -99,6 +102,7 @@ def test_what_is_proved_names_the_plans_among_which_it_holds(written):
         assert page.count(scope) == 2 and "no plan of these is below</dt><dd>0" not in page
 
 
+@pytest.mark.slow
 def test_documents_beside_the_plan_have_a_picture_each(written):
     plan, profile = plan_of()
     job = po.Job(profile, flat(4), schedule="1f1b", microbatches=8)
@@ -114,6 +118,7 @@ def test_documents_beside_the_plan_have_a_picture_each(written):
     assert all(names.count(each) == 1 for each in used)
 
 
+@pytest.mark.slow
 def test_runners_up_stand_beside_the_plan(written):
     plan, profile = plan_of()
     assert "The plans beside it" not in written(plan, profile=profile)
@@ -127,6 +132,7 @@ def test_runners_up_stand_beside_the_plan(written):
     assert rows.count("<tr>") == 2 + len(result.alternatives)
 
 
+@pytest.mark.slow
 def test_nothing_is_requested_and_the_same_plan_gives_the_same_page(written):
     plan, profile = plan_of()
     page = written(plan, profile=profile)
@@ -135,6 +141,7 @@ def test_nothing_is_requested_and_the_same_plan_gives_the_same_page(written):
     assert page == written(plan, "again.html", profile=profile)
 
 
+@pytest.mark.slow
 def test_a_large_plan_is_below_3_mb(written):
     result, profile = large_plan()
     plan = result.plan
@@ -149,6 +156,7 @@ def test_a_large_plan_is_below_3_mb(written):
 HOSTILE = "</script><script>document.title='x'</script>{{ 7*7 }}&\"'$a_b$"
 
 
+@pytest.mark.slow
 def test_names_are_text(written):
     plan, profile = plan_of(name=HOSTILE)
     page = written(plan, profile=profile)
@@ -156,6 +164,7 @@ def test_names_are_text(written):
     assert "{{ 7*7 }}" in page
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten_and_what_has_no_picture_is_refused(written, partopt, tmp_path):
     plan, profile = plan_of()
     plan.save(str(tmp_path / "plan.json"))
@@ -199,6 +208,7 @@ document.body.dataset.zoomed = document.querySelector(".tip").textContent;
 </script>"""
 
 
+@pytest.mark.slow
 @needs_chromium
 @pytest.mark.parametrize("name", ["gpt", HOSTILE])
 def test_a_browser_shows_it(written, tmp_path, name):
@@ -224,6 +234,7 @@ FRAMED = """<iframe src="report.html" style="border: 0; width: {}px; height: 900
 </script>"""
 
 
+@pytest.mark.slow
 @needs_chromium
 @pytest.mark.parametrize("width", [420, 1280])
 def test_nothing_is_wider_than_the_page(written, tmp_path, width):
@@ -237,6 +248,7 @@ def test_nothing_is_wider_than_the_page(written, tmp_path, width):
     assert told[1] == told[2] and width - 20 <= int(told[1]) <= width
 
 
+@pytest.mark.slow
 def test_dark_mode_sets_every_colour_of_the_page(written):
     """A colour that is no variable stands in no rule but those of what is inverted or dark."""
     css = re.search(r"<style>(.*?)</style>", written(plan_of()[0]), re.DOTALL)[1]
@@ -249,6 +261,7 @@ def test_dark_mode_sets_every_colour_of_the_page(written):
     assert {each.strip() for each in inverted.split(",")} >= {"figure svg", "canvas", ".bar"}
 
 
+@pytest.mark.slow
 def test_no_label_of_a_picture_is_smaller_than_nine_pixels(written):
     plan, profile = plan_of()
     page = written(plan, profile=profile)

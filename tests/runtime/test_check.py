@@ -29,6 +29,8 @@ from tests.runtime.launched import outcome_of
 from tests.runtime.plans import straight
 from tests.runtime.references import versions_used
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def checks(tmp_path_factory):

@@ -19,6 +19,7 @@ def losses(*arguments):
     return document_of(partopt("run", *arguments, "--json")).losses
 
 
+@pytest.mark.slow
 def test_it_goes_on_under_its_plan(made, tmp_path):
     """Weights, Adam's state, running statistics and the numbers of dropout go on."""
     plan, model = made("kept", DROPOUT, cuts=[2])
@@ -28,6 +29,7 @@ def test_it_goes_on_under_its_plan(made, tmp_path):
     assert len(set(whole)) == 4
 
 
+@pytest.mark.slow
 def test_it_goes_on_under_another_plan_of_the_model(made, tmp_path):
     """A half-written checkpoint is none, and the last two are kept."""
     plan, model = made("smooth", cuts=[2])

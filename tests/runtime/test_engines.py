@@ -30,6 +30,8 @@ from tests.runtime.odd_cuts import CUTS
 from tests.runtime.plans import all_plans, straight
 from tests.runtime.references import expected
 
+pytestmark = pytest.mark.slow
+
 CASES = {case.name: case for case in cases()}
 SLEEPING = {case.name: case for case in sleeping()}
 NOT_ON_TORCH = {"pipedream", "pipedream-2bw", "dualpipe"}

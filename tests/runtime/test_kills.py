@@ -10,6 +10,7 @@ from tests.runtime.launched import run_python
 COUNT = 12
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded_signals")
 def test_random_faults():
     done = run_python("benchmarks/kills.py", "--count", COUNT, "--seed", "2", "--json")

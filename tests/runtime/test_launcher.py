@@ -12,6 +12,8 @@ from tests.helpers import ROOT
 from tests.runtime.failures import SLOW_S
 from tests.runtime.launched import outcome_of, start_python
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):

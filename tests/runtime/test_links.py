@@ -18,6 +18,7 @@ MEASURE = ["-m", "partopt", "topology", "measure"]
 SMALL = ["--sizes", "4kB,64kB", "--backend", "gloo", "--repetitions", "5", "--accept-poor"]
 
 
+@pytest.mark.slow
 def test_the_command_times_messages_and_allreduces_and_writes_a_file_that_loads(tmp_path):
     path = tmp_path / "here.yaml"
     done = run_forked("partopt", [*MEASURE[2:], "--ranks", "2", *SMALL, "-o", str(path), "--json"])
@@ -34,6 +35,7 @@ def test_the_command_times_messages_and_allreduces_and_writes_a_file_that_loads(
     assert "measuring server: messages\nmeasuring all-reduce of 2\n" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_server", [None, 1])
 def test_under_torchrun_all_its_ranks_take_part_and_one_writes(tmp_path, per_server):
     path = tmp_path / "here.yaml"
@@ -49,6 +51,7 @@ def test_under_torchrun_all_its_ranks_take_part_and_one_writes(tmp_path, per_ser
     assert (level.name, level.size) == ("server" if per_server is None else "cluster", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded_signals")
 def test_stopped_it_leaves_no_process_and_no_file(tmp_path):
     long = "--ranks", "2", "--repetitions", "1000000", "--sizes", "4kB,8kB"

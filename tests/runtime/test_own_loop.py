@@ -56,6 +56,7 @@ def losses_of_one_process(plan, model):
     return losses
 
 
+@pytest.mark.slow
 def test_the_exported_program_trains_as_one_process_does(made, tmp_path):
     plan, model = made(4, cuts=[2], replicas=[2, 2])
     text = export_plan(plan, "torch", stem="train")
@@ -83,6 +84,7 @@ def adam(pipeline):
     return losses, sorted(pipeline.parameters)
 
 
+@pytest.mark.slow
 def test_a_loop_over_unequal_replicas(made):
     plan, model = made(3, cuts=[2], replicas=[2, 1])
     losses, names = train_with(adam, plan, model)
@@ -91,6 +93,7 @@ def test_a_loop_over_unequal_replicas(made):
     assert {name.split(".")[0] for name in names} == {"embed", "body"}
 
 
+@pytest.mark.slow
 def test_a_loop_over_a_vee_whose_first_rank_holds_a_parameter_twice(made):
     _, model = made(2, cuts=[2])
     profile = measure_source(model, microbatch_sizes=[2], steps=1, granularity="leaf")

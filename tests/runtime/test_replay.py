@@ -213,6 +213,7 @@ def case(request):
     return replayed(lambda: without_dropout(own.build), own.inputs, **options)
 
 
+@pytest.mark.slow
 def test_stages_do_what_the_model_does(case):
     assert error_of_stages(case) < TOLERANCE
     assert error_of_stages(case, split=True) < TOLERANCE
@@ -223,6 +224,7 @@ def test_stages_do_what_the_model_does(case):
         assert error_of_stages(case, range(len(case.layers))) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_profiles_say_what_a_backward_in_two_parts_keeps_between_them(case):
     """To the byte of the gradients that the first part of the last stage's backward keeps."""
     layers = case.profile.measurements[0].layers
@@ -239,6 +241,7 @@ def test_profiles_say_what_a_backward_in_two_parts_keeps_between_them(case):
         assert said == kept or (case.profile.model.name in ASIDE and kept < said < 1.4 * kept)
 
 
+@pytest.mark.slow
 def test_what_crosses_each_cut_is_what_the_planner_counts(case):
     cuts = [cut_before(case.record, layer).crossings for layer in range(len(case.layers) + 1)]
     found = [sum(math.prod(each.shape) * each.dtype.itemsize for each in cut) for cut in cuts]
@@ -246,6 +249,8 @@ def test_what_crosses_each_cut_is_what_the_planner_counts(case):
 
 
 def test_a_record_leaves_the_model_as_it_was(case):
+    """What a model adds to itself in its first forward is its own affair."""
+    assert case.record.events
     before = {name: each.clone() for name, each in case.model.state_dict().items()}
     attributes = [set(vars(each)) for each in case.model.modules()]
     torch.manual_seed(7)

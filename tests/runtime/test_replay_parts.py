@@ -177,6 +177,7 @@ def test_a_microbatch_has_one_version_of_the_weights(split, recompute):
     assert worst_error(summed_gradients(stages), expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_tied_weight_has_one_name_in_all_stages():
     case = replayed(small_gpt, gpt_ids, loss_fn=gpt_loss)
     starts = [0, 2, len(case.layers) - 1]
@@ -270,6 +271,7 @@ _NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_model_without_weights_is_recorded_as_one_with_them(name):
     build, inputs, loss_fn = WITHOUT_WEIGHTS[name]
@@ -433,6 +435,7 @@ class Returning(nn.Module):
         return Result(hidden, Inner(given.inner.scale + hidden.mean(), given.inner.count))
 
 
+@pytest.mark.slow
 def test_layers_that_return_dataclasses():
     def forward(self, x):
         made = Result(self.a(x), Inner(torch.ones(())))
@@ -449,6 +452,7 @@ def kept(layer, *given):
     return checkpoint(layer, *given, use_reentrant=False)
 
 
+@pytest.mark.slow
 def test_checkpoints_around_layers():
     def forward(self, x):
         first = kept(self.a, x)
@@ -458,6 +462,7 @@ def test_checkpoints_around_layers():
     check_all_cuts(units(forward))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_reads_what_it_is_not_given():
     def forward(self, x):
         first = self.a(x)

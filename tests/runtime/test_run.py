@@ -93,6 +93,7 @@ def document_of(ran):
     return Run.parse(ran.stdout.encode())
 
 
+@pytest.mark.slow
 def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process(made, tmp_path):
     plan, model = made("tied", cuts=[2], replicas=[2, 1])
     written = tmp_path / "out.trace.json"
@@ -115,6 +116,7 @@ def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process
     closes_the_loop(document, tmp_path / "run.json", Path(plan).with_suffix(".profile.json"))
 
 
+@pytest.mark.slow
 def test_ranks_that_a_plan_leaves_idle_are_not_started(made):
     plan, model = made("idle", UNTIED, cuts=[2], replicas=[1, 1], devices=4)
     assert Plan.load(plan).idle_ranks == [2, 3]
@@ -145,6 +147,7 @@ def test_a_model_that_cannot_be_cut_so_is_refused_before_any_process_starts(made
     assert "hint:" in ran.stderr
 
 
+@pytest.mark.slow
 def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):
     """Labels are the inputs, and every microbatch is one number: the model learns the six.
 
@@ -166,6 +169,7 @@ def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):
         run_plan(Plan.load(plan), find_model(model), RunOptions(microbatches=7))
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_wrong_is_told(made, tmp_path):
     """A loss that counts the last stage's rank twice is not that of one process."""
     broken = MODEL.replace(
@@ -208,6 +212,7 @@ def test_a_tied_parameter_of_an_asynchronous_plan_is_refused_with_the_way_out(ma
     assert "`tied=together`" in raised.value.hint
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_run_and_says_which(made):
     dying = MODEL.replace(
         "    return nn.functional",

@@ -11,6 +11,8 @@ from tests.runtime.launched import outcome_of
 from tests.runtime.plans import straight
 from tests.runtime.share_runs import RESUMED, SAVED, SHARED, TEXT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):

@@ -165,6 +165,7 @@ def made(tmp_path_factory):
     return make
 
 
+@pytest.mark.slow
 def test_the_stages_of_a_plan_are_the_model_of_its_file(made):
     plan, path = made(MODEL, 4, cuts=[1, 3], replicas=[1, 2, 1])
     source = find_model(path)
@@ -198,6 +199,7 @@ def test_which_stage_is_meant_is_said(made):
         stage_module(plan, 0, path, stage=0, arguments={"width": 4})
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_page_trains_as_one_process_does(made, tmp_path):
     plan, path = made(UNTIED, 2, cuts=[2])
     plan.save(str(tmp_path / "plan.json"))

@@ -44,6 +44,7 @@ def test_a_step_takes_what_torchs_own_tracker_finds():
     assert memory.peak_bytes - buffers == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_plans_predict_what_runs_count(tmp_path_factory):
     """Parameters, gradients, the optimizer's state, activations, buffers and transients."""
     runs = outcome_of("tests.runtime.memory_runs", tmp_path_factory)

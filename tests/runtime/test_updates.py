@@ -52,6 +52,7 @@ def exchange(context):
     return found
 
 
+@pytest.mark.slow
 def test_sums_are_those_of_one_process_and_begin_before_the_backward_ends():
     alone = model()
     for microbatch in range(RANKS * MICROBATCHES):
@@ -82,6 +83,7 @@ def exchange_used(context):
     return seen, [parameter.grad for parameter in used]
 
 
+@pytest.mark.slow
 def test_a_bucket_begins_when_its_gradients_are_there():
     alone = model()
     for microbatch in range(RANKS):

@@ -11,6 +11,7 @@ from partopt.schedules.order import in_flight
 from tests.schedules.executed import built, chunks, executed, layout_of, makespan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_makespan_is_that_of_the_entry(name):
     """A finite stretch of an asynchronous schedule takes what 1F1B takes, whose actions it has.
@@ -41,6 +42,7 @@ TIMES = [
 SIZES = ((4, 2), (2, 2), (2, 3), (2, 4), (3, 7), (4, 4), (4, 8), (6, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_bubble_holds_at_other_times_where_it_says_so(name):
     """And where it does not say so, there are times at which it does not. Each part of a backward

@@ -153,6 +153,7 @@ def run(name, layout, serial, blocking):
     simulate(written, work)
 
 
+@pytest.mark.slow
 @examples(100)
 @given(
     st.sampled_from(REPLICATED),
@@ -184,6 +185,7 @@ def test_a_naive_pipeline_with_replicas_cannot_block_in_its_all_reduce():
         run("naive", straight("naive", [1, 2], 2), serial=False, blocking=True)
 
 
+@pytest.mark.slow
 @examples(150)
 @given(
     st.sampled_from([name for name in SCHEDULES if name not in REPLICATED]),

@@ -145,6 +145,7 @@ def torch_order(name, P, v, M):
     return [[repr(each) for each in row if each is not None and each.is_compute_op] for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_order_is_torchs(name):
     tried = 0

@@ -100,6 +100,7 @@ HARMLESS: dict[str, Callable[[Alteration, Plan, Made], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lingvo")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_that_is_altered_anywhere_is_refused_or_fails_or_is_still_right(kind):
@@ -139,6 +140,7 @@ TOLD = [  # once let through
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "value"), TOLD)
 def test_an_alteration_that_contradicts_the_plan_is_told(kind, name, value):
     """`None` stands for any other value."""

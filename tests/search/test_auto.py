@@ -32,6 +32,7 @@ def best_of_each(plans: list[Plan], memory_bytes: int | None = None) -> dict[str
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [5, 9, 24])
 @pytest.mark.parametrize(
     "cluster", [flat(4, 1e9), two_level(2, 4, 1e9, 1e8)], ids=["flat", "servers"]
@@ -51,6 +52,7 @@ def test_never_slower_than_a_grid_of_ones_own(layers, cluster):
             assert min(best.values()) <= per_sample_s(own) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_divide_among_all_devices_may_be_data_parallel():
     problem = problem_of(uniform_profile(4), flat(4, 1e12), schedule="1f1b", microbatches=15)
     plan = next(plan for plan in best_by_schedule([problem]) if plan.schedule == "1f1b")
@@ -68,6 +70,7 @@ class TestWhatIsReturned:
         problem = self.PROBLEM.with_(**changed)
         return best_by_schedule([problem.with_(recompute=recompute) for recompute in BOTH])
 
+    @pytest.mark.slow
     def test_one_of_each_schedule_fastest_first(self):
         plans = self.plans()
         assert [plan.schedule for plan in plans] == list(
@@ -80,12 +83,14 @@ class TestWhatIsReturned:
             per_sample_s(plan) for plan in plans
         )
 
+    @pytest.mark.slow
     def test_what_a_plan_predicts_is_its_simulation(self):
         for plan in self.plans():
             simulation = execute(plan)
             assert plan.predicted.iteration_s == pytest.approx(simulation.makespan_s)
             assert plan.peak_memory_bytes >= simulation.peak_memory_bytes.max()
 
+    @pytest.mark.slow
     def test_what_does_not_fit_comes_last(self):
         peaks = sorted(plan.peak_memory_bytes for plan in self.plans())
         limit = peaks[len(peaks) // 2] // 2
@@ -93,10 +98,12 @@ class TestWhatIsReturned:
         assert [plan.fits for plan in plans] == sorted((plan.fits for plan in plans), reverse=True)
         assert {plan.fits for plan in plans} == {True, False}
 
+    @pytest.mark.slow
     def test_where_nothing_fits_there_are_plans_all_the_same(self):
         plans = self.plans(memory_bytes=1)
         assert plans and not any(plan.fits for plan in plans)
 
+    @pytest.mark.slow
     def test_pipelines_may_lie_inside_servers(self):
         """Messages are large and gradients none: pipelines keep to servers, replicas lie across."""
         profile = profile_of(
@@ -120,6 +127,7 @@ class TestWhatIsReturned:
             [[0, 2], [1, 3]],
         )
 
+    @pytest.mark.slow
     def test_chunks_may_lie_inside_servers_too(self):
         profile = profile_of([measurement([1e-3] * 4, [2e-3] * 4, [10**7] * 4)])
         problem = problem_of(profile, two_level(2, 2, 1e11, 1e8), schedule="1f1b", microbatches=16)
@@ -144,11 +152,13 @@ def test_where_nothing_fits_one_device_there_is_a_plan_that_says_so():
     assert plans and not any(plan.fits for plan in plans)
 
 
+@pytest.mark.slow
 def test_more_devices_than_microbatches_may_stay_idle():
     problem = problem_of(uniform_profile(2), flat(67), schedule="1f1b", microbatches=3)
     assert best_by_schedule([problem])[0].fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_all_schedules_together_are_no_slower_than_each_alone(seed):
     """Engines of `1f1b` wait for slow messages and those of the others do not."""
@@ -165,6 +175,7 @@ def test_all_schedules_together_are_no_slower_than_each_alone(seed):
     assert not together.plan.waits
 
 
+@pytest.mark.slow
 def test_any_replicas_are_better_than_a_grid_where_layers_differ():
     """One layer takes as long as the other three; two stages with equal replicas, or one stage,
     exchange or wait for more.

@@ -62,6 +62,7 @@ def with_firsts(problem: Problem, plan: Plan, firsts: list[int]) -> Plan:
     return simulate_plan(price(Partition(CONTIGUOUS, stages), problem, "optimal"))
 
 
+@pytest.mark.slow
 @examples(60)
 @given(shorts())
 def test_one_number_for_all_stages_is_the_least_that_fits(short):
@@ -80,6 +81,7 @@ def test_one_number_for_all_stages_is_the_least_that_fits(short):
         assert (found.layout.recompute, found.request.recompute) == (least, least)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(shorts())
 def test_each_stage_makes_the_fewest_again_that_fit_its_device(short):
@@ -98,6 +100,7 @@ def test_each_stage_makes_the_fewest_again_that_fit_its_device(short):
     assert not list(found.faults())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["megatron", "colossalai"])
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_the_best_plan_of_a_trainer_is_verified_written_and_read_again(to, schedule, tmp_path):

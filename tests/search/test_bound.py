@@ -43,6 +43,7 @@ def simulated_s(partition: Partition, problem: Problem, warmups: list[int] | Non
     return run.period_s * (1 + (1e-9 if settled else 2e-2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNED)
 @examples(150, suppress_health_check=FILTERED)
 @given(st.data())
@@ -53,6 +54,7 @@ def test_no_plan_on_consecutive_ranks_is_faster(name, data):
     assert lower_bound_s(given) <= simulated_s(partition, given, warmups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PLANNED if SCHEDULES[name].uneven])
 @examples(80, suppress_health_check=FILTERED)
 @given(st.data())
@@ -62,6 +64,7 @@ def test_no_plan_of_pipelines_side_by_side_is_faster(name, data):
     assert lower_bound_s(given) <= simulated_s(data.draw(nested(given)), given, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNED)
 @examples(30, suppress_health_check=FILTERED)
 @given(st.data())

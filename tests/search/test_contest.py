@@ -30,6 +30,7 @@ def problem(**options):
     return problem_of(UNEQUAL, options.pop("topology", two_level(2, 2)), **options)
 
 
+@pytest.mark.slow
 @examples(15, derandomize=True)
 @given(
     st.sampled_from(["pipedream", "pipedream-2bw", "1f1b", "zb-h1", "interleaved"]),
@@ -134,6 +135,7 @@ def test_uniform_layers_on_one_device():
     assert {plan.shape for plan in plans.values()} == {"1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"recompute": "auto"}, {"replication": "uniform"}, {"replication": "none"}]
 )

@@ -94,6 +94,7 @@ def fastest(job: Job) -> float:
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 5])
 @pytest.mark.parametrize("share", [None, 0.6])
 def test_no_plan_is_more_than_a_percent_faster(seed, share):

@@ -74,6 +74,7 @@ def test_a_message_holds_a_bus_once_though_both_ends_sit_on_it(bus, seconds):
     assert grid.ports_s(np.ones(3), 1) == pytest.approx(seconds)
 
 
+@pytest.mark.slow
 def test_the_estimates_are_in_the_order_of_the_simulations():
     """Spearman's rank correlation on a cluster with slow links between servers."""
     profile = profile_of(
@@ -97,6 +98,7 @@ def test_the_estimates_are_in_the_order_of_the_simulations():
     assert np.corrcoef(*ranks)[0, 1] > 0.9
 
 
+@pytest.mark.slow
 @examples(15)
 @given(problems(10))
 def test_devices_that_compute_all_the_time_are_no_slower_than_a_simulation(given):

@@ -61,6 +61,7 @@ def drawn(seed: int, name: str, share: float | None, cluster: int) -> Problem:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNED)
 @pytest.mark.parametrize("cluster", [0, 1])
 @pytest.mark.parametrize("share", [None, 0.5])
@@ -85,6 +86,7 @@ def test_no_plan_that_there_is_is_faster(name, cluster, share):
     assert found.certificate.lower_bound_s / (problem.microbatches or 1) <= best_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_same_problem_gives_the_same_plan(name):
     asynchronous = SCHEDULES[name].asynchronous
@@ -98,6 +100,7 @@ def test_the_same_problem_gives_the_same_plan(name):
     assert contest.plan_alone("optimal", problem) == contest.plan_alone("optimal", problem)
 
 
+@pytest.mark.slow
 def test_annealing_improves_what_the_dynamic_program_finds():
     problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 1, schedule="1f1b", microbatches=8)
     decided = simulate_with_best_warmup(planners.plan("optimal", problem))
@@ -154,6 +157,7 @@ def test_steps_lead_to_more_and_to_fewer_stages():
     assert {other.stages for other in found if other} == {2, 3, 4}
 
 
+@pytest.mark.slow
 @examples(60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(problems(layers=7, devices=8), st.integers(0, 10**6), st.booleans())
 def test_steps_lead_to_plans_of_all_layers_on_places_that_there_are(given, seed, asked):

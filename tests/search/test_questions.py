@@ -68,6 +68,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS, ids=str)
 @pytest.mark.parametrize(("seed", "share"), [(0, 0.25), (1, 0.3), (2, None)])
 def test_what_is_left_open_is_answered_no_worse_than_what_is_fixed(seed, share, part):
@@ -76,6 +77,7 @@ def test_what_is_left_open_is_answered_no_worse_than_what_is_fixed(seed, share, 
     assert free >= LEAST * answer(drawn(seed, share).with_(**part))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan", "deepspeed"])
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_trainers_sharding_and_recomputation_are_chosen(trainer, seed):
@@ -86,6 +88,7 @@ def test_a_trainers_sharding_and_recomputation_are_chosen(trainer, seed):
         assert free >= LEAST * answer(job.with_(**part), trainer), part
 
 
+@pytest.mark.slow
 def test_rows_beside_a_plan_are_what_their_schedules_give_by_name():
     job = drawn(5)
     found = solve(job)
@@ -107,6 +110,7 @@ def test_a_level_of_one_member_changes_nothing(place):
     assert one.predicted.samples_per_s == pytest.approx(two.predicted.samples_per_s)
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_same_search_says_what_does():
     job = drawn(0, 0.2).with_(schedule="1f1b", recompute="never")
     assert answer(job) == 0
@@ -116,6 +120,7 @@ def test_where_nothing_fits_the_same_search_says_what_does():
     assert plan.fits and plan.predicted.samples_per_s == pytest.approx(found.samples_per_s)
 
 
+@pytest.mark.slow
 def test_nothing_fits_a_device_that_holds_no_layer():
     job = drawn(0).with_(memory=10**6)
     assert answer(job) == 0

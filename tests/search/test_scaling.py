@@ -12,6 +12,7 @@ def scaled(topology, devices, weak=False, **options):
     return scale_plans(Job(uniform_profile(8), topology, **options), devices, weak)
 
 
+@pytest.mark.slow
 def test_each_plan_is_the_best_on_its_own_number_of_devices():
     plans = scaled(two_level(2, 4), [1, 2, 4, 6])
     assert [plan.topology.devices for plan in plans] == [1, 2, 4, 6]

@@ -25,6 +25,7 @@ SIZES = profile_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["7 GB", "13 GB", "25 GB", "100 GB"])
 @pytest.mark.parametrize("batch", [{}, {"schedule": "1f1b", "global_batch": 12}])
 def test_the_best_size_is_taken(memory, batch):
@@ -57,6 +58,7 @@ def test_sizes_are_tried_the_most_promising_first_and_no_longer_than_they_may_wi
     assert result.plan is result.by_size[0]
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_slower():
     """Where the estimate of a size is too good to be true, another is tried."""
     rates = [
@@ -80,6 +82,7 @@ def test_sizes_that_the_batch_is_no_multiple_of_are_not_tried():
     assert solve(job).plan.microbatch_size in (1, 2)
 
 
+@pytest.mark.slow
 def test_comparisons_and_scaling_take_the_best_size_too():
     job = Job(SIZES, flat(4), memory="13 GB")
     best = solve(job).plan

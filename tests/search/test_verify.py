@@ -112,6 +112,7 @@ def test_the_problem_from_a_plan_is_the_problem_that_was_stated(problem):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lingvo")
 @examples(60)
 @given(problems(), st.sampled_from([name for name in PLANNERS if name != "manual"]))
@@ -124,6 +125,7 @@ def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
     assert failed(plan, problem) == ([] if plan.fits else ["memory"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lingvo")
 @examples(40)
 @given(problems(list(SCHEDULES), asked=False))
@@ -161,6 +163,7 @@ def test_every_split_of_ones_own_holds(problem, data):
     assert failed(plan, job.problem) == ([] if plan.fits else ["memory"])
 
 
+@pytest.mark.slow
 @examples(12)
 @given(problems(["1f1b"], asked=False))
 def test_the_best_plan_under_each_schedule_holds(problem):
@@ -182,6 +185,7 @@ def test_the_best_plan_under_each_schedule_holds(problem):
         assert failed(plan, problem) == ([] if plan.fits else ["memory"]), plan.schedule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_plan_holds(kind):
     plan, problem = KINDS[kind]()
@@ -189,6 +193,7 @@ def test_every_kind_of_plan_holds(kind):
     assert claim(plan)
 
 
+@pytest.mark.slow
 def test_the_kinds_are_what_they_say():
     made = {kind: make() for kind, make in KINDS.items()}
     plans = {kind: plan for kind, (plan, _) in made.items()}

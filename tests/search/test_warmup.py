@@ -157,6 +157,7 @@ def test_no_more_forwards_come_first_than_an_iteration_has(replicas, M, expected
     assert stages.warmups((1, 20)) == expected
 
 
+@pytest.mark.slow
 @examples(40, derandomize=True)
 @given(st.data())
 def test_within_a_limit_no_warmup_there_is_is_better(data):
@@ -229,6 +230,7 @@ def test_the_least_of_the_warmups_is_pipedreams(replicas):
     assert stages.warmups((1, 0)) == (*own, 0)
 
 
+@pytest.mark.slow
 @examples(25, derandomize=True)
 @given(st.data())
 def test_no_warmup_there_is_is_better(data):

@@ -44,6 +44,7 @@ def assert_same(case):
         assert np.array_equal(found, read[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_compiled_simulator_is_the_reference_bit_for_bit(name):
     @examples(60)
@@ -54,6 +55,7 @@ def test_the_compiled_simulator_is_the_reference_bit_for_bit(name):
     on()
 
 
+@pytest.mark.slow
 @examples(150)
 @given(cases(), st.integers(0, 2**32))
 def test_actions_with_factors_of_their_own_are_the_same_too(case, seed):
@@ -96,6 +98,7 @@ def test_replicas_that_wait_for_their_gradients_can_deadlock():
     assert simulate(deeper.order, deeper.work).makespan > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [[8], [5, 3], [1] * 12, [3, 1, 4, 1, 5]])
 def test_longer_runs_are_the_same_too(replicas):
     for blocking, serial in product((False, True), repeat=2):

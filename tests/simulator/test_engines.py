@@ -95,6 +95,7 @@ def test_a_stage_whose_last_backward_ends_late_keeps_its_replicas_waiting():
     assert found.makespan_s == pytest.approx(max(7 + 8, 10 + 2))
 
 
+@pytest.mark.slow
 @examples(60)
 @given(problems(FLAT), st.data())
 def test_less_of_what_messages_take_is_never_slower(given, data):

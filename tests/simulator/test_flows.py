@@ -104,6 +104,7 @@ def test_shares_of_an_exchange_are_made_slower_apart():
         assert found[kind, 0].per_second == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_slower_flow_costs_what_a_plan_with_more_bytes_does(data):

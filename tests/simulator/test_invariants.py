@@ -160,6 +160,7 @@ def a_port_carries_no_more_transfers_at_once_than_it_has_links(case, timeline):
             assert sum(begin <= start < end for begin, end in spans) <= ports.lanes[k - 1]
 
 
+@pytest.mark.slow
 @everywhere(count=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
 def test_an_all_reduce_begins_with_its_last_replica_and_yields_its_ports_to_transfers(case):
     timeline, ports = ran(case), ports_of(case.work.topology)
@@ -193,6 +194,7 @@ def test_an_all_reduce_begins_with_its_last_replica_and_yields_its_ports_to_tran
             assert done.start[one] >= done.end[other] or done.start[other] >= done.end[one]
 
 
+@pytest.mark.slow
 @everywhere(count=300, serial=True)
 def test_serial_devices_are_idle_while_their_messages_are_on_the_wire(case):
     timeline, order = ran(case), case.order
@@ -221,6 +223,7 @@ def where_the_time_of_a_rank_goes_adds_up_to_all_of_it(case, timeline):
         assert parts.sum(axis=0) == pytest.approx(np.full(case.order.ranks, end - start), abs=1e-9)
 
 
+@pytest.mark.slow
 @everywhere()
 def test_costs_twice_as_large_take_exactly_twice_as_long(case):
     once, twice = ran(case), simulate(case.order, scaled(case.work, 2.0))
@@ -262,6 +265,7 @@ CHECKS = [
 ]
 
 
+@pytest.mark.slow
 @everywhere(count=200)
 def test_what_holds_of_every_timeline(case):
     timeline = ran(case)

@@ -183,6 +183,7 @@ def replayed_peak(order, plan, rank, groups, transient):
     return peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, entry in SCHEDULES.items() if not entry.split])
 @examples(30)
 @given(GROUPS, st.lists(SIZES, min_size=8, max_size=8), st.booleans())
@@ -202,6 +203,7 @@ def test_a_device_takes_what_its_layers_take_one_after_the_other(
         assert done.plan.peak_memory_bytes == plan.peak_memory_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, entry in SCHEDULES.items() if not entry.split])
 @examples(40)
 @given(
@@ -261,6 +263,7 @@ def replayed_blocks(order, plan, rank, groups, transient, blocks, first):
     return peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, entry in SCHEDULES.items() if entry.split])
 @examples(20)
 @given(st.lists(SIZES, min_size=8, max_size=8), st.booleans())

@@ -67,6 +67,7 @@ def close(value):
 free = plans(messages=False, gradients=False, stages=5, replicas=4)
 
 
+@pytest.mark.slow
 @examples(150)
 @given(free)
 def test_without_messages_the_objective_is_exact_where_every_warm_up_reaches_the_next_stage(plan):
@@ -89,6 +90,7 @@ def test_a_warm_up_that_is_rounded_down_twice_costs_half_as_much_again():
     assert ratio([2, 1, 1]) == ratio([3, 2]) == ratio([1, 1, 1, 1]) == close(1.0)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(
     st.integers(1, 6),
@@ -147,6 +149,7 @@ def port_loads_s(plan):
     return load
 
 
+@pytest.mark.slow
 @examples(200)
 @given(plans())
 def test_nothing_is_faster_than_its_busiest_device_port_or_round_trip_allows(plan):
@@ -167,6 +170,7 @@ def test_replicas_that_wait_for_each_others_gradients_need_a_deeper_warm_up():
     assert execute(under(plan, warmups=[first + 1, *others])).period_s == close(3.0)
 
 
+@pytest.mark.slow
 @examples(200)
 @given(plans(gradients=False))
 def test_loads_of_ports_are_those_of_the_busiest(plan):

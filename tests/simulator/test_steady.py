@@ -31,6 +31,7 @@ def slope_s(simulation, cycle):
     return (starts[last - 1] - starts[last - 1 - cycles * cycle]) / (cycles * cycle)
 
 
+@pytest.mark.slow
 @examples(80)
 @given(plans())
 def test_the_period_is_the_slope_of_a_run_four_times_as_long(plan):

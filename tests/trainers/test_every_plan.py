@@ -1,5 +1,6 @@
 """Any plan: a trainer refuses it, or its export has every layer once, in order and in its stage."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +87,7 @@ def has_all_layers(plan: Plan, to: str, text: str) -> bool:
     return forwards == sorted(f"{s}F{m}" for s in range(len(starts)) for m in range(own))
 
 
+@pytest.mark.slow
 @given(plan=plans())
 @examples(60)
 def test_a_trainer_says_all_of_a_plan_or_refuses_it(plan):

@@ -313,6 +313,7 @@ def test_tied_layers_are_noted_where_stages_share_them_alone():
     assert notes(tied) == ["wte: stages share it, so its layers go in as TiedLayerSpec"]
 
 
+@pytest.mark.slow
 def test_the_program_of_torch_says_what_to_do_under_a_wrong_number_of_processes(tmp_path):
     (tmp_path / "model.py").write_text(MODEL)
     source = str(tmp_path / "model.py")

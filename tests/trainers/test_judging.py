@@ -81,6 +81,7 @@ def test_stages_and_devices_that_do_not_match(devices, size, schedule, chunks, m
     assert message in raised.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [3, 8])
 def test_what_a_layout_could_reach_by_other_cuts_is_found(microbatches):
     """Of all cuts of four stages none is faster in the simulator than the one that is shown."""
@@ -99,6 +100,7 @@ def test_what_a_layout_could_reach_by_other_cuts_is_found(microbatches):
     assert judged.best.predicted.period_s <= least_s
 
 
+@pytest.mark.slow
 def test_the_best_is_one_that_the_trainer_runs():
     """Its stages begin with blocks or the head, and its warm-up is that of 1F1B."""
     layout = read_layout("megatron", "Ett|tt|tt|ttL", uneven(output_bytes=[10**6] * 12))

@@ -46,6 +46,7 @@ def stated(seed: int, to: str, **options) -> po.Job:
     return po.Job(model(seed), clusters[seed % 2], **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), st.sampled_from(WRITERS))
 def test_it_can_be_said(seed, to):
@@ -55,6 +56,7 @@ def test_it_can_be_said(seed, to):
         assert [name for stage in plan.stages for name in stage.modules] == NAMES
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.integers(0, 10**6), st.sampled_from(["megatron", "torchtitan", "deepspeed", "vllm"]))
 def test_hardly_any_other_that_can_be_said_is_faster(seed, to):
@@ -97,6 +99,7 @@ def test_where_stages_may_begin():
     assert may_begin(parts, "blocks") == [0, 4, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["megatron", "torchtitan"])
 def test_schedules_are_chosen_among_those_of_the_trainer(to):
     job = stated(1, to, schedule="auto", microbatches=8)
@@ -169,6 +172,7 @@ def test_numbers_of_blocks_are_refused_where_they_cannot_be_said(to):
     assert "recompute=always" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_the_commands(partopt, profile_file, topology_file, tmp_path):
     given = (profile_file(model(6)), "--topology", topology_file(flat(4)))
     given += ("--schedule", "1f1b", "--microbatches", 8)
@@ -213,6 +217,7 @@ def test_trainers_without_a_common_schedule_are_refused():
         po.schedule_for(["torchgpipe", "megatron"], {})
 
 
+@pytest.mark.slow
 def test_a_command_for_a_trainer_chooses_its_schedule(partopt, profile_file, topology_file):
     given = (profile_file(model(6)), "--topology", topology_file(flat(4)))
     batch = ("--global-batch", 8)
@@ -255,6 +260,7 @@ SHIPPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINERS)
 @pytest.mark.parametrize("model", SHIPPED)
 def test_every_trainer_takes_a_shipped_model_or_says_why_not(model, name):
@@ -276,6 +282,7 @@ def test_every_trainer_takes_a_shipped_model_or_says_why_not(model, name):
         assert export_plan(plan, name).main
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -67,6 +67,7 @@ def plans(draw: st.DrawFn, trainer: Trainer) -> tuple[Plan, Job]:
     return planners.plan("manual", job.problem), job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in readers() if name != "torch-csv"])
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())

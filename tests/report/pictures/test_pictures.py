@@ -56,6 +56,7 @@ PICTURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", PICTURES)
 def test_a_picture_can_be_read_is_small_and_has_a_title_a_description_and_text(case, monkeypatch):
     picture = PICTURES[case]()
@@ -102,6 +103,7 @@ def test_pictures_look_as_they_did(request, tmp_path):
         pytest.skip(f"recorded with another matplotlib than {version}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form, first", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
 def test_the_same_document_gives_the_same_bytes(form, first):
     plan, profile = cases.plan_of(4)
@@ -126,6 +128,7 @@ def test_names_are_drawn_as_they_are_and_controls_as_escapes():
     assert any(text.startswith(r"\x1b$x$ &lt;&amp;&gt; _, 30 layers") for text in drawn)
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_binds_and_marks_it_and_counts_idle_devices_in_its_title():
     svg = render(cases.replicated(2), "svg")
     assert "bound by cut before stage 1" in texts(svg)
@@ -134,6 +137,7 @@ def test_a_plan_says_what_binds_and_marks_it_and_counts_idle_devices_in_its_titl
     assert "2 of 4 devices" in picture_of(plan).heading.title
 
 
+@pytest.mark.slow
 def test_layers_are_drawn_of_the_own_profile_alone():
     plan, profile = cases.plan_of(4)
     with_layers, without = (render(plan, "svg", profile=own) for own in (profile, None))
@@ -163,6 +167,7 @@ def test_what_has_no_picture_is_refused():
         assert raised.value.code == "no-picture"
 
 
+@pytest.mark.slow
 def test_a_picture_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a.svg"
     po.draw(uniform_profile(3), path)
@@ -200,6 +205,7 @@ def test_points_say_what_they_are_where_they_are_drawn(of):
         assert text.endswith("does not fit") is not row.fits
 
 
+@pytest.mark.slow
 def test_stages_and_layers_say_what_they_are_side_by_side():
     plan, profile = cases.plan_of(4)
     told = spots(render(plan, "svg", profile=profile))
@@ -215,6 +221,7 @@ def test_stages_and_layers_say_what_they_are_side_by_side():
         assert sum(text.startswith(f"layer {n} {layer.name}, forward ") for text in layers) == 3
 
 
+@pytest.mark.slow
 def test_a_thousand_stages_are_less_than_a_megabyte_and_cannot_be_pointed_at():
     svg = render(many_stages(1024, two_level(8, 128)), "svg")
     assert len(svg) < 1_000_000

@@ -50,6 +50,7 @@ def drawn(case, monkeypatch, **changes):
     return Drawn(picture(executed(case, **changes)), monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form, first", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
 def test_every_form_is_written_and_is_the_same_each_time(form, first):
     content = render(executed("interleaved"), form)
@@ -57,6 +58,7 @@ def test_every_form_is_written_and_is_the_same_each_time(form, first):
     assert content == render(executed("interleaved"), form)
 
 
+@pytest.mark.slow
 def test_a_title_and_a_description_are_said_and_the_title_is_seen():
     name = "a $x$ <&> \x1b_1"
     profile = replace(CASES["1f1b"]().profile, name=name)
@@ -83,6 +85,7 @@ def test_the_settings_of_a_person_change_nothing(tmp_path):
 WIDTHS = {"1f1b": 3.5, "dualpipe": 3.5, "interleaved": 7.2, "large": 7.2}  # inches: columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_text_where_they_fit_in_one_column_or_two(case, monkeypatch):
     svg = render(executed(case), "svg")
@@ -118,6 +121,7 @@ def test_the_legend_names_what_appears(case, legend):
     assert {each for each in text if not numbers.fullmatch(each)} == legend | beside
 
 
+@pytest.mark.slow
 def test_the_legend_says_what_estimated_times_rest_on_in_a_line_of_its_own():
     profile = replace(CASES["zbv"]().profile, estimated="H100-80GB")
     measured, estimated = (
@@ -154,6 +158,7 @@ def test_of_very_many_actions_the_beginning_is_drawn_and_too_much_is_refused(mon
         render(execution, "svg")
 
 
+@pytest.mark.slow
 def test_more_ranks_than_fit_are_sampled():
     execution = execute(under(example("1f1b", P=100, M=4)))
     assert "64 of 100 ranks are shown, at even distances" in texts_of(execution)
