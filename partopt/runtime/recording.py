@@ -100,11 +100,11 @@ class _Recorder(TorchFunctionMode):
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """The context of the forward."""
-        apply = vars(Function)["apply"].__func__
+        apply = vars(Function)["apply"]  # a class method, written in Python or not
 
         def note(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
             before = self._order.entered
-            output = apply(kind, *args, **kwargs)
+            output = apply.__get__(None, kind)(*args, **kwargs)
             if self._order.entered > before:
                 self._functions[before] = f"the autograd function {kind.__name__}"
             return output
