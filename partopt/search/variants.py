@@ -114,8 +114,6 @@ class Variant:
     @cached_property
     def is_limited(self) -> bool:
         """Whether memory keeps it from its best grid."""
-        if self.alike:
-            return any(other.is_limited for other in self.alike)
         return bool(self.grids) and self._limited_s > BINDS * self.grids[0].estimate_s
 
     @property
