@@ -7,8 +7,7 @@ microbatches in flight, memory.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -299,29 +298,6 @@ def counted_stage(own: Assignment, counts: Counts, problem: Problem) -> Stage:
     return with_counts(sum_layers(own, problem), counts, schedule(problem.schedule), problem.kept)
 
 
-def bare_plan(
-    partition: Partition,
-    problem: Problem,
-    counts: Sequence[Counts],
-    stage: Callable[..., Stage] = counted_stage,
-) -> Plan:
-    """The plan as the simulator looks at it: without sends, all-reduces and formulas.
-
-    `stage` is `counted_stage`, which may remember what it made.
-    """
-    tied = [flow for s in range(len(counts)) for flow in tied_flows(partition, s, problem)]
-    exchanges = _tied_s(tied, len(counts), problem.topology)
-    stages = [
-        replace(
-            stage(dataclasses.replace(own, ranks=range(len(own.ranks))), counted, problem),
-            ranks=list(own.ranks),
-            tied_exchange_s=seconds,
-        )
-        for own, counted, seconds in zip(partition.stages, counts, exchanges, strict=True)
-    ]
-    return plan_of(partition, problem, stages, tied, "")
-
-
 def plan_of(
     partition: Partition,
     problem: Problem,
@@ -368,7 +344,7 @@ def _flows(partition: Partition, problem: Problem) -> list[Flow]:
     for s in range(len(partition.stages)):
         flows += _sends(partition, s, problem)
         flows += _collectives(partition, s, problem)
-        flows += tied_flows(partition, s, problem)
+        flows += _tied_flows(partition, s, problem)
     return flows
 
 
@@ -421,7 +397,7 @@ def _round(problem: Problem) -> FlowPer:
     return "round" if problem.microbatches is None else "iteration"
 
 
-def tied_flows(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]:
+def _tied_flows(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]:
     """The part of stage s in the exchanges of tied parameters that other devices hold too.
 
     Holders are the stage itself and one stage for each layer elsewhere: the most that are possible,
@@ -446,6 +422,15 @@ def tied_flows(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]
                 per=_round(problem),
                 level=topology.levels[topology.outermost_level - 1].name,
             )
+
+
+def tied_exchanges_s(partition: Partition, problem: Problem) -> list[float]:
+    """Seconds in which each stage exchanges the gradients of tied parameters with others."""
+    S = len(partition.stages)
+    if not problem.chain.tied:
+        return [0.0] * S
+    flows = [flow for s in range(S) for flow in _tied_flows(partition, s, problem)]
+    return _tied_s(flows, S, problem.topology)
 
 
 def _predicted(plan: Plan, problem: Problem) -> Predicted:

@@ -57,7 +57,9 @@ class RangeSum:
         return np.diff(self._prefix)
 
     def __call__(self, i: int, j: int) -> float:
-        """The sum over [i, j)."""
+        """The sum over [i, j), looked up where the table was made."""
+        if "table" in self.__dict__:
+            return float(self.table[i, j])
         inside = (self._first >= i) & (self._last < j)
         return float(self._prefix[j] - self._prefix[i] - self._size[inside].sum())
 
@@ -117,7 +119,9 @@ class RangeMax:
         self._at = np.arange(len(self.values) + 1) if boundaries is None else np.array(boundaries)
 
     def __call__(self, i: int, j: int) -> float:
-        """The largest over [i, j), 0 for none."""
+        """The largest over [i, j), 0 for none; looked up where the table was made."""
+        if "table" in self.__dict__:
+            return float(self.table[i, j])
         return float(self._row(self._at[i], self._at[j])[-1])
 
     @cached_property

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
 from partopt.registry import Registry
-from partopt.schedules.assemble import add_updates, write_rows
+from partopt.schedules.assemble import add_updates, row_of, write_rows
 from partopt.schedules.entry import Replicas, Schedule
 from partopt.schedules.layout import (
     CHUNKS,
@@ -115,7 +115,7 @@ def order(name: str, layout: Layout) -> Order:
     chunks, v = chunks_of(layout, entry.shape, entry.uneven)
     warmup = _warmups(entry, layout)
     places, which = _places(layout, chunks, v, warmup, entry.shape)
-    rows = [entry.row(place) for place in places]
+    rows = [row_of(entry, place) for place in places]
     return add_updates(
         write_rows(rows, which, chunks, v, layout), chunks, layout, entry.asynchronous
     )

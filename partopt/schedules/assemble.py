@@ -7,14 +7,16 @@ Deadlocks, devices that wait for each other, are found by executing the order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
-from partopt.schedules.layout import Chunks, Layout
+from partopt.schedules.entry import Schedule
+from partopt.schedules.layout import Chunks, Layout, Place
 from partopt.schedules.order import (
     KINDS,
     A,
@@ -30,20 +32,38 @@ from partopt.schedules.order import (
     microbatch_numbers,
 )
 
+SHORT = 1024  # microbatches of a device, times its chunks: shorter rows are remembered
 NOWHERE = -1  # the place of an action that is not there
 
 
-def write_rows(
-    rows: Sequence[Row], which: Integers, chunks: Chunks, v: int, layout: Layout
-) -> Order:
-    """The order in which the n-th rank with work does `rows[which[n]]`, on its v chunks.
+class NumberedRow(NamedTuple):
+    """A row, and of each action which of its chunk's microbatches it is for."""
 
-    The n-th action of a kind and chunk is for the n-th microbatch that the chunk gets.
-    """
-    every = Row(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
-    lengths = np.array([len(row.kind) for row in rows])
+    row: Row
+    number: NDArray[np.int32]
+
+
+def row_of(entry: Schedule, place: Place) -> NumberedRow:
+    """What the device at `place` does; a search asks for the same short rows often."""
+    return (_known_row if place.M * place.v <= SHORT else _row_of)(entry.row, place)
+
+
+def _row_of(row: Callable[[Place], Row], place: Place) -> NumberedRow:
+    found = row(place)
+    return NumberedRow(found, microbatch_numbers(found))
+
+
+_known_row = lru_cache(maxsize=1024)(_row_of)
+
+
+def write_rows(
+    rows: Sequence[NumberedRow], which: Integers, chunks: Chunks, v: int, layout: Layout
+) -> Order:
+    """The order in which the n-th rank with work does `rows[which[n]]`, on its v chunks."""
+    every = Row(*(np.concatenate(parts) for parts in zip(*(own.row for own in rows), strict=True)))
+    number = np.concatenate([own.number for own in rows])
+    lengths = np.array([len(own.number) for own in rows])
     first = np.cumsum(lengths) - lengths
-    number = microbatch_numbers(every, first)
     length = lengths[which]
     place = _ranges(first[which], length)
     at = every.chunk[place] + np.repeat(v * np.arange(len(which)), length)

@@ -27,7 +27,6 @@ F, B, I, W, R, A, U = range(len(KINDS))  # noqa: E741
 _KIND_OF = np.full(128, -1, dtype=np.int8)
 for _kind, _letter in enumerate(KINDS):
     _KIND_OF[ord(_letter)] = _KIND_OF[ord(_letter.lower())] = _kind
-_ONE_ROW = np.zeros(1, dtype=np.int64)
 
 
 class Row(NamedTuple):
@@ -59,11 +58,11 @@ def spell(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
     return Row(_KIND_OF[letters], own, joined)
 
 
-def microbatch_numbers(row: Row, first: NDArray[np.int64] = _ONE_ROW) -> NDArray[np.int32]:
+def microbatch_numbers(row: Row) -> NDArray[np.int32]:
     """For each action, which of its chunk's microbatches it is for, from 0; shape of the row.
 
     Forwards come in order, and so do backwards, whether whole or in two parts; the n-th W belongs
-    to the n-th I. Of several rows one after the other, each begins at its place in `first`.
+    to the n-th I.
     """
     numbers = np.zeros(len(row.kind), dtype=np.int32)
     found = np.bincount(row.kind, minlength=len(KINDS))
@@ -73,9 +72,7 @@ def microbatch_numbers(row: Row, first: NDArray[np.int64] = _ONE_ROW) -> NDArray
             if any(found[kind] for kind in kinds):
                 chosen = [row.kind == kind for kind in kinds if found[kind]]
                 places = np.flatnonzero(own & np.logical_or.reduce(chosen))
-                begin = np.searchsorted(places, first)
-                count = np.diff(begin, append=len(places))
-                numbers[places] = np.arange(len(places)) - np.repeat(begin, count)
+                numbers[places] = np.arange(len(places))
         if found[W]:
             numbers[own & (row.kind == W)] = numbers[own & (row.kind == I)]
     return numbers

@@ -13,11 +13,10 @@ from partopt.documents.tables import Comparison
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search import contest
-from partopt.search.contest import best_of
-from partopt.search.rows import search_row
+from partopt.search.rows import Search
 from partopt.search.sizes import search_sizes
 from partopt.search.tables import comparison_of
-from partopt.search.variants import ANY
+from partopt.search.variants import ANY, variants_of
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
 
@@ -42,14 +41,14 @@ def compare(
 
     if planners:
 
-        def find(each: Job, tell: Progress, beat_s: float) -> contest.Contest:
+        def find(each: Job, tell: Progress, beat_s: float) -> contest.Plans:
             return _compete(planners, each.problem.with_(progress=tell), beat_s)
 
-        by_size = search_sizes(job, progress, find, lambda found: found.plans[best_of(found.plans)])
+        by_size = search_sizes(job, progress, find, lambda found: found.best)
         size, (found, own) = next(iter(by_size.items()))
         problem = job.with_(microbatch_size=size).problem
     else:
-        row = search_row(job, job.schedule, ANY, progress, None)
+        row = Search(variants_of(job, job.schedule, ANY, progress), None).best_row(job.effort)
         problem, found, own = row.problem, dict(row.plans), list(row.notes)
     stated = job.with_(microbatch_size=problem.chain.microbatch_size)
     notes = [*job.notes, *own]
@@ -61,14 +60,14 @@ def compare(
     return comparison_of(found | kept, base, list(kept)), notes
 
 
-def _compete(planners: Sequence[str], problem: Problem, beat_s: float) -> contest.Contest:
+def _compete(planners: Sequence[str], problem: Problem, beat_s: float) -> contest.Plans:
     """The plans of `planners`, and notes."""
     found: dict[str, Plan] = {}
     notes: list[Note] = []
     for name in planners:
         found[name], own = contest.plan_alone(name, problem, beat_s)
         notes += own
-    return contest.Contest(found, notes)
+    return contest.Plans(found, notes)
 
 
 def _data_parallel(problem: Problem) -> Plan | None:

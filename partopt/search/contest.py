@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -22,8 +23,8 @@ from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
 from partopt.schedules import schedule
 from partopt.search.bound import certify_simulated, lower_bound_s
-from partopt.search.grids import GRID, best_grid
-from partopt.search.improve import best_plan
+from partopt.search.grids import GRID, GridSearch
+from partopt.search.improve import Improvement
 from partopt.search.variants import Variant
 from partopt.search.warmup import simulate_with_best_warmup
 
@@ -39,11 +40,16 @@ EQUAL = 8  # equal pipelines with which `optimal` begins beside its own plans
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 
 
-class Contest(NamedTuple):
+class Plans(NamedTuple):
     """Simulated plans by the names of their planners, and notes on them."""
 
     plans: dict[str, Plan]
     notes: list[Note]
+
+    @property
+    def best(self) -> Plan:
+        """The fastest that fits, or of all where none does."""
+        return self.plans[best_of(self.plans)]
 
 
 def check_planner(name: str, problem: Problem) -> None:
@@ -60,82 +66,137 @@ def check_planner(name: str, problem: Problem) -> None:
             )
 
 
-def compete(
-    names: Iterable[str],
-    variant: Variant,
-    shown: Iterable[str] | None = None,
-    beat_s: float = math.inf,
-) -> Contest:
-    """The simulated plans of `names`; notes say which planners refuse the problem, and why.
+class Contest:
+    """The plans of the planners `names` for one variant, which get better with more effort.
 
     Where only some are `shown`, others that cannot be the fastest are left out, and the shown ones
     too where their simulation is long. Planners that do not choose which stages recompute plan for
-    the variant in which none does. Nothing is improved where no plan is proved to go below
-    `beat_s` seconds per microbatch. Raises PartoptError where all refuse.
+    the variant in which none does.
     """
-    plain = variant.plain
-    names, plans, notes, refusals = list(names), dict[str, Plan](), list[Note](), []
 
-    def refuse(name: str, error: PartoptError) -> None:
-        refusals.append(error)
-        if error.code == "no-plan-fits":
-            return  # which the plan that is shown instead says of itself
-        text = f"without {name}: {error.message}"
-        notes.append(Note(code="planner-refused", text=text, fields={"planner": name}))
+    def __init__(
+        self, names: Iterable[str], variant: Variant, shown: Iterable[str] | None = None
+    ) -> None:
+        self.names, self.variant, self.shown = list(names), variant, shown
+        if shown is not None and OPTIMAL in self.names:
+            # the plans of `straight` are among those of `optimal`
+            self.names = [name for name in self.names if name != "straight"]
+        self._refused: dict[str, PartoptError] = {}
+        self._simulated: dict[str, Plan] = {}
 
-    decided = dict[str, Decision]()
-    # the plans of `straight` are among those of `optimal`
-    covered = {OPTIMAL, GRID}
-    if shown is not None and OPTIMAL in names:
-        covered.add("straight")
-    for name in (each for each in names if each not in covered):
-        try:
-            decided[name] = planners.decide(name, plain)
-        except PartoptError as error:
-            refuse(name, error)
-    if OPTIMAL in names:
-        try:
-            rivals = [own.partition for own in decided.values()]
-            plans[OPTIMAL] = _optimal(variant, rivals, beat_s)
-        except PartoptError as error:
-            refuse(OPTIMAL, error)
-    if GRID in names:
-        found = best_grid(plain, variant.grids, variant.coarse[1])
-        plans |= {GRID: found} if found else {}
-    for name, decision in decided.items():
-        hidden = shown is not None and name not in shown
-        if shown is not None and _is_left_out(decision.partition, hidden, plans, plain):
-            continue
-        try:
-            plans[name] = _simulate(name, decision, plain)
-            notes += decision.notes
-        except PartoptError as error:
-            refuse(name, error)
-    if refusals and not plans:
-        raise PartoptError.together({error.message: error for error in refusals}.values())
-    return Contest({name: plans[name] for name in names if name in plans}, notes)
+    @cached_property
+    def _decided(self) -> dict[str, Decision]:
+        """What the planners decide, but for those whose plans are searched."""
+        found = dict[str, Decision]()
+        for name in self.names:
+            if name not in (OPTIMAL, GRID):
+                try:
+                    found[name] = planners.decide(name, self.variant.plain)
+                except PartoptError as error:
+                    self._refused[name] = error
+        return found
+
+    @cached_property
+    def _optimal(self) -> Improvement:
+        return _improvement(self.variant, [own.partition for own in self._decided.values()])
+
+    @cached_property
+    def _grid(self) -> GridSearch:
+        return GridSearch(self.variant.plain, self.variant.grids, self.variant.coarse[1])
+
+    def hold(self, effort: str, beat_s: float = math.inf) -> Plans:
+        """The simulated plans at an effort; notes say which planners refuse, and why.
+
+        Nothing is improved where no plan is proved to go below `beat_s` seconds per microbatch.
+        Raises PartoptError where all refuse.
+        """
+        plans, decided = dict[str, Plan](), self._decided
+        if OPTIMAL in self.names:
+            try:
+                plans[OPTIMAL] = _certified(self._optimal, effort, beat_s)
+            except PartoptError as error:
+                self._refused[OPTIMAL] = error
+        if GRID in self.names:
+            found = self._grid.best_plan(effort)
+            plans |= {GRID: found} if found else {}
+        for name in decided:
+            if name not in self._refused and not self._is_left_out(name, plans):
+                try:
+                    plans[name] = self._simulate(name)
+                except PartoptError as error:
+                    self._refused[name] = error
+        if self._refused and not plans:
+            every = self._refused.values()
+            raise PartoptError.together({error.message: error for error in every}.values())
+        notes = [
+            Note(
+                code="planner-refused",
+                text=f"without {name}: {error.message}",
+                fields={"planner": name},
+            )
+            for name, error in self._refused.items()
+            if error.code != "no-plan-fits"  # which the plan that is shown instead says of itself
+        ]
+        notes += [note for name in decided if name in plans for note in decided[name].notes]
+        return Plans({name: plans[name] for name in self.names if name in plans}, notes)
+
+    def _simulate(self, name: str) -> Plan:
+        if name not in self._simulated:
+            self._simulated[name] = _simulate(name, self._decided[name], self.variant.plain)
+        return self._simulated[name]
+
+    def _is_left_out(self, name: str, plans: dict[str, Plan]) -> bool:
+        """Whether a planner's partition is not estimated to be faster than the best of `plans`.
+
+        One that is hidden or long need not be shown then. A stage that computes for as long is
+        enough to know it.
+        """
+        if self.shown is None:
+            return False
+        partition, problem = self._decided[name].partition, self.variant.plain
+        stages, chain, best_s = partition.stages, problem.chain, _best_s(plans)
+        long = len(stages) * len({rank for own in stages for rank in own.ranks}) > SHOWN_LIMIT
+        if best_s == math.inf or not (name not in self.shown or long):
+            return False
+        computing = (
+            chain.compute_s(own.start, own.stop, problem.all_recompute) / len(own.ranks)
+            for own in stages
+        )
+        if max(computing) >= best_s:
+            return True
+        return price(partition, problem, "").predicted.period_s >= best_s
+
+
+def compete(names: Iterable[str], variant: Variant) -> Plans:
+    """The plans of planners for one variant, at its effort; errors as `Contest.hold`."""
+    return Contest(names, variant).hold(variant.problem.effort)
 
 
 def plan_alone(name: str, problem: Problem, beat_s: float = math.inf) -> tuple[Plan, list[Note]]:
     """The simulated plan of one planner, and its notes; of `optimal` the best that is found.
 
-    `beat_s` is as for `compete`. Raises PartoptError where it refuses the problem, or its schedule
-    cannot run its plan.
+    `beat_s` is as for `Contest.hold`. Raises PartoptError where it refuses the problem, or its
+    schedule cannot run its plan.
     """
     if name == OPTIMAL:
         planners.check_schedule(name, problem.schedule)
-        return _optimal(Variant(problem), list(_rivals(problem)), beat_s), []
+        improvement = _improvement(Variant(problem), list(_rivals(problem)))
+        return _certified(improvement, problem.effort, beat_s), []
     decision = planners.decide(name, problem)
     return _simulate(name, decision, problem), list(decision.notes)
 
 
-def _optimal(variant: Variant, others: Iterable[Partition], beat_s: float) -> Plan:
-    """The best plan that the planner `optimal` finds, with the bound."""
-    problem, cells = variant.problem, variant.coarse[1]
-    lower_s = lower_bound_s(problem)
+def _improvement(variant: Variant, others: Iterable[Partition]) -> Improvement:
+    """The search for the best plan of the planner `optimal`."""
+    cells, lower_s = variant.coarse[1], lower_bound_s(variant.problem)
     equal = (each.partition.on_layers(cells) for each in variant.grids[:EQUAL])
-    best = best_plan(variant, [*others, *equal], lower_s, beat_s)
-    return certify_simulated(best, lower_s * (problem.microbatches or 1), problem)
+    return Improvement(variant, [*others, *equal], lower_s)
+
+
+def _certified(improvement: Improvement, effort: str, beat_s: float) -> Plan:
+    """The best plan that is found at an effort, with the bound."""
+    problem, plan = improvement.problem, improvement.best_plan(effort, beat_s)
+    return certify_simulated(plan, improvement.lower_s * (problem.microbatches or 1), problem)
 
 
 def _rivals(problem: Problem) -> Iterable[Partition]:
@@ -156,25 +217,6 @@ def _simulate(name: str, decision: Decision, problem: Problem) -> Plan:
     plan = price(decision.partition, problem, name, decision.certificate)
     plan = simulate_with_best_warmup(plan)
     return plan if plan.fits else replace(plan, certificate=None)
-
-
-def _is_left_out(
-    partition: Partition, hidden: bool, plans: dict[str, Plan], problem: Problem
-) -> bool:
-    """Whether a partition is not estimated to be faster than the best of `plans`.
-
-    One that is hidden or long need not be shown then. A stage that computes for as long is enough
-    to know it.
-    """
-    stages, chain, best_s = partition.stages, problem.chain, _best_s(plans)
-    long = len(stages) * len({rank for own in stages for rank in own.ranks}) > SHOWN_LIMIT
-    if best_s == math.inf or not (hidden or long):
-        return False
-    computing = (
-        chain.compute_s(own.start, own.stop, problem.all_recompute) / len(own.ranks)
-        for own in stages
-    )
-    return max(computing) >= best_s or price(partition, problem, "").predicted.period_s >= best_s
 
 
 def _best_s(plans: dict[str, Plan]) -> float:

@@ -10,16 +10,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from partopt.cost.plan import bare_plan, counted_stage, price
+from partopt.cost.plan import price
 from partopt.cost.problem import Partition, Problem, partition_of
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError
 from partopt.planners.layouts import Bounds
-from partopt.schedules import schedule
-from partopt.schedules.entry import Counts, Replicas
-from partopt.schedules.layout import STRAIGHT
-from partopt.search.judge import ACTIONS
-from partopt.simulator.execution import Shared, check_actions, execute, simulate_plan
+from partopt.search.simulations import Simulations
+from partopt.simulator.execution import simulate_plan
 
 BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
 TRIES = 20  # steps for each unit of the budget
@@ -29,16 +25,13 @@ HOT, COLD = 0.01, 0.001
 
 
 class Cuts:
-    """The stages of one partition, cut anywhere; every device runs its schedule's own order.
-
-    `spent` is 1 for each simulation, and 1 for each `ACTIONS` of it.
-    """
+    """The stages of one partition, cut anywhere; every device runs its schedule's own order."""
 
     def __init__(self, partition: Partition, problem: Problem) -> None:
-        self.partition, self.problem, self.spent = partition, problem, 0.0
-        self.stages = partition.stages
+        self.stages = [replace(own, ranks=tuple(own.ranks)) for own in partition.stages]
+        self.partition, self.problem = partition, problem
         self.seconds = lru_cache(maxsize=None)(self._seconds)
-        self._stage, self._shared = lru_cache(maxsize=None)(counted_stage), Shared()
+        self._simulations = Simulations(problem)
         devices = sorted({rank for stage in self.stages for rank in stage.ranks})
         M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
         # microbatches of each stage on each device, shape (devices, S)
@@ -48,6 +41,11 @@ class Cuts:
                 self.passes[number[rank], s] += M // len(stage.ranks)
         every = [problem.recomputes(own) and not problem.first_again(own) for own in self.stages]
         self.prefixes = [problem.chain.busy_prefix(again) for again in every]  # or less than it is
+
+    @property
+    def spent(self) -> float:
+        """What simulations took, as `Simulations.spent` counts."""
+        return self._simulations.spent
 
     def cut(self, bounds: Bounds) -> Partition:
         """The partition between these boundaries."""
@@ -63,23 +61,7 @@ class Cuts:
 
     def _seconds(self, bounds: Bounds) -> float:
         """Simulated seconds of a microbatch; infinite where the plan does not fit or run."""
-        problem, partition = self.problem, self.cut(bounds)
-        replicas = Replicas(len(stage.ranks) for stage in self.stages)
-        entry, counts = schedule(problem.schedule), [Counts(0, 1, 1)] * len(replicas)
-        if entry.shape == STRAIGHT:
-            M = problem.microbatches
-            counts = [entry.counts(s, replicas, M) for s in range(len(replicas))]
-        self.spent += 1
-        plan = bare_plan(partition, problem, counts, self._stage)
-        try:
-            check_actions(plan)
-            execution = execute(plan, shared=self._shared)
-        except PartoptError:
-            return math.inf
-        self.spent += len(execution.order.kind) / ACTIONS
-        limit = problem.memory_bytes
-        fits = limit is None or int(execution.peak_memory_bytes.max()) <= limit
-        return execution.period_s if fits else math.inf
+        return self._simulations.seconds(self.cut(bounds))
 
 
 def anneal_cuts(bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float) -> Bounds:

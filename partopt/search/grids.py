@@ -40,6 +40,7 @@ from partopt.simulator.execution import simulate_plan
 
 STAGES = 128  # of a pipeline, at most
 BUDGET = {"quick": 350.0, "normal": 700.0, "thorough": 7000.0}  # as `Cuts.spent` counts
+EFFORTS = tuple(BUDGET)
 SIMULATED = 0.5  # of the budget, for grids as they are estimated
 ROUNDS = (6, 2)  # grids whose cuts are annealed in each round
 NEAR = 1.3  # of the best: a grid that is estimated at more is not simulated
@@ -407,36 +408,55 @@ def _chunks(most: int, asked: int | None) -> list[int]:
     return found
 
 
-def best_grid(problem: Problem, estimates: Sequence[Gridded], cells: Sequence[int]) -> Plan | None:
-    """The best simulated plan on grids of a problem; None where none of them fits.
+class GridSearch:
+    """The search for the best plan on grids, which goes on from one effort to the next.
 
-    `estimates` are its grids by their estimates, on a chain of ranges between `cells`.
+    `estimates` are the grids of `problem` by their estimates, on a chain of ranges between `cells`.
     """
-    budget, rng = BUDGET[problem.effort], random.Random(0)
-    pool: list[tuple[float, Gridded]] = []
-    spent, best_s = 0.0, math.inf
-    for done, each in enumerate(estimates):
-        if best_s < math.inf and (
-            spent > SIMULATED * budget or each.estimate_s > NEAR * estimates[0].estimate_s
-        ):
-            break
-        problem.progress("simulating grids", done, len(estimates))
-        fitting = each.within(ROOMY)
-        if fitting is None:
-            continue
-        seconds = fitting.cuts.seconds(fitting.bounds)
-        spent += fitting.cuts.spent
-        if seconds < math.inf:
-            pool.append((seconds, fitting))
-            best_s = min(best_s, seconds)
-    for many in ROUNDS:
-        pool.sort(key=lambda own: own[0])
-        for seconds, each in pool[:many]:
-            share = (1 - SIMULATED) * budget / len(ROUNDS) / min(many, len(pool))
-            bounds = anneal_cuts(each.bounds, each.cuts, rng, share)
-            pool.append((min(seconds, each.cuts.seconds(bounds)), replace(each, bounds=bounds)))
-    if not pool:
-        return None
-    _, best = min(pool, key=lambda own: own[0])
-    stated = problem.with_(chunks=best.grid.v)
-    return simulate_plan(price(best.cuts.cut(best.bounds).on_layers(cells), stated, GRID))
+
+    def __init__(
+        self, problem: Problem, estimates: Sequence[Gridded], cells: Sequence[int]
+    ) -> None:
+        self.problem, self.estimates, self.cells = problem, estimates, cells
+        self._rng, self._stages = random.Random(0), 0
+        self._tried, self._spent = 0, 0.0  # grids that were looked at, and what that took
+        self._pool: list[tuple[float, Gridded]] = []  # plans that fit, with their seconds
+
+    def best_plan(self, effort: str) -> Plan | None:
+        """The best simulated plan at an effort; None where none of them fits."""
+        for stage in EFFORTS[self._stages : EFFORTS.index(effort) + 1]:
+            before = BUDGET[EFFORTS[self._stages - 1]] if self._stages else 0.0
+            self._try_grids(SIMULATED * BUDGET[stage])
+            self._anneal((1 - SIMULATED) * (BUDGET[stage] - before))
+            self._stages += 1
+        if not self._pool:
+            return None
+        _, best = min(self._pool, key=lambda own: own[0])
+        stated = self.problem.with_(chunks=best.grid.v)
+        partition = best.cuts.cut(best.bounds).on_layers(self.cells)
+        return simulate_plan(price(partition, stated, GRID))
+
+    def _try_grids(self, budget: float) -> None:
+        """Simulate grids as they are estimated, the best first."""
+        for each in self.estimates[self._tried :]:
+            beyond = each.estimate_s > NEAR * self.estimates[0].estimate_s
+            if self._pool and (beyond or self._spent > budget):
+                break
+            self.problem.progress("simulating grids", self._tried, len(self.estimates))
+            self._tried += 1
+            fitting = each.within(ROOMY)
+            if fitting is not None:
+                seconds = fitting.cuts.seconds(fitting.bounds)
+                self._spent += fitting.cuts.spent
+                if seconds < math.inf:
+                    self._pool.append((seconds, fitting))
+
+    def _anneal(self, budget: float) -> None:
+        """Anneal the cuts of the best, ever fewer of them."""
+        for many in ROUNDS:
+            self._pool.sort(key=lambda own: own[0])
+            share = budget / len(ROUNDS) / max(1, min(many, len(self._pool)))
+            for place, (seconds, each) in enumerate(self._pool[:many]):
+                bounds = anneal_cuts(each.bounds, each.cuts, self._rng, share)
+                if each.cuts.seconds(bounds) < seconds:
+                    self._pool[place] = each.cuts.seconds(bounds), replace(each, bounds=bounds)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from partopt.cost.plan import bare_plan, counted_stage, under
-from partopt.errors import PartoptError
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
-from partopt.schedules.entry import Replicas
-from partopt.search.warmup import WAYS, Stages, fits_by_order
-from partopt.simulator.execution import Shared, check_actions, execute
-
-ACTIONS = 1000  # of a simulation: as many take about as long as beginning one
+from partopt.search.simulations import Simulations
+from partopt.search.warmup import WAYS, Stages
 
 
 class Found(NamedTuple):
@@ -32,13 +25,17 @@ class Found(NamedTuple):
 
 
 class Judge:
-    """Simulates plans; `spent` is 1 for each simulation, and 1 for each `ACTIONS` of it."""
+    """Simulates plans at warm-ups, each once."""
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.problem, self.entry = costs, costs.problem, costs.entry
-        self.spent = 0.0
         self._known: dict[tuple[Shape, tuple[int, ...] | None], float] = {}
-        self._stage, self._shared = lru_cache(maxsize=None)(counted_stage), Shared()
+        self._simulations = Simulations(self.problem)
+
+    @property
+    def spent(self) -> float:
+        """What simulations took, as `Simulations.spent` counts."""
+        return self._simulations.spent
 
     @property
     def ways(self) -> range:
@@ -54,22 +51,9 @@ class Judge:
         """Seconds of a microbatch at one warm-up."""
         warmups = self.warmups(shape, way, more) if self.entry.takes_warmup else None
         if (shape, warmups) not in self._known:
-            self._known[shape, warmups] = self._simulate(shape, warmups)
+            seconds = self._simulations.seconds(shape.partition(), warmups)
+            self._known[shape, warmups] = seconds
         return self._known[shape, warmups]
-
-    def _simulate(self, shape: Shape, warmups: Sequence[int] | None) -> float:
-        self.spent += 1
-        replicas, M = Replicas(len(own) for own in shape.ranks), self.problem.microbatches
-        counts = [self.entry.counts(s, replicas, M) for s in range(shape.stages)]
-        plan = bare_plan(shape.partition(), self.problem, counts, self._stage)
-        try:
-            check_actions(plan)
-            stated = plan if warmups is None else under(plan, warmups=warmups)
-            execution = execute(stated, shared=self._shared)
-        except PartoptError:  # it deadlocks, or is too long to simulate
-            return math.inf
-        self.spent += len(execution.order.kind) / ACTIONS
-        return execution.period_s if fits_by_order(execution) else math.inf
 
     def warmups(self, shape: Shape, way: int, more: Sequence[int] = ()) -> tuple[int, ...]:
         """Forwards of each stage before its first backward."""

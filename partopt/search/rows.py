@@ -13,7 +13,8 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.schedules import SCHEDULES
-from partopt.search import contest
+from partopt.search.contest import Contest, Plans, contestants
+from partopt.search.improve import EFFORTS
 from partopt.search.variants import Variant, Within, least_s, variants_of
 
 REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
@@ -60,71 +61,94 @@ def search_rows(
     names = [job.schedule]
     if job.schedule == AUTO:
         names = [name for name in within.schedules or SCHEDULES if SCHEDULES[name].tried_by_auto]
-    first = job.with_(effort=QUICK) if len(names) > 1 else job
-    rows, refusals = list[Row](), dict[str, PartoptError]()
+    first = QUICK if len(names) > 1 else job.effort
+    found, refusals = list[tuple[Search, Row]](), dict[str, PartoptError]()
     for done, name in enumerate(names):
         if len(names) > 1:
             progress("schedules", done, len(names))
         try:
-            rows.append(search_row(first, name, within, progress, shown))
+            search = Search(variants_of(job, name, within, progress), shown)
+            found.append((search, search.best_row(first)))
         except PartoptError as error:
             refusals[error.message] = error
-    if not rows:
+    if not found:
         raise PartoptError.together(refusals.values())
-    if first.effort != job.effort:
+    rows = [row for _, row in found]
+    if first != job.effort:
         fastest = min(rows, key=lambda row: order_of(row.best)).best.predicted.samples_per_s
-        for place, row in enumerate(rows):
+        for place, (search, row) in enumerate(found):
             if row.best.fits and row.best.predicted.samples_per_s * CLOSE >= fastest:
-                again = search_row(job, row.problem.schedule, within, progress, shown)
-                rows[place] = min(row, again, key=lambda each: order_of(each.best))
+                rows[place] = search.best_row(job.effort)
     return sorted(rows, key=lambda row: order_of(row.best))
 
 
-def search_row(
-    job: Job, name: str, within: Within, progress: Progress, shown: Iterable[str] | None = ()
-) -> Row:
-    """The best plan of `job` under one schedule; `shown` as in `search_rows`, None for all."""
-    return best_of_variants(variants_of(job, name, within, progress), shown)
+class Search:
+    """The search of the variants of a job under one schedule.
 
-
-def best_of_variants(variants: Iterable[Variant], shown: Iterable[str] | None = ()) -> Row:
-    """The best plan of some variants under one schedule.
-
-    Every variant that is estimated within `REACH` of the best is searched, the best first; where
-    nothing fits, those that need least memory, too. PartoptError where all are refused.
+    It goes on from one effort to the next: what is found by name is what is found beside others.
+    `shown` is as in `search_rows`, None for all.
     """
-    variants = sorted(
-        variants,
-        key=lambda each: (each.estimate_s, each.least_bytes * (each.estimate_s == math.inf)),
-    )
-    found: list[tuple[Variant, contest.Contest, Plan]] = []
-    refusals: dict[str, PartoptError] = {}
-    for variant in variants:
-        best = min((own for _, _, own in found if own.fits), key=order_of, default=None)
-        if len(found) >= (SEARCHED[variant.problem.effort] if best else TRIED):
-            break
-        if best and not _may_be_best(variant, variants[0], best):
-            continue
-        size = variant.problem.chain.microbatch_size
-        beat_s = size / best.predicted.samples_per_s if best else math.inf
-        try:
-            own = contest.compete(contest.contestants(variant.plain), variant, shown, beat_s)
-        except PartoptError as error:
-            refusals[error.message] = error
-        else:
-            found.append((variant, own, own.plans[contest.best_of(own.plans)]))
-    if not found:
-        raise PartoptError.together(refusals.values())
-    found.sort(key=lambda each: order_of(each[2]))
-    (variant, own, _), *_ = found
-    return Row(variant.problem, own.plans, own.notes, [best for _, _, best in found])
 
+    def __init__(self, variants: Iterable[Variant], shown: Iterable[str] | None = ()) -> None:
+        self.variants = sorted(
+            variants,
+            key=lambda each: (each.estimate_s, each.least_bytes * (each.estimate_s == math.inf)),
+        )
+        self.shown, self._stages = shown, 0
+        self._contests: dict[Variant, Contest] = {}
+        self._found: dict[Variant, Plans] = {}
 
-def _may_be_best(variant: Variant, first: Variant, best: Plan) -> bool:
-    """Whether a variant may have a faster plan than the best that was found."""
-    best_s = 1 / best.predicted.samples_per_s
-    within = variant.estimate_s <= max(best_s, REACH * first.estimate_s)
-    return within and least_s(variant.problem) < best_s
+    def best_row(self, effort: str) -> Row:
+        """The best plan at an effort, and what was found beside it.
+
+        Every variant that is estimated within `REACH` of the best is searched, the best first;
+        where nothing fits, those that need least memory, too. PartoptError where all are refused.
+        """
+        for stage in EFFORTS[self._stages : EFFORTS.index(effort) + 1]:
+            self._go_on(stage)
+            self._stages += 1
+        variant = min(self._found, key=self._order)
+        plans, notes = self._found[variant]
+        best = [self._found[each].best for each in sorted(self._found, key=self._order)]
+        return Row(variant.problem, plans, notes, best)
+
+    def _go_on(self, stage: str) -> None:
+        """Search the variants that may be best, a stage further."""
+        refusals, done = dict[str, PartoptError](), 0
+        for variant in self.variants:
+            others = [own.best for each, own in self._found.items() if each is not variant]
+            best = min((own for own in others if own.fits), key=order_of, default=None)
+            if done >= (SEARCHED[stage] if best or self._fits(variant) else TRIED):
+                break
+            if best and not self._may_be_best(variant, best):
+                continue
+            size = variant.problem.chain.microbatch_size
+            beat_s = size / best.predicted.samples_per_s if best else math.inf
+            try:
+                if variant not in self._contests:
+                    names = contestants(variant.plain)
+                    self._contests[variant] = Contest(names, variant, self.shown)
+                self._found[variant] = self._contests[variant].hold(stage, beat_s)
+            except PartoptError as error:
+                refusals[error.message] = error
+            else:
+                done += 1
+        if not self._found:
+            raise PartoptError.together(refusals.values())
+
+    def _fits(self, variant: Variant) -> bool:
+        return variant in self._found and self._found[variant].best.fits
+
+    def _may_be_best(self, variant: Variant, best: Plan) -> bool:
+        """Whether a variant may have a faster plan than the best of the others."""
+        best_s = 1 / best.predicted.samples_per_s
+        if self._fits(variant) and order_of(self._found[variant].best)[1] * CLOSE > -1 / best_s:
+            return False
+        within = variant.estimate_s <= max(best_s, REACH * self.variants[0].estimate_s)
+        return within and least_s(variant.problem) < best_s
+
+    def _order(self, variant: Variant) -> tuple[bool, float]:
+        return order_of(self._found[variant].best)
 
 
 def order_of(plan: Plan) -> tuple[bool, float]:

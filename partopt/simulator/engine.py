@@ -139,12 +139,11 @@ def simulate(order: Order, work: Work) -> Timeline:
         look=np.concatenate([np.arange(R), np.zeros(R + 4, dtype=np.int64)]),
         looks=np.full(1, R),
     )
-    ports = work.ports
-    lanes = np.repeat(ports.lanes, np.diff(ports.first))
+    ports, lanes = work.ports, work.links.lanes
     network = Network(
         *(ports.sizes, ports.first, ports.bus, ports.bandwidth, ports.latency),
-        lane_first=np.concatenate([[0], np.cumsum(lanes)]),
-        lane_free=np.zeros(int(lanes.sum())),
+        lane_first=lanes,
+        lane_free=np.zeros(int(lanes[-1])),
         carried=np.zeros(ports.count),
         crossing=work.crossing,
         arrived=np.full((2, S, G), np.inf),

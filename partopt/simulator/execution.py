@@ -17,7 +17,7 @@ from partopt.cost.memory import recomputes_apart
 from partopt.cost.plan import layout_of, under, with_counts_of, with_steps_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import LevelTime
-from partopt.documents.stage import device_bytes
+from partopt.documents.stage import Stage, device_bytes
 from partopt.errors import PartoptError
 from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.layout import STRAIGHT
@@ -33,7 +33,7 @@ from partopt.simulator.steady import (
     steady_state,
 )
 from partopt.simulator.timeline import Timeline
-from partopt.simulator.work import Links, Work, work_of
+from partopt.simulator.work import Links, StageWork, Work, stage_work, work_of
 
 # actions after which an asynchronous plan that has not settled is taken at its mean pace
 SETTLE_LIMIT = 300_000
@@ -109,16 +109,24 @@ class Execution:
 
 
 class Shared:
-    """What executions of the plans of one problem share: the links, and orders of few actions."""
+    """What executions of the plans of one problem share: links, stages, orders of few actions."""
 
     def __init__(self) -> None:
         self._links: Links | None = None
+        # by the identity of stages, which are kept for it
+        self._stages: dict[int, tuple[Stage, StageWork]] = {}
         self._orders: dict[object, Order] = {}
         self._actions = 0  # of all orders that are kept
 
     def work(self, plan: Plan) -> Work:
         """The work of a plan; all plans have one topology, and exchange gradients alike."""
-        work = work_of(plan, recomputes_apart(plan), self._links)
+        apart, each = recomputes_apart(plan), list[StageWork]()
+        for stage in plan.stages:
+            known = self._stages.get(id(stage))
+            if known is None:
+                known = self._stages[id(stage)] = stage, stage_work(stage, plan, apart)
+            each.append(known[1])
+        work = work_of(plan, apart, self._links, each)
         self._links = work.links
         return work
 

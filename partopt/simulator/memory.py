@@ -78,10 +78,13 @@ def base_memory_bytes(plan: Plan) -> Integers:
     most while it runs.
     """
     base, transient = np.zeros((2, plan.topology.devices), dtype=np.int64)
-    for stage in plan.stages:
-        own, ranks = stage.memory, list(stage.ranks)
-        base[ranks] += own.total_bytes - own.activations_bytes - own.transient_bytes
-        transient[ranks] = np.maximum(transient[ranks], own.transient_bytes)
+    memory = [stage.memory for stage in plan.stages]
+    ranks = np.array([rank for stage in plan.stages for rank in stage.ranks])
+    replicas = [len(stage.ranks) for stage in plan.stages]
+    beside = np.array([own.transient_bytes for own in memory])
+    held = np.array([own.total_bytes - own.activations_bytes for own in memory]) - beside
+    np.add.at(base, ranks, np.repeat(held, replicas))
+    np.maximum.at(transient, ranks, np.repeat(beside, replicas))
     return base + transient
 
 
@@ -99,12 +102,16 @@ def _counting(S: int) -> _Steps:
 def _stashing(order: Order, plan: Plan) -> _Steps:
     """Bytes; every backward gives back all that its microbatch has taken."""
     taken, given = np.zeros((2, len(KINDS), len(plan.stages)), dtype=np.int64)
-    recomputed = set(order.stage[order.kind == R].tolist())
-    for s, stage in enumerate(plan.stages):
-        keeps = [F] if not stage.recomputes_whole else [R] if s in recomputed else [B, I]
-        taken[keeps, s] = given[[B, W], s] = stage.stash_bytes
-        taken[I, s] += stage.split_stash_bytes
-        given[W, s] += stage.split_stash_bytes
+    stash = np.array([stage.stash_bytes for stage in plan.stages])
+    parting = np.array([stage.split_stash_bytes for stage in plan.stages])
+    whole = np.array([stage.recomputes_whole for stage in plan.stages])
+    apart = np.zeros_like(whole)
+    apart[order.stage[order.kind == R]] = True
+    taken[F], taken[R] = np.where(whole, 0, stash), np.where(whole & apart, stash, 0)
+    taken[[B, I]] = np.where(whole & ~apart, stash, 0)
+    given[[B, W]] = stash
+    taken[I] += parting
+    given[W] += parting
     return _Steps(taken, given)
 
 

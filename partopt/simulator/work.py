@@ -103,6 +103,15 @@ def ports_of(topology: Topology) -> Ports:
     )
 
 
+class Ring(NamedTuple):
+    """An all-reduce over some ranks, and the ports that it keeps busy, shape (ports,)."""
+
+    reduced: AllReduce
+    port: Integers
+    slope: Floats  # seconds a byte
+    turn: Integers  # as in `Rings`
+
+
 class Links:
     """What a topology links: its ports, and the rings over any ranks, each looked up once."""
 
@@ -111,9 +120,21 @@ class Links:
         self.ring = lru_cache(maxsize=None)(self._ring)
         self._topology = topology
 
-    def _ring(self, ranks: tuple[int, ...]) -> tuple[AllReduce, list[tuple[int, int]]]:
-        """The all-reduce over `ranks`, and the ports that it keeps busy, each with its level."""
-        return allreduce_over(ranks, self._topology), self.ports.of_ring(ranks)
+    @cached_property
+    def lanes(self) -> Integers:
+        """The lanes before each port, shape (ports + 1,)."""
+        each = np.repeat(self.ports.lanes, np.diff(self.ports.first))
+        return np.concatenate([[0], np.cumsum(each)])
+
+    def _ring(self, ranks: tuple[int, ...]) -> Ring:
+        reduced, passed = allreduce_over(ranks, self._topology), self.ports.of_ring(ranks)
+        turns = [k if reduced.algorithm == HIERARCHICAL else 0 for _, k in passed]
+        return Ring(
+            reduced,
+            np.array([port for port, _ in passed], dtype=np.int64),
+            np.array([reduced.slopes[k] for _, k in passed], dtype=np.float64),
+            np.array(turns, dtype=np.int64),
+        )
 
 
 class Rings(NamedTuple):
@@ -176,30 +197,31 @@ class Work:
     @property
     def allreduces(self) -> list[AllReduce]:
         """How each stage exchanges its gradients."""
-        return [self.links.ring(tuple(ranks))[0] for ranks in self.ranks]
+        return [self.links.ring(tuple(ranks)).reduced for ranks in self.ranks]
 
     @cached_property
     def rings(self) -> Rings:
         """The all-reduces of all stages."""
-        first, port, load, turn, latency_s, tail_s = [0], [], [], [], [], []
         early = self.early or [Early(0.0, 0.0)] * len(self.ranks)
-        for s, size in enumerate(self.gradient_bytes.tolist()):
-            reduced, passed = self.links.ring(tuple(self.ranks[s]))
-            held = passed if size else []
-            latency_s.append(reduced.latency_s)
-            port += [each for each, _ in held]
-            load += [reduced.slopes[k] * size for _, k in held]
-            turn += [k if reduced.algorithm == HIERARCHICAL else 0 for _, k in held]
-            first.append(len(port))
-            tail_s.append(reduced.seconds(size) * early[s].tail)
+        sizes = self.gradient_bytes.tolist()
+        every = [self.links.ring(tuple(ranks)) for ranks in self.ranks]
+        held = [len(ring.port) if size else 0 for ring, size in zip(every, sizes, strict=True)]
+        port, slope, turn = (
+            np.concatenate([own[:many] for own, many in zip(each, held, strict=True)])
+            for each in list(zip(*every, strict=True))[1:]
+        )
+        tails = [
+            ring.reduced.seconds(size) * own.tail
+            for ring, size, own in zip(every, sizes, early, strict=True)
+        ]
         return Rings(
-            np.array(first),
-            np.array(port, dtype=np.int64),
-            np.array(load, dtype=np.float64),
-            np.array(turn, dtype=np.int64),
-            np.array(latency_s),
-            np.array([each.head_start_s for each in early]),
-            np.array(tail_s, dtype=np.float64),
+            np.cumsum([0, *held]),
+            port,
+            slope * np.repeat(self.gradient_bytes, held),
+            turn,
+            np.array([ring.reduced.latency_s for ring in every]),
+            np.array([own.head_start_s for own in early]),
+            np.array(tails, dtype=np.float64),
         )
 
     @cached_property
@@ -251,34 +273,51 @@ class Work:
         return seconds
 
 
-def work_of(plan: Plan, recompute_apart: bool, links: Links | None = None) -> Work:
-    """The work of `plan`; `links` are those of its topology, where they were looked up before.
+class StageWork(NamedTuple):
+    """The costs of one stage of a plan."""
+
+    seconds: list[float]  # of each kind of action
+    early: Early
+
+
+def work_of(
+    plan: Plan,
+    recompute_apart: bool,
+    links: Links | None = None,
+    each: Sequence[StageWork] | None = None,
+) -> Work:
+    """The work of `plan`; `links` of its topology and `each` stage's work if they are known.
 
     `recompute_apart`: the schedule has actions R; otherwise a backward includes its recomputation.
     """
-    exchange = exchange_by(plan)
-    seconds = [
-        action_seconds(stage, plan.topology, exchange, recompute_apart) for stage in plan.stages
-    ]
+    exchange, stages = exchange_by(plan), plan.stages
+    each = each or [stage_work(stage, plan, recompute_apart) for stage in stages]
     return Work(
-        ranks=[stage.ranks for stage in plan.stages],
-        seconds=np.array(seconds).T,
-        cut_bytes=np.array([*(stage.input_bytes for stage in plan.stages), 0.0]),
-        back_bytes=np.array([*(stage.gradient_bytes for stage in plan.stages), 0.0]),
+        ranks=[stage.ranks for stage in stages],
+        seconds=np.array([own.seconds for own in each]).T,
+        cut_bytes=np.array([*[stage.input_bytes for stage in stages], 0.0]),
+        back_bytes=np.array([*[stage.gradient_bytes for stage in stages], 0.0]),
         messages=np.array(
             [
-                [*(float(stage.messages) for stage in plan.stages), 0.0],
-                [*(float(stage.back_messages) for stage in plan.stages), 0.0],
+                [*[float(stage.messages) for stage in stages], 0.0],
+                [*[float(stage.back_messages) for stage in stages], 0.0],
             ]
         ),
-        gradient_bytes=np.array([float(stage.trained_bytes) for stage in plan.stages]),
-        tied_s=np.array([stage.tied_exchange_s for stage in plan.stages]),
+        gradient_bytes=np.array([float(stage.trained_bytes) for stage in stages]),
+        tied_s=np.array([stage.tied_exchange_s for stage in stages]),
         topology=exchange_topology(plan.topology, exchange),
         serial=plan.waits,
         blocking=plan.engine.allreduce == "blocking" and plan.microbatches is None,
-        early=[_early(stage, plan, exchange) for stage in plan.stages],
+        early=[own.early for own in each],
         known=links,
     )
+
+
+def stage_work(stage: Stage, plan: Plan, recompute_apart: bool) -> StageWork:
+    """The costs of a stage as one of `plan`."""
+    exchange = exchange_by(plan)
+    seconds = action_seconds(stage, plan.topology, exchange, recompute_apart)
+    return StageWork(seconds, _early(stage, plan, exchange))
 
 
 def _early(stage: Stage, plan: Plan, exchange: Exchange) -> Early:

@@ -15,7 +15,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
-from partopt.search.rows import best_of_variants, order_of
+from partopt.search.rows import Search, order_of
 from partopt.search.variants import Variant
 from tests.helpers import WAITING, chain_profile, measurement, profile_of, two_level
 
@@ -28,7 +28,7 @@ def best_by_schedule(stated: Sequence[Problem]) -> list[Plan]:
     for name, entry in SCHEDULES.items():
         variants = [Variant(problem.with_(schedule=name)) for problem in stated]
         with suppress(PartoptError):
-            plans += [best_of_variants(variants).best] * entry.tried_by_auto
+            plans += [Search(variants).best_row(stated[0].effort).best] * entry.tried_by_auto
     return sorted(plans, key=order_of)
 
 

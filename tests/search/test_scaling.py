@@ -2,7 +2,7 @@ import pytest
 
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.search import contest
+from partopt.search import scaling
 from partopt.search.scaling import scale_plans
 from partopt.search.solve import solve
 from tests.helpers import flat, two_level, uniform_profile
@@ -37,7 +37,7 @@ def test_weak_scaling_grows_the_batch_with_the_devices():
 
 
 def test_numbers_are_checked_before_any_plan_is_made(monkeypatch):
-    monkeypatch.setattr(contest, "compete", lambda *_: pytest.fail("it planned first"))
+    monkeypatch.setattr(scaling, "solve", lambda *_: pytest.fail("it planned first"))
     with pytest.raises(PartoptError, match="9 devices do not fill"):
         scaled(two_level(8, 4), [8, 9])
 

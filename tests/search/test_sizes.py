@@ -5,7 +5,7 @@ from click import unstyle
 
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.search import contest
+from partopt.search import rows
 from partopt.search.compare import compare
 from partopt.search.scaling import scale_plans
 from partopt.search.solve import solve
@@ -41,11 +41,11 @@ def test_the_best_size_is_taken(memory, batch):
 def test_sizes_are_tried_the_most_promising_first_and_no_longer_than_they_may_win(monkeypatch):
     planned = []
 
-    def compete(names, variant, *rest, compete=contest.compete):
+    def of_variant(names, variant, *rest, made=rows.Contest):
         planned.append(variant.problem.chain.microbatch_size)
-        return compete(names, variant, *rest)
+        return made(names, variant, *rest)
 
-    monkeypatch.setattr(contest, "compete", compete)
+    monkeypatch.setattr(rows, "Contest", of_variant)
     result = solve(Job(SIZES, flat(4)))
     assert planned == [4]  # data parallelism computes all the time
     assert result.by_size == (result.plan,)
