@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from partopt.cost.memory import reserve_of
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
-from partopt.cost.problem import STATED, Problem, problem_of
+from partopt.cost.problem import STATED, Known, Problem, problem_of
 from partopt.documents import Note, refuse
 from partopt.documents.device import check_device
 from partopt.documents.engine import PARTOPT
@@ -53,10 +53,11 @@ class Job(_Question):
 
         def __init__(self, profile: Profile, topology: Topology, **options: object) -> None:
             _check_documents(profile, topology)
-            self._state(profile, topology, Options(**options))
+            self._state(profile, topology, Options(**options), Known())
 
-    def _state(self, profile: Profile, topology: Topology, options: Options) -> None:
+    def _state(self, profile: Profile, topology: Topology, options: Options, known: Known) -> None:
         """State the question; its problem is made once, so that what it refuses is known now."""
+        object.__setattr__(self, "_known", known)
         super().__init__(profile, topology, **vars(normalise(options)))
         self._check_degrees()
         if self.schedule != AUTO and not self._is_for_blocks:
@@ -74,10 +75,12 @@ class Job(_Question):
             )
         stated = {name: getattr(self, name) for name in names} | changes
         profile, topology = stated.pop("profile"), stated.pop("topology")
+        known: Known = self.__dict__["_known"]
         if {"profile", "topology"} & changes.keys():
             _check_documents(profile, topology)
+            known = Known()
         other = object.__new__(type(self))
-        other._state(profile, topology, Options(**stated))
+        other._state(profile, topology, Options(**stated), known)
         return other
 
     @cached_property
@@ -143,6 +146,7 @@ class Job(_Question):
             self.profile,
             self.topology,
             self._size(),
+            self.__dict__["_known"],
             **{name: getattr(self, name) for name in _ALIKE}
             | {
                 "recompute": self.recompute or "never",

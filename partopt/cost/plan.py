@@ -241,6 +241,14 @@ UNKNOWN = Predicted(
 
 def sum_layers(own: Assignment, problem: Problem) -> Stage:
     """The sums over the layers of a stage, which has no counts, no memory and no exchanges yet."""
+    r, again, first = len(own.ranks), problem.recomputes(own), problem.first_again(own)
+    alike = problem.chain, own.start, own.stop, r, again, first
+    key = "layers", *alike, problem.kept, problem.engine.messages
+    stage: Stage = problem.known.once(key, lambda: _sum_layers(own, problem))
+    return replace(stage, ranks=list(own.ranks))
+
+
+def _sum_layers(own: Assignment, problem: Problem) -> Stage:
     i, j, chain, recompute = own.start, own.stop, problem.chain, problem.recomputes(own)
     messages, back_messages = map(int, problem.messages_each_way[:, i]) if i else (1, 1)
     forward, trained = chain.forward_s(i, j), chain.trained_bytes(i, j)
@@ -404,15 +412,17 @@ def _tied_flows(partition: Partition, s: int, problem: Problem) -> Iterator[Flow
     and known without the other stages.
     """
     stage, topology = partition.stages[s], problem.topology
-    if not problem.chain.tied:
+    own = range(stage.start, stage.stop)
+    groups = [group for group in problem.chain.tied if any(each in own for each in group.members)]
+    if not groups:
         return
     device = stage.ranks[0]
     held = [own for own in partition.stages if device in own.ranks]
-    for group in problem.chain.tied:
+    for group in groups:
         outside = sum(
             not any(own.start <= layer < own.stop for own in held) for layer in group.members
         )
-        if outside and any(stage.start <= layer < stage.stop for layer in group.members):
+        if outside:
             yield Flow(
                 kind="tied",
                 stage=s,

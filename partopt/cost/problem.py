@@ -56,6 +56,16 @@ def ignore_progress(what: str, done: int, total: int) -> None:
     """Ignore a progress report."""
 
 
+class Known(dict[object, Any]):
+    """What was made for problems on one profile and topology, by all that it depends on."""
+
+    def once(self, key: object, make: Callable[[], Any]) -> Any:
+        """What `make` makes, the first time that the key is asked for."""
+        if key not in self:
+            self[key] = make()
+        return self[key]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """A model on a cluster, how it is to be trained there, and what is requested of its plan.
@@ -65,7 +75,7 @@ class Problem:
     replica of a stage holds a share of; `chunks` is how many stages a schedule that interleaves
     puts on a device; `memory_bytes` is the limit of one device beside `reserve`, `None` where there
     is none; a plan has at least `least_stages`; `effort` is how long it is improved in the
-    simulator; `progress` is called during long work; `known` are all-reduces that were asked for.
+    simulator; `progress` is called during long work; `known` is what a search looks up.
     """
 
     profile: Profile
@@ -84,7 +94,7 @@ class Problem:
     request: Request = field(default_factory=Request)
     effort: str = "normal"
     progress: Progress = ignore_progress
-    known: dict[object, AllReduce] = field(default_factory=dict, repr=False)
+    known: Known = field(default_factory=Known, repr=False)
 
     def with_(self, **changes: Any) -> Problem:
         """The problem with some fields changed, of its own or of its request.
@@ -151,14 +161,12 @@ class Problem:
 
         A search asks of the same ones often, in many problems on one topology.
         """
-        key = (
-            id(self.topology),
-            self.exchange,
-            (ranks if isinstance(ranks, range) else tuple(ranks)),
+        own = ranks if isinstance(ranks, range) else tuple(ranks)
+        key = "all-reduce", id(self.topology), self.exchange, own
+        found: AllReduce = self.known.once(
+            key, lambda: allreduce_over(ranks, self.exchange_topology)
         )
-        if key not in self.known:
-            self.known[key] = allreduce_over(ranks, self.exchange_topology)
-        return self.known[key]
+        return found
 
     @cached_property
     def messages_each_way(self) -> NDArray[np.float64]:
@@ -217,7 +225,9 @@ class Problem:
         costs = self.request.costs
         if costs is not None:
             costs = np.add.reduceat(costs, bounds[:-1]).tolist()
-        return self.with_(chain=coarsen(self.chain, bounds), cut_at=None, costs=costs)
+        key = "coarse", self.chain, tuple(bounds)
+        chain = self.known.once(key, lambda: coarsen(self.chain, bounds))
+        return self.with_(chain=chain, cut_at=None, costs=costs)
 
     def boundaries(self) -> list[int]:
         """Where stages may begin and end, ascending, from 0 to N."""
@@ -264,17 +274,24 @@ RECORDED = sorted(_OWN & set(Plan.__struct_fields__) - {"profile", "topology"})
 
 
 def problem_of(
-    profile: Profile, topology: Topology, microbatch_size: int | None = None, **options: Any
+    profile: Profile,
+    topology: Topology,
+    microbatch_size: int | None = None,
+    known: Known | None = None,
+    **options: Any,
 ) -> Problem:
     """The problem of planning `profile` on `topology`; `options` are as those of `Problem.with_`.
 
     The memory limit defaults to the device's. Where a group of ranks was measured, the devices of
-    the problem are groups; PartoptError where they do not divide the topology.
+    the problem are groups; PartoptError where they do not divide the topology. `known` is what was
+    looked up for others on this profile and topology.
     """
     options.setdefault("memory_bytes", topology.device.memory_bytes)
-    grouped = topology.in_groups(profile.group_ranks)
-    chain = chain_of(profile, microbatch_size)
-    return as_run(Problem(profile=profile, topology=grouped, chain=chain).with_(**options))
+    known = Known() if known is None else known
+    grouped = known.once("topology", lambda: topology.in_groups(profile.group_ranks))
+    chain = known.once(("chain", microbatch_size), lambda: chain_of(profile, microbatch_size))
+    stated = Problem(profile=profile, topology=grouped, chain=chain, known=known)
+    return as_run(stated.with_(**options))
 
 
 def as_run(problem: Problem) -> Problem:
@@ -282,11 +299,13 @@ def as_run(problem: Problem) -> Problem:
 
     Backwards may end with the optimizer's step, and blocks be made again one by one.
     """
-    chain = problem.chain
+    chain, known = problem.chain, problem.known
     if steps_in_backwards(problem.schedule, problem.kept.shard > 0):
-        chain = chain.with_steps()
+        chain = known.once(("steps", chain), chain.with_steps)
     if problem.engine.recomputes_blocks:
-        chain = chain.with_blocks(problem.request.block_bounds)
+        bounds, plain = problem.request.block_bounds, chain
+        key = "blocks", plain, None if bounds is None else tuple(bounds)
+        chain = known.once(key, lambda: plain.with_blocks(bounds))
     return replace(problem, chain=chain)
 
 

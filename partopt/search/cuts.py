@@ -27,11 +27,11 @@ HOT, COLD = 0.01, 0.001
 class Cuts:
     """The stages of one partition, cut anywhere; every device runs its schedule's own order."""
 
-    def __init__(self, partition: Partition, problem: Problem) -> None:
+    def __init__(self, partition: Partition, simulations: Simulations) -> None:
         self.stages = [replace(own, ranks=tuple(own.ranks)) for own in partition.stages]
-        self.partition, self.problem = partition, problem
+        self.partition, self.simulations, problem = partition, simulations, simulations.problem
         self.seconds = lru_cache(maxsize=None)(self._seconds)
-        self._simulations = Simulations(problem)
+        self.spent = 0.0  # as `Simulations.spent` counts
         devices = sorted({rank for stage in self.stages for rank in stage.ranks})
         M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
         # microbatches of each stage on each device, shape (devices, S)
@@ -41,11 +41,6 @@ class Cuts:
                 self.passes[number[rank], s] += M // len(stage.ranks)
         every = [problem.recomputes(own) and not problem.first_again(own) for own in self.stages]
         self.prefixes = [problem.chain.busy_prefix(again) for again in every]  # or less than it is
-
-    @property
-    def spent(self) -> float:
-        """What simulations took, as `Simulations.spent` counts."""
-        return self._simulations.spent
 
     def cut(self, bounds: Bounds) -> Partition:
         """The partition between these boundaries."""
@@ -57,11 +52,14 @@ class Cuts:
         """Seconds a microbatch for which the busiest device computes."""
         own = zip(self.prefixes, pairwise(bounds), strict=True)
         seconds = [prefix[stop] - prefix[start] for prefix, (start, stop) in own]
-        return float((self.passes @ seconds).max()) / (self.problem.microbatches or 1)
+        return float((self.passes @ seconds).max()) / (self.simulations.problem.microbatches or 1)
 
     def _seconds(self, bounds: Bounds) -> float:
         """Simulated seconds of a microbatch; infinite where the plan does not fit or run."""
-        return self._simulations.seconds(self.cut(bounds))
+        before = self.simulations.spent
+        seconds = self.simulations.seconds(self.cut(bounds))
+        self.spent += self.simulations.spent - before
+        return seconds
 
 
 def anneal_cuts(bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float) -> Bounds:
@@ -101,7 +99,7 @@ def move_cuts(plan: Plan, problem: Problem) -> Plan:
     stages = [
         replace(own, start=number[own.start], stop=number[own.stop]) for own in partition.stages
     ]
-    cuts = Cuts(replace(partition, stages=stages), stated)
+    cuts = Cuts(replace(partition, stages=stages), Simulations(stated))
     start = (0, *(own.stop for own in stages))
     best = anneal_cuts(start, cuts, random.Random(0), BUDGET)
     if cuts.seconds(best) >= cuts.seconds(start):

@@ -17,7 +17,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import combinations, product
 
 import numpy as np
@@ -36,6 +36,7 @@ from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
 from partopt.schedules.layout import CHUNKS, MIRRORED, STRAIGHT, ranks_of
 from partopt.search.cuts import Cuts, anneal_cuts
+from partopt.search.simulations import Simulations
 from partopt.simulator.execution import simulate_plan
 
 STAGES = 128  # of a pipeline, at most
@@ -62,6 +63,16 @@ class Splits:
         self.C = self.chain.busy_prefix(problem.recompute_by_default)
         self.needs = lru_cache(maxsize=None)(self._needs)
         self.of_least_squares = lru_cache(maxsize=None)(self._of_least_squares)
+        self.simulations = Simulations(problem)
+
+    def plain(self, S: int) -> Bounds | None:
+        """The boundaries of S stages of least squares without a limit; None where there are none.
+
+        They are the same under every schedule.
+        """
+        key = "least squares", self.chain, self.problem.recompute_by_default
+        found: dict[int, Bounds] = self.problem.known.once(key, self._of_least_squares)
+        return found.get(S)
 
     def _of_least_squares(
         self, held: float = 0, d: int = 1, limit: float = math.inf, split: bool = False
@@ -287,6 +298,11 @@ class Gridded:
 
     def balanced(self) -> Gridded:
         """Its cuts moved by one while the squares of the devices' loads fall."""
+        places = tuple(map(tuple, self.grid.places))
+        key = "balanced", self.splits.chain, self.problem.recompute_by_default, places
+        return replace(self, bounds=self.problem.known.once(key, self._balanced))
+
+    def _balanced(self) -> Bounds:
         bounds, S, C = list(self.bounds), len(self.bounds) - 1, self.splits.C
         load = self.loads(np.diff(C[bounds]))
         for _ in range(4 * S):
@@ -303,7 +319,7 @@ class Gridded:
                 break
             bounds[best[0]] += best[1]
             load = best[2]
-        return replace(self, bounds=tuple(bounds))
+        return tuple(bounds)
 
     def within(self, roomy: float) -> Gridded | None:
         """The plan, cut for the memory where it has to be; None where that is not enough.
@@ -337,7 +353,7 @@ class Gridded:
     @cached_property
     def cuts(self) -> Cuts:
         """The simulator as judge of its cuts."""
-        return Cuts(self.partition, self.problem)
+        return Cuts(self.partition, self.splits.simulations)
 
 
 def grids_of(shape: str, p: int, d: int, v: int, topology: Topology) -> list[Grid]:
@@ -354,23 +370,21 @@ def grids_of(shape: str, p: int, d: int, v: int, topology: Topology) -> list[Gri
 
 def grids(problem: Problem) -> list[Gridded]:
     """Every grid of a problem, whose chain is short, in the order of their estimates."""
-    laid: dict[tuple[str, int, int, int], list[Grid]] = {}
-    entry, splits = SCHEDULES[problem.schedule], Splits(problem)
-    balanced, found = dict[tuple[int, int], Bounds](), list[Gridded]()
+    entry, splits, found = SCHEDULES[problem.schedule], Splits(problem), list[Gridded]()
     for p, d, v in _sizes(problem, entry, splits.N):
-        S = p * entry.stages_a_device(v)
-        bounds = splits.of_least_squares().get(S)
-        if bounds is None:
-            continue
-        stated, key = problem.with_(chunks=v), (entry.shape, p, d, v)
-        if key not in laid:
-            laid[key] = grids_of(*key, problem.exchange_topology)
-        for grid in laid[key]:
-            each = Gridded(stated, splits, grid, bounds)
-            if (S, v) not in balanced:
-                balanced[S, v] = each.balanced().bounds
-            found.append(replace(each, bounds=balanced[S, v]))
+        bounds = splits.plain(p * entry.stages_a_device(v))
+        if bounds is not None:
+            stated = problem.with_(chunks=v)
+            for grid in _laid(problem, entry.shape, p, d, v):
+                found.append(Gridded(stated, splits, grid, bounds).balanced())
     return sorted(found, key=lambda each: each.estimate_s)
+
+
+def _laid(problem: Problem, shape: str, p: int, d: int, v: int) -> list[Grid]:
+    key = "grids", shape, p, d, v, id(problem.topology), problem.exchange
+    make = partial(grids_of, shape, p, d, v, problem.exchange_topology)
+    found: list[Grid] = problem.known.once(key, make)
+    return found
 
 
 def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int, int]]:
