@@ -162,10 +162,10 @@ DEEPSPEED = Trainer(
         "optimizer_bytes": "runtime/bf16_optimizer.py: a float32 copy beside the moments, as "
         "partopt counts it",
         "loss": "Megatron-DeepSpeed, core/tensor_parallel/cross_entropy.py: as Megatron's, counted",
-        "attention": "Megatron-DeepSpeed, training/arguments.py: --use-flash-attn is off",
+        "attention": "Megatron-DeepSpeed, arguments.py: --use-flash-attn-v2 is off",
         "scores": "Megatron-DeepSpeed, model/fused_softmax.py: scale, mask and softmax in one "
         "kernel (4), dropout (5); both and their masks backward (11); softmax, mask, both kept",
-        "sequence_parallel": "Megatron-DeepSpeed, training/arguments.py: --sequence-parallel is off",
+        "sequence_parallel": "Megatron-DeepSpeed, arguments.py: --sequence-parallel is off",
         "sums": "runtime/pipe/engine.py: autograd adds to the gradient that there is",
         "keeps_outputs": "runtime/pipe/engine.py, pipe_buffers: a stage's outputs stay",
         "buffer_bytes": "runtime/zero/stage_1_and_2.py: three buckets of 5e8 elements, beside "

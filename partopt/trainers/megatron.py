@@ -292,8 +292,9 @@ MEGATRON = Trainer(
         "one kernel (7; 5 for the mask beside 6 for the sum), rotary and SwiGLU likewise; counted",
         "kept": "Korthikanti et al., 2022, table 2; for others the same list, counted: inputs of "
         "norms and products, q, k, v, turned q, attention's output, gate, up, their product, masks",
-        "loss": "core/tensor_parallel/cross_entropy.py: 13 passes in float32, counted; with "
-        "--cross-entropy-loss-fusion core/fusions/fused_cross_entropy.py: 3",
+        "loss": "core/tensor_parallel/cross_entropy.py: a cast, a maximum, a difference, an "
+        "exponential, a sum, a quotient, a product, a cast back; counted. One kernel forward and one "
+        "backward with --cross-entropy-loss-fusion",
         "attention": "Transformer Engine, attention/dot_product_attention/utils.py: on Hopper and "
         "Blackwell cuDNN's before FlashAttention-2",
         "joined_queries": "core/transformer/attention.py: linear_qkv",
