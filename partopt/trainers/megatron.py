@@ -293,8 +293,8 @@ MEGATRON = Trainer(
         "kept": "Korthikanti et al., 2022, table 2; for others the same list, counted: inputs of "
         "norms and products, q, k, v, turned q, attention's output, gate, up, their product, masks",
         "loss": "core/tensor_parallel/cross_entropy.py: a cast, a maximum, a difference, an "
-        "exponential, a sum, a quotient, a product, a cast back; counted. One kernel forward and one "
-        "backward with --cross-entropy-loss-fusion",
+        "exponential, a sum, a quotient, a product, a cast back; counted. With "
+        "--cross-entropy-loss-fusion one kernel forward and one backward",
         "attention": "Transformer Engine, attention/dot_product_attention/utils.py: on Hopper and "
         "Blackwell cuDNN's before FlashAttention-2",
         "joined_queries": "core/transformer/attention.py: linear_qkv",
