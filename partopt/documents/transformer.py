@@ -50,7 +50,7 @@ class Transformer(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
         """Heads that groups of keys do not divide, and experts that are not whole."""
         faults = {
             "kv_heads": (self.heads % self.kv_heads, f"does not divide the {self.heads} heads"),
-            "ffn": (not self.ffn + self.experts, "is 0, and there are no experts"),
+            "ffn": (not self.ffn + self.experts, "where there are no experts"),
             "expert_ffn": (
                 bool(self.experts) != bool(self.expert_ffn),
                 "needs experts, and they it",
