@@ -71,17 +71,21 @@ SCALING = Practice(
     ends="layers",
 )
 # MosaicML's llm-foundry with torch's first FSDP: q, k, v are taken out of their padding (4 each,
-# backward 6), the output is put back (6, 4); parameters are flattened (4) and gradients cast
+# backward 6), the output is put back (6, 4); parameters are flattened (4) and gradients cast. Two
+# training metrics (`use_train_metrics`, LanguageCrossEntropy and LanguagePerplexity of composer)
+# take the loss again under autocast, when activations are gone: each casts the logits (2 + 4) and
+# takes a log-softmax (4 + 4)
 FOUNDRY = Practice(
     passes=Passes(queries=(10, 10), keys=(8, 12), dropout=(0, 0)),
     kept=Kept(rotary=0, grouped=4, gated=8, narrower=0),
-    loss=FUSED,
+    loss=Loss(passes=12 + 2 * 14, held=4),
     attention="flash1",
     regathers=False,
     shard_copies=(0, 4),
 )
 # torch's RMS norm before 2.8: a copy in float32, a square, a mean, two products, a cast
 OLD_NORMS = (72, 128)
+OWN_LOSS = ("scaling", "fsdp1")
 ENGINES = {
     "scaling": Engine(allreduce="blocking"),
     "fsdp1": Engine(allreduce="blocking"),
@@ -111,9 +115,7 @@ def practice_of(row: Mapping[str, str]) -> Practice:
     return replace(
         own,
         **{
-            "loss": replace(LOSSES[row["loss"]], gathers=own.loss.gathers)
-            if trainer != "scaling"
-            else own.loss,
+            "loss": own.loss if trainer in OWN_LOSS else LOSSES[row["loss"]],
             "sequence_parallel": row["sequence_parallel"] == "yes",
             "tp_overlap": row["tp_overlap"],
             "dispatch": "rows" if row["dispatch"] == "alltoall" else "copies",

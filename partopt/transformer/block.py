@@ -79,9 +79,10 @@ class Training:
     _blocks: dict[Shape, Block] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        known = [("fp8" if self.format == "mxfp8" else self.format, [*self.rates.products])]
+        product = "fp8" if self.format == "mxfp8" else self.format
+        known: list[tuple[str, Iterable[str]]] = [(product, self.rates.products)]
         if self.practice.scores is None:
-            known.append((self.practice.attention, [*self.rates.attention]))
+            known.append((self.practice.attention, self.rates.attention))
         for name, names in known:
             if name not in names:
                 raise PartoptError(

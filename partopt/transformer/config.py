@@ -149,7 +149,9 @@ class _Reader:
             }
         dropout = raw.get(kind.dropout, 0.1) if kind.dropout else 0.0
         windowed = raw.get("use_sliding_window", True)
-        values: dict[str, object] = {
+        values: dict[str, Any] = {
+            **size,
+            **experts,
             "kv_heads": self._count("num_key_value_heads", heads),
             "head_size": self._count("head_dim", size["hidden"] // max(1, heads)),
             "tied": raw.get("tie_word_embeddings", kind.tied) is True,
@@ -163,9 +165,7 @@ class _Reader:
             gated=kind.gated,
             rotary=kind.rotary,
             causal=kind.causal,
-            **size,
             **values,
-            **experts,
         )
 
     def _count(self, name: str, default: int | None = None) -> int:
