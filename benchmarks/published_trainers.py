@@ -57,7 +57,8 @@ KERNELS = {"sdpa": "torch"}
 
 # Aleph Alpha's `scaling`, read in its code: gate and up are two products, nothing overlaps, every
 # rank takes the whole loss; rotary turns halves by two products and a sum (20, 34), attention
-# copies its inputs and its output; embedding, blocks, norm and head are cut evenly by count
+# copies its inputs and its output; embedding, blocks, norm and head are cut evenly by count. An eager
+# norm copies its input to float32 (26; 50), and keeps input, copy and what is normal (2 + 4 + 2)
 SCALING = Practice(
     passes=Passes(rotary=(20, 34), queries=(8, 8), keys=(4, 8), gated=(10, 18), dropout=(0, 0)),
     kept=Kept(hidden=4, whole=4, rotary=0, queries=8, keys=6, gated=8),
@@ -105,7 +106,7 @@ def practice_of(row: Mapping[str, str]) -> Practice:
             changes["passes"] = replace(EAGER["passes"], norms=OLD_NORMS)
     if trainer == "scaling" and row["norm"] == "eager":
         changes["passes"] = replace(own.passes, norms=(52, 100))
-        changes["kept"] = replace(own.kept, hidden=8)
+        changes["kept"] = replace(own.kept, hidden=16)
     if row["fsdp"] == "yes":
         changes["regathers"] = True
     if kernel:
