@@ -162,6 +162,7 @@ def rates_of(row: Mapping[str, str]) -> Rates:
         port=PORT * number["port"],
         ring=float(row["device_ring"]) * number["port"],
         server=int(row["server"]),
+        multiprocessors=found[1].training.multiprocessors.value,
     )
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from partopt import documents, units
 from partopt.documents.files import PathLike, find_shipped, shipped_folder, shipped_names
-from partopt.documents.profile import DTYPES, Profile
+from partopt.documents.profile import DTYPES, Count, Profile
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import BITS
 from partopt.documents.yaml_text import positive, read_by, read_mapping
@@ -106,11 +106,17 @@ class Attention(_Cited, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class Number(_Cited, frozen=True, kw_only=True, omit_defaults=True):
+    """How many there are, and where that is known from."""
+
+    value: Count
+
+
 class Training(documents.Part, frozen=True, kw_only=True):
     """What the kernels of trainers achieve: `products` by number format, `attention` by kernel.
 
     `peaks` are those of formats of which torch has no parameters. The clock follows the power
-    `limit` over the `rated` power.
+    `limit` over the `rated` power. Collectives take some of the `multiprocessors`.
     """
 
     peaks: dict[str, _Peak] = {}
@@ -118,6 +124,7 @@ class Training(documents.Part, frozen=True, kw_only=True):
     attention: dict[str, Attention]
     limit: _Power
     rated: _Power
+    multiprocessors: Number
 
 
 class DeviceFile(documents.Part, frozen=True, kw_only=True):
@@ -142,7 +149,7 @@ class DeviceFile(documents.Part, frozen=True, kw_only=True):
         """Numbers with neither a source nor an assumption, or both, and unknown formats."""
         yield from _inconsistencies(msgspec.to_builtins(self))
 
-    def numbers(self) -> Iterator[tuple[str, Quantity | Factor | Attention]]:
+    def numbers(self) -> Iterator[tuple[str, Quantity | Factor | Attention | Number]]:
         """Every number of the file with its path."""
         yield from ((f"peaks.{name}", peak) for name, peak in self.peaks.items())
         yield from (("bandwidth", self.bandwidth), ("launch", self.launch))
@@ -154,6 +161,7 @@ class DeviceFile(documents.Part, frozen=True, kw_only=True):
             kernels = own.attention.items()
             yield from ((f"training.attention.{name}", each) for name, each in kernels)
             yield from (("training.limit", own.limit), ("training.rated", own.rated))
+            yield "training.multiprocessors", own.multiprocessors
 
 
 def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:

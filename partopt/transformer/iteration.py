@@ -13,7 +13,6 @@ from partopt.transformer.block import Block, Recomputed, Shape, Training
 from partopt.transformer.rates import COLLECTIVE_S
 
 # measured or counted
-TAKEN = 16 / 132  # of the work that a collective hides behind: Megatron Bridge's recipes, sm_margin
 HOST_S = 40e-3  # of an iteration: Korthikanti's tables 4 and 5, 1.10 s less blocks, head and step
 STEP, WHOLE_STEP = 34, 8  # bytes a parameter of an optimizer's step: in shares, of all
 FSDP_STEP = 40  # the same where parameters and gradients are in shares and in float32
@@ -169,7 +168,10 @@ def _pipeline_s(work: Training, own: Degrees, block: Block) -> dict[str, float]:
     if ("interleaved" if v > 1 else "1f1b") not in work.engine.waits:
         # a send goes under the next chunk's work, but not while the pipe fills and drains
         chunk_s = L / p / v * block.seconds
-        shown_s, fill = max(0.0, send_s - chunk_s / 2) + TAKEN * send_s, p - 1 + (v - 1) * p
+        shown_s, fill = (
+            max(0.0, send_s - chunk_s / 2) + work.rates.taken * send_s,
+            p - 1 + (v - 1) * p,
+        )
     if work.practice.sends == "parts" and not work.practice.sequence_parallel:
         shown_s += work.rates.link_s(shape.t * work.message_bytes(shape), shape.t)
     return {
@@ -203,8 +205,8 @@ def _fsdp_s(work: Training, own: Degrees, layout: Layout, block: Block) -> dict[
     if p > 1:
         return {"step": step_s, "replicas": L / p * (block_s + scatter_s) + first_s / 2}
     back_s = scatter_s + (0.0 if layout.shard == "gradients" else block_s)
-    shown_s = max(TAKEN * block_s, block_s - block.forward_s)
-    shown_s += max(TAKEN * back_s, back_s - block.backward_s - block.again_s)
+    shown_s = max(rates.taken * block_s, block_s - block.forward_s)
+    shown_s += max(rates.taken * back_s, back_s - block.backward_s - block.again_s)
     return {"step": step_s, "replicas": m * (L * shown_s + first_s)}
 
 
@@ -235,7 +237,7 @@ def _replicas_s(work: Training, own: Degrees, layout: Layout, block: Block) -> d
         late_s = max(0.0, reduce_s - window * block.backward_s)
         late_s += max(0.0, gather_s - window * block.forward_s)
         hidden_s = max(0.0, shown_s - alone_s - late_s)
-        shown_s = alone_s + late_s + TAKEN * hidden_s
+        shown_s = alone_s + late_s + rates.taken * hidden_s
     sharers = (own.sharers, copies) if shared else (1, 1)
     stepped = STEP * (dense / sharers[0] + experts / sharers[1]) + WHOLE_STEP * (dense + experts)
     return {"step": rates.passes_s(stepped), "replicas": shown_s}

@@ -21,6 +21,9 @@ MEMORY = 0.867  # of the data sheet's bandwidth, passes over tensors: 2,903 of 3
 OUTPUT = 0.60  # of it, at which a product's output is written: the tables of shapes of DeepGEMM
 COLLECTIVE_S = 40e-6  # start of a collective of NCCL in a server: tables of nccl-tests on H200
 HOP_S = 20e-6  # of a message or an exchange between servers
+TAKEN = (
+    16  # multiprocessors that a collective takes: sm_margin of Megatron Bridge's recipes, 16 to 20
+)
 LAUNCH_S = 10e-6  # of a kernel, where the host waits for the device: 5 to 25 us an operation
 
 USABLE = 1.0625  # of the memory in a device's name: 80 GB are 79.25 GiB as torch counts them
@@ -54,6 +57,7 @@ class Rates:
     port: float
     ring: float
     server: int
+    multiprocessors: int
 
     @classmethod
     def of(cls, file: DeviceFile, topology: Topology) -> Rates:
@@ -87,7 +91,13 @@ class Rates:
             port=port,
             ring=ring,
             server=inner.size,
+            multiprocessors=own.multiprocessors.value,
         )
+
+    @property
+    def taken(self) -> float:
+        """The share of the compute that a collective takes from what it hides behind."""
+        return TAKEN / self.multiprocessors
 
     def passes_s(self, size_bytes: float) -> float:
         """Seconds in which so many bytes of tensors are read and written."""

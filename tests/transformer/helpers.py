@@ -40,6 +40,7 @@ RATES = Rates(
     port=4e10,
     ring=3e10,
     server=8,
+    multiprocessors=128,
 )
 PRACTICE = Practice(loss=Loss(passes=12, held=4), attention="flash")
 ENGINE = Engine(waits=("1f1b",), gradients="float32", shard=("none", "optimizer"))

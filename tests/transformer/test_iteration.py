@@ -17,7 +17,6 @@ from partopt.transformer.iteration import (
     HOST_S,
     RESERVED,
     STRAGGLER,
-    TAKEN,
     device_blocks,
     estimate,
     stage_blocks,
@@ -83,7 +82,7 @@ def test_what_is_hidden_behind_compute_takes_a_part_of_it():
     work = training(sequence=65_536)
     shown = estimate(work, Layout(dp=8, shard="optimizer"), 8).parts["replicas"]
     whole = 6 * LLAMA.parameters * 7 / 8 / RATES.link
-    assert shown == pytest.approx(whole / 4 + TAKEN * whole * 3 / 4)
+    assert shown == pytest.approx(whole / 4 + RATES.taken * whole * 3 / 4)
 
 
 def test_shards_are_gathered_behind_the_block_before():
@@ -91,10 +90,10 @@ def test_shards_are_gathered_behind_the_block_before():
     gather, scatter = 2 * each + COLLECTIVE_S, 4 * each + COLLECTIVE_S
     parts = estimate(work, Layout(dp=8, shard="parameters"), 8).parts
     first = 6 * LLAMA.end_parameters * 7 / 8 / RATES.link + gather + scatter
-    shown = 4 * TAKEN * (2 * gather + scatter) + first
+    shown = 4 * RATES.taken * (2 * gather + scatter) + first
     assert parts["replicas"] == pytest.approx(shown)
     kept = estimate(work, Layout(dp=8, shard="gradients"), 8).parts
-    assert shown - kept["replicas"] == pytest.approx(4 * TAKEN * gather)
+    assert shown - kept["replicas"] == pytest.approx(4 * RATES.taken * gather)
 
 
 def test_the_slowest_of_many_devices():
