@@ -57,8 +57,9 @@ KERNELS = {"sdpa": "torch"}
 
 # Aleph Alpha's `scaling`, read in its code: gate and up are two products, nothing overlaps, every
 # rank takes the whole loss; rotary turns halves by two products and a sum (20, 34), attention
-# copies its inputs and its output; embedding, blocks, norm and head are cut evenly by count. An eager
-# norm copies its input to float32 (26; 50), and keeps input, copy and what is normal (2 + 4 + 2)
+# copies its inputs and its output; embedding, blocks, norm and head are cut evenly by count. A norm
+# is eager, with a copy of its input in float32 (26; 50): it keeps input, copy and what is normal
+# (2 + 4 + 2); or one kernel
 SCALING = Practice(
     passes=Passes(rotary=(20, 34), queries=(8, 8), keys=(4, 8), gated=(10, 18), dropout=(0, 0)),
     kept=Kept(hidden=4, whole=4, rotary=0, queries=8, keys=6, gated=8),
@@ -71,22 +72,27 @@ SCALING = Practice(
     sends="whole",
     ends="layers",
 )
-# MosaicML's llm-foundry with torch's first FSDP: q, k, v are taken out of their padding (4 each,
-# backward 6), the output is put back (6, 4); parameters are flattened (4) and gradients cast. Two
-# training metrics (`use_train_metrics`, LanguageCrossEntropy and LanguagePerplexity of composer)
-# take the loss again under autocast, when activations are gone: each casts the logits (2 + 4) and
-# takes a log-softmax (4 + 4)
-FOUNDRY = Practice(
-    passes=Passes(queries=(10, 10), keys=(8, 12), dropout=(0, 0)),
+# torch's first FSDP, as llm-foundry and others wrap their own fused blocks in it: parameters are
+# flattened (4), gradients cast
+FSDP1 = Practice(
     kept=Kept(rotary=0, grouped=4, gated=8, narrower=0),
-    loss=Loss(passes=12 + 2 * 14, held=4),
-    attention="flash1",
+    loss=FUSED,
+    attention="flash2",
     regathers=False,
     shard_copies=(0, 4),
 )
+# MosaicML's llm-foundry: q, k, v are taken out of their padding (4 each,
+# backward 6), the output is put back (6, 4). Two training metrics (`use_train_metrics`,
+# LanguageCrossEntropy and LanguagePerplexity of composer) take the loss again under autocast, when
+# activations are gone: each casts the logits (2 + 4) and takes a log-softmax (4 + 4)
+FOUNDRY = replace(
+    FSDP1,
+    passes=Passes(queries=(10, 10), keys=(8, 12), dropout=(0, 0)),
+    loss=Loss(passes=12 + 2 * 14, held=4),
+    attention="flash1",
+)
 # torch's RMS norm before 2.8: a copy in float32, a square, a mean, two products, a cast
 OLD_NORMS = (72, 128)
-OWN_LOSS = ("scaling", "fsdp1")
 ENGINES = {
     "scaling": Engine(allreduce="blocking"),
     "fsdp1": Engine(allreduce="blocking"),
@@ -97,8 +103,12 @@ ENGINES = {
 def practice_of(row: Mapping[str, str]) -> Practice:
     """What the trainer of a row does, with the facts that the row says."""
     trainer, kernel = row["trainer"], row["kernel"]
-    own = {"scaling": SCALING, "fsdp1": FOUNDRY}.get(trainer) or TRAINERS[trainer].practice
+    others = {"scaling": SCALING, "fsdp1": FSDP1 if row["llama"] == "yes" else FOUNDRY}
+    own = others.get(trainer) or TRAINERS[trainer].practice
     assert own is not None
+    loss = LOSSES[row["loss"]]
+    if own is SCALING or (own is FOUNDRY and row["loss"] == "fused"):
+        loss = own.loss
     changes: dict[str, object] = {}
     if trainer == "torchtitan":
         changes |= COMPILED if row["compile"] == "yes" else EAGER
@@ -115,15 +125,15 @@ def practice_of(row: Mapping[str, str]) -> Practice:
         changes["ends"] = "blocks"
     return replace(
         own,
-        **{
-            "loss": own.loss if trainer in OWN_LOSS else LOSSES[row["loss"]],
+        **changes
+        | {
+            "loss": loss,
             "sequence_parallel": row["sequence_parallel"] == "yes",
             "tp_overlap": row["tp_overlap"],
             "dispatch": "rows" if row["dispatch"] == "alltoall" else "copies",
             "dispatch_overlap": row["expert_overlap"] == "yes",
             "stops_early": row["early"] == "yes",
             "shards": "server" if row["hsdp"] == "yes" else "all",
-            **changes,
         },
     )
 
@@ -198,7 +208,7 @@ def format_of(row: Mapping[str, str]) -> Format:
 def layout_of(row: Mapping[str, str]) -> Layout:
     """The layout of a row; half of the blocks of a stage where it recomputes every other one."""
     p, v = int(row["pp"]), int(row["chunks"])
-    half = int(row["layers"]) // (2 * p * v)
+    half = max(1, int(row["layers"]) // (2 * p * v))
     recompute = {"none": "never", "full": "always", "other": half}
     shard = "optimizer" if row["sharded"] == "yes" else "none"
     if row["trainer"] in ("torchtitan", "fsdp1") or row["fsdp"] == "yes":

@@ -106,6 +106,10 @@ class Training:
         """Ranks over which what lies between products is cut."""
         return shape.t if self.practice.sequence_parallel else 1
 
+    def parameters(self, shape: Shape) -> float:
+        """Those of a block on a rank, gathered if they lie in shares."""
+        return self.model.dense_parameters / shape.t + self.model.expert_parameters / shape.e
+
     def block(self, shape: Shape) -> Block:
         """A block; looked up where it was asked for before."""
         if shape not in self._blocks:
@@ -197,7 +201,7 @@ class Training:
             over_h += self._conversion * (0 if way else 2 * h)
             inside += self._conversion * (q + 2 * kv + ups * f + 2 * h if way else q + f)
         size = T * (over_h / self.share(shape) + inside / t)
-        parameters = model.block_parameters / t
+        parameters = self.parameters(shape)
         if way:  # gradients of the input of products that are apart, at full width
             apart = 2 * (not own.joined_queries) + (model.gated and not own.joined_gate)
             size += SUM * T * h * (min(apart, 1) if own.compiled and t == 1 else apart)

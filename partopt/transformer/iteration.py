@@ -195,13 +195,14 @@ def _fsdp_s(work: Training, own: Degrees, layout: Layout, block: Block) -> dict[
     def gather_s(size_bytes: float) -> float:
         return rates.replicas_s(size_bytes, ranks, near)
 
-    each, grad = model.block_parameters / t, work.gradient_bytes
+    each, grad = work.parameters(own.shape), work.gradient_bytes
     block_s, scatter_s = gather_s(each * wide) + start_s, gather_s(each * grad) + start_s
     if ranks < own.sharers:  # copies of the shares are all-reduced across servers
         scatter_s += 2 * each * grad / ranks / rates.port
     ends = model.end_parameters / t * (0.5 if model.tied else 1)
     first_s = gather_s(ends * (2 + grad)) + block_s + scatter_s
-    step_s = rates.passes_s(model.parameters / (t * p * ranks) * FSDP_STEP)
+    dense, experts = _parameters(work, own)
+    step_s = rates.passes_s(FSDP_STEP * (dense / ranks + experts / _copies(own)))
     if p > 1:
         return {"step": step_s, "replicas": L / p * (block_s + scatter_s) + first_s / 2}
     back_s = scatter_s + (0.0 if layout.shard == "gradients" else block_s)
@@ -213,9 +214,9 @@ def _fsdp_s(work: Training, own: Degrees, layout: Layout, block: Block) -> dict[
 def _replicas_s(work: Training, own: Degrees, layout: Layout, block: Block) -> dict[str, float]:
     """Whole parameters: what the exchange of gradients shows, once an iteration, and the step."""
     model, rates, practice = work.model, work.rates, work.practice
-    (t, _, e, p, v, _, _, _, _), near, grad = own, _near(work, own), work.gradient_bytes
+    (t, _, _, p, v, _, _, _, _), near, grad = own, _near(work, own), work.gradient_bytes
     dense, experts = _parameters(work, own)
-    copies = max(1, own.devices // (p * e))  # of the experts
+    copies = _copies(own)
     shared = layout.shard == "optimizer"
     reduce_s = rates.replicas_s(dense * grad, own.sharers, near) * (1 if shared else 2)
     if practice.exchange == "float32":
@@ -241,6 +242,11 @@ def _replicas_s(work: Training, own: Degrees, layout: Layout, block: Block) -> d
     sharers = (own.sharers, copies) if shared else (1, 1)
     stepped = STEP * (dense / sharers[0] + experts / sharers[1]) + WHOLE_STEP * (dense + experts)
     return {"step": rates.passes_s(stepped), "replicas": shown_s}
+
+
+def _copies(own: Degrees) -> int:
+    """Ranks with the same experts."""
+    return max(1, own.devices // (own.p * own.e))
 
 
 def _parameters(work: Training, own: Degrees) -> tuple[float, float]:
@@ -281,8 +287,7 @@ def _stage_bytes(work: Training, own: Degrees, layout: Layout, d: int) -> dict[s
     ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
     dense = blocks * model.dense_parameters / t + ends * model.end_parameters / t
     experts = blocks * model.expert_parameters / e
-    copies = max(1, own.devices // (p * e))
-    sharers = (own.sharers, copies) if layout.shard == "optimizer" else (1, 1)
+    sharers = (own.sharers, _copies(own)) if layout.shard == "optimizer" else (1, 1)
     state = 12.0 if work.engine.optimizer_bytes is None else work.engine.optimizer_bytes
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     if practice.loss.gathers and t > 1:  # its own, and all of them
@@ -310,11 +315,12 @@ def _fsdp_bytes(work: Training, own: Degrees, layout: Layout, d: int) -> dict[st
     model, practice, (t, _, _, p, _, _, m, shape, _) = work.model, work.practice, own
     T, h, blocks = work.tokens(shape), model.hidden, _loads(work, own)[d]
     ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
-    each, ends = model.block_parameters / t, ends * model.end_parameters / t
+    each, ends = work.parameters(shape), ends * model.end_parameters / t
     held = blocks * each + ends
+    experts = blocks * model.expert_parameters / shape.e
     ranks = _near(work, own) if practice.shards == "server" else own.sharers
     return {
-        "in shares": FSDP_STATE * held / ranks,
+        "in shares": FSDP_STATE * ((held - experts) / ranks + experts / _copies(own)),
         "gathered": 6 * held if p > 1 else 2 * ends + 10 * each,
         "activations": _saved(work, own)[0] * blocks * _in_flight(own, d),
         "buffers": 4 * m * T * h / t if p > 1 else 0.0,
