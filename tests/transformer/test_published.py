@@ -11,23 +11,24 @@ import pytest
 
 from benchmarks import published_trainers as published
 from partopt.errors import PartoptError
+from tests.docs.documents import read, rows, section
 
 RUNS = published.DATA / "runs.csv"
 needs_runs = pytest.mark.skipif(not RUNS.exists(), reason="published runs are not here")
 # of each table the mean error, and a little
 MEANS = {
     "hagemann": 0.07,
-    "llmfoundry": 0.05,
+    "llmfoundry": 0.04,
     "dgxc": 0.03,
     "bloom": 0.055,
-    "torchtitan": 0.03,
+    "torchtitan": 0.025,
     "blackwell": 0.05,
 }
 OLDER = {
     "SC 2021, table 1": 0.035,
     "Korthikanti, table 5": 0.065,
     "Korthikanti, table 4": 0.05,
-    "Korthikanti, figure 1": 0.035,
+    "Korthikanti, figure 1": 0.02,
     "torchtitan 8B": 0.025,
     "its memory": 0.02,
     "torchtitan 8B, more": 0.085,
@@ -53,8 +54,23 @@ def test_each_table_is_as_near_as_is_said(found):
     assert sum(map(len, errors.values())) == 435
     for name, own in errors.items():
         assert mean(own) <= MEANS[name], name
-    assert statistics.mean(map(mean, errors.values())) <= 0.046
+    assert statistics.mean(map(mean, errors.values())) <= 0.043
     assert statistics.median(abs(e) for own in errors.values() for e in own) <= 0.036
+
+
+@needs_runs
+def test_the_documents_state_what_is_printed(found):
+    text = section(read("accuracy.md"), "Transformers in closed form")
+    tables = {name: published.errors_of(own) for name, own in published.tables_of(found).items()}
+    tables["all"] = [error for own in tables.values() for error in own]
+    stated = {row[0]: row[1:5] for row in rows(text)[1:]}
+    for name, errors in tables.items():
+        size = [abs(error) for error in errors]
+        numbers = (statistics.mean(size), statistics.median(size), max(size))
+        assert stated[name] == [str(len(size)), *(f"{own:.1%}" for own in numbers)]
+    tried = [own for own in found if own.row["table"] in ("hagemann", "bloom", "torchtitan")]
+    right = sum(own.ran == own.fits(published.USABLE) for own in tried) / len(tried)
+    assert f"{100 * right:.1f} %" in text
 
 
 @needs_runs
@@ -62,9 +78,9 @@ def test_what_fits_and_what_does_not(found):
     tried = [own for own in found if own.row["table"] in ("hagemann", "bloom", "torchtitan")]
     right = sum(own.ran == own.fits(published.USABLE) for own in tried)
     assert len(tried) == 425
-    assert right / len(tried) >= 0.94
+    assert right / len(tried) >= 0.965
     ran = [own for own in found if own.row["table"] in ("dgxc", "blackwell")]
-    assert sum(own.fits(published.USABLE) for own in ran) >= 140
+    assert sum(own.fits(published.USABLE) for own in ran) >= 144
 
 
 @needs_runs
