@@ -26,6 +26,7 @@ _PREFIXES = {
     "Ti": 2**40,
 }
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "µs": 10**6, "ns": 10**9}
+_WATTS = {"W": 1, "kW": 10**3}
 _DIGITS = ((0, 1_000), (1, 100), (2, 1))  # after the point, of numbers from so many on
 _QUANTITY = re.compile(
     r"\s*(?P<number>[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>[A-Za-zµ]*(?:/s)?)\s*"
@@ -84,6 +85,15 @@ def parse_seconds(text: object) -> float:
     if unit not in _PER_SECOND:
         raise _fault(text, f": '{unit}' is not a unit of time", hint)
     return _finite(text, number / _PER_SECOND[unit])
+
+
+def parse_power(text: object) -> float:
+    """Watts of a power such as `700 W` or `1.2 kW`. Raises PartoptError otherwise."""
+    hint = 'write "700 W" or "1.2 kW"'
+    number, unit = _split(text, hint)
+    if unit not in _WATTS:
+        raise _fault(text, f": '{unit}' is not a unit of power", hint)
+    return _finite(text, number * _WATTS[unit])
 
 
 def parse_share(text: object) -> float:

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "documents": BASE,
     "schedules": {"errors", "registry"},
     "cost": DOCUMENTS | {"schedules"},
+    "transformer": DOCUMENTS,
     "options": DOCUMENTS | {"schedules"},
     "job": PLANNING | {"options"},
     "planners": PLANNING | {"registry"},

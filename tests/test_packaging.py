@@ -18,7 +18,7 @@ WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["b
 ]
 
 
-@pytest.mark.parametrize("kind", ["profiles", "topologies", "devices"])
+@pytest.mark.parametrize("kind", ["profiles", "topologies", "devices", "models"])
 def test_shipped_files_are_looked_for_where_the_wheel_has_them(tmp_path, monkeypatch, kind):
     installed = tmp_path / WHEEL["force-include"][kind]
     installed.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a device computes and moves in a second: what estimated profiles are made from.
+"""What a device computes and moves in a second: what estimates are made from.
 
 It is a YAML file that people write, in which every number has its source or is marked as assumed.
 Estimated profiles stay with the device that they were estimated for.
@@ -18,8 +18,9 @@ import msgspec
 
 from partopt import documents, units
 from partopt.documents.files import PathLike, find_shipped, shipped_folder, shipped_names
-from partopt.documents.profile import DTYPES, Profile
+from partopt.documents.profile import DTYPES, Count, Profile
 from partopt.documents.topology import Topology
+from partopt.documents.transformer import BITS
 from partopt.documents.yaml_text import positive, read_by, read_mapping
 from partopt.errors import PartoptError, did_you_mean
 
@@ -27,6 +28,7 @@ TF32 = "tfloat32"  # how float32 is multiplied where torch is told so
 FORMATS = (*DTYPES, TF32)
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Tokens = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _Cited(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,9 +44,15 @@ class Quantity(_Cited, frozen=True, kw_only=True, omit_defaults=True):
     value: str | int | float
 
 
-_memory, _flops, _bandwidth, _seconds = map(
+_memory, _flops, _bandwidth, _seconds, _power = map(
     positive,
-    (units.parse_bytes, units.parse_flops, units.parse_bandwidth, units.parse_seconds),
+    (
+        units.parse_bytes,
+        units.parse_flops,
+        units.parse_bandwidth,
+        units.parse_seconds,
+        units.parse_power,
+    ),
 )
 
 
@@ -58,6 +66,10 @@ class _Bandwidth(Quantity, frozen=True, kw_only=True, omit_defaults=True):
 
 class _Launch(Quantity, frozen=True, kw_only=True, omit_defaults=True):
     value: Annotated[str | int | float, read_by(_seconds)]
+
+
+class _Power(Quantity, frozen=True, kw_only=True, omit_defaults=True):
+    value: Annotated[str | int | float, read_by(_power)]
 
 
 class Factor(_Cited, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,11 +88,51 @@ class Efficiency(documents.Part, frozen=True, kw_only=True):
     memory: Factor
 
 
+class Attention(_Cited, frozen=True, kw_only=True, omit_defaults=True):
+    """A kernel of causal attention, forward and backward.
+
+    Each reaches `share` of the peak on long sequences, and half of that at `half_at` tokens.
+    """
+
+    share: tuple[Share, Share]
+    half_at: tuple[Tokens, Tokens]
+
+    @property
+    def value(self) -> str:
+        """All of it in a line."""
+        return " and ".join(
+            f"{share:.0%} s/(s + {half:g})"
+            for share, half in zip(self.share, self.half_at, strict=True)
+        )
+
+
+class Number(_Cited, frozen=True, kw_only=True, omit_defaults=True):
+    """How many there are, and where that is known from."""
+
+    value: Count
+
+
+class Training(documents.Part, frozen=True, kw_only=True):
+    """What the kernels of trainers achieve: `products` by number format, `attention` by kernel.
+
+    `peaks` are those of formats of which torch has no parameters. The clock follows the power
+    `limit` over the `rated` power. Collectives take some of the `multiprocessors`.
+    """
+
+    peaks: dict[str, _Peak] = {}
+    products: Annotated[dict[str, _Peak], msgspec.Meta(min_length=1)]
+    attention: dict[str, Attention]
+    limit: _Power
+    rated: _Power
+    multiprocessors: Number
+
+
 class DeviceFile(documents.Part, frozen=True, kw_only=True):
     """A device as people write it: quantities carry their units and their sources.
 
     `aliases` are other names of it, as torch's. `peaks` are the speeds of dense matrix products by
-    number format, `launch` what each operation takes beside its work.
+    number format, `launch` what each operation takes beside its work. `efficiency` is what the
+    operations of eager PyTorch achieve, `training` what the kernels of trainers do.
     """
 
     name: str
@@ -91,17 +143,25 @@ class DeviceFile(documents.Part, frozen=True, kw_only=True):
     bandwidth: _Bandwidth
     launch: _Launch
     efficiency: Efficiency
+    training: Training | None = None
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Numbers with neither a source nor an assumption, or both, and unknown formats."""
         yield from _inconsistencies(msgspec.to_builtins(self))
 
-    def numbers(self) -> Iterator[tuple[str, Quantity | Factor]]:
+    def numbers(self) -> Iterator[tuple[str, Quantity | Factor | Attention | Number]]:
         """Every number of the file with its path."""
         yield from ((f"peaks.{name}", peak) for name, peak in self.peaks.items())
         yield from (("bandwidth", self.bandwidth), ("launch", self.launch))
         for field in msgspec.structs.fields(Efficiency):
             yield f"efficiency.{field.name}", getattr(self.efficiency, field.name)
+        if own := self.training:
+            yield from ((f"training.peaks.{name}", peak) for name, peak in own.peaks.items())
+            yield from ((f"training.products.{name}", each) for name, each in own.products.items())
+            kernels = own.attention.items()
+            yield from ((f"training.attention.{name}", each) for name, each in kernels)
+            yield from (("training.limit", own.limit), ("training.rated", own.rated))
+            yield "training.multiprocessors", own.multiprocessors
 
 
 def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:
@@ -111,18 +171,24 @@ def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:
             what = f"{path}: needs a source or an assumption, and not both"
             hint = 'write {value: .., source: "data sheet, page"} or {value: .., assumed: "why"}'
             yield PartoptError(what, hint, code="uncited-number", path=path)
-    peaks = raw.get("peaks")
-    for name in map(str, peaks if isinstance(peaks, dict) else ()):
-        if name not in FORMATS:
-            what = f'peaks: "{name}" is not a number format that partopt knows'
-            hint = did_you_mean(name, FORMATS)
-            yield PartoptError(what, hint, code="inconsistent-document", path="peaks")
+    training = raw.get("training")
+    training = training if isinstance(training, dict) else {}
+    for path, names, known in (
+        ("peaks", raw.get("peaks"), FORMATS),
+        ("training.peaks", training.get("peaks"), tuple(BITS)),
+        ("training.products", training.get("products"), tuple(BITS)),
+    ):
+        for name in map(str, names if isinstance(names, dict) else ()):
+            if name not in known:
+                what = f'{path}: "{name}" is not a number format that partopt knows'
+                hint = did_you_mean(name, known)
+                yield PartoptError(what, hint, code="inconsistent-document", path=path)
 
 
 def _numbers(raw: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The mappings with a value, each with its path."""
+    """The mappings with a value or with shares, each with its path."""
     for key, each in raw.items():
-        if isinstance(each, dict) and "value" in each:
+        if isinstance(each, dict) and each.keys() & {"value", "share"}:
             yield f"{path}{key}", each
         elif isinstance(each, dict):
             yield from _numbers(each, f"{path}{key}.")
@@ -193,14 +259,21 @@ def read_device(content: bytes, where: str) -> DeviceFile:
 
 
 @functools.cache
-def shipped_device(name: str) -> tuple[str, Roofline] | None:
-    """The device that goes by `name`, with the name of its shipped file; None of any other."""
+def shipped_file(name: str) -> tuple[str, DeviceFile] | None:
+    """The file of the device that goes by `name`, with the name it is shipped as; else None."""
     for own in shipped_names("devices"):
         path = shipped_folder("devices") / f"{own}.yaml"
         file = read_device(path.read_bytes(), str(path))
         if name.lower() in {known.lower() for known in (own, file.name, *file.aliases)}:
-            return own, Roofline.of(file)
+            return own, file
     return None
+
+
+@functools.cache
+def shipped_device(name: str) -> tuple[str, Roofline] | None:
+    """The device that goes by `name`, with the name of its shipped file; None of any other."""
+    found = shipped_file(name)
+    return found and (found[0], Roofline.of(found[1]))
 
 
 def same_device(first: str, second: str) -> bool:

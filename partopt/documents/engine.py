@@ -72,7 +72,7 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     Degrees are `tp` of tensors, `cp` of context, `ep` of experts, `pp` devices of a pipeline with
     `chunks` stages each, and `dp` pipelines side by side, None where stages have unequal replicas.
     `microbatch` is its samples. `recompute` is of all stages: a number is of the blocks that each
-    makes again, the first; "auto" stands for anything else.
+    makes again, the first; "selective" is what its trainer means by it, "auto" anything else.
     """
 
     tp: Count | None = None
@@ -82,7 +82,7 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     chunks: Count | None = None
     dp: Count | None = None
     microbatch: Count | None = None
-    recompute: Recompute | Count | None = None
+    recompute: Recompute | Literal["selective"] | Count | None = None
     shard: Shard | None = None
     schedule: str | None = None
 

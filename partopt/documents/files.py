@@ -20,11 +20,12 @@ _SHIPPED = {  # the suffix of what comes with partopt, and what one of it is cal
     "profiles": (".json", "profile"),
     "topologies": (".yaml", "topology"),
     "devices": (".yaml", "device"),
+    "models": (".json", "model"),
 }
 
 
 def shipped_folder(kind: str) -> Path:
-    """The folder of `kind`, "profiles", "topologies" or "devices".
+    """The folder of `kind`: "profiles", "topologies", "devices" or "models".
 
     It lies in the installed package or, in a checkout, next to the package.
     """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
+from partopt.documents.transformer import Loss, Practice, Scores
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, find_stated, malformed, read_numbers
 from partopt.trainers.trainer import Reading, Says, Text, Trainer, plain, rank_order
@@ -131,6 +132,21 @@ DEEPSPEED = Trainer(
         recompute=("none", "blocks", "stage"),
         shard=("none", "optimizer"),
     ),
+    practice=Practice(
+        loss=Loss(passes=52, held=6),
+        attention="flash2",
+        scores=Scores(forward=9, backward=11, kept=5),
+        sequence_parallel=False,
+        sums="autograd",
+        keeps_outputs=True,
+        buffer_bytes=6e9,
+    ),
+    choices={
+        "attention": {
+            "scores": {"scores": Scores(forward=9, backward=11, kept=5)},
+            "flash": {"scores": None},
+        },
+    },
     sources={
         "schedules": "runtime/pipe/schedule.py, TrainSchedule: P - 1 - p forwards first",
         "cuts": "runtime/pipe/module.py, _partition_layers: bounds of layers",
@@ -145,6 +161,15 @@ DEEPSPEED = Trainer(
         "shard": "runtime/pipe/engine.py: ZeRO 2 and 3 are incompatible with pipelines",
         "optimizer_bytes": "runtime/bf16_optimizer.py: a float32 copy beside the moments, as "
         "partopt counts it",
+        "loss": "Megatron-DeepSpeed, core/tensor_parallel/cross_entropy.py: as Megatron's, counted",
+        "attention": "Megatron-DeepSpeed, arguments.py: --use-flash-attn-v2 is off",
+        "scores": "Megatron-DeepSpeed, model/fused_softmax.py: scale, mask and softmax in one "
+        "kernel (4), dropout (5); both and their masks backward (11); softmax, mask, both kept",
+        "sequence_parallel": "Megatron-DeepSpeed, arguments.py: --sequence-parallel is off",
+        "sums": "runtime/pipe/engine.py: autograd adds to the gradient that there is",
+        "keeps_outputs": "runtime/pipe/engine.py, pipe_buffers: a stage's outputs stay",
+        "buffer_bytes": "runtime/zero/stage_1_and_2.py: three buckets of 5e8 elements, beside "
+        "CUDA's context and buffers of NCCL; assumed",
     },
     write=_write,
     suffix=".py",

@@ -12,8 +12,11 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
+from partopt.documents.transformer import Loss, Practice
 from partopt.errors import PartoptError
 from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
 from partopt.trainers.reading import (
@@ -232,6 +235,9 @@ def _check(segments: Sequence[str], parts: Sequence[Part]) -> None:
     check_count(letters.count("t"), "blocks", count_blocks(parts))
 
 
+PLAIN, FUSED = Loss(passes=52, held=6), Loss(passes=12, held=4)
+PRACTICE = Practice(loss=PLAIN, attention="cudnn")  # whose defaults are Megatron's
+
 MEGATRON = Trainer(
     name="megatron",
     summary="Megatron-LM: a shell array of arguments, with the pipeline's layout",
@@ -254,6 +260,14 @@ MEGATRON = Trainer(
         recompute=("none", "selective", "blocks"),
         shard=("none", "optimizer"),
     ),
+    practice=PRACTICE,
+    choices={
+        "loss": {"plain": {"loss": PLAIN}, "fused": {"loss": FUSED}},
+        "ends": {name: {"ends": name} for name in ("stage", "blocks", "free")},
+        "tp-overlap": {"no": {"tp_overlap": "none"}, "yes": {"tp_overlap": "buffers"}},
+        "exchange": {"all": {"dispatch": "rows"}, "copies": {"dispatch": "copies"}},
+        "exchange-overlap": {"no": {"dispatch_overlap": False}, "yes": {"dispatch_overlap": True}},
+    },
     sources={
         "schedules": "core/pipeline_parallel/schedules.py, get_pp_rank_microbatches: P - 1 - p "
         "forwards first; interleaved 2 (P - 1 - p) + (v - 1) P",
@@ -274,6 +288,34 @@ MEGATRON = Trainer(
         "shard": "core/optimizer/distrib_optimizer.py: --use-distributed-optimizer",
         "optimizer_bytes": "core/optimizer/optimizer.py, Float16OptimizerWithFloat16Params: a "
         "float32 copy beside the moments, as partopt counts it",
+        "passes": "core/fusions: norms read and write once (4; 6), bias, dropout and residual are "
+        "one kernel (7; 5 for the mask beside 6 for the sum), rotary and SwiGLU likewise; counted",
+        "kept": "Korthikanti et al., 2022, table 2; for others the same list, counted: inputs of "
+        "norms and products, q, k, v, turned q, attention's output, gate, up, their product, masks",
+        "loss": "core/tensor_parallel/cross_entropy.py: a cast, a maximum, a difference, an "
+        "exponential, a sum, a quotient, a product, a cast back; counted. With "
+        "--cross-entropy-loss-fusion one kernel forward and one backward",
+        "attention": "Transformer Engine, attention/dot_product_attention/utils.py: on Hopper and "
+        "Blackwell cuDNN's before FlashAttention-2",
+        "joined_queries": "core/transformer/attention.py: linear_qkv",
+        "joined_gate": "core/transformer/mlp.py: linear_fc1 is twice as wide where gated",
+        "sequence_parallel": "Megatron-LM, training/arguments.py: --sequence-parallel, which "
+        "experts need, and the examples have",
+        "regathers": "core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncComm: "
+        "backward gathers the input again",
+        "tp_overlap": "Megatron-LM, training/arguments.py: --tp-comm-overlap is off",
+        "sums": "core/tensor_parallel/layers.py: gradient_accumulation_fusion, on by default",
+        "exchange": "core/distributed/param_and_grad_buffer.py: reduce_scatter or all_reduce",
+        "sends": "core/pipeline_parallel/p2p_communication.py: a rank's part of the sequence",
+        "ends": "core/transformer/transformer_block.py, get_num_layers_to_build: blocks evenly; "
+        "--account-for-embedding-in-pipeline-split and -loss- count as a block each",
+        "selective": "core/transformer/attention.py, _checkpointed_attention_forward: core_attn",
+        "stops_early": "core/tensor_parallel/random.py, CheckpointFunction: all of a block",
+        "conversion": "Transformer Engine, DelayedScaling: read for the maximum (2), read again, "
+        "written with its transpose (4); counted",
+        "dispatch": "Megatron-LM, training/arguments.py: --moe-token-dispatcher-type alltoall",
+        "dispatch_overlap": "the same: --overlap-moe-expert-parallel-comm is off",
+        "buffer_bytes": "CUDA's context, buffers of NCCL, a workspace of cuBLAS; assumed",
     },
     write=_write_arguments,
     suffix=".sh",
@@ -292,7 +334,9 @@ BRIDGE = dataclasses.replace(
         "waits": "Megatron Bridge, training/comm_overlap.py: overlap_p2p_comm with chunks alone",
         "gradients": "Megatron Bridge, training/mixed_precision.py, bf16_mixed",
         "allreduce": "Megatron Bridge, recipes/common.py: overlap_grad_reduce",
+        "loss": "Megatron Bridge, models/gpt_provider.py: cross_entropy_loss_fusion is on",
     },
+    practice=replace(PRACTICE, loss=FUSED),
     write=_write_fields,
     suffix=".py",
     reads="Megatron Bridge, NeMo: pipeline_model_parallel_layout, text or lists",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
+from partopt.documents.transformer import Kept, Loss, Passes, Practice
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import AUTO
 from partopt.schedules import schedule
@@ -218,6 +220,27 @@ def _check(stages: Sequence[Sequence[Part]], there: Sequence[Part]) -> None:
             )
 
 
+# the cast to float32, its largest, sums, probabilities, gradient, casts back
+EAGER_LOSS, COMPILED_LOSS = Loss(passes=40, held=12), Loss(passes=20, held=4)
+# a kernel an operation: a norm, rotary in complex float32, silu and product
+EAGER: dict[str, Any] = {
+    "passes": Passes(
+        residuals=(12, 24), rotary=(20, 20), queries=(4, 4), keys=(4, 4), gated=(10, 18)
+    ),
+    "kept": Kept(rotary=0, grouped=4, gated=8, narrower=0),
+    "kept_selective": Kept(hidden=4, rotary=0, keys=2, gated=2, narrower=0),
+    "loss": EAGER_LOSS,
+    "compiled": False,
+}
+# compiled, each chain is one kernel
+COMPILED: dict[str, Any] = {
+    "passes": Passes(norms=(6, 12), queries=(4, 4)),
+    "kept": Kept(rotary=0, grouped=4, gated=8, narrower=0),
+    "kept_selective": Kept(hidden=2, rotary=0, keys=2, gated=2, narrower=0),
+    "loss": COMPILED_LOSS,
+    "compiled": True,
+}
+
 TORCHTITAN = Trainer(
     name="torchtitan",
     summary="torchtitan: a configuration module, and the order as CSV",
@@ -243,6 +266,24 @@ TORCHTITAN = Trainer(
         recompute=("none", "selective", "blocks"),
         shard=("none", "gradients", "parameters"),
     ),
+    practice=Practice(
+        **EAGER,
+        attention="cudnn",
+        joined_queries=False,
+        joined_gate=False,
+        regathers=False,
+        sums="autograd",
+        ends="blocks",
+        selective="operations",
+        shard_copies=(4, 6),
+        conversion=4,
+    ),
+    choices={
+        "compile": {"no": EAGER, "yes": COMPILED},
+        "attention": {name: {"attention": name} for name in ("cudnn", "torch")},
+        "async-tp": {"no": {"tp_overlap": "none"}, "yes": {"tp_overlap": "async"}},
+        "loss": {"eager": {"loss": EAGER_LOSS}, "compiled": {"loss": COMPILED_LOSS}},
+    },
     sources=TORCH.sources
     | {
         "schedules": "distributed/pipeline_parallel.py, _build_pipeline_schedule: torch's by name, "
@@ -258,6 +299,25 @@ TORCHTITAN = Trainer(
         "recompute": "distributed/activation_checkpoint.py: SelectiveAC, FullAC, of every block",
         "shard": "distributed/fsdp.py: fully_shard; fsdp_reshard_after_forward",
         "optimizer_bytes": "components/optimizer/optimizer.py: AdamW of float32 parameters",
+        "passes": "models/common: RMSNorm, rotary in complex float32 (20), silu and product (4 + "
+        "6; 6 + 12), each operation a kernel; with --compile each chain is one, counted",
+        "kept": "the tensors that autograd saves of these operations, counted",
+        "loss": "components/loss.py: cross_entropy of logits cast to float32; counted",
+        "compiled": "config/job_config.py: compile.enable is off",
+        "attention": "models/common/attention.py, ScaledDotProductAttentionWrapper: cuDNN's before "
+        "torch's flash attention",
+        "joined_queries": "models/common/attention.py: wq, wk, wv",
+        "joined_gate": "models/common/feed_forward.py: w1, w3",
+        "regathers": "distributed/tensor_parallel: DTensor keeps what was gathered",
+        "sums": "autograd, where parameters are not in shares",
+        "ends": "distributed/pipeline_parallel.py: pipeline_parallel_first_stage_less_layers and "
+        "pipeline_parallel_last_stage_less_layers, a block each",
+        "selective": "distributed/activation_checkpoint.py: per-op, every second product is kept",
+        "kept_selective": "the same: the input, q, v, attention's output, the gate",
+        "stops_early": "distributed/activation_checkpoint.py: early_stop, which is off",
+        "shard_copies": "torch, distributed/fsdp/_fully_shard/_fsdp_collectives.py: what is "
+        "gathered is copied out forward and backward (4 each), gradients are copied in",
+        "conversion": "torchao, float8: compiled, the maximum is taken where a tensor is made",
     },
     write=_write,
     suffix=".py",

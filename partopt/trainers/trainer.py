@@ -15,6 +15,7 @@ from typing import Final, Literal
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.files import check_writable, write_bytes
 from partopt.documents.plan import Plan
+from partopt.documents.transformer import Practice
 from partopt.trainers.parts import Part
 
 # Where a trainer may begin a stage.
@@ -99,8 +100,10 @@ class Trainer:
 
     `tried` is the version that texts were checked with. `schedules` has the trainer's name for each
     schedule that it runs, the first by default, and None where it is told the order; it is None for
-    a trainer that runs whatever a plan has. Warm-ups are those of the schedules. `sources` has one
-    for every fact of `engine`, and for what `says` needs.
+    a trainer that runs whatever a plan has. Warm-ups are those of the schedules. `practice` is how
+    it runs a transformer by default, None where that is not known; `choices` are what its options
+    change of that, by their names and values. `sources` has one for every fact of `engine`, of
+    `practice`, and for what `says` needs.
 
     `write(plan, parts, stem)` makes the text in a file that ends in `suffix`; `parts` say what each
     layer is, where `says.cuts` asks for it; `stem` names the file without its ending, for files
@@ -116,6 +119,8 @@ class Trainer:
     says: Says
     engine: Engine
     sources: dict[str, str]
+    practice: Practice | None = None
+    choices: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
     write: Write | None = None
     suffix: str = ""
     trains: bool = True

@@ -5,6 +5,7 @@ import pytest
 
 from partopt import TRAINERS, Trainer
 from partopt.documents.engine import Engine, Layout
+from partopt.documents.transformer import Practice
 from partopt.schedules import SCHEDULES
 
 # of a fact that rests on a rule of partopt's own
@@ -26,8 +27,39 @@ def test_every_fact_has_a_source(trainer):
     if trainer.says.degrees:
         facts |= {"degrees"}
     assert facts - trainer.sources.keys() == set()
-    assert trainer.sources.keys() <= engine.keys() | {"schedules", "cuts", "degrees", "orders"}
+    practiced = {*Practice.__struct_fields__} if trainer.practice else set()
+    said = engine.keys() | {"schedules", "cuts", "degrees", "orders"} | practiced
+    assert trainer.sources.keys() <= said
     assert all(trainer.sources.values())
+
+
+PRACTICED = [name for name, trainer in TRAINERS.items() if trainer.practice]
+# what Megatron's practice, which the defaults are, has no use for
+UNUSED = {"scores", "compiled", "kept_selective", "shard_copies", "shards", "keeps_outputs"}
+
+
+@pytest.mark.parametrize("name", PRACTICED)
+def test_what_a_trainer_does_with_a_transformer_has_sources(name):
+    own, usual = TRAINERS[name].practice, TRAINERS["megatron"].practice
+    fields = {*Practice.__struct_fields__}
+    facts = {field for field in fields if getattr(own, field) != getattr(usual, field)}
+    if "megatron" in name:
+        facts = fields - UNUSED
+    assert facts | {"loss", "attention"} <= TRAINERS[name].sources.keys()
+    assert [*own.faults()] == []
+    assert msgspec.json.decode(msgspec.json.encode(own), type=Practice) == own
+
+
+@pytest.mark.parametrize("name", PRACTICED)
+def test_a_choice_replaces_facts_and_the_first_is_the_default_or_one_of_the_trainer(name):
+    own, choices = TRAINERS[name].practice, TRAINERS[name].choices
+    for choice, values in choices.items():
+        defaults = 0
+        for changes in values.values():
+            made = msgspec.structs.replace(own, **changes)
+            assert [*made.faults()] == [], choice
+            defaults += made == own
+        assert defaults == 1, choice
 
 
 def test_facts_are_of_schedules_that_there_are(trainer):

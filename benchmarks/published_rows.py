@@ -1,0 +1,217 @@
+"""A row of a file of published runs as the program takes it: model, device, layout, practice.
+
+What is known of trainers that partopt has no file for is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from partopt.documents.device import shipped_file
+from partopt.documents.engine import Engine, Layout
+from partopt.documents.transformer import Format, Kept, Loss, Passes, Practice, Scores, Transformer
+from partopt.trainers import TRAINERS
+from partopt.trainers.megatron import FUSED, PLAIN
+from partopt.trainers.torchtitan import COMPILED, COMPILED_LOSS, EAGER, EAGER_LOSS
+from partopt.transformer.block import Training
+from partopt.transformer.iteration import Estimate, estimate
+from partopt.transformer.rates import Rates, clock
+
+# what collectives achieve: of an NVLink, nccl-tests on servers of A100, H100 and H200 (78 to 82 %);
+# of a port with messages of 256 MiB and more, four servers of 8 H100 with InfiniBand
+LINK, PORT = 0.80, 0.82
+DEVICES = {"A100": "a100", "H100": "h100", "B200": "gb200"}  # whose attention kernels they have
+LOSSES = {"plain": PLAIN, "fused": FUSED, "eager": EAGER_LOSS, "compiled": COMPILED_LOSS}
+SCORES = {
+    "fused": Scores(forward=9, backward=11, kept=5),  # Megatron's kernel, with dropout
+    "masked": Scores(forward=5, backward=6, kept=2, work=4),  # Aleph Alpha's: a mask, no dropout
+    "torch": Scores(forward=29, backward=33, kept=7, work=14),  # torch, in float32
+}
+KERNELS = {"sdpa": "torch"}
+
+# --- trainers that partopt has no file for --------------------------------------------------------
+
+# Aleph Alpha's `scaling`, read in its code: gate and up are two products, nothing overlaps, every
+# rank takes the whole loss; rotary turns halves by two products and a sum (20, 34), attention
+# copies its inputs and its output; embedding, blocks, norm and head are cut evenly by count. A norm
+# is eager, with a copy of its input in float32 (26; 50): it keeps input, copy and what is normal
+# (2 + 4 + 2); or one kernel
+SCALING = Practice(
+    passes=Passes(rotary=(20, 34), queries=(8, 8), keys=(4, 8), gated=(10, 18), dropout=(0, 0)),
+    kept=Kept(hidden=4, whole=4, rotary=0, queries=8, keys=6, gated=8),
+    loss=Loss(passes=40, held=14, gathers=True),
+    attention="flash2",
+    joined_gate=False,
+    regathers=False,
+    sums="autograd",
+    exchange="float32",
+    sends="whole",
+    ends="layers",
+)
+# torch's first FSDP, as llm-foundry and others wrap their own fused blocks in it: parameters are
+# flattened (4), gradients cast
+FSDP1 = Practice(
+    kept=Kept(rotary=0, grouped=4, gated=8, narrower=0),
+    loss=FUSED,
+    attention="flash2",
+    regathers=False,
+    shard_copies=(0, 4),
+)
+# MosaicML's llm-foundry: q, k, v are taken out of their padding (4 each,
+# backward 6), the output is put back (6, 4). Two training metrics (`use_train_metrics`,
+# LanguageCrossEntropy and LanguagePerplexity of composer) take the loss again under autocast, when
+# activations are gone: each casts the logits (2 + 4) and takes a log-softmax (4 + 4)
+FOUNDRY = replace(
+    FSDP1,
+    passes=Passes(queries=(10, 10), keys=(8, 12), dropout=(0, 0)),
+    loss=Loss(passes=12 + 2 * 14, held=4),
+    attention="flash1",
+)
+# torch's RMS norm before 2.8: a copy in float32, a square, a mean, two products, a cast
+OLD_NORMS = (72, 128)
+ENGINES = {
+    "scaling": Engine(allreduce="blocking"),
+    "fsdp1": Engine(allreduce="blocking"),
+    "deepspeed": replace(TRAINERS["deepspeed"].engine, optimizer_bytes=16),
+}
+
+
+def practice_of(row: Mapping[str, str]) -> Practice:
+    """What the trainer of a row does, with the facts that the row says."""
+    trainer, kernel = row["trainer"], row["kernel"]
+    others = {"scaling": SCALING, "fsdp1": FSDP1 if row["llama"] == "yes" else FOUNDRY}
+    own = others.get(trainer) or TRAINERS[trainer].practice
+    assert own is not None
+    loss = LOSSES[row["loss"]]
+    if own is SCALING or (own is FOUNDRY and row["loss"] == "fused"):
+        loss = own.loss
+    changes: dict[str, object] = {}
+    if trainer == "torchtitan":
+        changes |= COMPILED if row["compile"] == "yes" else EAGER
+        if row["compile"] == "no" and row["norm"] != "kernel":
+            changes["passes"] = replace(EAGER["passes"], norms=OLD_NORMS)
+    if trainer == "scaling" and row["norm"] == "eager":
+        changes["passes"] = replace(own.passes, norms=(52, 100))
+        changes["kept"] = replace(own.kept, hidden=16)
+    if row["fsdp"] == "yes":
+        changes["regathers"] = True
+    if kernel:
+        changes |= {"scores": SCORES.get(kernel), "attention": KERNELS.get(kernel, kernel)}
+    if row["ends_are_blocks"] == "yes":
+        changes["ends"] = "blocks"
+    return replace(
+        own,
+        **changes
+        | {
+            "loss": loss,
+            "sequence_parallel": row["sequence_parallel"] == "yes",
+            "tp_overlap": row["tp_overlap"],
+            "dispatch": "rows" if row["dispatch"] == "alltoall" else "copies",
+            "dispatch_overlap": row["expert_overlap"] == "yes",
+            "stops_early": row["early"] == "yes",
+            "shards": "server" if row["hsdp"] == "yes" else "all",
+        },
+    )
+
+
+def engine_of(row: Mapping[str, str]) -> Engine:
+    """What the engine of a row's trainer does."""
+    shares = row["trainer"] in ("torchtitan", "fsdp1")
+    size, overlaps = row["reduce_bytes" if shares else "grad_bytes"], row["overlap"] == "yes"
+    own = ENGINES.get(row["trainer"]) or TRAINERS[row["trainer"]].engine
+    return replace(
+        own,
+        gradients="float32" if size == "4" else "parameters",
+        allreduce="overlap" if overlaps else "blocking",
+        waits=own.waits if overlaps else ("1f1b", "interleaved"),
+    )
+
+
+def rates_of(row: Mapping[str, str]) -> Rates:
+    """The rates of a row's device, whose attention kernels are those of its kind."""
+    number = {name: float(row[f"device_{name}"]) for name in ("peak", "hbm", "link", "port")}
+    products = {"bfloat16": "best16", "float16": "best16", "fp8": "best8", "nvfp4": "best4"}
+    found = shipped_file(DEVICES[row["device_kind"]])
+    assert found is not None and found[1].training is not None
+    return Rates(
+        device=row["device_name"],
+        peak=number["peak"],
+        products={
+            name: float(row[f"device_{column}"])
+            for name, column in products.items()
+            if float(row[f"device_{column}"])
+        },
+        bandwidth=number["hbm"],
+        attention=found[1].training.attention,
+        clock=clock(float(row["device_limit"]) / float(row["device_tdp"])),
+        link=LINK * number["link"],
+        port=PORT * number["port"],
+        ring=float(row["device_ring"]) * number["port"],
+        server=int(row["server"]),
+        multiprocessors=found[1].training.multiprocessors.value,
+    )
+
+
+def model_of(row: Mapping[str, str]) -> Transformer:
+    """The model of a row."""
+    heads, experts, llama = int(row["heads"]), int(row["experts"]), row["llama"] == "yes"
+    return Transformer(
+        name=row["run"],
+        blocks=int(row["layers"]),
+        hidden=int(row["hidden"]),
+        heads=heads,
+        kv_heads=int(row["kv_heads"]),
+        head_size=int(row["head_dim"]) or int(row["hidden"]) // heads,
+        ffn=0 if experts else int(row["ffn"]),
+        vocabulary=int(row["vocab"]),
+        gated=llama,
+        rotary=llama or row["rotary"] == "yes",
+        dropout=not llama and row["dropout"] == "yes",
+        tied=row["tied"] == "yes",
+        experts=experts,
+        experts_per_token=int(row["experts_a_token"]) if experts else 0,
+        expert_ffn=int(row["expert_ffn"]) if experts else 0,
+    )
+
+
+def format_of(row: Mapping[str, str]) -> Format:
+    """The number format of a row's products."""
+    if row["bits"] == "8":
+        return "mxfp8" if row["scales"] == "block" else "fp8"
+    return "nvfp4" if row["bits"] == "4" else "bfloat16"
+
+
+def layout_of(row: Mapping[str, str]) -> Layout:
+    """The layout of a row; half of the blocks of a stage where it recomputes every other one."""
+    p, v = int(row["pp"]), int(row["chunks"])
+    half = max(1, int(row["layers"]) // (2 * p * v))
+    recompute = {"none": "never", "full": "always", "other": half}
+    shard = "optimizer" if row["sharded"] == "yes" else "none"
+    if row["trainer"] in ("torchtitan", "fsdp1") or row["fsdp"] == "yes":
+        shard = "gradients" if row["grads_only"] == "yes" else "parameters"
+    return Layout(
+        tp=int(row["tp"]),
+        cp=int(row["cp"]),
+        ep=int(row["ep"]),
+        pp=p,
+        chunks=v,
+        dp=int(row["dp"]),
+        microbatch=int(row["microbatch"]),
+        recompute=recompute.get(row["recompute"], row["recompute"]),
+        shard=shard,
+    )
+
+
+def estimate_of(row: Mapping[str, str]) -> Estimate:
+    """What partopt computes of a row. PartoptError where it does not know something."""
+    work = Training(
+        model=model_of(row),
+        sequence=int(row["sequence"]),
+        format=format_of(row),
+        practice=practice_of(row),
+        engine=engine_of(row),
+        rates=rates_of(row),
+    )
+    return estimate(work, layout_of(row), int(row["global_batch"]))

@@ -1,0 +1,245 @@
+"""A transformer as its configuration states it, and what a trainer does when it runs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import msgspec
+
+from partopt import documents
+from partopt.documents.profile import Count, Index
+from partopt.errors import PartoptError
+
+# number format of the blocks' products; mxfp8 and nvfp4 have a scale a block of 32 and of 16
+Format = Literal["bfloat16", "float16", "fp8", "mxfp8", "nvfp4"]
+BITS: dict[Format, int] = {"bfloat16": 16, "float16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
+
+Traffic = Annotated[float, msgspec.Meta(ge=0)]
+Pair = tuple[Traffic, Traffic]  # forward and backward
+
+
+class Transformer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """An embedding, `blocks` equal blocks, and a head.
+
+    `hidden` is the width between blocks. `heads` of `head_size` numbers attend, `kv_heads` have
+    keys and values of their own, over all tokens or a `window` of the last ones. `ffn` is the width
+    of the feed-forward. With `experts` each is `expert_ffn` wide, a token takes
+    `experts_per_token`, and `ffn` is the width of a shared one, 0 where there is none.
+    """
+
+    name: str
+    blocks: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count
+    head_size: Count
+    ffn: Index
+    vocabulary: Count
+    gated: bool = True  # the feed-forward has a gate, as SwiGLU
+    rotary: bool = True  # positions turn queries and keys
+    dropout: bool = False
+    tied: bool = False  # embedding and head share their weight
+    causal: bool = True
+    window: Index = 0
+    experts: Index = 0
+    experts_per_token: Index = 0
+    expert_ffn: Index = 0
+
+    def inconsistencies(self) -> Iterator[PartoptError]:
+        """Heads that groups of keys do not divide, and experts that are not whole."""
+        faults = {
+            "kv_heads": (self.heads % self.kv_heads, f"does not divide the {self.heads} heads"),
+            "ffn": (not self.ffn + self.experts, "where there are no experts"),
+            "expert_ffn": (
+                bool(self.experts) != bool(self.expert_ffn),
+                "needs experts, and they it",
+            ),
+            "experts_per_token": (
+                not bool(self.experts) <= self.experts_per_token <= self.experts,
+                f"is not between 1 and the {self.experts} experts",
+            ),
+        }
+        for path, (wrong, what) in faults.items():
+            if wrong:
+                message = f"{path}: {getattr(self, path)} {what}"
+                hint = "check the model's configuration"
+                yield PartoptError(message, hint, code="inconsistent-document", path=path)
+
+    @property
+    def q(self) -> int:
+        """Width of the queries."""
+        return self.heads * self.head_size
+
+    @property
+    def kv(self) -> int:
+        """Width of the keys, and of the values."""
+        return self.kv_heads * self.head_size
+
+    @property
+    def matrices(self) -> int:
+        """Weights of a feed-forward, or of an expert."""
+        return 3 if self.gated else 2
+
+    @property
+    def expert_parameters(self) -> int:
+        """Those of all experts of a block."""
+        return self.experts * self.matrices * self.hidden * self.expert_ffn
+
+    @property
+    def dense_parameters(self) -> int:
+        """Those of a block beside its experts: attention, feed-forward, router, two norms.
+
+        Biases are left out: 0.1 % and less.
+        """
+        inside = self.matrices * self.ffn + self.experts
+        return self.hidden * (2 * self.q + 2 * self.kv + inside + 2)
+
+    @property
+    def block_parameters(self) -> int:
+        """Those of a block."""
+        return self.dense_parameters + self.expert_parameters
+
+    @property
+    def end_parameters(self) -> int:
+        """Those of the embedding, and of the head."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.blocks * self.block_parameters + self.end_parameters * (2 - self.tied)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that multiply each token: the experts that it takes, and the head."""
+        taken = self.experts_per_token * self.matrices * self.hidden * self.expert_ffn
+        return self.blocks * (self.dense_parameters + taken) + self.end_parameters
+
+    def scores(self, sequence: int) -> float:
+        """Scores of a head on a sample that attention needs: half of the square where causal."""
+        if self.window and self.window < sequence:
+            pairs = self.window * sequence - self.window**2 / 2
+        else:
+            pairs = sequence**2 / 2
+        return pairs if self.causal else float(sequence**2)
+
+    def flops(self, sequence: int) -> float:
+        """Model operations on a sample, forward and backward, no recomputation.
+
+        6 a parameter and token, and attention over the whole square, as trainers report it
+        (Narayanan et al., SC 2021, appendix).
+        """
+        attention = 12 * sequence**2 * self.q * self.blocks
+        return 6.0 * self.active_parameters * sequence + attention
+
+
+class Passes(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Bytes that a block's passes over memory read and write, forward and backward.
+
+    They are for each element of a token: of `norms` (both of a block), `residuals` and `dropout`
+    over the hidden width, of `rotary` positions over that of queries and keys, of what else is done
+    to `queries` and to `keys` (with values), of the activation, `gated` or `plain`, over that of
+    the feed-forward.
+    """
+
+    norms: Pair = (8, 12)
+    residuals: Pair = (12, 12)
+    dropout: Pair = (2, 10)
+    rotary: Pair = (4, 4)
+    queries: Pair = (0, 0)
+    keys: Pair = (0, 0)
+    gated: Pair = (6, 10)
+    plain: Pair = (4, 6)
+
+
+class Kept(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Bytes that a block keeps of a token for its backward, for each element, in 16 bits.
+
+    `hidden` are cut as what lies between products is, `whole` are not. `queries` hold the output of
+    attention, too, `grouped` what is made of keys and values where several heads share them,
+    `keys` are those of keys and values together, `rotary` what turned queries add; `gated` and
+    `plain` are of the feed-forward, `dropout` of its masks. In 8 bits and fewer, each input of a
+    product is `narrower` by so much.
+    """
+
+    hidden: Traffic = 8
+    whole: Traffic = 0
+    dropout: Traffic = 2
+    queries: Traffic = 4
+    rotary: Traffic = 2
+    grouped: Traffic = 0
+    keys: Traffic = 4
+    gated: Traffic = 6
+    plain: Traffic = 4
+    narrower: Traffic = 1
+
+
+class Scores(documents.Part, frozen=True, kw_only=True):
+    """Attention that writes its scores: bytes of a score's passes, those kept, those at work."""
+
+    forward: Traffic
+    backward: Traffic
+    kept: Traffic
+    work: Traffic = 0
+
+
+class Loss(documents.Part, frozen=True, kw_only=True):
+    """A cross entropy: bytes of the passes over a logit, and those of it that are held.
+
+    With `gathers` every rank of a tensor parallel group takes the loss of all of them.
+    """
+
+    passes: Traffic
+    held: Traffic
+    gathers: bool = False
+
+
+class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What a trainer does when it runs a transformer: facts, each with a source in its file.
+
+    `attention` is a kernel of the device's file; with `scores` there is none. `joined_queries` and
+    `joined_gate`: query, key and value, and gate and up, are one product. `compiled`: one kernel
+    sums what several products give. `sequence_parallel` cuts what lies between products over
+    tensor parallel ranks, `regathers` gathers their inputs again for the gradients of weights;
+    `tp_overlap` says how products hide these exchanges. `sums` are gradients added up within the
+    product, or by autograd; `exchange` scatters them, or all-reduces them in float32.
+
+    `sends` between stages are whole, or a part of each tensor parallel rank. `ends` says how blocks
+    are shared out to stages: evenly, with the head beside the last ones; with embedding and head a
+    block each; with embedding, norm and head a layer each; or freely, the last stage fewer.
+    `selective` recomputation makes attention again, or every second product; then `kept_selective`
+    remains. `stops_early`: what is made again ends before the block's last product.
+
+    `shard_copies` are bytes a parameter that sharded parameters are copied, beside their gradients;
+    `shards` lie over all replicas, or over those in a server. `conversion` is bytes an element to
+    fp8. Experts' `dispatch` sends rows, or one copy of a token to each server; `dispatch_overlap`
+    hides it behind another microbatch. `keeps_outputs`: a stage keeps its output. `buffer_bytes`
+    are what the trainer holds beside all that.
+    """
+
+    passes: Passes = Passes()
+    kept: Kept = Kept()
+    loss: Loss
+    attention: str
+    scores: Scores | None = None
+    joined_queries: bool = True
+    joined_gate: bool = True
+    compiled: bool = False
+    sequence_parallel: bool = True
+    regathers: bool = True
+    tp_overlap: Literal["none", "async", "buffers"] = "none"
+    sums: Literal["product", "autograd"] = "product"
+    exchange: Literal["scatter", "float32"] = "scatter"
+    sends: Literal["parts", "whole"] = "parts"
+    ends: Literal["stage", "blocks", "layers", "free"] = "stage"
+    selective: Literal["attention", "operations"] = "attention"
+    kept_selective: Kept | None = None
+    stops_early: bool = False
+    shard_copies: Pair = (0, 0)
+    shards: Literal["all", "server"] = "all"
+    conversion: Traffic = 6
+    dispatch: Literal["rows", "copies"] = "rows"
+    dispatch_overlap: bool = False
+    keeps_outputs: bool = False
+    buffer_bytes: Traffic = 3e9

@@ -1,0 +1,384 @@
+"""A block on one rank for one microbatch: its seconds, and the bytes that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from partopt.documents.engine import Engine
+from partopt.documents.transformer import BITS, Format, Kept, Practice, Transformer
+from partopt.errors import PartoptError, did_you_mean
+from partopt.transformer.rates import COLLECTIVE_S, HOP_S, LAUNCH_S, Rates, Seconds
+
+# of the exchanges of a tensor parallel group, what products that are split hide: torch's, 20 to
+# 29 % of the forward pass of its authors; Transformer Engine's, fitted on runs of NeMo on H100
+HIDDEN = {"none": 0.0, "async": 0.5, "buffers": 0.7}
+GATHERED = 8  # bytes a logit of the copies where all of them are gathered
+SUM = 6  # bytes an element where two tensors are added
+
+Recomputed = Literal["never", "selective", "always"]
+
+
+class Shape(NamedTuple):
+    """What a block's seconds depend on beside its `Training`.
+
+    With `fsdp` its parameters lie in shares on several ranks, and are gathered for it.
+    """
+
+    b: int = 1
+    t: int = 1
+    c: int = 1
+    e: int = 1
+    recompute: Recomputed = "never"
+    fsdp: bool = False
+
+
+class Block(NamedTuple):
+    """Seconds of a block, `again_s` of what it makes again, and the bytes that it keeps.
+
+    `whole_bytes` it has while it is made again. `parts` are what its forward and backward are
+    made of.
+    """
+
+    forward_s: float
+    backward_s: float
+    again_s: float
+    saved_bytes: float
+    whole_bytes: float
+    parts: Mapping[str, Seconds]
+
+    @property
+    def seconds(self) -> float:
+        """All of a microbatch."""
+        return self.forward_s + self.backward_s + self.again_s
+
+
+class Product(NamedTuple):
+    """Of all tokens a product (T, k) x (k, n); `again` is the share that operations make again."""
+
+    n: float
+    k: float
+    again: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A transformer that a trainer trains on some device: all but the layout.
+
+    Raises PartoptError for a number format or an attention that the device is not known to have.
+    """
+
+    model: Transformer
+    sequence: int
+    format: Format
+    practice: Practice
+    engine: Engine
+    rates: Rates
+    _blocks: dict[Shape, Block] = field(default_factory=dict, init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        product = "fp8" if self.format == "mxfp8" else self.format
+        known: list[tuple[str, Iterable[str]]] = [(product, self.rates.products)]
+        if self.practice.scores is None:
+            known.append((self.practice.attention, self.rates.attention))
+        for name, names in known:
+            if name not in names:
+                raise PartoptError(
+                    f"{self.rates.device}: what {name} achieves on it is not known",
+                    did_you_mean(name, names),
+                    code="unknown-rates",
+                    device=self.rates.device,
+                    name=name,
+                )
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Of a gradient as it is kept, and exchanged."""
+        return 4 if self.engine.gradients == "float32" else 2
+
+    def tokens(self, shape: Shape) -> float:
+        """T."""
+        return shape.b * self.sequence / shape.c
+
+    def share(self, shape: Shape) -> int:
+        """Ranks over which what lies between products is cut."""
+        return shape.t if self.practice.sequence_parallel else 1
+
+    def parameters(self, shape: Shape) -> float:
+        """Those of a block on a rank, gathered if they lie in shares."""
+        return self.model.dense_parameters / shape.t + self.model.expert_parameters / shape.e
+
+    def block(self, shape: Shape) -> Block:
+        """A block; looked up where it was asked for before."""
+        if shape not in self._blocks:
+            self._blocks[shape] = self._block(shape)
+        return self._blocks[shape]
+
+    def _block(self, shape: Shape) -> Block:
+        products = self._products(shape)
+        timed = [self._linear_s(shape, product) for product in products]
+        parts = {
+            "products": _sum(timed),
+            "attention": self._attention_s(shape),
+            "passes": self._passes_s(shape),
+            "tensor": self._tensor_s(shape),
+        }
+        if shape.c > 1:
+            parts["context"] = self._context_s(shape, parts["attention"])
+        if self.model.experts:
+            parts |= self._experts_s(shape)
+            parts["exchange"] = self._exchange_s(shape, _sum(parts.values()))
+        forward_s, backward_s = _sum(parts.values())
+        again_s = 0.0
+        if shape.recompute == "always":
+            again_s = forward_s
+            if self.practice.stops_early:
+                again_s -= timed[-1].forward + self._last_scatter_s(shape)
+        elif shape.recompute == "selective" and self.practice.selective == "operations":
+            halves = zip(timed, products, strict=True)
+            again_s = sum(each.forward * product.again for each, product in halves)
+            again_s += self._remade_s(shape, parts["passes"].forward)
+        elif shape.recompute == "selective" and self.practice.scores is not None:
+            again_s = parts["attention"].forward
+        whole = shape._replace(recompute="never")
+        saved_bytes, whole_bytes = self.saved_bytes(shape), self.saved_bytes(whole)
+        return Block(forward_s, backward_s, again_s, saved_bytes, whole_bytes, parts)
+
+    def _products(self, shape: Shape) -> list[Product]:
+        """The products of attention and feed-forward, in their order."""
+        model, own, t = self.model, self.practice, shape.t
+        h, q, kv, f = model.hidden, model.q / t, model.kv / t, model.ffn / t
+        found = [Product(q + 2 * kv, h, 0.0), Product(h, q, 1.0)]
+        if not own.joined_queries:
+            found[:1] = [Product(q, h, 0.0), Product(kv, h, 1.0), Product(kv, h, 0.0)]
+        if f and model.gated and not own.joined_gate:
+            found += [Product(f, h, 0.0), Product(f, h, 1.0), Product(h, f, 0.0)]
+        elif f:
+            found += [Product(f * (2 if model.gated else 1), h, 0.5), Product(h, f, 0.0)]
+        return found
+
+    def _linear_s(self, shape: Shape, product: Product) -> Seconds:
+        return self.rates.linear_s(
+            self.tokens(shape), product.n, product.k, self.format, self._grad_out(shape)
+        )
+
+    def _grad_out(self, shape: Shape) -> float:
+        """Bytes an element that a weight's gradient writes, and reads where it is added to one."""
+        within = self.practice.sums == "product" and not shape.fsdp
+        return 2.0 * self.gradient_bytes if within else 2.0
+
+    def _attention_s(self, shape: Shape) -> Seconds:
+        """Half of the scores where a kernel skips what is masked; else all, with a softmax."""
+        model, rates, own, s = self.model, self.rates, self.practice.scores, self.sequence
+        if own is None:
+            flops = 4 * shape.b * model.scores(s) * model.q / (shape.t * shape.c)
+            return rates.attention_s(self.practice.attention, flops, s / shape.c)
+        heads, d, rows = shape.b * model.heads / shape.t, model.head_size, s / shape.c
+        both_s = rates.product_s(rows, s, d) + rates.product_s(rows, d, s)
+        return Seconds(
+            heads * (both_s + rates.passes_s(rows * s * own.forward)),
+            heads * (2 * both_s + rates.passes_s(rows * s * own.backward)),
+        )
+
+    def _passes_s(self, shape: Shape) -> Seconds:
+        """Passes over memory: norms to activation, conversions to fewer bits, sums, copies."""
+        forward, backward = (self.rates.passes_s(self._passed_bytes(shape, way)) for way in (0, 1))
+        return Seconds(forward, backward)
+
+    def _passed_bytes(self, shape: Shape, way: int) -> float:
+        """Bytes of a block's passes, forward (0) or backward (1)."""
+        model, own, passes, t = self.model, self.practice, self.practice.passes, shape.t
+        T, h, q, kv, f = self.tokens(shape), model.hidden, model.q, model.kv, model.ffn
+        over_h = h * (passes.norms[way] + passes.residuals[way])
+        over_h += h * passes.dropout[way] * model.dropout
+        inside = q * passes.queries[way] + kv * passes.keys[way]
+        inside += (q + kv) * passes.rotary[way] * model.rotary
+        inside += f * (passes.gated if model.gated else passes.plain)[way]
+        if BITS[self.format] < 16:
+            ups = 2 if model.gated else 1
+            over_h += self._conversion * (0 if way else 2 * h)
+            inside += self._conversion * (q + 2 * kv + ups * f + 2 * h if way else q + f)
+        size = T * (over_h / self.share(shape) + inside / t)
+        parameters = self.parameters(shape)
+        if way:  # gradients of the input of products that are apart, at full width
+            apart = 2 * (not own.joined_queries) + (model.gated and not own.joined_gate)
+            size += SUM * T * h * (min(apart, 1) if own.compiled and t == 1 else apart)
+        if shape.fsdp:
+            size += parameters * own.shard_copies[way]
+            size += parameters * (2 + self.gradient_bytes) * bool(way and own.shard_copies[way])
+        elif way and own.sums == "autograd":
+            size += parameters * (2 + 2 * self.gradient_bytes)
+        return size
+
+    @cached_property
+    def _conversion(self) -> float:
+        """Bytes an element of conversions to the products' format.
+
+        The trainer's own to fp8; with a scale a block no maximum goes first; of nvfp4 there are
+        two maxima and a turned copy.
+        """
+        return {"mxfp8": 4.0, "nvfp4": 11.0}.get(self.format, self.practice.conversion)
+
+    def _gather_s(self, shape: Shape) -> float:
+        size = self.tokens(shape) * self.model.hidden * BITS[self.format] / 8
+        return self.rates.link_s(size, shape.t)
+
+    def _scatter_s(self, shape: Shape) -> float:
+        return self.rates.link_s(self.tokens(shape) * self.model.hidden * 2, shape.t)
+
+    @property
+    def _shown(self) -> float:
+        """The share of exchanges of a tensor parallel group that products do not hide."""
+        return 1 - HIDDEN[self.practice.tp_overlap]
+
+    def _tensor_s(self, shape: Shape) -> Seconds:
+        """What a tensor parallel group exchanges, in attention and in the feed-forward."""
+        if shape.t == 1:
+            return Seconds(0.0, 0.0)
+        own, pairs = self.practice, 2 if self.model.ffn else 1
+        # what split products exchange starts by itself
+        start_s = COLLECTIVE_S if own.tp_overlap == "none" else 0.0
+        gather_s, scatter_s = self._gather_s(shape) + start_s, self._scatter_s(shape) + start_s
+        forward_s = backward_s = pairs * (gather_s + scatter_s)
+        if not own.sequence_parallel:  # all-reduces
+            reduce_s = 2 * scatter_s - start_s
+            apart = self.model.gated and not own.joined_gate and pairs == 2
+            forward_s, backward_s = pairs * reduce_s, (pairs + apart) * reduce_s
+        elif own.regathers:
+            backward_s += pairs * gather_s
+        return Seconds(forward_s * self._shown, backward_s * self._shown)
+
+    def _last_scatter_s(self, shape: Shape) -> float:
+        return self._scatter_s(shape) * self._shown
+
+    def _remade_s(self, shape: Shape, passes_s: float) -> float:
+        """What is made again beside products: all passes but the last residual, the gathers."""
+        last = self.practice.passes.residuals[0] / 2
+        last_s = self.rates.passes_s(self.tokens(shape) * self.model.hidden * last)
+        pairs = 2 if self.model.ffn else 1
+        gathers_s = pairs * self._gather_s(shape) * self._shown
+        return passes_s - last_s / self.share(shape) + gathers_s
+
+    def _context_s(self, shape: Shape, attention_s: Seconds) -> Seconds:
+        """Keys and values go round c ranks, behind the attention of those that have come."""
+        t, c, rates = shape.t, shape.c, self.rates
+        rate = rates.link if t * c <= rates.server else rates.port
+        round_s = (c - 1) * (HOP_S + 4 * self.tokens(shape) * self.model.kv / t / rate)
+        forward_s, backward_s = attention_s
+        return Seconds(max(0.0, round_s - forward_s), max(0.0, 2 * round_s - backward_s))
+
+    def _experts_s(self, shape: Shape) -> dict[str, Seconds]:
+        """The experts' products and passes, and launches that show.
+
+        These do because the host waits in every block for the counts that the router makes.
+        """
+        model, rates, bits = self.model, self.rates, BITS[self.format]
+        h, f, local = model.hidden, model.expert_ffn, model.experts / shape.e
+        rows = self._rows(shape)
+        up = rates.linear_s(rows, f * (model.matrices - 1), h, self.format, 0.0)
+        down = rates.linear_s(rows, h, f, self.format, 0.0)
+        weights = model.expert_parameters / shape.e
+        # rows are permuted, sorted and put back: three times read and written
+        gated, back = (6, 10) if model.gated else (4, 6)
+        over = rows * (12 * h + gated * f) + weights * bits / 8
+        over_back = rows * (12 * h + back * f) + weights * (bits / 8 + 2 * self.gradient_bytes)
+        kernels = 125 + 6 * local
+        if bits < 16:
+            over += rows * self._conversion * (h + f)
+            over_back += rows * self._conversion * ((model.matrices - 1) * f + h)
+            kernels += 14 + 14 * local
+        own = Seconds(rates.passes_s(over), rates.passes_s(over_back))
+        launches_s = kernels * LAUNCH_S
+        return {
+            "experts": _sum([up, down, own]),
+            "launches": Seconds(launches_s / 3, launches_s * 2 / 3),
+        }
+
+    def _rows(self, shape: Shape) -> float:
+        """Tokens of the experts of a rank, each as often as experts take it."""
+        return self.tokens(shape) / self.share(shape) * self.model.experts_per_token
+
+    def _exchange_s(self, shape: Shape, work_s: Seconds) -> Seconds:
+        """What two exchanges each way show: to experts on e ranks and back.
+
+        They send all rows, or one copy of a token to each of S servers, spread inside (DeepEP).
+        """
+        if shape.e == 1:
+            return Seconds(0.0, 0.0)
+        model, rates, e, k = self.model, self.rates, shape.e, self.model.experts_per_token
+        S = max(1, e * shape.t // rates.server)
+        size = self._rows(shape) * model.hidden * 2
+        out, near = size * (1 - 1 / S), size / S
+        if self.practice.dispatch == "copies":
+            copies = size / k
+            out = copies * (S - 1) * (1 - (1 - 1 / S) ** k)
+            near = copies * e * (1 - (1 - 1 / e) ** k)
+        both_s = 2 * (max(out / rates.port, near / rates.link) + HOP_S)
+        if self.practice.dispatch_overlap:
+            forward_s, backward_s = work_s
+            return Seconds(max(0.0, both_s - forward_s), max(0.0, both_s - backward_s))
+        return Seconds(both_s, both_s)
+
+    def head_s(self, shape: Shape) -> float:
+        """Seconds of the head and the loss, forward and backward."""
+        own, loss, rates, t = self.practice, self.practice.loss, self.rates, shape.t
+        T, h, V = self.tokens(shape), self.model.hidden, self.model.vocabulary
+        form: Format = "float16" if self.format == "float16" else "bfloat16"
+        whole_s = sum(rates.linear_s(T, V / t, h, form, self._grad_out(shape)))
+        whole_s += 3 * rates.link_s(2 * T * h, t)
+        if own.loss.gathers and t > 1:
+            copies_s = rates.link_s(2 * T * V, t) + rates.passes_s(GATHERED * T * V)
+            return whole_s + copies_s + rates.passes_s(T * V * loss.passes)
+        return whole_s + rates.passes_s(T * V / t * loss.passes)
+
+    def embedding_s(self, shape: Shape) -> float:
+        """Seconds of the embedding, forward and backward."""
+        return self.rates.passes_s(12 * self.tokens(shape) * self.model.hidden)
+
+    def message_bytes(self, shape: Shape) -> float:
+        """What a rank sends to the next stage."""
+        whole = self.practice.sends == "whole" and not self.practice.sequence_parallel
+        return 2 * self.tokens(shape) * self.model.hidden / (1 if whole else shape.t)
+
+    def saved_bytes(self, shape: Shape) -> float:
+        """Bytes that a block keeps of a microbatch on one rank.
+
+        Korthikanti et al., 2022, table 2, and the same count of other blocks.
+        """
+        model, T, share, t = self.model, self.tokens(shape), self.share(shape), shape.t
+        if shape.recompute == "always":
+            return 2 * T * model.hidden / share
+        own, scores = self.practice.kept, self.score_bytes(shape)
+        if shape.recompute == "selective":
+            own, scores = self.practice.kept_selective or own, 0.0
+        return scores + self._kept_bytes(own, T / share, T / t) + T * own.whole * model.hidden
+
+    def _kept_bytes(self, own: Kept, cut: float, inside: float) -> float:
+        """What is kept of `cut` tokens of the hidden width, and of those `inside` products."""
+        model, less = self.model, own.narrower if BITS[self.format] < 16 else 0.0
+        h, q, f = model.hidden, model.q, model.ffn
+        inputs = 2 if f else 1  # of products, of the hidden width
+        size = cut * h * (own.hidden - less * inputs + model.dropout * own.dropout)
+        gated = own.gated if model.gated else own.plain
+        over_q = own.queries + own.rotary * model.rotary - less
+        over_q += own.grouped * (model.kv_heads < model.heads)
+        size += inside * (q * over_q + model.kv * own.keys + f * (gated - less))
+        if model.experts:
+            size -= cut * 2 * h * (0 if f else 1)  # the rows are kept instead
+            rows = cut * model.experts_per_token
+            size += rows * ((4 - less) * h + (gated - less) * model.expert_ffn)
+        return size
+
+    def score_bytes(self, shape: Shape) -> float:
+        """What is kept of the scores of attention."""
+        own, s = self.practice.scores, self.sequence
+        kept = own.kept if own else 0.0
+        return kept * self.model.heads * s * self.tokens(shape) / shape.t
+
+
+def _sum(parts: Iterable[Seconds]) -> Seconds:
+    """All of them, one after the other."""
+    own = list(parts)
+    return Seconds(sum(each.forward for each in own), sum(each.backward for each in own))

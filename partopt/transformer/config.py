@@ -1,0 +1,181 @@
+"""A transformer from its configuration: Hugging Face's config.json, or one of `models/`.
+
+Both have the same form; those of `models/` say their source beside. What a `Transformer` cannot say
+is refused by name: blocks of several kinds, and attention over compressed keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from partopt import documents
+from partopt.documents.files import PathLike, find_shipped
+from partopt.documents.transformer import Transformer
+from partopt.errors import PartoptError, did_you_mean
+
+_NAMES = {  # of what is read, as most configurations call it
+    "blocks": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "ffn": "intermediate_size",
+    "vocabulary": "vocab_size",
+}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a `model_type` says without saying it; `dropout` names what says whether it has one."""
+
+    gated: bool = True
+    rotary: bool = True
+    tied: bool = False
+    causal: bool = True
+    dropout: str = ""
+    experts: str = ""  # their number; each is `width` wide
+    width: str = "moe_intermediate_size"
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+_GPT2 = {"blocks": "n_layer", "hidden": "n_embd", "heads": "n_head", "ffn": "n_inner"}
+_KINDS = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2"), _Kind()),
+    "gemma": _Kind(tied=True),
+    "mixtral": _Kind(experts="num_local_experts", width="intermediate_size"),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _Kind(experts="num_experts")),
+    "gpt2": _Kind(gated=False, rotary=False, tied=True, dropout="resid_pdrop", names=_GPT2),
+    "gpt_neox": _Kind(gated=False),
+    "nemotron": _Kind(gated=False),
+    "starcoder2": _Kind(gated=False, tied=True),
+    **dict.fromkeys(
+        ("bert", "roberta"),
+        _Kind(gated=False, rotary=False, tied=True, causal=False, dropout="hidden_dropout_prob"),
+    ),
+}
+_HINT = "it plans models of equal blocks: attention and a feed-forward or experts"
+
+
+def load_transformer(given: PathLike) -> Transformer:
+    """The transformer of a configuration: a file, its folder, `-`, or a name in `models/`.
+
+    Raises PartoptError with all that is missing or wrong, and for what is not such a model.
+    """
+    path = Path(given) / "config.json" if os.path.isdir(given) else given  # noqa: PTH112
+    found = find_shipped(path, "models")
+    stem = Path(found).stem
+    name = Path(found).resolve().parent.name if stem == "config" else stem
+    return read_transformer(documents.read_bytes(found), found, name)
+
+
+def read_transformer(content: bytes, where: str, name: str) -> Transformer:
+    """The transformer `name` of a configuration in JSON, which `where` names in errors."""
+    try:
+        raw = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError) as error:
+        what = f"{where}: not JSON: {error}"
+        raise PartoptError(what, "a config.json is expected", code="malformed-document") from None
+    kind = raw.get("model_type") if isinstance(raw, dict) else None
+    if not isinstance(kind, str):
+        raise PartoptError(
+            f"{where}: has no model_type: not the configuration of a model",
+            "give a config.json as Hugging Face has it",
+            code="unknown-document",
+        )
+    documents.refuse(_other_blocks(raw), where)
+    if kind not in _KINDS:
+        raise PartoptError(
+            f"{where}: model_type: {kind} is not known",
+            f"{did_you_mean(kind, _KINDS)}; {_HINT}",
+            code="unsupported-model",
+            model_type=kind,
+        )
+    made = _Reader(raw, _KINDS[kind]).read(name)
+    documents.refuse(made.faults(), where)
+    return made
+
+
+def _other_blocks(raw: dict[str, Any]) -> Iterator[PartoptError]:
+    """What makes a model one of other blocks than partopt knows, or of several kinds."""
+    layers, experts = raw.get("layer_types"), raw.get("decoder_sparse_step")
+    found = {
+        "text_config": isinstance(raw.get("text_config"), dict) and "a model of several parts",
+        "is_encoder_decoder": raw.get("is_encoder_decoder") is True and "an encoder and a decoder",
+        "kv_lora_rank": bool(raw.get("kv_lora_rank")) and "attention over compressed keys (MLA)",
+        "first_k_dense_replace": bool(raw.get("first_k_dense_replace"))
+        and "the first blocks have no experts: blocks of two kinds",
+        "mlp_only_layers": bool(raw.get("mlp_only_layers"))
+        and "some blocks have no experts: blocks of two kinds",
+        "decoder_sparse_step": experts not in (None, 1)
+        and "some blocks have no experts: blocks of two kinds",
+        "layer_types": isinstance(layers, list)
+        and len({*map(str, layers)}) > 1
+        and f"blocks of several kinds: {', '.join(sorted({*map(str, layers)}))}",
+    }
+    for path, what in found.items():
+        if what:
+            message = f"{path}: {what}"
+            yield PartoptError(message, _HINT, code="unsupported-model", path=path)
+
+
+class _Reader:
+    """Reads the fields of a configuration, and notes what is missing."""
+
+    def __init__(self, raw: dict[str, Any], kind: _Kind) -> None:
+        self.raw, self.kind, self.faults = raw, kind, list[PartoptError]()
+
+    def read(self, name: str) -> Transformer:
+        """The transformer, of which only types have been checked."""
+        raw, kind = self.raw, self.kind
+        names = {**_NAMES, **kind.names}
+        size = {key: self._count(names[key]) for key in names if key != "ffn"}
+        heads = size["heads"]
+        shared = kind.experts and kind.width == "moe_intermediate_size"
+        ffn = 0
+        if shared:  # the width of an expert that every token takes
+            ffn = self._count("shared_expert_intermediate_size", 0)
+        elif not kind.experts:
+            ffn = self._count(names["ffn"], 0 if kind.gated else 4 * size["hidden"])
+        experts: dict[str, int] = {}
+        if kind.experts:
+            experts = {
+                "experts": self._count(kind.experts),
+                "experts_per_token": self._count("num_experts_per_tok"),
+                "expert_ffn": self._count(kind.width),
+            }
+        dropout = raw.get(kind.dropout, 0.1) if kind.dropout else 0.0
+        windowed = raw.get("use_sliding_window", True)
+        values: dict[str, Any] = {
+            **size,
+            **experts,
+            "kv_heads": self._count("num_key_value_heads", heads),
+            "head_size": self._count("head_dim", size["hidden"] // max(1, heads)),
+            "tied": raw.get("tie_word_embeddings", kind.tied) is True,
+            "dropout": dropout != 0,
+            "window": self._count("sliding_window", 0) if windowed else 0,
+        }
+        documents.refuse(self.faults, name)
+        return Transformer(
+            name=name,
+            ffn=ffn,
+            gated=kind.gated,
+            rotary=kind.rotary,
+            causal=kind.causal,
+            **values,
+        )
+
+    def _count(self, name: str, default: int | None = None) -> int:
+        """The whole number that `name` has."""
+        value = self.raw.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40:
+            return value
+        said = "missing" if value is None else "expected a whole number"
+        hint = "the configuration of a model has it"
+        self.faults.append(PartoptError(f"{name}: {said}", hint, code="invalid-value", path=name))
+        return 1

@@ -1,0 +1,329 @@
+"""Seconds of an iteration of a layout, and the bytes of its fullest rank, in closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from partopt.documents.engine import Layout
+from partopt.documents.transformer import BITS
+from partopt.transformer.block import Block, Recomputed, Shape, Training
+from partopt.transformer.rates import COLLECTIVE_S
+
+# measured or counted
+HOST_S = 40e-3  # of an iteration: Korthikanti's tables 4 and 5, 1.10 s less blocks, head and step
+STEP, WHOLE_STEP = 34, 8  # bytes a parameter of an optimizer's step: in shares, of all
+FSDP_STEP = 40  # the same where parameters and gradients are in shares and in float32
+FLOAT32_EXCHANGE = 26  # flattened, divided, cast and copied back, as the code does it
+FSDP_STATE = 16  # bytes a parameter: itself, gradient and two moments in float32
+# the allocator holds so much of what comes and goes: three runs of torchtitan, 1.042 to 1.058
+RESERVED = 1.05
+LASTING = ("parameters", "gradients", "optimizer", "in shares", "buffers")  # allocated once
+# fitted
+STRAGGLER = 0.004  # the slowest of twice as many devices: runs of NeMo, 8 to 2,304 H100
+FEW = 8  # devices that were fitted on
+
+
+class Estimate(NamedTuple):
+    """Seconds of an iteration and bytes of the fullest rank.
+
+    `parts` sum to the seconds; `memory` sums to the bytes.
+    """
+
+    layout: Layout
+    seconds: float
+    memory_bytes: float
+    parts: Mapping[str, float]
+    memory: Mapping[str, float]
+
+
+class Degrees(NamedTuple):
+    """A layout as numbers. `again` is the share of blocks that recompute, whole ones."""
+
+    t: int
+    c: int
+    e: int
+    p: int
+    v: int
+    n: int
+    m: int
+    shape: Shape
+    again: float
+
+    @classmethod
+    def of(cls, work: Training, layout: Layout, batch: int) -> Degrees:
+        """The degrees of a layout whose replicas share `batch` samples."""
+        t, c, e, p = layout.tp or 1, layout.cp or 1, layout.ep or 1, layout.pp or 1
+        v, n, b = layout.chunks or 1, layout.dp or 1, layout.microbatch or 1
+        again, recompute = 1.0, layout.recompute or "never"
+        recomputed: Recomputed = "always"
+        if isinstance(recompute, int):
+            again = min(1.0, recompute * p * v / work.model.blocks)
+        elif recompute != "auto":
+            recomputed = recompute
+        fsdp = layout.shard in ("gradients", "parameters")
+        return cls(t, c, e, p, v, n, batch // (n * b), Shape(b, t, c, e, recomputed, fsdp), again)
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return self.t * self.c * self.p * self.n
+
+    @property
+    def sharers(self) -> int:
+        """Ranks with the same parameters: replicas, and those that share their context."""
+        return self.n * self.c
+
+
+def estimate(work: Training, layout: Layout, batch: int) -> Estimate:
+    """An iteration of `batch` samples, on as many devices as the layout has."""
+    own = Degrees.of(work, layout, batch)
+    memory = {
+        name: size * (1 if name in LASTING else RESERVED)
+        for name, size in _memory(work, own, layout).items()
+    }
+    parts = _seconds(work, own, layout)
+    slower = STRAGGLER * math.log2(max(1, own.devices / FEW))
+    parts["stragglers"] = slower * sum(parts.values())
+    return Estimate(layout, sum(parts.values()), sum(memory.values()), parts, memory)
+
+
+def stage_blocks(L: int, p: int, v: int, ends: str, head: float = 0.0) -> list[int]:
+    """Blocks of each of p v stages, in order.
+
+    Evenly, the first stages one more; with embedding and head as a block each ("blocks"), or
+    embedding, norm and head as a layer each ("layers"). "free": the last device has so many fewer
+    that the slowest, with a head as long as `head` blocks, is as fast as can be.
+    """
+    S = p * v
+    if ends == "free" and p > 1:
+        return _free_blocks(L, p, v, head)
+    first, last = {"blocks": (1, 1), "layers": (1, 2)}.get(ends, (0, 0)) if S > 1 else (0, 0)
+    whole, left = divmod(L + first + last, S)
+    counts = [whole + (stage < left) for stage in range(S)]
+    return [max(0, n - first * (i == 0) - last * (i == S - 1)) for i, n in enumerate(counts)]
+
+
+def _free_blocks(L: int, p: int, v: int, head: float) -> list[int]:
+    def slowest(last: int) -> tuple[float, int]:
+        return max(-(-(L - last) // (p - 1)), last + head), -last
+
+    last = min(range(v - 1, L // p + 1), key=slowest)
+    whole, left = divmod(L - last, p - 1)  # later devices hold fewer microbatches
+    loads = [whole + (d >= p - 1 - left) for d in range(p - 1)] + [last]
+    return [loads[d] // v + (k < loads[d] % v) for k in range(v) for d in range(p)]
+
+
+@lru_cache(maxsize=4096)
+def device_blocks(L: int, p: int, v: int, ends: str, head: float = 0.0) -> tuple[int, ...]:
+    """Blocks of each device, of all its chunks."""
+    counts = stage_blocks(L, p, v, ends, head)
+    return tuple(sum(counts[d::p]) for d in range(p))
+
+
+def _loads(work: Training, own: Degrees) -> Sequence[int]:
+    head = work.head_s(own.shape) / work.block(own.shape).seconds if own.p > 1 else 0.0
+    return device_blocks(work.model.blocks, own.p, own.v, work.practice.ends, round(head, 2))
+
+
+def _near(work: Training, own: Degrees) -> int:
+    """Ranks in a server with the same parameters."""
+    return max(1, min(work.rates.server // own.t, own.sharers))
+
+
+def _block(work: Training, own: Degrees) -> Block:
+    """A block, which makes as much again as blocks do in the mean."""
+    block = work.block(own.shape)
+    return block._replace(again_s=own.again * block.again_s)
+
+
+def _seconds(work: Training, own: Degrees, layout: Layout) -> dict[str, float]:
+    """Seconds of an iteration by part; those of blocks are the mean of devices."""
+    block, L, p, m = _block(work, own), work.model.blocks, own.p, own.m
+    parts = {name: m * L / p * sum(each) for name, each in block.parts.items()}
+    parts["recomputation"] = m * L / p * block.again_s
+    ends_s = work.head_s(own.shape) + work.embedding_s(own.shape)
+    parts["embedding and head"] = m / p * ends_s
+    if p > 1:
+        parts |= _pipeline_s(work, own, block)
+    if own.shape.fsdp:
+        parts |= _fsdp_s(work, own, layout, block)
+    else:
+        parts |= _replicas_s(work, own, layout, block)
+    parts["host"] = HOST_S
+    return parts
+
+
+def _pipeline_s(work: Training, own: Degrees, block: Block) -> dict[str, float]:
+    """Beside the mean of devices: what the slowest has more, the bubble, and sends."""
+    (_, _, _, p, v, _, m, shape, _), L = own, work.model.blocks
+    head_s, embedding_s = work.head_s(shape), work.embedding_s(shape)
+    loads = [blocks * block.seconds for blocks in _loads(work, own)]
+    loads[0], loads[-1] = loads[0] + embedding_s, loads[-1] + head_s
+    slow_s, whole_s = max(loads), sum(loads)
+    send_s = work.rates.send_s(work.message_bytes(shape))
+    shown_s, fill = send_s, p - 1
+    if ("interleaved" if v > 1 else "1f1b") not in work.engine.waits:
+        # a send goes under the next chunk's work, but not while the pipe fills and drains
+        chunk_s = L / p / v * block.seconds
+        shown_s, fill = (
+            max(0.0, send_s - chunk_s / 2) + work.rates.taken * send_s,
+            p - 1 + (v - 1) * p,
+        )
+    if work.practice.sends == "parts" and not work.practice.sequence_parallel:
+        shown_s += work.rates.link_s(shape.t * work.message_bytes(shape), shape.t)
+    return {
+        "imbalance": m * (slow_s - whole_s / p),
+        "bubble": (whole_s - slow_s) / v,
+        "sends": 2 * m * v * shown_s + 2 * fill * send_s,
+    }
+
+
+def _fsdp_s(work: Training, own: Degrees, layout: Layout, block: Block) -> dict[str, float]:
+    """Parameters in shares: what gathers and scatter-reductions show, and the step.
+
+    Block k + 1 is gathered behind block k, forward and again backward, and gradients are scattered
+    behind the next backward. With a pipeline all of a stage is gathered once an iteration.
+    """
+    model, rates, practice, (t, _, _, p, _, _, m, _, _) = work.model, work.rates, work.practice, own
+    near, L, wide = _near(work, own), model.blocks, BITS[work.format] / 8
+    ranks = near if practice.shards == "server" else own.sharers
+    start_s = COLLECTIVE_S if own.sharers > 1 else 0.0
+
+    def gather_s(size_bytes: float) -> float:
+        return rates.replicas_s(size_bytes, ranks, near)
+
+    each, grad = work.parameters(own.shape), work.gradient_bytes
+    block_s, scatter_s = gather_s(each * wide) + start_s, gather_s(each * grad) + start_s
+    if ranks < own.sharers:  # copies of the shares are all-reduced across servers
+        scatter_s += 2 * each * grad / ranks / rates.port
+    ends = model.end_parameters / t * (0.5 if model.tied else 1)
+    first_s = gather_s(ends * (2 + grad)) + block_s + scatter_s
+    dense, experts = _parameters(work, own)
+    step_s = rates.passes_s(FSDP_STEP * (dense / ranks + experts / _copies(own)))
+    if p > 1:
+        return {"step": step_s, "replicas": L / p * (block_s + scatter_s) + first_s / 2}
+    back_s = scatter_s + (0.0 if layout.shard == "gradients" else block_s)
+    shown_s = max(rates.taken * block_s, block_s - block.forward_s)
+    shown_s += max(rates.taken * back_s, back_s - block.backward_s - block.again_s)
+    return {"step": step_s, "replicas": m * (L * shown_s + first_s)}
+
+
+def _replicas_s(work: Training, own: Degrees, layout: Layout, block: Block) -> dict[str, float]:
+    """Whole parameters: what the exchange of gradients shows, once an iteration, and the step."""
+    model, rates, practice = work.model, work.rates, work.practice
+    (t, _, _, p, v, _, _, _, _), near, grad = own, _near(work, own), work.gradient_bytes
+    dense, experts = _parameters(work, own)
+    copies = _copies(own)
+    shared = layout.shard == "optimizer"
+    reduce_s = rates.replicas_s(dense * grad, own.sharers, near) * (1 if shared else 2)
+    if practice.exchange == "float32":
+        reduce_s = 2 * rates.replicas_s(dense * 4, own.sharers, near)
+        reduce_s += rates.passes_s(FLOAT32_EXCHANGE * dense)
+    reduce_s += rates.replicas_s(experts * grad, copies, 1)
+    if model.tied and p > 1:  # the first and the last stage add their gradients
+        reduce_s += 2 * rates.replicas_s(model.end_parameters / t * grad, 2, 1)
+    gather_s = 0.0
+    if shared:
+        gather_s = rates.replicas_s(2 * dense, own.sharers, near)
+        gather_s += rates.replicas_s(2 * experts, copies, 1)
+    shown_s = reduce_s + gather_s
+    if work.engine.allreduce == "overlap":
+        # behind the last microbatch's backward and the first one's forward; chunks end p slots
+        # apart. The first block's share has nothing to hide behind
+        window = model.blocks / p * (1 + (p - 1) * (v - 1) / v)
+        alone_s = (reduce_s + gather_s) * p / model.blocks
+        late_s = max(0.0, reduce_s - window * block.backward_s)
+        late_s += max(0.0, gather_s - window * block.forward_s)
+        hidden_s = max(0.0, shown_s - alone_s - late_s)
+        shown_s = alone_s + late_s + rates.taken * hidden_s
+    sharers = (own.sharers, copies) if shared else (1, 1)
+    stepped = STEP * (dense / sharers[0] + experts / sharers[1]) + WHOLE_STEP * (dense + experts)
+    return {"step": rates.passes_s(stepped), "replicas": shown_s}
+
+
+def _copies(own: Degrees) -> int:
+    """Ranks with the same experts."""
+    return max(1, own.devices // (own.p * own.e))
+
+
+def _parameters(work: Training, own: Degrees) -> tuple[float, float]:
+    """Parameters of a rank in the mean of stages, one end among them; and those of its experts."""
+    model, (t, _, e, p, *_) = work.model, own
+    ends = model.end_parameters / t * (2 if p == 1 and not model.tied else 1)
+    dense = model.blocks * model.dense_parameters / (t * p) + ends
+    return dense, model.blocks * model.expert_parameters / (e * p)
+
+
+def _memory(work: Training, own: Degrees, layout: Layout) -> dict[str, float]:
+    """Bytes by part of the device that has most."""
+    of = _fsdp_bytes if own.shape.fsdp else _stage_bytes
+    loads = _loads(work, own)
+    fullest = {0, loads.index(max(loads)), own.p - 1}
+    return max((of(work, own, layout, d) for d in fullest), key=lambda own: sum(own.values()))
+
+
+def _in_flight(own: Degrees, d: int) -> float:
+    """Microbatches of all chunks of device d that are held at once, under 1F1B."""
+    p, v, m = own.p, own.v, own.m
+    return min(m, p - d) if v == 1 else min(m, ((v - 1) * p + 2 * (p - d) - 1) / v)
+
+
+def _saved(work: Training, own: Degrees) -> tuple[float, float]:
+    """Bytes that a block keeps of a microbatch, in the mean; and has while it is made again."""
+    block = work.block(own.shape)
+    if own.shape.recompute != "always":
+        return block.saved_bytes, 0.0
+    saved = own.again * block.saved_bytes + (1 - own.again) * block.whole_bytes
+    return saved, block.whole_bytes
+
+
+def _stage_bytes(work: Training, own: Degrees, layout: Layout, d: int) -> dict[str, float]:
+    """Of device d, which holds whole parameters."""
+    model, practice, (t, _, e, p, _, _, _, shape, _) = work.model, work.practice, own
+    T, saved, blocks = work.tokens(shape), _saved(work, own), _loads(work, own)[d]
+    ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
+    dense = blocks * model.dense_parameters / t + ends * model.end_parameters / t
+    experts = blocks * model.expert_parameters / e
+    sharers = (own.sharers, _copies(own)) if layout.shard == "optimizer" else (1, 1)
+    state = 12.0 if work.engine.optimizer_bytes is None else work.engine.optimizer_bytes
+    logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
+    if practice.loss.gathers and t > 1:  # its own, and all of them
+        logits += (2 / t + 2) * T * model.vocabulary
+    at_work = 4 * T * model.hidden + saved[1]
+    if practice.scores:
+        at_work += practice.scores.work * model.heads * work.sequence * T / t
+    return {
+        "parameters": 2 * (dense + experts),
+        "gradients": work.gradient_bytes * (dense + experts),
+        "optimizer": state * (dense / sharers[0] + experts / sharers[1]),
+        "activations": saved[0] * (blocks + practice.keeps_outputs) * _in_flight(own, d),
+        "logits": logits * (d == p - 1),
+        "at work": at_work,
+        "buffers": practice.buffer_bytes,
+    }
+
+
+def _fsdp_bytes(work: Training, own: Degrees, layout: Layout, d: int) -> dict[str, float]:
+    """Of device d, whose parameters lie in shares.
+
+    A pipeline keeps the stage gathered, and whole gradients in float32; else the embedding and the
+    head stay, two blocks are gathered and one is scattered.
+    """
+    model, practice, (t, _, _, p, _, _, m, shape, _) = work.model, work.practice, own
+    T, h, blocks = work.tokens(shape), model.hidden, _loads(work, own)[d]
+    ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
+    each, ends = work.parameters(shape), ends * model.end_parameters / t
+    held = blocks * each + ends
+    experts = blocks * model.expert_parameters / shape.e
+    ranks = _near(work, own) if practice.shards == "server" else own.sharers
+    return {
+        "in shares": FSDP_STATE * ((held - experts) / ranks + experts / _copies(own)),
+        "gathered": 6 * held if p > 1 else 2 * ends + 10 * each,
+        "activations": _saved(work, own)[0] * blocks * _in_flight(own, d),
+        "buffers": 4 * m * T * h / t if p > 1 else 0.0,
+        "logits": practice.loss.held * T * model.vocabulary / t * (d == p - 1),
+        "at work": T * (12 * h + (12 * model.ffn + 8 * model.q) / t),
+    }

@@ -1,0 +1,156 @@
+"""What a device and its links achieve in training, and the seconds of what runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from partopt.documents.device import Attention, DeviceFile
+from partopt.documents.topology import Topology
+from partopt.documents.transformer import BITS, Format
+from partopt.errors import PartoptError
+from partopt.units import parse_bandwidth, parse_flops, parse_power
+
+# fitted on published runs: benchmarks/published_trainers.py
+SUSTAINED = 0.91  # of the rate that a benchmark finds for one kernel
+BLOCK_SCALES = 0.94  # of the rate with one scale a tensor, products with a scale a block
+CLOCK_POWER = 0.36  # clock = (limit / rated power) to this power; 0.89 at 500 of 700 W
+# measured
+MEMORY = 0.867  # of the data sheet's bandwidth, passes over tensors: 2,903 of 3,350 GB/s on H100
+OUTPUT = 0.60  # of it, at which a product's output is written: the tables of shapes of DeepGEMM
+COLLECTIVE_S = 40e-6  # start of a collective of NCCL in a server: tables of nccl-tests on H200
+HOP_S = 20e-6  # of a message or an exchange between servers
+TAKEN = (
+    16  # multiprocessors that a collective takes: sm_margin of Megatron Bridge's recipes, 16 to 20
+)
+LAUNCH_S = 10e-6  # of a kernel, where the host waits for the device: 5 to 25 us an operation
+
+USABLE = 1.0625  # of the memory in a device's name: 80 GB are 79.25 GiB as torch counts them
+PLANNED = 0.95  # of it, that a layout may need to be picked
+
+
+class Seconds(NamedTuple):
+    """Of a forward, and of its backward."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """A device in a cluster: operations and bytes a second.
+
+    `peak` and `bandwidth` are the data sheet's, of products in 16 bits and of memory; `products`
+    are what a benchmark finds, by number format, `attention` has kernels by name. `link` is a
+    device's inside a server of `server` devices, `port` its share of those between servers, `ring`
+    what collectives reach of it: achieved, in one direction.
+    """
+
+    device: str
+    peak: float
+    products: Mapping[str, float]
+    bandwidth: float
+    attention: Mapping[str, Attention]
+    clock: float
+    link: float
+    port: float
+    ring: float
+    server: int
+    multiprocessors: int
+
+    @classmethod
+    def of(cls, file: DeviceFile, topology: Topology) -> Rates:
+        """The rates of a device on the links of `topology`.
+
+        Raises PartoptError where the file does not say what the device achieves in training.
+        """
+        own = file.training
+        if own is None:
+            raise PartoptError(
+                f"{file.name}: its file has no `training`: what trainers achieve is not known",
+                "docs/formats.md has an example",
+                code="unknown-rates",
+                device=file.name,
+            )
+        inner, *outer = topology.cluster.levels
+        port = ring = float("inf")
+        ranks = inner.size
+        for level in outer:
+            port = min(port, level.bandwidth_bytes_per_s * level.links / ranks)
+            ring = min(ring, level.allreduce_bandwidth_bytes_per_s * level.links / ranks)
+            ranks *= level.size
+        return cls(
+            device=file.name,
+            peak=parse_flops(file.peaks["float16"].value),
+            products={name: parse_flops(rate.value) for name, rate in own.products.items()},
+            bandwidth=parse_bandwidth(file.bandwidth.value),
+            attention=own.attention,
+            clock=clock(parse_power(own.limit.value) / parse_power(own.rated.value)),
+            link=inner.bandwidth_bytes_per_s * inner.links,
+            port=port,
+            ring=ring,
+            server=inner.size,
+            multiprocessors=own.multiprocessors.value,
+        )
+
+    @property
+    def taken(self) -> float:
+        """The share of the compute that a collective takes from what it hides behind."""
+        return TAKEN / self.multiprocessors
+
+    def passes_s(self, size_bytes: float) -> float:
+        """Seconds in which so many bytes of tensors are read and written."""
+        return size_bytes / (MEMORY * self.bandwidth)
+
+    def product_s(
+        self, m: float, n: float, k: float, form: Format = "bfloat16", out: float = 2.0
+    ) -> float:
+        """(m, k) x (k, n): the arithmetic, then the output, of `out` bytes an element.
+
+        At least what the bytes of all three take.
+        """
+        rate = self.products["fp8" if form == "mxfp8" else form] * SUSTAINED * self.clock
+        rate *= BLOCK_SCALES if form in ("mxfp8", "nvfp4") else 1.0
+        written = out * m * n
+        computing_s = 2 * m * n * k / rate + written / (OUTPUT * self.bandwidth)
+        return max(computing_s, self.passes_s((m * k + n * k) * BITS[form] / 8 + written))
+
+    def linear_s(
+        self, m: float, n: float, k: float, form: Format = "bfloat16", grad: float = 2.0
+    ) -> Seconds:
+        """A product; backward the gradients of its input, and of its weight with `grad` bytes."""
+        back_s = self.product_s(m, k, n, form) + self.product_s(n, k, m, form, grad)
+        return Seconds(self.product_s(m, n, k, form), back_s)
+
+    def attention_s(self, kernel: str, flops: float, tokens: float) -> Seconds:
+        """A flash attention of so many operations forward, over `tokens` of a rank.
+
+        Backward it makes the scores again: 2.5 times the operations (Dao, 2023).
+        """
+        own = self.attention[kernel]
+        forward, backward = (
+            self.peak * self.clock * SUSTAINED * share * tokens / (tokens + half)
+            for share, half in zip(own.share, own.half_at, strict=True)
+        )
+        return Seconds(flops / forward, 2.5 * flops / backward)
+
+    def link_s(self, size_bytes: float, ranks: int) -> float:
+        """A gather or a scatter-reduction of `size_bytes` in all, over ranks of a server."""
+        return size_bytes * (ranks - 1) / ranks / self.link
+
+    def replicas_s(self, size_bytes: float, ranks: int, near: int) -> float:
+        """The same over `ranks`, `near` of them in each server, where they share its ports."""
+        if ranks <= 1:
+            return 0.0
+        rate = self.link if ranks <= near else min(self.ring * near, self.link)
+        return size_bytes * (ranks - 1) / ranks / rate
+
+    def send_s(self, size_bytes: float) -> float:
+        """A message between servers."""
+        return HOP_S + size_bytes / self.port
+
+
+def clock(power: float) -> float:
+    """The clock of products, over the rated one, where the limit is so much of the rated power."""
+    return float(power**CLOCK_POWER)

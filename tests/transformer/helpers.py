@@ -1,0 +1,74 @@
+"""A small training, in numbers that are easily multiplied by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from msgspec.structs import replace
+
+from partopt.documents.device import Attention
+from partopt.documents.engine import Engine, Layout
+from partopt.documents.transformer import Loss, Practice, Transformer
+from partopt.transformer.block import Training
+from partopt.transformer.iteration import estimate
+from partopt.transformer.rates import Rates
+
+GPT = Transformer(
+    name="gpt",
+    blocks=4,
+    hidden=1024,
+    heads=8,
+    kv_heads=8,
+    head_size=128,
+    ffn=4096,
+    vocabulary=32_000,
+    gated=False,
+    rotary=False,
+    dropout=True,
+)
+LLAMA = replace(GPT, name="llama", kv_heads=2, ffn=3584, gated=True, rotary=True, dropout=False)
+EXPERTS = replace(LLAMA, name="experts", ffn=0, experts=8, experts_per_token=2, expert_ffn=512)
+RATES = Rates(
+    device="device",
+    peak=1e15,
+    products={"bfloat16": 8e14, "float16": 8e14, "fp8": 1.6e15, "nvfp4": 3.2e15},
+    bandwidth=3e12,
+    attention={"flash": Attention(share=(0.5, 0.4), half_at=(400, 300), source="a test")},
+    clock=1.0,
+    link=3e11,
+    port=4e10,
+    ring=3e10,
+    server=8,
+    multiprocessors=128,
+)
+PRACTICE = Practice(loss=Loss(passes=12, held=4), attention="flash")
+ENGINE = Engine(waits=("1f1b",), gradients="float32", shard=("none", "optimizer"))
+
+
+def training(model: Transformer = LLAMA, **changes: Any) -> Training:
+    """A training of 2,048 tokens a sample; `changes` are fields of it, or of its practice."""
+    fields = {field.name for field in dataclasses.fields(Training)}
+    own = {name: value for name, value in changes.items() if name in fields}
+    facts = {name: value for name, value in changes.items() if name not in fields}
+    return Training(
+        **{
+            "model": model,
+            "sequence": 2048,
+            "format": "bfloat16",
+            "practice": replace(PRACTICE, **facts),
+            "engine": ENGINE,
+            "rates": RATES,
+            **own,
+        }
+    )
+
+
+def seconds(work: Training, batch: int = 32, **layout: Any) -> float:
+    """Seconds of an iteration."""
+    return estimate(work, Layout(**layout), batch).seconds
+
+
+def size(work: Training, batch: int = 32, **layout: Any) -> float:
+    """Bytes of the fullest rank."""
+    return estimate(work, Layout(**layout), batch).memory_bytes

@@ -1,0 +1,195 @@
+"""A block's seconds and bytes, by hand."""
+
+import dataclasses
+
+import pytest
+from msgspec.structs import replace
+
+from partopt.documents.transformer import Kept, Loss, Scores
+from partopt.errors import PartoptError
+from partopt.transformer.block import Shape
+from partopt.transformer.rates import (
+    BLOCK_SCALES,
+    COLLECTIVE_S,
+    HOP_S,
+    MEMORY,
+    OUTPUT,
+    SUSTAINED,
+)
+from tests.transformer.helpers import EXPERTS, GPT, LLAMA, RATES, training
+
+T, H, F = 2048, 1024, 4096
+RATE, BYTES = 8e14 * SUSTAINED, 3e12
+SCORES = Scores(forward=9, backward=11, kept=5)
+
+
+def product(m, n, k, out=2.0):
+    arithmetic = 2 * m * n * k / RATE + out * m * n / (OUTPUT * BYTES)
+    return max(arithmetic, (2 * (m * k + n * k) + out * m * n) / (MEMORY * BYTES))
+
+
+def test_a_product_is_its_arithmetic_and_its_output_or_all_bytes():
+    assert RATES.product_s(4096, 4096, 4096) == pytest.approx(product(4096, 4096, 4096))
+    thin = RATES.product_s(1, 4096, 4096)
+    assert thin == pytest.approx((2 * (4096 + 4096**2) + 2 * 4096) / (MEMORY * BYTES))
+    fp8, mxfp8 = (RATES.product_s(8192, 8192, 8192, form) for form in ("fp8", "mxfp8"))
+    written = 2 * 8192**2 / (OUTPUT * BYTES)
+    assert (fp8 - written) / (mxfp8 - written) == pytest.approx(BLOCK_SCALES)
+
+
+def test_the_products_of_a_gpt_block():
+    """Query, key and value in one, projection, and the feed-forward's two."""
+    pairs = [(3 * H, H), (H, H), (F, H), (H, F)]
+    found = training(GPT).block(Shape()).parts["products"]
+    assert found.forward == pytest.approx(sum(product(T, n, k) for n, k in pairs))
+    # gradients of weights are added to those in float32: read and written
+    backward = sum(product(T, k, n) + product(n, k, T, 8.0) for n, k in pairs)
+    assert found.backward == pytest.approx(backward)
+
+
+def test_products_that_are_apart_are_as_many():
+    work = training(joined_queries=False, joined_gate=False)
+    assert len(work._products(Shape())) == 7
+    q, kv, f = LLAMA.q, LLAMA.kv, LLAMA.ffn
+    assert [own.n for own in work._products(Shape(t=2))][:3] == [q / 2, kv / 2, kv / 2]
+    joined = training()._products(Shape())
+    assert [own.n for own in joined] == [q + 2 * kv, H, 2 * f, H]
+
+
+def test_the_passes_of_a_block():
+    """Bytes a token of GPT: 22 h and 4 f forward, 34 h and 6 f backward; of Llama by its list."""
+    found = training(GPT).block(Shape()).parts["passes"]
+    assert found.forward == pytest.approx(T * (22 * H + 4 * F) / (MEMORY * BYTES))
+    assert found.backward == pytest.approx(T * (34 * H + 6 * F) / (MEMORY * BYTES))
+    own, q, kv, f = training(), LLAMA.q, LLAMA.kv, LLAMA.ffn
+    passes = own.block(Shape(t=2)).parts["passes"]
+    assert passes.forward == pytest.approx(
+        T / 2 * (20 * H + 4 * (q + kv) + 6 * f) / (MEMORY * BYTES)
+    )
+
+
+def test_conversions_to_fp8_are_of_the_inputs_of_products():
+    plain, converted = (training(format=form).block(Shape()) for form in ("bfloat16", "fp8"))
+    added = converted.parts["passes"].forward - plain.parts["passes"].forward
+    assert added == pytest.approx(T * 6 * (2 * H + LLAMA.q + LLAMA.ffn) / (MEMORY * BYTES))
+
+
+def test_causal_attention_is_half_of_the_square():
+    found = training(GPT).block(Shape()).parts["attention"]
+    flops = 2 * T * T * H
+    assert found.forward == pytest.approx(flops / (1e15 * SUSTAINED * 0.5 * T / (T + 400)))
+    assert found.backward == pytest.approx(2.5 * flops / (1e15 * SUSTAINED * 0.4 * T / (T + 300)))
+
+
+def test_scores_in_memory_are_all_of_the_square():
+    work = training(GPT, scores=SCORES)
+    forward = 8 * (product(T, T, 128) + product(T, 128, T) + 9 * T * T / (MEMORY * BYTES))
+    found = work.block(Shape())
+    assert found.parts["attention"].forward == pytest.approx(forward)
+    assert found.saved_bytes - training(GPT).block(Shape()).saved_bytes == 5 * 8 * T * T
+
+
+def test_what_tensor_parallel_ranks_exchange():
+    """Two gathers and two scatters, and the gathers once more backward; or all-reduces."""
+    one = T * H * 2 * 7 / 8 / 3e11
+    found = training().block(Shape(t=8)).parts["tensor"]
+    assert found.forward == pytest.approx(4 * (one + COLLECTIVE_S))
+    assert found.backward == pytest.approx(6 * (one + COLLECTIVE_S))
+    found = training(sequence_parallel=False).block(Shape(t=8)).parts["tensor"]
+    assert found.forward == found.backward == pytest.approx(2 * (2 * one + COLLECTIVE_S))
+    hidden = training(tp_overlap="async").block(Shape(t=8)).parts["tensor"]
+    assert hidden.forward == pytest.approx(4 * one * 0.5)
+    assert training().block(Shape()).parts["tensor"] == (0.0, 0.0)
+
+
+def test_keys_and_values_go_round_behind_attention():
+    work, shape = training(sequence=65_536), Shape(c=16)
+    block, tokens = work.block(shape), 65_536 / 16
+    late = 15 * (HOP_S + 4 * tokens * LLAMA.kv / RATES.port) - block.parts["attention"].forward
+    assert late > 0
+    assert block.parts["context"].forward == pytest.approx(late)
+    assert "context" not in training().block(Shape()).parts
+
+
+def test_experts_of_a_block():
+    block = training(EXPERTS).block(Shape())
+    assert block.parts["exchange"] == (0.0, 0.0)
+    apart = training(EXPERTS).block(Shape(e=8)).parts["exchange"].forward
+    rows = T * 2
+    assert apart == pytest.approx(2 * (rows * H * 2 / RATES.link + HOP_S))
+    two = training(EXPERTS, rates=dataclasses.replace(RATES, server=4))
+    across = two.block(Shape(e=8)).parts["exchange"].forward
+    assert across == pytest.approx(2 * (rows * H * 2 / 2 / RATES.port + HOP_S))
+    copies = training(EXPERTS, dispatch="copies", rates=two.rates).block(Shape(e=8))
+    assert copies.parts["exchange"].forward < across
+    hidden = training(EXPERTS, dispatch_overlap=True).block(Shape(e=8))
+    assert hidden.parts["exchange"].forward <= apart
+
+
+def test_what_is_made_again():
+    never, always = (training().block(Shape(t=2, recompute=own)) for own in ("never", "always"))
+    assert (never.again_s, always.again_s) == (0.0, always.forward_s)
+    early = training(stops_early=True).block(Shape(t=2, recompute="always"))
+    scatter = T * H * 2 / 2 / RATES.link
+    assert always.again_s - early.again_s == pytest.approx(product(T, H, LLAMA.ffn / 2) + scatter)
+    scores = training(GPT, scores=SCORES).block(Shape(recompute="selective"))
+    assert scores.again_s == scores.parts["attention"].forward
+    assert training().block(Shape(recompute="selective")).again_s == 0.0
+
+
+def test_operations_are_made_again_every_second_product():
+    facts = {"joined_queries": False, "joined_gate": False, "selective": "operations"}
+    work = training(kept_selective=Kept(hidden=2, keys=2, gated=2, rotary=0), **facts)
+    block, full = (work.block(Shape(recompute=own)) for own in ("selective", "always"))
+    products = sum(product(T, n, k) for n, k in ((LLAMA.kv, H), (H, LLAMA.q), (LLAMA.ffn, H)))
+    residual = 6 * T * H / (MEMORY * BYTES)
+    assert block.again_s == pytest.approx(products + block.parts["passes"].forward - residual)
+    assert 0 < block.again_s < full.again_s
+    assert block.saved_bytes == T * (2 * H + 4 * LLAMA.q + 2 * LLAMA.kv + 2 * LLAMA.ffn)
+
+
+def test_bytes_that_a_block_keeps_are_those_of_korthikanti():
+    """34 s b h, of which sequence parallelism cuts all; 2 s b h where all is made again."""
+    for t in (1, 4):
+        assert training(GPT).block(Shape(t=t)).saved_bytes == 34 * T * H / t
+        whole = training(GPT, sequence_parallel=False).block(Shape(t=t)).saved_bytes
+        assert whole == T * H * (10 + 24 / t)
+    again = training(GPT).block(Shape(recompute="always"))
+    assert (again.saved_bytes, again.whole_bytes) == (2 * T * H, 34 * T * H)
+    scores = training(GPT, scores=SCORES)
+    assert scores.block(Shape(recompute="selective")).saved_bytes == 34 * T * H
+
+
+def test_bytes_of_other_blocks():
+    q, kv, f = LLAMA.q, LLAMA.kv, LLAMA.ffn
+    assert training().block(Shape()).saved_bytes == T * (8 * H + 6 * q + 4 * kv + 6 * f)
+    fp8 = training(format="fp8").block(Shape()).saved_bytes
+    assert fp8 == T * (6 * H + 5 * q + 4 * kv + 5 * f)
+    experts, fe = training(EXPERTS).block(Shape()).saved_bytes, EXPERTS.expert_ffn
+    assert experts == T * (6 * H + 6 * q + 4 * kv + 2 * (4 * H + 6 * fe))
+
+
+def test_the_head_and_its_loss():
+    V, work = 32_000, training()
+    products = product(T, V, H) + product(T, H, V) + product(V, H, T, 8.0)
+    assert work.head_s(Shape()) == pytest.approx(products + 12 * T * V / (MEMORY * BYTES))
+    gathered = training(loss=Loss(passes=12, held=4, gathers=True))
+    assert gathered.head_s(Shape()) == work.head_s(Shape())
+    assert gathered.head_s(Shape(t=4)) > work.head_s(Shape(t=4))
+
+
+def test_more_ranks_never_take_longer_nor_keep_more():
+    for model in (GPT, LLAMA):
+        blocks = [training(model, tp_overlap="buffers").block(Shape(t=t)) for t in (1, 2, 4, 8)]
+        kept = [own.saved_bytes for own in blocks]
+        work = [own.parts["products"].forward for own in blocks]
+        assert kept == sorted(kept, reverse=True)
+        assert work == sorted(work, reverse=True)
+
+
+def test_a_format_or_an_attention_that_is_not_known_is_refused():
+    rates = dataclasses.replace(RATES, products={"bfloat16": 1e14})
+    with pytest.raises(PartoptError, match="device: what fp8 achieves on it is not known"):
+        training(format="fp8", rates=rates)
+    with pytest.raises(PartoptError, match="what fa3 achieves"):
+        training(practice=replace(training().practice, attention="fa3"))

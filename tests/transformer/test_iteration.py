@@ -1,0 +1,278 @@
+"""An iteration's seconds and bytes: by hand, and what more ranks and recomputation never do."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from partopt.documents.engine import Layout
+from partopt.documents.transformer import Kept, Scores
+from partopt.transformer.block import Shape
+from partopt.transformer.iteration import (
+    FSDP_STATE,
+    HOST_S,
+    RESERVED,
+    STRAGGLER,
+    device_blocks,
+    estimate,
+    stage_blocks,
+)
+from partopt.transformer.rates import COLLECTIVE_S, HOP_S
+from tests.examples import examples
+from tests.transformer.helpers import ENGINE, EXPERTS, GPT, LLAMA, RATES, seconds, size, training
+
+BLOCKING = replace(ENGINE, allreduce="blocking", waits=("1f1b", "interleaved"))
+
+
+def test_one_device_runs_its_blocks_one_after_the_other():
+    work = training()
+    found, block = estimate(work, Layout(microbatch=2), 32), work.block(Shape(b=2))
+    ends = work.head_s(Shape(b=2)) + work.embedding_s(Shape(b=2))
+    spent = 16 * (4 * block.seconds + ends)
+    assert found.seconds == pytest.approx(spent + HOST_S + found.parts["step"])
+    assert found.parts["replicas"] == 0.0
+    assert math.fsum(found.parts.values()) == pytest.approx(found.seconds)
+    assert math.fsum(found.memory.values()) == pytest.approx(found.memory_bytes)
+
+
+def test_a_pipeline_has_a_bubble_and_waits_for_its_sends():
+    work, shape = training(engine=BLOCKING), Shape()
+    block, head, embed = work.block(shape), work.head_s(shape), work.embedding_s(shape)
+    parts = estimate(work, Layout(pp=4), 16).parts
+    slow = block.seconds + head  # the last of four stages of a block
+    whole = 4 * block.seconds + head + embed
+    send = HOP_S + 2 * 2048 * 1024 / RATES.port
+    assert parts["bubble"] == pytest.approx(whole - slow)
+    assert parts["imbalance"] == pytest.approx(16 * (slow - whole / 4))
+    assert parts["sends"] == pytest.approx(2 * 16 * send + 2 * 3 * send)
+
+
+def test_chunks_make_the_bubble_smaller_and_sends_more():
+    work = training(replace(LLAMA, blocks=16), engine=BLOCKING)
+    one, two = (estimate(work, Layout(pp=4, chunks=v), 16).parts for v in (1, 2))
+    assert two["bubble"] == pytest.approx(one["bubble"] / 2)
+    send = HOP_S + 2 * 2048 * 1024 / RATES.port
+    assert two["sends"] - one["sends"] == pytest.approx(2 * 16 * send)
+
+
+def test_sends_are_hidden_where_the_engine_does_not_wait():
+    model, layout = replace(LLAMA, blocks=16), Layout(pp=4, chunks=2)
+    waits = estimate(training(model, engine=BLOCKING), layout, 64).parts["sends"]
+    hidden = estimate(training(model), layout, 64).parts["sends"]
+    assert hidden < waits
+
+
+def test_gradients_are_exchanged_once_an_iteration():
+    work = training(engine=BLOCKING)
+    parts = estimate(work, Layout(dp=8, shard="optimizer"), 32).parts
+    held = LLAMA.parameters
+    assert parts["replicas"] == pytest.approx((4 + 2) * held * 7 / 8 / RATES.link)
+    plain = estimate(work, Layout(dp=8), 32).parts
+    assert plain["replicas"] == pytest.approx(2 * 4 * held * 7 / 8 / RATES.link)
+    across = estimate(work, Layout(dp=16, shard="optimizer"), 32).parts
+    rate = min(8 * RATES.ring, RATES.link)
+    assert across["replicas"] == pytest.approx((4 + 2) * held * 15 / 16 / rate)
+
+
+def test_what_is_hidden_behind_compute_takes_a_part_of_it():
+    work = training(sequence=65_536)
+    shown = estimate(work, Layout(dp=8, shard="optimizer"), 8).parts["replicas"]
+    whole = 6 * LLAMA.parameters * 7 / 8 / RATES.link
+    assert shown == pytest.approx(whole / 4 + RATES.taken * whole * 3 / 4)
+
+
+def test_shards_are_gathered_behind_the_block_before():
+    work, each = training(sequence=65_536), LLAMA.block_parameters * 7 / 8 / RATES.link
+    gather, scatter = 2 * each + COLLECTIVE_S, 4 * each + COLLECTIVE_S
+    parts = estimate(work, Layout(dp=8, shard="parameters"), 8).parts
+    first = 6 * LLAMA.end_parameters * 7 / 8 / RATES.link + gather + scatter
+    shown = 4 * RATES.taken * (2 * gather + scatter) + first
+    assert parts["replicas"] == pytest.approx(shown)
+    kept = estimate(work, Layout(dp=8, shard="gradients"), 8).parts
+    assert shown - kept["replicas"] == pytest.approx(4 * RATES.taken * gather)
+
+
+def test_the_slowest_of_many_devices():
+    few, many = (estimate(training(), Layout(dp=n), 64).parts for n in (8, 64))
+    assert few["stragglers"] == 0.0
+    total = math.fsum(many.values()) - many["stragglers"]
+    assert many["stragglers"] == pytest.approx(3 * STRAGGLER * total)
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ((10, 4, 1, "stage"), [3, 3, 2, 2]),
+        ((14, 4, 1, "blocks"), [3, 4, 4, 3]),
+        ((13, 4, 1, "layers"), [3, 4, 4, 2]),
+        ((8, 2, 2, "stage"), [2, 2, 2, 2]),
+        ((6, 2, 2, "blocks"), [1, 2, 2, 1]),
+        ((5, 1, 1, "blocks"), [5]),
+    ],
+)
+def test_blocks_of_stages(given, counts):
+    assert stage_blocks(*given) == counts
+
+
+def test_a_free_last_stage_has_as_many_fewer_as_the_head_is_long():
+    assert stage_blocks(80, 4, 1, "free", head=4.0) == [21, 21, 21, 17]
+    assert stage_blocks(8, 4, 1, "free") == [2, 2, 2, 2]
+    assert device_blocks(80, 4, 5, "free", 4.0) == (21, 21, 21, 17)
+
+
+@examples(60)
+@given(
+    L=st.integers(1, 130),
+    p=st.integers(1, 16),
+    v=st.integers(1, 4),
+    ends=st.sampled_from(["stage", "blocks", "layers", "free"]),
+    head=st.floats(0, 3),
+)
+def test_every_block_is_in_a_stage(L, p, v, ends, head):
+    if 2 * p * v > L:
+        return
+    counts = stage_blocks(L, p, v, ends, head)
+    assert len(counts) == p * v
+    assert sum(counts) == L
+    assert min(counts) >= 0
+
+
+def test_bytes_of_whole_parameters():
+    memory = estimate(training(), Layout(dp=8, shard="optimizer"), 32).memory
+    held = LLAMA.parameters
+    assert memory["parameters"] == pytest.approx(2 * held)
+    assert memory["gradients"] == pytest.approx(4 * held)
+    assert memory["optimizer"] == pytest.approx(12 * held / 8)
+    assert memory["logits"] == pytest.approx(RESERVED * 4 * 2048 * 32_000)
+
+
+def test_context_ranks_share_the_optimizer_too():
+    one, two = (
+        estimate(training(), Layout(dp=4, cp=c, shard="optimizer"), 32).memory["optimizer"]
+        for c in (1, 2)
+    )
+    assert one == pytest.approx(2 * two)
+
+
+def test_the_first_stage_holds_as_many_microbatches_as_there_are_stages():
+    work = training(replace(LLAMA, vocabulary=8, blocks=8))
+    kept = RESERVED * work.block(Shape()).saved_bytes
+    for m, p, v, held in ((16, 4, 1, 4), (2, 4, 1, 2), (16, 4, 2, 4 + 3 / 2)):
+        found = estimate(work, Layout(pp=p, chunks=v), m).memory["activations"]
+        assert found == pytest.approx(kept * 8 / p * held)
+
+
+def test_bytes_of_shards():
+    found = estimate(training(), Layout(dp=8, shard="parameters"), 8).memory
+    assert found["in shares"] == pytest.approx(FSDP_STATE * LLAMA.parameters / 8)
+    two = 2 * LLAMA.end_parameters
+    assert found["gathered"] == pytest.approx(RESERVED * (2 * two + 10 * LLAMA.block_parameters))
+
+
+def test_shards_in_a_server_are_copied_across():
+    work = training(shards="server")
+    near, far = (
+        estimate(work, Layout(dp=n, shard="parameters"), 64).memory["in shares"] for n in (8, 64)
+    )
+    assert near == pytest.approx(far)
+    assert seconds(training(), 64, dp=64, shard="parameters") != seconds(
+        work, 64, dp=64, shard="parameters"
+    )
+
+
+def test_some_blocks_recompute_and_others_do_not():
+    never, half, always = (
+        estimate(training(), Layout(recompute=own), 8) for own in ("never", 2, "always")
+    )
+    assert half.seconds == pytest.approx((never.seconds + always.seconds) / 2)
+    kept = [own.memory["activations"] for own in (never, half, always)]
+    assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2)
+
+
+MODELS = st.sampled_from([GPT, LLAMA, EXPERTS])
+DEGREES = {"pp": [1, 2, 4], "dp": [1, 2, 8], "microbatch": [1, 2], "cp": [1, 2]}
+LAYOUTS = st.builds(
+    Layout,
+    shard=st.sampled_from(["none", "optimizer", "parameters"]),
+    **{name: st.sampled_from(values) for name, values in DEGREES.items()},
+)
+FACTS = st.fixed_dictionaries(
+    {
+        "sequence_parallel": st.booleans(),
+        "scores": st.sampled_from([None, Scores(forward=9, backward=11, kept=5)]),
+        "format": st.sampled_from(["bfloat16", "fp8"]),
+        "ends": st.sampled_from(["stage", "blocks", "layers"]),
+    }
+)
+
+
+@examples(100)
+@given(model=MODELS, layout=LAYOUTS, facts=FACTS)
+def test_recomputation_takes_longer_and_needs_no_more(model, layout, facts):
+    work = training(replace(model, blocks=8), **facts)
+    ways = [
+        estimate(work, replace(layout, recompute=own), 64)
+        for own in ("never", "selective", "always")
+    ]
+    activations = [own.memory["activations"] for own in ways]
+    assert activations == sorted(activations, reverse=True)
+    assert [own.seconds for own in ways] == sorted(own.seconds for own in ways)
+
+
+@examples(100)
+@given(model=MODELS, layout=LAYOUTS, facts=FACTS)
+def test_more_tensor_ranks_need_no_more(model, layout, facts):
+    work = training(replace(model, blocks=8), **facts)
+    sizes = [size(work, 64, **as_dict(replace(layout, tp=t))) for t in (1, 2, 4, 8)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def as_dict(layout):
+    names = ("tp", "cp", "pp", "dp", "microbatch", "shard", "recompute")
+    return {name: getattr(layout, name) for name in names}
+
+
+@examples(60)
+@given(model=MODELS, layout=LAYOUTS, facts=FACTS)
+def test_parts_are_not_negative_and_sum_to_the_whole(model, layout, facts):
+    found = estimate(training(replace(model, blocks=8), **facts), layout, 64)
+    assert min(found.parts.values()) >= -1e-12
+    assert min(found.memory.values()) >= 0
+    assert math.fsum(found.parts.values()) == pytest.approx(found.seconds)
+
+
+def test_faster_devices_and_links_never_take_longer():
+    layouts = [
+        {"tp": t, "pp": p, "dp": n, "shard": shard}
+        for t, p, n, shard in itertools.product((1, 4), (1, 4), (1, 8), ("optimizer", "parameters"))
+    ]
+    better = {"link": 2 * RATES.link, "port": 2 * RATES.port, "ring": 2 * RATES.ring}
+    better |= {"clock": 1.2, "bandwidth": 2 * RATES.bandwidth}
+    for layout in layouts:
+        usual = seconds(training(), 64, **layout)
+        for name, value in better.items():
+            faster = training(rates=dataclasses.replace(RATES, **{name: value}))
+            assert seconds(faster, 64, **layout) <= usual * (1 + 1e-12), (layout, name)
+
+
+def test_what_trainers_do_differently_costs_what_it_should():
+    layout = {"tp": 4, "dp": 8, "shard": "optimizer"}
+    usual = seconds(training(), 64, **layout)
+    assert seconds(training(sums="autograd"), 64, **layout) != usual
+    assert seconds(training(tp_overlap="buffers"), 64, **layout) < usual
+    assert seconds(training(exchange="float32"), 64, **layout) > usual
+    pipeline = {"tp": 4, "pp": 4}
+    whole = training(sends="whole", sequence_parallel=False, engine=BLOCKING)
+    parts = training(sequence_parallel=False, engine=BLOCKING)
+    assert seconds(whole, 64, **pipeline) > seconds(parts, 64, **pipeline)
+    kept = training(keeps_outputs=True)
+    assert size(kept, 64, **pipeline) > size(training(), 64, **pipeline)
+    few = replace(EXPERTS, blocks=8)
+    assert seconds(training(few, dispatch_overlap=True), 64, ep=8, dp=8) < seconds(
+        training(few), 64, ep=8, dp=8
+    )
+    assert training(kept_selective=Kept(hidden=2)).practice.kept_selective is not None

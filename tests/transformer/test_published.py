@@ -1,0 +1,201 @@
+"""Published runs: partopt is as near as `benchmarks/published_trainers.py` prints, with some slack.
+
+The data are not part of the repository; without them only the way through the benchmark is tested.
+"""
+
+import csv
+import json
+import statistics
+
+import pytest
+
+from benchmarks import published_trainers as published
+from partopt.errors import PartoptError
+from tests.docs.documents import read, rows, section
+
+RUNS = published.DATA / "runs.csv"
+needs_runs = pytest.mark.skipif(not RUNS.exists(), reason="published runs are not here")
+# of each table the mean error, and a little
+MEANS = {
+    "hagemann": 0.07,
+    "llmfoundry": 0.04,
+    "dgxc": 0.03,
+    "bloom": 0.055,
+    "torchtitan": 0.025,
+    "blackwell": 0.05,
+}
+OLDER = {
+    "SC 2021, table 1": 0.035,
+    "Korthikanti, table 5": 0.065,
+    "Korthikanti, table 4": 0.05,
+    "Korthikanti, figure 1": 0.02,
+    "torchtitan 8B": 0.025,
+    "its memory": 0.02,
+    "torchtitan 8B, more": 0.085,
+    "their memory": 0.025,
+    "Llama 3 405B": 0.09,
+}
+
+
+def mean(errors):
+    return statistics.mean(map(abs, errors))
+
+
+@pytest.fixture(scope="module")
+def found():
+    return published.read(RUNS)
+
+
+@needs_runs
+def test_each_table_is_as_near_as_is_said(found):
+    tables = published.tables_of(found)
+    assert tables.keys() == MEANS.keys()
+    errors = {name: published.errors_of(own) for name, own in tables.items()}
+    assert sum(map(len, errors.values())) == 435
+    for name, own in errors.items():
+        assert mean(own) <= MEANS[name], name
+    assert statistics.mean(map(mean, errors.values())) <= 0.043
+    assert statistics.median(abs(e) for own in errors.values() for e in own) <= 0.036
+
+
+@needs_runs
+def test_the_documents_state_what_is_printed(found):
+    text = section(read("accuracy.md"), "Transformers in closed form")
+    tables = {name: published.errors_of(own) for name, own in published.tables_of(found).items()}
+    tables["all"] = [error for own in tables.values() for error in own]
+    stated = {row[0]: row[1:5] for row in rows(text)[1:]}
+    for name, errors in tables.items():
+        size = [abs(error) for error in errors]
+        numbers = (statistics.mean(size), statistics.median(size), max(size))
+        assert stated[name] == [str(len(size)), *(f"{own:.1%}" for own in numbers)]
+    tried = [own for own in found if own.row["table"] in ("hagemann", "bloom", "torchtitan")]
+    right = sum(own.ran == own.fits(published.USABLE) for own in tried) / len(tried)
+    assert f"{100 * right:.1f} %" in text
+
+
+@needs_runs
+def test_what_fits_and_what_does_not(found):
+    tried = [own for own in found if own.row["table"] in ("hagemann", "bloom", "torchtitan")]
+    right = sum(own.ran == own.fits(published.USABLE) for own in tried)
+    assert len(tried) == 425
+    assert right / len(tried) >= 0.965
+    ran = [own for own in found if own.row["table"] in ("dgxc", "blackwell")]
+    assert sum(own.fits(published.USABLE) for own in ran) >= 144
+
+
+@needs_runs
+@pytest.mark.parametrize("name", OLDER)
+def test_the_older_tables(name):
+    errors = [found / said - 1 for _, said, found in published.OLDER[name]()]
+    assert mean(errors) <= OLDER[name]
+
+
+@needs_runs
+def test_the_command_prints_every_table_and_json(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["published_trainers.py", "--rows"])
+    published.main()
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in [*MEANS, *OLDER, "fits:", "ranking: 13 sheets"])
+    monkeypatch.setattr("sys.argv", ["published_trainers.py", str(RUNS), "--json"])
+    published.main()
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    with RUNS.open() as file:
+        assert [row["run"] for row in rows] == [row["run"] for row in csv.DictReader(file)]
+    assert all(row["predicted_s"] > 0 and row["predicted_bytes"] > 0 for row in rows)
+
+
+ROW = {
+    **dict.fromkeys(("sequence_parallel", "overlap", "sharded", "compile", "llama"), "yes"),
+    **dict.fromkeys(("fsdp", "hsdp", "grads_only", "early", "ends_are_blocks"), "no"),
+    **dict.fromkeys(("dropout", "rotary", "tied", "expert_overlap"), "no"),
+    **dict.fromkeys(("experts", "experts_a_token", "expert_ffn", "head_dim"), "0"),
+    **dict.fromkeys(("tp", "cp", "pp", "chunks", "ep", "microbatch"), "1"),
+    "table": "mine",
+    "run": "mine 8",
+    "status": "ok",
+    "step_s": "1",
+    "memory_bytes": "",
+    "device_name": "A100-80GB",
+    "device_peak": "312e12",
+    "device_best16": "257e12",
+    "device_best8": "0",
+    "device_best4": "0",
+    "device_hbm": "2e12",
+    "device_link": "3e11",
+    "device_port": "25e9",
+    "device_ring": "0.82",
+    "device_tdp": "400",
+    "device_limit": "400",
+    "device_memory": "80e9",
+    "device_kind": "A100",
+    "layers": "8",
+    "hidden": "4096",
+    "heads": "32",
+    "kv_heads": "8",
+    "ffn": "14336",
+    "vocab": "32000",
+    "sequence": "4096",
+    "trainer": "megatron",
+    "gpus": "8",
+    "global_batch": "64",
+    "dp": "8",
+    "bits": "16",
+    "recompute": "none",
+    "tp_overlap": "none",
+    "loss": "fused",
+    "grad_bytes": "4",
+    "server": "8",
+    "dispatch": "alltoall",
+    "kernel": "flash2",
+    "norm": "fused",
+    "scales": "tensor",
+    "reduce_bytes": "4",
+}
+
+
+def test_a_row_goes_through_the_functions_of_the_program():
+    own = published.find(ROW)
+    assert own.why == ""
+    assert own.ran
+    assert own.estimate.seconds > 0
+    assert own.error == pytest.approx(own.estimate.seconds - 1)
+    moe = {"experts": "8", "experts_a_token": "2", "expert_ffn": "1024", "ep": "8"}
+    for changes in (moe, {"trainer": "torchtitan"}, {"fsdp": "yes"}, {"kernel": "fused"}):
+        assert published.find(ROW | changes).estimate.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"bits": "8"}, "A100-80GB: what fp8 achieves on it is not known"),
+        ({"kernel": "flash4"}, "A100-80GB: what flash4 achieves on it is not known"),
+        ({"device_kind": "TPU"}, "unknown: 'TPU'"),
+        ({"trainer": "mine"}, "mine"),
+    ],
+)
+def test_what_is_not_known_is_said(changes, why):
+    own = published.find(ROW | changes)
+    assert own.estimate is None
+    assert why in own.why
+    assert published.document(own) == {
+        "run": "mine 8",
+        "predicted_s": None,
+        "predicted_bytes": None,
+        "why": own.why,
+    }
+
+
+def test_what_is_known_to_be_off_is_said_beside_the_number():
+    own = published.find(ROW | {"scales": "row", "hidden": "4100", "heads": "41", "kv_heads": "41"})
+    assert own.estimate is not None
+    assert own.why == "widths that are no multiple of 64; fp8 with a scale a row"
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(PartoptError, match="no such file"):
+        published.read(tmp_path / "runs.csv")
+
+
+def test_kendall():
+    assert published.kendall([(1, 1), (2, 2), (3, 3)]) == 1
+    assert published.kendall([(1, 3), (2, 2), (3, 1)]) == -1
