@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from partopt.documents.engine import Layout
 from partopt.documents.transformer import BITS
-from partopt.transformer.block import Block, Recomputed, Shape, Training
+from partopt.errors import PartoptError
+from partopt.transformer.block import Block, Shape, Training
 from partopt.transformer.rates import COLLECTIVE_S
 
 # measured or counted
@@ -54,17 +55,15 @@ class Degrees(NamedTuple):
 
     @classmethod
     def of(cls, work: Training, layout: Layout, batch: int) -> Degrees:
-        """The degrees of a layout whose replicas share `batch` samples."""
+        """The degrees of a layout whose replicas share `batch` samples; "auto" says too little."""
         t, c, e, p = layout.tp or 1, layout.cp or 1, layout.ep or 1, layout.pp or 1
         v, n, b = layout.chunks or 1, layout.dp or 1, layout.microbatch or 1
         again, recompute = 1.0, layout.recompute or "never"
-        recomputed: Recomputed = "always"
         if isinstance(recompute, int):
-            again = min(1.0, recompute * p * v / work.model.blocks)
-        elif recompute != "auto":
-            recomputed = recompute
+            again, recompute = min(1.0, recompute * p * v / work.model.blocks), "always"
+        assert recompute != "auto"
         fsdp = layout.shard in ("gradients", "parameters")
-        return cls(t, c, e, p, v, n, batch // (n * b), Shape(b, t, c, e, recomputed, fsdp), again)
+        return cls(t, c, e, p, v, n, batch // (n * b), Shape(b, t, c, e, recompute, fsdp), again)
 
     @property
     def devices(self) -> int:
@@ -75,6 +74,32 @@ class Degrees(NamedTuple):
     def sharers(self) -> int:
         """Ranks with the same parameters: replicas, and those that share their context."""
         return self.n * self.c
+
+
+def find_faults(work: Training, layout: Layout, batch: int) -> Iterator[PartoptError]:
+    """What of a layout does not divide what it should, each with the part of the layout."""
+    model, own = work.model, Degrees.of(work, layout, batch)
+    ends = 2 if work.practice.ends == "blocks" else 0
+    samples = own.n * own.shape.b
+    divides = {
+        "tp": (own.t, model.heads, "heads"),
+        "cp": (2 * own.c, work.sequence, "tokens, half a rank's at a time,"),
+        "ep": (own.e, model.experts or 1, "experts"),
+        "dp": (samples, batch, f"samples, in microbatches of {own.shape.b},"),
+    }
+    found = [
+        (part, f"{count} {what} are not a multiple of {size}")
+        for part, (size, count, what) in divides.items()
+        if count % size and (part != "cp" or own.c > 1)
+    ]
+    if own.p * own.v > model.blocks + ends:
+        found.append(("pp", f"{own.p} x {own.v} stages of {model.blocks} blocks"))
+    if own.v > 1 and own.m % own.p:
+        found.append(("chunks", f"{own.m} microbatches are not a multiple of {own.p} devices"))
+    for part, what in found:
+        hint = "change that part of the layout"
+        message = f"layout.{part}: {what}"
+        yield PartoptError(message, hint, code="unsupported-layout", part=part)
 
 
 def estimate(work: Training, layout: Layout, batch: int) -> Estimate:
