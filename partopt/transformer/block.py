@@ -39,7 +39,7 @@ class Block(NamedTuple):
     """Seconds of a block, `again_s` of what it makes again, and the bytes that it keeps.
 
     `whole_bytes` it has while it is made again. `parts` are what its forward and backward are
-    made of.
+    made of. Head and embedding of the same shape take `head_s` and `embedding_s`.
     """
 
     forward_s: float
@@ -48,6 +48,8 @@ class Block(NamedTuple):
     saved_bytes: float
     whole_bytes: float
     parts: Mapping[str, Seconds]
+    head_s: float
+    embedding_s: float
 
     @property
     def seconds(self) -> float:
@@ -144,7 +146,8 @@ class Training:
             again_s = parts["attention"].forward
         whole = shape._replace(recompute="never")
         saved_bytes, whole_bytes = self.saved_bytes(shape), self.saved_bytes(whole)
-        return Block(forward_s, backward_s, again_s, saved_bytes, whole_bytes, parts)
+        ends_s = self.head_s(shape), self.embedding_s(shape)
+        return Block(forward_s, backward_s, again_s, saved_bytes, whole_bytes, parts, *ends_s)
 
     def _products(self, shape: Shape) -> list[Product]:
         """The products of attention and feed-forward, in their order."""

@@ -295,3 +295,11 @@ def test_what_does_not_divide_is_said(layout, batch, said):
     assert said in fault.message
     assert fault.code == "unsupported-layout"
     assert [*find_faults(training(), Layout(tp=2, cp=2, pp=2, dp=2), batch=8)] == []
+
+
+def test_what_needs_too_much_is_not_timed():
+    whole = estimate(training(), Layout(dp=8), 32)
+    over = estimate(training(), Layout(dp=8), 32, most=whole.memory_bytes - 1)
+    assert (over.seconds, over.parts) == (math.inf, {})
+    assert (over.memory, over.memory_bytes) == (whole.memory, whole.memory_bytes)
+    assert estimate(training(), Layout(dp=8), 32, most=whole.memory_bytes) == whole
