@@ -39,7 +39,7 @@ class Block(NamedTuple):
     """Seconds of a block, `again_s` of what it makes again, and the bytes that it keeps.
 
     `whole_bytes` it has while it is made again. `parts` are what its forward and backward are
-    made of.
+    made of. Head and embedding of the same shape take `head_s` and `embedding_s`.
     """
 
     forward_s: float
@@ -48,6 +48,8 @@ class Block(NamedTuple):
     saved_bytes: float
     whole_bytes: float
     parts: Mapping[str, Seconds]
+    head_s: float
+    embedding_s: float
 
     @property
     def seconds(self) -> float:
@@ -144,7 +146,8 @@ class Training:
             again_s = parts["attention"].forward
         whole = shape._replace(recompute="never")
         saved_bytes, whole_bytes = self.saved_bytes(shape), self.saved_bytes(whole)
-        return Block(forward_s, backward_s, again_s, saved_bytes, whole_bytes, parts)
+        ends_s = self.head_s(shape), self.embedding_s(shape)
+        return Block(forward_s, backward_s, again_s, saved_bytes, whole_bytes, parts, *ends_s)
 
     def _products(self, shape: Shape) -> list[Product]:
         """The products of attention and feed-forward, in their order."""
@@ -164,10 +167,11 @@ class Training:
             self.tokens(shape), product.n, product.k, self.format, self._grad_out(shape)
         )
 
-    def _grad_out(self, shape: Shape) -> float:
-        """Bytes an element that a weight's gradient writes, and reads where it is added to one."""
-        within = self.practice.sums == "product" and not shape.fsdp
-        return 2.0 * self.gradient_bytes if within else 2.0
+    def _grad_out(self, shape: Shape) -> tuple[float, float]:
+        """Bytes an element of a weight's gradient: written, and read where it is added to one."""
+        if self.practice.sums == "product" and not shape.fsdp:
+            return self.gradient_bytes, self.gradient_bytes
+        return 2.0, 0.0
 
     def _attention_s(self, shape: Shape) -> Seconds:
         """Half of the scores where a kernel skips what is masked; else all, with a softmax."""
@@ -277,8 +281,8 @@ class Training:
         model, rates, bits = self.model, self.rates, BITS[self.format]
         h, f, local = model.hidden, model.expert_ffn, model.experts / shape.e
         rows = self._rows(shape)
-        up = rates.linear_s(rows, f * (model.matrices - 1), h, self.format, 0.0)
-        down = rates.linear_s(rows, h, f, self.format, 0.0)
+        up = rates.linear_s(rows, f * (model.matrices - 1), h, self.format, (0.0, 0.0))
+        down = rates.linear_s(rows, h, f, self.format, (0.0, 0.0))
         weights = model.expert_parameters / shape.e
         # rows are permuted, sorted and put back: three times read and written
         gated, back = (6, 10) if model.gated else (4, 6)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from partopt.documents.engine import Layout
 from partopt.documents.transformer import BITS
-from partopt.transformer.block import Block, Recomputed, Shape, Training
+from partopt.errors import PartoptError
+from partopt.transformer.block import Block, Shape, Training
 from partopt.transformer.rates import COLLECTIVE_S
 
 # measured or counted
@@ -54,17 +55,15 @@ class Degrees(NamedTuple):
 
     @classmethod
     def of(cls, work: Training, layout: Layout, batch: int) -> Degrees:
-        """The degrees of a layout whose replicas share `batch` samples."""
+        """The degrees of a layout whose replicas share `batch` samples; "auto" says too little."""
         t, c, e, p = layout.tp or 1, layout.cp or 1, layout.ep or 1, layout.pp or 1
         v, n, b = layout.chunks or 1, layout.dp or 1, layout.microbatch or 1
         again, recompute = 1.0, layout.recompute or "never"
-        recomputed: Recomputed = "always"
         if isinstance(recompute, int):
-            again = min(1.0, recompute * p * v / work.model.blocks)
-        elif recompute != "auto":
-            recomputed = recompute
+            again, recompute = min(1.0, recompute * p * v / work.model.blocks), "always"
+        assert recompute != "auto"
         fsdp = layout.shard in ("gradients", "parameters")
-        return cls(t, c, e, p, v, n, batch // (n * b), Shape(b, t, c, e, recomputed, fsdp), again)
+        return cls(t, c, e, p, v, n, batch // (n * b), Shape(b, t, c, e, recompute, fsdp), again)
 
     @property
     def devices(self) -> int:
@@ -77,17 +76,50 @@ class Degrees(NamedTuple):
         return self.n * self.c
 
 
-def estimate(work: Training, layout: Layout, batch: int) -> Estimate:
-    """An iteration of `batch` samples, on as many devices as the layout has."""
+def find_faults(work: Training, layout: Layout, batch: int) -> Iterator[PartoptError]:
+    """What of a layout does not divide what it should, each with the part of the layout."""
+    model, own = work.model, Degrees.of(work, layout, batch)
+    ends = 2 if work.practice.ends == "blocks" else 0
+    samples = own.n * own.shape.b
+    divides = {
+        "tp": (own.t, model.heads, "heads"),
+        "cp": (2 * own.c, work.sequence, "tokens, half a rank's at a time,"),
+        "ep": (own.e, model.experts or 1, "experts"),
+        "dp": (samples, batch, f"samples, in microbatches of {own.shape.b},"),
+    }
+    found = [
+        (part, f"{count} {what} are not a multiple of {size}")
+        for part, (size, count, what) in divides.items()
+        if count % size and (part != "cp" or own.c > 1)
+    ]
+    if own.p * own.v > model.blocks + ends:
+        found.append(("pp", f"{own.p} x {own.v} stages of {model.blocks} blocks"))
+    if own.v > 1 and own.m % own.p:
+        found.append(("chunks", f"{own.m} microbatches are not a multiple of {own.p} devices"))
+    for part, what in found:
+        hint = "change that part of the layout"
+        message = f"layout.{part}: {what}"
+        yield PartoptError(message, hint, code="unsupported-layout", part=part)
+
+
+def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf) -> Estimate:
+    """An iteration of `batch` samples, on as many devices as the layout has.
+
+    Of what needs more than `most` bytes the seconds are infinite, and not looked at.
+    """
     own = Degrees.of(work, layout, batch)
+    loads = _loads(work, own)
     memory = {
         name: size * (1 if name in LASTING else RESERVED)
-        for name, size in _memory(work, own, layout).items()
+        for name, size in _memory(work, own, layout, loads).items()
     }
-    parts = _seconds(work, own, layout)
+    held = sum(memory.values())
+    if held > most:
+        return Estimate(layout, math.inf, held, {}, memory)
+    parts = _seconds(work, own, layout, loads)
     slower = STRAGGLER * math.log2(max(1, own.devices / FEW))
     parts["stragglers"] = slower * sum(parts.values())
-    return Estimate(layout, sum(parts.values()), sum(memory.values()), parts, memory)
+    return Estimate(layout, sum(parts.values()), held, parts, memory)
 
 
 def stage_blocks(L: int, p: int, v: int, ends: str, head: float = 0.0) -> list[int]:
@@ -124,8 +156,10 @@ def device_blocks(L: int, p: int, v: int, ends: str, head: float = 0.0) -> tuple
 
 
 def _loads(work: Training, own: Degrees) -> Sequence[int]:
-    head = work.head_s(own.shape) / work.block(own.shape).seconds if own.p > 1 else 0.0
-    return device_blocks(work.model.blocks, own.p, own.v, work.practice.ends, round(head, 2))
+    """Blocks of each device of a pipeline."""
+    block = work.block(own.shape)
+    head = round(block.head_s / block.seconds, 2)
+    return device_blocks(work.model.blocks, own.p, own.v, work.practice.ends, head)
 
 
 def _near(work: Training, own: Degrees) -> int:
@@ -139,15 +173,16 @@ def _block(work: Training, own: Degrees) -> Block:
     return block._replace(again_s=own.again * block.again_s)
 
 
-def _seconds(work: Training, own: Degrees, layout: Layout) -> dict[str, float]:
+def _seconds(
+    work: Training, own: Degrees, layout: Layout, loads: Sequence[int]
+) -> dict[str, float]:
     """Seconds of an iteration by part; those of blocks are the mean of devices."""
     block, L, p, m = _block(work, own), work.model.blocks, own.p, own.m
     parts = {name: m * L / p * sum(each) for name, each in block.parts.items()}
     parts["recomputation"] = m * L / p * block.again_s
-    ends_s = work.head_s(own.shape) + work.embedding_s(own.shape)
-    parts["embedding and head"] = m / p * ends_s
+    parts["embedding and head"] = m / p * (block.head_s + block.embedding_s)
     if p > 1:
-        parts |= _pipeline_s(work, own, block)
+        parts |= _pipeline_s(work, own, block, loads)
     if own.shape.fsdp:
         parts |= _fsdp_s(work, own, layout, block)
     else:
@@ -156,12 +191,13 @@ def _seconds(work: Training, own: Degrees, layout: Layout) -> dict[str, float]:
     return parts
 
 
-def _pipeline_s(work: Training, own: Degrees, block: Block) -> dict[str, float]:
+def _pipeline_s(
+    work: Training, own: Degrees, block: Block, counts: Sequence[int]
+) -> dict[str, float]:
     """Beside the mean of devices: what the slowest has more, the bubble, and sends."""
     (_, _, _, p, v, _, m, shape, _), L = own, work.model.blocks
-    head_s, embedding_s = work.head_s(shape), work.embedding_s(shape)
-    loads = [blocks * block.seconds for blocks in _loads(work, own)]
-    loads[0], loads[-1] = loads[0] + embedding_s, loads[-1] + head_s
+    loads = [count * block.seconds for count in counts]
+    loads[0], loads[-1] = loads[0] + block.embedding_s, loads[-1] + block.head_s
     slow_s, whole_s = max(loads), sum(loads)
     send_s = work.rates.send_s(work.message_bytes(shape))
     shown_s, fill = send_s, p - 1
@@ -257,12 +293,12 @@ def _parameters(work: Training, own: Degrees) -> tuple[float, float]:
     return dense, model.blocks * model.expert_parameters / (e * p)
 
 
-def _memory(work: Training, own: Degrees, layout: Layout) -> dict[str, float]:
+def _memory(work: Training, own: Degrees, layout: Layout, loads: Sequence[int]) -> dict[str, float]:
     """Bytes by part of the device that has most."""
-    of = _fsdp_bytes if own.shape.fsdp else _stage_bytes
-    loads = _loads(work, own)
-    fullest = {0, loads.index(max(loads)), own.p - 1}
-    return max((of(work, own, layout, d) for d in fullest), key=lambda own: sum(own.values()))
+    of, fullest = _fsdp_bytes if own.shape.fsdp else _stage_bytes, {0, own.p - 1}
+    fullest.add(loads.index(max(loads)))
+    found = [of(work, own, layout, d, loads[d]) for d in fullest]
+    return max(found, key=lambda parts: sum(parts.values()))
 
 
 def _in_flight(own: Degrees, d: int) -> float:
@@ -280,10 +316,12 @@ def _saved(work: Training, own: Degrees) -> tuple[float, float]:
     return saved, block.whole_bytes
 
 
-def _stage_bytes(work: Training, own: Degrees, layout: Layout, d: int) -> dict[str, float]:
-    """Of device d, which holds whole parameters."""
+def _stage_bytes(
+    work: Training, own: Degrees, layout: Layout, d: int, blocks: int
+) -> dict[str, float]:
+    """Of device d with so many blocks, which holds whole parameters."""
     model, practice, (t, _, e, p, _, _, _, shape, _) = work.model, work.practice, own
-    T, saved, blocks = work.tokens(shape), _saved(work, own), _loads(work, own)[d]
+    T, saved = work.tokens(shape), _saved(work, own)
     ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
     dense = blocks * model.dense_parameters / t + ends * model.end_parameters / t
     experts = blocks * model.expert_parameters / e
@@ -306,14 +344,16 @@ def _stage_bytes(work: Training, own: Degrees, layout: Layout, d: int) -> dict[s
     }
 
 
-def _fsdp_bytes(work: Training, own: Degrees, layout: Layout, d: int) -> dict[str, float]:
-    """Of device d, whose parameters lie in shares.
+def _fsdp_bytes(
+    work: Training, own: Degrees, layout: Layout, d: int, blocks: int
+) -> dict[str, float]:
+    """Of device d with so many blocks, whose parameters lie in shares.
 
     A pipeline keeps the stage gathered, and whole gradients in float32; else the embedding and the
     head stay, two blocks are gathered and one is scattered.
     """
     model, practice, (t, _, _, p, _, _, m, shape, _) = work.model, work.practice, own
-    T, h, blocks = work.tokens(shape), model.hidden, _loads(work, own)[d]
+    T, h = work.tokens(shape), model.hidden
     ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
     each, ends = work.parameters(shape), ends * model.end_parameters / t
     held = blocks * each + ends

@@ -104,23 +104,39 @@ class Rates:
         return size_bytes / (MEMORY * self.bandwidth)
 
     def product_s(
-        self, m: float, n: float, k: float, form: Format = "bfloat16", out: float = 2.0
+        self,
+        m: float,
+        n: float,
+        k: float,
+        form: Format = "bfloat16",
+        out: float = 2.0,
+        added: float = 0.0,
     ) -> float:
         """(m, k) x (k, n): the arithmetic, then the output, of `out` bytes an element.
 
-        At least what the bytes of all three take.
+        Where it is added to what is there, `added` bytes an element are read. At least what all
+        bytes take.
         """
         rate = self.products["fp8" if form == "mxfp8" else form] * SUSTAINED * self.clock
         rate *= BLOCK_SCALES if form in ("mxfp8", "nvfp4") else 1.0
-        written = out * m * n
+        written, read = out * m * n, added * m * n
         computing_s = 2 * m * n * k / rate + written / (OUTPUT * self.bandwidth)
-        return max(computing_s, self.passes_s((m * k + n * k) * BITS[form] / 8 + written))
+        inputs = (m * k + n * k) * BITS[form] / 8
+        return max(computing_s + self.passes_s(read), self.passes_s(inputs + written + read))
 
     def linear_s(
-        self, m: float, n: float, k: float, form: Format = "bfloat16", grad: float = 2.0
+        self,
+        m: float,
+        n: float,
+        k: float,
+        form: Format = "bfloat16",
+        grad: tuple[float, float] = (2.0, 0.0),
     ) -> Seconds:
-        """A product; backward the gradients of its input, and of its weight with `grad` bytes."""
-        back_s = self.product_s(m, k, n, form) + self.product_s(n, k, m, form, grad)
+        """A product; backward the gradients of its input, and of its weight.
+
+        `grad` are bytes an element of the latter: written, and read where it is added to one.
+        """
+        back_s = self.product_s(m, k, n, form) + self.product_s(n, k, m, form, *grad)
         return Seconds(self.product_s(m, n, k, form), back_s)
 
     def attention_s(self, kernel: str, flops: float, tokens: float) -> Seconds:

@@ -19,6 +19,7 @@ from partopt.transformer.iteration import (
     STRAGGLER,
     device_blocks,
     estimate,
+    find_faults,
     stage_blocks,
 )
 from partopt.transformer.rates import COLLECTIVE_S, HOP_S
@@ -276,3 +277,29 @@ def test_what_trainers_do_differently_costs_what_it_should():
         training(few), 64, ep=8, dp=8
     )
     assert training(kept_selective=Kept(hidden=2)).practice.kept_selective is not None
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "said"),
+    [
+        ({"tp": 16}, 32, "layout.tp: 8 heads are not a multiple of 16"),
+        ({"cp": 3}, 32, "layout.cp: 2048 tokens, half a rank's at a time, are not a multiple of 6"),
+        ({"ep": 2}, 32, "layout.ep: 1 experts are not a multiple of 2"),
+        ({"dp": 3}, 32, "layout.dp: 32 samples, in microbatches of 1, are not a multiple of 3"),
+        ({"pp": 4, "chunks": 2}, 32, "layout.pp: 4 x 2 stages of 4 blocks"),
+        ({"pp": 2, "chunks": 2}, 5, "layout.chunks: 5 microbatches are not a multiple of 2"),
+    ],
+)
+def test_what_does_not_divide_is_said(layout, batch, said):
+    [fault] = find_faults(training(), Layout(**layout), batch)
+    assert said in fault.message
+    assert fault.code == "unsupported-layout"
+    assert [*find_faults(training(), Layout(tp=2, cp=2, pp=2, dp=2), batch=8)] == []
+
+
+def test_what_needs_too_much_is_not_timed():
+    whole = estimate(training(), Layout(dp=8), 32)
+    over = estimate(training(), Layout(dp=8), 32, most=whole.memory_bytes - 1)
+    assert (over.seconds, over.parts) == (math.inf, {})
+    assert (over.memory, over.memory_bytes) == (whole.memory, whole.memory_bytes)
+    assert estimate(training(), Layout(dp=8), 32, most=whole.memory_bytes) == whole
