@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from partopt.trainers.layout import TrainerLayout, read_layout
     from partopt.trainers.planning import job_for, schedule_for, solve_for
     from partopt.trainers.trainer import Trainer
+    from partopt.trainers.transformer import Laid, Laying, lay
+    from partopt.transformer.as_profile import find_profile
+    from partopt.transformer.config import find_transformer
     from partopt.trials import Trial, Uniform, try_schedule, try_schedules
 
 __version__ = "0.1.0"
@@ -62,6 +65,8 @@ _PLACES = {
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
     "Job": "partopt.job",
+    "Laid": "partopt.trainers.transformer",
+    "Laying": "partopt.trainers.transformer",
     "Layout": "partopt.documents.engine",
     "Judgement": "partopt.trainers.judging",
     "Note": "partopt.documents",
@@ -88,6 +93,9 @@ _PLACES = {
     "compare_groups": "partopt.search.groups",
     "export_plan": "partopt.trainers",
     "find_fitting": "partopt.search.does_not_fit",
+    "find_profile": "partopt.transformer.as_profile",
+    "find_transformer": "partopt.transformer.config",
+    "lay": "partopt.trainers.transformer",
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
     "import_run": "partopt.importers.run",
@@ -124,6 +132,8 @@ __all__ = [
     "Fitting",
     "Job",
     "Judgement",
+    "Laid",
+    "Laying",
     "Layout",
     "Note",
     "PartoptError",
@@ -148,11 +158,14 @@ __all__ = [
     "estimate_source",
     "export_plan",
     "find_fitting",
+    "find_profile",
+    "find_transformer",
     "import_profile",
     "import_run",
     "import_times",
     "job_for",
     "judge_layout",
+    "lay",
     "list_tried",
     "measure",
     "measure_source",

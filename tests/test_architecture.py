@@ -38,8 +38,9 @@ MAY_IMPORT = {
     "simulator": PLANNING | {"options"},
     "search": PLANNING | {"options", "job", "planners", "simulator"},
     "links": DOCUMENTS | {"cost", "options"},
-    "report": PLANNING | {"simulator", "links"},
-    "trainers": PLANNING | {"registry", "simulator", "options", "job", "planners", "search"},
+    "report": PLANNING | {"simulator", "links", "transformer"},
+    "trainers": PLANNING
+    | {"registry", "simulator", "options", "job", "planners", "search", "transformer"},
     "runtime": PLANNING | {"profiler", "simulator", "links", "options"},
     "html_report": DOCUMENTS | {"simulation", "simulator", "report"},
     "simulation": PLANNING | {"options", "simulator", "report"},

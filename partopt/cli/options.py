@@ -202,7 +202,7 @@ def profile_to_draw(plan: Plan, given: str | None) -> Profile | None:
     """The profile whose layers are drawn with `plan`: the one `given`, else a shipped one."""
     import partopt
 
-    own = partopt.Profile.find(plan.profile.sha256, given)
+    own = partopt.find_profile(plan, given)
     if own is None:
         say("note:    stages are drawn without their layers: add --profile", err=True)
     return own

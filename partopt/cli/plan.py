@@ -16,7 +16,9 @@ from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt import Job, Plan, Result
+    from partopt.documents.transformer import Transformer
 
+FORMATS = ("bfloat16", "float16", "fp8", "mxfp8", "nvfp4")
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
@@ -33,6 +35,10 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     shell_complete=values.TRAINER,
 )
 @options.option("--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.")
+@options.option("--sequence", "S", "Tokens of a sample, of a configuration.", options.COUNT)
+@options.option(
+    "--dtype", "FORMAT", "Of a configuration's products.", click.Choice(FORMATS), default="bfloat16"
+)
 @options.map_option
 @options.option("--picture", "FILE", "Draw the plan, too (.svg, .pdf, .png).")
 @options.output_options("the plan or table")
@@ -48,12 +54,21 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     Example:
       partopt plan gpt.cpu.float32 --topology v100-pcie -o plan.json
       partopt plan gpt.json --topology dgx-h100 --for megatron --global-batch 512
-      partopt plan gpt.json --topology dgx-h100 --schedule auto --global-batch 512
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
     """
     picture, scaling, weak = (given.pop(name) for name in ("picture", "scaling", "weak"))
     target, rules = given["target"], given["rules"]
     _check_outputs(output, picture, force, scaling is not None)
+    if (model := _transformer(profile)) is not None:
+        from partopt.cli import transformer
+
+        transformer.plan(model, given | {"force": force}, output, as_json)
+        return
+    for name in ("sequence", "dtype"):
+        if options.is_given(name):
+            what = f"--{name}: goes with a transformer's configuration, not with a profile"
+            raise PartoptError(what, f"leave --{name} out", code="unused-option")
+        del given[name]
     if scaling is None and weak:
         raise PartoptError("--weak goes with --scaling", "add --scaling 8,16,32", code="usage")
     if rules and target is None:
@@ -92,6 +107,12 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
             say(f"hint:  from how many devices on a pipeline is faster: {scale}", err=True)
     if not as_json and output != "-":
         say(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
+
+
+def _transformer(profile: str) -> Transformer | None:
+    import partopt
+
+    return partopt.find_transformer(profile)
 
 
 def _check_outputs(output: str | None, picture: str | None, force: bool, scaling: bool) -> None:

@@ -138,9 +138,10 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
 def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     """Print the page of the document in `content`."""
     from partopt.cli.simulate import show_simulation
+    from partopt.documents.plan import Plan
     from partopt.documents.simulation import SimulationDocument, TrialDocument
     from partopt.documents.topology import Topology
-    from partopt.report import trials
+    from partopt.report import transformer, trials
     from partopt.report.clusters import render_topology
     from partopt.report.pages import text_of
 
@@ -155,7 +156,10 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
-        say_page(text_of(document, as_flags, ascii_only(), all_layers))
+        if isinstance(document, Plan) and document.transformer:
+            say_page(transformer.render(document, ascii_only(), arithmetic=True))
+        else:
+            say_page(text_of(document, as_flags, ascii_only(), all_layers))
 
 
 def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
@@ -166,7 +170,7 @@ def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     import partopt
     from partopt.report.pages import render_verification
 
-    loaded = partopt.Profile.find(plan.profile.sha256, profile)
+    loaded = partopt.find_profile(plan, profile)
     if loaded is None:
         raise PartoptError(
             f"{file}: its profile, of {plan.profile.name}, does not come with partopt",

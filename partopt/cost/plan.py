@@ -323,10 +323,8 @@ def plan_of(
         cuts = [stage.start for stage in partition.stages[1:]]
         replicas = [len(stage.ranks) // copies for stage in partition.stages]
     devices = {rank for stage in partition.stages for rank in stage.ranks}
-    return Plan(
-        planner=planner,
-        family=partition.family,
-        layout=PlanLayout.of(
+    layout, inside = (
+        PlanLayout.of(
             stages,
             copies,
             tp=problem.topology.group_ranks,
@@ -334,6 +332,12 @@ def plan_of(
             shard=problem.shard,
             schedule=problem.schedule,
         ),
+        problem.transformer,
+    )
+    return Plan(
+        planner=planner,
+        family=partition.family,
+        layout=layout.with_inside(inside.layout) if inside else layout,
         noam=noam(len(devices), len(partition.stages[0].ranks)),
         stages=stages,
         communication=communication,

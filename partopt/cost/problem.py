@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsen
@@ -36,6 +36,7 @@ from partopt.documents.plan import (
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve, Shard
 from partopt.documents.topology import Topology
+from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError
 
 # what is being done, how much of it is done, and the total
@@ -75,7 +76,8 @@ class Problem:
     replica of a stage holds a share of; `chunks` is how many stages a schedule that interleaves
     puts on a device; `memory_bytes` is the limit of one device beside `reserve`, `None` where there
     is none; a plan has at least `least_stages`; `effort` is how long it is improved in the
-    simulator; `progress` is called during long work; `known` is what a search looks up.
+    simulator; `progress` is called during long work; `known` is what a search looks up;
+    `transformer` is what the profile was computed from, where it was.
     """
 
     profile: Profile
@@ -93,6 +95,7 @@ class Problem:
     least_stages: int = 1
     request: Request = field(default_factory=Request)
     effort: str = "normal"
+    transformer: Modelled | UnsetType = UNSET
     progress: Progress = ignore_progress
     known: Known = field(default_factory=Known, repr=False)
 

@@ -86,6 +86,11 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     shard: Shard | None = None
     schedule: str | None = None
 
+    def with_inside(self, inside: Layout) -> Layout:
+        """The layout with what is inside the layers of its profile: degrees, recomputation."""
+        names = ("tp", "cp", "ep", "recompute")
+        return msgspec.structs.replace(self, **{name: getattr(inside, name) for name in names})
+
     @classmethod
     def parse(cls, text: str) -> Layout:
         """The layout of `pp=4,chunks=2,microbatch=1`.

@@ -24,6 +24,7 @@ from partopt.documents.stage import (
     device_bytes,
 )
 from partopt.documents.topology import Topology
+from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError
 from partopt.units import format_seconds
 
@@ -180,6 +181,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     profile: ProfileReference
     topology: Topology
     runners_up: list[RunnerUp] | msgspec.UnsetType = msgspec.UNSET
+    transformer: Modelled | msgspec.UnsetType = msgspec.UNSET
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults that the types do not express."""
@@ -501,6 +503,13 @@ def _layout_faults(plan: Plan) -> Iterator[PartoptError]:
     own = plan.layout
     rest = {name: getattr(own, name) for name in ("microbatch", "shard", "schedule")}
     stated = Layout.of(plan.stages, plan.copies, tp=plan.topology.group_ranks, **rest)
+    if plan.transformer:
+        inside = plan.transformer.layout
+        stated = stated.with_inside(inside)
+        ranks = (inside.tp or 1) * (inside.cp or 1)
+        if ranks != plan.topology.group_ranks:
+            what = f"{ranks} ranks of a group, and the topology has {plan.topology.group_ranks}"
+            yield _fault(f"transformer.layout: {what}")
     for name in Layout.__struct_fields__:
         found, value = getattr(stated, name), getattr(own, name)
         if value != found or (name in rest and value is None):

@@ -40,7 +40,7 @@ class Reserve(documents.Part, frozen=True, kw_only=True):
     """What no plan may use of a device, which its limit of memory is beside, and what says so."""
 
     size_bytes: Bytes = 0
-    basis: Literal["none", "given", "measured", "assumed"] = "none"
+    basis: Literal["none", "given", "measured", "assumed", "computed"] = "none"
 
 
 class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from partopt import documents
-from partopt.documents.profile import Count, Index
+from partopt.documents.engine import Layout
+from partopt.documents.profile import Count, Index, Seconds
 from partopt.errors import PartoptError
 
 # number format of the blocks' products; mxfp8 and nvfp4 have a scale a block of 32 and of 16
@@ -243,3 +244,19 @@ class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     dispatch_overlap: bool = False
     keeps_outputs: bool = False
     buffer_bytes: Traffic = 3e9
+
+
+class Modelled(documents.Part, frozen=True, kw_only=True):
+    """What the profile of a plan was computed from: a transformer, as its trainer runs it.
+
+    `layout` has the degrees that are in the profile, `closed_s` and `closed_bytes` are seconds of
+    an iteration and bytes of the fullest rank by the closed form.
+    """
+
+    model: Transformer
+    sequence: Count
+    format: Format
+    practice: Practice
+    layout: Layout
+    closed_s: Seconds
+    closed_bytes: Count

@@ -43,6 +43,7 @@ _PARTS = {
 }
 _WHY = {
     "assumed": " (1.7 GB and 3 %)",
+    "computed": " (buffers, and what the allocator holds)",
     "measured": " (the profiled peak beyond the formulas', and 0.7 GB)",
 }
 

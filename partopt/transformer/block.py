@@ -119,7 +119,7 @@ class Training:
         return self._blocks[shape]
 
     def _block(self, shape: Shape) -> Block:
-        products = self._products(shape)
+        products = self.products(shape)
         timed = [self._linear_s(shape, product) for product in products]
         parts = {
             "products": _sum(timed),
@@ -149,7 +149,7 @@ class Training:
         ends_s = self.head_s(shape), self.embedding_s(shape)
         return Block(forward_s, backward_s, again_s, saved_bytes, whole_bytes, parts, *ends_s)
 
-    def _products(self, shape: Shape) -> list[Product]:
+    def products(self, shape: Shape) -> list[Product]:
         """The products of attention and feed-forward, in their order."""
         model, own, t = self.model, self.practice, shape.t
         h, q, kv, f = model.hidden, model.q / t, model.kv / t, model.ffn / t

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 import msgspec
 
 from partopt import documents
-from partopt.documents.files import PathLike, find_shipped
+from partopt.documents.files import PathLike, find_shipped, shipped_names
 from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError, did_you_mean
 
+_BEGIN = 100_000  # bytes of a file in which a configuration says its model_type
 _NAMES = {  # of what is read, as most configurations call it
     "blocks": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -58,6 +60,23 @@ _KINDS = {
     ),
 }
 _HINT = "it plans models of equal blocks: attention and a feed-forward or experts"
+
+
+def find_transformer(given: PathLike) -> Transformer | None:
+    """The transformer of a configuration, as `load_transformer`; None where `given` is none."""
+    return load_transformer(given) if _is_configuration(given) else None
+
+
+def _is_configuration(given: PathLike) -> bool:
+    """Files and shipped profiles come before names of `models/`."""
+    if os.path.isdir(given):  # noqa: PTH112
+        return (Path(given) / "config.json").exists()
+    if os.path.exists(given):  # noqa: PTH110 (unlike Path.exists it never raises)
+        with suppress(OSError), Path(given).open("rb") as file:
+            begin = file.read(_BEGIN)
+            return b'"model_type"' in begin and b'"schema"' not in begin
+        return False
+    return given in shipped_names("models") and given not in shipped_names("profiles")
 
 
 def load_transformer(given: PathLike) -> Transformer:

@@ -76,7 +76,7 @@ def test_names_that_partopt_knows_are_completed(words, names):
         ("partopt plan p.json --topology dgx-", ["dgx-a100", "dgx-h100"]),
         ("partopt topology show v100-p", ["v100-pcie"]),
         ("partopt plan gnm", ["gnmt.v100-published.float32"]),
-        ("partopt profile m.py --estimate h", ["h100", "h200"]),
+        ("partopt profile m.py --estimate h", ["h100", "h100-96gb", "h200"]),
     ],
 )
 def test_names_are_completed_beside_files(words, names):

@@ -50,10 +50,10 @@ def test_the_products_of_a_gpt_block():
 
 def test_products_that_are_apart_are_as_many():
     work = training(joined_queries=False, joined_gate=False)
-    assert len(work._products(Shape())) == 7
+    assert len(work.products(Shape())) == 7
     q, kv, f = LLAMA.q, LLAMA.kv, LLAMA.ffn
-    assert [own.n for own in work._products(Shape(t=2))][:3] == [q / 2, kv / 2, kv / 2]
-    joined = training()._products(Shape())
+    assert [own.n for own in work.products(Shape(t=2))][:3] == [q / 2, kv / 2, kv / 2]
+    joined = training().products(Shape())
     assert [own.n for own in joined] == [q + 2 * kv, H, 2 * f, H]
 
 
@@ -69,7 +69,7 @@ def test_the_passes_of_a_block():
     )
 
 
-def test_conversions_to_fp8_are_of_the_inputs_of_products():
+def test_conversions_to_fp8_are_of_the_inputs_ofproducts():
     plain, converted = (training(format=form).block(Shape()) for form in ("bfloat16", "fp8"))
     added = converted.parts["passes"].forward - plain.parts["passes"].forward
     assert added == pytest.approx(T * 6 * (2 * H + LLAMA.q + LLAMA.ffn) / (MEMORY * BYTES))

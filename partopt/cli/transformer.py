@@ -1,0 +1,103 @@
+"""`partopt plan` of a transformer's configuration."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from partopt.cli import options
+from partopt.cli.terminal import ascii_only, say, say_page
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.units import format_bytes
+
+if TYPE_CHECKING:
+    from partopt.documents.engine import Layout
+    from partopt.documents.transformer import Transformer
+
+# options of a job that a configuration's plan has, by the part of the layout that they are
+_PARTS = {"microbatch_size": "microbatch", "recompute": "recompute", "shard": "shard"}
+_PARTS |= {"chunks": "chunks"}
+_TAKEN = {*_PARTS, "topology", "servers", "target", "layout", "facts", "memory", "global_batch"}
+_TAKEN |= {"sequence", "dtype"}
+_NEEDED = {"target": "--for", "global_batch": "--global-batch", "sequence": "--sequence"}
+
+
+def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json: bool) -> None:
+    """Plan a model in a layout: print the page, and write the plan.
+
+    `given` are the values of the options; exits with 1 where the layout does not fit.
+    """
+    import partopt
+    from partopt.report.transformer import render
+
+    _check(model, given)
+    asked = partopt.Laying(
+        model=model,
+        topology=partopt.Topology.load(given["topology"], given["servers"]),
+        trainer=given["target"],
+        global_batch=given["global_batch"],
+        sequence=given["sequence"],
+        format=given["dtype"],
+        layout=_layout(given),
+        facts=options.parse_facts(given["facts"]),
+        memory=given["memory"],
+    )
+    found = partopt.lay(asked).plan
+    if as_json:
+        options.write_json(found)
+    elif output != "-":
+        say_page(render(found, ascii_only()))
+    if not found.fits:
+        needs = format_bytes(found.peak_memory_bytes + found.reserve.size_bytes)
+        limit = format_bytes(asked.limit_bytes or 0)
+        raise PartoptError(
+            f"the layout does not fit: a device needs {needs} of {limit}",
+            "give more tensor or pipeline ranks, or recompute=always in --layout",
+            ANSWER_IS_NO,
+            code="no-plan-fits",
+        )
+    if output and not (as_json and output == "-"):
+        found.save(output, given["force"])
+    options.say_wrote(output)
+    if output and output != "-":
+        say(f"next:    partopt show {shlex.quote(output)} --verify", err=True)
+
+
+def _check(model: Transformer, given: dict[str, Any]) -> None:
+    """Refuse options that go with profiles, and what is missing."""
+    for name, flag in _NEEDED.items():
+        if given[name] is None:
+            raise PartoptError(
+                f"{flag}: needed to plan {model.name}, a transformer's configuration",
+                f"add {flag}",
+                code="missing-option",
+            )
+    for name in given.keys() - _TAKEN - {"force"}:
+        if options.is_given(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise PartoptError(
+                f"{flag}: {model.name} is a transformer's configuration, not a profile",
+                f"leave {flag} out; --layout fixes what its trainer can choose",
+                code="unused-option",
+            )
+
+
+def _layout(given: dict[str, Any]) -> Layout:
+    """The layout of --layout, with the parts that other options say."""
+    import msgspec
+
+    import partopt
+
+    stated = partopt.Layout.parse(given["layout"]) if given["layout"] else partopt.Layout()
+    for name, part in _PARTS.items():
+        if options.is_given(name):
+            value = given[name]
+            if getattr(stated, part) not in (None, value):
+                raise PartoptError(
+                    f"--{name.replace('_', '-')} {value}: --layout says {part}="
+                    f"{getattr(stated, part)}",
+                    "give one of them",
+                    code="contradiction",
+                )
+            stated = msgspec.structs.replace(stated, **{part: value})
+    return stated

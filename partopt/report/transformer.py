@@ -1,0 +1,152 @@
+"""A transformer's layout as people read it: the plan, where its time goes, its arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from partopt.documents.plan import Plan
+from partopt.documents.transformer import Modelled
+from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
+from partopt.report.plan import memory_lines
+from partopt.report.text import Column, label_lines, table_of
+from partopt.transformer.as_profile import training_of
+from partopt.transformer.block import Training
+from partopt.transformer.iteration import TRUST, Degrees, estimate
+from partopt.units import format_bytes, format_seconds
+
+_LEAST = 0.005  # of an iteration: smaller parts are added up
+_CLOSE = 0.02  # of the simulated time: where the closed form is further off, that is told
+_NAMES = {
+    "tensor": "tensor collectives",
+    "context": "context exchange",
+    "passes": "passes over memory",
+    "exchange": "experts' exchange",
+    "replicas": "replicas' exchange",
+    "step": "optimizer",
+}
+
+
+def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> str:
+    """The page of a plan of a transformer's layout; with `arithmetic` also that of a block."""
+    about = plan.transformer
+    assert about
+    work = training_of(about, plan.engine, plan.topology)
+    batch = plan.microbatch_size * (plan.microbatches or 1)
+    parts = estimate(work, about.layout, batch).parts
+    lines = [*_head(plan, about), *_times(plan, about, batch)]
+    lines += [("where", _where(parts))]
+    held = enumerate(memory_lines(plan, ascii_only))
+    lines += [("" if place else "memory", line) for place, line in held]
+    lines += [("trust", text) for text in _trust(plan, about, work)]
+    page = label_lines(lines)
+    return (
+        f"{page}\n\n{_block(work, Degrees.of(work, about.layout, batch))}" if arithmetic else page
+    )
+
+
+def layout_text(plan: Plan) -> str:
+    """The layout of a plan in words: `tp 8, pp 4 x 5 chunks, dp 1, microbatch 1`."""
+    own = plan.layout
+    pipeline = f"pp {own.pp} x {own.chunks} chunks" if (own.chunks or 1) > 1 else f"pp {own.pp}"
+    rare = [f"cp {own.cp}" * ((own.cp or 1) > 1), f"ep {own.ep}" * ((own.ep or 1) > 1)]
+    again = own.recompute
+    said = f"recompute {again} blocks" if isinstance(again, int) else f"recompute {again}"
+    words = [f"tp {own.tp}", *rare, pipeline, f"dp {own.dp}", f"microbatch {own.microbatch}", said]
+    return ", ".join([word for word in words if word] + [f"shard {own.shard}"])
+
+
+def _head(plan: Plan, about: Modelled) -> Lines:
+    model = about.model
+    heads = f"{model.heads} heads"
+    if model.kv_heads != model.heads:
+        heads += f" ({model.kv_heads} of keys)"
+    sizes = [f"{model.blocks} blocks", f"hidden {model.hidden:,}", heads]
+    if model.experts:
+        sizes.append(f"{model.experts_per_token} of {model.experts} experts")
+    sizes.append(f"{model.parameters / 1e9:.1f} B parameters")
+    return [
+        ("model", f"{model.name}: {', '.join(sizes)}"),
+        ("", f"sequence {about.sequence:,}, {about.format}"),
+        *cluster_lines(plan.topology.cluster),
+        ("plan", f"{plan.trainer}: {layout_text(plan)}"),
+    ]
+
+
+def _times(plan: Plan, about: Modelled, batch: int) -> Lines:
+    predicted = plan.predicted
+    simulated_s = predicted.iteration_s or predicted.period_s
+    return [
+        (
+            "time",
+            f"{format_seconds(simulated_s)} an iteration of {batch:,} samples, simulated; "
+            f"closed form {format_seconds(about.closed_s)}",
+        ),
+        ("speed", speed_text(predicted.samples_per_s, plan.profile.tokens_per_sample)),
+        *speed_lines(predicted),
+        *price_lines(predicted.figures, plan.topology.cluster.devices),
+    ]
+
+
+def _where(parts: Mapping[str, float]) -> str:
+    """Shares of the closed form's seconds, the largest first."""
+    whole = sum(parts.values())
+    shown = {name: own for name, own in parts.items() if own >= _LEAST * whole}
+    ranked = sorted(shown.items(), key=lambda item: -item[1])
+    words = [f"{_NAMES.get(name, name)} {seconds / whole:.1%}" for name, seconds in ranked]
+    rest = 1 - sum(shown.values()) / whole
+    return ", ".join([*words, f"other {rest:.1%}"] if rest > 0 else words)
+
+
+def _trust(plan: Plan, about: Modelled, work: Training) -> Iterator[str]:
+    """How far to believe it, and where the closed form and the simulation part."""
+    yield f"computed; {TRUST}"
+    simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
+    change = simulated_s / about.closed_s - 1
+    if abs(change) > _CLOSE:
+        why = []
+        if (about.layout.cp or 1) > 1:
+            why.append("it exchanges over groups of ranks, not over all that share parameters")
+        if about.model.experts:
+            why.append("experts' gradients have more replicas there")
+        why = why or ["stages and sends fall otherwise"]
+        yield f"simulated {change:+.1%} against the closed form: {'; '.join(why)}"
+    if about.model.experts:
+        yield "layouts of experts are not verified: imbalance is not in the model"
+
+
+def _block(work: Training, own: Degrees) -> str:
+    """What a block takes of a microbatch on a rank, part by part."""
+    block = work.block(own.shape)
+    rows = [
+        (_NAMES.get(name, name), format_seconds(each.forward), format_seconds(each.backward))
+        for name, each in block.parts.items()
+        if sum(each)
+    ]
+    if block.again_s:
+        rows.append(("made again", "", format_seconds(block.again_s)))
+    whole_s = block.backward_s + block.again_s
+    rows.append(("a block", format_seconds(block.forward_s), format_seconds(whole_s)))
+    products = [f"{each.n:,.0f} x {each.k:,.0f}" for each in work.products(own.shape)]
+    ends_s = format_seconds(block.head_s), format_seconds(block.embedding_s)
+    table = table_of(
+        rows,
+        [
+            Column("A BLOCK, A MICROBATCH", lambda row: row[0], "whole"),
+            Column("FORWARD", lambda row: row[1]),
+            Column("BACKWARD", lambda row: row[2]),
+        ],
+    )
+    return "\n".join(
+        [
+            table,
+            "",
+            label_lines(
+                [
+                    ("tokens", f"{work.tokens(own.shape):,.0f} of a rank"),
+                    ("products", f"of these with weights {', '.join(products)}"),
+                    ("kept", f"{format_bytes(round(block.saved_bytes))} of a microbatch"),
+                    ("ends", f"head {ends_s[0]}, embedding {ends_s[1]}, forward and backward"),
+                ]
+            ),
+        ]
+    )

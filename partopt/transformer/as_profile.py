@@ -1,0 +1,183 @@
+"""A layout as an ordinary profile: what one rank of each tensor and context parallel group does.
+
+What is made again is in the backwards, and not kept. What an iteration takes once is in the
+optimizer's step: the host, and what the simulator does not see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from partopt.documents.device import shipped_device, shipped_file
+from partopt.documents.engine import Engine, Layout
+from partopt.documents.files import PathLike, shipped_names
+from partopt.documents.plan import Plan
+from partopt.documents.profile import (
+    Device,
+    Estimated,
+    Group,
+    Layer,
+    LayerMeasurement,
+    Measurement,
+    Model,
+    Profile,
+    SharedParameter,
+    StashGroup,
+    Tensor,
+)
+from partopt.documents.topology import Topology
+from partopt.documents.transformer import Modelled
+from partopt.errors import PartoptError, did_you_mean
+from partopt.transformer.block import Block, Training
+from partopt.transformer.iteration import FEW, STRAGGLER, Degrees, once_s, stage_counts
+from partopt.transformer.rates import Rates
+
+EMBEDDING, BLOCK, NORM, HEAD = "embedding", "layers", "norm", "lm_head"
+
+
+class _Timed(NamedTuple):
+    """A layer: seconds, operations forward, bytes beside the stash while it works, and stash."""
+
+    forward_s: float
+    backward_s: float
+    flops: float = 0.0
+    beside: float = 0.0
+    stash: float = 0.0
+
+
+def training_of(about: Modelled, engine: Engine, topology: Topology) -> Training:
+    """A transformer on the devices of a topology, as an engine runs it.
+
+    Raises PartoptError where it is not known what the devices achieve.
+    """
+    device = topology.device.name
+    found = shipped_file(device)
+    if found is None:
+        raise PartoptError(
+            f"{topology.name}: device.name: what {device} achieves in training is not known",
+            did_you_mean(device, shipped_names("devices")),
+            code="unknown-rates",
+            device=device,
+        )
+    return Training(
+        model=about.model,
+        sequence=about.sequence,
+        format=about.format,
+        practice=about.practice,
+        engine=engine,
+        rates=Rates.of(found[1], topology),
+    )
+
+
+def find_profile(plan: Plan, given: PathLike | None = None) -> Profile | None:
+    """The profile of a plan: computed again, in the file `given`, or a shipped one; else None."""
+    return profile_again(plan) or Profile.find(plan.profile.sha256, given)
+
+
+def profile_again(plan: Plan) -> Profile | None:
+    """The profile that was computed for a plan of a transformer's layout; None for others."""
+    if not plan.transformer:
+        return None
+    work = training_of(plan.transformer, plan.engine, plan.topology)
+    batch = plan.microbatch_size * (plan.microbatches or 1)
+    return profile_of(work, plan.transformer.layout, batch)
+
+
+def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
+    """The profile of which the plan with this layout is made: embedding, blocks, norm, head."""
+    own, model, practice = Degrees.of(work, layout, batch), work.model, work.practice
+    t, c, e, shape = own.t, own.c, own.e, own.shape
+    T, group = work.tokens(shape), t * c
+    slower = 1 + STRAGGLER * math.log2(max(1, own.devices / FEW))
+    head_s, embedding_s = work.block(shape).head_s, work.block(shape).embedding_s
+    # model operations as trainers count them: of one rank, a third of them forward
+    headed = 2 * model.end_parameters * work.sequence * shape.b / group
+    inside = (model.flops(work.sequence) * shape.b / 3 / group - headed) / model.blocks
+    timed = [_Timed(embedding_s / 2, embedding_s / 2)]
+    for block in _blocks(work, own, layout):
+        at_work = 4 * T * model.hidden
+        at_work += block.whole_bytes if block.again_s and shape.recompute == "always" else 0.0
+        if practice.scores:
+            at_work += practice.scores.work * model.heads * work.sequence * T / t
+        back_s = block.backward_s + block.again_s
+        timed.append(_Timed(block.forward_s, back_s, inside, at_work, block.saved_bytes))
+    logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
+    timed += [_Timed(0, 0), _Timed(head_s / 3, head_s * 2 / 3, headed, 0, logits)]
+    # a parameter of 16 bits, of experts as many as lie on the rank
+    each = round(2 * (model.dense_parameters / t + model.expert_parameters / e))
+    end, message = round(2 * model.end_parameters / t), round(work.message_bytes(shape))
+    tied = [SharedParameter(name=f"{EMBEDDING}.weight", bytes=end)] if model.tied else []
+    sharers = own.n if layout.shard not in (None, "none") else 1
+    return Profile(
+        model=Model(
+            name=model.name,
+            arguments={"layout": layout_text(layout)},
+            tokens_per_sample=work.sequence,
+        ),
+        device=Device(name=work.rates.device, type="cuda"),
+        dtype="float16" if work.format == "float16" else "bfloat16",
+        estimated=Estimated(device=work.rates.device, sha256=_digest(work.rates.device)),
+        group=Group(ranks=group) if group > 1 else None,
+        layers=[
+            Layer(name=EMBEDDING, type="Embedding", parameter_bytes=end, shared_parameters=tied),
+            *(
+                Layer(name=f"{BLOCK}.{i}", type="Block", parameter_bytes=each)
+                for i in range(model.blocks)
+            ),
+            Layer(name=NORM, type="Norm"),
+            Layer(name=HEAD, type="Head", parameter_bytes=end, shared_parameters=tied),
+        ],
+        measurements=[
+            Measurement(
+                microbatch_size=shape.b,
+                # of the whole model, of which a stage steps its share
+                optimizer_s=own.p * sharers * once_s(work, layout, batch),
+                layers=[
+                    LayerMeasurement(
+                        forward_s=slower * each.forward_s,
+                        backward_s=slower * each.backward_s,
+                        output_bytes=message,
+                        transient_bytes=round(each.beside),
+                        forward_flops=round(each.flops),
+                    )
+                    for each in timed
+                ],
+                tensors=[
+                    Tensor(producer=i, consumers=[i + 1], bytes=message)
+                    for i in range(len(timed) - 1)
+                ],
+                stash_groups=[
+                    StashGroup(layers=[i], bytes=round(each.stash))
+                    for i, each in enumerate(timed)
+                    if each.stash
+                ],
+            )
+        ],
+    )
+
+
+def _digest(device: str) -> str:
+    found = shipped_device(device)
+    assert found is not None
+    return found[1].sha256
+
+
+def _blocks(work: Training, own: Degrees, layout: Layout) -> Sequence[Block]:
+    """Every block; where a stage makes its first ones again, the others keep all."""
+    again = work.block(own.shape)
+    if not isinstance(layout.recompute, int):
+        return [again] * work.model.blocks
+    plain = work.block(own.shape._replace(recompute="never"))
+    return [
+        again if k < layout.recompute else plain
+        for count in stage_counts(work, own)
+        for k in range(count)
+    ]
+
+
+def layout_text(layout: Layout) -> str:
+    """The degrees that a profile has in it, in words."""
+    names = ("tp", "cp", "ep", "recompute", "microbatch")
+    return ",".join(f"{name}={value}" for name in names if (value := getattr(layout, name)))

@@ -1,0 +1,131 @@
+"""A transformer's layout as a plan: the simulator agrees with the closed form, and takes the plan
+as any other.
+"""
+
+import msgspec
+import pytest
+
+from partopt.documents.engine import Layout
+from partopt.documents.plan import Plan
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.search.verify import verify
+from partopt.trainers.transformer import Laying, lay
+from partopt.transformer.as_profile import profile_again
+from partopt.transformer.config import load_transformer
+
+# model, servers of 8 H100, trainer, batch, sequence, layout
+CASES = [
+    ("llama3-70b", 4, "megatron", 512, 4096, "tp=8,pp=4,chunks=5"),
+    ("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,recompute=always"),
+    ("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=4,cp=2,recompute=selective"),
+    ("llama3-70b", 4, "megatron", 512, 4096, "tp=8,pp=2,recompute=10"),
+    ("llama3-70b", 4, "megatron-bridge", 128, 8192, "tp=8,pp=4"),
+    ("llama3-8b", 4, "megatron", 512, 4096, ""),
+    ("llama3-8b", 4, "megatron", 512, 8192, "tp=2,shard=none"),
+    ("llama3-8b", 4, "torchtitan", 64, 8192, "recompute=selective"),
+    ("llama3-70b", 4, "torchtitan", 64, 8192, "tp=8,recompute=always"),
+    ("llama3-70b", 4, "torchtitan", 64, 8192, "tp=8,pp=2,recompute=always"),
+    ("gpt3-175b", 8, "deepspeed", 256, 2048, "tp=8,pp=8,recompute=always"),
+    ("mixtral-8x7b", 4, "megatron", 512, 4096, "ep=8,pp=4"),
+    ("llama3-405b", 64, "megatron", 512, 8192, "tp=8,pp=16,recompute=always"),
+    ("bert-large", 1, "megatron", 512, 512, ""),
+]
+
+
+def laying(model, servers, trainer, batch, sequence, layout, **options):
+    return Laying(
+        model=load_transformer(model),
+        topology=Topology.load("dgx-h100", servers),
+        trainer=trainer,
+        global_batch=batch,
+        sequence=sequence,
+        layout=Layout.parse(layout) if layout else Layout(),
+        facts=options.pop("facts", {}),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2]}-{case[5]}")
+def test_the_simulation_takes_as_long_as_the_closed_form_says(case):
+    laid = lay(laying(*case))
+    assert laid.plan.predicted.iteration_s == pytest.approx(laid.estimate.seconds, rel=0.02)
+    needs = laid.plan.peak_memory_bytes + laid.plan.reserve.size_bytes
+    assert needs == pytest.approx(laid.estimate.memory_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case[5])
+def test_the_plan_is_made_again_from_what_it_says(case):
+    plan = lay(laying(*case)).plan
+    read = Plan.parse(msgspec.json.encode(plan))
+    assert read == plan
+    profile = profile_again(read)
+    assert profile is not None
+    assert verify(read, profile).ok
+
+
+def test_the_profile_has_the_models_operations_and_parameters():
+    asked = laying(*CASES[0])
+    profile, model = lay(asked).profile, asked.model
+    layers = profile.measurements[0].layers
+    flops = 3 * 8 * sum(layer.forward_flops for layer in layers)
+    assert flops == pytest.approx(model.flops(4096), rel=1e-6)
+    held = sum(layer.parameter_bytes for layer in profile.layers)
+    assert held == pytest.approx(2 * model.parameters / 8, rel=1e-6)
+
+
+def test_a_model_whose_ends_are_tied_has_them_once():
+    asked = laying("bert-large", 1, "megatron", 512, 512, "")
+    assert lay(asked).profile.parameter_bytes() == pytest.approx(2 * asked.model.parameters)
+
+
+def test_blocks_that_are_not_made_again_are_not_slower():
+    times = [
+        lay(laying("llama3-8b", 1, "megatron", 64, 4096, f"tp=4,pp=2,recompute={again}")).plan
+        for again in ("never", 4, 8, "always")
+    ]
+    seconds = [plan.predicted.iteration_s for plan in times]
+    assert seconds == sorted(seconds) and seconds[0] < seconds[1] < seconds[3]
+    memory = [plan.peak_memory_bytes for plan in times]
+    assert memory == sorted(memory, reverse=True)
+
+
+def test_a_fact_of_the_trainer_replaces_its_default():
+    case = "llama3-8b", 1, "megatron", 64, 4096, "tp=2"
+    plain, fused = (lay(laying(*case, facts=facts)) for facts in ({}, {"loss": "fused"}))
+    assert fused.estimate.seconds < plain.estimate.seconds
+    assert plain.plan.transformer.practice != fused.plan.transformer.practice
+
+
+def test_memory_is_less_than_the_name_says_unless_it_is_given():
+    case = "llama3-8b", 1, "megatron", 64, 4096, "tp=2"
+    assert laying(*case).limit_bytes == 76 * 10**9
+    assert laying(*case, memory="70 GB").limit_bytes == 70 * 10**9
+    assert not lay(laying(*case, memory="30 GB")).plan.fits
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layout": "tp=3"}, "tp x cp x pp x dp are 30 devices"),
+        ({"layout": "pp=2,recompute=auto"}, "it is not chosen"),
+        ({"layout": "tp=8", "batch": 511}, "511 samples"),
+        ({"trainer": "vllm"}, "how vllm runs a transformer is not known"),
+        ({"facts": {"los": "fused"}}, "no fact `los` of megatron"),
+        ({"facts": {"loss": "blue"}}, "unknown loss"),
+        ({"layout": "tp=8,pp=4,chunks=30"}, "stages of 80 blocks"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(changes, message):
+    given = {"trainer": "megatron", "batch": 512, "layout": "tp=8,pp=4", "facts": {}} | changes
+    asked = laying(
+        "llama3-70b",
+        4,
+        given["trainer"],
+        given["batch"],
+        4096,
+        given["layout"],
+        facts=given["facts"],
+    )
+    with pytest.raises(PartoptError, match=message):
+        lay(asked)
