@@ -36,8 +36,8 @@ KERNELS = {"sdpa": "torch"}
 # Aleph Alpha's `scaling`, read in its code: gate and up are two products, nothing overlaps, every
 # rank takes the whole loss; rotary turns halves by two products and a sum (20, 34), attention
 # copies its inputs and its output; embedding, blocks, norm and head are cut evenly by count. A norm
-# is eager, with a copy of its input in float32 (26; 50): it keeps input, copy and what is normal
-# (2 + 4 + 2); or one kernel
+# is eager, with a copy of its output in float32 (26; 50), or one kernel. What an eager one keeps is
+# fitted to what ran out of memory: 8 bytes each, as input, float32 copy and what is normal
 SCALING = Practice(
     passes=Passes(rotary=(20, 34), queries=(8, 8), keys=(4, 8), gated=(10, 18), dropout=(0, 0)),
     kept=Kept(hidden=4, whole=4, rotary=0, queries=8, keys=6, gated=8),
