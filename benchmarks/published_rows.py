@@ -137,7 +137,7 @@ def rates_of(row: Mapping[str, str]) -> Rates:
     assert found is not None and found[1].training is not None
     return Rates(
         device=row["device_name"],
-        peak=number["peak"],
+        peaks={"float16": number["peak"]},
         products={
             name: float(row[f"device_{column}"])
             for name, column in products.items()
