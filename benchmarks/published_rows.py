@@ -78,6 +78,29 @@ ENGINES = {
 }
 
 
+# what a column means that is empty, or not there
+USUAL = {
+    **dict.fromkeys(("head_dim", "experts", "experts_a_token", "expert_ffn"), "0"),
+    **dict.fromkeys(("device_best8", "device_best4"), "0"),
+    **dict.fromkeys(("llama", "rotary", "tied", "ends_are_blocks", "expert_overlap"), "no"),
+    **dict.fromkeys(("fsdp", "hsdp", "grads_only", "early"), "no"),
+    **dict.fromkeys(("dropout", "sequence_parallel", "compile", "overlap", "sharded"), "yes"),
+    **dict.fromkeys(("tp", "cp", "pp", "chunks", "dp", "ep", "microbatch"), "1"),
+    **dict.fromkeys(("grad_bytes", "reduce_bytes"), "4"),
+    "device_ring": "0.82",
+    "device_kind": "H100",
+    "server": "8",
+    "bits": "16",
+    "recompute": "none",
+    "tp_overlap": "none",
+    "loss": "plain",
+    "dispatch": "alltoall",
+    "kernel": "",
+    "norm": "fused",
+    "scales": "tensor",
+}
+
+
 def practice_of(row: Mapping[str, str]) -> Practice:
     """What the trainer of a row does, with the facts that the row says."""
     trainer, kernel = row["trainer"], row["kernel"]
@@ -204,8 +227,9 @@ def layout_of(row: Mapping[str, str]) -> Layout:
     )
 
 
-def estimate_of(row: Mapping[str, str]) -> Estimate:
+def estimate_of(given: Mapping[str, str]) -> Estimate:
     """What partopt computes of a row. PartoptError where it does not know something."""
+    row = USUAL | {name: value for name, value in given.items() if value}
     work = Training(
         model=model_of(row),
         sequence=int(row["sequence"]),
