@@ -211,6 +211,7 @@ FACTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @examples(100)
 @given(model=MODELS, layout=LAYOUTS, facts=FACTS)
 def test_recomputation_takes_longer_and_needs_no_more(model, layout, facts):
@@ -224,6 +225,7 @@ def test_recomputation_takes_longer_and_needs_no_more(model, layout, facts):
     assert [own.seconds for own in ways] == sorted(own.seconds for own in ways)
 
 
+@pytest.mark.slow
 @examples(100)
 @given(model=MODELS, layout=LAYOUTS, facts=FACTS)
 def test_more_tensor_ranks_need_no_more(model, layout, facts):
@@ -237,6 +239,7 @@ def as_dict(layout):
     return {name: getattr(layout, name) for name in names}
 
 
+@pytest.mark.slow
 @examples(60)
 @given(model=MODELS, layout=LAYOUTS, facts=FACTS)
 def test_parts_are_not_negative_and_sum_to_the_whole(model, layout, facts):

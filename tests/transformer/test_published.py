@@ -92,6 +92,7 @@ def test_the_older_tables(name):
 
 
 @needs_runs
+@pytest.mark.slow
 def test_the_command_prints_every_table_and_json(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["published_trainers.py", "--rows"])
     published.main()
