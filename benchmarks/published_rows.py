@@ -36,8 +36,8 @@ KERNELS = {"sdpa": "torch"}
 # Aleph Alpha's `scaling`, read in its code: gate and up are two products, nothing overlaps, every
 # rank takes the whole loss; rotary turns halves by two products and a sum (20, 34), attention
 # copies its inputs and its output; embedding, blocks, norm and head are cut evenly by count. A norm
-# is eager, with a copy of its input in float32 (26; 50): it keeps input, copy and what is normal
-# (2 + 4 + 2); or one kernel
+# is eager, with a copy of its output in float32 (26; 50), or one kernel. What an eager one keeps is
+# fitted to what ran out of memory: 8 bytes each, as input, float32 copy and what is normal
 SCALING = Practice(
     passes=Passes(rotary=(20, 34), queries=(8, 8), keys=(4, 8), gated=(10, 18), dropout=(0, 0)),
     kept=Kept(hidden=4, whole=4, rotary=0, queries=8, keys=6, gated=8),
@@ -75,6 +75,29 @@ ENGINES = {
     "scaling": Engine(allreduce="blocking"),
     "fsdp1": Engine(allreduce="blocking"),
     "deepspeed": replace(TRAINERS["deepspeed"].engine, optimizer_bytes=16),
+}
+
+
+# what a column means that is empty, or not there
+USUAL = {
+    **dict.fromkeys(("head_dim", "experts", "experts_a_token", "expert_ffn"), "0"),
+    **dict.fromkeys(("device_best8", "device_best4"), "0"),
+    **dict.fromkeys(("llama", "rotary", "tied", "ends_are_blocks", "expert_overlap"), "no"),
+    **dict.fromkeys(("fsdp", "hsdp", "grads_only", "early"), "no"),
+    **dict.fromkeys(("dropout", "sequence_parallel", "compile", "overlap", "sharded"), "yes"),
+    **dict.fromkeys(("tp", "cp", "pp", "chunks", "dp", "ep", "microbatch"), "1"),
+    **dict.fromkeys(("grad_bytes", "reduce_bytes"), "4"),
+    "device_ring": "0.82",
+    "device_kind": "H100",
+    "server": "8",
+    "bits": "16",
+    "recompute": "none",
+    "tp_overlap": "none",
+    "loss": "plain",
+    "dispatch": "alltoall",
+    "kernel": "",
+    "norm": "fused",
+    "scales": "tensor",
 }
 
 
@@ -137,7 +160,7 @@ def rates_of(row: Mapping[str, str]) -> Rates:
     assert found is not None and found[1].training is not None
     return Rates(
         device=row["device_name"],
-        peak=number["peak"],
+        peaks={"float16": number["peak"]},
         products={
             name: float(row[f"device_{column}"])
             for name, column in products.items()
@@ -204,8 +227,9 @@ def layout_of(row: Mapping[str, str]) -> Layout:
     )
 
 
-def estimate_of(row: Mapping[str, str]) -> Estimate:
+def estimate_of(given: Mapping[str, str]) -> Estimate:
     """What partopt computes of a row. PartoptError where it does not know something."""
+    row = USUAL | {name: value for name, value in given.items() if value}
     work = Training(
         model=model_of(row),
         sequence=int(row["sequence"]),

@@ -80,9 +80,10 @@ def find(row: Mapping[str, str]) -> Found:
 
 def known_to_be_off(row: Mapping[str, str]) -> str:
     """Why little is to be made of what partopt says of a row; nothing where there is no reason."""
-    narrow = {int(row[name]) // int(row["tp"]) for name in ("hidden", "ffn") if int(row[name]) % 64}
-    why = ["widths that are no multiple of 64"] if narrow else []
-    why += ["fp8 with a scale a row"] if row["scales"] == "row" else []
+    odd = any(int(row.get(name) or 0) % 64 for name in ("hidden", "ffn", "expert_ffn"))
+    why = ["widths that are no multiple of 64"] if odd else []
+    why += ["fp8 with a scale a row"] if row.get("scales") == "row" else []
+    why += ["experts, whose imbalance is left out"] if int(row.get("experts") or 0) else []
     return "; ".join(why)
 
 

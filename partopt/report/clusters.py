@@ -111,5 +111,9 @@ def render_device(device: DeviceFile) -> str:
         "peaks: dense matrix products. efficiency: what is achieved of them; memory, of "
         "the bandwidth. launch: what each operation takes beside its work."
     )
+    if device.training is not None:
+        legend += (
+            " training: what the kernels of trainers achieve; attention, of the peak over s tokens."
+        )
     head = f"{device.name}: {device.memory}, {device.type}"
     return "\n".join([head, "", *lines, "", paragraph(legend)])

@@ -41,14 +41,14 @@ class Seconds(NamedTuple):
 class Rates:
     """A device in a cluster: operations and bytes a second.
 
-    `peak` and `bandwidth` are the data sheet's, of products in 16 bits and of memory; `products`
-    are what a benchmark finds, by number format, `attention` has kernels by name. `link` is a
+    `peaks` and `bandwidth` are the data sheet's, of products by number format and of memory;
+    `products` are what a benchmark finds, `attention` has kernels by name. `link` is a
     device's inside a server of `server` devices, `port` its share of those between servers, `ring`
     what collectives reach of it: achieved, in one direction.
     """
 
     device: str
-    peak: float
+    peaks: Mapping[str, float]
     products: Mapping[str, float]
     bandwidth: float
     attention: Mapping[str, Attention]
@@ -65,8 +65,8 @@ class Rates:
 
         Raises PartoptError where the file does not say what the device achieves in training.
         """
-        own = file.training
-        if own is None:
+        training = file.training
+        if training is None:
             raise PartoptError(
                 f"{file.name}: its file has no `training`: what trainers achieve is not known",
                 "docs/formats.md has an example",
@@ -82,16 +82,16 @@ class Rates:
             ranks *= level.size
         return cls(
             device=file.name,
-            peak=parse_flops(file.peaks["float16"].value),
-            products={name: parse_flops(rate.value) for name, rate in own.products.items()},
+            peaks={n: parse_flops(own.value) for n, own in (file.peaks | training.peaks).items()},
+            products={name: parse_flops(rate.value) for name, rate in training.products.items()},
             bandwidth=parse_bandwidth(file.bandwidth.value),
-            attention=own.attention,
-            clock=clock(parse_power(own.limit.value) / parse_power(own.rated.value)),
+            attention=training.attention,
+            clock=clock(parse_power(training.limit.value) / parse_power(training.rated.value)),
             link=inner.bandwidth_bytes_per_s * inner.links,
             port=port,
             ring=ring,
             server=inner.size,
-            multiprocessors=own.multiprocessors.value,
+            multiprocessors=training.multiprocessors.value,
         )
 
     @property
@@ -146,7 +146,7 @@ class Rates:
         """
         own = self.attention[kernel]
         forward, backward = (
-            self.peak * self.clock * SUSTAINED * share * tokens / (tokens + half)
+            self.peaks["float16"] * self.clock * SUSTAINED * share * tokens / (tokens + half)
             for share, half in zip(own.share, own.half_at, strict=True)
         )
         return Seconds(flops / forward, 2.5 * flops / backward)

@@ -31,7 +31,7 @@ LLAMA = replace(GPT, name="llama", kv_heads=2, ffn=3584, gated=True, rotary=True
 EXPERTS = replace(LLAMA, name="experts", ffn=0, experts=8, experts_per_token=2, expert_ffn=512)
 RATES = Rates(
     device="device",
-    peak=1e15,
+    peaks={"float16": 1e15, "fp8": 2e15},
     products={"bfloat16": 8e14, "float16": 8e14, "fp8": 1.6e15, "nvfp4": 3.2e15},
     bandwidth=3e12,
     attention={"flash": Attention(share=(0.5, 0.4), half_at=(400, 300), source="a test")},

@@ -20,6 +20,7 @@ from tests.transformer.helpers import EXPERTS, GPT, LLAMA, RATES, training
 
 T, H, F = 2048, 1024, 4096
 RATE, BYTES = 8e14 * SUSTAINED, 3e12
+WAYS = ("product", "autograd")
 SCORES = Scores(forward=9, backward=11, kept=5)
 
 
@@ -73,6 +74,34 @@ def test_conversions_to_fp8_are_of_the_inputs_ofproducts():
     plain, converted = (training(format=form).block(Shape()) for form in ("bfloat16", "fp8"))
     added = converted.parts["passes"].forward - plain.parts["passes"].forward
     assert added == pytest.approx(T * 6 * (2 * H + LLAMA.q + LLAMA.ffn) / (MEMORY * BYTES))
+
+
+def test_autograd_adds_and_shards_are_copied():
+    """6 or 10 bytes a parameter are added to a gradient; shards are copied, gradients cast."""
+    usual, added = (training(sums=own).block(Shape()).parts["passes"] for own in WAYS)
+    assert added.forward == usual.forward
+    size = 10 * LLAMA.block_parameters / (MEMORY * BYTES)
+    assert added.backward - usual.backward == pytest.approx(size)
+    copied = training(shard_copies=(4, 6)).block(Shape(fsdp=True)).parts["passes"]
+    per = LLAMA.block_parameters / (MEMORY * BYTES)
+    assert copied.forward - usual.forward == pytest.approx(4 * per)
+    assert copied.backward - usual.backward == pytest.approx((6 + 2 + 4) * per)
+    experts = training(EXPERTS, shard_copies=(4, 6)).block(Shape(e=4, fsdp=True)).parts["passes"]
+    plain = training(EXPERTS).block(Shape(e=4)).parts["passes"]
+    held = EXPERTS.dense_parameters + EXPERTS.expert_parameters / 4
+    assert experts.forward - plain.forward == pytest.approx(4 * held / (MEMORY * BYTES))
+
+
+def test_what_products_that_are_apart_give_is_added_at_full_width():
+    facts = {"joined_queries": False, "joined_gate": False}
+    for t, compiled, sums in ((1, False, 3), (4, False, 3), (1, True, 1), (4, True, 3)):
+        usual = training().block(Shape(t=t)).parts["passes"]
+        apart = training(compiled=compiled, **facts).block(Shape(t=t)).parts["passes"]
+        assert apart.forward == usual.forward
+        added = sums * 6 * T * H / (MEMORY * BYTES)
+        assert apart.backward - usual.backward == pytest.approx(added)
+    gates = training(sequence_parallel=False, joined_gate=False).block(Shape(t=8)).parts["tensor"]
+    assert gates.backward == pytest.approx(gates.forward * 3 / 2)
 
 
 def test_causal_attention_is_half_of_the_square():

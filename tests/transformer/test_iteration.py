@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt.documents.engine import Layout
-from partopt.documents.transformer import Kept, Scores
+from partopt.documents.transformer import Kept, Loss, Scores
 from partopt.transformer.block import Shape
 from partopt.transformer.iteration import (
     FSDP_STATE,
@@ -211,6 +211,7 @@ FACTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @examples(100)
 @given(model=MODELS, layout=LAYOUTS, facts=FACTS)
 def test_recomputation_takes_longer_and_needs_no_more(model, layout, facts):
@@ -224,6 +225,7 @@ def test_recomputation_takes_longer_and_needs_no_more(model, layout, facts):
     assert [own.seconds for own in ways] == sorted(own.seconds for own in ways)
 
 
+@pytest.mark.slow
 @examples(100)
 @given(model=MODELS, layout=LAYOUTS, facts=FACTS)
 def test_more_tensor_ranks_need_no_more(model, layout, facts):
@@ -237,6 +239,7 @@ def as_dict(layout):
     return {name: getattr(layout, name) for name in names}
 
 
+@pytest.mark.slow
 @examples(60)
 @given(model=MODELS, layout=LAYOUTS, facts=FACTS)
 def test_parts_are_not_negative_and_sum_to_the_whole(model, layout, facts):
@@ -303,3 +306,93 @@ def test_what_needs_too_much_is_not_timed():
     assert (over.seconds, over.parts) == (math.inf, {})
     assert (over.memory, over.memory_bytes) == (whole.memory, whole.memory_bytes)
     assert estimate(training(), Layout(dp=8), 32, most=whole.memory_bytes) == whole
+
+
+def test_two_stages_are_a_pipeline():
+    parts = estimate(training(engine=BLOCKING), Layout(pp=2), 8).parts
+    assert min(parts[name] for name in ("bubble", "imbalance", "sends")) > 0
+    assert "sends" not in estimate(training(), Layout(), 8).parts
+
+
+def test_what_is_sent_in_parts_is_gathered_again_without_sequence_parallelism():
+    layout = Layout(tp=4, pp=2)
+    cut, whole = (
+        estimate(training(sequence_parallel=own, engine=BLOCKING), layout, 8).parts["sends"]
+        for own in (True, False)
+    )
+    size = 2 * 2048 * 1024
+    assert whole - cut == pytest.approx(2 * 8 * size * 3 / 4 / RATES.link)
+    apart = training(sequence_parallel=False, sends="whole", engine=BLOCKING)
+    send = HOP_S + size / RATES.port
+    assert estimate(apart, layout, 8).parts["sends"] == pytest.approx(2 * (8 + 1) * send)
+
+
+def test_what_a_block_takes_while_it_is_at_work():
+    scores = Scores(forward=9, backward=11, kept=5, work=3)
+    own = training(GPT, scores=scores, sequence_parallel=False)
+    T, square = 2048, 8 * 2048**2
+    never, always = (
+        estimate(own, Layout(recompute=each), 8).memory["at work"] for each in ("never", "always")
+    )
+    assert never == pytest.approx(RESERVED * (4 * T * 1024 + 3 * square))
+    assert always - never == pytest.approx(RESERVED * (34 * T * 1024 + 5 * square))
+
+
+def test_logits_of_a_group_are_held_where_they_are_gathered():
+    one = 2048 * 32_000
+    for t, gathers, held in ((1, False, 4), (4, False, 1), (1, True, 4), (4, True, 4 + 2 + 0.5)):
+        loss = Loss(passes=12, held=4, gathers=gathers)
+        found = estimate(training(loss=loss), Layout(tp=t), 8).memory["logits"]
+        assert found == pytest.approx(RESERVED * held * one)
+    few = training(replace(LLAMA, vocabulary=8, blocks=8))
+    assert estimate(few, Layout(pp=2), 64).memory["logits"] == 0.0  # of the first stage
+
+
+def test_a_pipeline_of_shards_gathers_a_stage_once():
+    layout = Layout(pp=2, dp=8, shard="parameters", microbatch=1)
+    found, each = estimate(training(), layout, 64), LLAMA.block_parameters
+    rate, near = 7 / 8 / RATES.link, COLLECTIVE_S
+    gather, scatter = 2 * each * rate + near, 4 * each * rate + near
+    first = 6 * LLAMA.end_parameters * rate + gather + scatter
+    assert found.parts["replicas"] == pytest.approx(2 * (gather + scatter) + first / 2)
+    held = 2 * each + LLAMA.end_parameters
+    assert found.memory["gathered"] == pytest.approx(RESERVED * 6 * held)
+    assert found.memory["buffers"] == 4 * 8 * 2048 * 1024
+
+
+def test_the_optimizer_s_step():
+    P = LLAMA.parameters
+    whole, shared, sharded = (
+        estimate(training(), Layout(dp=8, shard=own), 64).parts["step"]
+        for own in ("none", "optimizer", "parameters")
+    )
+    assert whole == pytest.approx(RATES.passes_s(P * (34 + 8)))
+    assert shared == pytest.approx(RATES.passes_s(P * (34 / 8 + 8)))
+    assert sharded == pytest.approx(RATES.passes_s(P * 40 / 8))
+    few = estimate(training(EXPERTS), Layout(dp=8, ep=4, shard="optimizer"), 64).parts["step"]
+    dense = EXPERTS.dense_parameters * 4 + 2 * EXPERTS.end_parameters
+    experts = EXPERTS.expert_parameters * 4 / 4
+    assert few == pytest.approx(
+        RATES.passes_s(34 * (dense / 8 + experts / 2) + 8 * (dense + experts))
+    )
+
+
+def test_tied_ends_are_one_and_add_their_gradients():
+    tied = replace(LLAMA, tied=True)
+    apart, one = (
+        estimate(training(own), Layout(), 8).memory["parameters"] for own in (LLAMA, tied)
+    )
+    assert apart - one == 2 * LLAMA.end_parameters
+    layout = Layout(pp=2, dp=2)
+    more = [
+        estimate(training(own, engine=BLOCKING), layout, 8).parts["replicas"]
+        for own in (LLAMA, tied)
+    ]
+    assert more[1] - more[0] == pytest.approx(2 * 4 * LLAMA.end_parameters / 2 / RATES.ring)
+
+
+def test_gradients_in_float32_are_copied_and_all_reduced():
+    own = training(engine=BLOCKING, exchange="float32")
+    found = estimate(own, Layout(dp=8), 32).parts["replicas"]
+    ring = 2 * 4 * LLAMA.parameters * 7 / 8 / RATES.link
+    assert found == pytest.approx(ring + RATES.passes_s(26 * LLAMA.parameters))

@@ -10,6 +10,7 @@ import statistics
 import pytest
 
 from benchmarks import published_trainers as published
+from benchmarks.published_rows import USUAL
 from partopt.errors import PartoptError
 from tests.docs.documents import read, rows, section
 
@@ -91,6 +92,7 @@ def test_the_older_tables(name):
 
 
 @needs_runs
+@pytest.mark.slow
 def test_the_command_prints_every_table_and_json(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["published_trainers.py", "--rows"])
     published.main()
@@ -183,6 +185,14 @@ def test_what_is_not_known_is_said(changes, why):
         "predicted_bytes": None,
         "why": own.why,
     }
+
+
+def test_columns_that_are_not_there_have_their_usual_values():
+    left = {name: value for name, value in ROW.items() if USUAL.get(name) != value}
+    assert len(left) < len(ROW) - 20
+    assert published.find(left).estimate == published.find(ROW).estimate
+    empty = ROW | dict.fromkeys(ROW.keys() - left.keys(), "")
+    assert published.find(empty).estimate == published.find(ROW).estimate
 
 
 def test_what_is_known_to_be_off_is_said_beside_the_number():

@@ -1,0 +1,85 @@
+"""Rates of shipped devices on shipped clusters, and the seconds of what runs on them."""
+
+import dataclasses
+
+import pytest
+from msgspec.structs import replace
+
+from partopt.documents.device import shipped_file
+from partopt.documents.files import shipped_names
+from partopt.documents.topology import AllReduceRates, Topology
+from partopt.errors import PartoptError
+from partopt.transformer.rates import COLLECTIVE_S, HOP_S, MEMORY, SUSTAINED, TAKEN, Rates, clock
+from tests.transformer.helpers import RATES
+
+H100 = shipped_file("h100")[1]
+
+
+def test_the_rates_of_a_device_in_a_cluster():
+    own = Rates.of(H100, Topology.load("dgx-h100", 4))
+    level = Topology.load("dgx-h100").levels[0]
+    assert (own.device, own.server, own.link) == ("H100-80GB", 8, level.bandwidth_bytes_per_s)
+    assert own.port == own.ring == Topology.load("dgx-h100").levels[1].bandwidth_bytes_per_s
+    assert own.peaks["bfloat16"] == 989.4e12
+    assert own.peaks["fp8"] == 1979e12
+    assert own.products["fp8"] > own.products["bfloat16"] > own.peaks["bfloat16"] / 2
+    assert own.clock == 1.0
+    assert own.taken == TAKEN / 132
+
+
+def test_devices_of_a_server_share_its_ports():
+    topology = Topology.load("dgx-h100", 4)
+    server, cluster = topology.levels
+    rates = AllReduceRates(bandwidth_bytes_per_s=1e10)
+    one = replace(topology, levels=[server, replace(cluster, links=1, allreduce=rates)])
+    own = Rates.of(H100, one)
+    assert own.port == cluster.bandwidth_bytes_per_s / 8
+    assert own.ring == 1e10 / 8
+
+
+def test_one_server_has_no_ports():
+    topology = Topology.load("dgx-h100", 4)
+    own = Rates.of(H100, replace(topology, levels=topology.levels[:1], devices=8))
+    assert own.send_s(1e9) == HOP_S
+
+
+def test_a_limit_of_power_lowers_the_clock():
+    assert clock(1.0) == 1.0
+    assert clock(5 / 7) == pytest.approx(0.886, abs=1e-3)
+    own = Rates.of(shipped_file("h100-96gb")[1], Topology.load("dgx-h100"))
+    assert own.clock == clock(500 / 700)
+    slow, fast = (dataclasses.replace(own, clock=each) for each in (own.clock, 1.0))
+    assert slow.attention_s("flash2", 1e12, 4096)[0] > fast.attention_s("flash2", 1e12, 4096)[0]
+
+
+@pytest.mark.parametrize("name", shipped_names("devices"))
+def test_every_shipped_device_says_what_trainers_achieve(name):
+    own = Rates.of(shipped_file(name)[1], Topology.load("dgx-h100"))
+    for form, rate in own.products.items():
+        assert 0.5 <= rate / own.peaks[form] < 0.9
+    assert all(0 < share < 0.75 for kernel in own.attention.values() for share in kernel.share)
+    assert 0.8 < own.clock <= 1
+
+
+def test_a_device_of_which_nothing_is_known_is_refused():
+    with pytest.raises(PartoptError, match="its file has no `training`") as refused:
+        Rates.of(replace(H100, training=None), Topology.load("dgx-h100"))
+    assert refused.value.code == "unknown-rates"
+
+
+def test_exchanges_by_hand():
+    assert RATES.passes_s(3e12) == pytest.approx(1 / MEMORY)
+    assert RATES.link_s(8e9, 4) == pytest.approx(6e9 / 3e11)
+    assert RATES.replicas_s(8e9, 1, 1) == 0.0
+    assert RATES.replicas_s(8e9, 8, 8) == pytest.approx(7e9 / 3e11)
+    # eight of a server use all of its ports, but no more than their links
+    assert RATES.replicas_s(8e9, 16, 8) == pytest.approx(7.5e9 / (8 * 3e10))
+    assert RATES.replicas_s(8e9, 16, 1) == pytest.approx(7.5e9 / 3e10)
+    assert RATES.send_s(4e9) == pytest.approx(HOP_S + 0.1)
+    assert COLLECTIVE_S > HOP_S
+
+
+def test_attention_reaches_half_of_its_share_at_half_at():
+    at_half, long = (RATES.attention_s("flash", 1e15, tokens)[0] for tokens in (400, 1e9))
+    assert long == pytest.approx(1 / (0.5 * SUSTAINED), rel=1e-5)
+    assert at_half == pytest.approx(2 * long, rel=1e-5)
