@@ -60,7 +60,8 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
         found.save(output, given["force"])
     options.say_wrote(output)
     if output and output != "-":
-        say(f"next:    partopt show {shlex.quote(output)} --verify", err=True)
+        file = shlex.quote(output)
+        say(f"next:    partopt show {file}; partopt export {file} --to {asked.trainer}", err=True)
 
 
 def _check(model: Transformer, given: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ def _differences(plan: Plan, trainer: Trainer) -> Iterator[str]:
             f"the plan counts what the engine of {plan.trainer} does, which differs in "
             f"{', '.join(facts)}: `partopt plan --for {trainer.name}`"
         )
-    if plan.topology.group_ranks > 1:
+    if plan.topology.group_ranks > 1 and not plan.transformer:
         ranks = plan.topology.group_ranks
         yield f"each device is a group of {ranks} ranks, taken to be tensor parallel"
     again = any(stage.recompute for stage in plan.stages)

@@ -68,8 +68,8 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     axes = {"pipe": stages, "data": d}
     if "stages" not in rank_order(plan):
         axes = {"data": d, "pipe": stages}
-    if plan.topology.group_ranks > 1:
-        axes["model"] = plan.topology.group_ranks
+    if (plan.layout.tp or 1) > 1:
+        axes["model"] = plan.layout.tp or 1
     names = [
         f"  {s}: {plain(stage.modules[0])} .. {plain(stage.modules[-1])}"
         for s, stage in enumerate(plan.stages)

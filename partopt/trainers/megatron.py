@@ -84,8 +84,9 @@ def _devices(plan: Plan) -> str:
 def _recomputation(plan: Plan) -> dict[str, str | int | None]:
     """Granularity, method and number of layers: the first ones of each stage, or one by one all."""
     own = plan.layout.recompute
-    if own == "never":
-        return dict.fromkeys(("granularity", "method", "num_layers"))
+    if own in ("never", "selective"):
+        granularity = own if own == "selective" else None
+        return {"granularity": granularity, "method": None, "num_layers": None}
     method, layers = ("block", own) if isinstance(own, int) else ("uniform", 1)
     return {"granularity": "full", "method": method, "num_layers": layers}
 
@@ -93,7 +94,8 @@ def _recomputation(plan: Plan) -> dict[str, str | int | None]:
 def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A shell array of arguments, to be sourced by the script that starts the training."""
     words = [
-        f"--tensor-model-parallel-size {plan.topology.group_ranks}",
+        *_model_words(plan),
+        *_degree_words(plan),
         f"--pipeline-model-parallel-size {pipeline_size(plan)}",
         f"--pipeline-model-parallel-layout '{_layout(plan, parts)}'",
         f"--micro-batch-size {plan.microbatch_size}",
@@ -109,8 +111,67 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         words.append("--use-tp-pp-dp-mapping")
     lines = "\n".join(f"    {word}" for word in words)
     head = f"# {plain(plan.profile.name)}: --num-layers {count_blocks(parts)}, on {_devices(plan)}."
-    note = 'source it in the script that starts the training, and add "${PARTOPT_ARGS[@]}"'
-    return Text(f"{head}\nPARTOPT_ARGS=(\n{lines}\n)\n", notes=[note])
+    notes = ['source it in the script that starts the training, and add "${PARTOPT_ARGS[@]}"']
+    if plan.transformer:
+        size = plan.transformer.model.vocabulary
+        notes.append(
+            f"yours to add: data, a tokenizer of {size:,} words, learning rate, checkpoints"
+        )
+    return Text(f"{head}\nPARTOPT_ARGS=(\n{lines}\n)\n", notes=notes)
+
+
+def _degree_words(plan: Plan) -> list[str]:
+    """The degrees beside the pipeline, those of 1 left out but for that of tensors."""
+    own, about = plan.layout, plan.transformer
+    words = [f"--tensor-model-parallel-size {own.tp or 1}"]
+    words += [f"--context-parallel-size {own.cp}"] * ((own.cp or 1) > 1)
+    words += [f"--expert-model-parallel-size {own.ep}"] * ((own.ep or 1) > 1)
+    if about and about.practice.sequence_parallel and (own.tp or 1) > 1:
+        words.append("--sequence-parallel")
+    return words
+
+
+def _model_words(plan: Plan) -> list[str]:
+    """The shape of a transformer, and what its trainer is told beside the layout."""
+    about = plan.transformer
+    if not about:
+        return []
+    model, practice = about.model, about.practice
+    sizes = {
+        "num-layers": model.blocks,
+        "hidden-size": model.hidden,
+        "ffn-hidden-size": model.ffn or model.expert_ffn,
+        "num-attention-heads": model.heads,
+        "kv-channels": model.head_size,
+        "seq-length": about.sequence,
+        "max-position-embeddings": about.sequence,
+        "normalization": "RMSNorm" if model.gated else "LayerNorm",
+        "position-embedding-type": "rope" if model.rotary else "learned_absolute",
+        "attention-dropout": 0.1 if model.dropout else 0.0,
+        "hidden-dropout": 0.1 if model.dropout else 0.0,
+    }
+    words = [f"--{name} {value}" for name, value in sizes.items()]
+    if model.kv_heads != model.heads:
+        words += ["--group-query-attention", f"--num-query-groups {model.kv_heads}"]
+    if model.experts:
+        words += [
+            f"--num-experts {model.experts}",
+            f"--moe-router-topk {model.experts_per_token}",
+            f"--moe-ffn-hidden-size {model.expert_ffn}",
+            "--moe-grouped-gemm",
+            "--moe-token-dispatcher-type alltoall",
+        ]
+    flags = {
+        "swiglu": model.gated,
+        "disable-bias-linear": model.gated,
+        "untie-embeddings-and-output-weights": not model.tied,
+        "bf16": about.format != "float16",
+        "fp16": about.format == "float16",
+        "fp8-format hybrid": about.format == "fp8",
+        "cross-entropy-loss-fusion": practice.loss == FUSED,
+        "tp-comm-overlap": practice.tp_overlap != "none",
+    }
+    return words + [f"--{name}" for name, given in flags.items() if given]
 
 
 def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
@@ -118,8 +179,9 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     P, shared = pipeline_size(plan), plan.shard == "optimizer"
     chunks = len(plan.stages) // P
     fields = {
-        "model.tensor_model_parallel_size": plan.topology.group_ranks,
-        "model.context_parallel_size": 1,
+        "model.tensor_model_parallel_size": plan.layout.tp or 1,
+        "model.context_parallel_size": plan.layout.cp or 1,
+        **({"model.expert_model_parallel_size": plan.layout.ep} if plan.layout.ep else {}),
         "model.pipeline_model_parallel_size": P,
         "model.virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
         f"model.{_LAYOUT}": _layout(plan, parts),

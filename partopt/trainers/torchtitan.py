@@ -78,7 +78,7 @@ def planned():
     config.activation_checkpoint = {checkpoint}
     parallelism = config.parallelism
     parallelism.tensor_parallel_degree = {tensor}
-    parallelism.context_parallel_degree = 1
+    parallelism.context_parallel_degree = {context}
     parallelism.pipeline_parallel_degree = {P}
     parallelism.module_fqns_per_model_part = STAGES
     parallelism.pipeline_parallel_schedule = "{schedule}"
@@ -107,8 +107,11 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     own = _OWN.get(plan.schedule)
     named = own is not None and M // d >= P  # its 1F1B needs them
     imports = "" if named else "from pathlib import Path\n\n"
-    if plan.stages[0].recompute:
-        imports += "from torchtitan.distributed.activation_checkpoint import FullAC\n\n"
+    again = "FullAC" if plan.stages[0].recompute else ""
+    if plan.transformer:
+        again = {"never": "", "selective": "SelectiveAC"}.get(str(plan.layout.recompute), "FullAC")
+    if again:
+        imports += f"from torchtitan.distributed.activation_checkpoint import {again}\n\n"
     main = _MODULE.format(
         name=plain(plan.profile.name),
         stem=stem,
@@ -119,8 +122,9 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         blocks=count_blocks(parts),
         local=M // d * size,
         batch=batch_of(plan),
-        tensor=plan.topology.group_ranks,
-        checkpoint="FullAC.Config()" if plan.stages[0].recompute else "None",
+        tensor=plan.layout.tp or 1,
+        context=plan.layout.cp or 1,
+        checkpoint=f"{again}.Config()" if again else "None",
         P=P,
         schedule=own or _PLACES.get(schedule(plan.schedule).shape, "ZBVZeroBubble"),
         csv="None" if named else _CSV.format(stem=stem),

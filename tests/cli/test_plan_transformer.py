@@ -25,7 +25,7 @@ def test_the_page_says_where_time_and_memory_go_and_how_far_to_trust_it(partopt)
 def test_a_written_plan_is_shown_with_the_arithmetic_of_a_block_and_verified(partopt, tmp_path):
     path = tmp_path / "plan.json"
     done = partopt("plan", *ASKED, *LAYOUT, "-o", path)
-    assert done.code == 0 and f"partopt show {path} --verify" in done.err
+    assert done.code == 0 and f"partopt export {path} --to megatron" in done.err
     page = partopt("show", path).out
     assert (
         "A BLOCK, A MICROBATCH" in page and "products of these with weights 3,072 x 4,096" in page

@@ -10,6 +10,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.search.verify import verify
+from partopt.trainers import export_plan
 from partopt.trainers.transformer import Laying, lay
 from partopt.transformer.as_profile import profile_again
 from partopt.transformer.config import load_transformer
@@ -129,3 +130,41 @@ def test_what_cannot_be_run_is_refused(changes, message):
     )
     with pytest.raises(PartoptError, match=message):
         lay(asked)
+
+
+def exported(to, *case):
+    return export_plan(lay(laying(*case)).plan, to, stem="planned").main
+
+
+def test_megatron_is_told_the_model_the_degrees_and_what_is_made_again():
+    text = exported(
+        "megatron", "llama3-70b", 4, "megatron", 512, 4096, "tp=4,cp=2,pp=4,recompute=selective"
+    )
+    for words in (
+        "--num-layers 80",
+        "--ffn-hidden-size 28672",
+        "--num-query-groups 8",
+        "--seq-length 4096",
+        "--tensor-model-parallel-size 4",
+        "--context-parallel-size 2",
+        "--sequence-parallel",
+        "--recompute-granularity selective",
+        "--use-distributed-optimizer",
+    ):
+        assert f"    {words}\n" in text
+    assert "--num-experts" not in text and "--recompute-method" not in text
+    experts = exported("megatron", "mixtral-8x7b", 4, "megatron", 512, 4096, "ep=8,pp=4")
+    assert "    --expert-model-parallel-size 8\n" in experts
+    assert "    --num-experts 8\n    --moe-router-topk 2\n" in experts
+
+
+def test_torchtitan_is_told_the_context_and_what_is_made_again():
+    case = "llama3-70b", 4, "torchtitan", 64, 8192
+    text = exported("torchtitan", *case, "tp=8,cp=2,pp=2,recompute=selective")
+    assert "tensor_parallel_degree = 8\n" in text and "context_parallel_degree = 2\n" in text
+    assert "activation_checkpoint = SelectiveAC.Config()\n" in text
+
+
+def test_a_trainer_without_a_degree_refuses_it():
+    with pytest.raises(PartoptError, match="it has cp 2"):
+        exported("deepspeed", "llama3-70b", 4, "deepspeed", 64, 2048, "tp=8,cp=2,pp=2")
