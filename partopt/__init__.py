@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from partopt.trainers.layout import TrainerLayout, read_layout
     from partopt.trainers.planning import job_for, schedule_for, solve_for
     from partopt.trainers.trainer import Trainer
-    from partopt.trainers.transformer import Laid, Laying, lay
+    from partopt.trainers.transformer import Chosen, Laid, Laying, choose, differing, lay
     from partopt.transformer.as_profile import find_profile
     from partopt.transformer.config import find_transformer
     from partopt.trials import Trial, Uniform, try_schedule, try_schedules
@@ -61,6 +61,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Certificate": "partopt.documents.plan",
+    "Chosen": "partopt.trainers.transformer",
     "FittedLinks": "partopt.links",
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
@@ -85,7 +86,9 @@ _PLACES = {
     "TrainingRun": "partopt.runtime.measured",
     "Trial": "partopt.trials",
     "Uniform": "partopt.trials",
+    "choose": "partopt.trainers.transformer",
     "compare": "partopt.search.compare",
+    "differing": "partopt.trainers.transformer",
     "describe_host": "partopt.profiler.conditions",
     "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler.estimating",
@@ -128,6 +131,7 @@ __all__ = [
     "SCHEDULES",
     "TRAINERS",
     "Certificate",
+    "Chosen",
     "FittedLinks",
     "Fitting",
     "Job",
@@ -150,9 +154,11 @@ __all__ = [
     "Trial",
     "Uniform",
     "__version__",
+    "choose",
     "compare",
     "compare_groups",
     "describe_host",
+    "differing",
     "draw",
     "estimate",
     "estimate_source",

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from partopt.cli import options
-from partopt.cli.terminal import ascii_only, say, say_page
+from partopt.cli.terminal import ascii_only, progress, say, say_page
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.units import format_bytes
 
@@ -19,6 +19,7 @@ _PARTS = {"microbatch_size": "microbatch", "recompute": "recompute", "shard": "s
 _PARTS |= {"chunks": "chunks"}
 _TAKEN = {*_PARTS, "topology", "servers", "target", "layout", "facts", "memory", "global_batch"}
 _TAKEN |= {"sequence", "dtype"}
+_SHOWN = 10  # layouts beside each other
 _NEEDED = {"target": "--for", "global_batch": "--global-batch", "sequence": "--sequence"}
 
 
@@ -28,7 +29,7 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
     `given` are the values of the options; exits with 1 where the layout does not fit.
     """
     import partopt
-    from partopt.report.transformer import render
+    from partopt.report.transformer import render, render_beside
 
     _check(model, given)
     asked = partopt.Laying(
@@ -42,11 +43,21 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
         facts=options.parse_facts(given["facts"]),
         memory=given["memory"],
     )
-    found = partopt.lay(asked).plan
+    with progress() as tell:
+        chosen = partopt.choose(asked, tell)
+    found, best = chosen.best.plan, chosen.best.estimate
     if as_json:
         options.write_json(found)
     elif output != "-":
-        say_page(render(found, ascii_only()))
+        page = render(found, ascii_only())
+        if chosen.found.tried > 1:
+            others = [own for own in chosen.found.fitting if own is not best]
+            fitting, lacking = (
+                partopt.differing(own, _SHOWN) for own in ([best, *others], chosen.found.lacking)
+            )
+            beside = render_beside(best, fitting, lacking, chosen.found.tried, chosen.simulated)
+            page = f"{page}\n\n{beside}"
+        say_page(page)
     if not found.fits:
         needs = format_bytes(found.peak_memory_bytes + found.reserve.size_bytes)
         limit = format_bytes(asked.limit_bytes or 0)

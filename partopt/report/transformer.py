@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Modelled
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
@@ -11,13 +12,15 @@ from partopt.report.plan import memory_lines
 from partopt.report.text import Column, label_lines, table_of
 from partopt.transformer.as_profile import training_of
 from partopt.transformer.block import Training
-from partopt.transformer.iteration import TRUST, Degrees, estimate
+from partopt.transformer.iteration import TRUST, Degrees, Estimate, estimate
 from partopt.units import format_bytes, format_seconds
 
 _LEAST = 0.005  # of an iteration: smaller parts are added up
 _CLOSE = 0.02  # of the simulated time: where the closed form is further off, that is told
+_LACKING = 3  # layouts that are shown though they do not fit, those that need least
+_AGAIN = {"never": "-", "always": "all", "selective": "some"}
 _NAMES = {
-    "tensor": "tensor collectives",
+    "tensor": "tensor exchange",
     "context": "context exchange",
     "passes": "passes over memory",
     "exchange": "experts' exchange",
@@ -42,6 +45,62 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     return (
         f"{page}\n\n{_block(work, Degrees.of(work, about.layout, batch))}" if arithmetic else page
     )
+
+
+def render_beside(
+    best: Estimate,
+    fitting: Sequence[Estimate],
+    lacking: Sequence[Estimate],
+    tried: int,
+    simulated: Mapping[Layout, Plan],
+) -> str:
+    """The layouts beside the `best`, with what costs them more, and those that do not fit.
+
+    Times are those of `simulated` plans where there are any, else of the closed form.
+    """
+    experts = any((own.layout.ep or 1) > 1 for own in fitting)
+    rows = [*fitting, *lacking[:_LACKING]]
+
+    def seconds(own: Estimate) -> str:
+        plan = simulated.get(own.layout)
+        known = plan and plan.predicted.iteration_s
+        return format_seconds(known) if known else f"~{format_seconds(own.seconds)}"
+
+    def why(own: Estimate) -> str:
+        change = own.seconds / best.seconds - 1
+        if own in lacking:
+            name, size = max(own.memory.items(), key=lambda item: item[1])
+            return f"{change:+.1%}, no room: {name} {format_bytes(round(size))}"
+        return "" if own is best else f"{change:+.1%}: {_more(own, best)}"
+
+    columns = [
+        Column("TP", lambda own: str(own.layout.tp)),
+        Column("CP", lambda own: str(own.layout.cp)),
+        *([Column("EP", lambda own: str(own.layout.ep))] if experts else []),
+        Column("PP", lambda own: _pipeline(own.layout)),
+        Column("DP", lambda own: str(own.layout.dp)),
+        Column("MB", lambda own: str(own.layout.microbatch)),
+        Column(
+            "AGAIN", lambda own: _AGAIN.get(str(own.layout.recompute), str(own.layout.recompute))
+        ),
+        Column("TIME", seconds),
+        Column("MEMORY", lambda own: format_bytes(round(own.memory_bytes))),
+        Column("AGAINST THE FIRST", why, "text"),
+    ]
+    note = f"{tried:,} layouts estimated, {len(simulated)} simulated; ~ is the closed form"
+    return f"{table_of(rows, columns, gap=1)}\n{note}"
+
+
+def _pipeline(layout: Layout) -> str:
+    return f"{layout.pp}x{layout.chunks}" if (layout.chunks or 1) > 1 else str(layout.pp)
+
+
+def _more(own: Estimate, best: Estimate) -> str:
+    """The part of an iteration that grew most."""
+    names = dict.fromkeys([*own.parts, *best.parts])
+    grown = {name: own.parts.get(name, 0.0) - best.parts.get(name, 0.0) for name in names}
+    name, more = max(grown.items(), key=lambda item: item[1])
+    return f"{_NAMES.get(name, name)} {more / best.seconds:+.1%}"
 
 
 def layout_text(plan: Plan) -> str:

@@ -7,7 +7,8 @@ it, and `partopt show --verify` makes it again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -15,13 +16,14 @@ from typing import Any
 from msgspec import structs
 
 from partopt import planners
+from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Engine, Layout
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Format, Modelled, Practice, Transformer
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.job import Job
 from partopt.options import FACTS, MANUAL, invalid, parse_bytes, with_facts
 from partopt.simulator.execution import simulate_plan
@@ -30,7 +32,12 @@ from partopt.trainers.trainer import Trainer
 from partopt.transformer.as_profile import profile_of, training_of
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import Degrees, Estimate, estimate, find_faults, stage_counts
+from partopt.transformer.layouts import Found, find_layouts, shard_of
 from partopt.transformer.rates import PLANNED
+
+AGREES = 0.02  # of the time
+JUDGED = 4  # layouts that are simulated, the fastest that differ
+NEAR = 1.05  # of the fastest estimate: those beyond are not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,18 @@ class Laid:
     profile: Profile
     estimate: Estimate
     training: Training
+
+    @property
+    def agrees(self) -> bool:
+        """Whether simulation and closed form are within `AGREES` of each other."""
+        simulated_s = self.plan.predicted.iteration_s or math.inf
+        return abs(simulated_s / self.estimate.seconds - 1) <= AGREES
+
+    @property
+    def seconds(self) -> float:
+        """Of an iteration, simulated; where one of the two lacks something, in closed form."""
+        simulated_s = self.plan.predicted.iteration_s
+        return simulated_s if simulated_s and self.agrees else self.estimate.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +85,10 @@ class Laying:
     @property
     def training(self) -> Training:
         """All that seconds and bytes follow from, beside the layout."""
-        trainer = TRAINERS.lookup(self.trainer)
+        trainer, again = TRAINERS.lookup(self.trainer), self.layout.recompute
+        if isinstance(again, int) and not self.recomputes_partly:
+            what, hint = f"{self.trainer} makes all blocks again or none", "write recompute=always"
+            raise invalid("layout", f"recompute={again}", what, hint)
         practice, rest = _chosen(trainer, self.facts)
         return training_of(
             Modelled(
@@ -81,6 +103,16 @@ class Laying:
             with_facts(trainer.engine, rest),
             self.topology,
         )
+
+    @property
+    def recomputes_partly(self) -> bool:
+        """Whether the trainer can make some blocks of a stage again, the first."""
+        return TRAINERS.lookup(self.trainer).says.recomputed == "first"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is left open what is made again."""
+        return self.layout.recompute in (None, "auto")
 
     @property
     def limit_bytes(self) -> int | None:
@@ -106,18 +138,15 @@ class Laying:
                 f"tp x cp x pp x dp are {dp * pipeline} devices, and the cluster has {devices}",
                 "use all devices; ep lies within tp x cp x dp",
             )
-        shards = [name for name in training.engine.shard if name != "none"]
         full = structs.replace(
             given,
             **degrees,
             dp=dp,
             microbatch=given.microbatch or 1,
-            recompute=given.recompute or "never",
-            shard=given.shard or (shards[-1] if shards else "none"),
+            recompute=given.recompute if not self.is_open else "never",
+            shard=given.shard or shard_of(training, degrees["pp"]),
             schedule="interleaved" if degrees["chunks"] > 1 else "1f1b",
         )
-        if full.recompute == "auto":
-            raise invalid("layout", "recompute=auto", "it is not chosen", "write recompute=never")
         faults = list(find_faults(training, full, self.global_batch))
         if faults:
             raise PartoptError.together(faults)
@@ -139,7 +168,7 @@ def _chosen(trainer: Trainer, facts: Mapping[str, object]) -> tuple[Practice, di
         )
     practice, rest = trainer.practice, dict[str, object]()
     for name, value in facts.items():
-        choice = trainer.choices.get(name)
+        choice = trainer.choices.get(name.replace("_", "-"))
         if choice is None and name not in {*FACTS, *Engine.__struct_fields__}:
             hint = did_you_mean(name, [*trainer.choices, *FACTS])
             raise PartoptError(f"no fact `{name}` of {trainer.name}", hint, code="unknown-fact")
@@ -152,13 +181,73 @@ def _chosen(trainer: Trainer, facts: Mapping[str, object]) -> tuple[Practice, di
     return practice, rest
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The best layout's plan, all that was `found`, and the plans that were simulated beside it."""
+
+    best: Laid
+    found: Found
+    simulated: Mapping[Layout, Plan]
+
+
+def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
+    """The best of the layouts that have the parts that are asked for, by simulation.
+
+    All are estimated in closed form; those of the first `JUDGED` that differ and come within `NEAR`
+    of the fastest are simulated. Where none fits, the plan is of the layout that needs least.
+    Raises PartoptError where there is none.
+    """
+    training, devices = asked.training, asked.topology.cluster.devices
+    progress("estimating layouts", 0, 1)
+    limit, partly = asked.limit_bytes or math.inf, asked.recomputes_partly
+    stated = structs.replace(
+        asked.layout, recompute=None if asked.is_open else asked.layout.recompute
+    )
+    found = find_layouts(training, devices, asked.global_batch, limit, stated, partly)
+    if found.least is None:
+        asked.fill(training)  # says why, if the layout itself cannot be
+        raise PartoptError(
+            f"{asked.trainer} has no such layout of {asked.model.name} on {devices} devices",
+            "fix less of --layout, or give another batch",
+            ANSWER_IS_NO,
+            code="no-plan",
+        )
+    if not found.fitting:
+        return Chosen(best=_lay(asked, training, found.least.layout), found=found, simulated={})
+    near = [own for own in found.fitting if own.seconds <= NEAR * found.fitting[0].seconds]
+    laid = list[Laid]()
+    for done, own in enumerate(differing(near, JUDGED)):
+        progress("simulating layouts", done, JUDGED)
+        laid.append(_lay(asked, training, own.layout))
+    laid.sort(key=lambda each: (not each.plan.fits, each.seconds))
+    simulated = {each.estimate.layout: each.plan for each in laid if each.agrees}
+    beside = [RunnerUp.of(each.plan) for each in laid[1:]]
+    best = dataclasses.replace(laid[0], plan=structs.replace(laid[0].plan, runners_up=beside))
+    return Chosen(best=best, found=found, simulated=simulated)
+
+
+def differing(ranked: Sequence[Estimate], most: int) -> list[Estimate]:
+    """The first of the estimates that differ in more than chunks and microbatch."""
+    kept: dict[object, Estimate] = {}
+    for own in ranked:
+        at = own.layout
+        kept.setdefault((at.tp, at.cp, at.ep, at.pp, at.dp, at.recompute, at.shard), own)
+        if len(kept) == most:
+            break
+    return list(kept.values())
+
+
 def lay(asked: Laying) -> Laid:
     """The plan of a layout: simulated, and as many bytes reserved as the closed form counts more.
 
-    Raises PartoptError where the layout cannot be run.
+    What the layout leaves open is 1, and nothing is made again. Raises PartoptError where it cannot
+    be run.
     """
     training = asked.training
-    layout = asked.fill(training)
+    return _lay(asked, training, asked.fill(training))
+
+
+def _lay(asked: Laying, training: Training, layout: Layout) -> Laid:
     found = estimate(training, layout, asked.global_batch)
     profile = profile_of(training, layout, asked.global_batch)
     about = Modelled(

@@ -9,7 +9,7 @@ from partopt.documents.files import find_shipped
 
 MODEL = "llama3-8b", "--topology", "dgx-h100", "--servers", "1"
 ASKED = *MODEL, "--for", "megatron", "--global-batch", "64", "--sequence", "4096"
-LAYOUT = "--layout", "tp=2,pp=2"
+LAYOUT = "--layout", "tp=2,pp=2,dp=2,chunks=1,microbatch=1,recompute=never"
 
 
 def test_the_page_says_where_time_and_memory_go_and_how_far_to_trust_it(partopt):
@@ -38,6 +38,15 @@ def test_a_written_plan_is_shown_with_the_arithmetic_of_a_block_and_verified(par
     assert partopt("show", path, "--verify").code != 0
 
 
+def test_what_is_left_open_is_chosen_and_the_others_stand_beside(partopt):
+    page = partopt("plan", *ASKED).out
+    assert "TP CP PP DP MB AGAIN" in page and "layouts estimated" in page
+    rows = page[page.index("TP CP") :].splitlines()[1:-1]
+    assert len(rows) >= 10 and "no room" in page
+    gains = [line.split("%")[0].split()[-1] for line in rows[1:] if "no room" not in line]
+    assert sorted(map(float, gains)) == list(map(float, gains))
+
+
 def test_json_has_the_layout_and_the_speed(partopt):
     plan = json.loads(partopt("plan", *ASKED, *LAYOUT, "--json").out)
     assert plan["layout"] == {
@@ -52,7 +61,8 @@ def test_json_has_the_layout_and_the_speed(partopt):
 def test_options_of_a_layout_may_stand_alone(partopt):
     said = "plan", *ASKED, "--json"
     whole = partopt(*said, "--layout", "tp=2,pp=2,recompute=always,microbatch=2").out
-    apart = partopt(*said, *LAYOUT, "--recompute", "always", "--microbatch-size", "2").out
+    some = "--layout", "tp=2,pp=2"
+    apart = partopt(*said, *some, "--recompute", "always", "--microbatch-size", "2").out
     assert json.loads(whole) == json.loads(apart)
 
 

@@ -11,7 +11,7 @@ from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.search.verify import verify
 from partopt.trainers import export_plan
-from partopt.trainers.transformer import Laying, lay
+from partopt.trainers.transformer import Laying, choose, lay
 from partopt.transformer.as_profile import profile_again
 from partopt.transformer.config import load_transformer
 
@@ -109,7 +109,7 @@ def test_memory_is_less_than_the_name_says_unless_it_is_given():
     ("changes", "message"),
     [
         ({"layout": "tp=3"}, "tp x cp x pp x dp are 30 devices"),
-        ({"layout": "pp=2,recompute=auto"}, "it is not chosen"),
+        ({"trainer": "torchtitan", "layout": "recompute=3"}, "all blocks again or none"),
         ({"layout": "tp=8", "batch": 511}, "511 samples"),
         ({"trainer": "vllm"}, "how vllm runs a transformer is not known"),
         ({"facts": {"los": "fused"}}, "no fact `los` of megatron"),
@@ -168,3 +168,46 @@ def test_torchtitan_is_told_the_context_and_what_is_made_again():
 def test_a_trainer_without_a_degree_refuses_it():
     with pytest.raises(PartoptError, match="it has cp 2"):
         exported("deepspeed", "llama3-70b", 4, "deepspeed", 64, 2048, "tp=8,cp=2,pp=2")
+
+
+def free(layout="", model="llama3-8b", **options):
+    return laying(model, 1, options.pop("trainer", "megatron"), 64, 4096, layout, **options)
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("narrower", ["tp=2", "pp=2,chunks=2", "recompute=always", "cp=2", "dp=2"])
+def test_what_is_freer_is_not_slower(trainer, narrower):
+    best, narrow = (choose(free(layout, trainer=trainer)).best for layout in ("", narrower))
+    assert best.plan.fits and narrow.plan.fits
+    assert best.seconds <= narrow.seconds * (1 + 1e-9)
+    stated = Layout.parse(narrower)
+    for name in Layout.__struct_fields__:
+        assert getattr(stated, name) in (None, getattr(narrow.plan.layout, name))
+
+
+def test_where_little_is_missing_few_blocks_are_made_again():
+    chosen = choose(free("tp=2,cp=1,pp=1,microbatch=2", memory="60 GB"))
+    again = chosen.best.plan.layout.recompute
+    assert isinstance(again, int) and chosen.best.plan.fits
+    fewer = lay(free(f"tp=2,cp=1,pp=1,microbatch=2,recompute={again - 1}", memory="60 GB"))
+    assert not fewer.plan.fits
+    assert any(own.layout.recompute == "never" for own in chosen.found.lacking)
+
+
+def test_where_nothing_fits_the_layout_that_needs_least_is_told():
+    chosen = choose(free(memory="10 GB"))
+    assert not chosen.best.plan.fits and not chosen.found.fitting
+    assert chosen.best.estimate == chosen.found.least
+
+
+def test_of_experts_small_microbatches_come_first():
+    asked = laying("qwen3-30b-a3b", 4, "megatron", 512, 4096, "")
+    best = choose(asked).best.plan.layout
+    assert best.microbatch <= 2 and best.recompute != "always"
+    fixed = choose(laying("qwen3-30b-a3b", 4, "megatron", 512, 4096, "microbatch=4")).best.plan
+    assert fixed.layout.microbatch == 4
+
+
+def test_no_layout_is_told_with_what_would_be_one():
+    with pytest.raises(PartoptError, match="tp x cp x pp x dp are 6 devices"):
+        choose(free("tp=3,pp=2"))

@@ -1,0 +1,149 @@
+"""Every layout of a transformer that a trainer can say on a cluster, in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import structs
+
+from partopt.documents.engine import Layout
+from partopt.documents.stage import Shard
+from partopt.transformer.block import Training
+from partopt.transformer.iteration import Estimate, estimate, find_faults
+
+# powers of two are tried up to these
+MOST_CONTEXT, MOST_MICROBATCH = 16, 64
+EXPERTS_MICROBATCH = 2  # of a model with experts: imbalance, which grows with it, is not computed
+FEWER = 40  # layouts of which fewer blocks are made again, the fastest
+MISSING = 1.3  # of the limit: what needs more is not among what nearly fits
+
+
+class Found(NamedTuple):
+    """Estimates of the layouts `tried`.
+
+    Those that fit by seconds; by bytes those that would be faster than the first and nearly fit;
+    and the one that needs least.
+    """
+
+    fitting: list[Estimate]
+    lacking: list[Estimate]
+    tried: int
+    least: Estimate | None
+
+
+def find_layouts(
+    work: Training, devices: int, batch: int, limit: float, fixed: Layout, partly: bool
+) -> Found:
+    """Estimate every layout of `batch` samples on `devices`, with the parts that are `fixed`.
+
+    Where a layout fits only with all blocks made again, fewer are tried if the trainer can make
+    them `partly` again. Of a model with experts
+    small microbatches come first, and all blocks are made again only where nothing fits without.
+    """
+    stated = layouts(work, devices, batch, fixed)
+    every = [estimate(work, own, batch, MISSING * limit) for own in stated]
+    fitting = [own for own in every if own.memory_bytes <= limit]
+    if partly and fixed.recompute is None and not work.model.experts:
+        without = {own.layout for own in fitting if own.layout.recompute == "never"}
+        again = [
+            own
+            for own in fitting
+            if own.layout.recompute == "always"
+            and structs.replace(own.layout, recompute="never") not in without
+        ]
+        fitting += [
+            own
+            for each in sorted(again, key=lambda own: own.seconds)[:FEWER]
+            if (own := _fewer_again(work, each.layout, batch, limit)) is not None
+        ]
+    if work.model.experts:
+        fitting = _usual(fitting, fixed)
+    fitting.sort(key=lambda own: own.seconds)
+    first_s = fitting[0].seconds if fitting else float("inf")
+    lacking = [own for own in every if own.memory_bytes > limit and own.seconds < first_s]
+    lacking.sort(key=lambda own: own.memory_bytes)
+    least = min(every, key=lambda own: own.memory_bytes, default=None)
+    return Found(fitting, lacking, len(every), least)
+
+
+def _fewer_again(work: Training, layout: Layout, batch: int, limit: float) -> Estimate | None:
+    """The layout in which each stage makes as few blocks again as fit; None where all it takes."""
+    most, found = -(-work.model.blocks // ((layout.pp or 1) * (layout.chunks or 1))), None
+    low, high = 0, most  # none do not fit, all do
+    while high - low > 1:
+        middle = (low + high) // 2
+        own = estimate(work, structs.replace(layout, recompute=middle), batch)
+        if own.memory_bytes <= limit:
+            found, high = own, middle
+        else:
+            low = middle
+    return found
+
+
+def _usual(fitting: Sequence[Estimate], fixed: Layout) -> list[Estimate]:
+    """Those that people run of experts, where there are any; all where parts of it are fixed."""
+    found = list(fitting)
+    if fixed.microbatch is None:
+        found = [o for o in found if (o.layout.microbatch or 1) <= EXPERTS_MICROBATCH] or found
+    if fixed.recompute is None:
+        found = [own for own in found if own.layout.recompute != "always"] or found
+    return found
+
+
+def layouts(work: Training, devices: int, batch: int, fixed: Layout) -> Iterator[Layout]:
+    """Every layout on all devices with the parts that are `fixed`, which the trainer can run."""
+    model, server = work.model, work.rates.server
+
+    def allowed(name: str, values: Sequence[int]) -> list[int]:
+        asked = getattr(fixed, name)
+        return list(values) if asked is None else [asked]
+
+    for t in allowed("tp", _powers(min(server, model.kv_heads))):
+        for c in allowed("cp", _powers(min(MOST_CONTEXT, max(1, devices // t)))):
+            for p in allowed("pp", _divisors(devices // (t * c))):
+                n, rest = divmod(devices, t * c * p)
+                if rest or not n or fixed.dp not in (None, n):
+                    continue
+                spread = _powers(n * c * t) if model.experts else [1]
+                for v in allowed("chunks", _chunks(work, p)):
+                    for b in allowed("microbatch", _powers(min(MOST_MICROBATCH, batch))):
+                        for e in allowed("ep", spread):
+                            some = Layout(tp=t, cp=c, ep=e, pp=p, chunks=v, dp=n, microbatch=b)
+                            if not any(find_faults(work, some, batch)):
+                                yield from _ways(work, some, fixed)
+
+
+def _ways(work: Training, some: Layout, fixed: Layout) -> Iterator[Layout]:
+    """A layout with each way to recompute and to share state, of those that are not fixed."""
+    again = ["never", "selective", "always"]
+    if work.practice.selective == "attention" and work.practice.scores is None:
+        again.remove("selective")  # a kernel that keeps no scores makes them again in any case
+    for recompute in again if fixed.recompute is None else [fixed.recompute]:
+        yield structs.replace(
+            some,
+            recompute=recompute,
+            shard=fixed.shard or shard_of(work, some.pp or 1),
+            schedule="interleaved" if (some.chunks or 1) > 1 else "1f1b",
+        )
+
+
+def shard_of(work: Training, p: int) -> Shard:
+    """What replicas share by default: all that the trainer has; in pipelines they gather once."""
+    ways = work.engine.shard
+    return "gradients" if ways[-1] == "parameters" and p > 1 else ways[-1]
+
+
+def _chunks(work: Training, p: int) -> list[int]:
+    """Stages on a device: numbers that share the blocks out evenly, one in any case."""
+    counted = work.model.blocks + (2 if work.practice.ends == "blocks" else 0)
+    even = [v for v in range(2, counted // p + 1) if counted % (p * v) == 0]
+    return [1, *even] if p > 1 else [1]
+
+
+def _powers(most: int) -> list[int]:
+    return [2**k for k in range(most.bit_length())]
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
