@@ -149,7 +149,7 @@ def _free_blocks(L: int, p: int, v: int, head: float) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def device_blocks(L: int, p: int, v: int, ends: str, head: float = 0.0) -> tuple[int, ...]:
+def device_blocks(L: int, p: int, v: int, ends: str, head: float) -> tuple[int, ...]:
     """Blocks of each device, of all its chunks."""
     counts = stage_blocks(L, p, v, ends, head)
     return tuple(sum(counts[d::p]) for d in range(p))

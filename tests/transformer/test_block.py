@@ -12,6 +12,7 @@ from partopt.transformer.rates import (
     BLOCK_SCALES,
     COLLECTIVE_S,
     HOP_S,
+    LAUNCH_S,
     MEMORY,
     OUTPUT,
     SUSTAINED,
@@ -154,6 +155,26 @@ def test_experts_of_a_block():
     assert copies.parts["exchange"].forward < across
     hidden = training(EXPERTS, dispatch_overlap=True).block(Shape(e=8))
     assert hidden.parts["exchange"].forward <= apart
+
+
+def test_experts_by_hand():
+    """Products of all rows, weights and rows in passes, and launches while the host waits."""
+    block, rows, h, f = training(EXPERTS).block(Shape(e=4)), 2 * T, H, EXPERTS.expert_ffn
+    weights = EXPERTS.expert_parameters / 4
+    forward = product(rows, 2 * f, h) + product(rows, h, f)
+    passed = rows * (12 * h + 6 * f) + 2 * weights
+    assert block.parts["experts"].forward == pytest.approx(forward + passed / (MEMORY * BYTES))
+    launches = (125 + 6 * 2) * LAUNCH_S
+    assert sum(block.parts["launches"]) == pytest.approx(launches)
+    fp8 = training(EXPERTS, format="fp8").block(Shape(e=4))
+    assert sum(fp8.parts["launches"]) == pytest.approx(launches + (14 + 14 * 2) * LAUNCH_S)
+    # three servers hold twelve ranks of experts; a token goes once to each of the two others
+    many = replace(EXPERTS, experts=12, experts_per_token=3)
+    work = training(many, dispatch="copies", rates=dataclasses.replace(RATES, server=4))
+    out = T * H * 2 * (3 - 1) * (1 - (1 - 1 / 3) ** 3)
+    near = T * H * 2 * 12 * (1 - (1 - 1 / 12) ** 3)
+    found = work.block(Shape(e=12)).parts["exchange"].forward
+    assert found == pytest.approx(2 * (max(out / RATES.port, near / RATES.link) + HOP_S))
 
 
 def test_what_is_made_again():

@@ -64,7 +64,19 @@ def test_sends_are_hidden_where_the_engine_does_not_wait():
     model, layout = replace(LLAMA, blocks=16), Layout(pp=4, chunks=2)
     waits = estimate(training(model, engine=BLOCKING), layout, 64).parts["sends"]
     hidden = estimate(training(model), layout, 64).parts["sends"]
+    send = HOP_S + 2 * 2048 * 1024 / RATES.port
+    fill = 3 + 4  # a chunk goes round the four devices once more
+    chunk = 2 * training(model).block(Shape()).seconds
+    assert send < chunk / 2
+    assert hidden == pytest.approx(2 * 64 * 2 * RATES.taken * send + 2 * fill * send)
     assert hidden < waits
+    slow = dataclasses.replace(RATES, port=RATES.port / 100)
+    send, late = (
+        HOP_S + 2 * 2048 * 1024 / slow.port,
+        estimate(training(model, rates=slow), layout, 64).parts["sends"],
+    )
+    shown = send - chunk / 2 + RATES.taken * send
+    assert late == pytest.approx(2 * 64 * 2 * shown + 2 * fill * send)
 
 
 def test_gradients_are_exchanged_once_an_iteration():
@@ -172,6 +184,15 @@ def test_bytes_of_shards():
     assert found["in shares"] == pytest.approx(FSDP_STATE * LLAMA.parameters / 8)
     two = 2 * LLAMA.end_parameters
     assert found["gathered"] == pytest.approx(RESERVED * (2 * two + 10 * LLAMA.block_parameters))
+
+
+def test_tensor_ranks_share_what_is_gathered():
+    for name in ("gathered", "in shares"):
+        one, four = (
+            estimate(training(), Layout(tp=t, dp=2, shard="parameters"), 8).memory[name]
+            for t in (1, 4)
+        )
+        assert four == pytest.approx(one / 4)
 
 
 def test_shards_in_a_server_are_copied_across():
@@ -298,6 +319,8 @@ def test_what_does_not_divide_is_said(layout, batch, said):
     assert said in fault.message
     assert fault.code == "unsupported-layout"
     assert [*find_faults(training(), Layout(tp=2, cp=2, pp=2, dp=2), batch=8)] == []
+    assert [*find_faults(training(ends="blocks"), Layout(pp=6), batch=8)] == []
+    assert len([*find_faults(training(), Layout(pp=6), batch=8)]) == 1
 
 
 def test_what_needs_too_much_is_not_timed():
