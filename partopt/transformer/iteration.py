@@ -122,7 +122,7 @@ def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf)
     return Estimate(layout, sum(parts.values()), held, parts, memory)
 
 
-def stage_blocks(L: int, p: int, v: int, ends: str, head: float = 0.0) -> list[int]:
+def stage_blocks(L: int, p: int, v: int, ends: str, head: float) -> list[int]:
     """Blocks of each of p v stages, in order.
 
     Evenly, the first stages one more; with embedding and head as a block each ("blocks"), or

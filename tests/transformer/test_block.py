@@ -48,6 +48,12 @@ def test_the_products_of_a_gpt_block():
     # gradients of weights are added to those in float32: read and written
     backward = sum(product(T, k, n) + product(n, k, T, 4.0, 4.0) for n, k in pairs)
     assert found.backward == pytest.approx(backward)
+    for own in (
+        training(GPT, sums="autograd").block(Shape()),
+        training(GPT).block(Shape(fsdp=True)),
+    ):
+        apart = sum(product(T, k, n) + product(n, k, T) for n, k in pairs)
+        assert own.parts["products"].backward == pytest.approx(apart)
 
 
 def test_products_that_are_apart_are_as_many():
@@ -75,6 +81,9 @@ def test_conversions_to_fp8_are_of_the_inputs_of_products():
     plain, converted = (training(format=form).block(Shape()) for form in ("bfloat16", "fp8"))
     added = converted.parts["passes"].forward - plain.parts["passes"].forward
     assert added == pytest.approx(T * 6 * (2 * H + LLAMA.q + LLAMA.ffn) / (MEMORY * BYTES))
+    added = converted.parts["passes"].backward - plain.parts["passes"].backward
+    back = LLAMA.q + 2 * LLAMA.kv + 2 * LLAMA.ffn + 2 * H  # gradients of the products' outputs
+    assert added == pytest.approx(T * 6 * back / (MEMORY * BYTES))
 
 
 def test_autograd_adds_and_shards_are_copied():
@@ -196,6 +205,13 @@ def test_operations_are_made_again_every_second_product():
     residual = 6 * T * H / (MEMORY * BYTES)
     assert block.again_s == pytest.approx(products + block.parts["passes"].forward - residual)
     assert 0 < block.again_s < full.again_s
+    cut = work.block(Shape(t=4, recompute="selective"))
+    products = sum(
+        product(T, n, k) for n, k in ((LLAMA.kv / 4, H), (H, LLAMA.q / 4), (LLAMA.ffn / 4, H))
+    )
+    gathers = 2 * T * H * 2 * 3 / 4 / RATES.link
+    passes = cut.parts["passes"].forward - residual / 4
+    assert cut.again_s == pytest.approx(products + passes + gathers)
     assert block.saved_bytes == T * (2 * H + 4 * LLAMA.q + 2 * LLAMA.kv + 2 * LLAMA.ffn)
 
 
