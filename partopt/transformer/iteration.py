@@ -204,10 +204,8 @@ def _pipeline_s(
     if ("interleaved" if v > 1 else "1f1b") not in work.engine.waits:
         # a send goes under the next chunk's work, but not while the pipe fills and drains
         chunk_s = L / p / v * block.seconds
-        shown_s, fill = (
-            max(0.0, send_s - chunk_s / 2) + work.rates.taken * send_s,
-            p - 1 + (v - 1) * p,
-        )
+        shown_s = max(0.0, send_s - chunk_s / 2) + work.rates.taken * send_s
+        fill += (v - 1) * p
     if work.practice.sends == "parts" and not work.practice.sequence_parallel:
         shown_s += work.rates.link_s(shape.t * work.message_bytes(shape), shape.t)
     return {

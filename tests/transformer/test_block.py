@@ -140,6 +140,9 @@ def test_what_tensor_parallel_ranks_exchange():
     hidden = training(tp_overlap="async").block(Shape(t=8)).parts["tensor"]
     assert hidden.forward == pytest.approx(4 * one * 0.5)
     assert training().block(Shape()).parts["tensor"] == (0.0, 0.0)
+    # experts exchange their rows otherwise
+    found = training(EXPERTS).block(Shape(t=8)).parts["tensor"]
+    assert found.forward == pytest.approx(2 * (one + COLLECTIVE_S))
 
 
 def test_keys_and_values_go_round_behind_attention():
@@ -177,6 +180,9 @@ def test_experts_by_hand():
     assert sum(block.parts["launches"]) == pytest.approx(launches)
     fp8 = training(EXPERTS, format="fp8").block(Shape(e=4))
     assert sum(fp8.parts["launches"]) == pytest.approx(launches + (14 + 14 * 2) * LAUNCH_S)
+    passed = rows * (12 * h + 6 * f + 6 * (h + f)) + weights
+    forward = RATES.product_s(rows, 2 * f, h, "fp8") + RATES.product_s(rows, h, f, "fp8")
+    assert fp8.parts["experts"].forward == pytest.approx(forward + passed / (MEMORY * BYTES))
     # three servers hold twelve ranks of experts; a token goes once to each of the two others
     many = replace(EXPERTS, experts=12, experts_per_token=3)
     work = training(many, dispatch="copies", rates=dataclasses.replace(RATES, server=4))
