@@ -127,7 +127,7 @@ def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf)
     return Estimate(layout, sum(parts.values()), held, parts, memory)
 
 
-def stage_blocks(L: int, p: int, v: int, ends: str, head: float = 0.0) -> list[int]:
+def stage_blocks(L: int, p: int, v: int, ends: str, head: float) -> list[int]:
     """Blocks of each of p v stages, in order.
 
     Evenly, the first stages one more; with embedding and head as a block each ("blocks"), or
@@ -154,7 +154,7 @@ def _free_blocks(L: int, p: int, v: int, head: float) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def device_blocks(L: int, p: int, v: int, ends: str, head: float = 0.0) -> tuple[int, ...]:
+def device_blocks(L: int, p: int, v: int, ends: str, head: float) -> tuple[int, ...]:
     """Blocks of each device, of all its chunks."""
     counts = stage_blocks(L, p, v, ends, head)
     return tuple(sum(counts[d::p]) for d in range(p))
@@ -239,10 +239,8 @@ def _pipeline_s(
     if ("interleaved" if v > 1 else "1f1b") not in work.engine.waits:
         # a send goes under the next chunk's work, but not while the pipe fills and drains
         chunk_s = L / p / v * block.seconds
-        shown_s, fill = (
-            max(0.0, send_s - chunk_s / 2) + work.rates.taken * send_s,
-            p - 1 + (v - 1) * p,
-        )
+        shown_s = max(0.0, send_s - chunk_s / 2) + work.rates.taken * send_s
+        fill += (v - 1) * p
     if work.practice.sends == "parts" and not work.practice.sequence_parallel:
         shown_s += work.rates.link_s(shape.t * work.message_bytes(shape), shape.t)
     return {

@@ -12,6 +12,7 @@ from partopt.transformer.rates import (
     BLOCK_SCALES,
     COLLECTIVE_S,
     HOP_S,
+    LAUNCH_S,
     MEMORY,
     OUTPUT,
     SUSTAINED,
@@ -47,6 +48,12 @@ def test_the_products_of_a_gpt_block():
     # gradients of weights are added to those in float32: read and written
     backward = sum(product(T, k, n) + product(n, k, T, 4.0, 4.0) for n, k in pairs)
     assert found.backward == pytest.approx(backward)
+    for own in (
+        training(GPT, sums="autograd").block(Shape()),
+        training(GPT).block(Shape(fsdp=True)),
+    ):
+        apart = sum(product(T, k, n) + product(n, k, T) for n, k in pairs)
+        assert own.parts["products"].backward == pytest.approx(apart)
 
 
 def test_products_that_are_apart_are_as_many():
@@ -74,6 +81,9 @@ def test_conversions_to_fp8_are_of_the_inputs_ofproducts():
     plain, converted = (training(format=form).block(Shape()) for form in ("bfloat16", "fp8"))
     added = converted.parts["passes"].forward - plain.parts["passes"].forward
     assert added == pytest.approx(T * 6 * (2 * H + LLAMA.q + LLAMA.ffn) / (MEMORY * BYTES))
+    added = converted.parts["passes"].backward - plain.parts["passes"].backward
+    back = LLAMA.q + 2 * LLAMA.kv + 2 * LLAMA.ffn + 2 * H  # gradients of the products' outputs
+    assert added == pytest.approx(T * 6 * back / (MEMORY * BYTES))
 
 
 def test_autograd_adds_and_shards_are_copied():
@@ -130,6 +140,9 @@ def test_what_tensor_parallel_ranks_exchange():
     hidden = training(tp_overlap="async").block(Shape(t=8)).parts["tensor"]
     assert hidden.forward == pytest.approx(4 * one * 0.5)
     assert training().block(Shape()).parts["tensor"] == (0.0, 0.0)
+    # experts exchange their rows otherwise
+    found = training(EXPERTS).block(Shape(t=8)).parts["tensor"]
+    assert found.forward == pytest.approx(2 * (one + COLLECTIVE_S))
 
 
 def test_keys_and_values_go_round_behind_attention():
@@ -156,6 +169,29 @@ def test_experts_of_a_block():
     assert hidden.parts["exchange"].forward <= apart
 
 
+def test_experts_by_hand():
+    """Products of all rows, weights and rows in passes, and launches while the host waits."""
+    block, rows, h, f = training(EXPERTS).block(Shape(e=4)), 2 * T, H, EXPERTS.expert_ffn
+    weights = EXPERTS.expert_parameters / 4
+    forward = product(rows, 2 * f, h) + product(rows, h, f)
+    passed = rows * (12 * h + 6 * f) + 2 * weights
+    assert block.parts["experts"].forward == pytest.approx(forward + passed / (MEMORY * BYTES))
+    launches = (125 + 6 * 2) * LAUNCH_S
+    assert sum(block.parts["launches"]) == pytest.approx(launches)
+    fp8 = training(EXPERTS, format="fp8").block(Shape(e=4))
+    assert sum(fp8.parts["launches"]) == pytest.approx(launches + (14 + 14 * 2) * LAUNCH_S)
+    passed = rows * (12 * h + 6 * f + 6 * (h + f)) + weights
+    forward = RATES.product_s(rows, 2 * f, h, "fp8") + RATES.product_s(rows, h, f, "fp8")
+    assert fp8.parts["experts"].forward == pytest.approx(forward + passed / (MEMORY * BYTES))
+    # three servers hold twelve ranks of experts; a token goes once to each of the two others
+    many = replace(EXPERTS, experts=12, experts_per_token=3)
+    work = training(many, dispatch="copies", rates=dataclasses.replace(RATES, server=4))
+    out = T * H * 2 * (3 - 1) * (1 - (1 - 1 / 3) ** 3)
+    near = T * H * 2 * 12 * (1 - (1 - 1 / 12) ** 3)
+    found = work.block(Shape(e=12)).parts["exchange"].forward
+    assert found == pytest.approx(2 * (max(out / RATES.port, near / RATES.link) + HOP_S))
+
+
 def test_what_is_made_again():
     never, always = (training().block(Shape(t=2, recompute=own)) for own in ("never", "always"))
     assert (never.again_s, always.again_s) == (0.0, always.forward_s)
@@ -175,6 +211,13 @@ def test_operations_are_made_again_every_second_product():
     residual = 6 * T * H / (MEMORY * BYTES)
     assert block.again_s == pytest.approx(products + block.parts["passes"].forward - residual)
     assert 0 < block.again_s < full.again_s
+    cut = work.block(Shape(t=4, recompute="selective"))
+    products = sum(
+        product(T, n, k) for n, k in ((LLAMA.kv / 4, H), (H, LLAMA.q / 4), (LLAMA.ffn / 4, H))
+    )
+    gathers = 2 * T * H * 2 * 3 / 4 / RATES.link
+    passes = cut.parts["passes"].forward - residual / 4
+    assert cut.again_s == pytest.approx(products + passes + gathers)
     assert block.saved_bytes == T * (2 * H + 4 * LLAMA.q + 2 * LLAMA.kv + 2 * LLAMA.ffn)
 
 

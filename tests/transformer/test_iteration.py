@@ -64,7 +64,17 @@ def test_sends_are_hidden_where_the_engine_does_not_wait():
     model, layout = replace(LLAMA, blocks=16), Layout(pp=4, chunks=2)
     waits = estimate(training(model, engine=BLOCKING), layout, 64).parts["sends"]
     hidden = estimate(training(model), layout, 64).parts["sends"]
+    send = HOP_S + 2 * 2048 * 1024 / RATES.port
+    fill = 3 + 4  # a chunk goes round the four devices once more
+    chunk = 2 * training(model).block(Shape()).seconds
+    assert send < chunk / 2
+    assert hidden == pytest.approx(2 * 64 * 2 * RATES.taken * send + 2 * fill * send)
     assert hidden < waits
+    slow = dataclasses.replace(RATES, port=RATES.port / 100)
+    send = HOP_S + 2 * 2048 * 1024 / slow.port
+    late = estimate(training(model, rates=slow), layout, 64).parts["sends"]
+    shown = send - chunk / 2 + RATES.taken * send
+    assert late == pytest.approx(2 * 64 * 2 * shown + 2 * fill * send)
 
 
 def test_gradients_are_exchanged_once_an_iteration():
@@ -77,6 +87,14 @@ def test_gradients_are_exchanged_once_an_iteration():
     across = estimate(work, Layout(dp=16, shard="optimizer"), 32).parts
     rate = min(8 * RATES.ring, RATES.link)
     assert across["replicas"] == pytest.approx((4 + 2) * held * 15 / 16 / rate)
+
+
+def test_experts_are_exchanged_among_those_who_have_them():
+    work, layout = training(EXPERTS, engine=BLOCKING), Layout(dp=8, ep=4, shard="optimizer")
+    dense = 4 * EXPERTS.dense_parameters + 2 * EXPERTS.end_parameters
+    experts = 4 * EXPERTS.expert_parameters / 4
+    own = 6 * dense * 7 / 8 / RATES.link + 6 * experts * 1 / 2 / RATES.ring
+    assert estimate(work, layout, 32).parts["replicas"] == pytest.approx(own)
 
 
 def test_what_is_hidden_behind_compute_takes_a_part_of_it():
@@ -116,12 +134,12 @@ def test_the_slowest_of_many_devices():
     ],
 )
 def test_blocks_of_stages(given, counts):
-    assert stage_blocks(*given) == counts
+    assert stage_blocks(*given, head=0.0) == counts
 
 
 def test_a_free_last_stage_has_as_many_fewer_as_the_head_is_long():
     assert stage_blocks(80, 4, 1, "free", head=4.0) == [21, 21, 21, 17]
-    assert stage_blocks(8, 4, 1, "free") == [2, 2, 2, 2]
+    assert stage_blocks(8, 4, 1, "free", head=0.0) == [2, 2, 2, 2]
     assert device_blocks(80, 4, 5, "free", 4.0) == (21, 21, 21, 17)
 
 
@@ -172,6 +190,18 @@ def test_bytes_of_shards():
     assert found["in shares"] == pytest.approx(FSDP_STATE * LLAMA.parameters / 8)
     two = 2 * LLAMA.end_parameters
     assert found["gathered"] == pytest.approx(RESERVED * (2 * two + 10 * LLAMA.block_parameters))
+    assert found["buffers"] == 0.0
+    work = 2048 * (12 * 1024 + 12 * LLAMA.ffn + 8 * LLAMA.q)
+    assert found["at work"] == pytest.approx(RESERVED * work)
+
+
+def test_tensor_ranks_share_what_is_gathered():
+    for name in ("gathered", "in shares"):
+        one, four = (
+            estimate(training(), Layout(tp=t, dp=2, shard="parameters"), 8).memory[name]
+            for t in (1, 4)
+        )
+        assert four == pytest.approx(one / 4)
 
 
 def test_shards_in_a_server_are_copied_across():
@@ -298,6 +328,8 @@ def test_what_does_not_divide_is_said(layout, batch, said):
     assert said in fault.message
     assert fault.code == "unsupported-layout"
     assert [*find_faults(training(), Layout(tp=2, cp=2, pp=2, dp=2), batch=8)] == []
+    assert [*find_faults(training(ends="blocks"), Layout(pp=6), batch=8)] == []
+    assert len([*find_faults(training(), Layout(pp=6), batch=8)]) == 1
 
 
 def test_what_needs_too_much_is_not_timed():
