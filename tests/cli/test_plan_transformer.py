@@ -1,6 +1,7 @@
 """`partopt plan` of a transformer's configuration."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_written_plan_is_shown_with_the_arithmetic_of_a_block_and_verified(par
 
 def test_what_is_left_open_is_chosen_and_the_others_stand_beside(partopt):
     page = partopt("plan", *ASKED).out
-    assert "TP CP PP DP MB AGAIN" in page and "layouts estimated" in page
+    assert re.search("TP CP +PP DP MB AGAIN", page) and "layouts estimated" in page
     rows = page[page.index("TP CP") :].splitlines()[1:-1]
     assert len(rows) >= 10 and "no room" in page
     gains = [line.split("%")[0].split()[-1] for line in rows[1:] if "no room" not in line]
