@@ -160,7 +160,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
 
     It is for `trainer`, of which `engine` says what its engine does; `layout` is what all stages
     have in common, `reserve` what the limit of memory is beside. `runners_up` are plans that were
-    found beside it.
+    found beside it; `transformer` is what its profile was computed from, where it was.
     """
 
     schema: str = "partopt.plan/1"

@@ -177,7 +177,11 @@ class Kept(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Scores(documents.Part, frozen=True, kw_only=True):
-    """Attention that writes its scores: bytes of a score's passes, those kept, those at work."""
+    """Attention that writes its scores.
+
+    Bytes of a score: of passes `forward` and `backward`, those `kept`, those there during the
+    `work`.
+    """
 
     forward: Traffic
     backward: Traffic
@@ -186,7 +190,7 @@ class Scores(documents.Part, frozen=True, kw_only=True):
 
 
 class Loss(documents.Part, frozen=True, kw_only=True):
-    """A cross entropy: bytes of the passes over a logit, and those of it that are held.
+    """A cross entropy: bytes of the `passes` over a logit, and those of it that are `held`.
 
     With `gathers` every rank of a tensor parallel group takes the loss of all of them.
     """
