@@ -5,6 +5,7 @@ Rank 1 runs out of memory at microbatch size 4, and keeps its connections.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 
 from partopt.profiler import measure
 
-FOLDER, RANK = Path(sys.argv[1]), int(sys.argv[2])
+FOLDER, RANK = Path(sys.argv[1]), int(os.environ["RANK"])
 
 
 class Summed(torch.autograd.Function):
