@@ -123,12 +123,13 @@ def test_a_plan_says_what_it_rests_on(
     partopt: Any, estimated_file: str, h100s_file: str, tmp_path: Path
 ) -> None:
     given = "--topology", h100s_file, "-o", tmp_path / "plan.json"
-    assert f"rests on {BASIS}" in partopt("plan", estimated_file, *given).out
+    planned = partopt("plan", estimated_file, *given).out
+    assert f"rests on {BASIS}" in " ".join(planned.split())
     assert json.loads((tmp_path / "plan.json").read_text())["profile"]["estimated"] == "H100-80GB"
     assert "rests on" in partopt("show", tmp_path / "plan.json").out
     shown = partopt("show", estimated_file).out
     assert "H100-80GB (estimated)" in shown
-    assert f"rests on {BASIS}" in shown
+    assert f"rests on {BASIS}" in " ".join(shown.split())
     assert (
         "warning: times estimated for H100-80GB" in partopt("simulate", tmp_path / "plan.json").err
     )
