@@ -255,6 +255,6 @@ def test_a_rank_without_memory_ends_all_within_seconds_though_nobody_hangs_up(tm
     second.wait(0)
     assert done.returncode == 1
     assert "another rank of the group ran out of memory" in done.stderr
-    assert ended_s - (tmp_path / "full").stat().st_mtime < 60
+    assert ended_s - (tmp_path / "full").stat().st_mtime < 20
     finished = Profile.load(tmp_path / "0.json").measurements
     assert [(each.microbatch_size, each.out_of_memory) for each in finished] == [(2, False)]
