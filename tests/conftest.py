@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write tests/golden anew")
+
+
+def pytest_configure() -> None:
+    """Let runs fork their ranks, as they do in a program of one thread.
+
+    A worker of pytest-xdist has a second one, which only reads what to test next; a rank that is
+    spawned imports torch for seconds. Python warns of such forks from 3.12 on.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ and sys.version_info < (3, 12):
+        threading.active_count = lambda: 1
 
 
 @pytest.hookimpl(tryfirst=True)

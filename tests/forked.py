@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ _SERVER.set_forkserver_preload(["partopt.cli.run", "partopt.profiler", "partopt.
 
 
 class Forked:
-    """A module that runs in a process of its own."""
+    """A module, or a file that ends in `.py`, that runs in a process of its own."""
 
     def __init__(
         self,
@@ -63,6 +64,20 @@ def run_forked(
     return Forked(module, arguments, cwd).wait()
 
 
+def start_ranks(
+    count: int, module: str, arguments: Sequence[str] = (), cwd: Path | None = None
+) -> list[Forked]:
+    """The ranks of a run of so many processes, with the variables that torchrun sets."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared |= {"LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    return [
+        Forked(module, arguments, cwd, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(count)
+    ]
+
+
 def _run(
     module: str, arguments: list[str], streams: list[str], environment: dict[str, str], cwd: str
 ) -> None:
@@ -75,4 +90,8 @@ def _run(
     os.environ.update(environment)
     os.chdir(cwd)
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module.endswith(".py"):
+        sys.path.insert(0, str(Path(module).parent))
+        runpy.run_path(module, run_name="__main__")
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -25,8 +25,9 @@ def test_what_a_mutation_changes_is_there_once():
 
 
 @pytest.fixture
-def checkout(tmp_path):
-    """A package of one function, and its test."""
+def checkout(tmp_path, monkeypatch):
+    """A package of one function, and its test, which needs no plugin of pytest."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "partopt").mkdir()
     (tmp_path / "tests").mkdir()
     (tmp_path / "partopt/__init__.py").touch()

@@ -83,6 +83,14 @@ TOPOLOGIES = {
     "nested": two_level(8, 16),
     "names": NAMELESS,
 }
+# every content on the longest names, the longest names on every topology, and many stages
+PAIRS = [
+    *((content, "names") for content in PROFILES),
+    *(("long names", cluster) for cluster in TOPOLOGIES if cluster != "names"),
+    ("64 layers", "64"),
+    ("64 layers", "nested"),
+]
+SHORT_PAIRS = [pair for pair in PAIRS if pair[0] != "1000 layers" and pair[1] != "128"]
 
 
 @pytest.fixture(autouse=True)
@@ -99,12 +107,9 @@ def widest(text: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", TOPOLOGIES)
-@pytest.mark.parametrize("content", PROFILES)
+@pytest.mark.parametrize(("content", "cluster"), PAIRS)
 @pytest.mark.parametrize("planner", ["pipedream", "gpipe", "data_parallel"])
 def test_plans(partopt, profile_file, topology_file, tmp_path, content, cluster, planner):
-    if (planner, content) == ("pipedream", "1000 layers") and cluster != "nested":
-        pytest.skip("its tables of 1000 layers take seconds; one topology is enough")
     arguments = profile_file(PROFILES[content]), "--topology", topology_file(TOPOLOGIES[cluster])
     outcome = partopt(
         "plan",
@@ -125,8 +130,7 @@ def test_plans(partopt, profile_file, topology_file, tmp_path, content, cluster,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [[], ["--schedule", "1f1b", "--microbatches", 12]])
-@pytest.mark.parametrize("cluster", ["one", "64", "nested", "names"])
-@pytest.mark.parametrize("content", [name for name in PROFILES if name != "1000 layers"])
+@pytest.mark.parametrize(("content", "cluster"), SHORT_PAIRS)
 def test_simulations(partopt, profile_file, topology_file, tmp_path, content, cluster, schedule):
     arguments = (
         profile_file(PROFILES[content]),
@@ -169,8 +173,7 @@ def test_a_profile_of_a_long_environment(partopt, profile_file):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["one", "64", "nested", "names"])
-@pytest.mark.parametrize("content", [name for name in PROFILES if name != "1000 layers"])
+@pytest.mark.parametrize(("content", "cluster"), SHORT_PAIRS)
 def test_comparisons(partopt, profile_file, topology_file, content, cluster):
     outcome = partopt(
         "compare", profile_file(PROFILES[content]), "--topology", topology_file(TOPOLOGIES[cluster])

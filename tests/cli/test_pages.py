@@ -161,17 +161,20 @@ def pages(partopt: Callable[..., object], commands: dict[str, list[object]]) -> 
 SHORTENED = {shorten(name, width) for name in SCHEDULES for width in range(4, len(name))}
 
 
-def test_there_is_a_document_of_every_kind(files):
+def test_every_page_is_as_wide_as_it_is_told_and_plain_on_a_dumb_terminal(
+    partopt, monkeypatch, commands, files
+):
     assert {*files, "device"} == {*DOCUMENTS}
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_page_is_as_wide_as_it_is_told(partopt, monkeypatch, commands, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    for page in pages(partopt, commands):
-        assert len(widest(page)) <= width, page
-        assert not re.search(r"(does|DOES|NOT|FAILED|fits?)\.\.|\.\.(fit|FIT)\b", page)
-        assert not set(re.findall(r"\S+\.\.\S+", page)) & SHORTENED
+    for width in WIDTHS:
+        monkeypatch.setenv("COLUMNS", str(width))
+        for page in pages(partopt, commands):
+            assert len(widest(page)) <= width, page
+            assert not re.search(r"(does|DOES|NOT|FAILED|fits?)\.\.|\.\.(fit|FIT)\b", page)
+            assert not set(re.findall(r"\S+\.\.\S+", page)) & SHORTENED
+    monkeypatch.delenv("COLUMNS")
+    assert not "".join(pages(partopt, commands)).isascii()
+    monkeypatch.setenv("TERM", "dumb")
+    assert "".join(pages(partopt, commands)).isascii()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -182,12 +185,6 @@ def test_pages_of_measurements_are_as_wide_as_they_are_told(width):
         fitted = FittedLinks.of(samples, NAMELESS.name, 4)
         for page in (profile.render_sizes(HEAVY), render_links(fitted)):
             assert len(widest(unstyle(page))) <= width, widest(unstyle(page))
-
-
-def test_every_page_is_ascii_on_a_dumb_terminal(partopt, monkeypatch, commands):
-    assert not "".join(pages(partopt, commands)).isascii()
-    monkeypatch.setenv("TERM", "dumb")
-    assert "".join(pages(partopt, commands)).isascii()
 
 
 @pytest.mark.parametrize(
@@ -202,9 +199,11 @@ def test_every_page_is_ascii_on_a_dumb_terminal(partopt, monkeypatch, commands):
         ({"LANG": "C", "PYTHONIOENCODING": "utf-8"}, False),
     ],
 )
-def test_a_locale_without_characters_has_plain_pages(partopt, monkeypatch, files, told, plain):
+def test_a_locale_without_characters_has_plain_pages(
+    partopt, monkeypatch, profile_file, told, plain
+):
     for name in ("PYTHONIOENCODING", "PYTHONUTF8"):
         monkeypatch.delenv(name, raising=False)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    assert partopt("show", files["profile"]).out.isascii() is plain
+    assert partopt("show", profile_file(HEAVY)).out.isascii() is plain

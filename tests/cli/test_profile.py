@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from partopt.profiler.step import Stepper
 from partopt.report.profile import render, render_sizes
-from tests.forked import run_forked
+from tests.forked import Forked, run_forked
 from tests.helpers import ROOT, run_process
 
 MODEL = """
@@ -320,10 +321,41 @@ SLOW_AT_TWO = MODEL.replace(
 
 
 STOPS = {
-    "foreground": (signal.SIGINT, False, "interrupted", 130),
-    "background": (signal.SIGINT, True, "interrupted", 130),  # a shell has its jobs ignore SIGINT
-    "scheduler": (signal.SIGTERM, False, "terminated", 143),
+    "foreground": (signal.SIGINT, "interrupted", 130),
+    "background": (signal.SIGINT, "interrupted", 130),  # a shell has its jobs ignore SIGINT
+    "scheduler": (signal.SIGTERM, "terminated", 143),
 }
+
+
+class Started:
+    """A process whose signals are as a terminal's and a scheduler's are, or as a shell's job's."""
+
+    def __init__(self, arguments: list[str], ignored: bool) -> None:
+        self.job: subprocess.Popen[str] | None = None
+        if not ignored:
+            self.forked = Forked("partopt", arguments, ROOT)
+            return
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        command = [sys.executable, "-m", "partopt", *arguments]
+        self.job = subprocess.Popen(
+            command, stderr=subprocess.PIPE, cwd=ROOT, env=os.environ, text=True
+        )
+        signal.signal(signal.SIGINT, handler)
+
+    def stop_at(self, word: str, number: int) -> tuple[int, str]:
+        """Its exit code and what it said, sent a signal when it has said `word`."""
+        if self.job is not None:
+            assert self.job.stderr is not None
+            next(line for line in self.job.stderr if word in line)
+            self.job.send_signal(number)
+            said = self.job.communicate()[1]
+            return self.job.returncode, said
+        while self.forked.process.is_alive() and word not in self.forked.err.read_text():
+            time.sleep(0.02)
+        assert self.forked.process.pid is not None
+        os.kill(self.forked.process.pid, number)
+        done = self.forked.wait()
+        return done.returncode, done.stderr
 
 
 @pytest.mark.slow
@@ -334,38 +366,13 @@ STOPS = {
 def test_a_signal_keeps_what_is_finished(
     tmp_path: Path, stop: str, slow: int, kept: list[int] | None
 ) -> None:
-    number, ignored, word, code = STOPS[stop]
+    number, word, code = STOPS[stop]
     (tmp_path / "net.py").write_text(f"SLOW = {slow}\n{SLOW_AT_TWO}")
     output = tmp_path / "net.json"
-    arguments = [
-        "profile",
-        str(tmp_path / "net.py"),
-        "--device",
-        "cpu",
-        "--steps",
-        "2",
-        "--microbatch",
-        "1,2,4",
-        "-o",
-        str(output),
-    ]
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if ignored else None
-    process = subprocess.Popen(
-        [sys.executable, "-m", "partopt", *arguments],
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        env=os.environ,
-        text=True,
-    )
-    if ignored:
-        signal.signal(signal.SIGINT, handler)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "waiting" in line:
-            break
-    process.send_signal(number)
-    said = process.communicate()[1]
-    assert process.returncode == code
+    words = ["--device", "cpu", "--steps", "2", "--microbatch", "1,2,4", "-o", str(output)]
+    started = Started(["profile", str(tmp_path / "net.py"), *words], stop == "background")
+    returncode, said = started.stop_at("waiting", number)
+    assert returncode == code
     if kept is None:
         assert f"{word} before the first microbatch size was finished: nothing is written" in said
         assert not output.exists()

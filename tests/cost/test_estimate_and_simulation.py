@@ -130,7 +130,7 @@ def check(partition: Partition, given: Problem, warmups: list[int] | None) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FLAT)
-@examples(120, suppress_health_check=FILTERED)
+@examples(60, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_contiguous_plan_is_simulated_to_less_than_its_estimate(name, data):
     given = data.draw(problems([name]))
@@ -141,7 +141,7 @@ def test_no_contiguous_plan_is_simulated_to_less_than_its_estimate(name, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FLAT if SCHEDULES[name].uneven])
-@examples(60, suppress_health_check=FILTERED)
+@examples(30, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_nested_plan_is_simulated_to_less_than_its_estimate(name, data):
     given = data.draw(problems([name]))
@@ -151,7 +151,7 @@ def test_no_nested_plan_is_simulated_to_less_than_its_estimate(name, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDED)
-@examples(40, suppress_health_check=FILTERED)
+@examples(20, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_plan_with_several_stages_on_a_device_is_simulated_to_less_than_its_estimate(name, data):
     given = data.draw(problems([name]))

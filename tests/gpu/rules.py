@@ -55,6 +55,7 @@ class _Device:
         self.last: dict[Any, _Item] = {}  # by stream
         self.works: dict[int, _Item] = {}
         self.items: list[_Item] = []
+        self.begun: list[_Item] = []  # and not done: operations whose partners may be missing
 
     def launch(self, step: Step, stream: Any, *before: _Item | None) -> _Item:
         place = self.places.setdefault(stream, len(self.places))
@@ -73,6 +74,8 @@ class _Device:
                 item.begun = moved = True
                 if item.step.kind in (COMPUTE, WAIT):
                     item.done = True
+                else:
+                    self.begun.append(item)
         return moved
 
 
@@ -139,11 +142,12 @@ def run(programs: Sequence[Sequence[Step]], queues: int | None = None) -> list[s
         """Let end what all ranks have begun; whether anything did."""
         moved = False
         for host in hosts:
-            for item in host.device.items:
+            for item in host.device.begun:
                 ranks = len(item.step.group[0]) if item.step.kind == COLLECTIVE else 2
-                if item.begun and not item.done and len(item.partners) == ranks:
+                if len(item.partners) == ranks:
                     item.done = all(each.begun for each in item.partners)
                     moved |= item.done
+            host.device.begun = [item for item in host.device.begun if not item.done]
         return moved
 
     moved = True

@@ -1,8 +1,5 @@
 """The profiler on a device with a queue, which is played in numbers: what it times, and what of."""
 
-import os
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +16,7 @@ from partopt.profiler.conditions import ClockRate
 from partopt.profiler.device import CudaClock
 from partopt.profiler.measuring import profile_of
 from partopt.report.profile import render_sizes
+from tests.forked import start_ranks
 from tests.gpu.device import FakeDevice, PaperTime, installed
 from tests.gpu.layers import layers
 from tests.helpers import ROOT
@@ -250,30 +248,13 @@ def test_a_size_is_not_added_under_other_settings():
 @pytest.mark.slow
 def test_a_rank_without_memory_ends_all_within_seconds_though_nobody_hangs_up(tmp_path):
     """The other waits in a collective that nothing ends but what watches for it."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    shared |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).with_name("full_rank.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, tmp_path, rank],
-            env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    try:
-        error = ranks[0].communicate(timeout=300)[1]  # within seconds of rank 1, not of its start
-        ended_s = time.time()
-    finally:
-        for each in ranks:
-            each.kill()
-            each.communicate()
-    assert ranks[0].returncode == 1
-    assert "another rank of the group ran out of memory" in error
-    assert ended_s - (tmp_path / "full").stat().st_mtime < 60
+    script = str(Path(__file__).with_name("full_rank.py"))
+    first, second = start_ranks(2, script, [str(tmp_path)], ROOT)
+    done = first.wait()  # within seconds of rank 1, not of its start
+    ended_s = time.time()
+    second.wait(0)
+    assert done.returncode == 1
+    assert "another rank of the group ran out of memory" in done.stderr
+    assert ended_s - (tmp_path / "full").stat().st_mtime < 20
     finished = Profile.load(tmp_path / "0.json").measurements
     assert [(each.microbatch_size, each.out_of_memory) for each in finished] == [(2, False)]

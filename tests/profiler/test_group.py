@@ -1,11 +1,7 @@
 """Models that two ranks run together, over gloo: what is one rank's, and what is refused."""
 
-import os
 import random
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +13,7 @@ from partopt import PartoptError, estimate_source
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.profiler.group import RankGroup
+from tests.forked import start_ranks
 from tests.helpers import ROOT
 from tests.profiler.group_models import Transformer, example_inputs, loss_fn
 from tests.profiler.helpers import flows, needs_transformers, structure
@@ -44,29 +41,11 @@ CUT = (4 * 32 * 32 + 8 * 32 * 32) * 4 // 2  # the matrices of a block, half of t
 def written(tmp_path_factory):
     """The folder with what each of two processes, ranks 0 and 1, wrote of each model."""
     folder = tmp_path_factory.mktemp("group")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    shared |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, HERE / "group_rank.py", folder, *MEASURED, *REFUSED],
-            env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    try:
-        outputs = [each.communicate(timeout=300) for each in ranks]
-    finally:
-        for each in ranks:
-            each.kill()
-    for number, (rank, (out, err)) in enumerate(zip(ranks, outputs, strict=True)):
-        assert rank.returncode == 0, err
-        (folder / f"printed.{number}").write_text(out)
+    arguments = [str(folder), *MEASURED, *REFUSED]
+    ranks = start_ranks(2, str(HERE / "group_rank.py"), arguments, ROOT)
+    for number, rank in enumerate([each.wait() for each in ranks]):
+        assert rank.returncode == 0, rank.stderr
+        (folder / f"printed.{number}").write_text(rank.stdout)
     return folder
 
 

@@ -1,6 +1,5 @@
 """Model files: what is found in them, and how faults of theirs are told."""
 
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ from torch import nn
 
 from partopt.errors import PartoptError
 from partopt.profiler import find_model
+from tests.forked import run_forked
 from tests.helpers import ROOT
 from tests.profiler.helpers import needs_torchvision, needs_transformers
 
@@ -181,11 +181,15 @@ def test_arguments_that_a_profile_could_not_record_are_refused(write, arguments,
         "def build():\n    from transformers import LlamaForCausalLM\n    return nn.Identity()",
     ],
 )
-def test_torchvision_is_imported_beside_a_torch_that_it_was_not_built_for(write, model):
+def test_torchvision_is_imported_beside_a_torch_that_it_was_not_built_for(write, tmp_path, model):
     """By a process in which nobody has declared its operators yet."""
-    script = f"from partopt.profiler import find_model; find_model({write(model)!r}).build()"
-    command = [sys.executable, "-W", "ignore", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import warnings\nwarnings.simplefilter('ignore')\n"
+        "from partopt.profiler import find_model\n"
+        f"find_model({write(model)!r}).build()\n"
+    )
+    done = run_forked(str(script), cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 

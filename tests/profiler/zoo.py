@@ -84,15 +84,8 @@ def of_blocks(block: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 INCEPTION = {"aux_logits": False, "init_weights": False}
 ZOO = [
-    Animal("resnet50", vision_model("resnet50"), pictures(64), 22, 1, "layer2.0"),
-    Animal(
-        "densenet121",
-        vision_model("densenet121"),
-        pictures(32),
-        67,
-        24,
-        "features.denseblock1.denselayer6",
-    ),
+    Animal("resnet", vision.resnet, pictures(32), 11, 1, "layer2.0"),
+    Animal("densenet", vision.densenet, pictures(32), 18, 4, "features.denseblock1.denselayer3"),
     Animal("googlenet", vision_model("googlenet", **INCEPTION), pictures(64), 19, 1, "conv3"),
     Animal("mobilenet", vision_model("mobilenet_v3_small"), pictures(64), 18, 1, "features.10"),
     Animal("convnext", vision.convnext, pictures(64), 15, 1, "features.1.0"),

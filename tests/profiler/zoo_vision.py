@@ -34,6 +34,16 @@ def convnext() -> nn.Module:
     return torchvision_model("ConvNeXt", block_setting=blocks, stochastic_depth_prob=0.0)
 
 
+def resnet() -> nn.Module:
+    block = torchvision_models().resnet.Bottleneck
+    return torchvision_model("ResNet", block=block, layers=[1, 2, 1, 1])
+
+
+def densenet() -> nn.Module:
+    sizes = {"growth_rate": 32, "block_config": (3, 4, 3), "num_init_features": 16}
+    return torchvision_model("DenseNet", **sizes)
+
+
 class Convolutions(nn.Module):
     """Two convolutions, each normalised and rectified."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import pickle
 import sys
 import time
@@ -255,6 +256,7 @@ class Trained(NamedTuple):
     weights: dict[int, dict[str, Tensor]]
 
 
+@functools.cache
 def small_model() -> tuple[Replayed, list[Tensor]]:
     """A GPT, and inputs for all steps."""
     made = replayed(small_gpt, gpt_ids, loss_fn=gpt_loss)
@@ -296,7 +298,7 @@ def run_model(plan: Plan, context: Context, engine: Engine) -> Trained:
 def trained_alone() -> tuple[list[Tensor], nn.Module]:
     """Losses and the model after the same steps in one process."""
     model, inputs = small_model()
-    whole, losses = model.model, []
+    whole, losses = copy.deepcopy(model.model), []
     optimizer = optimizer_of(0, list(whole.parameters()))
     for number, each in enumerate(inputs):
         loss = gpt_loss(whole(each), each)

@@ -2,12 +2,11 @@
 
 import json
 import signal
-import socket
 import time
 
 import pytest
 
-from tests.forked import Forked, run_forked
+from tests.forked import run_forked, start_ranks
 from tests.helpers import ROOT
 from tests.runtime.failures import SLOW_S
 from tests.runtime.launched import outcome_of, start_python
@@ -87,13 +86,7 @@ def test_a_run_on_torch_that_fails_says_why_and_not_torchs_schedule():
 
 def ranks_of_three(*arguments):
     """The ranks of `tests.runtime.failures`, as torchrun starts them."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [
-        Forked("tests.runtime.failures", arguments, ROOT, {"RANK": str(rank), **shared})
-        for rank in range(3)
-    ]
+    return start_ranks(3, "tests.runtime.failures", arguments, ROOT)
 
 
 def test_processes_that_torchrun_started_run_a_plan():

@@ -10,7 +10,7 @@ import torch
 
 from partopt.documents.topology import Topology
 from partopt.profiler.device import describe_device
-from tests.forked import run_forked
+from tests.forked import run_forked, start_ranks
 from tests.helpers import ROOT
 from tests.runtime.launched import run_python
 
@@ -39,11 +39,16 @@ def test_the_command_times_messages_and_allreduces_and_writes_a_file_that_loads(
 @pytest.mark.parametrize("per_server", [None, 1])
 def test_under_torchrun_all_its_ranks_take_part_and_one_writes(tmp_path, per_server):
     path = tmp_path / "here.yaml"
-    start = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
-    given = [] if per_server is None else ["--per-server", per_server]
-    done = run_python(*start, *MEASURE, *SMALL, "-o", path, *given)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("LEVEL") == 2  # one table of figures, one of levels
+    measure = [*MEASURE, *SMALL, "-o", str(path)]
+    if per_server is None:
+        start = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+        ended = [run_python(*start, *measure)]
+    else:  # the ranks as torchrun starts them
+        ranks = start_ranks(2, measure[1], [*measure[2:], "--per-server", str(per_server)])
+        ended = [rank.wait() for rank in ranks]
+    assert not any(done.returncode for done in ended), ended
+    printed = "".join(done.stdout for done in ended)
+    assert printed.count("LEVEL") == 2  # one table of figures, one of levels
     cluster, server = Topology.load(path), 2 if per_server is None else per_server
     (level,) = cluster.levels
     whole_bytes = describe_device(torch.device("cpu")).memory_bytes

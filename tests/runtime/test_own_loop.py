@@ -14,8 +14,8 @@ from partopt.profiler.source import find_model
 from partopt.runtime.own_loop import train_with
 from partopt.runtime.training import Microbatches, Training
 from partopt.trainers import export_plan
+from tests.forked import run_forked, start_ranks
 from tests.helpers import flat
-from tests.runtime.launched import run_python
 from tests.runtime.test_run import MODEL
 
 STEPS = 3
@@ -65,11 +65,12 @@ def test_the_exported_program_trains_as_one_process_does(made, tmp_path):
     files = text.save(str(program))
     assert [Path(name).name for name in files] == ["train.py", "train.plan.json", "train.csv"]
     program.write_text(text.main.replace("STEPS, RATE = 10", f"STEPS, RATE = {STEPS}"))
-    ran = run_python("-m", "torch.distributed.run", "--nproc-per-node", 4, program, model)
-    assert ran.returncode == 0, ran.stderr
-    losses = [float(loss) for loss in re.findall(r"loss (\S+)", ran.stdout)]
+    ranks = [rank.wait() for rank in start_ranks(4, str(program), [model])]
+    assert [rank.returncode for rank in ranks] == [0] * 4, ranks
+    printed = "".join(rank.stdout for rank in ranks)
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", printed)]
     assert losses == pytest.approx(losses_of_one_process(plan, model), rel=1e-5)
-    alone = run_python(program)
+    alone = run_forked(str(program))
     assert alone.returncode == 1 and "train.py MODEL.py" in alone.stderr
     assert "Traceback" not in alone.stderr
 

@@ -13,8 +13,8 @@ from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.runtime import stage_module
+from tests.forked import start_ranks
 from tests.helpers import ROOT, flat
-from tests.runtime.launched import run_python
 from tests.runtime.replayed import replayed, worst_error
 from tests.runtime.test_replay import Dense, gpt_ids, gpt_loss, small_gpt, vectors
 from tests.runtime.test_run import MODEL, UNTIED
@@ -205,9 +205,8 @@ def test_the_loop_of_the_page_trains_as_one_process_does(made, tmp_path):
     plan.save(str(tmp_path / "plan.json"))
     (tmp_path / "model.py").write_text(UNTIED)
     (tmp_path / "loop.py").write_text(LOOP[-1])
-    command = "-m", "torch.distributed.run", "--nproc-per-node", "2", "loop.py"
-    ran = run_python(*command, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    ranks = [rank.wait() for rank in start_ranks(2, str(tmp_path / "loop.py"), cwd=tmp_path)]
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
     source, losses = find_model(path), []
     torch.manual_seed(0)
     whole = source.build()
@@ -218,7 +217,8 @@ def test_the_loop_of_the_page_trains_as_one_process_does(made, tmp_path):
         losses.append(float(loss.detach()))
         (loss / 4).backward()
     torch.optim.SGD(whole.parameters(), lr=0.1).step()
-    found = [float(each) for each in re.findall(r"loss (\S+)", ran.stdout)]
+    printed = "".join(rank.stdout for rank in ranks)
+    found = [float(each) for each in re.findall(r"loss (\S+)", printed)]
     assert found == pytest.approx(losses, abs=2e-6)
     states = [torch.load(tmp_path / f"stage{s}.pt") for s in (0, 1)]
     torch.testing.assert_close(states[0] | states[1], dict(whole.state_dict()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, get_args
 
 from partopt.documents.plan import Optimizer, Replication, Tied
@@ -57,10 +57,15 @@ class Alteration(NamedTuple):
         return ".".join(str(step) for step in self.path if isinstance(step, str))
 
 
-def alterations(document: dict[str, Any]) -> Iterator[tuple[Alteration, dict[str, Any]]]:
-    """Every alteration of a plan, each with the altered plan; the version of its format stays."""
+def alterations(
+    document: dict[str, Any], factors: Sequence[float] = (1.001, 0.999)
+) -> Iterator[tuple[Alteration, dict[str, Any]]]:
+    """Every alteration of a plan, each with the altered plan; the version of its format stays.
+
+    Numbers that are not whole are altered by `factors`; of a list the first and the last entry are.
+    """
     for path, old in _values(document):
-        for new in _others(path, old) if path != ("schema",) else []:
+        for new in _others(path, old, factors) if path != ("schema",) else []:
             changed = copy.deepcopy(document)
             node: Any = changed
             for step in path[:-1]:
@@ -71,7 +76,9 @@ def alterations(document: dict[str, Any]) -> Iterator[tuple[Alteration, dict[str
 
 def _values(node: Any, here: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Every scalar in a document and its path; of what may be null the whole, too."""
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+    ends = sorted({0, len(node) - 1}) if node else []
+    entries = node.items() if isinstance(node, dict) else [(place, node[place]) for place in ends]
+    for key, value in entries:
         path = (*here, key)
         if isinstance(value, dict | list):
             if path in OPTIONAL:
@@ -81,7 +88,7 @@ def _values(node: Any, here: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield path, value
 
 
-def _others(path: Path, value: Any) -> list[Any]:
+def _others(path: Path, value: Any, factors: Sequence[float]) -> list[Any]:
     """Other values of the same type, and null where that may be."""
     others = [other for other in OPTIONAL.get(path, []) if other != value]
     if value is None:
@@ -96,7 +103,7 @@ def _others(path: Path, value: Any) -> list[Any]:
     elif isinstance(value, int):
         others += [value + 1, value - 1]
     elif isinstance(value, float):
-        others += [1.001 * value, 0.999 * value] if value > 1e-12 else [1e-8]
+        others += [factor * value for factor in factors] if value > 1e-12 else [1e-8]
     elif isinstance(value, str):
         others += [f"{value}x", *(other for other in choices or [] if other != value)]
     return others

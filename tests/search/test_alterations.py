@@ -104,9 +104,11 @@ HARMLESS: dict[str, Callable[[Alteration, Plan, Made], bool]] = {
 @pytest.mark.filterwarnings("ignore:lingvo")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_that_is_altered_anywhere_is_refused_or_fails_or_is_still_right(kind):
+    """Numbers are more in every second kind, and less in the others."""
     plan, problem = make(kind)
     refused = failed = 0
-    for which, document in alterations(json.loads(documents.encode(plan))):
+    factor = (1.001, 0.999)[list(KINDS).index(kind) % 2]
+    for which, document in alterations(json.loads(documents.encode(plan)), [factor]):
         altered = read(document)
         if altered is None:
             refused += 1
