@@ -21,12 +21,14 @@ Pair = tuple[Traffic, Traffic]  # forward and backward
 
 
 class Transformer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """An embedding, `blocks` equal blocks, and a head.
+    """An embedding of a `vocabulary`, `blocks` equal blocks, and a head.
 
     `hidden` is the width between blocks. `heads` of `head_size` numbers attend, `kv_heads` have
     keys and values of their own, over all tokens or a `window` of the last ones. `ffn` is the width
     of the feed-forward. With `experts` each is `expert_ffn` wide, a token takes
-    `experts_per_token`, and `ffn` is the width of a shared one, 0 where there is none.
+    `experts_per_token`, and `ffn` is the width of a shared one, 0 where there is none. Attention
+    may be `causal`, positions `rotary`, the feed-forward `gated`, embedding and head `tied`; there
+    may be `dropout`.
     """
 
     name: str
@@ -203,7 +205,8 @@ class Loss(documents.Part, frozen=True, kw_only=True):
 class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """What a trainer does when it runs a transformer: facts, each with a source in its file.
 
-    `attention` is a kernel of the device's file; with `scores` there is none. `joined_queries` and
+    `passes` over memory are counted, and what is `kept` for the backward. `attention` is a kernel
+    of the device's file; with `scores` there is none. `joined_queries` and
     `joined_gate`: query, key and value, and gate and up, are one product. `compiled`: one kernel
     sums what several products give. `sequence_parallel` cuts what lies between products over
     tensor parallel ranks, `regathers` gathers their inputs again for the gradients of weights;
@@ -251,10 +254,11 @@ class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Modelled(documents.Part, frozen=True, kw_only=True):
-    """What the profile of a plan was computed from: a transformer, as its trainer runs it.
+    """What the profile of a plan was computed from: a `model`, and the `practice` of its trainer.
 
-    `layout` has the degrees that are in the profile, `closed_s` and `closed_bytes` are seconds of
-    an iteration and bytes of the fullest rank by the closed form.
+    Samples have `sequence` tokens, products are in `format`. `layout` has the degrees that are in
+    the profile, `closed_s` and `closed_bytes` are seconds of an iteration and bytes of the fullest
+    rank by the closed form.
     """
 
     model: Transformer
