@@ -6,6 +6,7 @@ from partopt import planners
 from partopt.cost.plan import price
 from partopt.cost.problem import (
     REQUESTED,
+    STATED,
     Partition,
     consecutive,
     problem_from_plan,
@@ -44,6 +45,7 @@ def test_what_is_requested_is_recorded_and_stated_again(options, schedule, M):
     plan = planners.plan("data_parallel", stated)
     asked = {name: value for name, value in options.items() if name in REQUESTED}
     assert plan.request == Request(**asked)
+    assert {"schedule", "microbatches", *options} <= STATED
     again = problem_from_plan(plan, PROFILE)
     assert again.request == stated.request
     assert again.cell_costs().tolist() == stated.cell_costs().tolist()

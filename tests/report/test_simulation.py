@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+import partopt as po
 from partopt import documents
 from partopt.cost.plan import under
 from partopt.documents.simulation import SimulationDocument
@@ -18,6 +19,7 @@ from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute
 from partopt.simulator.advice import findings
 from partopt.simulator.document import document_of, drawn_windows
+from partopt.units import format_seconds
 from tests.helpers import flat, two_level
 from tests.report.timelines import plan_of
 
@@ -145,6 +147,40 @@ def test_what_was_changed_is_told_with_before_and_after():
         assert change in text
     assert re.search(r"^period +3.00 ms +[\d.]+ ms +\+[\d.]+%$", text, re.MULTILINE)
     assert "PLANNED" not in text_of(execution.plan, execution)
+
+
+SLOW, JITTER = "rank 2 takes 1.5 times as long", "action times by 5% of their mean, lognormal, "
+SEED = " of 8 microbatches, seed 3"
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ({"slow": {2: 1.5}}, SLOW),
+        ({"jitter": "5%", "draws": 1, "seed": 3}, f"{JITTER}1 draw{SEED}"),
+        ({"jitter": "5%", "draws": 2, "seed": 3}, f"{JITTER}2 draws{SEED}"),
+        (
+            {"slow": {2: 1.5}, "jitter": 0.05, "draws": 2, "seed": 3},
+            f"{JITTER}2 draws{SEED}; {SLOW}",
+        ),
+        (
+            {"slow": dict.fromkeys(range(4), 2)},
+            "; ".join(f"rank {n} takes 2 times as long" for n in range(4)),
+        ),
+    ],
+)
+def test_what_varies_is_told_with_the_median_and_of_several_draws_with_the_95th(how, what):
+    plan, _ = case("1f1b")
+    found = po.simulate(plan, **how).document
+    varied = found.variation
+    median, high = (
+        f"{format_seconds(seconds)} ({loss:+.1%})"
+        for seconds, loss in ((varied.p50_s, varied.p50_loss), (varied.p95_s, varied.p95_loss))
+    )
+    outcome = median if how.get("draws", 1) == 1 else f"p50 {median}, p95 {high}"
+    before = format_seconds(found.iteration_s)
+    text = " ".join(click.unstyle(render(found)).split())
+    assert f"varied {what} an iteration {before} -> {outcome} " in text
 
 
 def test_a_warm_up_and_the_ways_of_communicating_are_changes_too():
