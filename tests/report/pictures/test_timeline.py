@@ -27,7 +27,7 @@ CASES = {
     "interleaved": lambda: example("interleaved", P=4, M=8, v=3),
     "zbv": lambda: example("zbv", P=4, M=8),
     "dualpipe": lambda: example("dualpipe", P=4, M=8),
-    "large": lambda: example("1f1b", P=32, M=128),
+    "large": lambda: example("1f1b", P=16, M=64),
     "wide": lambda: example("gpipe", P=64, M=3),
     "pipedream": lambda: plan_of("pipedream", [[0, 1, 2, 3], [4]], None),
 }
