@@ -1,6 +1,7 @@
 """Four blocks repeated say what as many that were built say, and nothing else is repeated."""
 
 from collections import Counter
+from functools import cache
 
 import pytest
 from hypothesis import assume, given
@@ -71,6 +72,7 @@ def shape(profile):
     return layers, measured, [(each.tensors, each.stash_groups) for each in profile.measurements]
 
 
+@cache
 def of_example(name, layers, granularity):
     source = example(name, layers=layers, **LISTS[name][0])
     return structure(source.build(), source.example_inputs, source.loss_fn, granularity=granularity)
