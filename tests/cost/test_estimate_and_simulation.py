@@ -44,11 +44,16 @@ NESTING = CLUSTERS.filter(lambda on: sum(level.size > 1 for level in on.levels) 
 
 @st.composite
 def problems(
-    draw: st.DrawFn, name: str, on: Topology, layers: int = 1, microbatches: int | None = None
+    draw: st.DrawFn,
+    names: list[str],
+    on: st.SearchStrategy[Topology] = CLUSTERS,
+    layers: int = 1,
+    microbatches: int | None = None,
 ) -> Problem:
-    """Problems of `layers` layers or more under the schedule `name`, and where it needs a number of
-    them so many microbatches.
+    """Problems of `layers` layers or more under one of the schedules `names`, and where it needs a
+    number of them so many microbatches.
     """
+    name, cluster = draw(st.sampled_from(names)), draw(on)
     model = draw(stashed(LAYERS, layers))
     asynchronous = SCHEDULES[name].asynchronous
     recompute = draw(st.sampled_from(["never", "always", "auto"]))
@@ -60,7 +65,7 @@ def problems(
     }
     return problem(
         replace(model, optimizer_s=step, sixteen_bit=sixteen_bit),
-        on,
+        cluster,
         schedule=name,
         microbatches=M,
         **draw(trained(M, **facts)),
@@ -144,7 +149,7 @@ def check(partition: Partition, given: Problem, warmups: list[int] | None) -> No
 @examples(120, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_contiguous_plan_is_simulated_to_less_than_its_estimate(name, data):
-    given = data.draw(problems(name, data.draw(CLUSTERS)))
+    given = data.draw(problems([name]))
     partition = data.draw(contiguous(given))
     deep = st.lists(st.integers(0, 9), min_size=8, max_size=8)
     check(partition, given, data.draw(st.none() | deep))
@@ -155,7 +160,7 @@ def test_no_contiguous_plan_is_simulated_to_less_than_its_estimate(name, data):
 @examples(60, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_nested_plan_is_simulated_to_less_than_its_estimate(name, data):
-    given = data.draw(problems(name, data.draw(NESTING)))
+    given = data.draw(problems([name], NESTING))
     check(data.draw(nested(given)), given, None)
 
 
@@ -182,7 +187,7 @@ def test_no_plan_with_several_stages_on_a_device_is_simulated_to_less_than_its_e
     assume(sizes)
     P, v, M, d = data.draw(st.sampled_from(sizes))
     ranks = ranks_of(entry.shape, P, v, d)
-    given = data.draw(problems(name, on, len(ranks), M))
+    given = data.draw(problems([name], st.just(on), len(ranks), M))
     cuts = sorted(data.draw(st.permutations(range(1, given.chain.layers)))[: len(ranks) - 1])
     stages = [
         Assignment(start, stop, own)
