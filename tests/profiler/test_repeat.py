@@ -15,7 +15,7 @@ from partopt.documents.repeat import repeat
 from partopt.errors import PartoptError
 from partopt.profiler.estimating import estimate_source
 from tests.examples import examples
-from tests.helpers import chain_profile
+from tests.helpers import chain_profile, with_memory_of
 from tests.profiler.helpers import (
     EXAMPLES,
     Parts,
@@ -271,3 +271,26 @@ def test_whatever_blocks_hand_on_they_are_repeated_as_if_built_or_refused(b, ten
         assert b == 2 or not used <= {*REGULAR}
         return
     assert sums(deep) == sums(of_blocks(n, tensors, groups))
+
+
+@pytest.mark.parametrize("tied", [0, 40, 100])
+@pytest.mark.parametrize("frozen", [0, 10])
+def test_the_optimizers_step_grows_with_the_trained_bytes_shared_ones_once(tied, frozen):
+    """100 bytes before the blocks and 100 after them, `tied` of them the same, and 10 and 20 in
+    each block; it takes a millisecond for each that has a gradient.
+    """
+
+    def of(b):
+        plain = chain_profile(
+            [1.0] * (2 * b + 2),
+            names=["e", *(f"b.{n}.{part}" for n in range(b) for part in "xy"), "f"],
+            parameter_bytes=[100, *[10, 20] * b, 100],
+            shared=[("tied", [0, 2 * b + 1], tied)] if tied else [],
+            optimizer_s=1e-3 * (200 - tied + (30 - frozen) * b),
+        )
+        return with_memory_of(plain, [0, *[frozen, 0] * b, 0], [0] * (2 * b + 2))
+
+    for b in (2, 4):
+        assert repeat(of(b), "b", 7).measurements[0].optimizer_s == pytest.approx(
+            of(7).measurements[0].optimizer_s
+        )
