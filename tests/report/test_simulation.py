@@ -217,27 +217,3 @@ def test_the_page_of_the_saved_document_is_that_of_the_run(schedule, tmp_path):
     assert loaded == live
     for how in ({}, {"colour": True}, {"ascii_only": True}):
         assert render(loaded, **how) == render(live, **how)
-
-
-@pytest.mark.parametrize(
-    "change, error",
-    [
-        ({"actions": "0F0 0X1"}, "timeline.ranks[0].actions: not actions"),
-        ({"actions": "0F9999999999"}, "timeline.ranks[0].actions: not actions"),
-        ({"actions": "9F0"}, "timeline.ranks[0].actions: of other stages than the rank's"),
-        ({"start_s": []}, "timeline.ranks[0].start_s: not one for each slot"),
-        ({"allreduce_end_s": [1.0]}, "timeline.ranks[0].allreduce_end_s: not one for each start"),
-    ],
-)
-def test_a_timeline_that_cannot_be_drawn_is_refused(change, error):
-    whole = document(*case("1f1b"))
-    row = replace(whole.timeline.ranks[0], **change)
-    timeline = replace(whole.timeline, ranks=[row])
-    faults = replace(whole, timeline=timeline).faults()
-    assert error in [fault.message for fault in faults]
-
-
-def test_a_document_of_another_topology_is_refused():
-    whole = document(*case("1f1b"))
-    faults = replace(whole, levels=[]).faults()
-    assert [fault.message for fault in faults] == ["levels: not the levels of the topology"]
