@@ -41,7 +41,10 @@ ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", "HYPOTHESIS_PRO
 MIRRORS = {
     "__init__": ["test_library.py"],
     "documents": [
-        *(f"test_{kind}.py" for kind in ("plan", "profile", "topology", "device", "groups")),
+        *(
+            f"test_{kind}.py"
+            for kind in ("plan", "profile", "topology", "device", "groups", "shipped")
+        ),
         *("profiler/test_repeat.py", "importers/test_run.py"),
     ],
     "html_report": ["report/test_web.py"],

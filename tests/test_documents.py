@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import jsonschema
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from partopt import documents, planners
 from partopt.cost.problem import problem_of
@@ -24,6 +25,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from tests.helpers import ROOT, chain_profile, changed, two_level, uniform_profile
+from tests.report.test_simulation import case, document
 
 PROFILE = documents.encode(uniform_profile(3, name="three"))
 PLAN = documents.encode(planners.plan("pipedream", problem_of(uniform_profile(6), two_level(2, 2))))
@@ -340,3 +342,28 @@ def test_standard_input_is_read_up_to_the_limit(monkeypatch):
     monkeypatch.setenv("PARTOPT_MAX_INPUT", "100 B")
     assert refusal("-").code == "input-too-large"
     assert endless.tell() == 101
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"actions": "0F0 0X1"}, "timeline.ranks[0].actions: not actions"),
+        ({"actions": "0F9999999999"}, "timeline.ranks[0].actions: not actions"),
+        ({"actions": "9F0"}, "timeline.ranks[0].actions: of other stages than the rank's"),
+        ({"start_s": []}, "timeline.ranks[0].start_s: not one for each slot"),
+        ({"allreduce_end_s": [1.0]}, "timeline.ranks[0].allreduce_end_s: not one for each start"),
+    ],
+)
+def test_a_timeline_that_cannot_be_drawn_is_refused(change, error):
+    whole = document(*case("1f1b"))
+    assert list(whole.faults()) == []
+    row = replace(whole.timeline.ranks[0], **change)
+    timeline = replace(whole.timeline, ranks=[row])
+    faults = replace(whole, timeline=timeline).faults()
+    assert error in [fault.message for fault in faults]
+
+
+def test_a_document_of_another_topology_is_refused():
+    whole = document(*case("1f1b"))
+    faults = replace(whole, levels=[]).faults()
+    assert [fault.message for fault in faults] == ["levels: not the levels of the topology"]

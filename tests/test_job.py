@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partopt.documents.engine import Engine
+from partopt.documents.engine import Engine, Layout
 from partopt.errors import PartoptError
 from partopt.job import Job
+from partopt.options import MOST_BYTES
 from partopt.search.solve import solve
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, uniform_profile
 
@@ -110,6 +111,52 @@ REFUSALS = [
         "buffers",
         "=all`: pipedream is asynchronous, its microbatches have no end",
     ),
+    *(
+        (
+            {"layout": Layout(**{name: 2})},
+            "invalid-option",
+            "layout",
+            f"={name}=2`: the profile is of {name}=1",
+        )
+        for name in ("tp", "cp", "ep")
+    ),
+    *(
+        (
+            {"layout": Layout(pp=pp, dp=dp)},
+            "invalid-option",
+            "layout",
+            f"=pp={pp or 1},dp={dp or 1}`: {(pp or 1) * (dp or 1)} devices needed, 4 there",
+        )
+        for pp, dp in ((2, 3), (5, 1), (5, None), (None, 5))
+    ),
+    (
+        {"schedule": "1f1b", "microbatches": 4, "layout": Layout(chunks=2)},
+        "invalid-option",
+        "layout",
+        "=chunks=2`: 1f1b has 1 on each device",
+    ),
+    (
+        {"schedule": "auto", "microbatches": 4, "replication": "uniform"},
+        "conflicting-options",
+        "replication",
+        "=uniform`: `schedule=auto` tries all grids",
+    ),
+    *(
+        (
+            {"cost": cost},
+            "invalid-option",
+            "cost",
+            "`: must be finite and not negative, and not all zero",
+        )
+        for cost in ([0.0] * 6, [-1.0, *[1.0] * 5], [float("inf"), *[1.0] * 5])
+    ),
+    ({"memory": MOST_BYTES + 1}, "invalid-option", "memory", "=10^18`: is too large"),
+    (
+        {"memory": 10**6, "facts": {"reserve": 10**6}},
+        "invalid-option",
+        "reserve",
+        "=1 MB`: leaves nothing of 1 MB",
+    ),
 ]
 
 
@@ -119,6 +166,46 @@ def test_refusals(options, code, option, message):
     assert (error.code, error.fields["option"]) == (code, option)
     assert error.message == f"`{option}{message}"
     assert error.hint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"layout": Layout(tp=1, cp=1, ep=1)},
+        {"layout": Layout(pp=2, dp=2)},
+        {"layout": Layout(pp=4, dp=1)},
+        {"layout": Layout(dp=4)},
+        {"schedule": "interleaved", "microbatches": 4, "layout": Layout(chunks=3)},
+        {"schedule": "auto", "microbatches": 4, "layout": Layout(chunks=2)},
+        {"cost": [*[0.0] * 5, 1e-9]},
+        {"memory": MOST_BYTES},
+        {"memory": 10**6 + 1, "facts": {"reserve": 10**6}},
+        {"cuts": [2], "replicas": [1, 1], "planner": "manual"},
+        {"cut_at": ["layer2"], "planner": "gpipe"},
+    ],
+)
+def test_what_is_just_possible_is_asked(options):
+    assert Job(PROFILE, CLUSTER, **options).topology == CLUSTER
+
+
+def test_a_job_at_each_of_its_sizes_and_the_sizes_between_which_times_lie():
+    sizes = [measurement([1e-3] * 4, microbatch_size=size) for size in (1, 2, 4, 8)]
+    job = Job(profile_of(sizes), flat(2), schedule="1f1b", global_batch=12)
+    assert [each.microbatch_size for each in job.at_each_size()] == [1, 2, 4]
+    assert [each.problem.microbatches for each in job.at_each_size()] == [12, 6, 3]
+    one = job.with_(microbatch_size=2)
+    assert [each.microbatch_size for each in one.at_each_size()] == [2]
+    for size, between in ((2, []), (3, ["2 and 4"]), (6, ["4 and 8"])):
+        notes = job.with_(microbatch_size=size).notes
+        told = [note.text.rpartition("of ")[2] for note in notes if note.code == "interpolated"]
+        assert told == between
+
+
+@pytest.mark.parametrize(
+    ("recompute", "first"), [(None, None), ("never", None), ("always", None), (1, 1), (3, 3)]
+)
+def test_a_number_of_blocks_is_the_first_of_each_stage(recompute, first):
+    assert Job(PROFILE, CLUSTER, recompute=recompute).first == first
 
 
 def test_refusals_of_what_is_not_known():

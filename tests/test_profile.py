@@ -94,8 +94,19 @@ def test_what_is_just_possible_is_no_fault():
         (LAYERS, [{"forward_s": 0, "backward_s": 1e-9, "output_bytes": 0}] * 3),
     ):
         Profile.parse(changed(CHAIN, *path, to=value), "p")
-    own = Profile.parse(CHAIN)
-    assert (own.parameter_bytes(), own.group_ranks, own.estimated_for) == (550, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "known"),
+    [
+        ({}, (550, 1, None)),
+        ({"group": {"ranks": 2}}, (550, 2, None)),
+        ({"estimated": {"device": "H100", "sha256": "0"}}, (550, 1, "H100")),
+    ],
+)
+def test_what_a_profile_is_of(fields, known):
+    own = Profile.parse(json.dumps(json.loads(CHAIN) | fields).encode())
+    assert (own.parameter_bytes(), own.group_ranks, own.estimated_for) == known
 
 
 def test_faults_of_meaning_are_told_together():

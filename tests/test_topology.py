@@ -307,6 +307,33 @@ def test_numbers_of_devices_and_servers_are_whole_and_not_too_large():
         assert error.value.fields == {"option": "servers", "value": servers}
 
 
+@pytest.mark.parametrize(
+    ("sizes", "fault"),
+    [
+        ([2] * 20, None),
+        ([2] * 19 + [3], "levels: 1572864 devices; partopt plans for up to 1048576"),
+        ([2**20 + 1], "levels: 1048577 devices; partopt plans for up to 1048576"),
+        ([1] * 32, None),
+        ([1] * 33, "levels: 33 levels; partopt plans for up to 32"),
+    ],
+)
+def test_the_largest_cluster_is_read_and_a_larger_one_is_refused(sizes, fault):
+    """From a file, and from the topology in a plan or a simulation."""
+    levels = [
+        {"name": f"l{n}", "size": size, "bandwidth": "1 GB/s"} for n, size in enumerate(sizes)
+    ]
+    text = yaml.safe_dump({"name": "c", "device": {"name": "GPU"}, "levels": levels})
+    if fault is None:
+        assert Topology.parse(text.encode()).devices == math.prod(sizes)
+        return
+    assert [said for said, _ in faults(text)] == [f"c.yaml: {fault}"]
+    own = [
+        Level(name=f"l{n}", size=size, bandwidth_bytes_per_s=1e9) for n, size in enumerate(sizes)
+    ]
+    with pytest.raises(ValueError, match=fault.removeprefix("levels: ")):
+        Topology(name="c", device=Device(name="GPU"), levels=own)
+
+
 @pytest.mark.parametrize("price", ["2.50 per hour", "3 per hour", "1e-3 per hour"])
 def test_a_price_is_read_and_written_again(price):
     priced = CLUSTER.replace("memory: 16 GB", f"memory: 16 GB, price: {price}")

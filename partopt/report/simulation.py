@@ -285,7 +285,8 @@ def _variation(document: SimulationDocument) -> Lines:
     if len(parts) > _SLOW + 1:
         parts[_SLOW:] = [f"{len(parts) - _SLOW} more ranks are slow"]
     if varied.jitter:
-        draws = f"{varied.draws} draws of {varied.microbatches} microbatches, seed {varied.seed}"
+        many = "1 draw" if varied.draws == 1 else f"{varied.draws} draws"
+        draws = f"{many} of {varied.microbatches} microbatches, seed {varied.seed}"
         percent = f"{100 * varied.jitter:.3g}%"
         parts.insert(0, f"action times by {percent} of their mean, lognormal, {draws}")
     what = "an iteration" if document.iteration_s is not None else "a microbatch"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
+from itertools import product
 
 import pytest
 from hypothesis import HealthCheck, assume, given
@@ -30,18 +32,32 @@ from tests.planners.problems import (
 )
 
 NEAR = 1e-9
+LAYERS = 7  # at most
 FILTERED = [HealthCheck.filter_too_much, HealthCheck.too_slow]
 FLAT = [name for name, entry in SCHEDULES.items() if entry.shape == STRAIGHT]
 FOLDED = [name for name in SCHEDULES if name not in FLAT]
 
 
+CLUSTERS = clusters(devices=8)
+NESTING = CLUSTERS.filter(lambda on: sum(level.size > 1 for level in on.levels) > 1)
+
+
 @st.composite
-def problems(draw: st.DrawFn, names: list[str], devices: int = 8) -> Problem:
-    """Problems under one of the schedules `names`."""
-    name, model = draw(st.sampled_from(names)), draw(stashed(7))
+def problems(
+    draw: st.DrawFn,
+    names: list[str],
+    on: st.SearchStrategy[Topology] = CLUSTERS,
+    layers: int = 1,
+    microbatches: int | None = None,
+) -> Problem:
+    """Problems of `layers` layers or more under one of the schedules `names`, and where it needs a
+    number of them so many microbatches.
+    """
+    name, cluster = draw(st.sampled_from(names)), draw(on)
+    model = draw(stashed(LAYERS, layers))
     asynchronous = SCHEDULES[name].asynchronous
     recompute = draw(st.sampled_from(["never", "always", "auto"]))
-    M = None if asynchronous else draw(st.integers(1, 12))
+    M = None if asynchronous else microbatches or draw(st.integers(1, 12))
     step, sixteen_bit = draw(st.sampled_from([0.0, 3.0])), draw(st.booleans())
     facts = {
         "messages": draw(st.sampled_from(["packed", "split"])),
@@ -49,7 +65,7 @@ def problems(draw: st.DrawFn, names: list[str], devices: int = 8) -> Problem:
     }
     return problem(
         replace(model, optimizer_s=step, sixteen_bit=sixteen_bit),
-        draw(clusters(devices=devices)),
+        cluster,
         schedule=name,
         microbatches=M,
         **draw(trained(M, **facts)),
@@ -144,9 +160,21 @@ def test_no_contiguous_plan_is_simulated_to_less_than_its_estimate(name, data):
 @examples(30, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_nested_plan_is_simulated_to_less_than_its_estimate(name, data):
-    given = data.draw(problems([name]))
-    assume(sum(level.size > 1 for level in given.topology.levels) > 1)
+    given = data.draw(problems([name], NESTING))
     check(data.draw(nested(given)), given, None)
+
+
+@cache
+def folded_sizes(name: str, devices: int) -> list[tuple[int, int, int, int]]:
+    """P, v, M and d under which the schedule `name` has a stage for each of some layers."""
+    shape = SCHEDULES[name].shape
+    chunks = [CHUNKS[shape]] if shape in CHUNKS else [2, 3]
+    return [
+        (P, v, M, d)
+        for P, v, M in product(range(1, devices + 1), chunks, range(1, 13))
+        for d in range(1, devices // P + 1)
+        if len(ranks_of(shape, P, v)) <= LAYERS and M % d == 0 and not refusal(name, P, v, M // d)
+    ]
 
 
 @pytest.mark.slow
@@ -154,19 +182,16 @@ def test_no_nested_plan_is_simulated_to_less_than_its_estimate(name, data):
 @examples(20, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_plan_with_several_stages_on_a_device_is_simulated_to_less_than_its_estimate(name, data):
-    given = data.draw(problems([name]))
-    entry, M = SCHEDULES[name], given.microbatches
-    assert M is not None
-    v = CHUNKS.get(entry.shape) or data.draw(st.integers(2, 3))
-    P = data.draw(st.integers(1, given.topology.devices))
-    d = data.draw(st.integers(1, given.topology.devices // P))
+    entry, on = SCHEDULES[name], data.draw(CLUSTERS)
+    sizes = folded_sizes(name, on.devices)
+    assume(sizes)
+    P, v, M, d = data.draw(st.sampled_from(sizes))
     ranks = ranks_of(entry.shape, P, v, d)
-    S, N = len(ranks), given.chain.layers
-    assume(N >= S and M % d == 0 and not refusal(name, P, v, M // d))
-    cuts = sorted(data.draw(st.permutations(range(1, N)))[: S - 1])
+    given = data.draw(problems([name], st.just(on), len(ranks), M))
+    cuts = sorted(data.draw(st.permutations(range(1, given.chain.layers)))[: len(ranks) - 1])
     stages = [
         Assignment(start, stop, own)
-        for start, stop, own in zip([0, *cuts], [*cuts, N], ranks, strict=True)
+        for start, stop, own in zip([0, *cuts], [*cuts, given.chain.layers], ranks, strict=True)
     ]
     check(Partition(entry.shape, stages), given.recompute_alike().with_(chunks=v), None)
 

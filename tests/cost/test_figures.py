@@ -111,6 +111,20 @@ def test_float32_is_faster_than_its_peak_only_as_tf32():
     assert flops_of(at_rate(68e12), cluster)[1] == 494.7e12
 
 
+@pytest.mark.parametrize(("times", "peak"), [(2.0, 67e12), (0.9, 494.7e12)])
+def test_the_fastest_microbatch_size_says_which_peak_it_is(times, peak):
+    """A sample takes so many `times` as long in microbatches of one as in those of two."""
+    profile = at_rate(66e12)
+    [two] = profile.measurements
+    layers = [
+        replace(own, forward_s=own.forward_s * times / 2, backward_s=own.backward_s * times / 2)
+        for own in two.layers
+    ]
+    one = replace(two, microbatch_size=1, layers=layers)
+    both = replace(profile, measurements=[one, two])
+    assert flops_of(both, Topology.load("dgx-h100"))[1] == peak
+
+
 def test_no_plan_does_more_operations_than_its_devices_can():
     """Up to three times the peak the count may be too high: nothing is said. Above it, an error."""
     cluster = Topology.load("dgx-h100")

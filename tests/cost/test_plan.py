@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from partopt import planners
 from partopt.cost.plan import price, under
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, consecutive, problem_of
 from partopt.cost.ranges import Group
@@ -243,3 +244,18 @@ def test_a_message_inside_a_server_names_its_level():
 def test_more_actions_than_can_be_simulated_are_refused_before_they_are_counted():
     with pytest.raises(PartoptError, match=r"10000001 microbatches are more than 20,000,000"):
         chunked("interleaved", 1, 1, 10_000_001)
+
+
+@pytest.mark.parametrize(("size", "held"), [(1, 10), (2, 13), (3, 17), (4, 20)])
+def test_bytes_between_measured_sizes_are_the_nearest_whole_ones(size, held):
+    """10 bytes of one sample, 20 of four."""
+    measured = [
+        measurement(
+            [float(b)] * 2, None, [held, 0], b, [(0, [1], held)], [([0], held), ([1], held)]
+        )
+        for b, held in ((1, 10), (4, 20))
+    ]
+    given = problem_of(profile_of(measured), flat(2), size, cuts=[1], replicas=[1, 1])
+    first, second = planners.plan("manual", given).stages
+    assert first.output_bytes == second.input_bytes == held
+    assert first.stash_bytes == second.stash_bytes == held

@@ -6,7 +6,9 @@ from partopt import planners
 from partopt.cost.plan import price
 from partopt.cost.problem import (
     REQUESTED,
+    STATED,
     Partition,
+    certify,
     consecutive,
     problem_from_plan,
     problem_of,
@@ -44,6 +46,7 @@ def test_what_is_requested_is_recorded_and_stated_again(options, schedule, M):
     plan = planners.plan("data_parallel", stated)
     asked = {name: value for name, value in options.items() if name in REQUESTED}
     assert plan.request == Request(**asked)
+    assert {"schedule", "microbatches", *options} <= STATED
     again = problem_from_plan(plan, PROFILE)
     assert again.request == stated.request
     assert again.cell_costs().tolist() == stated.cell_costs().tolist()
@@ -80,3 +83,26 @@ def test_gradients_are_exchanged_once_a_round_or_an_iteration(options, per):
     flows = {flow.kind: flow for flow in planners.plan("manual", stated).communication}
     assert (flows["allreduce"].bytes, flows["allreduce"].per) == (8, per)
     assert (flows["send"].bytes, flows["send"].per) == (5, "microbatch")
+
+
+@pytest.mark.parametrize("stated", ["", "optimal for the recurrence"])
+@pytest.mark.parametrize(
+    ("lower_s", "bound_s", "gap", "status"),
+    [
+        (4.0, 4.0, 0.125, "no plan is more than 12.5 % faster"),
+        (4.5, 4.5, 0.0, "optimal"),
+        (4.5 * (1 - 1e-13), 4.5, 0.0, "optimal"),
+        (5.0, 4.5, 0.0, "optimal"),
+        (0.0, 0.0, 0.0, "no bound is known"),
+    ],
+)
+def test_a_certificate_says_how_near_its_bound_is_or_what_is_stated(
+    lower_s, bound_s, gap, status, stated
+):
+    found = certify(4.5, lower_s, "plans of 3 layers", "a search", stated)
+    assert (found.objective_s, found.lower_bound_s, found.gap) == (4.5, bound_s, gap)
+    assert (found.status, found.scope, found.proof) == (
+        stated or status,
+        "plans of 3 layers",
+        "a search",
+    )

@@ -61,6 +61,15 @@ def test_a_list_of_activations_is_their_sum_and_a_stage_id_is_passed_over():
     assert profile.measurements[0].layers[0].output_bytes == 8
 
 
+@pytest.mark.parametrize(
+    ("written", "read"), [("7.4", 7), ("7.6", 8), ("[0.3; 0.3]", 1), ("1.6e9", 1600000000)]
+)
+def test_sizes_are_rounded_to_whole_bytes(written, read):
+    profile = made([node(1, "Linear()", activation=written, parameters=written)])
+    assert profile.measurements[0].layers[0].output_bytes == read
+    assert profile.layers[0].parameter_bytes == read
+
+
 def test_branches_that_end_in_getitem_are_dropped():
     modules = ["LSTM(1, 1)", "__getitem__(0)", "__getitem__(1)", "Linear()"]
     nodes = [node(number, module) for number, module in enumerate(modules, start=1)]

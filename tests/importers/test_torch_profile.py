@@ -212,8 +212,13 @@ def test_a_stage_is_timed_by_its_actions_and_its_layers_share_it_as_before(tmp_p
 def test_stages_that_the_plan_has_not_or_the_traces_have_not_are_named(tmp_path):
     four, five = (profile_of([measurement([1.0] * n, microbatch_size=8)]) for n in (4, 5))
     plain = [each for each in on_gpu() if not each["name"].startswith("PP:")]
+    later = [each | {"ts": each["ts"] + 1000} for each in pipeline()]
+    for each in later:
+        each["name"] = each["name"].replace("PP:0", "PP:3").replace("PP:1", "PP:2")
+    four_stages = pipeline() + later
     for found, profile, cuts, error in (
         (pipeline(), four, (1, 2), r"of the plan's 3 stages .* no action of stage 2"),
+        (four_stages, four, (1,), r"of the plan's 2 stages .* the plan has no stage 2, 3$"),
         (plain, four, (1, 2), "no action of a pipeline"),
         (pipeline(), five, (1,), "the plan has 4 layers, the profile 5"),
     ):

@@ -37,7 +37,9 @@ def on_gpu(ts=0.0):
     forward, backward = 1, 2
 
     def kernel(start, dur, at, name="gemm"):
-        return event("kernel", name, ts + start, dur, 7, correlation=number + at, device=0)
+        # the operation is named too, but the launch is nearer
+        args = {"correlation": number + at, "External id": number}
+        return event("kernel", name, ts + start, dur, 7, device=0, **args)
 
     def launch(start, at, thread, cat="cuda_runtime"):
         return event(cat, "cudaLaunchKernel", ts + start, 1, thread, correlation=number + at)

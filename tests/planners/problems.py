@@ -141,9 +141,9 @@ def with_memory(draw: st.DrawFn, model: Chain) -> Chain:
 
 
 @st.composite
-def chains(draw: st.DrawFn, layers: int = 7) -> Chain:
-    """Chains of up to `layers` layers, with zeros, ties and now and then tied parameters."""
-    count = draw(st.integers(1, layers))
+def chains(draw: st.DrawFn, layers: int = 7, least: int = 1) -> Chain:
+    """Chains of `least` to `layers` layers, with zeros, ties and now and then tied parameters."""
+    count = draw(st.integers(least, layers))
     columns = [
         draw(st.lists(numbers, min_size=size, max_size=size))
         for size in (count, count, count - 1, count)
@@ -215,11 +215,11 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def stashed(draw: st.DrawFn, layers: int = 6) -> Chain:
+def stashed(draw: st.DrawFn, layers: int = 6, least: int = 1) -> Chain:
     """Chains whose layers keep something for their backward, some of it shared; of half of them
     some parameters are frozen, and backwards take memory while they run.
     """
-    model = draw(chains(layers))
+    model = draw(chains(layers, least))
     model = draw(with_messages(model)) if draw(st.booleans()) else model
     if draw(st.booleans()):
         return draw(with_memory(model))

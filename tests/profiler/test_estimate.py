@@ -153,18 +153,23 @@ FLASH, EFFICIENT = (f"aten._scaled_dot_product_{kind}_attention" for kind in ("f
 
 
 @pytest.mark.parametrize(
-    ("dtype", "masked", "kernel"),
+    ("dtype", "mask", "kernel"),
     [
-        (torch.bfloat16, False, FLASH),
-        (torch.bfloat16, True, EFFICIENT),
-        (torch.float32, False, EFFICIENT),
+        (torch.bfloat16, None, FLASH),
+        (torch.float32, None, EFFICIENT),
+        *(
+            (dtype, torch.empty(*shape, dtype=held), EFFICIENT)
+            for dtype in (torch.bfloat16, torch.float32)
+            for held in (torch.bool, dtype)
+            for shape in ([16, 16], [2, 1, 1, 16], [2, 3, 16, 16])
+        ),
     ],
 )
-def test_a_gpu_has_its_own_kernels(dtype, masked, kernel):
+def test_a_gpu_has_its_own_kernels(dtype, mask, kernel):
     attend = functional.scaled_dot_product_attention
-    with FakeTensorMode(), kernels_of("cuda"), Recorded() as recorded:
+    with FakeTensorMode() as mode, kernels_of("cuda"), Recorded() as recorded:
         q, k, v = (torch.empty(2, 3, 16, 8, dtype=dtype, requires_grad=True) for _ in range(3))
-        mask = torch.empty(16, 16, dtype=torch.bool) if masked else None
+        mask = None if mask is None else mode.from_tensor(mask)
         mixed = attend(q, k, v, attn_mask=mask, dropout_p=0.1)
         functional.dropout(mixed, 0.1).sum().backward()
         wide = torch.empty(2, 6, 16, 8, dtype=dtype)

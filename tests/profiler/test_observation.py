@@ -5,12 +5,16 @@ Worked by hand: a float32 vector of 4 is 16 bytes; layers are numbered in the or
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from partopt.documents.profile import Layer, StashGroup
+from partopt.profiler.observation import Structure, _combine
 from tests.profiler.helpers import Parts, example, flows, linear, names, stash, structure
 
 
@@ -313,3 +317,42 @@ def test_a_shared_parameter_is_frozen_wherever_it_is_used():
         [True],
     ]
     assert list(profile.faults()) == []
+
+
+def held_by(parameters=(50, 50), stash=(50, 50), transient=(90, 10), split=1):
+    """What a rank shows of two layers; the memory of a backward is one layer's at a time."""
+    return Structure(
+        layers=[
+            Layer(name=f"l{n}", type="Linear", parameter_bytes=size)
+            for n, size in enumerate(parameters)
+        ],
+        stash_groups=[StashGroup(layers=[n], bytes=size) for n, size in enumerate(stash)],
+        transient_bytes=dict(enumerate(transient)),
+        split_stash_bytes={0: split},
+        output_bytes={0: split},
+        flops={},
+        tensors=[],
+        recomputed=set(),
+        attention=[],
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "fuller"),
+    [
+        ({"parameters": (20, 81)}, True),
+        ({"stash": (101, 0)}, True),
+        ({"transient": (1, 91)}, True),
+        ({"transient": (60, 60)}, False),
+        ({"parameters": (0, 0), "stash": (0, 0), "transient": (290, 0)}, False),
+        ({"parameters": (0, 0), "stash": (0, 0), "transient": (0, 291)}, True),
+    ],
+)
+def test_memory_is_that_of_the_rank_that_holds_the_most(other, fuller):
+    """100 bytes of parameters, as many kept, and 90 of the backward that takes most."""
+    own, found = held_by(), held_by(**other, split=2)
+    group = SimpleNamespace(gather=lambda value: [value, found])
+    combined, most = _combine(own, group), found if fuller else own
+    memory = ("layers", "stash_groups", "transient_bytes", "split_stash_bytes")
+    assert [getattr(combined, name) for name in memory] == [getattr(most, name) for name in memory]
+    assert combined.output_bytes == own.output_bytes

@@ -1,6 +1,11 @@
 """Four blocks repeated say what as many that were built say, and nothing else is repeated."""
 
+from collections import Counter
+from functools import cache
+
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -9,6 +14,8 @@ from partopt.documents.profile import StashGroup
 from partopt.documents.repeat import repeat
 from partopt.errors import PartoptError
 from partopt.profiler.estimating import estimate_source
+from tests.examples import examples
+from tests.helpers import chain_profile, with_memory_of
 from tests.profiler.helpers import (
     EXAMPLES,
     Parts,
@@ -65,6 +72,7 @@ def shape(profile):
     return layers, measured, [(each.tensors, each.stash_groups) for each in profile.measurements]
 
 
+@cache
 def of_example(name, layers, granularity):
     source = example(name, layers=layers, **LISTS[name][0])
     return structure(source.build(), source.example_inputs, source.loss_fn, granularity=granularity)
@@ -182,3 +190,99 @@ def test_blocks_have_to_be_alike():
     ):
         with pytest.raises(PartoptError, match="the third is not like the second"):
             repeat(other, "blocks", 9)
+
+
+# what one block and its neighbours hand on: how, from which of its layers, to which, and the bytes
+REGULAR = ("inside", "next", "from the first layer to all", "into the first", "out of the last")
+ODD = ("to the last layer from all", "past the next", "into the second", "out of the first")
+HANDED = st.tuples(
+    st.sampled_from([*REGULAR, *ODD]), st.integers(0, 1), st.integers(0, 1), st.integers(1, 9)
+)
+
+
+def handed(how, i, j, b):
+    """Producers and consumers of a model of b blocks of two layers, after one and before two."""
+    first, last = 0, 2 * b + 1
+    at = [1 + 2 * block for block in range(b)]
+    following = [*at[1:], last]
+    return {
+        "inside": [(own, [own + 1]) for own in at],
+        "next": [
+            (own + i, [after + (j if after < last else 0)])
+            for own, after in zip(at, following, strict=True)
+        ],
+        "from the first layer to all": [(first, [own + j for own in at])],
+        "into the first": [(first, [at[0] + j])],
+        "out of the last": [(at[-1] + i, [last])],
+        "to the last layer from all": [(own + i, [last]) for own in at],
+        "past the next": [(own + i, [far + j]) for own, far in zip(at, at[2:], strict=False)],
+        "into the second": [(first, [at[1] + j])],
+        "out of the first": [(at[0] + i, [last + 1])],
+    }[how]
+
+
+def of_blocks(b, tensors, groups):
+    """A profile of b blocks that hand these on, and keep these for their backwards."""
+    names = ["e", *(f"b.{n}.{part}" for n in range(b) for part in "xy"), "f", "g"]
+    times = [1.0, *[2.0, 3.0] * b, 1.0, 1.0]
+    return chain_profile(
+        times,
+        names=names,
+        tensors=[(made, read, size) for *how, size in tensors for made, read in handed(*how, b)],
+        stash_groups=[
+            (sorted({made, *read}), size) for *how, size in groups for made, read in handed(*how, b)
+        ],
+    )
+
+
+def sums(profile):
+    """What is handed on and kept, whatever its order, equal ones together."""
+    [measured], found = profile.measurements, Counter()
+    for own in measured.tensors:
+        found[own.producer, *own.consumers] += own.bytes
+    for own in measured.stash_groups:
+        found[frozenset(own.layers)] += own.bytes
+    return [layer.name for layer in profile.layers], found
+
+
+@pytest.mark.slow
+@examples(300)
+@given(
+    st.sampled_from([2, 4, 5]),
+    st.lists(HANDED, max_size=3),
+    st.lists(HANDED, max_size=2),
+    st.integers(5, 7),
+)
+def test_whatever_blocks_hand_on_they_are_repeated_as_if_built_or_refused(b, tensors, groups, n):
+    used = {how for how, *_ in [*tensors, *groups]}
+    assume(b > 2 or "past the next" not in used)  # of which two show nothing
+    try:
+        deep = repeat(of_blocks(b, tensors, groups), "b", n)
+    except PartoptError as error:
+        assert error.code == "not-repeatable"
+        assert b == 2 or not used <= {*REGULAR}
+        return
+    assert sums(deep) == sums(of_blocks(n, tensors, groups))
+
+
+@pytest.mark.parametrize("tied", [0, 40, 100])
+@pytest.mark.parametrize("frozen", [0, 10])
+def test_the_optimizers_step_grows_with_the_trained_bytes_shared_ones_once(tied, frozen):
+    """100 bytes before the blocks and 100 after them, `tied` of them the same, and 10 and 20 in
+    each block; it takes a millisecond for each that has a gradient.
+    """
+
+    def of(b):
+        plain = chain_profile(
+            [1.0] * (2 * b + 2),
+            names=["e", *(f"b.{n}.{part}" for n in range(b) for part in "xy"), "f"],
+            parameter_bytes=[100, *[10, 20] * b, 100],
+            shared=[("tied", [0, 2 * b + 1], tied)] if tied else [],
+            optimizer_s=1e-3 * (200 - tied + (30 - frozen) * b),
+        )
+        return with_memory_of(plain, [0, *[frozen, 0] * b, 0], [0] * (2 * b + 2))
+
+    for b in (2, 4):
+        assert repeat(of(b), "b", 7).measurements[0].optimizer_s == pytest.approx(
+            of(7).measurements[0].optimizer_s
+        )

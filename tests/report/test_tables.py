@@ -11,6 +11,7 @@ from partopt.report.plans import (
     _variance,
     render_beside,
     render_comparison,
+    render_layout,
     render_scaling,
     render_schedules,
 )
@@ -90,6 +91,41 @@ def test_a_faster_plan_beside_the_chosen_one_is_pointed_out():
     assert render_beside(slow, [fast]).endswith("faster")
     assert unstyle(render_beside(slow, [limited(fast, 10)])).endswith("does not fit")
     assert not render_beside(fast, [slow]).endswith("faster")
+
+
+def as_fast(plan, factor, fits=True):
+    """The plan, `factor` times as fast, on devices on which it fits or not."""
+    speed = factor * plan.predicted.samples_per_s
+    own = limited(plan, None if fits else plan.peak_memory_bytes - 1)
+    return structs.replace(own, predicted=structs.replace(plan.predicted, samples_per_s=speed))
+
+
+RECUT, BEST = "to the same stages cut at 1,2", "to the best plan found that NeMo runs"
+
+
+@pytest.mark.parametrize(
+    ("fits", "recut", "best", "loses"),
+    [
+        (True, None, None, "nothing: no plan that NeMo runs is faster"),
+        (True, (1.0005, True), (1.0009, True), "nothing: no plan that NeMo runs is faster"),
+        (True, (1.25, True), None, f"20.0% {RECUT}"),
+        (True, None, (1.6, True), f"37.5% {BEST}"),
+        (True, (1.25, True), (1.6, True), f"20.0% {RECUT}; 37.5% {BEST}"),
+        (True, (1.25, False), (1.6, True), f"37.5% {BEST}"),
+        (True, (1.25, True), (1.25, True), f"20.0% {RECUT}"),  # one plan, which is named once
+        (False, (1.25, False), None, f"20.0% {RECUT}"),
+        (False, (0.5, True), (0.25, False), "all: it does not fit, and 0.1000 samples/s do"),
+        (False, (0.5, True), (1.25, True), "all: it does not fit, and 0.2500 samples/s do"),
+    ],
+)
+def test_what_a_layout_loses_to_better_plans(fits, recut, best, loses):
+    """Each of the others is so many times as fast, and fits or does not."""
+    layout = as_fast(plan_of([1, 1, 1], [5.0 / 3] * 3, [10.0 / 3] * 3), 1.0, fits)
+    others = [how and as_fast(layout, *how) for how in (recut, best)]
+    page = unstyle(render_layout(layout, *others, "NeMo"))
+    assert " ".join(page.split()).endswith(f"loses {loses}")
+    beside = [own for own in dict.fromkeys((recut, best)) if own is not None]
+    assert page.count("\nmanual") + page.count("\nother cuts") == len(beside)
 
 
 def test_the_efficiency_is_the_speed_up_a_device():

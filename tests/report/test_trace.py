@@ -54,6 +54,14 @@ def test_slices_of_a_track_do_not_overlap(case):
         assert all(first[1] <= second[0] + 1e-6 for first, second in itertools.pairwise(spans))
 
 
+def test_every_track_has_one_name_of_its_own(case):
+    named = [event for event in of_phase(case[2], "M") if event["name"] == "thread_name"]
+    tracks = [(event["pid"], event["tid"]) for event in named]
+    names = {(event["pid"], event["args"]["name"]) for event in named}
+    assert len(names) == len(set(tracks)) == len(tracks)
+    assert {(event["pid"], event["tid"]) for event in of_phase(case[2], "X")} <= set(tracks)
+
+
 def test_every_action_is_a_slice_at_its_time(case):
     _, timeline, found = case
     order, length = timeline.order, timeline.end - timeline.start

@@ -11,7 +11,7 @@ from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.assemble import check
 from partopt.schedules.layout import Layout
-from partopt.schedules.order import KINDS, Order
+from partopt.schedules.order import KINDS, Order, spell
 from tests.schedules.executed import built, chunks, layout_of, spelled, straight
 
 
@@ -73,6 +73,24 @@ def test_a_malformed_order_is_refused_by_rank_and_action(layout, rows, joined, m
         check(spelled(*rows, joined=joined), layout)
     assert found.value.message.startswith(message)
     assert found.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "rank 0: 0F0 is missing"),
+        ("FB", "rank 0: 0F1 is missing"),
+        ("FFB", "rank 0: 0B1 is missing"),
+        ("BFFB", "rank 0: 0B0 comes before its forward"),
+        ("FFBBFB", "rank 0: 0F2 names an unknown microbatch"),
+    ],
+)
+def test_a_row_that_a_schedule_of_ones_own_writes_wrongly_is_refused(text, message, monkeypatch):
+    mine = replace(SCHEDULES["gpipe"], name="mine", row=lambda place: spell(text))
+    monkeypatch.setitem(SCHEDULES.builtin, "mine", mine)
+    with pytest.raises(PartoptError) as found:
+        check(order("mine", ONE), ONE)
+    assert found.value.message.startswith(message)
 
 
 def test_a_joined_pair_may_be_of_two_microbatches():

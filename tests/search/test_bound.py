@@ -16,7 +16,7 @@ from partopt.schedules.layout import STRAIGHT
 from partopt.search.bound import lower_bound_s
 from partopt.search.warmup import simulate_with_best_warmup
 from partopt.simulator.execution import execute
-from tests.cost.test_estimate_and_simulation import contiguous, nested, problems
+from tests.cost.test_estimate_and_simulation import NESTING, contiguous, nested, problems
 from tests.examples import examples
 from tests.planners.problems import chain, priced, problem, topology
 
@@ -59,8 +59,7 @@ def test_no_plan_on_consecutive_ranks_is_faster(name, data):
 @examples(40, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_plan_of_pipelines_side_by_side_is_faster(name, data):
-    given = data.draw(problems([name]))
-    assume(sum(level.size > 1 for level in given.topology.levels) > 1)
+    given = data.draw(problems([name], NESTING))
     assert lower_bound_s(given) <= simulated_s(data.draw(nested(given)), given, None)
 
 

@@ -16,6 +16,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute, simulate_plan
 from partopt.simulator.advice import Pipeline, idle_share, pipeline_of
+from partopt.simulator.document import document_of
 from partopt.simulator.metrics import longest_span_s
 from tests.helpers import chain_profile, flat, two_level
 from tests.report.timelines import plan_of as stages_of
@@ -125,6 +126,11 @@ def test_a_plan_predicts_the_memory_period_and_bubble_of_its_run(name, recompute
     assert plan.peak_memory_bytes == simulation.peak_memory_bytes.max()
     assert plan.predicted.period_s == pytest.approx(simulation.period_s, rel=1e-12)
     assert plan.predicted.bubble == pytest.approx(simulation.bubble, abs=1e-12)
+    document = document_of(simulation, plan, [])
+    assert (document.layers, document.stages) == (len(PROFILE.layers), len(plan.stages))
+    assert document.parameter_bytes == PROFILE.parameter_bytes()
+    assert document.planned.period_s == plan.predicted.period_s
+    assert document.changed == []
 
 
 def bound_by(bytes_between, replicas=(1, 1, 1), weights=0, latency=0.0, cluster=None):

@@ -27,7 +27,7 @@ from partopt.simulator.memory import (
 from tests.examples import examples
 from tests.helpers import flat, uniform_profile, with_memory_of
 from tests.planners.problems import block_bounds, priced, problem, stashed, trained
-from tests.report.timelines import example, plan_of, simulated
+from tests.report.timelines import MEMORY, example, plan_of, simulated
 from tests.schedules.executed import spelled
 
 STRAIGHTS = [name for name, entry in SCHEDULES.items() if entry.shape == STRAIGHT]
@@ -101,6 +101,16 @@ def test_a_rank_holds_what_all_of_its_stages_hold_and_an_idle_one_nothing():
     assert base_memory_bytes(plan).tolist() == [2 * BASE, 0, BASE]
     order = schedules.order("1f1b", Layout([[0], [2]], 3, 2))
     assert peak_memory_bytes(order, plan).tolist() == [2 * BASE + 20, 0, BASE + 10]
+
+
+def test_bytes_are_counted_to_the_last():
+    """A floating-point number would be of the next even byte."""
+    own = replace(MEMORY, total_bytes=2**53 + 1 + MEMORY.activations_bytes)
+    plan = plan_of("1f1b", [[0], [0], [2]], 1, memory=own)
+    order = schedules.order("1f1b", Layout([[0], [2]], 3, 2))
+    odd = 2**53 + 1
+    assert base_memory_bytes(plan).tolist() == [2 * odd, 0, odd]
+    assert peak_memory_bytes(order, plan).tolist() == [2 * odd + 20, 0, odd + 10]
 
 
 def test_replicas_hold_what_is_theirs():

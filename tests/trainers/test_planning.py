@@ -14,6 +14,7 @@ from msgspec.structs import replace
 import partopt as po
 from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition
+from partopt.documents.profile import SharedParameter
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
 from partopt.simulator.execution import simulate_plan
@@ -40,11 +41,11 @@ def model(seed: int) -> po.Profile:
     return replace(profile, layers=layers)
 
 
-def stated(seed: int, to: str, **options) -> po.Job:
+def stated(seed: int, to: str, profile: po.Profile | None = None, **options) -> po.Job:
     schedule = "gpipe" if to == "torchgpipe" else "1f1b"
     clusters = [flat(4, bandwidth=2e9), two_level(2, 2)]
     options = {"schedule": schedule, "microbatches": 8, **options}
-    return po.Job(model(seed), clusters[seed % 2], **options)
+    return po.Job(profile or model(seed), clusters[seed % 2], **options)
 
 
 @pytest.mark.slow
@@ -138,6 +139,21 @@ def test_all_stages_recompute_or_none_does():
     job = stated(2, "megatron", recompute="auto", memory=60_000_000, optimizer="sgd")
     plan = solve_for(job, "megatron").plan
     assert len({stage.recompute for stage in plan.stages}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", [name for name in WRITERS if not TRAINERS[name].says.ties])
+def test_layers_that_share_a_parameter_stay_together_where_a_trainer_parts_none(to):
+    shared = SharedParameter(name="w", bytes=100)
+    profile = model(8)
+    layers = [
+        replace(layer, shared_parameters=[shared] * (n in (0, 4)), parameter_bytes=1000)
+        for n, layer in enumerate(profile.layers)
+    ]
+    plan = solve_for(stated(8, to, replace(profile, layers=layers)), to).plan
+    assert len(plan.stages) > 1
+    assert plan.stages[0].stop > 4
+    assert export_plan(plan, to).main
 
 
 def test_places_to_cut_of_ones_own_are_kept():

@@ -130,6 +130,8 @@ REFUSED = [
         WORDS.replace("norm,lm_head", "lm_head,norm"),
         "head stands where norm is expected",
     ),
+    ("torchtitan", repr([*TITAN[:2], [], *TITAN[2:]]), "stage 2 has no modules"),
+    ("torchtitan", repr([*TITAN, []]), "stage 4 has no modules"),
     ("torchtitan", "[['tok_embeddings'], 3]", "not a list of the modules of each stage"),
     (
         "torchtitan",
@@ -150,6 +152,8 @@ REFUSED = [
     ("vllm", "6,0,6", "stage 1 has no blocks"),
     ("vllm", "six,six", "neither numbers nor a text with VLLM_PP_LAYER_PARTITION"),
     ("vllm", "VLLM_PP_LAYER_PARTITION=a,b c", "VLLM_PP_LAYER_PARTITION is"),
+    ("colossalai", "Plugin(num_layers_per_stage=[6, 0, 6])", "stage 1 has no blocks"),
+    ("torchgpipe", "[8, 0, 8]", "stage 1 has no layers"),
     ("torchgpipe", "[8, 9]", "the layout has 17 layers, the profile 16"),
     ("accelerate", "h.4,h.40", "h.40: the profile has no such layer"),
     ("accelerate", "h.7,h.4", "h.7, h.4: stages do not begin in the order of the layers"),

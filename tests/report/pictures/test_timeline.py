@@ -27,7 +27,7 @@ CASES = {
     "interleaved": lambda: example("interleaved", P=4, M=8, v=3),
     "zbv": lambda: example("zbv", P=4, M=8),
     "dualpipe": lambda: example("dualpipe", P=4, M=8),
-    "large": lambda: example("1f1b", P=32, M=128),
+    "large": lambda: example("1f1b", P=16, M=64),
     "wide": lambda: example("gpipe", P=64, M=3),
     "pipedream": lambda: plan_of("pipedream", [[0, 1, 2, 3], [4]], None),
 }
@@ -151,7 +151,7 @@ def test_of_very_many_actions_the_beginning_is_drawn_and_too_much_is_refused(mon
     from partopt.report.pictures import timeline
 
     execution = executed("large")
-    monkeypatch.setattr(timeline, "_MOST", 5_000)
+    monkeypatch.setattr(timeline, "_MOST", 1_000)
     assert any(re.fullmatch(r"the first [0-9.]+ ms of .*", text) for text in texts_of(execution))
     monkeypatch.setattr(timeline, "_MOST", 10)
     with pytest.raises(PartoptError, match="more than 10 actions is more than anyone can see"):
