@@ -40,7 +40,23 @@ def pytest_configure() -> None:
     spawned imports torch for seconds. Python warns of such forks from 3.12 on.
     """
     if "PYTEST_XDIST_WORKER" in os.environ and sys.version_info < (3, 12):
-        threading.active_count = lambda: 1
+        threading.active_count = lambda: 1 if _forks_train() else 2
+
+
+def _forks_train() -> bool:
+    """Whether a fork of this process can go backward: torch refuses it where its engine's threads
+    of devices ran before.
+    """
+    import torch
+
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.ones(1, requires_grad=True).sum().backward()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -97,11 +97,13 @@ def show(trainer: str, as_json: bool) -> None:
 
 
 def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:
-    """What a trainer can say, then what its engine does, each by its name and in words."""
+    """What a trainer can say, what its engine does, and how it runs a transformer, in words."""
     says = dataclasses.asdict(trainer.says)
     own = {} if trainer.schedules is None else trainer.schedules
     yield "schedules", ", ".join(f"{n} ({each})" if each else n for n, each in own.items()) or "any"
-    for name, value in [*says.items(), *msgspec.structs.asdict(trainer.engine).items()]:
+    practice = {} if trainer.practice is None else _practice(trainer)
+    engine = msgspec.structs.asdict(trainer.engine)
+    for name, value in [*says.items(), *engine.items(), *practice.items()]:
         if isinstance(value, dict):
             value = "; ".join(f"{degree} {what}" for degree, what in value.items())
         elif isinstance(value, list | tuple):
@@ -116,5 +118,23 @@ def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:
 
 def _document(trainer: Trainer) -> dict[str, Any]:
     """All that is known of a trainer, but for the functions."""
-    known = ("name", "summary", "tried", "schedules", "says", "engine", "sources")
+    known = ("name", "summary", "tried", "schedules", "says", "engine", "practice", "sources")
     return {name: getattr(trainer, name) for name in known}
+
+
+def _practice(trainer: Trainer) -> dict[str, Any]:
+    """How a trainer runs a transformer by default: facts that have a source, and the choices."""
+    facts = msgspec.structs.asdict(trainer.practice) if trainer.practice else {}
+    told = {name: value for name, value in facts.items() if name in trainer.sources}
+    for name, value in told.items():
+        if isinstance(value, msgspec.Struct):
+            parts = msgspec.structs.asdict(value).items()
+            told[name] = "; ".join(f"{part} {_numbers(own)}" for part, own in parts)
+        elif isinstance(value, tuple):
+            told[name] = _numbers(value)
+    choices = {name: ", ".join(values) for name, values in trainer.choices.items()}
+    return told | ({"choices": choices} if choices else {})
+
+
+def _numbers(value: Any) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -40,7 +40,7 @@ from partopt.search.simulations import Simulations
 from partopt.simulator.execution import simulate_plan
 
 STAGES = 128  # of a pipeline, at most
-BUDGET = {"quick": 350.0, "normal": 700.0, "thorough": 7000.0}  # as `Cuts.spent` counts
+BUDGET = {"quick": 700.0, "normal": 700.0, "thorough": 7000.0}  # as `Cuts.spent` counts
 EFFORTS = tuple(BUDGET)
 SIMULATED = 0.5  # of the budget, for grids as they are estimated
 ROUNDS = (6, 2)  # grids whose cuts are annealed in each round

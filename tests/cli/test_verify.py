@@ -47,7 +47,7 @@ def planned(partopt, tmp_path):
         ),
         (("--cuts", "3", "--replicas", "2,1"), "the plan is as it says; manual proves no bound"),
         (
-            ("--schedule", "auto", "--global-batch", "256"),
+            ("--schedule", "zbv", "--global-batch", "256"),
             "the plan is as it says; grid proves no bound",
         ),
         (("--planner", "optimal", "--cut-at", "*2*"), None),

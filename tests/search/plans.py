@@ -73,7 +73,11 @@ KINDS: dict[str, Callable[[], Made]] = {
     "optimal, requested": lambda: plan_of(
         "optimal", stages=2, cut_at=[0, 2, 4], replication="uniform", recompute="auto"
     ),
-    "optimal, nested": lambda: plan_of("optimal", {"output_bytes": [5 * 10**6] * 6}, **SYNCHRONOUS),
+    "optimal, nested": lambda: plan_of(
+        "optimal",
+        {"output_bytes": [5 * 10**6] * 6, "parameter_bytes": [10**6] * 6},
+        **SYNCHRONOUS,
+    ),
     "optimal, a deeper warm-up": lambda: plan_of(
         "optimal", {"output_bytes": [10**4] * 6}, engine=BLOCKING
     ),
