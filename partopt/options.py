@@ -46,6 +46,7 @@ from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED
 
 Effort = Literal["quick", "normal", "thorough"]
+EFFORTS: Final = get_args(Effort)  # each goes on where the one before it ends
 
 AUTO: Final = "auto"  # of a schedule: the best of all synchronous ones
 MANUAL: Final = "manual"  # the planner of a split of one's own

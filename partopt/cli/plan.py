@@ -12,13 +12,13 @@ import click
 from partopt.cli import options, planning, values
 from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
 from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
+from partopt.documents.transformer import BITS
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt import Job, Plan, Result
     from partopt.documents.transformer import Transformer
 
-FORMATS = ("bfloat16", "float16", "fp8", "mxfp8", "nvfp4")
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
@@ -37,7 +37,11 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 @options.option("--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.")
 @options.option("--sequence", "S", "Tokens of a sample, of a configuration.", options.COUNT)
 @options.option(
-    "--dtype", "FORMAT", "Of a configuration's products.", click.Choice(FORMATS), default="bfloat16"
+    "--dtype",
+    "FORMAT",
+    "Of a configuration's products.",
+    click.Choice(tuple(BITS)),
+    default="bfloat16",
 )
 @options.map_option
 @options.option("--picture", "FILE", "Draw the plan, too (.svg, .pdf, .png).")

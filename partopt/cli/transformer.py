@@ -15,10 +15,17 @@ if TYPE_CHECKING:
     from partopt.documents.transformer import Transformer
 
 # options of a job that a configuration's plan has, by the part of the layout that they are
-_PARTS = {"microbatch_size": "microbatch", "recompute": "recompute", "shard": "shard"}
-_PARTS |= {"chunks": "chunks"}
-_TAKEN = {*_PARTS, "topology", "servers", "target", "layout", "facts", "memory", "global_batch"}
-_TAKEN |= {"sequence", "dtype"}
+_PARTS = {
+    "microbatch_size": "microbatch",
+    "recompute": "recompute",
+    "shard": "shard",
+    "chunks": "chunks",
+}
+_TAKEN = {
+    *_PARTS,
+    *("topology", "servers", "target", "layout", "facts", "memory", "force"),
+    *("global_batch", "sequence", "dtype"),
+}
 _SHOWN = 10  # layouts beside each other
 _NEEDED = {"target": "--for", "global_batch": "--global-batch", "sequence": "--sequence"}
 
@@ -84,7 +91,7 @@ def _check(model: Transformer, given: dict[str, Any]) -> None:
                 f"add {flag}",
                 code="missing-option",
             )
-    for name in given.keys() - _TAKEN - {"force"}:
+    for name in given.keys() - _TAKEN:
         if options.is_given(name):
             flag = f"--{name.replace('_', '-')}"
             raise PartoptError(

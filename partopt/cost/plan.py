@@ -323,21 +323,20 @@ def plan_of(
         cuts = [stage.start for stage in partition.stages[1:]]
         replicas = [len(stage.ranks) // copies for stage in partition.stages]
     devices = {rank for stage in partition.stages for rank in stage.ranks}
-    layout, inside = (
-        PlanLayout.of(
-            stages,
-            copies,
-            tp=problem.topology.group_ranks,
-            microbatch=problem.chain.microbatch_size,
-            shard=problem.shard,
-            schedule=problem.schedule,
-        ),
-        problem.transformer,
+    layout = PlanLayout.of(
+        stages,
+        copies,
+        tp=problem.topology.group_ranks,
+        microbatch=problem.chain.microbatch_size,
+        shard=problem.shard,
+        schedule=problem.schedule,
     )
+    if problem.transformer:
+        layout = layout.with_inside(problem.transformer.layout)
     return Plan(
         planner=planner,
         family=partition.family,
-        layout=layout.with_inside(inside.layout) if inside else layout,
+        layout=layout,
         noam=noam(len(devices), len(partition.stages[0].ranks)),
         stages=stages,
         communication=communication,

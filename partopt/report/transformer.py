@@ -12,11 +12,10 @@ from partopt.report.plan import memory_lines
 from partopt.report.text import Column, label_lines, table_of
 from partopt.transformer.as_profile import training_of
 from partopt.transformer.block import Training
-from partopt.transformer.iteration import TRUST, Degrees, Estimate, estimate
+from partopt.transformer.iteration import AGREES, TRUST, Degrees, Estimate, estimate
 from partopt.units import format_bytes, format_seconds
 
 _LEAST = 0.005  # of an iteration: smaller parts are added up
-_CLOSE = 0.02  # of the simulated time: where the closed form is further off, that is told
 _LACKING = 3  # layouts that are shown though they do not fit, those that need least
 _AGAIN = {"never": "-", "always": "all", "selective": "some"}
 _NAMES = {
@@ -33,18 +32,18 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     """The page of a plan of a transformer's layout; with `arithmetic` also that of a block."""
     about = plan.transformer
     assert about
-    work = training_of(about, plan.engine, plan.topology)
+    work = training_of(plan, about)
     batch = plan.microbatch_size * (plan.microbatches or 1)
     parts = estimate(work, about.layout, batch).parts
     lines = [*_head(plan, about), *_times(plan, about, batch)]
     lines += [("where", _where(parts))]
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
-    lines += [("trust", text) for text in _trust(plan, about, work)]
-    page = label_lines(lines)
-    return (
-        f"{page}\n\n{_block(work, Degrees.of(work, about.layout, batch))}" if arithmetic else page
-    )
+    lines += [("trust", text) for text in _trust(plan, about)]
+    pages = [label_lines(lines)]
+    if arithmetic:
+        pages.append(_block(work, Degrees.of(work, about.layout, batch)))
+    return "\n\n".join(pages)
 
 
 def render_beside(
@@ -156,12 +155,12 @@ def _where(parts: Mapping[str, float]) -> str:
     return ", ".join([*words, f"other {rest:.1%}"] if rest > 0 else words)
 
 
-def _trust(plan: Plan, about: Modelled, work: Training) -> Iterator[str]:
+def _trust(plan: Plan, about: Modelled) -> Iterator[str]:
     """How far to believe it, and where the closed form and the simulation part."""
     yield f"computed; {TRUST}"
     simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
     change = simulated_s / about.closed_s - 1
-    if abs(change) > _CLOSE:
+    if abs(change) > AGREES:
         why = []
         if (about.layout.cp or 1) > 1:
             why.append("it exchanges over groups of ranks, not over all that share parameters")

@@ -85,7 +85,7 @@ class Contest:
         self._simulated: dict[str, Plan] = {}
 
     @cached_property
-    def _decided(self) -> dict[str, Decision]:
+    def _decisions(self) -> dict[str, Decision]:
         """What the planners decide, but for those whose plans are searched."""
         found = dict[str, Decision]()
         for name in self.names:
@@ -98,7 +98,7 @@ class Contest:
 
     @cached_property
     def _optimal(self) -> Improvement:
-        return _improvement(self.variant, [own.partition for own in self._decided.values()])
+        return _improve(self.variant, [own.partition for own in self._decisions.values()])
 
     @cached_property
     def _grid(self) -> GridSearch:
@@ -110,10 +110,10 @@ class Contest:
         Nothing is improved where no plan is proved to go below `beat_s` seconds per microbatch.
         Raises PartoptError where all refuse.
         """
-        plans, decided = dict[str, Plan](), self._decided
+        plans, decided = dict[str, Plan](), self._decisions
         if OPTIMAL in self.names:
             try:
-                plans[OPTIMAL] = _certified(self._optimal, effort, beat_s)
+                plans[OPTIMAL] = _certify(self._optimal, effort, beat_s)
             except PartoptError as error:
                 self._refused[OPTIMAL] = error
         if GRID in self.names:
@@ -142,7 +142,7 @@ class Contest:
 
     def _simulate(self, name: str) -> Plan:
         if name not in self._simulated:
-            self._simulated[name] = _simulate(name, self._decided[name], self.variant.plain)
+            self._simulated[name] = _simulate(name, self._decisions[name], self.variant.plain)
         return self._simulated[name]
 
     def _is_left_out(self, name: str, plans: dict[str, Plan]) -> bool:
@@ -153,7 +153,7 @@ class Contest:
         """
         if self.shown is None:
             return False
-        partition, problem = self._decided[name].partition, self.variant.plain
+        partition, problem = self._decisions[name].partition, self.variant.plain
         stages, chain, best_s = partition.stages, problem.chain, _best_s(plans)
         long = len(stages) * len({rank for own in stages for rank in own.ranks}) > SHOWN_LIMIT
         if best_s == math.inf or not (name not in self.shown or long):
@@ -180,20 +180,20 @@ def plan_alone(name: str, problem: Problem, beat_s: float = math.inf) -> tuple[P
     """
     if name == OPTIMAL:
         planners.check_schedule(name, problem.schedule)
-        improvement = _improvement(Variant(problem), list(_rivals(problem)))
-        return _certified(improvement, problem.effort, beat_s), []
+        improvement = _improve(Variant(problem), list(_rivals(problem)))
+        return _certify(improvement, problem.effort, beat_s), []
     decision = planners.decide(name, problem)
     return _simulate(name, decision, problem), list(decision.notes)
 
 
-def _improvement(variant: Variant, others: Iterable[Partition]) -> Improvement:
+def _improve(variant: Variant, others: Iterable[Partition]) -> Improvement:
     """The search for the best plan of the planner `optimal`."""
     cells, lower_s = variant.coarse[1], lower_bound_s(variant.problem)
     equal = (each.partition.on_layers(cells) for each in variant.grids[:EQUAL])
     return Improvement(variant, [*others, *equal], lower_s)
 
 
-def _certified(improvement: Improvement, effort: str, beat_s: float) -> Plan:
+def _certify(improvement: Improvement, effort: str, beat_s: float) -> Plan:
     """The best plan that is found at an effort, with the bound."""
     problem, plan = improvement.problem, improvement.best_plan(effort, beat_s)
     return certify_simulated(plan, improvement.lower_s * (problem.microbatches or 1), problem)

@@ -31,6 +31,7 @@ from partopt.cost.problem import CONTIGUOUS, NESTED, NONE, Assignment, Partition
 from partopt.cost.sharding import half_s
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
+from partopt.options import EFFORTS
 from partopt.planners.layouts import Bounds
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
@@ -41,7 +42,6 @@ from partopt.simulator.execution import simulate_plan
 
 STAGES = 128  # of a pipeline, at most
 BUDGET = {"quick": 700.0, "normal": 700.0, "thorough": 7000.0}  # as `Cuts.spent` counts
-EFFORTS = tuple(BUDGET)
 SIMULATED = 0.5  # of the budget, for grids as they are estimated
 ROUNDS = (6, 2)  # grids whose cuts are annealed in each round
 NEAR = 1.3  # of the best: a grid that is estimated at more is not simulated
@@ -300,9 +300,9 @@ class Gridded:
         """Its cuts moved by one while the squares of the devices' loads fall."""
         places = tuple(map(tuple, self.grid.places))
         key = "balanced", self.splits.chain, self.problem.recompute_by_default, places
-        return replace(self, bounds=self.problem.known.once(key, self._balanced))
+        return replace(self, bounds=self.problem.known.once(key, self._balance))
 
-    def _balanced(self) -> Bounds:
+    def _balance(self) -> Bounds:
         bounds, S, C = list(self.bounds), len(self.bounds) - 1, self.splits.C
         load = self.loads(np.diff(C[bounds]))
         for _ in range(4 * S):

@@ -10,6 +10,7 @@ from math import inf
 from partopt.cost.plan import price
 from partopt.cost.problem import Partition, Problem
 from partopt.documents.plan import Plan
+from partopt.options import EFFORTS
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, shape_of
@@ -19,7 +20,6 @@ from partopt.search.variants import Variant
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
 BUDGET = {"quick": 500.0, "normal": 1800.0, "thorough": 25_000.0}  # as `Judge.spent` counts
-EFFORTS = tuple(BUDGET)
 LARGE = 3.6  # times as much for the program over ranks, whose plans have many stages
 STARTS = 0.2  # of the budget, for the plans of the dynamic program
 RANKED = 0.6  # of that of the program over ranks
@@ -60,13 +60,13 @@ class Improvement:
                 self._go_on(BUDGET[stage] * (LARGE if self.ranked else 1), beat_s)
         if not self.found:
             many = 3 if self.lower_s < beat_s else 1
-            every = (_priced(s.partition().on_layers(cells), problem) for s in self.starts[:many])
+            every = (_price(s.partition().on_layers(cells), problem) for s in self.starts[:many])
             plans = list(map(simulate_with_best_warmup, every))
             return min(plans, key=lambda plan: plan.peak_memory_bytes)
         best, judge = self.found[0], self.judge
         if cells != problem.boundaries():
             best, judge, cells = _recut_finely(best, problem, cells)
-        plan = _priced(best.shape.partition().on_layers(cells), problem)
+        plan = _price(best.shape.partition().on_layers(cells), problem)
         if not judge.entry.takes_warmup:
             return simulate_with_best_warmup(plan)
         own = simulate_at_warmup(plan, judge.warmups(best.shape, best.way, best.more))
@@ -144,7 +144,7 @@ class Improvement:
         self.found = sorted([*self.found, *fitting], key=lambda each: each.seconds)
 
 
-def _priced(partition: Partition, problem: Problem) -> Plan:
+def _price(partition: Partition, problem: Problem) -> Plan:
     return price(partition, problem, "optimal")
 
 

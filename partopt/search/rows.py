@@ -11,10 +11,9 @@ from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.options import AUTO
+from partopt.options import AUTO, EFFORTS
 from partopt.schedules import SCHEDULES
 from partopt.search.contest import Contest, Plans, contestants
-from partopt.search.improve import EFFORTS
 from partopt.search.variants import Variant, Within, least_s, variants_of
 
 REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
@@ -139,13 +138,16 @@ class Search:
     def _fits(self, variant: Variant) -> bool:
         return variant in self._found and self._found[variant].best.fits
 
+    def _rate(self, variant: Variant) -> float:
+        return self._found[variant].best.predicted.samples_per_s
+
     def _may_be_best(self, variant: Variant, best: Plan) -> bool:
         """Whether a variant may have a faster plan than the best of the others."""
-        best_s = 1 / best.predicted.samples_per_s
-        if self._fits(variant) and order_of(self._found[variant].best)[1] * CLOSE > -1 / best_s:
+        rate = best.predicted.samples_per_s
+        if self._fits(variant) and self._rate(variant) * CLOSE < rate:
             return False
-        within = variant.estimate_s <= max(best_s, REACH * self.variants[0].estimate_s)
-        return within and least_s(variant.problem) < best_s
+        within = variant.estimate_s <= max(1 / rate, REACH * self.variants[0].estimate_s)
+        return within and least_s(variant.problem) < 1 / rate
 
     def _order(self, variant: Variant) -> tuple[bool, float]:
         return order_of(self._found[variant].best)

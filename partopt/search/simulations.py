@@ -35,7 +35,7 @@ class Simulations:
         self._shared, self._frame = Shared(), cast(Plan | None, None)
         self._counts = lru_cache(maxsize=None)(self._counts_of)
         self._layers = lru_cache(maxsize=None)(counted_stage)
-        self._stage = lru_cache(maxsize=None)(self._placed)
+        self._stage = lru_cache(maxsize=None)(self._place)
         # the formulas approximate what others keep
         self._by_order = self.entry.split or self.entry.recomputes or self.entry.shape != STRAIGHT
 
@@ -81,7 +81,7 @@ class Simulations:
         each, M = Replicas(replicas), self.problem.microbatches
         return [self.entry.counts(s, each, M) for s in range(len(replicas))]
 
-    def _placed(self, own: Assignment, counts: Counts, tied_s: float) -> Stage:
+    def _place(self, own: Assignment, counts: Counts, tied_s: float) -> Stage:
         """A stage on its ranks; what its layers say is the same on others."""
         alike = dataclasses.replace(own, ranks=range(len(own.ranks)))
         stage = self._layers(alike, counts, self.problem)

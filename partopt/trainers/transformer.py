@@ -29,13 +29,19 @@ from partopt.options import FACTS, MANUAL, invalid, parse_bytes, with_facts
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS
 from partopt.trainers.trainer import Trainer
-from partopt.transformer.as_profile import profile_of, training_of
+from partopt.transformer.as_profile import profile_of, rates_of
 from partopt.transformer.block import Training
-from partopt.transformer.iteration import Degrees, Estimate, estimate, find_faults, stage_counts
+from partopt.transformer.iteration import (
+    AGREES,
+    Degrees,
+    Estimate,
+    estimate,
+    find_faults,
+    stage_counts,
+)
 from partopt.transformer.layouts import Found, find_layouts, shard_of
 from partopt.transformer.rates import PLANNED
 
-AGREES = 0.02  # of the time
 JUDGED = 4  # layouts that are simulated, the fastest that differ
 NEAR = 1.05  # of the fastest estimate: those beyond are not
 
@@ -90,18 +96,13 @@ class Laying:
             what, hint = f"{self.trainer} makes all blocks again or none", "write recompute=always"
             raise invalid("layout", f"recompute={again}", what, hint)
         practice, rest = _chosen(trainer, self.facts)
-        return training_of(
-            Modelled(
-                model=self.model,
-                sequence=self.sequence,
-                format=self.format,
-                practice=practice,
-                layout=self.layout,
-                closed_s=0.0,
-                closed_bytes=1,
-            ),
-            with_facts(trainer.engine, rest),
-            self.topology,
+        return Training(
+            model=self.model,
+            sequence=self.sequence,
+            format=self.format,
+            practice=practice,
+            engine=with_facts(trainer.engine, rest),
+            rates=rates_of(self.topology),
         )
 
     @property
@@ -110,9 +111,10 @@ class Laying:
         return TRAINERS.lookup(self.trainer).says.recomputed == "first"
 
     @property
-    def is_open(self) -> bool:
-        """Whether it is left open what is made again."""
-        return self.layout.recompute in (None, "auto")
+    def fixed(self) -> Layout:
+        """The parts of the layout that are fixed."""
+        chosen = self.layout.recompute == "auto"
+        return structs.replace(self.layout, recompute=None) if chosen else self.layout
 
     @property
     def limit_bytes(self) -> int | None:
@@ -127,7 +129,7 @@ class Laying:
 
         PartoptError where it does not lie on the devices, or the model or the batch cannot.
         """
-        given, devices = self.layout, self.topology.cluster.devices
+        given, devices = self.fixed, self.topology.cluster.devices
         degrees = {name: getattr(given, name) or 1 for name in ("tp", "cp", "ep", "pp", "chunks")}
         pipeline = degrees["tp"] * degrees["cp"] * degrees["pp"]
         dp = given.dp or max(1, devices // pipeline)
@@ -143,7 +145,7 @@ class Laying:
             **degrees,
             dp=dp,
             microbatch=given.microbatch or 1,
-            recompute=given.recompute if not self.is_open else "never",
+            recompute=given.recompute or "never",
             shard=given.shard or shard_of(training, degrees["pp"]),
             schedule="interleaved" if degrees["chunks"] > 1 else "1f1b",
         )
@@ -200,10 +202,7 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
     training, devices = asked.training, asked.topology.cluster.devices
     progress("estimating layouts", 0, 1)
     limit, partly = asked.limit_bytes or math.inf, asked.recomputes_partly
-    stated = structs.replace(
-        asked.layout, recompute=None if asked.is_open else asked.layout.recompute
-    )
-    found = find_layouts(training, devices, asked.global_batch, limit, stated, partly)
+    found = find_layouts(training, devices, asked.global_batch, limit, asked.fixed, partly)
     if found.least is None:
         asked.fill(training)  # says why, if the layout itself cannot be
         raise PartoptError(

@@ -6,12 +6,11 @@ optimizer's step: the host, and what the simulator does not see.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from partopt.documents.device import shipped_device, shipped_file
-from partopt.documents.engine import Engine, Layout
+from partopt.documents.engine import Layout
 from partopt.documents.files import PathLike, shipped_names
 from partopt.documents.plan import Plan
 from partopt.documents.profile import (
@@ -31,7 +30,7 @@ from partopt.documents.topology import Topology
 from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer.block import Block, Training
-from partopt.transformer.iteration import FEW, STRAGGLER, Degrees, once_s, stage_counts
+from partopt.transformer.iteration import Degrees, once_s, stage_counts, straggling, working_bytes
 from partopt.transformer.rates import Rates
 
 EMBEDDING, BLOCK, NORM, HEAD = "embedding", "layers", "norm", "lm_head"
@@ -47,11 +46,8 @@ class _Timed(NamedTuple):
     stash: float = 0.0
 
 
-def training_of(about: Modelled, engine: Engine, topology: Topology) -> Training:
-    """A transformer on the devices of a topology, as an engine runs it.
-
-    Raises PartoptError where it is not known what the devices achieve.
-    """
+def rates_of(topology: Topology) -> Rates:
+    """The rates of the devices of a topology. PartoptError where they are not known."""
     device = topology.device.name
     found = shipped_file(device)
     if found is None:
@@ -61,13 +57,18 @@ def training_of(about: Modelled, engine: Engine, topology: Topology) -> Training
             code="unknown-rates",
             device=device,
         )
+    return Rates.of(found[1], topology)
+
+
+def training_of(plan: Plan, about: Modelled) -> Training:
+    """The training that the profile of a plan was computed `about`."""
     return Training(
         model=about.model,
         sequence=about.sequence,
         format=about.format,
         practice=about.practice,
-        engine=engine,
-        rates=Rates.of(found[1], topology),
+        engine=plan.engine,
+        rates=rates_of(plan.topology),
     )
 
 
@@ -80,7 +81,7 @@ def profile_again(plan: Plan) -> Profile | None:
     """The profile that was computed for a plan of a transformer's layout; None for others."""
     if not plan.transformer:
         return None
-    work = training_of(plan.transformer, plan.engine, plan.topology)
+    work = training_of(plan, plan.transformer)
     batch = plan.microbatch_size * (plan.microbatches or 1)
     return profile_of(work, plan.transformer.layout, batch)
 
@@ -90,19 +91,16 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
     own, model, practice = Degrees.of(work, layout, batch), work.model, work.practice
     t, c, e, shape = own.t, own.c, own.e, own.shape
     T, group = work.tokens(shape), t * c
-    slower = 1 + STRAGGLER * math.log2(max(1, own.devices / FEW))
+    slower = 1 + straggling(own.devices)
     head_s, embedding_s = work.block(shape).head_s, work.block(shape).embedding_s
     # model operations as trainers count them: of one rank, a third of them forward
     headed = 2 * model.end_parameters * work.sequence * shape.b / group
     inside = (model.flops(work.sequence) * shape.b / 3 / group - headed) / model.blocks
     timed = [_Timed(embedding_s / 2, embedding_s / 2)]
     for block in _blocks(work, own, layout):
-        at_work = 4 * T * model.hidden
-        at_work += block.whole_bytes if block.again_s and shape.recompute == "always" else 0.0
-        if practice.scores:
-            at_work += practice.scores.work * model.heads * work.sequence * T / t
-        back_s = block.backward_s + block.again_s
-        timed.append(_Timed(block.forward_s, back_s, inside, at_work, block.saved_bytes))
+        again = block.whole_bytes if block.again_s and shape.recompute == "always" else 0.0
+        back_s, beside = block.backward_s + block.again_s, working_bytes(work, shape, again)
+        timed.append(_Timed(block.forward_s, back_s, inside, beside, block.saved_bytes))
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     timed += [_Timed(0, 0), _Timed(head_s / 3, head_s * 2 / 3, headed, 0, logits)]
     # a parameter of 16 bits, of experts as many as lie on the rank

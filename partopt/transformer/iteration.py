@@ -27,6 +27,7 @@ TRUST = (
     "on published runs that no constant was fitted to, half within 4.1 %, one of twenty off by "
     "more than 15 %"
 )
+AGREES = 0.02  # of the time: a simulation that is so near confirms the closed form
 # fitted
 STRAGGLER = 0.004  # the slowest of twice as many devices: runs of NeMo, 8 to 2,304 H100
 FEW = 8  # devices that were fitted on
@@ -122,9 +123,13 @@ def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf)
     if held > most:
         return Estimate(layout, math.inf, held, {}, memory)
     parts = _seconds(work, own, layout, loads)
-    slower = STRAGGLER * math.log2(max(1, own.devices / FEW))
-    parts["stragglers"] = slower * sum(parts.values())
+    parts["stragglers"] = straggling(own.devices) * sum(parts.values())
     return Estimate(layout, sum(parts.values()), held, parts, memory)
+
+
+def straggling(devices: int) -> float:
+    """The share of the time by which the slowest of so many devices holds the others up."""
+    return STRAGGLER * math.log2(max(1, devices / FEW))
 
 
 def stage_blocks(L: int, p: int, v: int, ends: str, head: float) -> list[int]:
@@ -342,13 +347,22 @@ def _memory(work: Training, own: Degrees, layout: Layout, loads: Sequence[int]) 
     return max(found, key=lambda parts: sum(parts.values()))
 
 
+def working_bytes(work: Training, shape: Shape, made_again: float) -> float:
+    """Bytes while a block that holds whole parameters works, and has `made_again` so many."""
+    model, T = work.model, work.tokens(shape)
+    size = 4 * T * model.hidden + made_again
+    if work.practice.scores:
+        size += work.practice.scores.work * model.heads * work.sequence * T / shape.t
+    return size
+
+
 def _in_flight(own: Degrees, d: int) -> float:
     """Microbatches of all chunks of device d that are held at once, under 1F1B."""
     p, v, m = own.p, own.v, own.m
     return min(m, p - d) if v == 1 else min(m, ((v - 1) * p + 2 * (p - d) - 1) / v)
 
 
-def _saved(work: Training, own: Degrees) -> tuple[float, float]:
+def _kept_bytes(work: Training, own: Degrees) -> tuple[float, float]:
     """Bytes that a block keeps of a microbatch, in the mean; and has while it is made again."""
     block = work.block(own.shape)
     if own.shape.recompute != "always":
@@ -362,7 +376,7 @@ def _stage_bytes(
 ) -> dict[str, float]:
     """Of device d with so many blocks, which holds whole parameters."""
     model, practice, (t, _, e, p, _, _, _, shape, _) = work.model, work.practice, own
-    T, saved = work.tokens(shape), _saved(work, own)
+    T, saved = work.tokens(shape), _kept_bytes(work, own)
     ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
     dense = blocks * model.dense_parameters / t + ends * model.end_parameters / t
     experts = blocks * model.expert_parameters / e
@@ -371,16 +385,13 @@ def _stage_bytes(
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     if practice.loss.gathers and t > 1:  # its own, and all of them
         logits += (2 / t + 2) * T * model.vocabulary
-    at_work = 4 * T * model.hidden + saved[1]
-    if practice.scores:
-        at_work += practice.scores.work * model.heads * work.sequence * T / t
     return {
         "parameters": 2 * (dense + experts),
         "gradients": work.gradient_bytes * (dense + experts),
         "optimizer": state * (dense / sharers[0] + experts / sharers[1]),
         "activations": saved[0] * (blocks + practice.keeps_outputs) * _in_flight(own, d),
         "logits": logits * (d == p - 1),
-        "at work": at_work,
+        "at work": working_bytes(work, shape, saved[1]),
         "buffers": practice.buffer_bytes,
     }
 
@@ -403,7 +414,7 @@ def _fsdp_bytes(
     return {
         "in shares": FSDP_STATE * ((held - experts) / ranks + experts / _copies(own)),
         "gathered": 6 * held if p > 1 else 2 * ends + 10 * each,
-        "activations": _saved(work, own)[0] * blocks * _in_flight(own, d),
+        "activations": _kept_bytes(work, own)[0] * blocks * _in_flight(own, d),
         "buffers": 4 * m * T * h / t if p > 1 else 0.0,
         "logits": practice.loss.held * T * model.vocabulary / t * (d == p - 1),
         "at work": T * (12 * h + (12 * model.ffn + 8 * model.q) / t),

@@ -38,8 +38,8 @@ def find_layouts(
     """Estimate every layout of `batch` samples on `devices`, with the parts that are `fixed`.
 
     Where a layout fits only with all blocks made again, fewer are tried if the trainer can make
-    them `partly` again. Of a model with experts
-    small microbatches come first, and all blocks are made again only where nothing fits without.
+    them `partly` again. Of a model with experts small microbatches come first, and all blocks are
+    made again only where nothing fits without.
     """
     stated = layouts(work, devices, batch, fixed)
     every = [estimate(work, own, batch, MISSING * limit) for own in stated]
@@ -95,20 +95,20 @@ def layouts(work: Training, devices: int, batch: int, fixed: Layout) -> Iterator
     """Every layout on all devices with the parts that are `fixed`, which the trainer can run."""
     model, server = work.model, work.rates.server
 
-    def allowed(name: str, values: Sequence[int]) -> list[int]:
+    def allow(name: str, values: Sequence[int]) -> list[int]:
         asked = getattr(fixed, name)
         return list(values) if asked is None else [asked]
 
-    for t in allowed("tp", _powers(min(server, model.kv_heads))):
-        for c in allowed("cp", _powers(min(MOST_CONTEXT, max(1, devices // t)))):
-            for p in allowed("pp", _divisors(devices // (t * c))):
+    for t in allow("tp", _powers(min(server, model.kv_heads))):
+        for c in allow("cp", _powers(min(MOST_CONTEXT, max(1, devices // t)))):
+            for p in allow("pp", _divisors(devices // (t * c))):
                 n, rest = divmod(devices, t * c * p)
                 if rest or not n or fixed.dp not in (None, n):
                     continue
                 spread = _powers(n * c * t) if model.experts else [1]
-                for v in allowed("chunks", _chunks(work, p)):
-                    for b in allowed("microbatch", _powers(min(MOST_MICROBATCH, batch))):
-                        for e in allowed("ep", spread):
+                for v in allow("chunks", _chunks(work, p)):
+                    for b in allow("microbatch", _powers(min(MOST_MICROBATCH, batch))):
+                        for e in allow("ep", spread):
                             some = Layout(tp=t, cp=c, ep=e, pp=p, chunks=v, dp=n, microbatch=b)
                             if not any(find_faults(work, some, batch)):
                                 yield from _ways(work, some, fixed)
