@@ -16,6 +16,7 @@ from partopt.runtime.measured import measured_execution, stage_seconds
 from partopt.simulator.execution import execute as simulate
 from tests.gpu import nccl
 from tests.gpu.nccl import rehearse
+from tests.helpers import flat
 from tests.runtime import sleeping
 from tests.runtime.cases import cases, run_case
 from tests.runtime.plans import straight
@@ -74,7 +75,9 @@ def test_receives_ahead_in_groups_that_nobody_used_hang():
 
 SECONDS = {"forward": [0.01, 0.01], "backward": [0.02, 0.02], "cuts": [1000]}
 PLAN = straight("1f1b", [1, 1], 8, **SECONDS)
-SHARED = straight("1f1b", [2, 1], 8, weights=[4_000_000, 0], **SECONDS)
+SHARED = straight(
+    "1f1b", [2, 1], 8, weights=[4_000_000, 0], topology=flat(3, nccl.BYTES_PER_S), **SECONDS
+)
 
 
 def run_asleep(context, plan):
