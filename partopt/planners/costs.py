@@ -167,6 +167,18 @@ class StageCosts:
         """Microbatches whose backward has begun in stage s of as many as r replicas each."""
         return self.entry.counts(s, [r] * stages, self.M).begun if self.entry.split else 1
 
+    def fewest_stages(self, r: int, stages: int) -> float:
+        """How many stages of r replicas the memory takes at least, infinity where none fit.
+
+        Each is to have the room of the first one of a plan of so many `stages`.
+        """
+        least = max(1, self.least_in_flight(r, r * (stages - 1), stages))
+        rooms = [self.room(r, again, self.begun(r, 0, stages)) for again in self.modes]
+        fits, fewest = np.any([room >= least for room in rooms], axis=0), np.zeros(self.N + 1)
+        for i in reversed(range(self.N)):
+            fewest[i] = 1 + np.min(fewest[i + 1 :], where=fits[i, i + 1 :], initial=np.inf)
+        return float(fewest[0])
+
     def of_shape(self, shape: Shape) -> list[tuple[Table, Table | None, int]]:
         """The `parts` of each stage of a plan."""
         stages = enumerate(zip(shape.spans, self.recomputes(shape), strict=True))

@@ -114,10 +114,14 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
     for replicas in every:
         if replicas is not None and len(widths) == 1:
             sizes = [replicas // max(widths)]
-        for stages in [[S] for S in numbers] if apart else [numbers]:
-            if stages and (replicas or 1) * min(stages) <= U * max(widths):
-                for full in (False, True) if costs.short else (False,):
-                    yield from slowest_fastest(costs, places, sizes, stages, full, replicas)
+        r = replicas or 1
+        each = [S for S in numbers if r * S <= U * max(widths)]
+        if apart:
+            runs = [[S] for S in each if costs.fewest_stages(r, S) <= S]
+        else:
+            runs = [each] if each else []
+        for stages, full in product(runs, (False, True) if costs.short else (False,)):
+            yield from slowest_fastest(costs, places, sizes, stages, full, replicas)
         if costs.buses and request.stages is None:
             for shape in least_bus_load(costs, places, sizes, replicas):
                 yield from _fitting(costs, shape)

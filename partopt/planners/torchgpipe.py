@@ -6,7 +6,8 @@ From any partition into K blocks, as long as the largest block exceeds the small
 largest layer, the smallest block that is nearest to the largest one takes a layer from that side.
 At the end the two differ by no more than the largest layer. The paper lets blocks be empty, and its
 search can cycle on layers of zero cost; here a block keeps its last layer, its neighbour gives
-instead, and after a number of moves the search ends with the best partition seen.
+instead, and the search ends with the best partition seen where one comes again, or after a number
+of moves.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ def balance(costs: Sequence[float] | NDArray[np.float64], K: int) -> list[int]:
     """The K+1 boundaries of a block partition of `costs` (K at most their number)."""
     prefix = np.concatenate([[0.0], np.cumsum(costs)])
     bounds = np.array([len(costs) * k // K for k in range(K + 1)])
-    best, least = bounds.copy(), np.inf
+    best, least, seen = bounds.copy(), np.inf, set[bytes]()
     for _ in range(_MOVES_PER_LAYER * len(costs) * K):
+        if bounds.tobytes() in seen:
+            break
+        seen.add(bounds.tobytes())
         blocks = np.diff(prefix[bounds])
         spread = blocks.max() - blocks.min()
         if spread < least:
