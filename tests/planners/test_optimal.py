@@ -108,6 +108,31 @@ def test_plans_with_their_own_warm_up_fit(given, memory):
         assert priced(given, shape.partition()).fits
 
 
+@examples(60, suppress_health_check=SLOW)
+@given(
+    stashed(5, 5), st.sampled_from(["never", "auto"]), st.integers(1, 2), st.sampled_from([60, 120])
+)
+def test_the_fewest_stages_are_those_of_all_cuts(model, recompute, r, memory):
+    given = problem(
+        model,
+        topology((10, 1.0)),
+        schedule="zb-h1",
+        microbatches=6,
+        memory_bytes=memory,
+        recompute=recompute,
+        replication="uniform",
+    )
+    costs, places = StageCosts(given), tuple((rank,) for rank in range(10))
+    for S in range(1, 6):
+        modes = [costs.stage(places, 0, r, again, S) for again in costs.modes]
+        tables = np.min(modes, axis=0)
+        every = (
+            (k, (0, *cuts, 5)) for k in range(1, 6) for cuts in combinations(range(1, 5), k - 1)
+        )
+        fits = [k for k, bounds in every if max(tables[cut] for cut in pairwise(bounds)) < inf]
+        assert costs.fewest_stages(r, S) == min(fits, default=inf)
+
+
 @pytest.mark.parametrize(
     ("idle", "seconds"), [((0, 0, 0), [4.0, 12.0, 10.0]), ((1, 0, 0), [10.0, 12.0, 4.0])]
 )
