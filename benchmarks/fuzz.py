@@ -102,7 +102,6 @@ DOCUMENTS: dict[str, tuple[str, list[str]]] = {
     "verification": ("show --verify plan.json --profile p.json --json", SHOW),
     "trial": ("schedule 1f1b --json", SHOW),
     "flows": ("export plan.json --to flows -o flows.json", SHOW),
-    "groups": ("groups.json", DRAW),
     "run": ("run.json", [*DRAW, "profile --from-run {} --onto p.json -o -"]),
     "graph": ("graph.txt", ["import pipedream {} -o -"]),
     "trace": ("trace.json", [f"import torch-profile {{}} {OF_TWO}"]),
@@ -302,7 +301,6 @@ def write_files() -> None:
     by_hand = Job(two, cluster, planner="manual", cuts=(1,), replicas=(1, 1))
     solve(by_hand).plan.save("two.plan.json")
     traces.write(Path("trace.json"), [*traces.on_gpu(), *traces.on_gpu(1e4)])
-    cases.groups().save("groups.json")
     ran = cases.run(3)
     stages = [
         replace(stage, start=2 * s, modules=names[2 * s : 2 * s + 2])

@@ -5,8 +5,7 @@ partopt profile examples/llama.py --microbatch 1 -o llama-7b.json
 
 The defaults are the shape of the 7B model, 27 GB of weights in float32: where that does not fit
 into memory, a few of its layers are measured. `--set size=70b` is the shape of the 70B model, with
-all of its 4,096 tokens; `--estimate h100` needs no GPU, and `--group 8 --topology dgx-h100` cuts it
-over eight ranks as transformers does.
+all of its 4,096 tokens; `--estimate h100` needs no GPU.
 """
 
 from __future__ import annotations

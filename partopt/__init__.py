@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from partopt.schedules import SCHEDULES
     from partopt.search.compare import compare
     from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
-    from partopt.search.groups import compare_groups
     from partopt.search.scaling import scale
     from partopt.search.solve import Result, solve
     from partopt.search.verify import verify
@@ -93,7 +92,6 @@ _PLACES = {
     "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler.estimating",
     "estimate_source": "partopt.profiler.estimating",
-    "compare_groups": "partopt.search.groups",
     "export_plan": "partopt.trainers",
     "find_fitting": "partopt.search.does_not_fit",
     "find_profile": "partopt.transformer.as_profile",
@@ -156,7 +154,6 @@ __all__ = [
     "__version__",
     "choose",
     "compare",
-    "compare_groups",
     "describe_host",
     "differing",
     "draw",

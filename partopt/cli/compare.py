@@ -16,13 +16,11 @@ from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt import Job, Plan
-    from partopt.documents.tables import Comparison, GroupComparison
+    from partopt.documents.tables import Comparison
 
 
 @click.command(cls=planning.Verb)
-@click.argument(
-    "profiles", nargs=-1, required=True, metavar="PROFILE...", shell_complete=values.PROFILES
-)
+@click.argument("profile", shell_complete=values.PROFILES)
 @options.option(
     "--planner chosen",
     "NAME",
@@ -51,13 +49,8 @@ if TYPE_CHECKING:
 @options.output_options("the table (.json) or a picture of it (.svg, .pdf, .png)", printed=False)
 @options.explain_option
 @options.json_option
-def command(
-    profiles: tuple[str, ...], output: str | None, force: bool, as_json: bool, **given: Any
-) -> None:
+def command(profile: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
     """Compare the planners on PROFILE, fastest first, all judged by one simulator.
-
-    Several PROFILEs are of one model, measured in groups of several sizes: the best plan of each is
-    shown, the fastest that fits first.
 
     \b
     Example:
@@ -65,40 +58,18 @@ def command(
       partopt compare gpt.json --topology dgx-a100 --planner pipedream --plan mine.json
       partopt compare gpt.json --topology dgx-a100 --for megatron --global-batch 512
       partopt compare gpt.json --topology v100-pcie --layout 'megatron:Et*4|t*3|t*3|t*2L'
-      partopt compare tp1.json tp2.json tp4.json --topology dgx-a100 --servers 8
     """
     if output:
         options.check_table(output, force)
-    own = {name: given.pop(name) for name in _OWN}
-    if len(profiles) == 1:
-        planning.choose_schedule(given, own["targets"], several=False)
-        job = planning.job(profiles[0], given)
-        print_notes(job.notes)
-        result = _compare_planners(job, own, as_json)
-        found: Comparison | GroupComparison = result
-        following = _next(profiles[0], job, own, result, given)
-    else:
-        for name, flag in _OWN.items():
-            if own[name]:
-                hint = f"drop {flag}: of several profiles the best plan of each is compared"
-                raise PartoptError(f"{flag}: goes with one profile", hint, code="unused-option")
-        found = _compare_groups(profiles, as_json, given)
-        best = shlex.quote(found.rows[0].profile)
-        following = f"plan {best} {options.repeat_options(given)} -o plan.json"
+    own = {name: given.pop(name) for name in ("chosen", "files", "layouts", "targets", "rules")}
+    planning.choose_schedule(given, own["targets"], several=False)
+    job = planning.job(profile, given)
+    print_notes(job.notes)
+    found = _compare_planners(job, own, as_json)
     if not as_json:
-        say(f"\nnext:    partopt {following}", err=True)
+        say(f"\nnext:    partopt {_next(profile, job, own, found, given)}", err=True)
     if output:
         options.write_table(found, output, force)
-
-
-# What goes with one profile: planners, plans of one's own, trainers, layouts, rules for layers.
-_OWN = {
-    "chosen": "--planner",
-    "files": "--plan",
-    "layouts": "--layout",
-    "targets": "--for",
-    "rules": "--map",
-}
 
 
 def _compare_planners(job: Job, own: Mapping[str, Any], as_json: bool) -> Comparison:
@@ -169,23 +140,3 @@ def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: Job) -> Plan:
     return partopt.plan_layout(
         read, job.with_(**{name: own[name] for name in own if name not in shared})
     )
-
-
-def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) -> GroupComparison:
-    """The best plan of each of several profiles of one model."""
-    import partopt
-    from partopt.report.plans import render_groups
-
-    jobs = {}
-    for name in names:
-        if name in jobs:
-            raise PartoptError(f"{name}: given twice", "give each profile once", code="usage")
-        jobs[name] = planning.job(name, given)
-    with progress() as tell:
-        result, notes = partopt.compare_groups(jobs, tell)
-    print_notes(notes)
-    if as_json:
-        options.write_json(result)
-    else:
-        say_page(render_groups(result))
-    return result

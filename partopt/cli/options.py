@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from partopt import Plan, Profile
-    from partopt.documents.tables import Comparison, GroupComparison, Scaling
+    from partopt.documents.tables import Comparison, Scaling
 
 Command = Callable[..., None]
 
@@ -180,7 +180,7 @@ def check_table(output: str, force: bool) -> None:
         pictures.check(output, force, beside=["json"])
 
 
-def write_table(table: Comparison | GroupComparison | Scaling, output: str, force: bool) -> None:
+def write_table(table: Comparison | Scaling, output: str, force: bool) -> None:
     """Write a table as its document (`.json`) or as a picture of it."""
     import partopt
 

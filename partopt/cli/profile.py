@@ -23,8 +23,7 @@ from partopt.errors import PartoptError
 if TYPE_CHECKING:
     from partopt.documents.profile import Profile
 
-_ESTIMATING = ("calibrate", "group", "topology")  # options that go with --estimate alone
-_MEASURING = ("device", "compile", "steps", "resume")  # those that do not
+_MEASURING = ("device", "compile", "steps", "resume")  # options that do not go with --estimate
 _MINUTES_FROM_S = 100.0
 
 
@@ -94,19 +93,6 @@ _MINUTES_FROM_S = 100.0
     "With --estimate: what a step takes, forward and backward, at the first size; all times "
     "are scaled to it.",
     float,
-)
-@option(
-    "--group",
-    "N",
-    "With --estimate: N ranks run the model together, as its build or its class cuts it; a "
-    "stage of a plan is on such groups.",
-    int,
-)
-@option(
-    "--topology",
-    "FILE|NAME",
-    "With --group: the cluster over whose innermost links the ranks exchange.",
-    shell_complete=values.TOPOLOGIES,
 )
 @option(
     "--from-run",
@@ -188,7 +174,7 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
         from partopt.report.profile import render_sizes
 
         say(render_sizes(measured))
-        topology = given["topology"] or next_cluster(measured)
+        topology = next_cluster(measured)
     if output != "-":
         following = shlex.join([output, "--topology", topology])
         say(f"\nWrote {output}\nnext:    partopt plan {following}", err=True)
@@ -224,13 +210,9 @@ def _refuse_unused(what: str, hint: str = "leave one of the two out") -> NoRetur
 def _check_estimate(given: dict[str, Any]) -> None:
     """Refuse options that say how to measure beside --estimate, and its own without it."""
     if given["estimate"] is None:
-        for name in _ESTIMATING:
-            if given[name] is not None:
-                _refuse_unused(
-                    f"--{name}: goes with --estimate",
-                    "a measured profile has the times of the device itself, and torchrun starts "
-                    "the ranks of a group",
-                )
+        if given["calibrate"] is not None:
+            what = "--calibrate: goes with --estimate"
+            _refuse_unused(what, "a measured profile has the times of the device itself")
         return
     for name in _MEASURING:
         if is_given(name):
@@ -316,7 +298,8 @@ def _run(model: str, options: dict[str, Any]) -> Profile:
     """The profile that was asked for: estimated or measured."""
     from partopt import estimate_source, measure_source
 
-    device, other = options["estimate"], _ESTIMATING if options["estimate"] is None else _MEASURING
+    device = options["estimate"]
+    other = ("calibrate",) if device is None else _MEASURING
     own = {
         name: value
         for name, value in options.items()

@@ -16,8 +16,8 @@ from partopt.errors import PartoptError, did_you_mean
 def command(name: str) -> None:
     """Print the JSON Schema of NAME.
 
-    NAME is profile, plan, topology, comparison, scaling, simulation, verification, groups,
-    run, flows, trial, doctor or device.
+    NAME is profile, plan, topology, comparison, scaling, simulation, verification, run,
+    flows, trial, doctor or device.
 
     \b
     Example:

@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Print each FILE, or the shipped profile, topology or device of that name, for people to read.
 
-    FILE is a profile, a plan, a topology, a simulation, a comparison (of planners or of groups), a
-    scaling, a verification, a run, flows, a trial of schedules, what doctor wrote or a device.
+    FILE is a profile, a plan, a topology, a simulation, a comparison, a scaling,
+    a verification, a run, flows, a trial of schedules, what doctor wrote or a device.
 
     Layers and blocks of a profile that repeat are shown once, and of many rows the first and the
     last, without --all. With --json the document is printed again. With --verify every number of a

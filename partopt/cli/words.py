@@ -29,7 +29,7 @@ _OWN_FLAGS = {
 _OPTIONS = (  # beside those of a job
     "servers warmup bandwidth latency links device devices dtype granularity steps autocast "
     "compile resume repeat name force scaling weak estimate calibrate "
-    "group topology jitter slow seed draws backend rate check save every ranks "
+    "jitter slow seed draws backend rate check save every ranks "
     "engine per_server sizes accept_poor map pipeline_size profile "
     "forward backward weight_gradient transfer activations"
 )

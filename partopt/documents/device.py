@@ -337,10 +337,6 @@ def _command(profile: Profile, topology: Topology) -> str:
         options["autocast"] = profile.autocast
     if model.name != Path(model.entry.partition(":")[0]).stem:
         options["name"] = model.name
-    if profile.group is not None:
-        known = topology.name in shipped_names("topologies")
-        options["group"] = profile.group.ranks
-        options["topology"] = topology.name if known else "CLUSTER"
     given = " ".join(f"`{option}={value}`" for option, value in options.items())
     output = shlex.quote(f"{model.name}.{name}-estimated.{profile.dtype}.json")
     return f"`estimate_source` {name} {shlex.quote(model.entry or 'MODEL')} {given} -o {output}" + (

@@ -12,7 +12,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.run import Run
 from partopt.documents.simulation import SimulationDocument, TrialDocument
-from partopt.documents.tables import Comparison, Flows, GroupComparison, Scaling, Verification
+from partopt.documents.tables import Comparison, Flows, Scaling, Verification
 from partopt.documents.topology import TopologyFile
 from partopt.errors import PartoptError
 
@@ -25,7 +25,6 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "simulation": SimulationDocument,
     "verification": Verification,
     "device": DeviceFile,
-    "groups": GroupComparison,
     "run": Run,
     "flows": Flows,
     "trial": TrialDocument,

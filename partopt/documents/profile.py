@@ -91,8 +91,7 @@ class Estimated(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
     `device` is the name of the device file and `sha256` the digest of its numbers; `scale` is what
     all times were multiplied by, so that a step takes the measured `calibrated_s`; `without_rule`
-    are the operations of which only the bytes are known. The ranks of a group exchange over the
-    innermost links of the cluster `topology`.
+    are the operations of which only the bytes are known.
     """
 
     device: str
@@ -100,7 +99,6 @@ class Estimated(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     calibrated_s: LayerSeconds | None = None
     without_rule: list[OperationShare] = []
-    topology: str | None = None
 
 
 class SharedParameter(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -91,38 +91,6 @@ class Scaling(documents.Document, frozen=True, kw_only=True):
         return self.rows[max(bought, key=lambda index: bought[index])] if bought else None
 
 
-class GroupRow(documents.Part, frozen=True, kw_only=True):
-    """The best plan of one `profile`, whose devices are groups of `ranks` real ranks.
-
-    `estimated` is as in a plan's profile.
-    """
-
-    profile: str
-    estimated: str | None = None
-    ranks: Count
-    microbatch_size: Count
-    microbatches: Count | None
-    schedule: str
-    planner: str
-    shape: str
-    stages: Count
-    samples_per_s: Seconds
-    figures: Figures | msgspec.UnsetType = msgspec.UNSET
-    peak_memory_bytes: Bytes
-    bound_by: str
-    fits: bool
-
-
-class GroupComparison(documents.Document, frozen=True, kw_only=True):
-    """Plans of one model on one cluster, a row for each profile: those that fit first, fastest."""
-
-    schema: str = "partopt.groups/1"
-    model: str
-    layers: Count
-    topology: Topology
-    rows: Annotated[list[GroupRow], msgspec.Meta(min_length=1)]
-
-
 class FlowTime(documents.Part, frozen=True, kw_only=True):
     """A flow of a plan, as its `communication` has it, with what it takes and what that costs.
 

@@ -31,19 +31,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from partopt import documents
 from partopt.documents import Note
-from partopt.documents.device import TF32, Roofline, cluster_of, same_device
+from partopt.documents.device import TF32, Roofline
 from partopt.documents.profile import Device, Estimated, Measurement, Model, OperationShare, Profile
-from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.profiler import weightless
 from partopt.profiler.as_trained import no_cast_cache
-from partopt.profiler.group import (
-    Interconnect,
-    exchanges_nothing,
-    is_collective,
-    make_parallel,
-    open_pretended_group,
-)
 from partopt.profiler.layers import Tracker
 from partopt.profiler.measuring import Measurer, errors_name, profile_of
 from partopt.profiler.observation import Structure, observe
@@ -134,15 +126,13 @@ class RooflineClock(Watch):
     """Counts the seconds of the operations that run while it is active, most likely on fakes.
 
     `flops` are by kind of operation, `without_rule_s` the seconds of operations of which only the
-    bytes are known. What ranks exchange takes time on the `links` of a group of them, and is done
-    before anything else goes on; `exchanged_s` is all of it.
+    bytes are known.
     """
 
-    def __init__(self, device: Roofline, links: Interconnect | None = None) -> None:
+    def __init__(self, device: Roofline) -> None:
         super().__init__()
-        self.device, self.links = device, links
+        self.device = device
         self.now_s = Fraction(0)  # exact: layers that are alike take the same, wherever they are
-        self.exchanged_s = 0.0
         self.bytes = 0
         self.launches = 0
         self.flops: Counter[str] = Counter()
@@ -150,11 +140,7 @@ class RooflineClock(Watch):
 
     def after(self, call: Operation) -> None:
         """Go on by what the operation takes."""
-        if is_collective(call):
-            seconds = self.links.seconds(call) if self.links is not None else 0.0
-            self.exchanged_s += seconds
-            self.now_s += Fraction(seconds)
-        elif (work := Work.of(call)) is not None:
+        if (work := Work.of(call)) is not None:
             seconds = self.seconds(work)
             self.now_s += Fraction(seconds)
             self.bytes += work.bytes
@@ -227,13 +213,8 @@ class Estimator(Measurer):
 
     def describe_estimate(self) -> Estimated:
         """What the times were computed from."""
-        device, links = self.clock.device, self.clock.links
-        return Estimated(
-            device=device.name,
-            sha256=device.sha256,
-            topology=links.topology.name if links else None,
-            without_rule=self.without_rule,
-        )
+        device = self.clock.device
+        return Estimated(device=device.name, sha256=device.sha256, without_rule=self.without_rule)
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
@@ -294,8 +275,6 @@ class Estimator(Measurer):
         with self._faked(), clock:
             clock.without_rule_s.clear()
             times = stepper.instrumented()
-            if subject.group.ranks > 1 and not clock.exchanged_s:
-                raise exchanges_nothing("in build, or estimate it without `group`")
             self._check_rules(times.step_s)
             parts = stepper.input_parts(1)  # all are equal
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
@@ -391,34 +370,20 @@ def estimate_source(
     arguments: Mapping[str, Any] | None = None,
     name: str | None = None,
     calibrate: float | None = None,
-    group: int = 1,
-    topology: str | os.PathLike[str] | Topology | None = None,
     **options: Any,
 ) -> Profile:
     """What the model that `source` names would take on `device`; it is built without weights.
 
-    `source`, `arguments` and `name` are as in `measure_source`. A `group` of so many ranks runs it
-    together, over the innermost links of a `topology`, a file or a shipped name: its build makes it
-    parallel over the process group that is there, or it is a model of transformers, which is cut as
-    its class says. All else is as in `estimate`.
+    `source`, `arguments` and `name` are as in `measure_source`; all else is as in `estimate`.
     """
-    links, roofline = Interconnect.of(group, topology), Roofline.load(device)
-    if links is not None and not same_device(roofline.name, links.topology.device.name):
-        raise PartoptError(
-            f"`topology={links.topology.name}`: a cluster of {links.topology.device.name}, not of "
-            f"{roofline.name}",
-            f"give the cluster of the device: `topology={cluster_of(roofline.name) or 'CLUSTER'}`",
-            code="other-device",
-            option="topology",
-        )
+    roofline = Roofline.load(device)
     settings, title = _settings_of(roofline, calibrate, **options), check_name(name)
     found = find_model(source, arguments)
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
-    with errors_name(found), open_pretended_group(group) as ranks:
+    with errors_name(found):
         model = weightless.build_weightless(found.build)
-        make_parallel(model, ranks)
-        clock = RooflineClock(roofline, links)
-        subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, ranks)
+        clock = RooflineClock(roofline)
+        subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock)
         return _scale_to(profile_of(subject, identity, measurer=Estimator), calibrate)
 
 

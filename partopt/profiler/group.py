@@ -4,14 +4,6 @@ The model's own build makes it parallel over the group: tensor, sequence or cont
 hand or by DTensor. Of ranks that `torchrun` started every one takes the same steps on the same
 inputs; the times are rank 0's, the memory the largest of the ranks, the bytes at cuts those of one
 rank.
-
-For an estimate the ranks are pretended: this process is rank 0, and torch's fake process group lets
-every collective return at once. A model whose build makes it parallel over the group finds as many
-ranks as it asks for; a model of transformers that does not is cut as its class says
-(`base_model_tp_plan`), by transformers itself. What the ranks exchange takes time on links that are
-not there, as rings (Patarasuk and Yuan, 2009; Thakur, Rabenseifner and Gropp, 2005): an all-reduce
-is a reduce-scatter and an all-gather, so that each of these, and what else passes once around the
-ring, takes half of it.
 """
 
 from __future__ import annotations
@@ -31,17 +23,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from partopt import documents
-from partopt.documents.profile import Count
-from partopt.documents.topology import Topology, group_levels
 from partopt.errors import PartoptError
 from partopt.profiler.device import is_out_of_memory
-from partopt.profiler.operations import Operation, Watch, storages_in
-from partopt.profiler.source import describe
-from partopt.profiler.tensors import Inputs, local_tensors, tensors_in
+from partopt.profiler.operations import Operation, Watch
+from partopt.profiler.tensors import Inputs, tensors_in
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 SEED = 0
@@ -60,33 +48,16 @@ _DATA_MODULES = {
 _DATA_DIMENSIONS = ("dp", "ddp", "data", "fsdp", "hsdp", "replicate", "shard", "ep", "expert")
 
 
-# operators by how they begin without underscores; what is not here passes nothing, or what a rank
-# sends, which is counted where it is received
-_TWICE_AROUND = "allreduce"
-_ONCE_AROUND = (
-    "allgather",
-    "reducescatter",
-    "alltoall",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-)
-_BETWEEN_TWO = "recv"
-
-
 @dataclass
 class RankGroup:
     """The ranks that measure together; of one rank, nothing is exchanged.
 
-    Of `pretended` ones all others hold what this rank, which is there alone, holds. `size` is the
-    microbatch size that is measured. `ended` says that a rank ran out of memory: what the ranks
-    exchange from then on is undefined.
+    `size` is the microbatch size that is measured. `ended` says that a rank ran out of memory: what
+    the ranks exchange from then on is undefined.
     """
 
     rank: int = 0
     ranks: int = 1
-    pretended: bool = False
     size: int = 0
     ended: bool = False
     store: Any = None
@@ -94,7 +65,7 @@ class RankGroup:
     @property
     def exchanges(self) -> bool:
         """Whether there are others to ask."""
-        return self.ranks > 1 and not self.pretended
+        return self.ranks > 1
 
     def agree(self, value: Any) -> Any:
         """The value of rank 0."""
@@ -262,11 +233,6 @@ def _digest(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), str(tensor.dtype), zlib.crc32(data)
 
 
-def is_collective(call: Operation) -> bool:
-    """Whether an operation exchanges something between ranks."""
-    return "c10d" in call.func.namespace
-
-
 class _Exchanges(Watch):
     """Sees whether the ranks exchange anything."""
 
@@ -274,7 +240,7 @@ class _Exchanges(Watch):
 
     def after(self, call: Operation) -> None:
         """Note a collective."""
-        self.seen = self.seen or is_collective(call)
+        self.seen = self.seen or "c10d" in call.func.namespace
 
 
 @contextlib.contextmanager
@@ -284,16 +250,11 @@ def expect_collectives() -> Iterator[None]:
     with exchanges:
         yield
     if not exchanges.seen:
-        raise exchanges_nothing("in build, or measure it on one device, without torchrun")
-
-
-def exchanges_nothing(hint: str) -> PartoptError:
-    """The error that the ranks of a group exchange nothing."""
-    return PartoptError(
-        "the ranks of the group exchange nothing in a step: each runs the whole model",
-        f"make it parallel {hint}",
-        code="not-parallel",
-    )
+        raise PartoptError(
+            "the ranks of the group exchange nothing in a step: each runs the whole model",
+            "make it parallel in build, or measure it on one device, without torchrun",
+            code="not-parallel",
+        )
 
 
 def _not_in_a_group(what: str) -> PartoptError:
@@ -303,132 +264,3 @@ def _not_in_a_group(what: str) -> PartoptError:
         "stages",
         code="data-parallel-group",
     )
-
-
-# --- a group that is not there --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Interconnect:
-    """The links of a topology, of which a group of consecutive ranks uses the innermost."""
-
-    topology: Topology
-
-    @classmethod
-    def of(
-        cls, group: int, topology: str | os.PathLike[str] | Topology | None
-    ) -> Interconnect | None:
-        """The links of a group of so many ranks; None for one rank.
-
-        Raises PartoptError for a number that does not divide the topology, and for one of the two
-        without the other.
-        """
-        documents.check_option("group", group, Count, "8 ranks are a server of eight devices")
-        if (group > 1) != (topology is not None):
-            option, what, missing = (
-                ("group", "its ranks exchange over the links of a topology", "topology")
-                if group > 1
-                else ("topology", "says over which links a group of ranks exchanges", "group")
-            )
-            raise PartoptError(
-                f"`{option}`: {what}, and there is no `{missing}`",
-                f"give `{missing}` too, or leave `{option}` out",
-                code="unpaired-option",
-                option=option,
-            )
-        if topology is None:
-            return None
-        loaded = topology if isinstance(topology, Topology) else Topology.load(topology)
-        group_levels(loaded.levels, group)
-        return cls(loaded)
-
-    def seconds(self, call: Operation) -> float:
-        """Seconds of one call of a collective operator.
-
-        The bytes are those of the whole: of an all-gather what every rank has in the end.
-        """
-        # import numba, for groups alone
-        from partopt.cost.collectives import allreduce_s
-        from partopt.cost.links import transfer_s
-
-        name = str(call.func._schema.name).rpartition("::")[2].replace("_", "")
-        values = [*call.arguments, *call.options.values(), call.result]
-        whole = max(sum(each.nbytes for each in storages_in(value)) for value in values)
-        if name.startswith(_BETWEEN_TWO):
-            return transfer_s(whole, 1, self.topology)
-        if not name.startswith((_TWICE_AROUND, *_ONCE_AROUND)):
-            return 0.0
-        twice_s = allreduce_s(whole, range(_members(call)), self.topology)
-        return twice_s if name.startswith(_TWICE_AROUND) else twice_s / 2
-
-
-def _members(call: Operation) -> int:
-    """The number of ranks that take part."""
-    name = call.argument("group_name")
-    if isinstance(name, str):
-        resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
-        return int(resolve(name).size())
-    return int(ProcessGroup.unbox(call.argument("process_group")).size())
-
-
-@contextlib.contextmanager
-def open_pretended_group(ranks: int) -> Iterator[RankGroup]:
-    """The context in which this process is rank 0 of `ranks`; of one rank, nothing changes."""
-    if ranks == 1:
-        yield RankGroup()
-        return
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if dist.is_initialized() or "RANK" in os.environ:
-        raise PartoptError(
-            f"`group={ranks}`: this process is in a group of ranks already",
-            "estimate in one process, without torchrun",
-            code="conflicting-options",
-            option="group",
-        )
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    try:
-        yield RankGroup(0, ranks, pretended=True)
-    finally:
-        dist.destroy_process_group()
-
-
-def make_parallel(model: nn.Module, group: RankGroup) -> None:
-    """Cut a model of transformers as its class says, unless its build has done so.
-
-    Raises PartoptError where it cannot be cut so, or its ranks have data of their own.
-    """
-    if group.ranks == 1:
-        return
-    check_parallel(model, group)
-    plan_of: Any = getattr(model, "_resolve_parallel_plans", None)
-    cut = any(each is not local_tensors(each)[0] for each in model.parameters())
-    if plan_of is None or cut:
-        return
-    config: Any = model.config
-    text = config.get_text_config()
-    for name in ("num_key_value_heads", "num_attention_heads"):
-        heads = getattr(text, name, None)
-        if isinstance(heads, int) and heads % group.ranks:
-            raise PartoptError(
-                f"{heads} heads do not divide among {group.ranks} ranks: `{name}` of "
-                f"{type(text).__name__}",
-                "choose a number of ranks that divides them",
-                code="unfit-group",
-                ranks=group.ranks,
-            )
-    try:
-        from torch.distributed.device_mesh import init_device_mesh
-        from transformers.distributed.configuration_utils import DistributedConfig
-        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
-
-        plan = plan_of(DistributedConfig(tp_size=group.ranks))[0]
-        mesh = init_device_mesh("cpu", (group.ranks,), mesh_dim_names=("tp",))
-        apply_tensor_parallelism(model, mesh, plan)
-    except Exception as error:
-        raise PartoptError(
-            f"transformers cannot cut {type(model).__name__} for {group.ranks} ranks: it "
-            f"{describe(error)}",
-            "make it parallel in build, by DTensor or by hand",
-            code="not-parallel",
-        ) from error

@@ -18,7 +18,6 @@ from partopt.documents.tables import (
     Comparison,
     Flows,
     FlowTime,
-    GroupComparison,
     Scaling,
     Verification,
 )
@@ -52,7 +51,6 @@ def text_of(
         DeviceFile: render_device,
         Diagnosis: doctor.render,
         Flows: render_flows,
-        GroupComparison: plans.render_groups,
         Run: run.render,
         Scaling: plans.render_scaling,
     }

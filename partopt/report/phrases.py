@@ -216,19 +216,3 @@ def basis_text(device: str) -> str:
 def basis_lines(estimated: str | None) -> Lines:
     """The line of times estimated for a device; none where they were measured."""
     return [] if estimated is None else [("rests on", basis_text(estimated))]
-
-
-def basis_of_several(profiles: Sequence[tuple[str, str | None]]) -> Lines:
-    """A line for each device that any of `profiles`, pairs of a name and `estimated`, are for.
-
-    It names these profiles unless all are for one device.
-    """
-    devices = list(dict.fromkeys(device for _, device in profiles))
-    if len(devices) == 1:
-        return basis_lines(devices[0])
-    texts = [
-        f"{', '.join(name for name, own in profiles if own == device)}: {basis_text(device)}"
-        for device in devices
-        if device is not None
-    ]
-    return [("rests on" if place == 0 else "", text) for place, text in enumerate(texts)]

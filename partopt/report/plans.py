@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from partopt.documents.plan import Plan
-from partopt.documents.tables import Comparison, GroupComparison, Scaling, ScalingRow
+from partopt.documents.tables import Comparison, Scaling, ScalingRow
 from partopt.printable import shorten
 from partopt.report.phrases import (
     any_price,
     basis_lines,
-    basis_of_several,
     batch_text,
     bought,
     bought_text,
@@ -98,45 +96,6 @@ def _variance(value: float) -> str:
     if value < 100:
         return f"{value:.3g}"
     return f"{value:.0f}" if value < 99999.5 else f"{value:.0e}"
-
-
-def render_groups(comparison: GroupComparison) -> str:
-    """The model and the cluster, and the best plan of each profile as a table.
-
-    BATCH: samples of a microbatch x M, where an iteration has a number of microbatches. PER 1.00:
-    samples for one unit of money, where a price is known.
-    """
-
-    def profile(own: Any) -> str:
-        return PurePath(own[0].profile).name.removesuffix(".json")
-
-    def batch(own: Any) -> str:
-        return batch_text(own[0].microbatch_size, own[0].microbatches)
-
-    speed, rows = _rated(comparison.rows)
-    per_money = [Column("PER 1.00", lambda own: bought(own[0].figures))]
-    table = table_of(
-        rows,
-        [
-            Column("PROFILE", profile, "text"),
-            Column("GROUP", lambda own: str(own[0].ranks), spare=2),
-            Column("BATCH", batch, "text"),
-            Column("SHAPE", lambda own: own[0].shape, "text"),
-            speed,
-            *(per_money if any_price(comparison.rows) else []),
-            _MEMORY,
-            _FITS,
-            Column("PLANNER", lambda own: own[0].planner, "text", spare=1),
-            Column("SCHEDULE", lambda own: own[0].schedule, "text"),
-        ],
-    )
-    head = [
-        ("model", f"{comparison.model}: {comparison.layers} layers"),
-        *cluster_lines(comparison.topology),
-        *hourly_lines(comparison.topology),
-        *basis_of_several([(row.profile, row.estimated) for row in comparison.rows]),
-    ]
-    return f"{label_lines(head)}\n\n{table}"
 
 
 def render_scaling(scaling: Scaling) -> str:

@@ -3,11 +3,9 @@
 import json
 
 import pytest
-from msgspec.structs import replace
 
 from partopt import documents
 from partopt.documents.plan import Plan
-from partopt.documents.profile import Group
 from partopt.planners import PLANNERS
 from tests.helpers import chain_profile, changed, flat, two_level, uniform_profile
 
@@ -182,28 +180,3 @@ def test_the_profile_is_read_from_standard_input(partopt, topology_file):
         stdin=documents.encode(uniform_profile(4)),
     )
     assert len(json.loads(outcome.out)["rows"]) == len(PLANNERS) - 1
-
-
-def test_profiles_of_groups_are_compared_and_shown_again(
-    partopt, profile_file, topology_file, tmp_path
-):
-    names = [
-        profile_file(replace(uniform_profile(6), group=group), f"tp{ranks}.json")
-        for ranks, group in ((1, None), (2, Group(ranks=2)))
-    ]
-    outcome = partopt("compare", *names, "--topology", topology_file())
-    assert outcome.code == 0
-    assert "GROUP" in outcome.out
-    assert f"next:    partopt plan {names[0]}" in outcome.err
-    document = partopt("compare", *names, "--topology", topology_file(), "--json").out
-    saved = tmp_path / "groups.json"
-    saved.write_text(document)
-    assert partopt("show", saved).out == outcome.out
-
-
-def test_planners_are_chosen_of_one_profile(partopt, profile_file, topology_file):
-    first, second = (profile_file(uniform_profile(6), f"{name}.json") for name in "ab")
-    for option in ("--planner", "--plan"):
-        outcome = partopt("compare", first, second, "--topology", topology_file(), option, "gpipe")
-        assert outcome.code == 2
-        assert f"{option}: goes with one profile" in outcome.err

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from partopt.documents.files import shipped_folder, shipped_names
 from partopt.documents.plan import Plan
-from partopt.documents.profile import Estimated, Group, Profile
+from partopt.documents.profile import Estimated, Profile
 from partopt.documents.repeat import repeat
 from partopt.profiler.estimating import estimate_source
 from tests.forked import run_forked
@@ -92,10 +92,6 @@ def test_bad_input(model: Path, file: str, words: str, says: list[str]) -> None:
         ("--estimate h100 --resume old.json", "old.json"),
         ("--estimate h100 --calibrate 0", "--calibrate 0.0: expected a number > 0"),
         ("--calibrate 1", "--calibrate: goes with --estimate"),
-        ("--group 2", "--group: goes with --estimate"),
-        ("--topology dgx-h100", "--topology: goes with --estimate"),
-        ("--estimate h100 --group 2", "give --topology too, or leave --group out"),
-        ("--estimate h100 --group 3 --topology dgx-h100", "groups of 3 ranks do not divide"),
     ],
 )
 def test_options_that_do_not_go_together(partopt: Any, model: Path, words: str, says: str) -> None:
@@ -270,26 +266,21 @@ def test_an_estimate_is_planned_on_no_other_device(
     assert partopt("plan", again, "--topology", "dgx-a100", "--planner", "straight").code == 0
 
 
-def test_a_group_is_estimated_again_for_the_cluster_and_on_its_links(
-    partopt: Any, estimated_file: str, profile_file: Any, h100s_file: str
+def test_an_estimate_is_made_again_for_the_device_of_the_cluster(
+    partopt: Any, estimated_file: str, profile_file: Any
 ) -> None:
     made = Profile.load(estimated_file)
     model = replace(made.model, entry="net.py:build", arguments={"size": "two words"})
-    group = profile_file(replace(made, model=model, group=Group(ranks=8), autocast="bfloat16"))
-    [hint] = partopt("plan", group, "--topology", "dgx-a100").hints
+    own = profile_file(replace(made, model=model, autocast="bfloat16"))
+    [hint] = partopt("plan", own, "--topology", "dgx-a100").hints
     assert hint.endswith(
         'partopt profile --estimate a100 net.py:build --set size="two words" --microbatch 1 '
-        "--dtype float32 --autocast bfloat16 --name chain --group 8 --topology dgx-a100 "
+        "--dtype float32 --autocast bfloat16 --name chain "
         "-o chain.a100-estimated.float32.json"
     )
-    [hint] = partopt("plan", group, "--topology", "workstation-2").hints
+    [hint] = partopt("plan", own, "--topology", "workstation-2").hints
     assert "--estimate FILE " in hint
     assert hint.endswith("where FILE says what a RTX-4090 does (docs/formats.md)")
-    [error] = partopt(
-        *("profile", ROOT / "examples/mlp.py", "--estimate", "a100", "--group", "2"),
-        *("--topology", h100s_file, "-o", "-"),
-    ).errors
-    assert error == "--topology flat-4: a cluster of NVIDIA H100 80GB HBM3, not of A100-80GB"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import partopt as po
 from partopt.documents import doctor
 from partopt.documents.doctor import Accelerator, Diagnosis, Exchange, Machine
 from partopt.documents.kinds import DOCUMENTS
-from partopt.documents.profile import Device, Group
+from partopt.documents.profile import Device
 from partopt.documents.run import Check, Run
 from partopt.links import FittedLinks, levels_of
 from partopt.printable import shorten
@@ -60,9 +60,6 @@ def kinds() -> Iterator[tuple[str, po.Plan]]:
     yield "scaling", po.scale(job, [4, 12])
     yield "simulation", po.simulate(plan, microbatches=7, jitter="5%", draws=3).document
     yield "verification", po.verify(plan, HEAVY)
-    grouped = replace(HEAVY, group=Group(ranks=2))
-    jobs = {f"{NAME}.json": job, "tp2.json": po.Job(grouped, NAMELESS, schedule="pipedream")}
-    yield "groups", po.compare_groups(jobs)[0]
     yield "run", heavy_run()
     yield "doctor", heavy_machine()
     yield "trial", po.try_schedules(po.Uniform(stages=4, microbatches=8))

@@ -55,11 +55,10 @@ def test_a_plan_of_a_shipped_profile_needs_nobody_to_say_which(partopt, tmp_path
     assert "memory of the fullest device" in svg(tmp_path / "b.svg")
 
 
-@pytest.mark.parametrize("case", ["comparison", "groups", "scaling", "run"])
+@pytest.mark.parametrize("case", ["comparison", "scaling", "run"])
 def test_the_other_documents_are_drawn(partopt, tmp_path, case):
     made = {
         "comparison": lambda: cases.comparison(3),
-        "groups": cases.groups,
         "scaling": lambda: cases.scaling([1, 2]),
         "run": lambda: cases.run(2),
     }

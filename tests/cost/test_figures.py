@@ -15,8 +15,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.report.phrases import speeds
 from partopt.report.plan import render as render_plan
-from partopt.report.plans import render_comparison, render_groups, render_scaling
-from partopt.search.groups import compare_groups
+from partopt.report.plans import render_comparison, render_scaling
 from partopt.search.solve import solve
 from partopt.search.tables import comparison_of, scaling_of
 from partopt.simulator.execution import simulate_plan
@@ -237,16 +236,3 @@ def test_a_plan_with_figures_is_read_as_it_was_written(tmp_path):
     plan = plan_of(counted(tokens=10), priced(flat(2), 2.5))
     plan.save(str(tmp_path / "plan.json"))
     assert Plan.load(str(tmp_path / "plan.json")) == plan
-
-
-def test_groups_of_a_priced_cluster_say_what_money_buys():
-    cluster = priced(flat(4), 1.0)
-    jobs = {
-        f"tp{n}.json": Job(counted(group=Group(ranks=n) if n > 1 else None), cluster)
-        for n in (1, 2)
-    }
-    found, _ = compare_groups(jobs)
-    assert {row.figures.price_per_hour for row in found.rows} == {4.0}
-    text = render_groups(found)
-    assert "price    1.00 a device an hour, 4.00 for all" in text
-    assert "PER 1.00" in text

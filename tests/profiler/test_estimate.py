@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives as collectives
 from msgspec.structs import replace
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,9 +13,7 @@ from partopt import documents
 from partopt.documents.device import Roofline
 from partopt.errors import PartoptError
 from partopt.profiler.estimating import RooflineClock, estimate, estimate_source
-from partopt.profiler.group import Interconnect, open_pretended_group
-from partopt.profiler.weightless import fake_mode, kernels_of
-from tests.helpers import flat
+from partopt.profiler.weightless import kernels_of
 from tests.profiler.helpers import (
     EXAMPLES,
     Parts,
@@ -380,34 +376,3 @@ def test_a_format_that_the_device_lacks_inside_the_model():
     model = linear().double()
     with pytest.raises(PartoptError, match="Round has no peak for it"), RooflineClock(device()):
         model(torch.randn(1, 4, dtype=torch.float64))
-
-
-BYTES, RATE, LATENCY = 4 * 64 * 4, 1e6, 0.5  # of a tensor of 4 x 64; one link between each two
-AROUND_S, GATHERED_S = 3 / 4 * BYTES / RATE + 3 * LATENCY, 3 * BYTES / RATE + 3 * LATENCY
-
-
-@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # older torch has no other name
-@pytest.mark.parametrize(
-    ("exchange", "seconds"),
-    [
-        (lambda x, _: dist.all_reduce(x), 2 * AROUND_S),
-        (lambda x, pair: dist.all_reduce(x, group=pair), BYTES / RATE + 2 * LATENCY),
-        (lambda x, _: dist.all_gather_into_tensor(torch.empty(16, 64), x), GATHERED_S),
-        (lambda x, _: dist.all_gather([torch.empty(4, 64) for _ in range(4)], x), GATHERED_S),
-        (lambda x, _: dist.reduce_scatter_tensor(torch.empty(1, 64), x), AROUND_S),
-        (lambda x, _: dist.all_to_all_single(torch.empty(4, 64), x), AROUND_S),
-        (lambda x, _: dist.send(x, 1), 0.0),
-        (lambda x, _: dist.recv(x, 1), BYTES / RATE + LATENCY),
-        (lambda x, _: collectives.all_reduce(x, "sum", dist.group.WORLD).sum(), 2 * AROUND_S),
-        (lambda x, _: collectives.all_gather_tensor(x, 0, dist.group.WORLD).sum(), GATHERED_S),
-    ],
-)
-def test_a_collective_is_a_ring_over_its_ranks(exchange, seconds):
-    clock = RooflineClock(device(), Interconnect(flat(4, RATE, LATENCY)))
-    with open_pretended_group(4):
-        pair = dist.new_group([0, 1])
-        with fake_mode():
-            x = torch.ones(4, 64)
-            with clock:
-                exchange(x, pair)
-    assert clock.exchanged_s == pytest.approx(seconds)

@@ -1,22 +1,18 @@
 """Models that two ranks run together, over gloo: what is one rank's, and what is refused."""
 
 import random
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
 
-from partopt import PartoptError, estimate_source
 from partopt.documents.profile import Profile
-from partopt.documents.topology import Topology
 from partopt.profiler.group import RankGroup
 from tests.forked import start_ranks
 from tests.helpers import ROOT
 from tests.profiler.group_models import Transformer, example_inputs, loss_fn
-from tests.profiler.helpers import flows, needs_transformers, structure
+from tests.profiler.helpers import flows, structure
 
 pytestmark = pytest.mark.slow
 
@@ -137,75 +133,3 @@ def test_a_rank_without_memory_ends_the_run_with_what_is_finished_and_rank_0_wri
     assert found == {2: False, 4: True, 8: True}
     assert "MICROBATCH" in (written / "printed.0").read_text()
     assert (written / "printed.1").read_text() == ""
-
-
-# --- estimated --------------------------------------------------------------------------------
-
-
-def estimated(name, **options):
-    options = {"group": 2, "topology": "dgx-h100", **options}
-    source = f"{HERE / 'group_models.py'}:{name}"
-    return estimate_source(source, "h100", microbatch_sizes=[2], dtype="float32", **options)
-
-
-@pytest.mark.parametrize("name", MEASURED)
-def test_an_estimate_of_a_group_has_what_its_ranks_measure_but_the_times(measured, name):
-    real, made = measured(name), estimated(name)
-    assert (made.group_ranks, made.estimated.topology) == (2, "dgx-h100")
-    assert made.layers == real.layers
-    assert made.measurements[0].tensors == real.measurements[0].tensors
-    assert (outputs(made), flops(made)) == (outputs(real), flops(real))
-
-
-def test_what_ranks_exchange_takes_time_on_the_links_between_them():
-    """A block sums twice over the ranks in the forward, and the gradients as often."""
-    fast = Topology.load("dgx-h100")
-    level = replace(fast.levels[0], bandwidth_bytes_per_s=1e6, latency_s=1e-3)
-    slow = replace(fast, levels=[level, *fast.levels[1:]])
-    one, other = (
-        estimated("by_hand", topology=each).measurements[0].layers for each in (fast, slow)
-    )
-    own_s, more_s = (
-        2 * (HIDDEN / each.levels[0].bandwidth_bytes_per_s + 2 * each.levels[0].latency_s)
-        for each in (fast, slow)
-    )
-    for layer in (1, 2):
-        assert other[layer].forward_s - one[layer].forward_s == pytest.approx(more_s - own_s)
-        assert other[layer].backward_s - one[layer].backward_s == pytest.approx(more_s - own_s)
-    assert other[0].forward_s == one[0].forward_s
-
-
-@needs_transformers
-def test_a_model_of_transformers_is_cut_as_its_class_says():
-    shape = {"layers": 2, "width": 32, "heads": 4, "ffn": 128, "vocabulary": 64, "context": 16}
-    given = {"arguments": shape, "microbatch_sizes": [2], "dtype": "float32"}
-
-    def of(ranks):
-        topology = "dgx-h100" if ranks > 1 else None
-        source = ROOT / "examples" / "llama.py"
-        return estimate_source(source, "h100", **given, group=ranks, topology=topology)
-
-    matrices = (4 * 32 * 32 + 3 * 4 * 32 * 32) * 4
-    for ranks in (1, 2):
-        norms = 2 * 32 * 4
-        held = (2 * matrices + 2 * TABLE) // ranks + 2 * norms + 32 * 4
-        assert sum(weights(of(ranks))) == held
-    with pytest.raises(PartoptError, match="4 heads do not divide among 8 ranks"):
-        of(8)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "what"),
-    [
-        ("by_hand", {"topology": None}, "exchange over the links of a topology"),
-        ("by_hand", {"group": 1}, "says over which links a group of ranks exchanges"),
-        ("by_hand", {"group": 3}, "groups of 3 ranks do not divide 8 to a server"),
-        ("by_hand", {"group": 0}, "`group=0`: expected a whole number >= 1"),
-        ("by_hand", {"topology": "dgx-h10"}, "no shipped topology of that name"),
-        ("whole", {}, "the ranks of the group exchange nothing in a step"),
-        ("of_experts", {}, 'lies on a mesh with the dimension "ep"'),
-    ],
-)
-def test_what_no_group_is_is_not_estimated(name, options, what):
-    with pytest.raises(PartoptError, match=re.escape(what)):
-        estimated(name, **options)

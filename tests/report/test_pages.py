@@ -51,7 +51,6 @@ def documents():
     yield "a simulation of loops", po.simulate(plan(flat(2), **loops), memory="20 MB").document
     yield "flows", po.simulate(pair).flows
     yield "a comparison", cases.comparison(3)
-    yield "groups", cases.groups()
     yield "a scaling", cases.scaling([1, 8, 32])
     yield "a run", run
     yield "trials", po.try_schedules(po.Uniform(stages=4, microbatches=8))

@@ -13,7 +13,7 @@ from partopt.printable import shorten
 from partopt.report.clusters import render_topology
 from partopt.report.folds import Fold, fold
 from partopt.report.pages import render_verification
-from partopt.report.phrases import basis_lines, basis_of_several
+from partopt.report.phrases import basis_lines
 from partopt.report.text import Column, bar, label_lines, page_width, table_of
 
 
@@ -90,13 +90,9 @@ def test_equal_elements_and_repeated_blocks_are_folded(keys, folds):
     assert fold(keys, least_saved=2) == folds
 
 
-def test_what_estimated_times_rest_on_and_profiles_named_where_not_all_are_for_one_device():
-    h100, a100 = (f"times estimated for {n}: nothing was measured" for n in ("H100", "A100"))
-    assert basis_lines(None) == basis_of_several([("a", None), ("b", None)]) == []
-    assert basis_lines("H100") == [("rests on", h100)]
-    assert basis_of_several([("a", "H100"), ("b", "H100")]) == [("rests on", h100)]
-    profiles = [("a", "H100"), ("b", None), ("c", "A100"), ("d", "H100")]
-    assert basis_of_several(profiles) == [("rests on", f"a, d: {h100}"), ("", f"c: {a100}")]
+def test_what_estimated_times_rest_on():
+    assert basis_lines(None) == []
+    assert basis_lines("H100") == [("rests on", "times estimated for H100: nothing was measured")]
 
 
 HELD = VerificationRow(

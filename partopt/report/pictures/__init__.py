@@ -10,14 +10,14 @@ from partopt import documents
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.run import Run
-from partopt.documents.tables import Comparison, GroupComparison, Scaling
+from partopt.documents.tables import Comparison, Scaling
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.report.pictures.sheet import Picture
     from partopt.simulator.execution import Execution
 
-Drawable = Profile | Plan | Comparison | GroupComparison | Scaling | Run
+Drawable = Profile | Plan | Comparison | Scaling | Run
 KINDS = ("profile", "plan", "comparison", "groups", "scaling", "run")
 FORMS = ("svg", "pdf", "png")
 
@@ -75,7 +75,7 @@ def picture_of(
         return plan.picture(document, profile, alternatives)
     if isinstance(document, Profile):
         return layers.picture(document)
-    if isinstance(document, Comparison | GroupComparison):
+    if isinstance(document, Comparison):
         return tables.comparison_picture(document)
     if isinstance(document, Scaling):
         return tables.scaling_picture(document)

@@ -18,15 +18,12 @@ from partopt.documents.run import Run
 from partopt.documents.tables import (
     Comparison,
     ComparisonRow,
-    GroupComparison,
-    GroupRow,
     Scaling,
     ScalingRow,
 )
 from partopt.report.looks import COLOURS
 from partopt.report.phrases import (
     basis_lines,
-    basis_of_several,
     devices_text,
     speed_text,
     speeds,
@@ -85,28 +82,26 @@ class Point(NamedTuple):
         return f"{self.name}: {speed}, {memory}{'' if self.fits else ', does not fit'}"
 
 
-def points_of(rows: Sequence[Plan | ComparisonRow | GroupRow]) -> list[Point]:
-    """Plans by their schedules where these differ, else by their planners; groups by profiles."""
+def points_of(rows: Sequence[Plan | ComparisonRow]) -> list[Point]:
+    """Plans by their schedules where these differ, else by their planners."""
     unit, rates = speeds([row.predicted if isinstance(row, Plan) else row for row in rows])
     by_schedule = len({row.schedule for row in rows if isinstance(row, Plan)}) > 1
     points = []
     for row, rate in zip(rows, rates, strict=True):
-        name = row.profile if isinstance(row, GroupRow) else row.planner
-        if isinstance(row, Plan) and by_schedule:
-            name = row.schedule
+        name = row.schedule if isinstance(row, Plan) and by_schedule else row.planner
         points.append(Point(f"{name} {row.shape}", rate, unit, row.peak_memory_bytes, row.fits))
     return points
 
 
-def comparison_picture(comparison: Comparison | GroupComparison) -> Picture:
+def comparison_picture(comparison: Comparison) -> Picture:
     """Speed against bytes on the fullest device, with the limit of a device as a line."""
     points = points_of(comparison.rows)
-    parts = [comparison.model]
-    if isinstance(comparison, Comparison):
-        parts += [comparison.schedule, f"microbatch {comparison.microbatch_size}"]
-        basis = basis_lines(comparison.estimated)
-    else:
-        basis = basis_of_several([(row.profile, row.estimated) for row in comparison.rows])
+    parts = [
+        comparison.model,
+        comparison.schedule,
+        f"microbatch {comparison.microbatch_size}",
+    ]
+    basis = basis_lines(comparison.estimated)
     best = max((point for point in points if point.fits), key=lambda p: p.speed, default=None)
     fastest = "nothing fits"
     if best is not None:

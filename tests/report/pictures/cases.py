@@ -14,8 +14,6 @@ from partopt.documents.run import MachineLoad, RankSeconds, RanPlan, Run, RunRan
 from partopt.documents.tables import (
     Comparison,
     ComparisonRow,
-    GroupComparison,
-    GroupRow,
     Scaling,
     ScalingRow,
 )
@@ -81,27 +79,6 @@ def comparison(rows: int, **fields: Any) -> Comparison:
         for place, name in enumerate(hostile(rows))
     ]
     return Comparison(**usual | fields, rows=made)
-
-
-def groups() -> GroupComparison:
-    rows = [
-        GroupRow(
-            profile=name,
-            ranks=2**place,
-            microbatch_size=1,
-            microbatches=8,
-            schedule="1f1b",
-            planner="gpipe",
-            shape="1-1",
-            stages=2,
-            samples_per_s=100.0 + place,
-            peak_memory_bytes=10**9 * (place + 1),
-            bound_by="compute of stage 0",
-            fits=True,
-        )
-        for place, name in enumerate(hostile(3))
-    ]
-    return GroupComparison(model="chain", layers=8, topology=replicated(2).topology, rows=rows)
 
 
 def scaling(devices: list[int]) -> Scaling:

@@ -48,7 +48,6 @@ PICTURES = {
     "plan of hostile names": lambda: picture_of(*cases.hostile_plan()),
     "comparison of 1": lambda: picture_of(cases.comparison(1)),
     "comparison of 24": lambda: picture_of(cases.comparison(24, model="$m$" * 99)),
-    "groups": lambda: picture_of(cases.groups()),
     "scaling, close": lambda: picture_of(cases.scaling(CLOSE)),
     "scaling of one": lambda: picture_of(cases.scaling(ALONE)),
     "run of 4": lambda: picture_of(cases.run(4, "\x1b$m$ <&>")),
@@ -95,7 +94,7 @@ def test_a_picture_can_be_read_is_small_has_a_title_a_description_and_text_and_l
 
 def report(path):
     """A report with all that it may show."""
-    beside = [cases.comparison(3), cases.scaling([1, 8, 32]), cases.groups()]
+    beside = [cases.comparison(3), cases.scaling([1, 8, 32])]
     po.write_report(cases.replicated(2), path, beside=beside, commands=["partopt show a.json"])
     return path.read_bytes().replace(po.__version__.encode(), b"VERSION")
 
