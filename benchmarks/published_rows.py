@@ -227,10 +227,10 @@ def layout_of(row: Mapping[str, str]) -> Layout:
     )
 
 
-def estimate_of(given: Mapping[str, str]) -> Estimate:
-    """What partopt computes of a row. PartoptError where it does not know something."""
+def training_of(given: Mapping[str, str]) -> Training:
+    """All of a row but its layout. PartoptError where partopt does not know something."""
     row = USUAL | {name: value for name, value in given.items() if value}
-    work = Training(
+    return Training(
         model=model_of(row),
         sequence=int(row["sequence"]),
         format=format_of(row),
@@ -238,4 +238,9 @@ def estimate_of(given: Mapping[str, str]) -> Estimate:
         engine=engine_of(row),
         rates=rates_of(row),
     )
-    return estimate(work, layout_of(row), int(row["global_batch"]))
+
+
+def estimate_of(given: Mapping[str, str]) -> Estimate:
+    """What partopt computes of a row. PartoptError where it does not know something."""
+    row = USUAL | {name: value for name, value in given.items() if value}
+    return estimate(training_of(row), layout_of(row), int(row["global_batch"]))
