@@ -148,10 +148,9 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     if plan.idle_ranks:
         each = plan.topology.group_ranks
         idle, devices = len(plan.idle_ranks) * each, plan.topology.devices * each
-        yield (
-            "idle",
-            f"{idle} of {devices} devices: ranks {shorten(format_ranks(plan.idle_ranks), 40)}",
-        )
+        ranks = "rank" if len(plan.idle_ranks) == 1 else "ranks"
+        which = shorten(format_ranks(plan.idle_ranks), 40)
+        yield "idle", f"{idle} of {devices} devices: {ranks} {which}"
     proof, certificate = proof_of(plan), plan.certificate
     if proof is not None and certificate is not None:
         if plan.planner != "optimal":

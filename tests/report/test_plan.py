@@ -73,7 +73,7 @@ def test_a_plan_is_read_at_a_glance():
         "         █████▓▓▒▒▒▒▒░░░░░░░░░░====··································",
         "         █ parameters 16 kB, ▓ gradients 8 kB, ▒ optimizer 16 kB,",
         "         ░ activations 32 kB, = buffers 16 kB, · free 112 kB",
-        "idle     1 of 4 devices: ranks 3",
+        "idle     1 of 4 devices: rank 3",
     ]
 
 
