@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from partopt import documents
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
@@ -29,7 +30,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "num_query_groups": ("num_key_value_heads",),
     "num_experts": ("num_moe_experts",),
     "seq_length": ("encoder_seq_length",),
-    "vocab_size": ("padded_vocab_size",),
     "micro_batch_size": ("train_micro_batch_size_per_gpu",),
     "global_batch_size": ("train_batch_size",),
     "recompute_granularity": ("activations_checkpoint_granularity",),
@@ -215,7 +215,8 @@ def _model(settings: Settings, script: bool, notes: list[str]) -> Transformer:
         tied = bool(base.tied if base else True) if share is None else bool(share)
     rope = settings.find("position_embedding_type") in ("rope", "yarn")
     window = settings.find("window_size")
-    vocabulary = base.vocabulary if base else 0
+    size = settings.known("padded_vocab_size") or settings.known("vocab_size")
+    vocabulary = size if isinstance(size, int) else base.vocabulary if base else 0
     shape: dict[str, Any] = {
         "blocks": _count(settings, "num_layers", base.blocks if base else None) or 1,
         "hidden": hidden,
@@ -223,7 +224,7 @@ def _model(settings: Settings, script: bool, notes: list[str]) -> Transformer:
         "kv_heads": groups if flagged else heads,
         "head_size": _count(settings, "kv_channels", base.head_size if base else hidden // heads),
         "ffn": width,
-        "vocabulary": _count(settings, "vocab_size", vocabulary) or 0,
+        "vocabulary": vocabulary,
         "gated": gated,
         "rotary": rope or settings.has("use_rotary_position_embeddings") or bool(base and base.rotary),
         "dropout": _dropout(settings, base),
@@ -256,9 +257,7 @@ def name_shape(settings: Settings, shape: dict[str, Any], notes: list[str]) -> T
     if missing:
         settings.refuse_missing("vocab_size")
         raise PartoptError.together(settings.faults)
-    faults = model.faults()
-    if faults:
-        raise PartoptError.together(faults)
+    documents.refuse(model.faults(), "the model's shape")
     return model
 
 
@@ -323,7 +322,7 @@ def _format(settings: Settings, notes: list[str]) -> Format:
     return "bfloat16"
 
 
-def _facts(settings: Settings, script: bool, t: int, trainer: str) -> dict[str, str]:
+def _facts(settings: Settings, script: bool, t: int, trainer: str) -> dict[str, object]:
     """Facts of the trainer that are not its defaults."""
     if trainer == "deepspeed":
         flash = any(name.startswith("use_flash_attn") for name in settings.values)
@@ -352,11 +351,11 @@ def _facts(settings: Settings, script: bool, t: int, trainer: str) -> dict[str, 
             True, "float32", "parameters",
         ),
     }  # fmt: skip
-    facts = {name: yes if said else no for name, (said, usual, yes, no) in found.items() if said != usual}
+    facts: dict[str, object] = {name: yes if said else no for name, (said, usual, yes, no) in found.items() if said != usual}
     if settings.has("no_overlap_p2p_communication") or settings.find("overlap_p2p_comm") is False:
         facts["waits"] = "1f1b,interleaved"
     if bucket := settings.count("ddp_bucket_size", "bucket_size", default=0):
-        facts["bucket"] = str(bucket * BUCKET_ITEM)
+        facts["bucket"] = bucket * BUCKET_ITEM
     ends = [settings.has(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
     if any(ends):
         facts["ends"] = "blocks"

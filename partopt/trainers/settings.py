@@ -57,6 +57,15 @@ class Settings:
             return value
         return None
 
+    def known(self, name: str) -> object:
+        """The value of a name; None where it has none, or none that is known."""
+        value = self._found.get(name)
+        return None if isinstance(value, str) and unknown_names(value) else value
+
+    def states(self, name: str) -> bool:
+        """Whether the text gives the name a value, be it none."""
+        return name in self._found
+
     def has(self, *names: str) -> bool:
         """Whether one of the names has a value that is not false, zero, none or an empty text."""
         value = self.find(*names)
@@ -247,7 +256,12 @@ class _Program:
                     self._assign(target, value)
                 case ast.Return(value=ast.expr() as value) | ast.Expr(value=value):
                     self._inside("", value)
-                case ast.ClassDef(body=own) | ast.With(body=own) | ast.Try(body=own):
+                case (
+                    ast.ClassDef(body=own)
+                    | ast.FunctionDef(body=own)
+                    | ast.With(body=own)
+                    | ast.Try(body=own)
+                ):
                     self._run(own)
                 case ast.If(test=test, body=own, orelse=other):
                     self._run(own if self._value(test) is not False else [])

@@ -105,7 +105,7 @@ class Configured:
     global_batch: int
     format: Format
     layout: Layout
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     blocks: Sequence[int] | None = None
     notes: Sequence[str] = ()
 

@@ -49,6 +49,7 @@ from partopt.transformer.rates import PLANNED
 _SEQUENCE, _BATCH = ("seq_length", "seq_len"), ("global_batch_size",)
 
 JUDGED = 4  # layouts that are simulated, the fastest that differ
+_SWITCHES = ("sequence-parallel", "allreduce", "waits")  # facts that nothing but a flag changes
 _LETTERS = 40  # of a setting that is shown
 NEAR = 1.05  # of the fastest estimate: those beyond are not
 
@@ -318,12 +319,15 @@ class Compared:
 
 
 def compare_layout(asked: Laying, progress: Progress = ignore_progress) -> Compared:
-    """The plan of a layout, beside the best of all layouts under the same facts.
+    """The plan of a layout, beside the best of all layouts.
+
+    Facts are the same, but for those that a flag alone turns on.
 
     Raises PartoptError where the layout cannot be run.
     """
     yours = lay(asked)
-    chosen = choose(dataclasses.replace(asked, layout=Layout()), progress)
+    facts = {name: value for name, value in asked.facts.items() if name not in _SWITCHES}
+    chosen = choose(dataclasses.replace(asked, layout=Layout(), facts=facts), progress)
     best = chosen.best
     if yours.plan.fits and yours.seconds <= best.seconds:  # as where blocks lie unevenly
         chosen = dataclasses.replace(chosen, best=yours)
