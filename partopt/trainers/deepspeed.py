@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any, TypeGuard
 
 from msgspec.structs import replace
 
@@ -148,15 +147,16 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     return Reading(bounds[1:-1], layout, microbatches=own)
 
 
-def _configure(settings: Settings, devices: int) -> Configured:
+def _read_training(settings: Settings, devices: int) -> Configured:
     """All of a transformer's training: what is written here, or a script of Megatron-DeepSpeed."""
     config = settings.find("MODEL")
     if not isinstance(config, dict):
         return _of_script(read_training(settings, devices, "deepspeed"), settings)
     model = read_transformer(json.dumps(config).encode(), "MODEL", "model")
     bounds, zero = settings.find("BOUNDS"), settings.find("zero_optimization")
-    sizes = settings.find("dims"), settings.find("axes")
-    axes = dict(zip(sizes[1], sizes[0], strict=False)) if all(map(_listed, sizes)) else {}
+    names, sizes = settings.find("axes"), settings.find("dims")
+    listed = isinstance(names, list) and isinstance(sizes, list)
+    axes: dict[str, int] = dict(zip(names, sizes, strict=False)) if listed else {}  # type: ignore[call-overload]
     size = settings.count("train_micro_batch_size_per_gpu") or 1
     steps = settings.count("gradient_accumulation_steps") or 1
     sequence = settings.count("SEQUENCE") or 1
@@ -182,10 +182,6 @@ def _configure(settings: Settings, devices: int) -> Configured:
         facts={"attention": "flash"} if settings.has("FLASH_ATTENTION") else {},
         blocks=blocks,
     )
-
-
-def _listed(value: object) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
 
 
 def _of_script(found: Configured, settings: Settings) -> Configured:
@@ -249,7 +245,8 @@ DEEPSPEED = Trainer(
     write=_write,
     suffix=".py",
     read=_read,
-    configure=_configure,
-    reads="DeepSpeed: a script of Megatron-DeepSpeed, or bounds of the stages, from 0 to the number of layers",
+    read_training=_read_training,
+    reads="DeepSpeed: a script of Megatron-DeepSpeed; or bounds of the stages, from 0 to the "
+    "number of layers",
     example=_EXAMPLE,
 )

@@ -9,6 +9,7 @@ plans number stages.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -41,9 +42,9 @@ from partopt.trainers.reading import (
 from partopt.trainers.settings import Settings
 from partopt.trainers.trainer import (
     HEADS,
-    Configure,
     Configured,
     Reading,
+    ReadTraining,
     Says,
     Text,
     Trainer,
@@ -59,6 +60,7 @@ _BARE = re.compile(r"[A-Za-z0-9|(),*]+")
 # what is repeated: first groups, then letters
 _REPEATED = re.compile(r"\(([^()]+)\)\*([0-9]{1,9})"), re.compile(r"(.)\*([0-9]{1,9})")
 _LETTERS = {"embedding": "E", "decoder": "t", "loss": "L", "mtp": "m"}  # of names in lists
+_FEW = 3  # equal segments that are written out
 _SHOWN = 60  # letters of a layout in a message
 _MOST = 1_000_000  # letters of a layout that is written out
 
@@ -86,7 +88,9 @@ def _layout(plan: Plan, parts: Sequence[Part]) -> str:
         middle = {0: "", 1: "t"}.get(blocks, f"t*{blocks}")
         end = "L" * bool(kinds - {BLOCK, EMBEDDING})
         segments.append("E" * (EMBEDDING in kinds) + middle + end)
-    return "|".join(segments)
+    runs = [(own, len(list(run))) for own, run in itertools.groupby(segments[:-1])]
+    several = (f"({own}|)*{n}" if n > _FEW else f"{own}|" * n for own, n in runs)
+    return "".join(several) + segments[-1]
 
 
 def _devices(plan: Plan) -> str:
@@ -223,15 +227,15 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     )
 
 
-def _configure(trainer: str) -> Configure:
+def _read_training(trainer: str) -> ReadTraining:
     """A reader of all of a transformer's training, with the stages of the pipeline's layout."""
 
-    def configure(settings: Settings, devices: int) -> Configured:
+    def read(settings: Settings, devices: int) -> Configured:
         found = read_training(settings, devices, trainer)
         layout = settings.find(_LAYOUT)
         return with_layout(found, _segments(layout)) if layout else found
 
-    return configure
+    return read
 
 
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
@@ -418,7 +422,7 @@ MEGATRON = Trainer(
     suffix=".sh",
     faults=_faults,
     read=_read,
-    configure=_configure("megatron"),
+    read_training=_read_training("megatron"),
     reads="Megatron-LM: a script or YAML of its arguments, or the layout of its pipeline",
     example=_EXAMPLE,
 )
@@ -437,7 +441,7 @@ BRIDGE = dataclasses.replace(
     practice=replace(PRACTICE, loss=FUSED),
     write=_write_fields,
     suffix=".py",
-    configure=_configure("megatron-bridge"),
+    read_training=_read_training("megatron-bridge"),
     reads="Megatron Bridge, NeMo: a recipe or YAML, or pipeline_model_parallel_layout",
     example='[["embedding", "decoder"], ["decoder", "loss"]]',
 )

@@ -45,6 +45,7 @@ _FORMATS: dict[Format, tuple[str, ...]] = {
     "fp8": ("fp8", "hybrid", "e4m3"),
     "float16": ("fp16", "float16", "16"),
 }
+_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 _REFUSED = {
     "multi_latent_attention": "attention over compressed keys (MLA)",
     "mtp_num_layers": "multi-token prediction",
@@ -190,9 +191,9 @@ def _notes(settings: Settings) -> Iterator[str]:
     if settings.find("moe_layer_freq") not in (None, 1):
         what = f"{settings.show('moe_layer_freq')}: blocks of two kinds: not planned"
         settings.faults.append(PartoptError(what, code="unsupported-model"))
-    if settings.has("num_query_groups") and settings.form == "script":
-        if not settings.has("group_query_attention"):
-            yield "--num-query-groups has no effect without --group-query-attention"
+    grouped = settings.form != "script" or settings.has("group_query_attention")
+    if settings.has("num_query_groups") and not grouped:
+        yield "--num-query-groups has no effect without --group-query-attention"
 
 
 def _model(settings: Settings, script: bool, notes: list[str]) -> Transformer:
@@ -226,7 +227,9 @@ def _model(settings: Settings, script: bool, notes: list[str]) -> Transformer:
         "ffn": width,
         "vocabulary": vocabulary,
         "gated": gated,
-        "rotary": rope or settings.has("use_rotary_position_embeddings") or bool(base and base.rotary),
+        "rotary": rope
+        or settings.has("use_rotary_position_embeddings")
+        or bool(base and base.rotary),
         "dropout": _dropout(settings, base),
         "tied": tied,
         "window": int(str(window).split(",")[0].strip("([")) + 1 if window else 0,
@@ -252,7 +255,9 @@ def name_shape(settings: Settings, shape: dict[str, Any], notes: list[str]) -> T
     model = Transformer(name="model", **shape | {"vocabulary": shape["vocabulary"] or 1})
     if like := like_shipped(model, *["vocabulary"] * missing):
         if missing:
-            notes.append(f"a vocabulary of {like.vocabulary:,}, as {like.name} of the same shape has")
+            notes.append(
+                f"a vocabulary of {like.vocabulary:,}, as {like.name} of the same shape has"
+            )
         return like
     if missing:
         settings.refuse_missing("vocab_size")
@@ -274,7 +279,7 @@ def _chunks(settings: Settings, model: Transformer, p: int) -> int:
         "num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", default=1
     )
     each = settings.count("num_layers_per_virtual_pipeline_stage", default=0)
-    ends = sum(settings.has(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss"))
+    ends = sum(map(settings.has, _ENDS))
     return (model.blocks + ends) // (p * each) if each else found or 1
 
 
@@ -316,9 +321,9 @@ def _format(settings: Settings, notes: list[str]) -> Format:
                 return form
     if settings.has("fp16", "fp16.enabled"):
         return "float16"
-    if not scaled and not words and not settings.has("bf16", "bf16.enabled"):
-        if settings.form == "script":
-            notes.append("neither --bf16 nor --fp16: float32 is not planned, bfloat16 is counted")
+    stated = scaled or words or settings.has("bf16", "bf16.enabled")
+    if not stated and settings.form == "script":
+        notes.append("neither --bf16 nor --fp16: float32 is not planned, bfloat16 is counted")
     return "bfloat16"
 
 
@@ -332,34 +337,28 @@ def _facts(settings: Settings, script: bool, t: int, trainer: str) -> dict[str, 
         value = settings.find(*names)
         return default if value is None else bool(value)
 
-    bridge = not script
-    found: dict[str, tuple[bool, bool, str, str]] = {
-        # name: said, by default, and the two values
-        "loss": (on("cross_entropy_loss_fusion", default=bridge), trainer != "megatron", "fused", "plain"),
-        "tp-overlap": (on("tp_comm_overlap", "ub_tp_comm_overlap"), False, "yes", "no"),
-        "exchange-overlap": (on("overlap_moe_expert_parallel_comm"), False, "yes", "no"),
-        "exchange": (
-            on("moe_enable_deepep") or settings.find("moe_token_dispatcher_type") == "flex",
-            False, "copies", "all",
-        ),
-        "sequence-parallel": (on("sequence_parallel") or t == 1, True, "yes", "no"),
-        "allreduce": (
-            on("overlap_grad_reduce", "overlap_grad_sync", default=bridge), True, "overlap", "blocking",
-        ),
-        "gradients": (
-            not (on("grad_reduce_in_bf16") or settings.find("grad_reduce_in_fp32") is False),
-            True, "float32", "parameters",
-        ),
-    }  # fmt: skip
-    facts: dict[str, object] = {name: yes if said else no for name, (said, usual, yes, no) in found.items() if said != usual}
-    if settings.has("no_overlap_p2p_communication") or settings.find("overlap_p2p_comm") is False:
-        facts["waits"] = "1f1b,interleaved"
+    fused = on("cross_entropy_loss_fusion", default=not script)
+    copies = on("moe_enable_deepep") or settings.find("moe_token_dispatcher_type") == "flex"
+    overlaps = on("overlap_grad_reduce", "overlap_grad_sync", default=not script)
+    narrow = on("grad_reduce_in_bf16") or settings.find("grad_reduce_in_fp32") is False
+    waits = on("no_overlap_p2p_communication") or settings.find("overlap_p2p_comm") is False
+    found: dict[str, object] = {}
+    if fused != (trainer == "megatron-bridge"):
+        found["loss"] = "fused" if fused else "plain"
+    stated = {
+        ("tp-overlap", "yes"): on("tp_comm_overlap", "ub_tp_comm_overlap"),
+        ("exchange-overlap", "yes"): on("overlap_moe_expert_parallel_comm"),
+        ("exchange", "copies"): copies,
+        ("sequence-parallel", "no"): t > 1 and not on("sequence_parallel"),
+        ("allreduce", "blocking"): not overlaps,
+        ("gradients", "parameters"): narrow,
+        ("waits", "1f1b,interleaved"): waits,
+        ("ends", "blocks"): any(map(settings.has, _ENDS)),
+    }
+    found |= {name: value for (name, value), said in stated.items() if said}
     if bucket := settings.count("ddp_bucket_size", "bucket_size", default=0):
-        facts["bucket"] = bucket * BUCKET_ITEM
-    ends = [settings.has(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
-    if any(ends):
-        facts["ends"] = "blocks"
-    return facts
+        found["bucket"] = bucket * BUCKET_ITEM
+    return found
 
 
 def with_layout(found: Configured, segments: Sequence[str]) -> Configured:

@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -88,7 +88,7 @@ class Settings:
     def refuse_missing(self, name: str) -> None:
         """Note that a value is needed that the text does not have."""
         what = f"{self.show(name)}: the configuration does not say it"
-        hint = f"give it: `set={name}=N`"
+        hint = f"give it: `arguments={name}=N`"
         self.faults.append(PartoptError(what, hint, code="missing-setting", path=name))
 
     def show(self, name: str) -> str:
@@ -97,9 +97,9 @@ class Settings:
 
     def _refuse_unknown(self, name: str, unknown: Sequence[str]) -> None:
         variables = ", ".join(unknown)
-        hint = f"give it: `set={name}=VALUE`"
+        hint = f"give it: `arguments={name}=VALUE`"
         if re.fullmatch(r"\w+", unknown[0]):
-            hint = f"give it: `set={unknown[0]}=VALUE`"
+            hint = f"give it: `arguments={unknown[0]}=VALUE`"
         what = f"{self.show(name)}: depends on {variables}, which the text does not say"
         fault = PartoptError(what, hint, code="unknown-variable", path=name)
         if fault.message not in [own.message for own in self.faults]:
@@ -158,7 +158,7 @@ def parse_program(text: str) -> ast.Module | None:
     return None
 
 
-def _flat(parsed: Mapping[object, object], before: str = "") -> Iterator[tuple[str, object]]:
+def _flat(parsed: Mapping[Any, object], before: str = "") -> Iterator[tuple[str, object]]:
     for key, value in parsed.items():
         path = f"{before}{key}".replace("-", "_")
         yield path, convert(value) if isinstance(value, str) else value

@@ -57,9 +57,9 @@ def calculate(node: ast.expr, names: Callable[[str], object]) -> object:
         case ast.Name(id=name):
             return names(name)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = calculate(operand, names)
-            if isinstance(value, int | float):
-                return -value
+            number = calculate(operand, names)
+            if isinstance(number, int | float):
+                return -number
         case ast.BinOp(op=op, left=left, right=right) if type(op) in _ARITHMETIC:
             a, b = calculate(left, names), calculate(right, names)
             numbers = all(isinstance(n, int | float) and abs(n) < _MOST for n in (a, b))
@@ -262,33 +262,34 @@ class _Reader:
 
     def _holds(self, tokens: Sequence[str], state: _State) -> bool | None:
         """Whether a condition holds; None where that is not known."""
-        found, how, words = None, "", list[str]()
+        found: bool | None = None
+        how, words = "", list[str]()
         for token in [*tokens, ";"]:
             if token not in ("&&", "||", ";", "\n"):
                 words.append(token)
                 continue
             if words:
                 own = self._test(words, state)
-                if how == "||":
-                    found = True if True in (found, own) else None if None in (found, own) else False
-                elif how == "&&":
-                    found = False if False in (found, own) else None if None in (found, own) else True
+                if how in ("&&", "||"):  # either decides it, or else both are needed
+                    decides = how == "||"
+                    unknown = None if None in (found, own) else not decides
+                    found = decides if decides in (found, own) else unknown
                 else:
                     found = own
-                how = token
-            words = []
+                how, words = token, []
         return found
 
     def _test(self, tokens: Sequence[str], state: _State) -> bool | None:
-        words = [self._text(each, state) for each in tokens if each not in ("[", "[[", "]", "]]", "test")]
+        brackets = ("[", "[[", "]", "]]", "test")
+        words = [self._text(each, state) for each in tokens if each not in brackets]
         negated = words[:1] == ["!"]
         words = words[negated:]
         holds: bool | None = None
-        if not unknown_names(" ".join(words)) and (len(words) < len(tokens) - negated):
+        if not unknown_names(" ".join(words)):
             match words:
                 case ["-z", one]:
                     holds = not one
-                case ["-n", one] | [one]:
+                case ["-n", one]:
                     holds = bool(one)
                 case [one, "=" | "==", other]:
                     holds = fnmatch.fnmatchcase(one, other)
@@ -421,7 +422,7 @@ class _Reader:
 
 
 def _merge(state: _State, taken: Sequence[_State]) -> None:
-    """What branches leave: the value of a variable where all agree, else words of flags, else none."""
+    """What branches leave: of a variable the value where all agree, or most words of flags."""
     names = dict.fromkeys(name for own in taken for name in own.variables)
     for name in names:
         values = [own.variables.get(name, "") for own in taken]

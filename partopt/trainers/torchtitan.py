@@ -35,8 +35,8 @@ from partopt.trainers.reading import (
     read_literal,
     states,
 )
-from partopt.trainers.torch import SYNCHRONOUS, TORCH, csv_faults, csv_of
 from partopt.trainers.settings import Settings
+from partopt.trainers.torch import SYNCHRONOUS, TORCH, csv_faults, csv_of
 from partopt.trainers.trainer import (
     PARTS,
     Configured,
@@ -92,10 +92,11 @@ from torchtitan.models.llama3.config_registry import llama3_debugmodel as base
 # the models of its own that partopt has, too: module, flavor, configuration
 _FLAVORS = {
     **{
-        f"llama3-{size}": ("llama3", size.upper(), f"llama3_{size}") for size in ("8b", "70b", "405b")
+        f"llama3-{size}": ("llama3", size.upper(), f"llama3_{size}")
+        for size in ("8b", "70b", "405b")
     },
     **{
-        f"qwen3-{size}": ("qwen3", size.upper(), f"qwen3_{size.replace('.', '_').replace('-', '_')}")
+        f"qwen3-{size}": ("qwen3", size.upper(), f"qwen3_{re.sub('[.-]', '_', size)}")
         for size in ("0.6b", "1.7b", "14b", "30b-a3b", "32b")
     },
 }
@@ -128,7 +129,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     imports = [] if named else ["from pathlib import Path\n"]
     if again:
         imports.append(f"from torchtitan.distributed.activation_checkpoint import {again}\n")
-    base, model, converter, note = _base(about)
+    base, model, converter, note = _base(about or None)
     imports += [converter] * bool(converter)
     alone = P == 1 and len(plan.stages) == 1
     parallelism: dict[str, object] = {
@@ -253,7 +254,7 @@ def _read_rest(text: str) -> Layout:
     )
 
 
-def _configure(settings: Settings, devices: int) -> Configured:
+def _read_training(settings: Settings, devices: int) -> Configured:
     """All of a transformer's training, as a configuration, its TOML or a command line says it."""
     notes = list[str]()
     degree = {
@@ -308,8 +309,8 @@ def _model(settings: Settings) -> Transformer | None:
     """The model that a configuration names; a fault where it is none that is known."""
     config = settings.find("MODEL")
     if isinstance(config, dict):
-        model = read_transformer(json.dumps(config).encode(), "MODEL", "model")
-        return like_shipped(model) or model
+        stated = read_transformer(json.dumps(config).encode(), "MODEL", "model")
+        return like_shipped(stated) or stated
     family = settings.find("model.name") or settings.find("module")
     flavor = settings.find("model.flavor")
     names = [f"{family}-{flavor}"] if flavor else []
@@ -324,7 +325,7 @@ def _model(settings: Settings) -> Transformer | None:
         if (model := named_transformer(names[0])) is not None:
             return model
     what = f"the model is {names[0] if names else 'not named'}, none that partopt has"
-    hint = f"name it: `set=hf_assets_path={'llama3-8b'}`, one of models/"
+    hint = "name it: `arguments=hf_assets_path=llama3-8b`, or another of models/"
     settings.faults.append(PartoptError(what, hint, code="missing-setting"))
     return None
 
@@ -340,7 +341,7 @@ def _format(settings: Settings) -> Format:
 
 def _recompute(settings: Settings, notes: list[str]) -> Any:
     """What the policy of activation checkpointing makes again; none where there is none."""
-    said = str(settings.find("activation_checkpoint.mode") or settings.find("activation_checkpoint"))
+    said = str(settings.find("activation_checkpoint.mode", "activation_checkpoint"))
     if "FullAC" in said or said == "full":
         return "always"
     if said not in ("None", "none", "False"):
@@ -531,7 +532,7 @@ TORCHTITAN = Trainer(
     suffix=".py",
     faults=csv_faults,
     read=_read,
-    configure=_configure,
-    reads="torchtitan: a configuration or TOML, or module_fqns_per_model_part, or a configuration module that has it",
+    read_training=_read_training,
+    reads="torchtitan: a configuration module, TOML or command; or module_fqns_per_model_part",
     example=_EXAMPLE,
 )

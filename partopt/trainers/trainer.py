@@ -112,7 +112,7 @@ class Configured:
 
 Write = Callable[[Plan, Sequence[Part], str], Text]
 Read = Callable[[str, Sequence[str], Sequence[Part]], Reading]
-Configure = Callable[[Settings, int], Configured]
+ReadTraining = Callable[[Settings, int], Configured]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class Trainer:
     layer is, where `says.cuts` asks for it; `stem` names the file without its ending, for files
     that name each other. It `trains`, or runs forwards alone. `faults` finds what else it cannot
     say of a plan. `read(text, layers, parts)` reads a text, of which `reads` and `example` tell
-    what it is. `configure(settings, devices)` reads all of a transformer's training.
+    what it is. `read_training(settings, devices)` reads all of a transformer's training.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Trainer:
     trains: bool = True
     faults: Callable[[Plan], Sequence[str]] = lambda plan: ()
     read: Read | None = None
-    configure: Configure | None = None
+    read_training: ReadTraining | None = None
     reads: str = ""
     example: str = ""
 

@@ -120,9 +120,15 @@ class Laying:
 
     @property
     def fixed(self) -> Layout:
-        """The parts of the layout that are fixed."""
-        chosen = self.layout.recompute == "auto"
-        return structs.replace(self.layout, recompute=None) if chosen else self.layout
+        """The parts of the layout that are fixed; what the trainer does not have is 1."""
+        trainer, own = TRAINERS.lookup(self.trainer), self.layout
+        alone = {name: 1 for name in ("tp", "cp", "ep") if name not in trainer.says.degrees}
+        if "interleaved" not in (trainer.schedules or {}):
+            alone["chunks"] = 1
+        lacking = {name: 1 for name in alone if getattr(own, name) is None}
+        if own.recompute == "auto":
+            return structs.replace(own, **lacking, recompute=None)
+        return structs.replace(own, **lacking)
 
     @property
     def limit_bytes(self) -> int | None:
@@ -233,11 +239,11 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
     return Chosen(best=best, found=found, simulated=simulated)
 
 
-def configure(
+def read_configuration(
     trainer: str,
     text: str,
     topology: Topology,
-    given: Mapping[str, str] | None = None,
+    arguments: Mapping[str, str] | None = None,
     *,
     function: str | None = None,
     global_batch: int | None = None,
@@ -249,24 +255,32 @@ def configure(
 ) -> tuple[Laying, Sequence[str]]:
     """The question that a trainer's configuration answers on a cluster, and notes on the reading.
 
-    `text` is a script, a program or a document, which is not executed; `given` are values of its
-    variables and of settings, `function` the one that makes the configuration; what else is given
-    goes before what the text says. Raises PartoptError with all that is missing, and for what is
-    not planned.
+    `text` is a script, a program or a document, which is not executed; `arguments` are values of
+    its variables and of settings, `function` the one that makes the configuration; what else is
+    given goes before what the text says. Raises PartoptError with all that is missing, and for what
+    is not planned.
     """
     own = TRAINERS.lookup(trainer)
-    if own.configure is None:
-        able = [name for name, each in TRAINERS.items() if each.configure is not None]
+    if own.read_training is None:
+        able = [name for name, each in TRAINERS.items() if each.read_training is not None]
         raise PartoptError(
             f"{trainer}: its configurations do not say a transformer's shape",
             f"give a profile; or choose {', '.join(able)}",
             code="missing-option",
             option="profile",
         )
-    values = dict(given or {})
+    values = dict(arguments or {})
     for names, value in ((_SEQUENCE, sequence), (_BATCH, global_batch)):
         values |= {name: str(value) for name in names if value is not None}
-    found = own.configure(read_settings(text, values, function), topology.cluster.devices)
+    settings = read_settings(text, values, function)
+    if not settings.values.keys() - values.keys():
+        raise PartoptError(
+            "a layout alone does not say the model",
+            "add `profile=FILE`, or give the script or configuration of the training",
+            code="missing-option",
+            option="profile",
+        )
+    found = own.read_training(settings, topology.cluster.devices)
     stated = msgspec.structs.asdict(layout or Layout())
     asked = Laying(
         model=found.model,
@@ -291,7 +305,9 @@ def _with_ends(
 ) -> tuple[Laying, Sequence[str]]:
     """The question whose stages have these blocks, as near as the trainer's ways come to them."""
     for ends in TRAINERS.lookup(asked.trainer).choices.get("ends", {"": {}}):
-        tried = dataclasses.replace(asked, facts={**asked.facts, "ends": ends} if ends else asked.facts)
+        tried = dataclasses.replace(
+            asked, facts={**asked.facts, "ends": ends} if ends else asked.facts
+        )
         training = tried.training
         degrees = Degrees.of(training, tried.fill(training), asked.global_batch)
         if stage_counts(training, degrees) == list(blocks):
@@ -344,9 +360,16 @@ def _changes(yours: Plan, best: Plan, trainer: str) -> list[tuple[str, str, str]
         return [
             (new.show(name), _shown(old.values.get(name)), _shown(new.values.get(name)))
             for name in names
-            if old.values.get(name) != new.values.get(name) and name.lower() == name
+            if old.values.get(name) != new.values.get(name) and _is_setting(name, new.values)
         ]
     return []
+
+
+def _is_setting(name: str, values: Mapping[str, object]) -> bool:
+    """Whether it is a value that is set, not what holds others or is made from them."""
+    value = values.get(name)
+    holds = isinstance(value, dict) or "--" in str(value)
+    return not holds and name not in ("STAGES", "self.parts.list")
 
 
 def _shown(value: object) -> str:
