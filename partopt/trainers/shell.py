@@ -190,7 +190,8 @@ class _Reader:
         words = list[str]()
         while self.at <= len(self.tokens):
             token = self.tokens[self.at] if self.at < len(self.tokens) else "\n"
-            if not words and token in ends:
+            if token in ends and (not words or token in _OPERATORS):
+                self._command(words, state)
                 return
             self.at += 1
             if not words and token in ("if", "case", "for", "while", "until"):
@@ -239,7 +240,7 @@ class _Reader:
     def _case(self, state: _State) -> None:
         """The branch whose pattern matches; all where the word is not known."""
         word = self._text(self.tokens[self.at], state)
-        self.at += 1
+        self.at += 2  # it, and `in`
         taken, open_ = list[_State](), True
         while self.at < len(self.tokens) and self.tokens[self.at] != "esac":
             patterns = list[str]()
