@@ -254,6 +254,10 @@ class _Program:
                         self._assign(target, value)
                 case ast.AnnAssign(target=target, value=ast.expr() as value):
                     self._assign(target, value)
+                case ast.ImportFrom(module=str(module), names=names):
+                    for own in names:
+                        path = f"import.{own.asname or own.name}"
+                        self.found[path] = f"{module}.{own.name}"
                 case ast.Return(value=ast.expr() as value) | ast.Expr(value=value):
                     self._inside("", value)
                 case (

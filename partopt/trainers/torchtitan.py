@@ -105,7 +105,13 @@ _CONVERTERS: dict[Format, str] = {
     "mxfp8": "MXFP8LinearConverter",
     "nvfp4": "NVFP4LinearConverter",
 }
-_NAMING = ("hf_assets_path", "config", "tokenizer_path", "job.description")  # say which model it is
+_NAMING = (
+    "import.base",
+    "hf_assets_path",
+    "config",
+    "tokenizer_path",
+    "job.description",
+)  # say which model it is
 _CSV = 'str(Path(__file__).with_name("{stem}.csv"))'
 
 
@@ -176,6 +182,12 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         settings="".join(f"    {line}\n" for line in lines),
     )
     return Text(main, {} if named else {".csv": csv_of(plan)}, [note])
+
+
+def _faults(plan: Plan) -> list[str]:
+    """What its schedules do not run, and what its context parallel ranks share in any case."""
+    shares = (plan.layout.cp or 1) > 1 and plan.shard == "none"
+    return [*csv_faults(plan), *["context parallel ranks share parameters (`shard`)"] * shares]
 
 
 class _Name(str):
@@ -297,7 +309,7 @@ def _read_training(settings: Settings, devices: int) -> Configured:
             chunks=max(1, chunks),
             microbatch=local if p == 1 else size,
             recompute=_recompute(settings, notes),
-            shard=_shard(settings, p, replicas, notes),
+            shard=_shard(settings, p, replicas if c == 1 else c * replicas, notes),
         ),
         facts=_facts(settings),
         blocks=blocks,
@@ -311,16 +323,17 @@ def _model(settings: Settings) -> Transformer | None:
     if isinstance(config, dict):
         stated = read_transformer(json.dumps(config).encode(), "MODEL", "model")
         return like_shipped(stated) or stated
-    family = settings.find("model.name") or settings.find("module")
+    module = re.search(r"models\.(\w+)", str(settings.known("import.model_registry")))
+    family = settings.find("model.name", "module") or (module[1] if module else None)
     flavor = settings.find("model.flavor")
     names = [f"{family}-{flavor}"] if flavor else []
     names += [str(settings.known(name)) for name in _NAMING]
     registered = settings.find("model_registry")
     for name in names:
         model = named_transformer(name)
-        if model and (registered is None or str(registered).lower() in name.lower()):
+        if model and (registered is None or model.name.endswith(f"-{registered}".lower())):
             return model
-    if isinstance(registered, str) or family:
+    if registered or family:
         names = [f"{family or 'llama3'}-{flavor or registered}", *names]
         if (model := named_transformer(names[0])) is not None:
             return model
@@ -351,11 +364,14 @@ def _recompute(settings: Settings, notes: list[str]) -> Any:
     return "never"
 
 
-def _shard(settings: Settings, p: int, replicas: int, notes: list[str]) -> Shard:
-    """Whether replicas share parameters, or gradients where they are gathered once an iteration."""
+def _shard(settings: Settings, p: int, sharers: int, notes: list[str]) -> Shard:
+    """What ranks with the same parameters share: those, or gradients if they are gathered once.
+
+    They are replicas and context parallel ranks, which share them in any case; a rank alone is
+    treated as if it shared them, too.
+    """
     copies = settings.count("data_parallel_replicate_degree", default=1) or 1
-    shares = settings.find("data_parallel_shard_degree")
-    if shares == 1 or copies >= replicas > 1:
+    if copies == sharers > 1:
         return "none"
     if copies > 1:
         notes.append(f"shards in {copies} copies are counted as shards over all replicas")
@@ -530,7 +546,7 @@ TORCHTITAN = Trainer(
     },
     write=_write,
     suffix=".py",
-    faults=csv_faults,
+    faults=_faults,
     read=_read,
     read_training=_read_training,
     reads="torchtitan: a configuration module, TOML or command; or module_fqns_per_model_part",

@@ -30,7 +30,7 @@ SCRIPTS = {
     'if [[ $A == 2 || $A != 3 ]]; then C=x; else C=y; fi\ntrain "$B" "$C"',
     "case": "M=13B\ncase $M in\n 7B) H=4096;;\n 13B|14B)\n  H=5120\n  ;;\n *) H=1;;\nesac\ntrain $H",
     "case of anything": "M=8B; case $M in 7B) H=1 ;; *) H=2 ;; esac; train $H",
-    "nested": 'A=1\nif [ $A = 1 ]; then\n if [ $A = 2 ]; then B=2; else B=3; fi\n C=4\nfi\ntrain $B $C',
+    "nested": "A=1\nif [ $A = 1 ]; then\n if [ $A = 2 ]; then B=2; else B=3; fi\n C=4\nfi\ntrain $B $C",
     "a function": 'f() {\n  local y=2\n  A="--x $y"\n}\nf\ntrain $A',
     "assigned before": "A=1 B=2 true\nC=3 train --x 4",
     "several on a line": "A=1;B=2\tC=3; train $A$B$C;true",
@@ -65,7 +65,7 @@ WORDS = st.text(st.sampled_from("ab1 -=\"'$#\\;&|()"), max_size=6)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(WORDS, max_size=5))
 def test_quoted_words_are_themselves(words):
-    script = f"A=({shlex.join(words)})\ntrain x \"${{A[@]}}\" {shlex.join(words)}"
+    script = f'A=({shlex.join(words)})\ntrain x "${{A[@]}}" {shlex.join(words)}'
     assert [word for word in words_read(script) if word] == [
         word for word in words_of_bash(script) if word
     ]
@@ -122,13 +122,28 @@ def test_nothing_is_executed(tmp_path):
 
 
 def test_words_of_flags():
-    words = ["torchrun", "--nnodes", "4", "pretrain.py", "--a", "1", "2", "--b=3", "--c 4 --d", "-e"]
+    words = [
+        "torchrun",
+        "--nnodes",
+        "4",
+        "pretrain.py",
+        "--a",
+        "1",
+        "2",
+        "--b=3",
+        "--c 4 --d",
+        "-e",
+    ]
     assert flag_words(words) == {
         "nnodes": ["4"], "a": ["1", "2"], "b": ["3"], "c": ["4"], "d": ["-e"]
     }  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(st.sampled_from("ab$({[\"'`\\\n<;=)}]# if then fi case esac in do done EOF"), max_size=40))
+@given(
+    st.text(
+        st.sampled_from("ab$({[\"'`\\\n<;=)}]# if then fi case esac in do done EOF"), max_size=40
+    )
+)
 def test_any_text_is_read(text):
     read_script(text, {})
