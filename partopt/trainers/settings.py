@@ -308,6 +308,10 @@ class _Program:
                     self._inside(path, own)
             case ast.Attribute(value=own):
                 self._inside(path, own)
+            case ast.Name(id=name) if path:  # what was set in it
+                for own_path, value in list(self.found.items()):
+                    if own_path.startswith(f"{name}."):
+                        self._set(path, own_path.removeprefix(f"{name}."), value)
 
     def _pass(self, path: str, name: object, value: ast.expr) -> None:
         if isinstance(name, str):

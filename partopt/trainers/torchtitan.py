@@ -344,7 +344,8 @@ def _model(settings: Settings) -> Transformer | None:
 
 
 def _format(settings: Settings) -> Format:
-    said = " ".join([*settings.values, *map(str, settings.values.values())])
+    stated = {name: own for name, own in settings.values.items() if not name.startswith("import.")}
+    said = " ".join([*stated, *map(str, stated.values())])
     for form, converter in _CONVERTERS.items():
         if converter in said:
             return form
@@ -355,6 +356,8 @@ def _format(settings: Settings) -> Format:
 def _recompute(settings: Settings, notes: list[str]) -> Any:
     """What the policy of activation checkpointing makes again; none where there is none."""
     said = str(settings.find("activation_checkpoint.mode", "activation_checkpoint"))
+    if not settings.states("activation_checkpoint"):
+        said = "selective"  # by default
     if "FullAC" in said or said == "full":
         return "always"
     if said not in ("None", "none", "False"):

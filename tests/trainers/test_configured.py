@@ -414,12 +414,13 @@ def test_a_model_that_torchtitan_names_and_partopt_does_not_have():
         read("torchtitan", TOML.replace("8B", "debugmodel"))
 
 
-DEEPSPEED = (
-    MEGATRON.replace("torchrun", 'cat <<EOT > ds.json\n{"zero_optimization": {"stage": $ZERO}}\nEOT\n'
-    "torchrun").replace("TP=${TP:-4}", "TP=4\nZERO=1")
-    .replace("--group-query-attention --num-query-groups 8", "--num-key-value-heads 8")
-    .replace(" --use-distributed-optimizer", " --deepspeed --use-flash-attn-v2")
-)  # fmt: skip
+STATE = """cat <<EOT > ds.json
+{"zero_optimization": {"stage": $ZERO}}
+EOT
+torchrun"""
+DEEPSPEED = MEGATRON.replace("torchrun", STATE).replace("TP=${TP:-4}", "TP=4\nZERO=1")
+DEEPSPEED = DEEPSPEED.replace("--group-query-attention --num-query-groups", "--num-key-value-heads")
+DEEPSPEED = DEEPSPEED.replace("--use-distributed-optimizer", "--deepspeed --use-flash-attn-v2")
 
 
 def test_a_script_of_megatron_deepspeed():
@@ -490,8 +491,6 @@ def test_models_by_the_names_that_people_give_them(text, name):
     "name", ["llama3-70b", "gpt3-175b", "mixtral-8x22b", "qwen3-0.6b", "bert-large"]
 )
 def test_a_configuration_that_is_written_is_read_again(name):
-    import json
-
     model = load_transformer(name)
     raw = json.dumps(write_config(model)).encode()
     assert read_transformer(raw, "it", name) == model

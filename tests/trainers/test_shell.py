@@ -25,12 +25,14 @@ SCRIPTS = {
     "continued lines": "train --x 1 \\\n  --y 2 \\\n  # not these: --z 3\n",
     "if": 'A=fp8\nif [[ "$A" == "fp8" ]]; then\n B=(--fp8)\nelif [ $A = x ]; then B=(--x)\n'
     "else\n B=(--bf16)\nfi\ntrain ${B[@]}",
-    "else": 'if [ 3 -gt 4 ]; then A=1; else A=2; fi\nif ! [ -z "$A" ]; then B=3; fi; train $A $B',
+    "else": 'if [ 3 -gt 4 ]; then A=1; else A=2; fi\nif ! [ -z "$A" ]; then B=3; fi\ntrain $A $B',
     "both and either": 'A=1\nif [ $A -eq 1 ] && [ -n "" ]; then B=x; else B=y; fi\n'
     'if [[ $A == 2 || $A != 3 ]]; then C=x; else C=y; fi\ntrain "$B" "$C"',
-    "case": "M=13B\ncase $M in\n 7B) H=4096;;\n 13B|14B)\n  H=5120\n  ;;\n *) H=1;;\nesac\ntrain $H",
+    "case": "M=13B\ncase $M in\n 7B) H=4096;;\n 13B|14B)\n  H=5120\n  ;;\n *) H=1;;\nesac\n"
+    "train $H",
     "case of anything": "M=8B; case $M in 7B) H=1 ;; *) H=2 ;; esac; train $H",
-    "nested": "A=1\nif [ $A = 1 ]; then\n if [ $A = 2 ]; then B=2; else B=3; fi\n C=4\nfi\ntrain $B $C",
+    "nested": "A=1\nif [ $A = 1 ]; then\n if [ $A = 2 ]; then B=2; else B=3; fi\n C=4\nfi\n"
+    "train $B $C",
     "a function": 'f() {\n  local y=2\n  A="--x $y"\n}\nf\ntrain $A',
     "assigned before": "A=1 B=2 true\nC=3 train --x 4",
     "several on a line": "A=1;B=2\tC=3; train $A$B$C;true",
