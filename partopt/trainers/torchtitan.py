@@ -531,10 +531,11 @@ TORCHTITAN = Trainer(
         "6; 6 + 12), each operation a kernel; with --compile each chain is one, counted",
         "kept": "the tensors that autograd saves of these operations, counted",
         "loss": "components/loss.py: cross_entropy of logits cast to float32; counted",
-        "compiled": "config/job_config.py: compile.enable is off",
-        "attention": "models/common/attention.py, ScaledDotProductAttentionWrapper: cuDNN's before "
-        "torch's flash attention",
-        "joined_queries": "models/common/attention.py: wq, wk, wv",
+        "compiled": "config/configs.py, CompileConfig: enable is off",
+        "attention": "models/common/attention.py, ScaledDotProductAttention: cuDNN's before torch's "
+        "flash attention; FlexAttention, its models' default from 0.3 on, is not counted",
+        "joined_queries": "models/common/attention.py, QKVLinear: wq, wk, wv; FusedQKVLinear, which "
+        "its models have from 0.3 on, is not counted",
         "joined_gate": "models/common/feed_forward.py: w1, w3",
         "regathers": "distributed/tensor_parallel: DTensor keeps what was gathered",
         "sums": "autograd, where parameters are not in shares",
