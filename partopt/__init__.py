@@ -51,7 +51,17 @@ if TYPE_CHECKING:
     from partopt.trainers.layout import TrainerLayout, read_layout
     from partopt.trainers.planning import job_for, schedule_for, solve_for
     from partopt.trainers.trainer import Trainer
-    from partopt.trainers.transformer import Chosen, Laid, Laying, choose, differing, lay
+    from partopt.trainers.transformer import (
+        Chosen,
+        Compared,
+        Laid,
+        Laying,
+        choose,
+        compare_layout,
+        differing,
+        lay,
+        read_configuration,
+    )
     from partopt.transformer.as_profile import find_profile
     from partopt.transformer.config import find_transformer
     from partopt.trials import Trial, Uniform, try_schedule, try_schedules
@@ -65,6 +75,7 @@ _PLACES = {
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
     "Job": "partopt.job",
+    "Compared": "partopt.trainers.transformer",
     "Laid": "partopt.trainers.transformer",
     "Laying": "partopt.trainers.transformer",
     "Layout": "partopt.documents.engine",
@@ -86,6 +97,7 @@ _PLACES = {
     "Trial": "partopt.trials",
     "Uniform": "partopt.trials",
     "choose": "partopt.trainers.transformer",
+    "compare_layout": "partopt.trainers.transformer",
     "compare": "partopt.search.compare",
     "differing": "partopt.trainers.transformer",
     "describe_host": "partopt.profiler.conditions",
@@ -108,6 +120,7 @@ _PLACES = {
     "plan_layout": "partopt.trainers.judging",
     "prepare_links": "partopt.runtime.link_measurement",
     "readers": "partopt.trainers",
+    "read_configuration": "partopt.trainers.transformer",
     "read_layout": "partopt.trainers.layout",
     "repeat": "partopt.documents.repeat",
     "run_source": "partopt.runtime.run",
@@ -130,6 +143,7 @@ __all__ = [
     "TRAINERS",
     "Certificate",
     "Chosen",
+    "Compared",
     "FittedLinks",
     "Fitting",
     "Job",
@@ -154,6 +168,7 @@ __all__ = [
     "__version__",
     "choose",
     "compare",
+    "compare_layout",
     "describe_host",
     "differing",
     "draw",
@@ -174,6 +189,7 @@ __all__ = [
     "measure_source",
     "plan_layout",
     "prepare_links",
+    "read_configuration",
     "read_layout",
     "readers",
     "repeat",

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, planning, values
+from partopt.cli import options, planning, transformer, values
 from partopt.cli.terminal import ascii_only, progress, say
 from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
+from partopt.documents.transformer import BITS
 from partopt.errors import PartoptError, did_you_mean
 
 if TYPE_CHECKING:
@@ -201,14 +202,25 @@ class _Import(planning.Verb):
 
 
 @click.command(cls=_Import)
-@click.argument("layout")
+@click.argument("configuration", metavar="LAYOUT")
 @options.option(
     "--profile",
     "FILE|NAME",
-    "The profile of the model that it cuts.",
-    required=True,
+    "The profile of the model that it cuts (default: a transformer, as LAYOUT says it).",
     shell_complete=values.PROFILES,
 )
+@options.option("--layout", "PART=N,..", "Without a profile: replace any part, such as tp=4,pp=2.")
+@options.option("--sequence", "S", "Without a profile: tokens of a sample.", options.COUNT)
+@options.option(
+    "--dtype", "FORMAT", "Without a profile: of the products.", click.Choice(tuple(BITS))
+)
+@options.option(
+    "--set assignments",
+    "NAME=VALUE",
+    "Without a profile: a variable or a setting that the file does not have (repeat).",
+    multiple=True,
+)
+@click.option("--best", is_flag=True, help="Without a profile: write the best plan, not yours.")
 @options.option(
     "--pipeline-size",
     "P",
@@ -221,9 +233,18 @@ class _Import(planning.Verb):
 @options.output_options("the plan")
 @options.json_option
 def _layout(
-    layout: str, profile: str, output: str | None, force: bool, as_json: bool, **given: Any
+    configuration: str,
+    profile: str | None,
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Read LAYOUT, a pipeline as the trainer has it, as a plan, and put it beside a better one.
+
+    Of a transformer the script or configuration alone will do: megatron, megatron-bridge,
+    torchtitan and deepspeed say its shape and the whole layout. Of a program with several
+    configurations name one: FILE:FUNCTION.
 
     LAYOUT is the layout itself, a file that has it, or -; programs are read, not executed. It is
     laid on all devices of the topology and simulated under the schedule that the trainer runs. What
@@ -232,6 +253,7 @@ def _layout(
 
     \b
     Example:
+      partopt import megatron train.sh --topology dgx-h100 --servers 4
       partopt import megatron 'Et*4|t*3|t*3|t*2L' --profile gpt.json --topology v100-pcie
         --global-batch 512 -o plan.json
       partopt import torchtitan config.py --profile gpt.json --topology dgx-h100 --global-batch 512
@@ -241,14 +263,22 @@ def _layout(
     from partopt import documents
 
     trainer = str(click.get_current_context().info_name)
-    cuts, pipeline_size, rules = (given.pop(name) for name in ("cuts", "pipeline_size", "rules"))
     if output:
         documents.check_writable(output, force, [".json"])
+    if profile is None:
+        transformer.import_(trainer, configuration, given | {"force": force}, output, as_json)
+        return
+    for name in ("layout", "sequence", "dtype", "assignments", "best"):
+        if given.pop(name):
+            flag = f"--{'set' if name == 'assignments' else name}"
+            what = f"{flag}: goes with a transformer as its configuration says it, not a profile"
+            raise PartoptError(what, f"leave {flag} out", code="unused-option")
+    cuts, pipeline_size, rules = (given.pop(name) for name in ("cuts", "pipeline_size", "rules"))
     loaded = partopt.Profile.load(profile)
     topology = partopt.Topology.load(given["topology"], given["servers"])
     own = partopt.read_layout(
         trainer,
-        options.layout_text(layout),
+        options.layout_text(configuration),
         loaded,
         rules=rules,
         cuts=None if cuts is None else options.integers(cuts, "--cuts"),
@@ -273,7 +303,7 @@ def _layout(
     if output and output != "-":
         say(f"Wrote {output}{'' if judged.plan.fits else ', which does not fit'}", err=True)
     if not judged.plan.fits:
-        raise does_not_fit(judged.plan, job, partial(_again, layout, output, given))
+        raise does_not_fit(judged.plan, job, partial(_again, configuration, output, given))
     if not as_json and output != "-":
         say(f"next:    {_next(judged, own, given, stated)}", err=True)
 
@@ -310,11 +340,11 @@ def _print_page(judged: Judgement, own: TrainerLayout) -> None:
 
 
 def _again(
-    layout: str, output: str | None, given: Mapping[str, Any], changes: Mapping[str, Any]
+    configuration: str, output: str | None, given: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> str:
     """This command with some options changed."""
     names = {*given, "profile", "pipeline_size", "rules", "cuts"} - changes.keys()
-    words = ["partopt", "import", str(click.get_current_context().info_name), layout]
+    words = ["partopt", "import", str(click.get_current_context().info_name), configuration]
     written = ["-o", output] if output else []
     return shlex.join([*words, *options.repeat_words(names), *flags_of(changes), *written])
 

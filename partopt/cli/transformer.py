@@ -1,4 +1,4 @@
-"""`partopt plan` of a transformer's configuration."""
+"""`partopt plan` of a transformer's configuration, `partopt import` of its trainer's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from partopt.units import format_bytes
 
 if TYPE_CHECKING:
     from partopt.documents.engine import Layout
+    from partopt.documents.plan import Plan
     from partopt.documents.transformer import Transformer
 
 # options of a job that a configuration's plan has, by the part of the layout that they are
@@ -24,7 +25,7 @@ _PARTS = {
 _TAKEN = {
     *_PARTS,
     *("topology", "servers", "target", "layout", "facts", "memory", "force"),
-    *("global_batch", "sequence", "dtype"),
+    *("global_batch", "sequence", "dtype", "assignments", "best"),
 }
 _SHOWN = 10  # layouts beside each other
 _NEEDED = {"target": "--for", "global_batch": "--global-batch", "sequence": "--sequence"}
@@ -66,20 +67,73 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
             page = f"{page}\n\n{beside}"
         say_page(page)
     if not found.fits:
-        needs = format_bytes(found.peak_memory_bytes + found.reserve.size_bytes)
-        limit = format_bytes(asked.limit_bytes or 0)
-        raise PartoptError(
-            f"the layout does not fit: a device needs {needs} of {limit}",
-            "give more tensor or pipeline ranks, or recompute=always in --layout",
-            ANSWER_IS_NO,
-            code="no-plan-fits",
-        )
+        raise _does_not_fit(found, asked.limit_bytes)
     if output and not (as_json and output == "-"):
         found.save(output, given["force"])
     options.say_wrote(output)
     if output and output != "-":
         file = shlex.quote(output)
         say(f"next:    partopt show {file}; partopt export {file} --to {asked.trainer}", err=True)
+
+
+def import_(
+    trainer: str, text: str, given: dict[str, Any], output: str | None, as_json: bool
+) -> None:
+    """Plan what a trainer's configuration says, and print it beside the best layout.
+
+    `given` are the values of the options; exits with 1 where the layout does not fit.
+    """
+    import partopt
+    from partopt.report.transformer import render, render_compared
+
+    _refuse_others(given, "the configuration of a trainer, without --profile")
+    name, _, function = text.rpartition(":")
+    if not name.endswith(".py"):
+        name, function = text, ""
+    facts = options.parse_facts(given["facts"])
+    asked, notes = partopt.read_configuration(
+        trainer,
+        options.layout_text(name),
+        partopt.Topology.load(given["topology"], given["servers"]),
+        options.parse_pairs("--set", given["assignments"], "NAME=VALUE", "TP=8"),
+        function=function or None,
+        global_batch=given["global_batch"],
+        sequence=given["sequence"],
+        format=given["dtype"],
+        layout=_layout(given),
+        facts=facts,
+        memory=given["memory"],
+    )
+    for note in notes:
+        say(f"note:    {note}", err=True)
+    with progress() as tell:
+        compared = partopt.compare_layout(asked, tell)
+    yours, best = compared.yours, compared.chosen.best
+    written = best.plan if given["best"] else yours.plan
+    if as_json:
+        options.write_json(written)
+    elif output != "-":
+        say_page(render(yours.plan, ascii_only()))
+        beside = (yours.plan, yours.estimate), (best.plan, best.estimate)
+        say(f"\n{render_compared(*beside, compared.loses, compared.changes)}")
+    if output and not (as_json and output == "-"):
+        written.save(output, given["force"])
+    options.say_wrote(output)
+    if not written.fits:
+        raise _does_not_fit(written, asked.limit_bytes)
+    if output and output != "-":
+        file = shlex.quote(output)
+        say(f"next:    partopt show {file}; partopt export {file} --to {trainer}", err=True)
+
+
+def _does_not_fit(plan: Plan, limit_bytes: int | None) -> PartoptError:
+    needs = format_bytes(plan.peak_memory_bytes + plan.reserve.size_bytes)
+    return PartoptError(
+        f"the layout does not fit: a device needs {needs} of {format_bytes(limit_bytes or 0)}",
+        "give more tensor or pipeline ranks, or recompute=always in --layout",
+        ANSWER_IS_NO,
+        code="no-plan-fits",
+    )
 
 
 def _check(model: Transformer, given: dict[str, Any]) -> None:
@@ -91,11 +145,16 @@ def _check(model: Transformer, given: dict[str, Any]) -> None:
                 f"add {flag}",
                 code="missing-option",
             )
+    _refuse_others(given, f"{model.name} is a transformer's configuration, not a profile")
+
+
+def _refuse_others(given: dict[str, Any], why: str) -> None:
+    """Refuse options that go with profiles."""
     for name in given.keys() - _TAKEN:
         if options.is_given(name):
             flag = f"--{name.replace('_', '-')}"
             raise PartoptError(
-                f"{flag}: {model.name} is a transformer's configuration, not a profile",
+                f"{flag}: {why}",
                 f"leave {flag} out; --layout fixes what its trainer can choose",
                 code="unused-option",
             )

@@ -90,6 +90,37 @@ def render_beside(
     return f"{table_of(rows, columns, gap=1)}\n{note}"
 
 
+def render_compared(
+    yours: tuple[Plan, Estimate],
+    best: tuple[Plan, Estimate],
+    loses: float,
+    changes: Sequence[tuple[str, str, str]],
+) -> str:
+    """A layout beside the best one: times, what it `loses`, and `changes` of the configuration.
+
+    Each is a plan and its estimate in closed form; a change is a name, the old and the new value.
+    """
+    lines = [("yours", _in_a_line(yours[0])), ("best", _in_a_line(best[0]))]
+    if loses:
+        lines.append(("loses", f"{loses:.1%}; in yours {_more(yours[1], best[1])}"))
+    elif yours[0].fits:
+        lines.append(("loses", "nothing: no layout that was found is faster"))
+    else:
+        lines.append(("loses", "no time, but yours does not fit"))
+    if yours[0] != best[0]:
+        for place, (name, old, new) in enumerate(changes):
+            lines.append(("" if place else "change", f"{name}  {old} -> {new}"))
+    return label_lines(lines)
+
+
+def _in_a_line(plan: Plan) -> str:
+    """Seconds, MFU and layout of a plan."""
+    mfu = plan.predicted.figures.mfu if plan.predicted.figures else None
+    simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
+    words = [format_seconds(simulated_s), f"MFU {mfu:.1%}" if mfu else "", layout_text(plan)]
+    return ", ".join([own for own in words if own] + ([] if plan.fits else ["DOES NOT FIT"]))
+
+
 def _pipeline(layout: Layout) -> str:
     return f"{layout.pp}x{layout.chunks}" if (layout.chunks or 1) > 1 else str(layout.pp)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Loss, Practice, Scores
+from partopt.documents.transformer import Loss, Modelled, Practice, Scores
+from partopt.errors import PartoptError
+from partopt.trainers.megatron_model import read_training
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, find_stated, malformed, read_numbers
-from partopt.trainers.trainer import Reading, Says, Text, Trainer, plain, rank_order
+from partopt.trainers.settings import Settings
+from partopt.trainers.trainer import Configured, Reading, Says, Text, Trainer, plain, rank_order
+from partopt.transformer.config import like_shipped, read_transformer, write_config
 
 _EXAMPLE = "0,5,8,11,14"
 
@@ -32,7 +40,7 @@ from deepspeed import checkpointing
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import ProcessTopology
 
-BOUNDS = {bounds}  # stage s has the layers from BOUNDS[s] up to BOUNDS[s + 1]
+{model}BOUNDS = {bounds}  # stage s has the layers from BOUNDS[s] up to BOUNDS[s + 1]
 CONFIG = {{
     "train_micro_batch_size_per_gpu": {size},
     "gradient_accumulation_steps": {accumulation},
@@ -65,6 +73,7 @@ class PlannedPipeline(PipelineModule):
 def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A Python module with the class and `CONFIG`, which goes into `ds_config`."""
     d, stages = plan.stages[0].replicas, len(plan.stages)
+    about = plan.transformer
     axes = {"pipe": stages, "data": d}
     if "stages" not in rank_order(plan):
         axes = {"data": d, "pipe": stages}
@@ -78,9 +87,20 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     tied = dict.fromkeys(plain(name) for flow in flows for name in flow.parameters)
     # layers that are recomputed together, the whole of a stage; 0 for none
     interval = max(len(stage.layers) for stage in plan.stages) if plan.stages[0].recompute else 0
+    notes = []
+    if tied:
+        notes.append(f"{', '.join(tied)}: stages share it, so its layers go in as TiedLayerSpec")
+    if about:
+        # Megatron-DeepSpeed's way: every block is made again by itself
+        interval = int(plan.layout.recompute != "never")
+        notes.append(
+            f"yours to add: the layers of MODEL, over {plan.layout.tp or 1} tensor parallel ranks; "
+            "data, a tokenizer, optimizer, checkpoints"
+        )
     return Text(
         _MODULE.format(
             name=plain(plan.profile.name),
+            model=_model(about) if about else "",
             layers=plan.stages[-1].stop,
             names="\n".join(names),
             bounds=[stage.start for stage in plan.stages] + [plan.stages[-1].stop],
@@ -94,9 +114,17 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
             dims=list(axes.values()),
             interval=interval,
         ),
-        notes=[f"{', '.join(tied)}: stages share it, so its layers go in as TiedLayerSpec"]
-        if tied
-        else [],
+        notes=notes,
+    )
+
+
+def _model(about: Modelled) -> str:
+    """What a transformer's layers are, in the words of a config.json, and how it attends."""
+    flash = about.practice.scores is None
+    return (
+        f"MODEL = {write_config(about.model)}\n"
+        f"SEQUENCE = {about.sequence}\n"
+        f"FLASH_ATTENTION = {flash}  # in place of kernels that write the scores\n"
     )
 
 
@@ -117,6 +145,49 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     )
     own = find_count(text, "gradient_accumulation_steps")
     return Reading(bounds[1:-1], layout, microbatches=own)
+
+
+def _read_training(settings: Settings, devices: int) -> Configured:
+    """All of a transformer's training: what is written here, or a script of Megatron-DeepSpeed."""
+    config = settings.find("MODEL")
+    if not isinstance(config, dict):
+        return _of_script(read_training(settings, devices, "deepspeed"), settings)
+    model = read_transformer(json.dumps(config).encode(), "MODEL", "model")
+    bounds, zero = settings.find("BOUNDS"), settings.find("zero_optimization")
+    names, sizes = settings.find("axes"), settings.find("dims")
+    listed = isinstance(names, list) and isinstance(sizes, list)
+    axes: dict[str, int] = dict(zip(names, sizes, strict=False)) if listed else {}  # type: ignore[call-overload]
+    size = settings.count("train_micro_batch_size_per_gpu") or 1
+    steps = settings.count("gradient_accumulation_steps") or 1
+    sequence = settings.count("SEQUENCE") or 1
+    if settings.faults:
+        raise PartoptError.together(settings.faults)
+    blocks = None
+    if isinstance(bounds, list):
+        inside = [min(max(bound - 1, 0), model.blocks) for bound in bounds]
+        blocks = [stop - start for start, stop in itertools.pairwise(inside)]
+    return Configured(
+        model=like_shipped(model) or model,
+        sequence=sequence,
+        global_batch=size * steps * int(axes.get("data", 1)),
+        format="float16" if settings.states("fp16") else "bfloat16",
+        layout=Layout(
+            tp=axes.get("model", 1),
+            pp=axes.get("pipe", 1),
+            dp=axes.get("data"),
+            microbatch=size,
+            recompute="always" if settings.has("activation_checkpoint_interval") else "never",
+            shard="optimizer" if zero == {"stage": 1} else "none",
+        ),
+        facts={"attention": "flash"} if settings.has("FLASH_ATTENTION") else {},
+        blocks=blocks,
+    )
+
+
+def _of_script(found: Configured, settings: Settings) -> Configured:
+    """A script of Megatron-DeepSpeed: without its option there is a pipeline, even of one stage."""
+    alone = settings.has("no_pipeline_parallel")
+    return dataclasses.replace(found, layout=replace(found.layout, pp=1)) if alone else found
 
 
 DEEPSPEED = Trainer(
@@ -174,6 +245,8 @@ DEEPSPEED = Trainer(
     write=_write,
     suffix=".py",
     read=_read,
-    reads="DeepSpeed: bounds of the stages, from 0 to the number of layers",
+    read_training=_read_training,
+    reads="DeepSpeed: a script of Megatron-DeepSpeed; or bounds of the stages, from 0 to the "
+    "number of layers",
     example=_EXAMPLE,
 )

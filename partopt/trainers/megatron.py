@@ -9,15 +9,26 @@ plans number stages.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Loss, Practice
+from partopt.documents.transformer import Practice
 from partopt.errors import PartoptError
+from partopt.trainers.megatron_model import (
+    BUCKET_ITEM,
+    FUSED,
+    PLAIN,
+    model_arguments,
+    read_training,
+    with_layout,
+)
 from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
 from partopt.trainers.reading import (
     check_count,
@@ -28,9 +39,12 @@ from partopt.trainers.reading import (
     malformed,
     read_literal,
 )
+from partopt.trainers.settings import Settings
 from partopt.trainers.trainer import (
     HEADS,
+    Configured,
     Reading,
+    ReadTraining,
     Says,
     Text,
     Trainer,
@@ -46,6 +60,7 @@ _BARE = re.compile(r"[A-Za-z0-9|(),*]+")
 # what is repeated: first groups, then letters
 _REPEATED = re.compile(r"\(([^()]+)\)\*([0-9]{1,9})"), re.compile(r"(.)\*([0-9]{1,9})")
 _LETTERS = {"embedding": "E", "decoder": "t", "loss": "L", "mtp": "m"}  # of names in lists
+_FEW = 3  # equal segments that are written out
 _SHOWN = 60  # letters of a layout in a message
 _MOST = 1_000_000  # letters of a layout that is written out
 
@@ -73,7 +88,9 @@ def _layout(plan: Plan, parts: Sequence[Part]) -> str:
         middle = {0: "", 1: "t"}.get(blocks, f"t*{blocks}")
         end = "L" * bool(kinds - {BLOCK, EMBEDDING})
         segments.append("E" * (EMBEDDING in kinds) + middle + end)
-    return "|".join(segments)
+    runs = [(own, len(list(run))) for own, run in itertools.groupby(segments[:-1])]
+    several = (f"({own}|)*{n}" if n > _FEW else f"{own}|" * n for own, n in runs)
+    return "".join(several) + segments[-1]
 
 
 def _devices(plan: Plan) -> str:
@@ -91,24 +108,50 @@ def _recomputation(plan: Plan) -> dict[str, str | int | None]:
     return {"granularity": "full", "method": method, "num_layers": layers}
 
 
+def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
+    """All that the trainer is told, by the names of its arguments."""
+    own, about = plan.layout, plan.transformer
+    overlaps, shared = plan.engine.allreduce == "overlap", plan.shard == "optimizer"
+    waits = plan.schedule == "interleaved" and "interleaved" in plan.engine.waits
+    return {
+        **model_arguments(plan),
+        "tensor_model_parallel_size": own.tp or 1,
+        "context_parallel_size": own.cp or 1,
+        "expert_model_parallel_size": own.ep,
+        "pipeline_model_parallel_size": pipeline_size(plan),
+        # of a transformer, a stage alone has none
+        _LAYOUT: _layout(plan, parts) if len(plan.stages) > 1 or not about else None,
+        "micro_batch_size": plan.microbatch_size,
+        "global_batch_size": batch_of(plan),
+        **{f"recompute_{name}": value for name, value in _recomputation(plan).items()},
+        "use_distributed_optimizer": shared,
+        "overlap_grad_reduce": overlaps,
+        "overlap_param_gather": overlaps and shared if about else None,
+        "ddp_bucket_size": _bucket(plan),
+        "no_overlap_p2p_communication": waits,
+        "use_tp_pp_dp_mapping": "stages" not in rank_order(plan),
+    }
+
+
+def _bucket(plan: Plan) -> int | None:
+    """Parameters of a bucket, where it is not the usual one."""
+    own = plan.engine.bucket_bytes
+    usual = not plan.transformer or own == MEGATRON.engine.bucket_bytes
+    return None if usual else own // BUCKET_ITEM
+
+
 def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A shell array of arguments, to be sourced by the script that starts the training."""
-    words = [
-        *_model_words(plan),
-        *_degree_words(plan),
-        f"--pipeline-model-parallel-size {pipeline_size(plan)}",
-        f"--pipeline-model-parallel-layout '{_layout(plan, parts)}'",
-        f"--micro-batch-size {plan.microbatch_size}",
-        f"--global-batch-size {batch_of(plan)}",
-    ]
-    for name, value in _recomputation(plan).items():
-        words += [f"--recompute-{name.replace('_', '-')} {value}"] * (value is not None)
-    if plan.shard == "optimizer":
-        words.append("--use-distributed-optimizer")
-    if plan.engine.allreduce == "overlap" and plan.stages[0].replicas > 1:
-        words.append("--overlap-grad-reduce")
-    if "stages" not in rank_order(plan):
-        words.append("--use-tp-pp-dp-mapping")
+    given = _arguments(plan, parts)
+    if plan.stages[0].replicas == 1 and not plan.transformer:
+        given["overlap_grad_reduce"] = False
+    words = list[str]()
+    for name, value in given.items():
+        if value is None or value is False or (name, value) in _BY_DEFAULT:
+            continue
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        flag = f"--{name.replace('_', '-')}"
+        words.append(flag if value is True else f"{flag} {shlex.quote(text)}")
     lines = "\n".join(f"    {word}" for word in words)
     head = f"# {plain(plan.profile.name)}: --num-layers {count_blocks(parts)}, on {_devices(plan)}."
     notes = ['source it in the script that starts the training, and add "${PARTOPT_ARGS[@]}"']
@@ -117,89 +160,82 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         notes.append(
             f"yours to add: data, a tokenizer of {size:,} words, learning rate, checkpoints"
         )
+        if (plan.layout.tp or 1) * (plan.layout.cp or 1) > 1:
+            head += "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1  # tp and cp need it, before Blackwell"
     return Text(f"{head}\nPARTOPT_ARGS=(\n{lines}\n)\n", notes=notes)
 
 
-def _degree_words(plan: Plan) -> list[str]:
-    """The degrees beside the pipeline, those of 1 left out but for that of tensors."""
-    own, about = plan.layout, plan.transformer
-    words = [f"--tensor-model-parallel-size {own.tp or 1}"]
-    words += [f"--context-parallel-size {own.cp}"] * ((own.cp or 1) > 1)
-    words += [f"--expert-model-parallel-size {own.ep}"] * ((own.ep or 1) > 1)
-    if about and about.practice.sequence_parallel and (own.tp or 1) > 1:
-        words.append("--sequence-parallel")
-    return words
-
-
-def _model_words(plan: Plan) -> list[str]:
-    """The shape of a transformer, and what its trainer is told beside the layout."""
-    about = plan.transformer
-    if not about:
-        return []
-    model, practice = about.model, about.practice
-    sizes = {
-        "num-layers": model.blocks,
-        "hidden-size": model.hidden,
-        "ffn-hidden-size": model.ffn or model.expert_ffn,
-        "num-attention-heads": model.heads,
-        "kv-channels": model.head_size,
-        "seq-length": about.sequence,
-        "max-position-embeddings": about.sequence,
-        "normalization": "RMSNorm" if model.gated else "LayerNorm",
-        "position-embedding-type": "rope" if model.rotary else "learned_absolute",
-        "attention-dropout": 0.1 if model.dropout else 0.0,
-        "hidden-dropout": 0.1 if model.dropout else 0.0,
-    }
-    words = [f"--{name} {value}" for name, value in sizes.items()]
-    if model.kv_heads != model.heads:
-        words += ["--group-query-attention", f"--num-query-groups {model.kv_heads}"]
-    if model.experts:
-        words += [
-            f"--num-experts {model.experts}",
-            f"--moe-router-topk {model.experts_per_token}",
-            f"--moe-ffn-hidden-size {model.expert_ffn}",
-            "--moe-grouped-gemm",
-            "--moe-token-dispatcher-type alltoall",
-        ]
-    flags = {
-        "swiglu": model.gated,
-        "disable-bias-linear": model.gated,
-        "untie-embeddings-and-output-weights": not model.tied,
-        "bf16": about.format != "float16",
-        "fp16": about.format == "float16",
-        "fp8-format hybrid": about.format == "fp8",
-        "cross-entropy-loss-fusion": practice.loss == FUSED,
-        "tp-comm-overlap": practice.tp_overlap != "none",
-    }
-    return words + [f"--{name}" for name, given in flags.items() if given]
+# where the configuration of Bridge has an argument, if not in `model` under the same name
+_FIELDS = {
+    "num_experts": "model.num_moe_experts",
+    "swiglu": "model.gated_linear_unit",
+    "fp8_format": "model.fp8",
+    "fp4_format": "model.fp4",
+    "micro_batch_size": "train.micro_batch_size",
+    "global_batch_size": "train.global_batch_size",
+    "overlap_grad_reduce": "ddp.overlap_grad_reduce",
+    "overlap_param_gather": "ddp.overlap_param_gather",
+    "use_distributed_optimizer": "ddp.use_distributed_optimizer",
+    "ddp_bucket_size": "ddp.bucket_size",
+    "use_tp_pp_dp_mapping": "dist.use_tp_pp_dp_mapping",
+}
+# arguments that turn off what is a field of Bridge's
+_OPPOSITE = {
+    "disable_bias_linear": "model.add_bias_linear",
+    "untie_embeddings_and_output_weights": "model.share_embeddings_and_output_weights",
+    "grad_reduce_in_bf16": "ddp.grad_reduce_in_fp32",
+}
+_RECIPES = {
+    "bfloat16": "bf16_mixed",
+    "float16": "fp16_mixed",
+    "fp8": "bf16_with_fp8_delayed_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
+_OF_SCRIPTS = (
+    *("group_query_attention", "max_position_embeddings", "no_overlap_p2p_communication"),
+    *("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format"),  # the recipe of a format says it
+)
+_BY_DEFAULT = [("context_parallel_size", 1), ("expert_model_parallel_size", 1)]
 
 
 def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A function that sets the fields of Bridge's configuration, whatever its recipe set."""
-    P, shared = pipeline_size(plan), plan.shard == "optimizer"
-    chunks = len(plan.stages) // P
-    fields = {
-        "model.tensor_model_parallel_size": plan.layout.tp or 1,
-        "model.context_parallel_size": plan.layout.cp or 1,
-        **({"model.expert_model_parallel_size": plan.layout.ep} if plan.layout.ep else {}),
-        "model.pipeline_model_parallel_size": P,
-        "model.virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
-        f"model.{_LAYOUT}": _layout(plan, parts),
-        **{f"model.recompute_{name}": value for name, value in _recomputation(plan).items()},
-        "train.micro_batch_size": plan.microbatch_size,
-        "train.global_batch_size": batch_of(plan),
-        "ddp.overlap_grad_reduce": plan.engine.allreduce == "overlap",
-        "ddp.use_distributed_optimizer": shared,
-        "optimizer.use_distributed_optimizer": shared,
-        "dist.use_tp_pp_dp_mapping": "stages" not in rank_order(plan),
-    }
+    about, chunks = plan.transformer, len(plan.stages) // pipeline_size(plan)
+    fields: dict[str, Any] = {}
+    for name, value in _arguments(plan, parts).items():
+        if name in _OPPOSITE:
+            fields[_OPPOSITE[name]] = not value
+        elif name not in _OF_SCRIPTS and (value is not None or name.startswith("recompute_")):
+            fields[_FIELDS.get(name, f"model.{name}")] = value
+    if about:
+        fields["mixed_precision"] = _RECIPES[about.format]
+        fields["dataset.seq_length"] = about.sequence
+    if plan.schedule == "interleaved" and "interleaved" in plan.engine.waits:
+        fields["comm_overlap.overlap_p2p_comm"] = False
+    fields["model.virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
+    fields["optimizer.use_distributed_optimizer"] = plan.shard == "optimizer"
     body = "\n".join(f"    config.{name} = {value!r}" for name, value in fields.items())
+    notes = ["call it on the configuration of a recipe before it trains"]
+    if about:
+        notes.append("of the recipe are left: activation function, data, tokenizer, learning rate")
     return Text(
         f'"""{plain(plan.profile.name)} on {_devices(plan)}: its pipeline, for Megatron Bridge."""'
         '\n\n\ndef use_plan(config):\n    """Set the pipeline of a configuration whose model has '
         f'{count_blocks(parts)} layers."""\n{body}\n    return config\n',
-        notes=["call it on the configuration of a recipe before it trains"],
+        notes=notes,
     )
+
+
+def _read_training(trainer: str) -> ReadTraining:
+    """A reader of all of a transformer's training, with the stages of the pipeline's layout."""
+
+    def read(settings: Settings, devices: int) -> Configured:
+        found = read_training(settings, devices, trainer)
+        layout = settings.find(_LAYOUT)
+        return with_layout(found, _segments(layout)) if layout else found
+
+    return read
 
 
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
@@ -297,7 +333,6 @@ def _check(segments: Sequence[str], parts: Sequence[Part]) -> None:
     check_count(letters.count("t"), "blocks", count_blocks(parts))
 
 
-PLAIN, FUSED = Loss(passes=52, held=6), Loss(passes=12, held=4)
 PRACTICE = Practice(loss=PLAIN, attention="cudnn")  # whose defaults are Megatron's
 
 MEGATRON = Trainer(
@@ -326,6 +361,10 @@ MEGATRON = Trainer(
     choices={
         "loss": {"plain": {"loss": PLAIN}, "fused": {"loss": FUSED}},
         "ends": {name: {"ends": name} for name in ("stage", "blocks", "free")},
+        "sequence-parallel": {
+            "no": {"sequence_parallel": False},
+            "yes": {"sequence_parallel": True},
+        },
         "tp-overlap": {"no": {"tp_overlap": "none"}, "yes": {"tp_overlap": "buffers"}},
         "exchange": {"all": {"dispatch": "rows"}, "copies": {"dispatch": "copies"}},
         "exchange-overlap": {"no": {"dispatch_overlap": False}, "yes": {"dispatch_overlap": True}},
@@ -383,7 +422,8 @@ MEGATRON = Trainer(
     suffix=".sh",
     faults=_faults,
     read=_read,
-    reads="Megatron-LM: the layout of its pipeline, or a script that has it",
+    read_training=_read_training("megatron"),
+    reads="Megatron-LM: a script or YAML of its arguments, or the layout of its pipeline",
     example=_EXAMPLE,
 )
 BRIDGE = dataclasses.replace(
@@ -401,6 +441,7 @@ BRIDGE = dataclasses.replace(
     practice=replace(PRACTICE, loss=FUSED),
     write=_write_fields,
     suffix=".py",
-    reads="Megatron Bridge, NeMo: pipeline_model_parallel_layout, text or lists",
+    read_training=_read_training("megatron-bridge"),
+    reads="Megatron Bridge, NeMo: a recipe or YAML, or pipeline_model_parallel_layout",
     example='[["embedding", "decoder"], ["decoder", "loss"]]',
 )

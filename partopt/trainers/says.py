@@ -20,7 +20,7 @@ def find_faults(plan: Plan, trainer: Trainer, parts: Sequence[Part]) -> Iterator
     yield from _schedule(plan, trainer)
     yield from _replicas(plan, trainer)
     yield from _recomputation(plan, trainer)
-    if len(plan.stages) < says.least_stages:
+    if len(plan.stages) < says.least_stages and not plan.transformer:
         yield f"it has one stage, and a pipeline has {says.least_stages} or more"
     if plan.topology.group_ranks > 1 and "tp" not in says.degrees:
         yield f"each device is a group of {plan.topology.group_ranks} ranks"

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Kept, Loss, Passes, Practice
+from partopt.documents.stage import Shard
+from partopt.documents.transformer import (
+    Format,
+    Kept,
+    Loss,
+    Modelled,
+    Passes,
+    Practice,
+    Transformer,
+)
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import AUTO
 from partopt.schedules import schedule
@@ -25,9 +35,11 @@ from partopt.trainers.reading import (
     read_literal,
     states,
 )
+from partopt.trainers.settings import Settings
 from partopt.trainers.torch import SYNCHRONOUS, TORCH, csv_faults, csv_of
 from partopt.trainers.trainer import (
     PARTS,
+    Configured,
     Reading,
     Says,
     Text,
@@ -35,6 +47,12 @@ from partopt.trainers.trainer import (
     batch_of,
     pipeline_size,
     plain,
+)
+from partopt.transformer.config import (
+    like_shipped,
+    named_transformer,
+    read_transformer,
+    write_config,
 )
 
 _FIELD = "module_fqns_per_model_part"
@@ -58,13 +76,7 @@ _MODULE = '''"""{name}: its pipeline, for torchtitan.
 torchrun --nproc-per-node N -m torchtitan.train --module {stem} --config planned
 """
 
-{imports}# the configuration of the model, in place of that of torchtitan's smallest Llama
-from torchtitan.models.llama3.config_registry import llama3_debugmodel as base
-
-STAGES = [
-{stages}
-]
-
+{imports}{base}{stages}
 
 def planned():
     """The base configuration with the plan's pipeline."""
@@ -72,23 +84,34 @@ def planned():
     blocks = len(config.model_spec.model.layers)
     if blocks != {blocks}:
         raise ValueError(f"the model has {{blocks}} blocks, the plan is for {blocks}")
-    config.training.disable_cuda_graphs = True  # pipelines need it
-    config.training.local_batch_size = {local}
-    config.training.global_batch_size = {batch}
-    config.activation_checkpoint = {checkpoint}
-    parallelism = config.parallelism
-    parallelism.tensor_parallel_degree = {tensor}
-    parallelism.context_parallel_degree = {context}
-    parallelism.pipeline_parallel_degree = {P}
-    parallelism.module_fqns_per_model_part = STAGES
-    parallelism.pipeline_parallel_schedule = "{schedule}"
-    parallelism.pipeline_parallel_schedule_csv = {csv}
-    parallelism.pipeline_parallel_microbatch_size = {size}
-    parallelism.data_parallel_replicate_degree = {replicate}
-    parallelism.data_parallel_shard_degree = {shard}
-    parallelism.fsdp_reshard_after_forward = "{reshard}"
-    return config
+{settings}    return config
 '''
+_SMALLEST = """# the configuration of the model, in place of that of torchtitan's smallest Llama
+from torchtitan.models.llama3.config_registry import llama3_debugmodel as base
+"""
+# the models of its own that partopt has, too: module, flavor, configuration
+_FLAVORS = {
+    **{
+        f"llama3-{size}": ("llama3", size.upper(), f"llama3_{size}")
+        for size in ("8b", "70b", "405b")
+    },
+    **{
+        f"qwen3-{size}": ("qwen3", size.upper(), f"qwen3_{re.sub('[.-]', '_', size)}")
+        for size in ("0.6b", "1.7b", "14b", "30b-a3b", "32b")
+    },
+}
+_CONVERTERS: dict[Format, str] = {
+    "fp8": "Float8LinearConverter",
+    "mxfp8": "MXFP8LinearConverter",
+    "nvfp4": "NVFP4LinearConverter",
+}
+_NAMING = (
+    "import.base",
+    "hf_assets_path",
+    "config",
+    "tokenizer_path",
+    "job.description",
+)  # say which model it is
 _CSV = 'str(Path(__file__).with_name("{stem}.csv"))'
 
 
@@ -102,39 +125,113 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
             option="output",
         )
     P, d = pipeline_size(plan), plan.stages[0].replicas
-    M, size = plan.microbatches or 1, plan.microbatch_size
+    M, size, about = plan.microbatches or 1, plan.microbatch_size, plan.transformer
     shares = plan.shard != "none"
     own = _OWN.get(plan.schedule)
     named = own is not None and M // d >= P  # its 1F1B needs them
-    imports = "" if named else "from pathlib import Path\n\n"
     again = "FullAC" if plan.stages[0].recompute else ""
-    if plan.transformer:
+    if about:
         again = {"never": "", "selective": "SelectiveAC"}.get(str(plan.layout.recompute), "FullAC")
+    imports = [] if named else ["from pathlib import Path\n"]
     if again:
-        imports += f"from torchtitan.distributed.activation_checkpoint import {again}\n\n"
+        imports.append(f"from torchtitan.distributed.activation_checkpoint import {again}\n")
+    base, model, converter, note = _base(about or None)
+    imports += [converter] * bool(converter)
+    alone = P == 1 and len(plan.stages) == 1
+    parallelism: dict[str, object] = {
+        "tensor_parallel_degree": plan.layout.tp or 1,
+        "context_parallel_degree": plan.layout.cp or 1,
+        **({"expert_parallel_degree": plan.layout.ep} if (plan.layout.ep or 1) > 1 else {}),
+        "pipeline_parallel_degree": P,
+    }
+    if not alone:
+        parallelism |= {
+            "module_fqns_per_model_part": _Name("STAGES"),
+            "pipeline_parallel_schedule": own
+            or _PLACES.get(schedule(plan.schedule).shape, "ZBVZeroBubble"),
+            "pipeline_parallel_schedule_csv": None if named else _Name(_CSV.format(stem=stem)),
+            "pipeline_parallel_microbatch_size": size,
+        }
+    parallelism |= {
+        "data_parallel_replicate_degree": 1 if shares else d,
+        "data_parallel_shard_degree": d if shares else 1,
+        "fsdp_reshard_after_forward": "always" if plan.shard == "parameters" else "never",
+    }
+    lines = [model] * bool(model)
+    if not alone:
+        lines.append("config.training.disable_cuda_graphs = True  # pipelines need it")
+    training = {
+        **({"seq_len": about.sequence} if about else {}),
+        # without a pipeline a microbatch is a step of accumulation
+        "local_batch_size": size if alone else M // d * size,
+        "global_batch_size": batch_of(plan),
+    }
+    lines += [f"config.training.{name} = {value!r}" for name, value in training.items()]
+    lines.append(f"config.activation_checkpoint = {f'{again}.Config()' if again else None}")
+    lines += _compiled(about) if about else []
+    lines.append("parallelism = config.parallelism")
+    lines += [f"parallelism.{name} = {_quoted(value)}" for name, value in parallelism.items()]
+    stages = "\n".join(f"    {_modules(parts[own.start : own.stop])}," for own in plan.stages)
     main = _MODULE.format(
         name=plain(plan.profile.name),
         stem=stem,
-        imports=imports,
-        stages="\n".join(
-            f"    {_modules(parts[stage.start : stage.stop])}," for stage in plan.stages
-        ),
+        imports="\n".join([*imports, ""]) if imports else "",
+        base=base,
+        stages="" if alone else f"\nSTAGES = [\n{stages}\n]\n",
         blocks=count_blocks(parts),
-        local=M // d * size,
-        batch=batch_of(plan),
-        tensor=plan.layout.tp or 1,
-        context=plan.layout.cp or 1,
-        checkpoint=f"{again}.Config()" if again else "None",
-        P=P,
-        schedule=own or _PLACES.get(schedule(plan.schedule).shape, "ZBVZeroBubble"),
-        csv="None" if named else _CSV.format(stem=stem),
-        size=size,
-        replicate=1 if shares else d,
-        shard=d if shares else 1,
-        reshard="always" if plan.shard == "parameters" else "never",
+        settings="".join(f"    {line}\n" for line in lines),
     )
-    note = "names of modules are those of torchtitan's own models; put yours in as `base`"
     return Text(main, {} if named else {".csv": csv_of(plan)}, [note])
+
+
+def _faults(plan: Plan) -> list[str]:
+    """What its schedules do not run, and what its context parallel ranks share in any case."""
+    shares = (plan.layout.cp or 1) > 1 and plan.shard == "none"
+    return [*csv_faults(plan), *["context parallel ranks share parameters (`shard`)"] * shares]
+
+
+class _Name(str):
+    """A text that stands in a program as it is."""
+
+
+def _quoted(value: object) -> str:
+    if isinstance(value, _Name) or not isinstance(value, str):
+        return str(value)
+    return f'"{value}"'
+
+
+def _base(about: Modelled | None) -> tuple[str, str, str, str]:
+    """The import of the base, the line that sets the model, an import it needs, and a note."""
+    note = "names of modules are those of torchtitan's own models; put yours in as `base`"
+    found = about and _FLAVORS.get(about.model.name)
+    if not about or not found:
+        config = f"\nMODEL = {write_config(about.model)}\n" if about else ""
+        return f"{_SMALLEST}{config}", "", "", note
+    family, flavor, function = found
+    name = _CONVERTERS.get(about.format)
+    base = f"from torchtitan.models.{family} import model_registry\n"
+    base += f"from torchtitan.models.{family}.config_registry import {function} as base\n"
+    given = f'"{flavor}"'
+    if name:
+        given += f", converters=[{name}.Config()]"
+    converter = f"from torchtitan.components.quantization import {name}\n" if name else ""
+    note = "yours to add: data, a tokenizer, learning rate, checkpoints"
+    return base, f"config.model_spec = model_registry({given})", converter, note
+
+
+def _compiled(about: Modelled) -> list[str]:
+    """The lines that say what is compiled."""
+    practice, asynchronous = about.practice, about.practice.tp_overlap == "async"
+    loss = practice.loss == COMPILED_LOSS
+    if practice.compiled and not loss:
+        components = ["model"]
+    else:
+        components = ["model", "loss"] if practice.compiled else ["loss"]
+    return [
+        f"config.compile.components = {components}",
+        f"config.compile.enable_async_tensor_parallel = {asynchronous and practice.compiled}",
+        f"config.compile.enable = {practice.compiled or loss}",
+    ]
 
 
 def _modules(parts: Sequence[Part]) -> str:
@@ -167,6 +264,133 @@ def _read_rest(text: str) -> Layout:
         # an order in a file has no name: a person gives it
         schedule=AUTO if states(text, "pipeline_parallel_schedule_csv") else named,
     )
+
+
+def _read_training(settings: Settings, devices: int) -> Configured:
+    """All of a transformer's training, as a configuration, its TOML or a command line says it."""
+    notes = list[str]()
+    degree = {
+        name: settings.count(f"{name}_parallel_degree", default=1) or 1
+        for name in ("tensor", "context", "pipeline", "expert")
+    }
+    t, c, p = degree["tensor"], degree["context"], degree["pipeline"]
+    replicas = max(1, devices // (t * c * p))
+    local = settings.count("local_batch_size", "training.batch_size", default=8) or 8
+    batch = settings.find("global_batch_size")
+    batch = batch if isinstance(batch, int) and batch > 0 else local * replicas
+    size = settings.count("pipeline_parallel_microbatch_size", default=1) or 1
+    model = _model(settings)
+    sequence = settings.count("training.seq_len", "seq_len")
+    if settings.faults or model is None:
+        raise PartoptError.together(settings.faults)
+    parts = settings.find("module_fqns_per_model_part")
+    blocks = None
+    if isinstance(parts, list) and parts:
+        stages = [own.split(",") if isinstance(own, str) else own for own in parts]
+        blocks = [sum(_BLOCK.fullmatch(name) is not None for name in own) for own in stages]
+    said = str(settings.find("pipeline_parallel_schedule") or "1F1B")
+    named = _SCHEDULES.get(said, said)
+    if p > 1 and named not in ("1f1b", "interleaved"):
+        notes.append(f"pipeline_parallel_schedule: {said} is counted as 1F1B, of as many stages")
+    chunks = len(blocks) // p if blocks else 1
+    if blocks is None and p > 1 and named != "1f1b":
+        each = settings.count("pipeline_parallel_layers_per_stage", default=0)
+        chunks = -(-(model.blocks + 2) // (p * each)) if each else 2
+    return Configured(
+        model=model,
+        sequence=sequence or 1,
+        global_batch=batch,
+        format=_format(settings),
+        layout=Layout(
+            tp=t,
+            cp=c,
+            ep=degree["expert"],
+            pp=p,
+            chunks=max(1, chunks),
+            microbatch=local if p == 1 else size,
+            recompute=_recompute(settings, notes),
+            shard=_shard(settings, p, replicas if c == 1 else c * replicas, notes),
+        ),
+        facts=_facts(settings),
+        blocks=blocks,
+        notes=notes,
+    )
+
+
+def _model(settings: Settings) -> Transformer | None:
+    """The model that a configuration names; a fault where it is none that is known."""
+    config = settings.find("MODEL")
+    if isinstance(config, dict):
+        stated = read_transformer(json.dumps(config).encode(), "MODEL", "model")
+        return like_shipped(stated) or stated
+    module = re.search(r"models\.(\w+)", str(settings.known("import.model_registry")))
+    family = settings.find("model.name", "module") or (module[1] if module else None)
+    flavor = settings.find("model.flavor")
+    names = [f"{family}-{flavor}"] if flavor else []
+    names += [str(settings.known(name)) for name in _NAMING]
+    registered = settings.find("model_registry")
+    for name in names:
+        model = named_transformer(name)
+        if model and (registered is None or model.name.endswith(f"-{registered}".lower())):
+            return model
+    if registered or family:
+        names = [f"{family or 'llama3'}-{flavor or registered}", *names]
+        if (model := named_transformer(names[0])) is not None:
+            return model
+    what = f"the model is {names[0] if names else 'not named'}, none that partopt has"
+    hint = "name it: `arguments=hf_assets_path=llama3-8b`, or another of models/"
+    settings.faults.append(PartoptError(what, hint, code="missing-setting"))
+    return None
+
+
+def _format(settings: Settings) -> Format:
+    stated = {name: own for name, own in settings.values.items() if not name.startswith("import.")}
+    said = " ".join([*stated, *map(str, stated.values())])
+    for form, converter in _CONVERTERS.items():
+        if converter in said:
+            return form
+    converters = str(settings.find("model.converters") or "")
+    return "mxfp8" if "mx" in converters else "fp8" if "float8" in converters else "bfloat16"
+
+
+def _recompute(settings: Settings, notes: list[str]) -> Any:
+    """What the policy of activation checkpointing makes again; none where there is none."""
+    said = str(settings.find("activation_checkpoint.mode", "activation_checkpoint"))
+    if not settings.states("activation_checkpoint"):
+        said = "selective"  # by default
+    if "FullAC" in said or said == "full":
+        return "always"
+    if said not in ("None", "none", "False"):
+        if "MemoryBudget" in said or said == "memory_budget":
+            notes.append("activation_checkpoint: a memory budget is counted as selective")
+        return "selective"
+    return "never"
+
+
+def _shard(settings: Settings, p: int, sharers: int, notes: list[str]) -> Shard:
+    """What ranks with the same parameters share: those, or gradients if they are gathered once.
+
+    They are replicas and context parallel ranks, which share them in any case; a rank alone is
+    treated as if it shared them, too.
+    """
+    copies = settings.count("data_parallel_replicate_degree", default=1) or 1
+    if copies == sharers > 1:
+        return "none"
+    if copies > 1:
+        notes.append(f"shards in {copies} copies are counted as shards over all replicas")
+    policy = settings.find("fsdp_reshard_after_forward") or "default"
+    return "gradients" if policy == "never" or (policy == "default" and p > 1) else "parameters"
+
+
+def _facts(settings: Settings) -> dict[str, str]:
+    on = settings.find("compile.enable", "training.compile") is True
+    components = settings.find("compile.components") or ["model", "loss"]
+    model = on and "model" in str(components)
+    found = {"compile": "yes"} if model else {}
+    if model != (on and "loss" in str(components)):
+        found["loss"] = "eager" if model else "compiled"
+    asynchronous = settings.has("enable_async_tensor_parallel")
+    return found | ({"async-tp": "yes"} if asynchronous and model else {})
 
 
 def _stages(text: str) -> list[list[str]]:
@@ -307,10 +531,11 @@ TORCHTITAN = Trainer(
         "6; 6 + 12), each operation a kernel; with --compile each chain is one, counted",
         "kept": "the tensors that autograd saves of these operations, counted",
         "loss": "components/loss.py: cross_entropy of logits cast to float32; counted",
-        "compiled": "config/job_config.py: compile.enable is off",
-        "attention": "models/common/attention.py, ScaledDotProductAttentionWrapper: cuDNN's before "
-        "torch's flash attention",
-        "joined_queries": "models/common/attention.py: wq, wk, wv",
+        "compiled": "config/configs.py, CompileConfig: enable is off",
+        "attention": "models/common/attention.py, ScaledDotProductAttention: cuDNN's before torch's "
+        "flash attention; FlexAttention, its models' default from 0.3 on, is not counted",
+        "joined_queries": "models/common/attention.py, QKVLinear: wq, wk, wv; FusedQKVLinear, which "
+        "its models have from 0.3 on, is not counted",
         "joined_gate": "models/common/feed_forward.py: w1, w3",
         "regathers": "distributed/tensor_parallel: DTensor keeps what was gathered",
         "sums": "autograd, where parameters are not in shares",
@@ -325,8 +550,9 @@ TORCHTITAN = Trainer(
     },
     write=_write,
     suffix=".py",
-    faults=csv_faults,
+    faults=_faults,
     read=_read,
-    reads="torchtitan: module_fqns_per_model_part, or a configuration module that has it",
+    read_training=_read_training,
+    reads="torchtitan: a configuration module, TOML or command; or module_fqns_per_model_part",
     example=_EXAMPLE,
 )

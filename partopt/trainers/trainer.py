@@ -15,8 +15,9 @@ from typing import Final, Literal
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.files import check_writable, write_bytes
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Practice
+from partopt.documents.transformer import Format, Practice, Transformer
 from partopt.trainers.parts import Part
+from partopt.trainers.settings import Settings
 
 # Where a trainer may begin a stage.
 ANYWHERE: Final = "anywhere"  # with any layer
@@ -90,8 +91,28 @@ class Reading:
     warmups: Sequence[int] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Configured:
+    """What a configuration says of a transformer's training, without a profile.
+
+    `layout` has all parts but `dp` and `schedule`, `facts` are those of the trainer that are not
+    its defaults, as `--with` names them. `blocks` are those of each stage where it says them.
+    `notes` tell what is taken otherwise than it says.
+    """
+
+    model: Transformer
+    sequence: int
+    global_batch: int
+    format: Format
+    layout: Layout
+    facts: Mapping[str, object] = field(default_factory=dict)
+    blocks: Sequence[int] | None = None
+    notes: Sequence[str] = ()
+
+
 Write = Callable[[Plan, Sequence[Part], str], Text]
 Read = Callable[[str, Sequence[str], Sequence[Part]], Reading]
+ReadTraining = Callable[[Settings, int], Configured]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +130,7 @@ class Trainer:
     layer is, where `says.cuts` asks for it; `stem` names the file without its ending, for files
     that name each other. It `trains`, or runs forwards alone. `faults` finds what else it cannot
     say of a plan. `read(text, layers, parts)` reads a text, of which `reads` and `example` tell
-    what it is.
+    what it is. `read_training(settings, devices)` reads all of a transformer's training.
     """
 
     name: str
@@ -126,6 +147,7 @@ class Trainer:
     trains: bool = True
     faults: Callable[[Plan], Sequence[str]] = lambda plan: ()
     read: Read | None = None
+    read_training: ReadTraining | None = None
     reads: str = ""
     example: str = ""
 

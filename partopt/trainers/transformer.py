@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from partopt import planners
@@ -27,7 +29,8 @@ from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.job import Job
 from partopt.options import FACTS, MANUAL, invalid, parse_bytes, with_facts
 from partopt.simulator.execution import simulate_plan
-from partopt.trainers import TRAINERS
+from partopt.trainers import TRAINERS, export_plan
+from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import Trainer
 from partopt.transformer.as_profile import profile_of, rates_of
 from partopt.transformer.block import Training
@@ -42,7 +45,12 @@ from partopt.transformer.iteration import (
 from partopt.transformer.layouts import Found, find_layouts, shard_of
 from partopt.transformer.rates import PLANNED
 
+# settings of a configuration that stand for parts of the question
+_SEQUENCE, _BATCH = ("seq_length", "seq_len"), ("global_batch_size",)
+
 JUDGED = 4  # layouts that are simulated, the fastest that differ
+_SWITCHES = ("sequence-parallel", "allreduce", "waits")  # facts that nothing but a flag changes
+_LETTERS = 40  # of a setting that is shown
 NEAR = 1.05  # of the fastest estimate: those beyond are not
 
 
@@ -112,9 +120,15 @@ class Laying:
 
     @property
     def fixed(self) -> Layout:
-        """The parts of the layout that are fixed."""
-        chosen = self.layout.recompute == "auto"
-        return structs.replace(self.layout, recompute=None) if chosen else self.layout
+        """The parts of the layout that are fixed; what the trainer does not have is 1."""
+        trainer, own = TRAINERS.lookup(self.trainer), self.layout
+        alone = {name: 1 for name in ("tp", "cp", "ep") if name not in trainer.says.degrees}
+        if "interleaved" not in (trainer.schedules or {}):
+            alone["chunks"] = 1
+        lacking = {name: 1 for name in alone if getattr(own, name) is None}
+        if own.recompute == "auto":
+            return structs.replace(own, **lacking, recompute=None)
+        return structs.replace(own, **lacking)
 
     @property
     def limit_bytes(self) -> int | None:
@@ -223,6 +237,145 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
     beside = [RunnerUp.of(each.plan) for each in laid[1:]]
     best = dataclasses.replace(laid[0], plan=structs.replace(laid[0].plan, runners_up=beside))
     return Chosen(best=best, found=found, simulated=simulated)
+
+
+def read_configuration(
+    trainer: str,
+    text: str,
+    topology: Topology,
+    arguments: Mapping[str, str] | None = None,
+    *,
+    function: str | None = None,
+    global_batch: int | None = None,
+    sequence: int | None = None,
+    format: Format | None = None,
+    layout: Layout | None = None,
+    facts: Mapping[str, object] | None = None,
+    memory: str | int | None = None,
+) -> tuple[Laying, Sequence[str]]:
+    """The question that a trainer's configuration answers on a cluster, and notes on the reading.
+
+    `text` is a script, a program or a document, which is not executed; `arguments` are values of
+    its variables and of settings, `function` the one that makes the configuration; what else is
+    given goes before what the text says. Raises PartoptError with all that is missing, and for what
+    is not planned.
+    """
+    own = TRAINERS.lookup(trainer)
+    if own.read_training is None:
+        able = [name for name, each in TRAINERS.items() if each.read_training is not None]
+        raise PartoptError(
+            f"{trainer}: its configurations do not say a transformer's shape",
+            f"give a profile; or choose {', '.join(able)}",
+            code="missing-option",
+            option="profile",
+        )
+    values = dict(arguments or {})
+    for names, value in ((_SEQUENCE, sequence), (_BATCH, global_batch)):
+        values |= {name: str(value) for name in names if value is not None}
+    settings = read_settings(text, values, function)
+    if not settings.values.keys() - values.keys():
+        raise PartoptError(
+            "a layout alone does not say the model",
+            "add `profile=FILE`, or give the script or configuration of the training",
+            code="missing-option",
+            option="profile",
+        )
+    found = own.read_training(settings, topology.cluster.devices)
+    stated = msgspec.structs.asdict(layout or Layout())
+    asked = Laying(
+        model=found.model,
+        topology=topology,
+        trainer=trainer,
+        global_batch=found.global_batch,
+        sequence=found.sequence,
+        format=format or found.format,
+        layout=structs.replace(
+            found.layout, **{name: value for name, value in stated.items() if value is not None}
+        ),
+        facts={**found.facts, **(facts or {})},
+        memory=memory,
+    )
+    if found.blocks is None or (asked.layout.pp or 1) == 1:
+        return asked, found.notes
+    return _with_ends(asked, found.blocks, found.notes)
+
+
+def _with_ends(
+    asked: Laying, blocks: Sequence[int], notes: Sequence[str]
+) -> tuple[Laying, Sequence[str]]:
+    """The question whose stages have these blocks, as near as the trainer's ways come to them."""
+    for ends in TRAINERS.lookup(asked.trainer).choices.get("ends", {"": {}}):
+        tried = dataclasses.replace(
+            asked, facts={**asked.facts, "ends": ends} if ends else asked.facts
+        )
+        training = tried.training
+        degrees = Degrees.of(training, tried.fill(training), asked.global_batch)
+        if stage_counts(training, degrees) == list(blocks):
+            usual = training.practice.ends == asked.training.practice.ends
+            return asked if usual else tried, notes
+    said = "-".join(map(str, blocks[:16])) + "-.." * (len(blocks) > 16)
+    what = f"stages of {said} blocks are counted as the trainer shares them out by itself"
+    return asked, [*notes, what]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A trainer's layout beside the best, and what of its configuration differs: old and new."""
+
+    yours: Laid
+    chosen: Chosen
+    changes: Sequence[tuple[str, str, str]]
+
+    @property
+    def loses(self) -> float:
+        """The share of the time of an iteration that the best saves; 0 where it is no better."""
+        best = self.chosen.best
+        saves = 1 - best.seconds / self.yours.seconds
+        return max(0.0, saves) if best.plan.fits else 0.0
+
+
+def compare_layout(asked: Laying, progress: Progress = ignore_progress) -> Compared:
+    """The plan of a layout, beside the best of all layouts.
+
+    Facts are the same, but for those that a flag alone turns on.
+
+    Raises PartoptError where the layout cannot be run.
+    """
+    yours = lay(asked)
+    facts = {name: value for name, value in asked.facts.items() if name not in _SWITCHES}
+    chosen = choose(dataclasses.replace(asked, layout=Layout(), facts=facts), progress)
+    best = chosen.best
+    if yours.plan.fits and yours.seconds <= best.seconds:  # as where blocks lie unevenly
+        chosen = dataclasses.replace(chosen, best=yours)
+    return Compared(
+        yours=yours, chosen=chosen, changes=_changes(yours.plan, chosen.best.plan, asked.trainer)
+    )
+
+
+def _changes(yours: Plan, best: Plan, trainer: str) -> list[tuple[str, str, str]]:
+    """What differs in the configurations of two plans, by the names that the trainer has for it."""
+    with suppress(PartoptError):  # a plan that the trainer cannot say
+        old, new = (read_settings(export_plan(each, trainer).main) for each in (yours, best))
+        names = dict.fromkeys([*old.values, *new.values])
+        return [
+            (new.show(name), _shown(old.values.get(name)), _shown(new.values.get(name)))
+            for name in names
+            if old.values.get(name) != new.values.get(name) and _is_setting(name, new.values)
+        ]
+    return []
+
+
+def _is_setting(name: str, values: Mapping[str, object]) -> bool:
+    """Whether it is a value that is set, not what holds others or is made from them."""
+    value = values.get(name)
+    holds = isinstance(value, dict) or "--" in str(value)
+    return not holds and name not in ("STAGES", "self.parts.list")
+
+
+def _shown(value: object) -> str:
+    """A setting in few letters; `-` where there is none."""
+    text = "-" if value is None else str(value)
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 2]}.."
 
 
 def differing(ranked: Sequence[Estimate], most: int) -> list[Estimate]:

@@ -7,6 +7,7 @@ is refused by name: blocks of several kinds, and attention over compressed keys.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from partopt import documents
 from partopt.documents.files import PathLike, find_shipped, shipped_names
@@ -116,6 +118,63 @@ def read_transformer(content: bytes, where: str, name: str) -> Transformer:
     made = _Reader(raw, _KINDS[kind]).read(name)
     documents.refuse(made.faults(), where)
     return made
+
+
+def named_transformer(text: str) -> Transformer | None:
+    """The model in `models/` whose name stands in a text, as `meta-llama/Meta-Llama-3.1-8B`.
+
+    Separators, case and the minor version of Llama 3 do not matter; the longest name counts.
+    """
+    said = re.sub(r"(llama[-_ ]?3)[._]?[123](?=[-_])", r"\1", text.lower())
+    found = [name for name in shipped_names("models") if re.search(_pattern(name), said)]
+    return load_transformer(max(found, key=len)) if found else None
+
+
+def _pattern(name: str) -> str:
+    """A regular expression of a name, `qwen3-0.6b` as `Qwen3_0_6B`."""
+    joined = {"-": "[-_ ]", ".": "[._p]"}
+    runs = re.findall(r"[a-z]+|[0-9]+|[-.]", name)
+    return "[-_ ]?".join(joined.get(run, run) for run in runs) + "(?![a-z0-9])"
+
+
+def like_shipped(model: Transformer, *ignored: str) -> Transformer | None:
+    """The model in `models/` with the same shape, but for its name and the fields `ignored`."""
+    for name in shipped_names("models"):
+        own = load_transformer(name)
+        same = {field: getattr(own, field) for field in ("name", *ignored)}
+        if structs.replace(model, **same) == own:
+            return own
+    return None
+
+
+def write_config(model: Transformer) -> dict[str, object]:
+    """The configuration that `read_transformer` reads as the model, but for its name.
+
+    Raises PartoptError where no `model_type` that is known is such a model.
+    """
+    for name, kind in _KINDS.items():
+        names = {**_NAMES, **kind.names}
+        raw: dict[str, object] = {"model_type": name}
+        raw |= {names[field]: getattr(model, field) for field in names}
+        raw |= {
+            "num_key_value_heads": model.kv_heads,
+            "head_dim": model.head_size,
+            "tie_word_embeddings": model.tied,
+        }
+        raw |= {"sliding_window": model.window} if model.window else {}
+        raw |= {kind.dropout: 0.1 * model.dropout} if kind.dropout else {}
+        if kind.experts:
+            raw |= {kind.experts: model.experts, "num_experts_per_tok": model.experts_per_token}
+            raw |= {kind.width: model.expert_ffn}
+            raw |= {"shared_expert_intermediate_size": model.ffn} if model.ffn else {}
+        with suppress(PartoptError):
+            if read_transformer(msgspec.json.encode(raw), name, model.name) == model:
+                return raw
+    raise PartoptError(
+        f"{model.name}: no configuration in the form of Hugging Face's has its blocks",
+        "gated and plain feed-forwards, positions and experts go together as in models that exist",
+        code="unsupported-model",
+    )
 
 
 def _other_blocks(raw: dict[str, Any]) -> Iterator[PartoptError]:

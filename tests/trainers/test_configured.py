@@ -1,0 +1,497 @@
+"""A transformer's training in the configurations of trainers: written, read again, and judged."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from partopt.documents.engine import Layout
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.trainers import TRAINERS, export_plan
+from partopt.trainers.transformer import Laying, compare_layout, lay, read_configuration
+from partopt.transformer.config import (
+    like_shipped,
+    load_transformer,
+    named_transformer,
+    read_transformer,
+    write_config,
+)
+
+SERVERS = 2
+MODELS = {
+    "megatron": ("llama3-8b", "gpt3-6.7b", "mixtral-8x7b", "qwen3-0.6b", "odd"),
+    "megatron-bridge": ("llama3-8b", "gpt3-6.7b", "mixtral-8x7b", "odd"),
+    "torchtitan": ("llama3-8b", "mistral-7b", "qwen3-1.7b", "odd"),
+    "deepspeed": ("llama3-8b", "gpt3-6.7b", "odd"),
+}
+FORMATS = {
+    "megatron": ("bfloat16", "float16", "fp8"),
+    "megatron-bridge": ("bfloat16", "float16", "fp8"),
+    "torchtitan": ("bfloat16",),
+    "deepspeed": ("bfloat16", "float16"),
+}
+ENGINE_FACTS = {
+    "megatron": {
+        "allreduce": ("overlap", "blocking"),
+        "gradients": ("float32", "parameters"),
+        "bucket": ("160 MB", "40 MB"),
+    },
+    "megatron-bridge": {"allreduce": ("overlap", "blocking")},
+}
+
+
+@functools.cache
+def topology(servers=SERVERS):
+    return Topology.load("dgx-h100", servers)
+
+
+@functools.cache
+def model_of(name):
+    if name != "odd":
+        return load_transformer(name)
+    own = load_transformer("llama3-8b")
+    return structs.replace(own, name="model", blocks=12, ffn=11008, vocabulary=50_000)
+
+
+@st.composite
+def questions(draw, trainer):
+    """A training that the trainer can say: shape, format, facts and the whole layout."""
+    own, model = TRAINERS[trainer], model_of(draw(st.sampled_from(MODELS[trainer])))
+    has = own.says.degrees
+    t = draw(st.sampled_from([1, 2, 4]))
+    c = draw(st.sampled_from([1, 2])) if "cp" in has else 1
+    sizes = [1, 2, 4] if trainer != "deepspeed" else [2, 4]
+    if model.tied and not own.says.ties:
+        sizes = [1]
+    p = draw(st.sampled_from([size for size in sizes if t * c * size <= 8 * SERVERS]))
+    rest = 8 * SERVERS // (t * c * p)
+    e = draw(st.sampled_from([1, 2, 4])) if model.experts and t * c * rest >= 4 else 1
+    interleaves = p > 1 and trainer.startswith("megatron") and model.blocks % (2 * p) == 0
+    b = draw(st.sampled_from([1, 2]))
+    again = ["never", "always"] + ["selective"] * (trainer != "deepspeed")
+    ways = [way for way in own.engine.shard if p == 1 or way != "parameters"]
+    ways = [way for way in ways if p > 1 or way != "gradients"]
+    if trainer == "torchtitan" and (c > 1 or rest == 1):  # they share in any case
+        ways.remove("none")
+    facts = {}
+    for name, values in {**own.choices, **ENGINE_FACTS.get(trainer, {})}.items():
+        if draw(st.booleans()):
+            facts[name] = draw(st.sampled_from(sorted(values)))
+    if trainer == "torchtitan":  # what is compiled says the loss, and asynchronous products need it
+        facts = {name: value for name, value in facts.items() if name == "compile"}
+    if t == 1:  # nothing is exchanged, and nothing is said of it
+        facts.pop("sequence-parallel", None)
+    if p == 1:
+        facts.pop("ends", None)
+    if not model.experts:
+        facts = {name: own for name, own in facts.items() if not name.startswith("exchange")}
+    return Laying(
+        model=model,
+        topology=topology(),
+        trainer=trainer,
+        global_batch=b * rest * 4 * p,
+        sequence=draw(st.sampled_from([2048, 4096])),
+        format=draw(st.sampled_from(FORMATS[trainer])),
+        layout=Layout(
+            tp=t,
+            cp=c,
+            ep=e,
+            pp=p,
+            microbatch=b,
+            chunks=2 if interleaves and draw(st.booleans()) else 1,
+            recompute=draw(st.sampled_from(again)),
+            shard=draw(st.sampled_from(ways)),
+        ),
+        facts=facts,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", MODELS)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_what_is_written_is_read_again(trainer, data):
+    """Shape, format, facts and layout: from the text alone."""
+    asked = data.draw(questions(trainer))
+    plan = lay(asked).plan
+    text = export_plan(plan, trainer, stem="planned").main
+    again, _ = read_configuration(trainer, text, topology())
+    assert without_ends(lay(again).plan) == without_ends(plan)
+
+
+def without_ends(plan):
+    """The plan without the rule by which blocks are shared out, which several layouts follow."""
+    about = plan.transformer
+    practice = structs.replace(about.practice, ends="stage")
+    return structs.replace(plan, transformer=structs.replace(about, practice=practice))
+
+
+ROUND = [
+    ("torchtitan", "llama3-8b", "tp=2,recompute=selective", "fp8", {"compile": "yes"}),
+    (
+        "torchtitan",
+        "llama3-70b",
+        "tp=8,recompute=always",
+        "bfloat16",
+        {"compile": "yes", "async-tp": "yes", "loss": "eager"},
+    ),
+    ("torchtitan", "llama3-8b", "pp=2,shard=none", "bfloat16", {"loss": "compiled"}),
+    ("megatron", "llama3-8b", "pp=2,tp=2,recompute=5", "bfloat16", {"ends": "free"}),
+    ("megatron", "mixtral-8x7b", "tp=2,ep=8", "bfloat16", {"exchange": "copies"}),
+    ("megatron-bridge", "llama3-8b", "pp=2,chunks=4", "fp8", {"waits": "1f1b,interleaved"}),
+    ("deepspeed", "gpt3-13b", "tp=2,pp=4", "float16", {"attention": "flash"}),
+]
+
+
+@pytest.mark.parametrize("case", ROUND, ids=lambda case: f"{case[0]}-{case[2]}")
+def test_what_is_written_is_read_again_of_one(case):
+    trainer, model, layout, form, facts = case
+    asked = Laying(
+        model=model_of(model),
+        topology=topology(),
+        trainer=trainer,
+        global_batch=64,
+        sequence=4096,
+        format=form,
+        layout=Layout.parse(layout),
+        facts=facts,
+    )
+    plan = lay(asked).plan
+    text = export_plan(plan, trainer, stem="planned").main
+    again, notes = read_configuration(trainer, text, topology())
+    assert lay(again).plan == plan and not notes
+
+
+MEGATRON = """#!/bin/bash
+TP=${TP:-4}
+PP=2
+NODES=2
+MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336
+    --num-attention-heads 32  # of which 8 have keys
+    --group-query-attention --num-query-groups 8
+    --seq-length 8192 --max-position-embeddings 8192
+    --swiglu --disable-bias-linear --untie-embeddings-and-output-weights
+    --position-embedding-type rope --attention-dropout 0 --hidden-dropout 0
+)
+PARALLEL=(--tensor-model-parallel-size "$TP" --pipeline-model-parallel-size ${PP})
+if [ "$TP" -gt 1 ]; then
+    PARALLEL+=(--sequence-parallel)
+fi
+TRAINING="--micro-batch-size 1 --global-batch-size $((NODES * 64)) --bf16"
+torchrun --nproc-per-node 8 --nnodes $NODES pretrain_gpt.py \\
+    "${MODEL_ARGS[@]}" ${PARALLEL[@]} $TRAINING --use-distributed-optimizer --save $1
+"""
+
+
+def read(trainer, text, **options):
+    return read_configuration(trainer, text, topology(), **options)
+
+
+def test_a_script_of_megatron():
+    asked, notes = read("megatron", MEGATRON)
+    assert asked.model == model_of("llama3-8b")
+    assert (asked.sequence, asked.global_batch, asked.format) == (8192, 128, "bfloat16")
+    assert asked.layout == Layout(
+        tp=4, cp=1, ep=1, pp=2, chunks=1, microbatch=1, recompute="never", shard="optimizer"
+    )
+    assert asked.facts == {"allreduce": "blocking"}
+    assert notes == ["a vocabulary of 128,256, as llama3-8b of the same shape has"]
+
+
+CHANGES = [
+    ("--bf16", "--bf16 --overlap-grad-reduce", "facts", {}),
+    ("--bf16", "--fp16", "format", "float16"),
+    ("--bf16", "--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "format", "mxfp8"),
+    ("--bf16", "--bf16 --recompute-activations", "recompute", "selective"),
+    (
+        "--bf16",
+        "--bf16 --recompute-granularity full --recompute-method uniform",
+        "recompute",
+        "always",
+    ),
+    (
+        "--bf16",
+        "--bf16 --recompute-granularity full --recompute-method block --recompute-num-layers 3",
+        "recompute",
+        3,
+    ),
+    ("--bf16", "--bf16 --num-layers-per-virtual-pipeline-stage 4", "chunks", 4),
+    ("--bf16", "--bf16 --num-virtual-stages-per-pipeline-rank 8", "chunks", 8),
+    (" --use-distributed-optimizer", "", "shard", "none"),
+    ("--group-query-attention", "", "kv_heads", 32),
+    ("--bf16", "--bf16 --vocab-size 1000", "vocabulary", 1000),
+    ("--ffn-hidden-size 14336", "", "ffn", 10880),
+    ("--bf16", "--bf16 --num-experts 8 --expert-model-parallel-size 2", "ep", 8),
+    (
+        "--bf16",
+        "--bf16 --num-experts 8 --expert-model-parallel-size 2 --expert-tensor-parallel-size 1",
+        "ep",
+        2,
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "name", "value"), CHANGES, ids=lambda own: str(own)[:40])
+def test_what_arguments_of_megatron_say(old, new, name, value):
+    assert old in MEGATRON
+    asked, _ = read("megatron", MEGATRON.replace(old, new), arguments={"vocab_size": "128256"})
+    if "--vocab-size" in new:
+        asked, _ = read("megatron", MEGATRON.replace(old, new))
+    for own in (asked, asked.layout, asked.model):
+        if hasattr(own, name):
+            assert getattr(own, name) == value
+            return
+    raise AssertionError(name)
+
+
+def test_what_is_given_goes_before_what_the_script_says():
+    asked, _ = read(
+        "megatron",
+        MEGATRON,
+        arguments={"TP": "8"},
+        global_batch=64,
+        sequence=4096,
+        format="fp8",
+        layout=Layout(pp=1, recompute="always"),
+        facts={"loss": "fused"},
+    )
+    layout = asked.layout
+    assert (layout.tp, layout.pp, layout.recompute) == (8, 1, "always")
+    assert (asked.global_batch, asked.sequence, asked.format) == (64, 4096, "fp8")
+    assert asked.facts["loss"] == "fused"
+
+
+def test_all_that_is_missing_is_said_at_once():
+    text = MEGATRON.replace("TP=${TP:-4}", "").replace("--hidden-size 4096", "--hidden-size $H")
+    text = text.replace("--num-layers 32", "")
+    with pytest.raises(PartoptError) as raised:
+        read("megatron", text)
+    messages = [part.message for part in raised.value.parts]
+    assert "--hidden-size: depends on H, which the text does not say" in messages
+    assert "--num-layers: the configuration does not say it" in messages
+    assert all("`arguments=" in part.hint for part in raised.value.parts)
+    rest = MEGATRON.replace("TP=${TP:-4}", "")
+    with pytest.raises(PartoptError, match="--tensor-model-parallel-size: depends on TP"):
+        read("megatron", rest)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--multi-latent-attention", "MLA"),
+        ("--mtp-num-layers 1", "multi-token prediction"),
+        ("--use-megatron-fsdp", "FSDP in Megatron"),
+        ("--moe-layer-freq 2", "blocks of two kinds"),
+    ],
+)
+def test_what_is_not_planned_is_refused(flag, message):
+    with pytest.raises(PartoptError, match=message):
+        read("megatron", MEGATRON.replace("--bf16", f"--bf16 {flag}"))
+
+
+def test_what_is_not_counted_is_said():
+    text = MEGATRON.replace("--bf16", "--rampup-batch-size 16 16 1000 --num-experts 8")
+    _, notes = read("megatron", text, arguments={"vocab_size": "1000"})
+    said = " ".join(notes)
+    for words in ("--rampup-batch-size", "an expert's split over 4 ranks", "neither --bf16 nor"):
+        assert words in said
+
+
+def test_uneven_stages_are_counted_as_the_trainer_shares_them_out():
+    layout = "--pipeline-model-parallel-layout 'Et*20|t*12L'"
+    _, notes = read("megatron", MEGATRON.replace("--bf16", f"--bf16 {layout}"))
+    assert "stages of 20-12 blocks are counted as the trainer shares them out by itself" in notes
+    even = "--pipeline-model-parallel-layout 'E(t|)*31tL'"
+    asked, notes = read("megatron", MEGATRON.replace("--bf16", f"--bf16 {even}"))
+    assert asked.layout.chunks == 16 and len(notes) == 1
+
+
+BRIDGE = """
+from megatron.bridge import AutoBridge
+
+
+def llama3_8b():
+    cfg = common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-8B").to_megatron_provider()
+    cfg.model.tensor_model_parallel_size = 4
+    cfg.model.pipeline_model_parallel_size = 2
+    cfg.model.virtual_pipeline_model_parallel_size = 4
+    cfg.model.sequence_parallel = True
+    cfg.model.seq_length = 8192
+    cfg.train.global_batch_size, = 512,
+    cfg.train.global_batch_size = 512
+    cfg.train.micro_batch_size = 1
+    cfg.mixed_precision = "bf16_with_fp8_delayed_scaling_mixed"
+    cfg.ddp.use_distributed_optimizer = True
+    return cfg
+"""
+NEMO = """
+trainer: {num_nodes: 2, precision: bf16-mixed}
+model:
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  num_query_groups: 8
+  encoder_seq_length: 8192
+  activation: fast-swiglu
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  micro_batch_size: 1
+  global_batch_size: 512
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: 4
+  sequence_parallel: true
+  optim: {name: distributed_fused_adam}
+"""
+
+
+@pytest.mark.parametrize(("text", "form"), [(BRIDGE, "fp8"), (NEMO, "bfloat16")])
+def test_a_recipe_of_bridge_and_a_document_of_nemo(text, form):
+    asked, _ = read("megatron-bridge", text)
+    assert asked.model == model_of("llama3-8b") and asked.format == form
+    assert (asked.sequence, asked.global_batch) == (8192, 512)
+    own = asked.layout
+    assert (own.tp, own.pp, own.chunks, own.shard) == (4, 2, 4, "optimizer")
+    assert asked.facts == {}
+
+
+TOML = """
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["float8"]
+[training]
+local_batch_size = 2
+seq_len = 8192
+compile = true
+[parallelism]
+tensor_parallel_degree = 2
+enable_async_tensor_parallel = true
+[activation_checkpoint]
+mode = "full"
+"""
+REGISTRY = """
+def llama3_8b():
+    return Trainer.Config(
+        model_spec=model_registry("8B", converters=[Float8LinearConverter.Config()]),
+        hf_assets_path="./assets/hf/Llama-3.1-8B",
+        training=TrainingConfig(local_batch_size=2, seq_len=8192),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2),
+        compile=CompileConfig(enable=True, enable_async_tensor_parallel=True),
+        activation_checkpoint=FullAC.Config(),
+    )
+"""
+COMMAND = """torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b \\
+  --training.local_batch_size 2 --training.seq_len 8192 --compile.enable \\
+  --parallelism.tensor_parallel_degree=2 --compile.enable_async_tensor_parallel \\
+  --model.converters float8 --activation_checkpoint.mode full"""
+
+
+@pytest.mark.parametrize("text", [TOML, REGISTRY, COMMAND])
+def test_the_forms_of_torchtitans_configuration(text):
+    asked, notes = read("torchtitan", text)
+    assert asked.model == model_of("llama3-8b") and not notes
+    assert (asked.sequence, asked.global_batch, asked.format) == (8192, 16, "fp8")
+    assert asked.layout == Layout(
+        tp=2, cp=1, ep=1, pp=1, chunks=1, microbatch=2, recompute="always", shard="parameters"
+    )
+    assert asked.facts == {"compile": "yes", "async-tp": "yes"}
+
+
+def test_a_model_that_torchtitan_names_and_partopt_does_not_have():
+    with pytest.raises(PartoptError, match="llama3-debugmodel, none that partopt has"):
+        read("torchtitan", TOML.replace("8B", "debugmodel"))
+
+
+STATE = """cat <<EOT > ds.json
+{"zero_optimization": {"stage": $ZERO}}
+EOT
+torchrun"""
+DEEPSPEED = MEGATRON.replace("torchrun", STATE).replace("TP=${TP:-4}", "TP=4\nZERO=1")
+DEEPSPEED = DEEPSPEED.replace("--group-query-attention --num-query-groups", "--num-key-value-heads")
+DEEPSPEED = DEEPSPEED.replace("--use-distributed-optimizer", "--deepspeed --use-flash-attn-v2")
+
+
+def test_a_script_of_megatron_deepspeed():
+    asked, _ = read("deepspeed", DEEPSPEED)
+    assert asked.model == model_of("llama3-8b") and asked.facts == {"attention": "flash"}
+    assert (asked.layout.tp, asked.layout.pp, asked.layout.shard) == (4, 2, "optimizer")
+    with pytest.raises(PartoptError, match="ZeRO stage 3"):
+        read("deepspeed", DEEPSPEED.replace("ZERO=1", "ZERO=3"))
+
+
+def test_a_layout_alone_and_a_trainer_of_other_models_need_a_profile():
+    with pytest.raises(PartoptError, match="a layout alone does not say the model"):
+        read("megatron", "Et*4|t*4L")
+    with pytest.raises(PartoptError, match="vllm: its configurations do not say"):
+        read("vllm", "4,4")
+
+
+def test_the_best_is_no_slower_and_the_changes_are_what_differs():
+    asked, _ = read("megatron", MEGATRON)
+    compared = compare_layout(asked)
+    yours, best = compared.yours, compared.chosen.best
+    assert best.seconds <= yours.seconds and best.plan.fits
+    assert compared.loses == pytest.approx(1 - best.seconds / yours.seconds)
+    changes = {name: (old, new) for name, old, new in compared.changes}
+    assert changes["--overlap-grad-reduce"] == ("-", "True")
+    own, layout = yours.plan.layout, best.plan.layout
+    for name, part in (("tensor", "tp"), ("pipeline", "pp")):
+        flag, values = f"--{name}-model-parallel-size", (getattr(own, part), getattr(layout, part))
+        assert changes.get(flag, (str(values[0]),) * 2) == tuple(map(str, values))
+    assert not any("layers" in name and "num" in name for name in changes)  # of the same model
+
+
+def test_the_best_of_its_own_layout_changes_nothing():
+    asked, _ = read("megatron", MEGATRON)
+    best = compare_layout(asked).chosen.best.plan
+    text = export_plan(best, "megatron").main
+    again = compare_layout(read("megatron", text)[0])
+    assert again.loses == 0 and not again.changes
+
+
+def test_what_a_trainer_does_not_have_is_not_in_its_best():
+    asked, _ = read("deepspeed", DEEPSPEED)
+    best = compare_layout(asked).chosen.best.plan
+    assert (best.layout.cp, best.layout.ep, best.layout.chunks) == (1, 1, 1)
+    assert export_plan(best, "deepspeed").main
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "llama3-8b"),
+        ("meta-llama/Llama-3.1-405B-Instruct", "llama3-405b"),
+        ("llama31_70b_pretrain_config", "llama3-70b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("qwen3_0_6b", "qwen3-0.6b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("gpt3_1.3b", "gpt3-1.3b"),
+        ("meta-llama/Llama-3.2-1B", None),
+        ("Qwen3-80B", None),
+    ],
+)
+def test_models_by_the_names_that_people_give_them(text, name):
+    found = named_transformer(text)
+    assert (found and found.name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["llama3-70b", "gpt3-175b", "mixtral-8x22b", "qwen3-0.6b", "bert-large"]
+)
+def test_a_configuration_that_is_written_is_read_again(name):
+    model = load_transformer(name)
+    raw = json.dumps(write_config(model)).encode()
+    assert read_transformer(raw, "it", name) == model
+    assert like_shipped(model) == model
