@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from partopt import planners
 from partopt.cost.problem import Progress, ignore_progress
@@ -22,12 +22,13 @@ from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
-from partopt.documents.transformer import Format, Modelled, Practice, Transformer
+from partopt.documents.transformer import Calibration, Format, Modelled, Practice, Transformer
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.job import Job
 from partopt.options import FACTS, MANUAL, invalid, parse_bytes, with_facts
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS
+from partopt.trainers.calibration import calibrate
 from partopt.trainers.trainer import Trainer
 from partopt.transformer.as_profile import profile_of, rates_of
 from partopt.transformer.block import Training
@@ -74,8 +75,9 @@ class Laying:
 
     `global_batch` is in samples of `sequence` tokens; `facts` replace some of the trainer's, as
     `with_facts` and its `choices` name them; `memory` is the limit of a device, by default
-    `PLANNED` of what its name says. PartoptError for what the trainer, the device or the model does
-    not have.
+    `PLANNED` of what its name says. Of a `measured` block the closed form takes the times that were
+    measured. PartoptError for what the trainer, the device or the model does not have, and where
+    the measured block is of another.
     """
 
     model: Transformer
@@ -87,6 +89,7 @@ class Laying:
     layout: Layout = dataclasses.field(default_factory=Layout)
     facts: Mapping[str, object]
     memory: str | int | None = None
+    measured: Profile | None = None
 
     @property
     def training(self) -> Training:
@@ -103,7 +106,15 @@ class Laying:
             practice=practice,
             engine=with_facts(trainer.engine, rest),
             rates=rates_of(self.topology),
+            calibration=self.calibration,
         )
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What was measured of a block."""
+        if self.measured is None:
+            return None
+        return calibrate(self.measured, self.model, self.sequence, self.format, self.topology)
 
     @property
     def recomputes_partly(self) -> bool:
@@ -257,6 +268,7 @@ def _lay(asked: Laying, training: Training, layout: Layout) -> Laid:
         layout=layout,
         closed_s=found.seconds,
         closed_bytes=round(found.memory_bytes),
+        calibration=training.calibration or UNSET,
     )
     problem = Job(profile, asked.topology, **_options(asked, training, found)).problem
     problem = problem.with_(transformer=about)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
 from partopt.documents.device import shipped_device, shipped_file
 from partopt.documents.engine import Layout
 from partopt.documents.files import PathLike, shipped_names
@@ -30,7 +33,14 @@ from partopt.documents.topology import Topology
 from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer.block import Block, Training
-from partopt.transformer.iteration import Degrees, once_s, stage_counts, straggling, working_bytes
+from partopt.transformer.iteration import (
+    Degrees,
+    estimate,
+    once_s,
+    stage_counts,
+    straggling,
+    working_bytes,
+)
 from partopt.transformer.rates import Rates
 
 EMBEDDING, BLOCK, NORM, HEAD = "embedding", "layers", "norm", "lm_head"
@@ -69,6 +79,7 @@ def training_of(plan: Plan, about: Modelled) -> Training:
         practice=about.practice,
         engine=plan.engine,
         rates=rates_of(plan.topology),
+        calibration=about.calibration or None,
     )
 
 
@@ -84,6 +95,16 @@ def profile_again(plan: Plan) -> Profile | None:
     work = training_of(plan, plan.transformer)
     batch = plan.microbatch_size * (plan.microbatches or 1)
     return profile_of(work, plan.transformer.layout, batch)
+
+
+def modelled_again(plan: Plan) -> Modelled | UnsetType:
+    """What a plan's profile was computed from, and the closed form of it again."""
+    if not plan.transformer:
+        return UNSET
+    work = training_of(plan, plan.transformer)
+    batch = plan.microbatch_size * (plan.microbatches or 1)
+    found = estimate(work, plan.transformer.layout, batch)
+    return replace(plan.transformer, closed_s=found.seconds, closed_bytes=round(found.memory_bytes))
 
 
 def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
