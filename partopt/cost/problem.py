@@ -291,7 +291,8 @@ def problem_of(
     """
     options.setdefault("memory_bytes", topology.device.memory_bytes)
     known = Known() if known is None else known
-    grouped = known.once("topology", lambda: topology.in_groups(profile.group_ranks))
+    group = profile.group_ranks, profile.group_copies
+    grouped = known.once("topology", lambda: topology.in_groups(*group))
     chain = known.once(("chain", microbatch_size), lambda: chain_of(profile, microbatch_size))
     stated = Problem(profile=profile, topology=grouped, chain=chain, known=known)
     return as_run(stated.with_(**options))

@@ -204,15 +204,25 @@ def _trust(plan: Plan, about: Modelled, basis: str) -> Iterator[str]:
     simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
     change = simulated_s / about.closed_s - 1
     if abs(change) > AGREES:
-        why = []
-        if (about.layout.cp or 1) > 1:
-            why.append("it exchanges over groups of ranks, not over all that share parameters")
-        if about.model.experts:
-            why.append("experts' gradients have more replicas there")
-        why = why or ["stages and sends fall otherwise"]
-        yield f"simulated {change:+.1%} against the closed form: {'; '.join(why)}"
+        yield f"simulated {change:+.1%} against the closed form: {_difference(plan, about)}"
     if about.model.experts:
         yield "layouts of experts are not verified: imbalance is not in the model"
+
+
+def _difference(plan: Plan, about: Modelled) -> str:
+    """What the simulation or the closed form of a layout lacks, likeliest first."""
+    own = about.layout
+    p, interleaved, experts = own.pp or 1, (own.chunks or 1) > 1, about.model.experts
+    causes = {
+        "experts' gradients have fewer replicas than it exchanges them over": experts,
+        "it sends and receives in turn, where the trainer does both at once": (
+            plan.waits and p > 2 and not interleaved
+        ),
+        "the closed form takes chunks for equal and every send for shown": interleaved,
+        "sends fall otherwise": p > 1,
+        "it gathers and scatters all blocks at once, not one by one": p == 1,
+    }
+    return next(why for why, here in causes.items() if here)
 
 
 def _block(work: Training, own: Degrees) -> str:

@@ -22,7 +22,7 @@ from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
-from partopt.documents.transformer import Calibration, Format, Modelled, Practice, Transformer
+from partopt.documents.transformer import BITS, Calibration, Format, Modelled, Practice, Transformer
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.job import Job
 from partopt.options import FACTS, MANUAL, invalid, parse_bytes, with_facts
@@ -123,9 +123,17 @@ class Laying:
 
     @property
     def fixed(self) -> Layout:
-        """The parts of the layout that are fixed."""
-        chosen = self.layout.recompute == "auto"
-        return structs.replace(self.layout, recompute=None) if chosen else self.layout
+        """The parts of the layout that are fixed; chunks are 1 where nothing interleaves them.
+
+        PartoptError where they are not.
+        """
+        fixed, schedules = self.layout, TRAINERS.lookup(self.trainer).schedules
+        if schedules is not None and "interleaved" not in schedules:
+            if (fixed.chunks or 1) > 1:
+                what = f"{self.trainer} does not interleave chunks"
+                raise invalid("layout", f"chunks={fixed.chunks}", what, "leave chunks out")
+            fixed = structs.replace(fixed, chunks=1)
+        return structs.replace(fixed, recompute=None) if fixed.recompute == "auto" else fixed
 
     @property
     def limit_bytes(self) -> int | None:
@@ -223,12 +231,12 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
             code="no-plan",
         )
     if not found.fitting:
-        return Chosen(best=_lay(asked, training, found.least.layout), found=found, simulated={})
+        return Chosen(best=lay_as(asked, training, found.least.layout), found=found, simulated={})
     near = [own for own in found.fitting if own.seconds <= NEAR * found.fitting[0].seconds]
     laid = list[Laid]()
     for done, own in enumerate(differing(near, JUDGED)):
         progress("simulating layouts", done, JUDGED)
-        laid.append(_lay(asked, training, own.layout))
+        laid.append(lay_as(asked, training, own.layout))
     laid.sort(key=lambda each: (not each.plan.fits, each.seconds))
     simulated = {each.estimate.layout: each.plan for each in laid if each.agrees}
     beside = [RunnerUp.of(each.plan) for each in laid[1:]]
@@ -254,10 +262,11 @@ def lay(asked: Laying) -> Laid:
     be run.
     """
     training = asked.training
-    return _lay(asked, training, asked.fill(training))
+    return lay_as(asked, training, asked.fill(training))
 
 
-def _lay(asked: Laying, training: Training, layout: Layout) -> Laid:
+def lay_as(asked: Laying, training: Training, layout: Layout) -> Laid:
+    """As `lay`, of a whole layout and of a training that may be another than the one asked for."""
     found = estimate(training, layout, asked.global_batch)
     profile = profile_of(training, layout, asked.global_batch)
     about = Modelled(
@@ -293,9 +302,11 @@ def _options(asked: Laying, training: Training, found: Estimate) -> dict[str, An
     else:
         state = memory["optimizer"] / (memory["parameters"] / 2)
         state *= n if layout.shard == "optimizer" else 1
+    bits = BITS[training.format]
+    gathered = {"gathered_bytes": bits / 8} if "in shares" in memory and bits < 16 else {}
     return {
         "trainer": asked.trainer,
-        "engine": structs.replace(training.engine, optimizer_bytes=max(0.0, state)),
+        "engine": structs.replace(training.engine, optimizer_bytes=max(0.0, state), **gathered),
         "schedule": layout.schedule,
         "chunks": v if v > 1 else None,
         "planner": MANUAL,

@@ -98,13 +98,13 @@ def profile_again(plan: Plan) -> Profile | None:
 
 
 def modelled_again(plan: Plan) -> Modelled | UnsetType:
-    """What a plan's profile was computed from, and the closed form of it again."""
-    if not plan.transformer:
+    """What a plan's profile was computed from, and the closed form's seconds of it again."""
+    about = plan.transformer
+    if not about:
         return UNSET
-    work = training_of(plan, plan.transformer)
     batch = plan.microbatch_size * (plan.microbatches or 1)
-    found = estimate(work, plan.transformer.layout, batch)
-    return replace(plan.transformer, closed_s=found.seconds, closed_bytes=round(found.memory_bytes))
+    found = estimate(training_of(plan, about), about.layout, batch)
+    return replace(about, closed_s=found.seconds)
 
 
 def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
@@ -138,7 +138,7 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
         device=Device(name=work.rates.device, type="cuda"),
         dtype="float16" if work.format == "float16" else "bfloat16",
         estimated=Estimated(device=work.rates.device, sha256=_digest(work.rates.device)),
-        group=Group(ranks=group) if group > 1 else None,
+        group=Group(ranks=group, copies=c) if group > 1 else None,
         layers=[
             Layer(name=EMBEDDING, type="Embedding", parameter_bytes=end, shared_parameters=tied),
             *(
