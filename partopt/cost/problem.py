@@ -188,7 +188,8 @@ class Problem:
     @cached_property
     def reference(self) -> ProfileReference:
         """How plans name the profile; its digest is taken once for all the plans of a problem."""
-        flops, peak = flops_of(self.profile, self.topology)
+        own = self.transformer.format if self.transformer else None
+        flops, peak = flops_of(self.profile, self.topology, own)
         return ProfileReference(
             name=self.profile.model.name,
             sha256=self.profile.sha256(),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Modelled
+from partopt.documents.transformer import BITS, Modelled
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan import memory_lines
 from partopt.report.text import Column, label_lines, table_of
@@ -144,6 +144,7 @@ def _head(plan: Plan, about: Modelled) -> Lines:
 def _times(plan: Plan, about: Modelled, batch: int) -> Lines:
     predicted = plan.predicted
     simulated_s = predicted.iteration_s or predicted.period_s
+    products = "fp8" if about.format == "mxfp8" else about.format
     return [
         (
             "time",
@@ -151,7 +152,7 @@ def _times(plan: Plan, about: Modelled, batch: int) -> Lines:
             f"closed form {format_seconds(about.closed_s)}",
         ),
         ("speed", speed_text(predicted.samples_per_s, plan.profile.tokens_per_sample)),
-        *speed_lines(predicted),
+        *speed_lines(predicted, f" of the {products} peak" if BITS[about.format] < 16 else ""),
         *price_lines(predicted.figures, plan.topology.cluster.devices),
     ]
 
