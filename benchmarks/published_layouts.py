@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.published_older import DATA
-from benchmarks.published_rows import estimate_of, training_of
+from benchmarks.published_rows import USUAL, estimate_of, training_of
 from partopt.documents.engine import Layout
 from partopt.errors import PartoptError
 from partopt.transformer.iteration import Estimate
@@ -72,7 +72,12 @@ def answer(rows: Sequence[Mapping[str, str]]) -> Answer | None:
     published = min(known, key=lambda own: (own.memory_bytes > limit, own.seconds))
     began = time.perf_counter()
     found = find_layouts(
-        training_of(row), int(row["gpus"]), int(row["global_batch"]), limit, Layout(), True
+        training_of(USUAL | {name: value for name, value in row.items() if value}),
+        int(row["gpus"]),
+        int(row["global_batch"]),
+        limit,
+        Layout(),
+        True,
     )
     took_s = time.perf_counter() - began
     if not found.fitting:

@@ -11,17 +11,20 @@ from msgspec.structs import replace
 
 from partopt.documents.device import shipped_file
 from partopt.documents.engine import Engine, Layout
+from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 from partopt.documents.transformer import Format, Kept, Loss, Passes, Practice, Scores, Transformer
 from partopt.trainers import TRAINERS
 from partopt.trainers.megatron import FUSED, PLAIN
 from partopt.trainers.torchtitan import COMPILED, COMPILED_LOSS, EAGER, EAGER_LOSS
+from partopt.trainers.transformer import Laying, lay_as
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import Estimate, estimate
-from partopt.transformer.rates import Rates, clock
+from partopt.transformer.rates import HOP_S, Rates, clock
 
 # what collectives achieve: of an NVLink, nccl-tests on servers of A100, H100 and H200 (78 to 82 %);
 # of a port with messages of 256 MiB and more, four servers of 8 H100 with InfiniBand
 LINK, PORT = 0.80, 0.82
+ENOUGH = 10**15  # bytes of a device, where only seconds are asked for
 DEVICES = {"A100": "a100", "H100": "h100", "B200": "gb200"}  # whose attention kernels they have
 LOSSES = {"plain": PLAIN, "fused": FUSED, "eager": EAGER_LOSS, "compiled": COMPILED_LOSS}
 SCORES = {
@@ -227,9 +230,8 @@ def layout_of(row: Mapping[str, str]) -> Layout:
     )
 
 
-def training_of(given: Mapping[str, str]) -> Training:
-    """All of a row but its layout. PartoptError where partopt does not know something."""
-    row = USUAL | {name: value for name, value in given.items() if value}
+def training_of(row: Mapping[str, str]) -> Training:
+    """The training of a row that has all columns."""
     return Training(
         model=model_of(row),
         sequence=int(row["sequence"]),
@@ -244,3 +246,42 @@ def estimate_of(given: Mapping[str, str]) -> Estimate:
     """What partopt computes of a row. PartoptError where it does not know something."""
     row = USUAL | {name: value for name, value in given.items() if value}
     return estimate(training_of(row), layout_of(row), int(row["global_batch"]))
+
+
+def simulated_of(given: Mapping[str, str]) -> float:
+    """Seconds of an iteration of a row's plan in the simulator.
+
+    The plan is for Megatron where partopt has no file of the trainer: with the engine of the row
+    it is the same. PartoptError where there is none.
+    """
+    row = USUAL | {name: value for name, value in given.items() if value}
+    work, layout, batch = training_of(row), layout_of(row), int(row["global_batch"])
+    asked = Laying(
+        model=work.model,
+        topology=topology_of(row),
+        trainer=row["trainer"] if row["trainer"] in TRAINERS else "megatron",
+        global_batch=batch,
+        sequence=work.sequence,
+        format=work.format,
+        facts={},
+        memory=ENOUGH,
+    )
+    layout = replace(layout, schedule="interleaved" if (layout.chunks or 1) > 1 else "1f1b")
+    return lay_as(asked, work, layout).plan.predicted.iteration_s or 0.0
+
+
+def topology_of(row: Mapping[str, str]) -> Topology:
+    """A cluster of a row's devices, in servers of equal size, with links as its rates are."""
+    gpus, rates = int(row["gpus"]), rates_of(row)
+    server = max(n for n in range(1, min(gpus, rates.server) + 1) if gpus % n == 0)
+    inner = Level(name="server", size=server, bandwidth_bytes_per_s=rates.link)
+    outer = Level(
+        name="cluster",
+        size=gpus // server,
+        bandwidth_bytes_per_s=rates.port,
+        links=server,
+        latency_s=HOP_S,
+        allreduce=AllReduceRates(bandwidth_bytes_per_s=rates.ring, latency_s=0.0),
+    )
+    device = Device(name=row["device_name"])
+    return Topology(name="published", device=device, levels=[inner, outer])

@@ -1,13 +1,14 @@
 """Published runs of transformers, beside what partopt computes of the same configuration.
 
-    python benchmarks/published_trainers.py [RUNS.csv] [--json] [--rows] [--left-out]
+    python benchmarks/published_trainers.py [RUNS.csv] [--json] [--rows] [--left-out] [--simulated]
 
 Each table in a line: rows, |error| of an iteration's seconds (mean, median, 95 %, worst), and bias;
 then whether runs fit, which of the layouts of a sheet is picked, and the older tables. `--rows`
 prints every row. RUNS.csv has a run a line, its device, model, layout and facts of its trainer;
 without it the data of `../shared/data/published`, beside the repository, are read. `--json` prints
 what is predicted alone, in the order of the file, with a reason where it is null. `--left-out` fits
-the constants to all tables but one and says how far that one is off.
+the constants to all tables but one and says how far that one is off. `--simulated` simulates the
+plan of each run that went through and says how far that parts from the closed form, and why.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.published_older import DATA, OLDER
-from benchmarks.published_rows import estimate_of
+from benchmarks.published_rows import estimate_of, simulated_of
+from partopt.documents.engine import Layout
 from partopt.errors import PartoptError
 from partopt.transformer import block, iteration, rates
-from partopt.transformer.iteration import Estimate
+from partopt.transformer.iteration import AGREES, Estimate
 from partopt.transformer.rates import PLANNED, USABLE
 
 
@@ -280,6 +282,35 @@ def show_left_out(found: Sequence[Found]) -> None:
     )
 
 
+def show_simulated(found: Sequence[Found], rows: bool) -> None:
+    """How far the simulated plans of runs part from the closed form; by cause those that do."""
+    apart: dict[str, list[float]] = {}
+    for name, own in tables_of([each for each in found if each.ran and each.estimate]).items():
+        near, size = [], []
+        for each in own:
+            assert each.estimate is not None
+            simulated_s = simulated_of(each.row)
+            change = simulated_s / each.estimate.seconds - 1
+            near.append(change)
+            size.append(simulated_s / float(each.row["step_s"]) - 1)
+            if abs(change) > AGREES:
+                apart.setdefault(cause_of(each.estimate.layout), []).append(change)
+            if rows:
+                said = f"{simulated_s:9.3f} s {each.estimate.seconds:9.3f} s {change:+6.1%}"
+                print(f"    {each.row['run']:90} {said}")
+        print(line(f"{name}, simulated", near))
+        print(line("  against published", size))
+    for cause, changes in apart.items():
+        print(f"over {AGREES:.0%}: {line(cause, changes)}")
+
+
+def cause_of(layout: Layout) -> str:
+    """What a simulated plan lacks that parts from the closed form."""
+    if (layout.pp or 1) > 2 and (layout.chunks or 1) == 1:
+        return "sends and receives in turn"
+    return "chunks" if (layout.chunks or 1) > 1 else "exchanges"
+
+
 def main() -> None:
     """Print the tables, or what is predicted."""
     parser = argparse.ArgumentParser()
@@ -287,6 +318,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="what is predicted alone")
     parser.add_argument("--rows", action="store_true", help="every row")
     parser.add_argument("--left-out", action="store_true", help="constants of the other tables")
+    parser.add_argument("--simulated", action="store_true", help="their plans, simulated")
     given = parser.parse_args()
     try:
         found = read(given.runs or DATA / "runs.csv")
@@ -301,6 +333,9 @@ def main() -> None:
     if DATA.exists():
         print()
         show_older(given.rows)
+    if given.simulated:
+        print("\nthe plan of each run that went through, simulated, against the closed form")
+        show_simulated(found, given.rows)
     if given.left_out:
         print("\neach table left out in turn, the constants fitted to the others")
         show_left_out(found)

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "importers": PLANNING | {"registry"},  # a step that ends a backward is taken off it
     "profiler": DOCUMENTS | {"cost"},  # what ranks exchange while a layer runs takes time, too
     "simulator": PLANNING | {"options"},
-    "search": PLANNING | {"options", "job", "planners", "simulator"},
+    "search": PLANNING | {"options", "job", "planners", "simulator", "transformer"},
     "links": DOCUMENTS | {"cost", "options"},
     "report": PLANNING | {"simulator", "links", "transformer"},
     "trainers": PLANNING

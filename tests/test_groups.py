@@ -193,3 +193,24 @@ def test_without_a_group_documents_say_nothing_of_one():
     plan = solve(Job(alone, Topology.load("v100-pcie"), planner="data_parallel")).plan
     assert b'"group"' not in encode(plan)
     assert msgspec.json.decode(encode(grouped(2)))["group"] == {"ranks": 2}
+
+
+def test_context_parallel_ranks_exchange_over_the_ports_of_all():
+    """Two servers of eight devices of 100 B/s, each with a port of 10 B/s; t x c ranks a group."""
+    inner = Level(name="server", size=8, bandwidth_bytes_per_s=100.0)
+    outer = Level(name="cluster", size=2, bandwidth_bytes_per_s=10.0, links=8)
+    cluster = Topology(name="two", device=Device(name="GPU"), levels=[inner, outer])
+    rates = {}
+    for t, c in ((8, 1), (4, 2), (1, 8), (1, 2), (2, 2)):
+        level = cluster.in_groups(t * c, c).levels[-1]
+        rates[t, c] = level.allreduce_bandwidth_bytes_per_s * level.links
+        assert level.bandwidth_bytes_per_s == 10.0  # a message is one rank's own
+    # the eight ports of a server carry the exchanges of its t tensor parallel ranks
+    assert rates == {(8, 1): 10, (4, 2): 20, (1, 8): 80, (1, 2): 80, (2, 2): 40}
+    fast = replace(cluster, levels=[inner, replace(outer, bandwidth_bytes_per_s=50.0)])
+    assert fast.in_groups(8, 8).levels[-1].allreduce_bandwidth_bytes_per_s == 100.0
+    made = cluster.in_groups(8, 8)
+    read = msgspec.json.decode(msgspec.json.encode(made), type=Topology)
+    assert read == made and [*read.inconsistencies()] == []
+    wrong = replace(read, group=replace(read.group, copies=4))
+    assert [*wrong.inconsistencies()]

@@ -43,6 +43,7 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     click.Choice(tuple(BITS)),
     default="bfloat16",
 )
+@options.option("--calibrate", "FILE", "A profile of its trainer's own block: measured times win.")
 @options.map_option
 @options.option("--picture", "FILE", "Draw the plan, too (.svg, .pdf, .png).")
 @options.output_options("the plan or table")
@@ -68,7 +69,7 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
 
         transformer.plan(model, given | {"force": force}, output, as_json)
         return
-    for name in ("sequence", "dtype"):
+    for name in ("sequence", "dtype", "calibrate"):
         if options.is_given(name):
             what = f"--{name}: goes with a transformer's configuration, not with a profile"
             raise PartoptError(what, f"leave --{name} out", code="unused-option")

@@ -34,7 +34,7 @@ _FLAGS = {name: kind.flag for name, kind in kinds().items() if kind.flag is not 
 # in --help-all alone
 _BESIDE = {
     "Cluster": "topology servers",
-    "Trainer": "target targets layout layouts sequence dtype* facts* rules*",
+    "Trainer": "target targets layout layouts sequence dtype* calibrate* facts* rules*",
     BATCH: "",
     STAGES: "chosen files",
     MEMORY: "",

@@ -104,6 +104,8 @@ def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:
     practice = {} if trainer.practice is None else _practice(trainer)
     engine = msgspec.structs.asdict(trainer.engine)
     for name, value in [*says.items(), *engine.items(), *practice.items()]:
+        if value is msgspec.UNSET:
+            continue
         if isinstance(value, dict):
             value = "; ".join(f"{degree} {what}" for degree, what in value.items())
         elif isinstance(value, list | tuple):

@@ -25,7 +25,7 @@ _PARTS = {
 _TAKEN = {
     *_PARTS,
     *("topology", "servers", "target", "layout", "facts", "memory", "force"),
-    *("global_batch", "sequence", "dtype", "assignments", "best"),
+    *("global_batch", "sequence", "dtype", "assignments", "best", "calibrate"),
 }
 _SHOWN = 10  # layouts beside each other
 _NEEDED = {"target": "--for", "global_batch": "--global-batch", "sequence": "--sequence"}
@@ -40,6 +40,7 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
     from partopt.report.transformer import render, render_beside
 
     _check(model, given)
+    measured = given["calibrate"]
     asked = partopt.Laying(
         model=model,
         topology=partopt.Topology.load(given["topology"], given["servers"]),
@@ -50,6 +51,7 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
         layout=_layout(given),
         facts=options.parse_facts(given["facts"]),
         memory=given["memory"],
+        measured=partopt.Profile.load(measured) if measured else None,
     )
     with progress() as tell:
         chosen = partopt.choose(asked, tell)
@@ -63,7 +65,14 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
             fitting, lacking = (
                 partopt.differing(own, _SHOWN) for own in ([best, *others], chosen.found.lacking)
             )
-            beside = render_beside(best, fitting, lacking, chosen.found.tried, chosen.simulated)
+            beside = render_beside(
+                best,
+                fitting,
+                lacking,
+                chosen.found.tried,
+                chosen.simulated,
+                scaled=measured is not None,
+            )
             page = f"{page}\n\n{beside}"
         say_page(page)
     if not found.fits:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import msgspec
 
-from partopt.documents.device import TF32, same_device, shipped_device
+from partopt.documents.device import TF32, same_device, shipped_device, shipped_file
 from partopt.documents.plan import ProfileReference
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Figures
 from partopt.documents.topology import Topology
+from partopt.documents.transformer import BITS, Format
 from partopt.errors import PartoptError
-from partopt.units import format_flops
+from partopt.units import format_flops, parse_flops
 
 PASSES = 3  # forwards that forward and backward take together
 _HOUR_S = 3600.0
@@ -52,16 +53,19 @@ def figures_of(
     return msgspec.UNSET if found == Figures() else found
 
 
-def flops_of(profile: Profile, topology: Topology) -> tuple[float | None, float | None]:
+def flops_of(
+    profile: Profile, topology: Topology, products: Format | None = None
+) -> tuple[float | None, float | None]:
     """Operations of a sample, and the peak of a device of `topology` in the profile's format.
 
+    Of a transformer it is that of the format of its blocks' `products`.
     The peak is None unless the times are those of this device, and its file is shipped with it.
     float32 may be multiplied as TF32: that peak counts where a step does more than the other.
     Neither is known where a step does more than any peak: `PASSES` counts causal attention and the
     gradient of the model's input whole, or the times are another device's. PartoptError where they
     are not, and the forward's operations alone take longer at the peak than the step.
     """
-    sample, peaks = sample_flops(profile), _peaks_flops(profile, topology)
+    sample, peaks = sample_flops(profile), _peaks_flops(profile, topology, products)
     if sample is None or not peaks:
         return sample, None
     step_flops = max(
@@ -96,8 +100,12 @@ def sample_flops(profile: Profile) -> float | None:
     return PASSES * known * profile.group_ranks / measured.microbatch_size
 
 
-def _peaks_flops(profile: Profile, topology: Topology) -> list[float]:
+def _peaks_flops(profile: Profile, topology: Topology, products: Format | None) -> list[float]:
     """Peaks of the topology's device in the profile's format, if they are known."""
+    file = shipped_file(topology.device.name)
+    if products and BITS[products] < 16 and file and file[1].training:
+        own = file[1].training.peaks.get("fp8" if products == "mxfp8" else products)
+        return [parse_flops(own.value)] if own else []
     found, estimated = shipped_device(topology.device.name), profile.estimated
     if found is None or (estimated is not None and estimated.sha256 != found[1].sha256):
         return []  # the second: of a device file of one's own

@@ -50,6 +50,7 @@ class Kept(NamedTuple):
     # of what a replica holds a share: nothing, the state, the gradients too, the parameters too
     shard: int = 0
     posted: int = 0  # M, where all of an iteration have receive buffers; 0: those in flight
+    gathered: float = 1.0  # bytes for a byte of parameters, where replicas share them
 
 
 def kept_of(
@@ -62,7 +63,8 @@ def kept_of(
     """What is kept beside 16-bit or 32-bit parameters, with so many microbatches an iteration.
 
     Beside 16-bit ones stands an fp32 master copy, whatever the moments are; `optimizer_bytes` of an
-    engine are all the state of a parameter, a master copy included.
+    engine are all the state of a parameter, a master copy included. Gradients that are exchanged
+    once, behind the last backward, are whole until then, and as large.
     """
     each = 2 if sixteen_bit else 4
     state: float = STATE_BYTES[optimizer] + (_MASTER_BYTES if sixteen_bit else 0)
@@ -70,7 +72,11 @@ def kept_of(
         state = engine.optimizer_bytes
     gradient = 4 if engine.gradients == "float32" else each
     posted = microbatches or 0 if engine.buffers == "all" else 0
-    return Kept(gradient / each, state / each, SHARDED[shard], posted)
+    sharded = SHARDED[shard]
+    if shard == "gradients" and engine.allreduce == "blocking":
+        sharded = SHARDED["optimizer"]
+    gathered = (engine.gathered_bytes or each) / each
+    return Kept(gradient / each, state / each, sharded, posted, gathered)
 
 
 def kept_by(plan: Plan) -> Kept:

@@ -188,7 +188,8 @@ class Problem:
     @cached_property
     def reference(self) -> ProfileReference:
         """How plans name the profile; its digest is taken once for all the plans of a problem."""
-        flops, peak = flops_of(self.profile, self.topology)
+        own = self.transformer.format if self.transformer else None
+        flops, peak = flops_of(self.profile, self.topology, own)
         return ProfileReference(
             name=self.profile.model.name,
             sha256=self.profile.sha256(),
@@ -291,7 +292,8 @@ def problem_of(
     """
     options.setdefault("memory_bytes", topology.device.memory_bytes)
     known = Known() if known is None else known
-    grouped = known.once("topology", lambda: topology.in_groups(profile.group_ranks))
+    group = profile.group_ranks, profile.group_copies
+    grouped = known.once("topology", lambda: topology.in_groups(*group))
     chain = known.once(("chain", microbatch_size), lambda: chain_of(profile, microbatch_size))
     stated = Problem(profile=profile, topology=grouped, chain=chain, known=known)
     return as_run(stated.with_(**options))

@@ -19,7 +19,7 @@ from partopt.cost.collectives import allreduce_over
 from partopt.cost.memory import Kept, kept_by
 from partopt.documents.plan import Plan
 from partopt.documents.stage import FlowKind, FlowPer
-from partopt.documents.topology import AllReduceRates, Level, Topology
+from partopt.documents.topology import Algorithm, AllReduceRates, Level, Topology
 from partopt.schedules import schedule
 
 GRADIENTS, PARAMETERS = 2, 3  # of `Kept.shard`
@@ -43,10 +43,10 @@ def exchange_of(kept: Kept, synchronous: bool) -> Exchange:
     each = kept.gradients
     if kept.shard >= GRADIENTS and synchronous:
         if kept.shard == PARAMETERS:
-            return Exchange(0.0, 0.0, 1.0, each)
+            return Exchange(0.0, 0.0, kept.gathered, each)
         return Exchange(0.5, 0.5, scattered=each)
     if kept.shard == PARAMETERS:
-        return Exchange(each / 2, 0.5, 1.0)
+        return Exchange(each / 2, 0.5, kept.gathered)
     return Exchange((each + 1) / 2 if kept.shard else each, 1.0)
 
 
@@ -62,7 +62,7 @@ def collectives_of(
         return [("allreduce", kept.gradients * trained, per)]
     exchange = exchange_of(kept, per == "iteration")
     gather: tuple[float, FlowPer] = (
-        (2 * whole, "microbatch") if exchange.gathered else (trained, per)
+        (2 * exchange.gathered * whole, "microbatch") if exchange.gathered else (trained, per)
     )
     return [
         ("reducescatter", kept.gradients * trained, "microbatch" if exchange.scattered else per),
@@ -109,5 +109,14 @@ def exchange_topology(topology: Topology, exchange: Exchange) -> Topology:
 
 
 def half_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> float:
-    """Seconds of an all-gather or a reduce-scatter of `size_bytes` over `ranks`."""
-    return allreduce_over(ranks, topology).seconds(size_bytes) / 2 if size_bytes else 0.0
+    """Seconds of an all-gather or a reduce-scatter of `size_bytes` over `ranks`.
+
+    Half of an all-reduce around rings; a tree has no halves that leave shares.
+    """
+    if not size_bytes:
+        return 0.0
+    named = topology.allreduce
+    rings: Sequence[Algorithm] = ("ring", "hierarchical")
+    ways = [structs.replace(topology, allreduce=each) for each in rings if named != each]
+    ways = [topology] if named in rings else ways
+    return min(allreduce_over(ranks, way).seconds(size_bytes) for way in ways) / 2

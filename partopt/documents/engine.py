@@ -30,7 +30,8 @@ class Engine(documents.Part, frozen=True, kw_only=True):
     `buffers` says which microbatches have receive buffers. `recompute` and `shard` are the ways in
     which it saves memory. `optimizer_bytes` of state are kept for each parameter, `reserve_bytes`
     of a device are for what is not the model's; where they are None `partopt.cost.memory` says how
-    many.
+    many. `gathered_bytes` of each parameter are gathered where replicas share parameters; unset,
+    all that it has.
     """
 
     waits: tuple[str, ...] = ()
@@ -43,10 +44,12 @@ class Engine(documents.Part, frozen=True, kw_only=True):
     shard: tuple[Shard, ...] = ("none",)
     optimizer_bytes: Annotated[float, msgspec.Meta(ge=0)] | None = None
     reserve_bytes: Bytes | None = None
+    gathered_bytes: Annotated[float, msgspec.Meta(gt=0)] | msgspec.UnsetType = msgspec.UNSET
 
     def find_differences(self, other: Engine, schedule: str) -> list[str]:
         """The facts that plans under a schedule rest on, and that are others in another engine."""
         names = ["messages", "gradients", "allreduce", "buffers", "optimizer_bytes"]
+        names.append("gathered_bytes")
         names += ["bucket_bytes"] if self.allreduce == other.allreduce == "overlap" else []
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
         waits = (schedule in self.waits) != (schedule in other.waits)

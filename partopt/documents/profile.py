@@ -49,10 +49,15 @@ class Device(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: Bytes | None = None
 
 
-class Group(documents.Part, frozen=True, kw_only=True):
-    """The ranks that ran the model together, by tensor, sequence or context parallelism."""
+class Group(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """The ranks that ran the model together, by tensor, sequence or context parallelism.
+
+    Of context parallel ranks `copies` hold the same parameters, whose gradients all replicas of all
+    copies exchange at once.
+    """
 
     ranks: Annotated[int, msgspec.Meta(ge=2)]
+    copies: Count = 1
 
 
 class Environment(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -281,6 +286,11 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
     def group_ranks(self) -> int:
         """Ranks that ran the model together; 1 without a group."""
         return 1 if self.group is None else self.group.ranks
+
+    @property
+    def group_copies(self) -> int:
+        """Of those, ranks that hold the same parameters."""
+        return 1 if self.group is None else self.group.copies
 
     def sha256(self) -> str:
         """Hexadecimal digest of the profile's content, whatever the layout of its file.

@@ -96,10 +96,14 @@ class Level(documents.Part, frozen=True, kw_only=True):
         return self.latency_s if isinstance(own, UnsetType) else own
 
 
-class Grouping(documents.Part, frozen=True, kw_only=True):
-    """What lies behind a topology of groups: N `ranks` in each, and the cluster's own levels."""
+class Grouping(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What lies behind a topology of groups: N `ranks` in each, and the cluster's own levels.
+
+    Of a group's ranks `copies` hold the same parameters and exchange them together.
+    """
 
     ranks: Annotated[int, msgspec.Meta(ge=2)]
+    copies: Annotated[int, msgspec.Meta(ge=1)] = 1
     levels: Annotated[list[Level], msgspec.Meta(min_length=1)]
 
 
@@ -213,19 +217,20 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
         levels.append(replace(self.levels[-1], size=left))
         return replace(self, devices=0, levels=levels)
 
-    def in_groups(self, ranks: int) -> Self:
+    def in_groups(self, ranks: int, copies: int = 1) -> Self:
         """The topology whose devices are groups of `ranks` ranks; itself where they are that.
 
-        Raises PartoptError for groups that do not divide it.
+        Of each group's ranks `copies` hold the same parameters. Raises PartoptError for groups that
+        do not divide it.
         """
-        if ranks == self.group_ranks:
+        if (ranks, copies) == (self.group_ranks, self.group_copies):
             return self
         cluster = self.cluster
         try:
-            levels = group_levels(cluster.levels, ranks)
+            levels = group_levels(cluster.levels, ranks, copies)
         except PartoptError as error:
             raise error.at(self.name) from None
-        group = Grouping(ranks=ranks, levels=cluster.levels)
+        group = Grouping(ranks=ranks, copies=copies, levels=cluster.levels)
         return replace(cluster, devices=0, levels=levels, group=group)
 
     @property
@@ -239,6 +244,11 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     def group_ranks(self) -> int:
         """Real ranks of each device: N of a topology of groups, else 1."""
         return 1 if self.group is None else self.group.ranks
+
+    @property
+    def group_copies(self) -> int:
+        """Real ranks of each device that hold the same parameters."""
+        return 1 if self.group is None else self.group.copies
 
     @property
     def own_levels(self) -> list[Level]:
@@ -259,7 +269,7 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
         if self.group is None:
             return
         try:
-            levels = group_levels(self.group.levels, self.group.ranks)
+            levels = group_levels(self.group.levels, self.group.ranks, self.group.copies)
         except PartoptError as error:
             yield error.at("group")
             return
@@ -366,12 +376,16 @@ def _rate(level: Level) -> str:
 #       links'_k = ceil(links_k / s_k), beta'_k = beta_k links_k / (s_k links'_k)
 
 
-def group_levels(levels: Sequence[Level], ranks: int) -> list[Level]:
+def group_levels(levels: Sequence[Level], ranks: int, copies: int = 1) -> list[Level]:
     """The levels between groups of `ranks` consecutive ranks of a cluster with these `levels`.
 
     A profile of a group (tensor, sequence or context parallel) holds the numbers of one rank: its
     shard of the parameters, what it keeps, its bytes at a cut. Memory, cuts and all-reduces are
     then priced as without groups, on levels that carry what one rank of each group may use.
+
+    Context parallel ranks, `copies` of the same parameters, exchange them together: ranks of a
+    group on one port that are copies share what a collective takes of it, up to what they reach
+    among themselves.
 
     Levels that a group fills are left out, but for the outermost, which stays at size 1. Raises
     PartoptError unless a group fills inner levels whole and divides the next one.
@@ -384,7 +398,13 @@ def group_levels(levels: Sequence[Level], ranks: int) -> list[Level]:
         size = 1 if filled else level.size // left
         left = left // level.size if filled else 1
         if not filled or level is levels[-1]:
-            found.append(_share(level, size, ranks if level.bus else min(ranks, inside)))
+            sharers = ranks if level.bus else min(ranks, inside)
+            grouped = _share(level, size, sharers)
+            if copies > 1 and not level.bus:
+                together = sharers / min(sharers, ranks // copies)
+                among = levels[0].allreduce_bandwidth_bytes_per_s * levels[0].links
+                grouped = _speed_up(grouped, together, among)
+            found.append(grouped)
         inside *= level.size
     if left == 1:
         return found
@@ -411,6 +431,14 @@ def _share(level: Level, size: int, sharers: int) -> Level:
         own = rates.bandwidth_bytes_per_s * level.links / (sharers * links)
         rates = replace(rates, bandwidth_bytes_per_s=own)
     return replace(level, size=size, links=links, bandwidth_bytes_per_s=rate, allreduce=rates)
+
+
+def _speed_up(level: Level, times: float, most: float) -> Level:
+    """A level whose collectives are so many times as fast, up to `most` bytes/s of all links."""
+    own = level.allreduce_bandwidth_bytes_per_s
+    rate = max(own, min(times * own, most / level.links))
+    rates = replace(level.allreduce or AllReduceRates(), bandwidth_bytes_per_s=rate)
+    return level if rate == own else replace(level, allreduce=rates)
 
 
 # The file, in which quantities carry their units; partopt.units says what a bare number lacks.

@@ -9,7 +9,7 @@ import msgspec
 
 from partopt import documents
 from partopt.documents.engine import Layout
-from partopt.documents.profile import Count, Index, Seconds
+from partopt.documents.profile import Bytes, Count, Index, Seconds
 from partopt.errors import PartoptError
 
 # number format of the blocks' products; mxfp8 and nvfp4 have a scale a block of 32 and of 16
@@ -253,12 +253,49 @@ class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     buffer_bytes: Traffic = 3e9
 
 
+BlockSeconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class MeasuredBlock(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """A trainer's own block as it was measured for microbatches of `microbatch_size` samples.
+
+    `forward_s` and `backward_s` of one rank, nothing made again; `kept_bytes` it keeps from one to
+    the other, 0 where that was not measured.
+    """
+
+    microbatch_size: Count
+    forward_s: BlockSeconds
+    backward_s: BlockSeconds
+    kept_bytes: Bytes = 0
+
+
+class Calibration(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What was measured of a trainer's own block, for which the closed form's is scaled.
+
+    A group of `ranks` tensor parallel ranks ran it. `blocks` are in the order of their sizes, from
+    the profile of a model called `name`, with the digest `sha256`.
+    """
+
+    name: str
+    sha256: str
+    ranks: Count = 1
+    blocks: Annotated[list[MeasuredBlock], msgspec.Meta(min_length=1)]
+
+    def inconsistencies(self) -> Iterator[PartoptError]:
+        """Sizes that are not ascending."""
+        sizes = [each.microbatch_size for each in self.blocks]
+        if sizes != sorted(set(sizes)):
+            what = f"blocks: microbatch sizes {sizes} are not ascending"
+            hint = "list each size once, the smallest first"
+            yield PartoptError(what, hint, code="inconsistent-document", path="blocks")
+
+
 class Modelled(documents.Part, frozen=True, kw_only=True):
     """What the profile of a plan was computed from: a `model`, and the `practice` of its trainer.
 
-    Samples have `sequence` tokens, products are in `format`. `layout` has the degrees that are in
-    the profile, `closed_s` and `closed_bytes` are seconds of an iteration and bytes of the fullest
-    rank by the closed form.
+    Samples have `sequence` tokens, products are in `format`; a `calibration` is what was measured
+    of a block. `layout` has the degrees that are in the profile, `closed_s` and `closed_bytes` are
+    seconds of an iteration and bytes of the fullest rank by the closed form.
     """
 
     model: Transformer
@@ -268,3 +305,4 @@ class Modelled(documents.Part, frozen=True, kw_only=True):
     layout: Layout
     closed_s: Seconds
     closed_bytes: Count
+    calibration: Calibration | msgspec.UnsetType = msgspec.UNSET

@@ -148,10 +148,11 @@ def speeds(rows: Sequence[Rated]) -> tuple[str, list[float]]:
     return "tokens", [row.samples_per_s * each for row, each in zip(rows, known, strict=True)]
 
 
-def speed_lines(rated: Rated) -> Lines:
+def speed_lines(rated: Rated, peak: str = "") -> Lines:
     """What follows the line of the speed, where known.
 
-    Samples/s where the speed is in tokens/s, operations a device, and MFU.
+    Samples/s where the speed is in tokens/s, operations a device, and MFU, of the `peak` of a
+    number format if it is named.
     """
     figures, parts = rated.figures, []
     if isinstance(figures, msgspec.UnsetType):
@@ -159,7 +160,7 @@ def speed_lines(rated: Rated) -> Lines:
     if figures.tokens_per_s is not None:
         parts.append(speed_text(rated.samples_per_s, None))
     if figures.device_flops_per_s is not None:
-        share = "" if figures.mfu is None else f", MFU {figures.mfu:.1%}"
+        share = "" if figures.mfu is None else f", MFU {figures.mfu:.1%}{peak}"
         parts.append(f"{format_flops(figures.device_flops_per_s)} a device{share}")
     return [("", "; ".join(parts))] if parts else []
 

@@ -6,18 +6,23 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Modelled
+from partopt.documents.transformer import BITS, Modelled
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan import memory_lines
 from partopt.report.text import Column, label_lines, table_of
 from partopt.transformer.as_profile import training_of
-from partopt.transformer.block import Training
+from partopt.transformer.block import Shape, Training
 from partopt.transformer.iteration import AGREES, TRUST, Degrees, Estimate, estimate
 from partopt.units import format_bytes, format_seconds
 
 _LEAST = 0.005  # of an iteration: smaller parts are added up
 _LACKING = 3  # layouts that are shown though they do not fit, those that need least
 _AGAIN = {"never": "-", "always": "all", "selective": "some"}
+# parts that blocks' seconds are in, beside those that nothing is measured of
+_OF_BLOCKS = {
+    *("products", "attention", "passes", "tensor", "experts", "launches"),
+    *("recomputation", "bubble", "imbalance"),
+}
 _NAMES = {
     "tensor": "tensor exchange",
     "context": "context exchange",
@@ -34,15 +39,17 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     assert about
     work = training_of(plan, about)
     batch = plan.microbatch_size * (plan.microbatches or 1)
+    own = Degrees.of(work, about.layout, batch)
     parts = estimate(work, about.layout, batch).parts
-    lines = [*_head(plan, about), *_times(plan, about, batch)]
-    lines += [("where", _where(parts))]
+    lines = [*_head(plan, about), *_times(plan, about, batch), *_measured(work, own)]
+    where = _where(parts, work)
+    lines += [("" if place else "where", line) for place, line in enumerate(where)]
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
-    lines += [("trust", text) for text in _trust(plan, about)]
+    lines += [("trust", text) for text in _trust(plan, about, _basis(work, own.shape))]
     pages = [label_lines(lines)]
     if arithmetic:
-        pages.append(_block(work, Degrees.of(work, about.layout, batch)))
+        pages.append(_block(work, own))
     return "\n\n".join(pages)
 
 
@@ -52,10 +59,12 @@ def render_beside(
     lacking: Sequence[Estimate],
     tried: int,
     simulated: Mapping[Layout, Plan],
+    scaled: bool = False,
 ) -> str:
     """The layouts beside the `best`, with what costs them more, and those that do not fit.
 
-    Times are those of `simulated` plans where there are any, else of the closed form.
+    Times are those of `simulated` plans where there are any, else of the closed form; blocks are
+    computed, or `scaled` by what was measured.
     """
     experts = any((own.layout.ep or 1) > 1 for own in fitting)
     rows = [*fitting, *lacking[:_LACKING]]
@@ -87,6 +96,8 @@ def render_beside(
         Column("AGAINST THE FIRST", why, "text"),
     ]
     note = f"{tried:,} layouts estimated, {len(simulated)} simulated; ~ is the closed form"
+    if scaled:
+        note += "; blocks are measured, or scaled by what was measured"
     return f"{table_of(rows, columns, gap=1)}\n{note}"
 
 
@@ -164,6 +175,7 @@ def _head(plan: Plan, about: Modelled) -> Lines:
 def _times(plan: Plan, about: Modelled, batch: int) -> Lines:
     predicted = plan.predicted
     simulated_s = predicted.iteration_s or predicted.period_s
+    products = "fp8" if about.format == "mxfp8" else about.format
     return [
         (
             "time",
@@ -171,50 +183,99 @@ def _times(plan: Plan, about: Modelled, batch: int) -> Lines:
             f"closed form {format_seconds(about.closed_s)}",
         ),
         ("speed", speed_text(predicted.samples_per_s, plan.profile.tokens_per_sample)),
-        *speed_lines(predicted),
+        *speed_lines(predicted, f" of the {products} peak" if BITS[about.format] < 16 else ""),
         *price_lines(predicted.figures, plan.topology.cluster.devices),
     ]
 
 
-def _where(parts: Mapping[str, float]) -> str:
-    """Shares of the closed form's seconds, the largest first."""
+def _basis(work: Training, shape: Shape) -> str:
+    """Whether a block of this shape is measured, scaled by what was, or computed."""
+    if work.calibration is None:
+        return "computed"
+    return "measured" if work.is_measured(shape) else "scaled"
+
+
+def _measured(work: Training, own: Degrees) -> Lines:
+    """What was measured of a block, and how much more it is than what is computed."""
+    calibration, scale = work.calibration, work.scale(own.shape)
+    if calibration is None:
+        return []
+    known = f", bytes kept x {scale.kept:.3g}" if calibration.blocks[0].kept_bytes else ""
+    sizes = ", ".join(str(each.microbatch_size) for each in calibration.blocks)
+    return [
+        (
+            "block",
+            f"{_basis(work, own.shape)}: forward x {scale.forward:.3g}, backward x "
+            f"{scale.backward:.3g}{known} of what is computed",
+        ),
+        ("", f"{calibration.name}, measured at tp {calibration.ranks}, microbatch {sizes}"),
+    ]
+
+
+def _where(parts: Mapping[str, float], work: Training) -> Iterator[str]:
+    """Shares of the closed form's seconds, the largest first; apart what was scaled."""
     whole = sum(parts.values())
     shown = {name: own for name, own in parts.items() if own >= _LEAST * whole}
-    ranked = sorted(shown.items(), key=lambda item: -item[1])
-    words = [f"{_NAMES.get(name, name)} {seconds / whole:.1%}" for name, seconds in ranked]
+    groups: dict[str, list[str]] = {"scaled": [], "computed": []}
+    for name, seconds in sorted(shown.items(), key=lambda item: -item[1]):
+        basis = "scaled" if name in _OF_BLOCKS and work.is_scaled(name) else "computed"
+        groups[basis].append(f"{_NAMES.get(name, name)} {seconds / whole:.1%}")
     rest = 1 - sum(shown.values()) / whole
-    return ", ".join([*words, f"other {rest:.1%}"] if rest > 0 else words)
+    groups["computed"] += [f"other {rest:.1%}"] if rest > 0 else []
+    for basis, words in groups.items():
+        if words:
+            yield ", ".join(words) if work.calibration is None else f"{basis}: {', '.join(words)}"
 
 
-def _trust(plan: Plan, about: Modelled) -> Iterator[str]:
+def _trust(plan: Plan, about: Modelled, basis: str) -> Iterator[str]:
     """How far to believe it, and where the closed form and the simulation part."""
-    yield f"computed; {TRUST}"
+    if basis == "computed":
+        yield f"computed; {TRUST}"
+    else:
+        yield f"blocks {basis}, exchanges and the rest computed; where all is, {TRUST}"
     simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
     change = simulated_s / about.closed_s - 1
     if abs(change) > AGREES:
-        why = []
-        if (about.layout.cp or 1) > 1:
-            why.append("it exchanges over groups of ranks, not over all that share parameters")
-        if about.model.experts:
-            why.append("experts' gradients have more replicas there")
-        why = why or ["stages and sends fall otherwise"]
-        yield f"simulated {change:+.1%} against the closed form: {'; '.join(why)}"
+        yield f"simulated {change:+.1%} against the closed form: {_difference(plan, about)}"
     if about.model.experts:
         yield "layouts of experts are not verified: imbalance is not in the model"
+
+
+def _difference(plan: Plan, about: Modelled) -> str:
+    """What the simulation or the closed form of a layout lacks, likeliest first."""
+    own = about.layout
+    p, interleaved, experts = own.pp or 1, (own.chunks or 1) > 1, about.model.experts
+    causes = {
+        "experts' gradients have fewer replicas than it exchanges them over": experts,
+        "it sends and receives in turn, where the trainer does both at once": (
+            plan.waits and p > 2 and not interleaved
+        ),
+        "the closed form takes chunks for equal and every send for shown": interleaved,
+        "sends fall otherwise": p > 1,
+        "it gathers and scatters all blocks at once, not one by one": p == 1,
+    }
+    return next(why for why, here in causes.items() if here)
 
 
 def _block(work: Training, own: Degrees) -> str:
     """What a block takes of a microbatch on a rank, part by part."""
     block = work.block(own.shape)
+    basis = _basis(work, own.shape)
+    some = "computed" if basis == "computed" else "scaled"
+
+    def row(name: str, forward_s: float, backward_s: float, of: str) -> tuple[str, ...]:
+        seconds = [format_seconds(each) if each else "" for each in (forward_s, backward_s)]
+        return _NAMES.get(name, name), *seconds, of
+
     rows = [
-        (_NAMES.get(name, name), format_seconds(each.forward), format_seconds(each.backward))
+        row(name, *each, some if work.is_scaled(name) else "computed")
         for name, each in block.parts.items()
         if sum(each)
     ]
     if block.again_s:
-        rows.append(("made again", "", format_seconds(block.again_s)))
-    whole_s = block.backward_s + block.again_s
-    rows.append(("a block", format_seconds(block.forward_s), format_seconds(whole_s)))
+        rows.append(row("made again", 0.0, block.again_s, some))
+        basis = some
+    rows.append(row("a block", block.forward_s, block.backward_s + block.again_s, basis))
     products = [f"{each.n:,.0f} x {each.k:,.0f}" for each in work.products(own.shape)]
     ends_s = format_seconds(block.head_s), format_seconds(block.embedding_s)
     table = table_of(
@@ -223,6 +284,7 @@ def _block(work: Training, own: Degrees) -> str:
             Column("A BLOCK, A MICROBATCH", lambda row: row[0], "whole"),
             Column("FORWARD", lambda row: row[1]),
             Column("BACKWARD", lambda row: row[2]),
+            *([Column("", lambda row: row[3], "whole")] if work.calibration else []),
         ],
     )
     return "\n".join(

@@ -26,6 +26,7 @@ from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.bound import certify_simulated
 from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.execution import check_actions
+from partopt.transformer.as_profile import modelled_again
 
 # a person's own split; the grids of `schedule=auto`, which are not decided by one planner
 UNPROVED = ("manual", "grid")
@@ -46,7 +47,8 @@ class Recomputation:
     def problem(self) -> Problem:
         """What the plan was made for."""
         check_layout(self.plan)
-        return problem_from_plan(self.plan, self.profile).with_(progress=self.progress)
+        problem = problem_from_plan(self.plan, self.profile)
+        return problem.with_(progress=self.progress, transformer=modelled_again(self.plan))
 
     @cached_property
     def partition(self) -> Partition:

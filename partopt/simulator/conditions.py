@@ -135,7 +135,8 @@ def change_network(topology: Topology, conditions: Conditions) -> Topology:
     cluster = topology.cluster
     levels: list[Level] = [replace(level, **fields.get(level.name, {})) for level in cluster.levels]
     device = replace(topology.device, memory_bytes=limit)
-    return replace(cluster, device=device, levels=levels).in_groups(topology.group_ranks)
+    changed = replace(cluster, device=device, levels=levels)
+    return changed.in_groups(topology.group_ranks, topology.group_copies)
 
 
 def _bandwidth(given: str | float) -> float:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 import msgspec
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from partopt import planners
 from partopt.cost.problem import Progress, ignore_progress
@@ -24,12 +24,13 @@ from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
-from partopt.documents.transformer import Format, Modelled, Practice, Transformer
+from partopt.documents.transformer import BITS, Calibration, Format, Modelled, Practice, Transformer
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.job import Job
 from partopt.options import FACTS, MANUAL, invalid, parse_bytes, with_facts
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS, export_plan
+from partopt.trainers.calibration import calibrate
 from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import Trainer
 from partopt.transformer.as_profile import profile_of, rates_of
@@ -82,8 +83,9 @@ class Laying:
 
     `global_batch` is in samples of `sequence` tokens; `facts` replace some of the trainer's, as
     `with_facts` and its `choices` name them; `memory` is the limit of a device, by default
-    `PLANNED` of what its name says. PartoptError for what the trainer, the device or the model does
-    not have.
+    `PLANNED` of what its name says. Of a `measured` block the closed form takes the times that were
+    measured. PartoptError for what the trainer, the device or the model does not have, and where
+    the measured block is of another.
     """
 
     model: Transformer
@@ -95,6 +97,7 @@ class Laying:
     layout: Layout = dataclasses.field(default_factory=Layout)
     facts: Mapping[str, object]
     memory: str | int | None = None
+    measured: Profile | None = None
 
     @property
     def training(self) -> Training:
@@ -111,7 +114,15 @@ class Laying:
             practice=practice,
             engine=with_facts(trainer.engine, rest),
             rates=rates_of(self.topology),
+            calibration=self.calibration,
         )
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What was measured of a block."""
+        if self.measured is None:
+            return None
+        return calibrate(self.measured, self.model, self.sequence, self.format, self.topology)
 
     @property
     def recomputes_partly(self) -> bool:
@@ -120,10 +131,16 @@ class Laying:
 
     @property
     def fixed(self) -> Layout:
-        """The parts of the layout that are fixed; what the trainer does not have is 1."""
+        """The parts of the layout that are fixed; what the trainer does not have is 1.
+
+        PartoptError where more of it is asked for.
+        """
         trainer, own = TRAINERS.lookup(self.trainer), self.layout
         alone = {name: 1 for name in ("tp", "cp", "ep") if name not in trainer.says.degrees}
-        if "interleaved" not in (trainer.schedules or {}):
+        if trainer.schedules is not None and "interleaved" not in trainer.schedules:
+            if (own.chunks or 1) > 1:
+                what = f"{self.trainer} does not interleave chunks"
+                raise invalid("layout", f"chunks={own.chunks}", what, "leave chunks out")
             alone["chunks"] = 1
         lacking = {name: 1 for name in alone if getattr(own, name) is None}
         if own.recompute == "auto":
@@ -226,12 +243,12 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
             code="no-plan",
         )
     if not found.fitting:
-        return Chosen(best=_lay(asked, training, found.least.layout), found=found, simulated={})
+        return Chosen(best=lay_as(asked, training, found.least.layout), found=found, simulated={})
     near = [own for own in found.fitting if own.seconds <= NEAR * found.fitting[0].seconds]
     laid = list[Laid]()
     for done, own in enumerate(differing(near, JUDGED)):
         progress("simulating layouts", done, JUDGED)
-        laid.append(_lay(asked, training, own.layout))
+        laid.append(lay_as(asked, training, own.layout))
     laid.sort(key=lambda each: (not each.plan.fits, each.seconds))
     simulated = {each.estimate.layout: each.plan for each in laid if each.agrees}
     beside = [RunnerUp.of(each.plan) for each in laid[1:]]
@@ -396,10 +413,11 @@ def lay(asked: Laying) -> Laid:
     be run.
     """
     training = asked.training
-    return _lay(asked, training, asked.fill(training))
+    return lay_as(asked, training, asked.fill(training))
 
 
-def _lay(asked: Laying, training: Training, layout: Layout) -> Laid:
+def lay_as(asked: Laying, training: Training, layout: Layout) -> Laid:
+    """As `lay`, of a whole layout and of a training that may be another than the one asked for."""
     found = estimate(training, layout, asked.global_batch)
     profile = profile_of(training, layout, asked.global_batch)
     about = Modelled(
@@ -410,6 +428,7 @@ def _lay(asked: Laying, training: Training, layout: Layout) -> Laid:
         layout=layout,
         closed_s=found.seconds,
         closed_bytes=round(found.memory_bytes),
+        calibration=training.calibration or UNSET,
     )
     problem = Job(profile, asked.topology, **_options(asked, training, found)).problem
     problem = problem.with_(transformer=about)
@@ -434,9 +453,11 @@ def _options(asked: Laying, training: Training, found: Estimate) -> dict[str, An
     else:
         state = memory["optimizer"] / (memory["parameters"] / 2)
         state *= n if layout.shard == "optimizer" else 1
+    bits = BITS[training.format]
+    gathered = {"gathered_bytes": bits / 8} if "in shares" in memory and bits < 16 else {}
     return {
         "trainer": asked.trainer,
-        "engine": structs.replace(training.engine, optimizer_bytes=max(0.0, state)),
+        "engine": structs.replace(training.engine, optimizer_bytes=max(0.0, state), **gathered),
         "schedule": layout.schedule,
         "chunks": v if v > 1 else None,
         "planner": MANUAL,

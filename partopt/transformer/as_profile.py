@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
 from partopt.documents.device import shipped_device, shipped_file
 from partopt.documents.engine import Layout
 from partopt.documents.files import PathLike, shipped_names
@@ -30,7 +33,14 @@ from partopt.documents.topology import Topology
 from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer.block import Block, Training
-from partopt.transformer.iteration import Degrees, once_s, stage_counts, straggling, working_bytes
+from partopt.transformer.iteration import (
+    Degrees,
+    estimate,
+    once_s,
+    stage_counts,
+    straggling,
+    working_bytes,
+)
 from partopt.transformer.rates import Rates
 
 EMBEDDING, BLOCK, NORM, HEAD = "embedding", "layers", "norm", "lm_head"
@@ -69,6 +79,7 @@ def training_of(plan: Plan, about: Modelled) -> Training:
         practice=about.practice,
         engine=plan.engine,
         rates=rates_of(plan.topology),
+        calibration=about.calibration or None,
     )
 
 
@@ -84,6 +95,16 @@ def profile_again(plan: Plan) -> Profile | None:
     work = training_of(plan, plan.transformer)
     batch = plan.microbatch_size * (plan.microbatches or 1)
     return profile_of(work, plan.transformer.layout, batch)
+
+
+def modelled_again(plan: Plan) -> Modelled | UnsetType:
+    """What a plan's profile was computed from, and the closed form's seconds of it again."""
+    about = plan.transformer
+    if not about:
+        return UNSET
+    batch = plan.microbatch_size * (plan.microbatches or 1)
+    found = estimate(training_of(plan, about), about.layout, batch)
+    return replace(about, closed_s=found.seconds)
 
 
 def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
@@ -117,7 +138,7 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
         device=Device(name=work.rates.device, type="cuda"),
         dtype="float16" if work.format == "float16" else "bfloat16",
         estimated=Estimated(device=work.rates.device, sha256=_digest(work.rates.device)),
-        group=Group(ranks=group) if group > 1 else None,
+        group=Group(ranks=group, copies=c) if group > 1 else None,
         layers=[
             Layer(name=EMBEDDING, type="Embedding", parameter_bytes=end, shared_parameters=tied),
             *(

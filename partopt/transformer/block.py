@@ -8,7 +8,14 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from partopt.documents.engine import Engine
-from partopt.documents.transformer import BITS, Format, Kept, Practice, Transformer
+from partopt.documents.transformer import (
+    BITS,
+    Calibration,
+    Format,
+    Kept,
+    Practice,
+    Transformer,
+)
 from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer.rates import COLLECTIVE_S, HOP_S, LAUNCH_S, Rates, Seconds
 
@@ -57,6 +64,18 @@ class Block(NamedTuple):
         return self.forward_s + self.backward_s + self.again_s
 
 
+class Scale(NamedTuple):
+    """What a measured block has, over what is computed of it: seconds, and bytes kept."""
+
+    forward: float = 1.0
+    backward: float = 1.0
+    kept: float = 1.0
+
+    def of(self, computed: Seconds) -> Seconds:
+        """Computed seconds as they are measured."""
+        return Seconds(self.forward * computed.forward, self.backward * computed.backward)
+
+
 class Product(NamedTuple):
     """Of all tokens a product (T, k) x (k, n); `again` is the share that operations make again."""
 
@@ -69,6 +88,7 @@ class Product(NamedTuple):
 class Training:
     """A transformer that a trainer trains on some device: all but the layout.
 
+    With a `calibration` blocks take what was measured of them, of other shapes in proportion.
     Raises PartoptError for a number format or an attention that the device is not known to have.
     """
 
@@ -78,6 +98,7 @@ class Training:
     practice: Practice
     engine: Engine
     rates: Rates
+    calibration: Calibration | None = None
     _blocks: dict[Shape, Block] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -118,30 +139,81 @@ class Training:
             self._blocks[shape] = self._block(shape)
         return self._blocks[shape]
 
-    def _block(self, shape: Shape) -> Block:
-        products = self.products(shape)
-        timed = [self._linear_s(shape, product) for product in products]
-        parts = {
-            "products": _sum(timed),
+    def is_measured(self, shape: Shape) -> bool:
+        """Whether a block of this shape is one of those that were measured."""
+        own = self.calibration
+        return own is not None and shape._replace(recompute="never") in [
+            Shape(each.microbatch_size, own.ranks) for each in own.blocks
+        ]
+
+    def is_scaled(self, part: str) -> bool:
+        """Whether a `part` of blocks is in what was measured; what one rank exchanges is not."""
+        own = self.calibration
+        if own is None or part in ("context", "exchange"):
+            return False
+        return part != "tensor" or own.ranks > 1
+
+    @cached_property
+    def _scales(self) -> Mapping[int, Scale]:
+        """By samples of a microbatch, what blocks have over what is computed of them."""
+        own = self.calibration
+        scales: dict[int, Scale] = {}
+        for each in own.blocks if own else ():
+            shape = Shape(each.microbatch_size, own.ranks if own else 1)
+            inside = self._inside(shape)
+            computed = _sum(s for part, s in inside.items() if self.is_scaled(part))
+            kept = each.kept_bytes / self._saved_bytes(shape) if each.kept_bytes else 1.0
+            scales[shape.b] = Scale(
+                each.forward_s / computed.forward, each.backward_s / computed.backward, kept
+            )
+        return scales
+
+    def scale(self, shape: Shape) -> Scale:
+        """That of the measured size with as many tokens; between two in proportion, else the end's.
+
+        Other degrees have the same: what kernels achieve depends on tokens more than on widths.
+        """
+        known, size = self._scales, shape.b / shape.c
+        if not known:
+            return Scale()
+        below = max((b for b in known if b <= size), default=min(known))
+        above = min((b for b in known if b >= size), default=max(known))
+        along = (size - below) / (above - below) if above > below else 0.0
+        pairs = zip(known[below], known[above], strict=True)
+        return Scale(*(low + along * (high - low) for low, high in pairs))
+
+    def _inside(self, shape: Shape) -> dict[str, Seconds]:
+        """The parts that are in a block's own module, computed."""
+        return {
+            "products": _sum(self._linear_s(shape, product) for product in self.products(shape)),
             "attention": self._attention_s(shape),
             "passes": self._passes_s(shape),
             "tensor": self._tensor_s(shape),
+            **(self._experts_s(shape) if self.model.experts else {}),
+        }
+
+    def _block(self, shape: Shape) -> Block:
+        scale = self.scale(shape)
+        exchanged = scale if self.is_scaled("tensor") else Scale()
+        parts = {
+            name: (exchanged if name == "tensor" else scale).of(each)
+            for name, each in self._inside(shape).items()
         }
         if shape.c > 1:
             parts["context"] = self._context_s(shape, parts["attention"])
         if self.model.experts:
-            parts |= self._experts_s(shape)
             parts["exchange"] = self._exchange_s(shape, _sum(parts.values()))
         forward_s, backward_s = _sum(parts.values())
         again_s = 0.0
         if shape.recompute == "always":
             again_s = forward_s
             if self.practice.stops_early:
-                again_s -= timed[-1].forward + self._last_scatter_s(shape)
+                last_s = self._linear_s(shape, self.products(shape)[-1]).forward
+                scatter_s = self._scatter_s(shape) * self._shown
+                again_s -= scale.forward * last_s + exchanged.forward * scatter_s
         elif shape.recompute == "selective" and self.practice.selective == "operations":
-            halves = zip(timed, products, strict=True)
-            again_s = sum(each.forward * product.again for each, product in halves)
-            again_s += self._remade_s(shape, parts["passes"].forward)
+            made_s = self._remade_s(shape)
+            again_s = scale.forward * made_s + exchanged.forward * self._regathered_s(shape)
         elif shape.recompute == "selective" and self.practice.scores is not None:
             again_s = parts["attention"].forward
         whole = shape._replace(recompute="never")
@@ -254,16 +326,17 @@ class Training:
             backward_s += pairs * gather_s
         return Seconds(forward_s * self._shown, backward_s * self._shown)
 
-    def _last_scatter_s(self, shape: Shape) -> float:
-        return self._scatter_s(shape) * self._shown
-
-    def _remade_s(self, shape: Shape, passes_s: float) -> float:
-        """What is made again beside products: all passes but the last residual, the gathers."""
+    def _remade_s(self, shape: Shape) -> float:
+        """What is made again where some operations are: products, all passes but the last."""
+        products = self.products(shape)
+        products_s = sum(self._linear_s(shape, own).forward * own.again for own in products)
         last = self.practice.passes.residuals[0] / 2
         last_s = self.rates.passes_s(self.tokens(shape) * self.model.hidden * last)
-        pairs = 2 if self.model.ffn else 1
-        gathers_s = pairs * self._gather_s(shape) * self._shown
-        return passes_s - last_s / self.share(shape) + gathers_s
+        return products_s + self._passes_s(shape).forward - last_s / self.share(shape)
+
+    def _regathered_s(self, shape: Shape) -> float:
+        """The gathers that are made again there."""
+        return (2 if self.model.ffn else 1) * self._gather_s(shape) * self._shown
 
     def _context_s(self, shape: Shape, attention_s: Seconds) -> Seconds:
         """Keys and values go round c ranks, behind the attention of those that have come."""
@@ -347,10 +420,12 @@ class Training:
         return 2 * self.tokens(shape) * self.model.hidden / (1 if whole else shape.t)
 
     def saved_bytes(self, shape: Shape) -> float:
-        """Bytes that a block keeps of a microbatch on one rank.
+        """Bytes that a block keeps of a microbatch on one rank; its input is known in any case."""
+        scale = 1.0 if shape.recompute == "always" else self.scale(shape).kept
+        return scale * self._saved_bytes(shape)
 
-        Korthikanti et al., 2022, table 2, and the same count of other blocks.
-        """
+    def _saved_bytes(self, shape: Shape) -> float:
+        """Korthikanti et al., 2022, table 2, and the same count of other blocks."""
         model, T, share, t = self.model, self.tokens(shape), self.share(shape), shape.t
         if shape.recompute == "always":
             return 2 * T * model.hidden / share

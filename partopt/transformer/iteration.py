@@ -186,20 +186,36 @@ def once_s(work: Training, layout: Layout, batch: int) -> float:
     """Seconds of an iteration that no action of a pipeline takes: the step, the host.
 
     And of exchanges what a plan of t c ranks a device does not show: the part of context parallel
-    ranks and, of parameters in shares, the first gather, the last scatter, what collectives take.
+    ranks, what an exchange in float32 takes more and, of parameters in shares, the first gather,
+    the last scatter, what collectives take.
     """
     own = Degrees.of(work, layout, batch)
-    block, alone = _block(work, own), own._replace(c=1)
+    block = _block(work, own)
     if not own.shape.fsdp:
-        found, without = (_replicas_s(work, each, layout, block) for each in (own, alone))
-        return found["step"] + HOST_S + max(0.0, found["replicas"] - without["replicas"])
-    found, seen_s = _fsdp_s(work, own, layout, block), 0.0
-    if own.p == 1:
-        block_s, back_s, _ = _gathers_s(work, alone, layout)
-        seen_s = max(0.0, block_s - block.forward_s)
-        seen_s += max(0.0, back_s - block.backward_s - block.again_s)
-    shown_s = found["replicas"] * (own.p == 1) - own.m * work.model.blocks * seen_s
-    return found["step"] + HOST_S + max(0.0, shown_s)
+        found = _replicas_s(work, own, layout, block)
+        seen_s = _replicas_s(work, own, layout, block, seen=True)["replicas"]
+        return found["step"] + HOST_S + max(0.0, found["replicas"] - seen_s)
+    found = _fsdp_s(work, own, layout, block)
+    if own.p > 1:  # of all of a stage, which the plan exchanges once
+        seen_s = _seen(own) * found["replicas"]
+    else:  # what takes longer than the compute of all blocks, head and embedding
+        parameters = sum(_parameters(work, own))
+        gather_s, scatter_s = (
+            _seen(own) * work.rates.replicas_s(size * parameters, own.sharers, _near(work, own))
+            for size in (min(2, BITS[work.format] / 8), work.gradient_bytes)
+        )
+        L, ends_s = work.model.blocks, (block.head_s / 3, block.head_s * 2 / 3)
+        late_s = max(0.0, gather_s - L * block.forward_s - ends_s[0])
+        scatter_s += 0.0 if layout.shard == "gradients" else gather_s
+        late_s += max(0.0, scatter_s - L * (block.backward_s + block.again_s) - ends_s[1])
+        seen_s = own.m * late_s
+    return found["step"] + HOST_S + max(0.0, found["replicas"] - seen_s)
+
+
+def _seen(own: Degrees) -> float:
+    """The share of an exchange that n replicas do where each stands for c ranks."""
+    ranks = own.sharers
+    return (1 - 1 / own.n) / (1 - 1 / ranks) if ranks > 1 else 0.0
 
 
 def _near(work: Training, own: Degrees) -> int:
@@ -239,6 +255,9 @@ def _pipeline_s(
     loads = [count * block.seconds for count in counts]
     loads[0], loads[-1] = loads[0] + block.embedding_s, loads[-1] + block.head_s
     slow_s, whole_s = max(loads), sum(loads)
+    idle_s = (whole_s - slow_s) / v
+    if v == 1:
+        idle_s = makespan_s(loads, [n * block.forward_s for n in counts], m) - m * slow_s
     send_s = work.rates.send_s(work.message_bytes(shape))
     shown_s, fill = send_s, p - 1
     if ("interleaved" if v > 1 else "1f1b") not in work.engine.waits:
@@ -250,9 +269,29 @@ def _pipeline_s(
         shown_s += work.rates.link_s(shape.t * work.message_bytes(shape), shape.t)
     return {
         "imbalance": m * (slow_s - whole_s / p),
-        "bubble": (whole_s - slow_s) / v,
+        "bubble": idle_s,
         "sends": 2 * m * v * shown_s + 2 * fill * send_s,
     }
+
+
+def makespan_s(loads: Sequence[float], forward_s: Sequence[float], m: int) -> float:
+    """Seconds of m microbatches under 1F1B, sends left out: the latest of what devices allow.
+
+    Beside its own work a device waits for the first forward and, behind its last backward, for
+    those before it. It waits for those behind it twice: for the first backward, less the further
+    forwards of its warm-up; and for the last one, less the backwards that it has left by then.
+    Where all forwards are warm-up it waits once. Exact where stages differ by a block and backwards
+    are twice as long as forwards or longer, else a bound from below.
+    """
+    p, whole_s = len(loads), sum(loads)
+    found_s, before_s = 0.0, 0.0
+    for s, (load_s, own_s) in enumerate(zip(loads, forward_s, strict=True)):
+        ahead, behind_s = min(m, p - s) - 1, whole_s - before_s - load_s
+        waits = [max(0.0, behind_s - ahead * each) for each in (own_s, load_s - own_s)]
+        waits_s = sum(waits) if m > p - s else max(waits)
+        found_s = max(found_s, m * load_s + before_s + waits_s)
+        before_s += load_s
+    return found_s
 
 
 def _fsdp_s(work: Training, own: Degrees, layout: Layout, block: Block) -> dict[str, float]:
@@ -293,24 +332,35 @@ def _gathers_s(work: Training, own: Degrees, layout: Layout) -> tuple[float, flo
     return block_s, scatter_s + (0.0 if layout.shard == "gradients" else block_s), first_s
 
 
-def _replicas_s(work: Training, own: Degrees, layout: Layout, block: Block) -> dict[str, float]:
-    """Whole parameters: what the exchange of gradients shows, once an iteration, and the step."""
+def _replicas_s(
+    work: Training, own: Degrees, layout: Layout, block: Block, seen: bool = False
+) -> dict[str, float]:
+    """Whole parameters: what the exchange of gradients shows, once an iteration, and the step.
+
+    With `seen` as much as a plan of groups of ranks shows, in which all parameters have as many
+    replicas.
+    """
     model, rates, practice = work.model, work.rates, work.practice
-    (t, _, _, p, v, _, _, _, _), near, grad = own, _near(work, own), work.gradient_bytes
-    dense, experts = _parameters(work, own)
-    copies = _copies(own)
-    shared = layout.shard == "optimizer"
-    reduce_s = rates.replicas_s(dense * grad, own.sharers, near) * (1 if shared else 2)
-    if practice.exchange == "float32":
+    (t, _, e, p, v, _, _, _, _), near, grad = own, _near(work, own), work.gradient_bytes
+    parameters = _parameters(work, own)
+    dense, experts = (sum(parameters), 0.0) if seen else parameters
+    shared, copies = layout.shard == "optimizer", _copies(own)
+    ways = 1 if shared else 2
+    beside = max(1, min(rates.server // e, copies))  # ranks in a server with the same experts
+    reduce_s = ways * rates.replicas_s(dense * grad, own.sharers, near)
+    if practice.exchange == "float32" and not seen:
         reduce_s = 2 * rates.replicas_s(dense * 4, own.sharers, near)
         reduce_s += rates.passes_s(FLOAT32_EXCHANGE * dense)
-    reduce_s += rates.replicas_s(experts * grad, copies, 1)
-    if model.tied and p > 1:  # the first and the last stage add their gradients
-        reduce_s += 2 * rates.replicas_s(model.end_parameters / t * grad, 2, 1)
+    reduce_s += ways * rates.replicas_s(experts * grad, copies, beside)
     gather_s = 0.0
     if shared:
         gather_s = rates.replicas_s(2 * dense, own.sharers, near)
-        gather_s += rates.replicas_s(2 * experts, copies, 1)
+        gather_s += rates.replicas_s(2 * experts, copies, beside)
+    if seen:
+        reduce_s, gather_s = _seen(own) * reduce_s, _seen(own) * gather_s
+    if model.tied and p > 1:  # the first and the last stage add theirs, all replicas at once
+        tied_s = 2 * rates.replicas_s(model.end_parameters / t * grad, 2, 1)
+        reduce_s += tied_s / max(1, rates.server // (t * own.c)) if seen else tied_s
     shown_s = reduce_s + gather_s
     if work.engine.allreduce == "overlap":
         # behind the last microbatch's backward and the first one's forward; chunks end p slots
@@ -321,6 +371,7 @@ def _replicas_s(work: Training, own: Degrees, layout: Layout, block: Block) -> d
         late_s += max(0.0, gather_s - window * block.forward_s)
         hidden_s = max(0.0, shown_s - alone_s - late_s)
         shown_s = alone_s + late_s + rates.taken * hidden_s
+    dense, experts = parameters
     sharers = (own.sharers, copies) if shared else (1, 1)
     stepped = STEP * (dense / sharers[0] + experts / sharers[1]) + WHOLE_STEP * (dense + experts)
     return {"step": rates.passes_s(stepped), "replicas": shown_s}

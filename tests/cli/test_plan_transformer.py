@@ -59,6 +59,18 @@ def test_json_has_the_layout_and_the_speed(partopt):
     assert 0.3 < figures["mfu"] < 0.7
 
 
+def test_in_8_bits_the_utilisation_is_of_the_peak_in_8_bits(partopt):
+    both = {
+        dtype: json.loads(partopt("plan", *ASKED, *LAYOUT, "--dtype", dtype, "--json").out)
+        for dtype in ("bfloat16", "fp8")
+    }
+    for dtype, peak in (("bfloat16", 989.4e12), ("fp8", 1979e12)):
+        figures = both[dtype]["predicted"]["figures"]
+        assert figures["mfu"] == pytest.approx(figures["device_flops_per_s"] / peak)
+    page = partopt("plan", *ASKED, *LAYOUT, "--dtype", "fp8").out
+    assert "of the fp8 peak" in " ".join(page.split())
+
+
 def test_options_of_a_layout_may_stand_alone(partopt):
     said = "plan", *ASKED, "--json"
     whole = partopt(*said, "--layout", "tp=2,pp=2,recompute=always,microbatch=2").out

@@ -3,7 +3,9 @@
 import pytest
 from msgspec import structs
 
+from partopt.cost.collectives import TREE, allreduce_over
 from partopt.cost.plan import under
+from partopt.cost.sharding import half_s
 from partopt.simulator import execute
 from tests.helpers import flat
 from tests.simulator.plans import plan_of
@@ -41,6 +43,30 @@ def test_every_backward_scatters_and_the_last_exchange_comes_once():
     """Three microbatches a replica: F and B of 1 and 5 s, then the parameters are gathered."""
     assert execute(replicated("gradients", microbatches=6)).makespan_s == 3 * (1 + 5) + 5
     assert execute(replicated("parameters", microbatches=6)).makespan_s == 3 * (5 + 10)
+
+
+def test_gradients_that_are_reduced_once_are_whole_until_then():
+    """Behind the last backward: 3 (1 + 2) s, then 5 to scatter and 5 to gather."""
+    own = replicated("gradients", microbatches=6)
+    blocking = under(own.with_engine(allreduce="blocking"))
+    assert execute(blocking).makespan_s == 3 * (1 + 2) + 5 + 5
+    whole, part = (each.stages[0].memory.gradients_bytes for each in (blocking, own))
+    assert whole == 2 * part == 100
+
+
+def test_gathers_take_no_trees():
+    """Of eight ranks 7/8 of the bytes pass each, also where an all-reduce would be a tree."""
+    cluster = flat(8, 10.0, 1e8)
+    assert allreduce_over(range(8), cluster).algorithm == TREE
+    for named in ("fastest", "tree", "ring"):
+        own = structs.replace(cluster, allreduce=named)
+        assert half_s(100.0, range(8), own) == pytest.approx(100 * 7 / 8 / 10 + 7 * 1e8)
+
+
+def test_parameters_gathered_in_fewer_bytes_take_less():
+    """One byte of four: 5/4 s, more than F of 1 s, and beside the scatter's 5 s."""
+    own = replicated("parameters").with_engine(gathered_bytes=1.0)
+    assert execute(under(own)).makespan_s == pytest.approx(5 / 4 + (5 / 4 + 5))
 
 
 def test_a_round_of_an_asynchronous_schedule_is_one_microbatch_of_each_replica():

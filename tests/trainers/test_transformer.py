@@ -31,6 +31,15 @@ CASES = [
     ("mixtral-8x7b", 4, "megatron", 512, 4096, "ep=8,pp=4"),
     ("llama3-405b", 64, "megatron", 512, 8192, "tp=8,pp=16,recompute=always"),
     ("bert-large", 1, "megatron", 512, 512, ""),
+    # replicas of several context parallel ranks, on one server and over some
+    ("llama3-8b", 8, "megatron", 64, 8192, "cp=8"),
+    ("llama3-8b", 8, "megatron", 64, 4096, "cp=4,tp=2,shard=none"),
+    ("llama3-70b", 8, "torchtitan", 64, 8192, "cp=2,tp=4,recompute=always"),
+    ("llama3-405b", 32, "torchtitan", 512, 8192, "cp=2,tp=8,microbatch=2"),
+    # a pipeline of unequal stages, which gathers and scatters once
+    ("llama3-70b", 16, "torchtitan", 256, 8192, "tp=4,cp=4,pp=2"),
+    ("llama3-70b", 16, "torchtitan", 256, 8192, "tp=2,pp=64,recompute=selective"),
+    ("mixtral-8x7b", 8, "megatron", 512, 4096, "ep=4,tp=2,pp=2"),
 ]
 
 
@@ -53,6 +62,14 @@ def test_the_simulation_takes_as_long_as_the_closed_form_says(case):
     assert laid.plan.predicted.iteration_s == pytest.approx(laid.estimate.seconds, rel=0.02)
     needs = laid.plan.peak_memory_bytes + laid.plan.reserve.size_bytes
     assert needs == pytest.approx(laid.estimate.memory_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("layout", ["tp=8,microbatch=2", "tp=4,cp=2,recompute=always"])
+def test_shards_of_fp8_are_gathered_in_a_byte(layout):
+    case = "llama3-70b", 16, "torchtitan", 128, 2048, layout
+    laid = lay(laying(*case, format="fp8"))
+    assert laid.plan.engine.gathered_bytes == 1
+    assert laid.plan.predicted.iteration_s == pytest.approx(laid.estimate.seconds, rel=0.02)
 
 
 @pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case[5])
@@ -115,6 +132,7 @@ def test_memory_is_less_than_the_name_says_unless_it_is_given():
         ({"facts": {"los": "fused"}}, "no fact `los` of megatron"),
         ({"facts": {"loss": "blue"}}, "unknown loss"),
         ({"layout": "tp=8,pp=4,chunks=30"}, "stages of 80 blocks"),
+        ({"trainer": "deepspeed", "layout": "pp=4,chunks=2"}, "deepspeed does not interleave"),
     ],
 )
 def test_what_cannot_be_run_is_refused(changes, message):
@@ -192,6 +210,11 @@ def test_where_little_is_missing_few_blocks_are_made_again():
     fewer = lay(free(f"tp=2,cp=1,pp=1,microbatch=2,recompute={again - 1}", memory="60 GB"))
     assert not fewer.plan.fits
     assert any(own.layout.recompute == "never" for own in chosen.found.lacking)
+
+
+def test_a_trainer_that_does_not_interleave_gets_no_chunks():
+    chosen = choose(laying("gpt3-175b", 8, "deepspeed", 128, 2048, "pp=8"))
+    assert {own.layout.chunks for own in chosen.found.fitting + chosen.found.lacking} == {1}
 
 
 def test_where_nothing_fits_the_layout_that_needs_least_is_told():

@@ -20,6 +20,7 @@ from partopt.transformer.iteration import (
     device_blocks,
     estimate,
     find_faults,
+    makespan_s,
     stage_blocks,
 )
 from partopt.transformer.rates import COLLECTIVE_S, HOP_S
@@ -90,11 +91,62 @@ def test_gradients_are_exchanged_once_an_iteration():
 
 
 def test_experts_are_exchanged_among_those_who_have_them():
-    work, layout = training(EXPERTS, engine=BLOCKING), Layout(dp=8, ep=4, shard="optimizer")
+    """Two ranks have the same ones: of one server where four have all, else of two."""
+    work = training(EXPERTS, engine=BLOCKING)
     dense = 4 * EXPERTS.dense_parameters + 2 * EXPERTS.end_parameters
-    experts = 4 * EXPERTS.expert_parameters / 4
-    own = 6 * dense * 7 / 8 / RATES.link + 6 * experts * 1 / 2 / RATES.ring
-    assert estimate(work, layout, 32).parts["replicas"] == pytest.approx(own)
+    among = min(8 * RATES.ring, RATES.link)
+    for dp, ep, rate, dense_rate in ((8, 4, RATES.link, RATES.link), (16, 8, RATES.ring, among)):
+        layout = Layout(dp=dp, ep=ep, shard="optimizer")
+        experts = 4 * EXPERTS.expert_parameters / ep
+        gradients = 4 * dense * (dp - 1) / dp / dense_rate + 4 * experts / 2 / rate
+        shared = estimate(work, layout, 32).parts["replicas"]
+        assert shared == pytest.approx(gradients * 6 / 4)
+        whole = estimate(work, replace(layout, shard="none"), 32).parts["replicas"]
+        assert whole == pytest.approx(gradients * 2)
+
+
+def one_by_one(loads, forward_s, m):
+    """1F1B, action by action: its rule as published (Narayanan et al., SC 2021)."""
+    p, end = len(loads), {}
+    rows = []
+    for s in range(p):
+        ahead = min(m, p - s)
+        row = [("F", i) for i in range(ahead)]
+        for i in range(m):
+            row += [("B", i)] + ([("F", ahead + i)] if ahead + i < m else [])
+        rows.append(row)
+    now = [0.0] * p
+    while any(rows):
+        for s, row in enumerate(rows):
+            while row:
+                kind, i = row[0]
+                last = s == p - 1
+                needs = ("F", s - 1, i) if kind == "F" else ("F", s, i) if last else ("B", s + 1, i)
+                if needs[1] >= 0 and needs not in end:
+                    break
+                took = forward_s[s] if kind == "F" else loads[s] - forward_s[s]
+                now[s] = end[kind, s, i] = max(now[s], end.get(needs, 0.0)) + took
+                row.pop(0)
+    return max(now)
+
+
+@examples(200)
+@given(
+    least=st.integers(1, 6),
+    more=st.lists(st.integers(0, 3), min_size=2, max_size=9),
+    head=st.floats(0, 6),
+    ratio=st.floats(1, 4),
+    m=st.integers(1, 30),
+)
+def test_unequal_stages_take_as_long_as_their_actions_one_by_one(least, more, head, ratio, m):
+    """Where they differ by a block and a backward is twice its forward; else at least as long."""
+    blocks = [least + each for each in more]
+    loads = [n * (1 + ratio) for n in blocks]
+    loads[-1] += head
+    forward = [float(n) for n in blocks]
+    found, expected = makespan_s(loads, forward, m), one_by_one(loads, forward, m)
+    assert found <= expected * (1 + 1e-9)
+    assert ratio < 2 or max(more) > 1 or found == pytest.approx(expected)
 
 
 def test_what_is_hidden_behind_compute_takes_a_part_of_it():

@@ -10,7 +10,7 @@ import statistics
 import pytest
 
 from benchmarks import published_trainers as published
-from benchmarks.published_rows import USUAL
+from benchmarks.published_rows import USUAL, simulated_of
 from partopt.errors import PartoptError
 from tests.docs.documents import read, rows, section
 
@@ -164,6 +164,22 @@ def test_a_row_goes_through_the_functions_of_the_program():
     moe = {"experts": "8", "experts_a_token": "2", "expert_ffn": "1024", "ep": "8"}
     for changes in (moe, {"trainer": "torchtitan"}, {"fsdp": "yes"}, {"kernel": "fused"}):
         assert published.find(ROW | changes).estimate.seconds > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pp": "2", "dp": "4", "recompute": "full"},
+        {"cp": "2", "dp": "4"},
+        {"trainer": "torchtitan"},
+        {"trainer": "scaling", "tp": "2", "dp": "4"},
+        {"gpus": "32", "dp": "16", "tp": "2", "overlap": "no"},
+    ],
+)
+def test_the_plan_of_a_row_simulated_is_near_the_closed_form(changes):
+    row = ROW | changes
+    assert simulated_of(row) == pytest.approx(published.find(row).estimate.seconds, rel=0.02)
 
 
 @pytest.mark.parametrize(
