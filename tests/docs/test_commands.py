@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from tests.docs.documents import read, rows
+from tests.docs.documents import read
 from tests.helpers import two_level
 
 PLANNED = "gpt.cpu.float32 --topology cluster.yaml"
