@@ -156,6 +156,8 @@ def _speaks(node: ast.AST) -> bool:
             return True
         case ast.Assign([ast.Name(name)], ast.Constant()) if name.strip("_").isupper():
             return True
+        case ast.Assign([ast.Name(name)], ast.Subscript() | ast.BinOp()) if _names_types(name):
+            return True
         case ast.Assign([ast.Tuple()], ast.Tuple(values)):
             return all(isinstance(value, ast.Constant) for value in values)
         case ast.Call(ast.Name(name)) | ast.Call(ast.Attribute(attr=name)):
@@ -165,6 +167,11 @@ def _speaks(node: ast.AST) -> bool:
         case ast.keyword(name):
             return name in SILENT_KEYWORDS
     return False
+
+
+def _names_types(name: str) -> bool:
+    bare = name.strip("_")
+    return bare[:1].isupper() and not bare.isupper()
 
 
 def _variants(node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:
