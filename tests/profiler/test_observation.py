@@ -271,6 +271,9 @@ def test_a_head_that_borrows_the_embeddings_weight_holds_it_too():
 def test_a_parameter_that_nothing_uses_is_not_lost():
     model = Parts(lambda self, x: self.a(x), a=linear(), never=linear(4, 100))
     assert distinct_bytes(structure(model)) == total_bytes(model)
+    model = nn.Sequential(linear(), linear())
+    model[1].register_parameter("spare", nn.Parameter(torch.zeros(100)))
+    assert [layer.parameter_bytes for layer in structure(model).layers] == [64, 64 + 400]
 
 
 def test_bytes_and_floating_inputs_are_those_of_the_dtype():

@@ -137,6 +137,7 @@ def test_of_many_ranks_one_for_each_stage_is_tried_and_ranks_alike_are_counted()
         ({"jitter": float("nan")}, "from 0% to 100%"),
         ({"slow": {0: 0}}, "more than 0"),
         ({"slow": {0: float("inf")}}, "more than 0"),
+        ({"slow": {0: True}}, "more than 0"),
         ({"slow": {9: 1.5}}, "rank 9 has no work"),
         ({"seed": 3}, "nothing is drawn"),
         ({"draws": 3}, "nothing is drawn"),
