@@ -154,6 +154,7 @@ all            1 of   2 noticed
     assert (checkout / "partopt/code.py").read_text() == "def double(x):\n    return 2 * x\n"
 
 
+@pytest.mark.slow
 def test_what_changes_nothing_is_still_drawn():
     known = drawn_faults.equivalents()
     for path in {path for path, _, _ in known}:

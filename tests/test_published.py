@@ -37,6 +37,7 @@ def test_the_documents_say_what_is_not_compared():
         assert what in text
 
 
+@pytest.mark.slow
 def test_what_is_said_of_vgg_on_the_second_cluster_is_so():
     profile = partopt.Profile.load("vgg16.v100-published.float32")
     job = partopt.Job(profile, partopt.Topology.load("v100-nvlink"))

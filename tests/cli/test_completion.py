@@ -104,6 +104,7 @@ def test_mistakes_further_left_are_no_errors_yet(completions):
     assert ["plain", "--help"] in completions("partopt plna --")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_of_a_shell_asks_partopt(shell):
     done = run_process([], environment={"_PARTOPT_COMPLETE": f"{shell}_source"})

@@ -52,6 +52,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", COUNTED)
 def test_operations_are_those_that_torch_counts(name):
@@ -302,6 +303,7 @@ def test_values_are_not_there_to_be_read(forward):
     assert "test_estimate.py, line" in failed.value.message
 
 
+@pytest.mark.slow
 def test_other_faults_of_the_model_are_explained_as_ever():
     with pytest.raises(PartoptError, match="the training step raised RuntimeError"):
         of(linear(5))
@@ -363,6 +365,7 @@ def test_options_are_checked(options, code):
     assert failed.value.code == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "options", "dtype"),
     [

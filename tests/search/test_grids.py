@@ -106,6 +106,7 @@ def test_devices_that_compute_all_the_time_are_no_slower_than_a_simulation(given
         assert each.cuts.busiest_s(each.bounds) <= each.cuts.seconds(each.bounds) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_moved_cuts_are_never_worse_and_always_the_same():
     for each in every_grid(stated())[:6]:
         moved = anneal_cuts(each.bounds, each.cuts, random.Random(0), 60.0)

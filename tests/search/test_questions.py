@@ -92,6 +92,7 @@ def test_rows_beside_a_plan_are_what_their_schedules_give_by_name():
         assert speed(row) >= 0.99 * answer(job.with_(schedule=row.schedule)), row.schedule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_level_of_one_member_changes_nothing(place):
     stated = slow(8, two_level(2, 2, 12e9, 1.25e9), 0)

@@ -88,6 +88,7 @@ def problems(
     )
 
 
+@pytest.mark.slow
 @examples(60)
 @given(problems())
 def test_the_problem_from_a_plan_is_the_problem_that_was_stated(problem):
@@ -138,6 +139,7 @@ def test_every_plan_under_every_schedule_holds(problem):
         assert failed(plan, problem) == ([] if plan.fits else ["memory"]), name
 
 
+@pytest.mark.slow
 @examples(40)
 @given(problems(list(SCHEDULES), asked=False), st.data())
 def test_every_split_of_ones_own_holds(problem, data):

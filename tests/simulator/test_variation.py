@@ -78,6 +78,7 @@ def test_an_asynchronous_pipeline_is_taken_at_its_mean_pace_over_many_microbatch
     assert varied.p50_s <= varied.p95_s
 
 
+@pytest.mark.slow
 @examples(80)
 @given(
     st.integers(1, 5),
@@ -122,6 +123,7 @@ def test_ranks_that_are_slow_stay_so_while_others_are_made_slower():
     assert all(each.loss >= 0 and each.per_second <= 1 + 1e-9 for each in varied.sensitivity)
 
 
+@pytest.mark.slow
 def test_of_many_ranks_one_for_each_stage_is_tried_and_ranks_alike_are_counted():
     varied = vary(execute(plan_of([MOST_RANKS, 2])), Variation())
     assert sorted(each.rank for each in varied.sensitivity) == [0, MOST_RANKS]

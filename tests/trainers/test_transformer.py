@@ -174,6 +174,7 @@ def free(layout="", model="llama3-8b", **options):
     return laying(model, 1, options.pop("trainer", "megatron"), 64, 4096, layout, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
 @pytest.mark.parametrize("narrower", ["tp=2", "pp=2,chunks=2", "recompute=always", "cp=2", "dp=2"])
 def test_what_is_freer_is_not_slower(trainer, narrower):
@@ -200,6 +201,7 @@ def test_where_nothing_fits_the_layout_that_needs_least_is_told():
     assert chosen.best.estimate.layout == chosen.found.least.layout
 
 
+@pytest.mark.slow
 def test_of_experts_small_microbatches_come_first():
     asked = laying("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4")
     best = choose(asked).best.plan.layout
