@@ -7,10 +7,11 @@ import pytest
 
 from tests.docs.documents import read
 from tests.helpers import two_level
+from tests.trainers.models import transformer
 
-PLANNED = "gpt.cpu.float32 --topology cluster.yaml"
+PLANNED = "model.json --topology cluster.yaml --effort quick"
 NAMES = {
-    "PROFILE": "gpt.cpu.float32",
+    "PROFILE": "model.json",
     "T": "cluster.yaml",
     "PLAN": "plan.json",
     "FILE...": "plan.json",
@@ -32,12 +33,15 @@ def shown():
 
 
 @pytest.mark.slow
-def test_the_commands_run(partopt, topology_file, tmp_path, monkeypatch):
+def test_the_commands_run(partopt, profile_file, topology_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    profile_file(transformer(), "model.json")
     topology_file(two_level(2, 2), "cluster.yaml")
     assert partopt("plan", *PLANNED.split(), "--cuts", "4,7,10", "-o", "plan.json").code == 0
     commands = list(shown())
     assert len(commands) > 20
     for words in commands:
-        done = partopt(*words, *(["--force"] if "f.svg" in words else []))
+        more = ["--force"] if "f.svg" in words else []
+        more += ["--profile", "model.json"] if "--verify" in words else []
+        done = partopt(*words, *more)
         assert done.code == 0, (words, done.err)

@@ -62,7 +62,7 @@ PARTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "share"), [(0, 0.25), (1, 0.3), (2, None)])
+@pytest.mark.parametrize(("seed", "share"), [(1, 0.3), (2, None)])
 def test_what_is_left_open_is_answered_no_worse_than_what_is_fixed(seed, share):
     job = drawn(seed, share)
     free = answer(job)
