@@ -18,7 +18,7 @@ from partopt.documents.profile import Group, Profile
 from partopt.documents.topology import Device, Level
 from partopt.report import plan as page
 from tests.examples import examples
-from tests.helpers import measurement, profile_of
+from tests.helpers import measurement, profile_of, uniform_profile
 
 BETWEEN = [
     ("dgx-a100", 4, 8, [("cluster", 4, 25e9, 1)]),
@@ -257,3 +257,12 @@ def test_profiles_of_other_models_are_refused():
     layers = [*whole.layers[:5], replace(whole.layers[5], name="head")]
     with pytest.raises(PartoptError, match='tp2: not the model of tp1: layer 5 is "head"'):
         compare(whole, replace(shards(2, 0.9), layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "said"),
+    [(6, 5, 'layer 5 is none, and "layer5" there'), (5, 6, 'layer 5 is "layer5", and none there')],
+)
+def test_profiles_with_more_layers_are_of_other_models(one, two, said):
+    with pytest.raises(PartoptError, match=f"tp2: not the model of tp1: {said}"):
+        compare(uniform_profile(one), replace(uniform_profile(two), group=Group(ranks=2)))

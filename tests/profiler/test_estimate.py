@@ -243,8 +243,9 @@ def test_the_optimizer_moves_every_trained_number():
 
 @pytest.mark.slow
 def test_a_known_step_scales_all_times_and_an_estimate_says_what_it_is():
-    plain, scaled = of_gpt(), of_gpt(calibrate=0.5)
-    assert documents.encode(of_gpt()) == documents.encode(plain)
+    small = {"arguments": {**TINY, "layers": 2}}
+    plain, again, scaled = of_gpt(**small), of_gpt(**small), of_gpt(**small, calibrate=0.5)
+    assert documents.encode(again) == documents.encode(plain)
     assert scaled.estimated.calibrated_s == 0.5
     first = scaled.measurements[0].layers
     assert sum(each.forward_s + each.backward_s for each in first) == pytest.approx(0.5)

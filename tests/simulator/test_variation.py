@@ -145,6 +145,7 @@ def test_of_many_ranks_one_for_each_stage_is_tried_and_ranks_alike_are_counted()
         ({"draws": 3}, "nothing is drawn"),
         ({"jitter": 0.1, "draws": 0}, "draws"),
         ({"jitter": 0.1, "seed": -1}, "whole number"),
+        ({"jitter": 0.1, "seed": 2**63}, "whole number"),
         ({"jitter": 0.1, "draws": 10**9}, "more than are simulated"),
     ],
 )
