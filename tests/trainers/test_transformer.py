@@ -158,6 +158,21 @@ def test_megatron_is_told_the_model_the_degrees_and_what_is_made_again():
     assert "    --num-experts 8\n    --moe-router-topk 2\n" in experts
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("bert-large", ["--attention-dropout 0.1", "--hidden-dropout 0.1", "--kv-channels 64"]),
+        ("bert-large", ["--normalization LayerNorm", "--position-embedding-type learned_absolute"]),
+        ("llama3-8b", ["--attention-dropout 0.0", "--hidden-dropout 0.0", "--kv-channels 128"]),
+        ("llama3-8b", ["--normalization RMSNorm", "--position-embedding-type rope"]),
+    ],
+)
+def test_megatron_is_told_the_kind_of_the_model(model, words):
+    """Of BERT as Devlin et al. (2019, appendix A.2) trained it, of Llama 3 as its paper says."""
+    text = exported("megatron", model, 1, "megatron", 512, 512, "")
+    assert [word for word in words if f"    {word}\n" not in text] == []
+
+
 def test_torchtitan_is_told_the_context_and_what_is_made_again():
     case = "llama3-70b", 4, "torchtitan", 64, 8192
     text = exported("torchtitan", *case, "tp=8,cp=2,pp=2,recompute=selective")
