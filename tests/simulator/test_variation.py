@@ -56,6 +56,16 @@ def test_seeds_give_the_same_draws_and_others_other_ones():
     assert ratio.draws == 50
 
 
+def test_the_percentiles_are_those_of_the_draws():
+    """Of 21 draws in order the 11th and the 20th."""
+    variation = Variation(jitter=0.1, draws=21)
+    execution = execute(sync())
+    runs = _Runs(execution, variation)
+    drawn = sorted(runs.seconds(runs.factors(draw)) for draw in range(21))
+    varied = vary(execution, variation)
+    assert (varied.p50_s, varied.p95_s) == pytest.approx((drawn[10], drawn[19]))
+
+
 def test_a_pipeline_loses_more_than_its_devices_vary_in_the_mean():
     """A device waits for the latest of its neighbours; a device alone loses nothing in the mean,
     and a slow one in all that it does.
