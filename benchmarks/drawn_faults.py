@@ -154,7 +154,9 @@ def _speaks(node: ast.AST) -> bool:
             return True
         case ast.Expr(ast.Constant(str())):
             return True
-        case ast.Assign([ast.Name(name)], ast.Constant()) if name.strip("_").isupper():
+        case ast.Assign([ast.Name(name)], value) if name.strip("_").isupper() and _is_plain(value):
+            return True
+        case ast.Assign([ast.Name(name)], ast.Subscript() | ast.BinOp()) if _names_types(name):
             return True
         case ast.Assign([ast.Tuple()], ast.Tuple(values)):
             return all(isinstance(value, ast.Constant) for value in values)
@@ -165,6 +167,17 @@ def _speaks(node: ast.AST) -> bool:
         case ast.keyword(name):
             return name in SILENT_KEYWORDS
     return False
+
+
+def _is_plain(value: ast.expr) -> bool:
+    """Whether a value is a constant, or computed from two, such as 10**9."""
+    parts = [value.left, value.right] if isinstance(value, ast.BinOp) else [value]
+    return all(isinstance(part, ast.Constant) for part in parts)
+
+
+def _names_types(name: str) -> bool:
+    bare = name.strip("_")
+    return bare[:1].isupper() and not bare.isupper()
 
 
 def _variants(node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:

@@ -134,6 +134,7 @@ def test_a_topology_with_anything_in_it(document):
     topology_or_error(yaml.safe_dump(document).encode())
 
 
+@pytest.mark.slow
 @quick
 @given(st.binary(max_size=60))
 def test_any_bytes_at_all(content):

@@ -102,6 +102,7 @@ def port_seconds(rings, size, topology):
     }
 
 
+@pytest.mark.slow
 @given(case=clusters(), data=st.data())
 @examples(150)
 def test_a_ring_of_groups_is_a_ring_of_each_of_their_ranks(case, data):
@@ -114,6 +115,7 @@ def test_a_ring_of_groups_is_a_ring_of_each_of_their_ranks(case, data):
     assert by_name == pytest.approx(port_seconds(rings, 7.0, cluster))
 
 
+@pytest.mark.slow
 @given(case=clusters(), data=st.data())
 @examples(100)
 def test_a_message_between_groups_is_one_between_each_pair_of_their_ranks(case, data):
@@ -158,6 +160,7 @@ def test_a_plan_of_groups_is_that_of_the_levels_between_them():
     assert "ranks are groups of 8: rank p is the real ranks 8p to 8p+7" in page.render(own)
 
 
+@pytest.mark.slow
 def test_a_plan_of_groups_is_verified_and_read_again():
     plan = solve(Job(grouped(4), Topology.load("v100-pcie"))).plan
     again = Plan.parse(encode(plan))
@@ -180,6 +183,7 @@ def test_other_conditions_are_those_of_the_cluster_itself():
         simulate(plan, bandwidth={"server": "100 Gb/s"})
 
 
+@pytest.mark.slow
 def test_scaling_counts_real_devices():
     rows = scale(Job(grouped(4), Topology.load("dgx-a100")), [4, 8, 16]).rows
     assert [row.devices for row in rows] == [4, 8, 16]

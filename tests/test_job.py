@@ -235,6 +235,7 @@ def test_a_job_is_frozen():
         Job(PROFILE, CLUSTER).schedule = "1f1b"
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["never", "always", "auto"]), st.integers(1, 64), st.booleans())
 def test_changing_an_option_is_asking_anew(recompute, microbatches, serial):
     options = {

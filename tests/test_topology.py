@@ -198,6 +198,7 @@ topologies = st.builds(
 )
 
 
+@pytest.mark.slow
 @examples(50)
 @given(topologies)
 def test_dumping_and_reading_again_gives_the_same_topology(original):

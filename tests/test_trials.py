@@ -2,6 +2,7 @@
 
 import json
 from fractions import Fraction
+from functools import cache
 
 import pytest
 from msgspec.structs import replace
@@ -13,19 +14,22 @@ from partopt.schedules.layout import MIRRORED
 from partopt.schedules.order import in_flight
 from tests.schedules.executed import built, makespan
 
-BY_NAME = {own.schedule: own for own in partopt.try_schedules(partopt.Uniform()).tried}
+
+@cache
+def tried():
+    return {own.schedule: own for own in partopt.try_schedules(partopt.Uniform()).tried}
 
 
 def test_all_schedules_run_on_four_devices_with_eight_microbatches():
-    assert list(BY_NAME) == list(SCHEDULES)
-    assert all(own.closed_form.agrees for own in BY_NAME.values())
+    assert list(tried()) == list(SCHEDULES)
+    assert all(own.closed_form.agrees for own in tried().values())
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if not schedule(name).asynchronous])
 @pytest.mark.parametrize("P, M, W", [(2, 6, 1.0), (4, 8, 0.5), (6, 12, 1.5)])
 def test_it_takes_what_the_exact_reference_takes(name, P, M, W):
     """Chunks have their share of the times; the exact engine knows no profile and no plan."""
-    v = BY_NAME[name].chunks
+    v = tried()[name].chunks
     parts = 1 if schedule(name).shape == MIRRORED else v
     times = {"forward": parts, "backward": 2.0 * parts, "weight_gradient": W * parts}
     pipeline = partopt.Uniform(stages=P, microbatches=M, **times)
@@ -40,7 +44,7 @@ def test_activations_are_those_of_the_papers():
     """In what a device keeps of one microbatch: 1F1B P - p, interleaved 1 + (P-1)/(v P) times P
     (Korthikanti et al., MLSys 2023), ZB-V P, DualPipe P + 1 (DeepSeek-V3, table 2).
     """
-    kept = {name: own.activations for name, own in BY_NAME.items()}
+    kept = {name: own.activations for name, own in tried().items()}
     assert kept["1f1b"] == [4, 3, 2, 1]
     assert kept["gpipe"] == [8] * 4
     assert kept["interleaved"][0] == 4 * (1 + 3 / 8)

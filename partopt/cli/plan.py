@@ -23,7 +23,7 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
 @click.command(cls=planning.Verb)
-@click.argument("profile", shell_complete=values.PROFILES)
+@click.argument("profile", shell_complete=values.PLANNED)
 @planning.split_options
 @planning.job_options
 @options.option("--scaling", "8,16,32", "The best plan on each of them, as a table.")

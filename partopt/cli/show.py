@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, values
 from partopt.cli.terminal import ascii_only, page_style, progress, say, say_page
 from partopt.cli.words import as_flags, print_notes
 from partopt.documents.files import find_shipped
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, shell_complete=values.SHOWN)
 @click.option(
     "--verify",
     is_flag=True,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     "--profile",
     "FILE|NAME",
     "With --verify or -o: the plan's profile (default: the shipped one of its digest).",
+    shell_complete=values.PROFILES,
 )
 @options.output_options("a picture (.svg, .pdf, .png)", printed=False)
 @click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")

@@ -23,11 +23,11 @@ def _completing(known: Callable[[], Iterable[str]], files: bool = False) -> Comp
     return complete
 
 
-def _shipped(kind: str) -> Complete:
+def _shipped(*kinds: str) -> Complete:
     def known() -> list[str]:
         from partopt.documents.files import shipped_names
 
-        return shipped_names(kind)
+        return [name for kind in kinds for name in shipped_names(kind)]
 
     return _completing(known, files=True)
 
@@ -67,6 +67,8 @@ def _planners() -> Iterable[str]:
 
 
 PROFILES, TOPOLOGIES, DEVICES = map(_shipped, ("profiles", "topologies", "devices"))
+PLANNED = _shipped("profiles", "models")
+SHOWN = _shipped("profiles", "topologies", "devices")
 SCHEDULE = _completing(_schedules)
 SCHEDULE_OR_AUTO = _completing(_schedules_or_auto)
 TRAINER, WRITER = _completing(_trainers), _completing(_writers)

@@ -148,7 +148,7 @@ def with_steps_of(changed: Plan, plan: Plan) -> Plan:
         )
         for stage in changed.stages
     ]
-    return replace(changed, stages=stages) if sign else changed
+    return replace(changed, stages=stages)
 
 
 def _steps_in_backwards(plan: Plan) -> bool:

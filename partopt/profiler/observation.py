@@ -36,7 +36,7 @@ from partopt.profiler.group import RankGroup
 from partopt.profiler.layers import Backward, Tracker, remove_after
 from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
 from partopt.profiler.settings import Subject
-from partopt.profiler.step import run_loss, zero_gradients
+from partopt.profiler.step import run_loss
 from partopt.profiler.tensors import Inputs, local_tensors, tensors_in
 
 _SDPA = "_scaled_dot_product_"  # before the kernels' names of scaled_dot_product_attention
@@ -64,7 +64,7 @@ class Structure:
 def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
     """One step under observation; of a group's ranks the memory of the one that holds the most.
 
-    Gradients are left zero where there were any, else none. Raises PartoptError, on every rank,
+    No gradients are left where there were none. Raises PartoptError, on every rank,
     where the ranks do not have the same layers.
     """
     model, settle = subject.model, subject.group.settle
@@ -91,9 +91,7 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         backward.call_at_partings(recorder.note_parting)
         with recorder.settled_gradients():
             loss.backward()  # type: ignore[no-untyped-call]
-    if had_gradients:
-        zero_gradients(model)
-    else:
+    if not had_gradients:
         model.zero_grad(set_to_none=True)
     structure = Structure(
         describe_layers(model, tracker, recorder.users),

@@ -232,7 +232,7 @@ def check(order: Order, layout: Layout) -> None:
         (place[F], place[R], "comes before its forward"),
         (place[R], backward, "comes before its recomputation"),
     ):
-        wrong = later[(earlier != NOWHERE) & (later != NOWHERE) & (later < earlier)]
+        wrong = later[(later != NOWHERE) & (later < earlier)]
         hint = "F comes first, then R where there is one, then B, or I and after it W"
         _refuse(order, wrong, what, hint)
 

@@ -42,6 +42,7 @@ def change_of(brings: str, what: str) -> float:
     return (float(told[1]) if told[2] == "faster" else -float(told[1])) / 100 if told else 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_command_runs_and_brings_what_it_promises(
     partopt, profile_file, topology_file, tmp_path, monkeypatch, name

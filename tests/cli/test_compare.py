@@ -36,6 +36,7 @@ def plan_file(partopt, profile_file, topology_file, tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_every_planner_is_compared_fastest_first(compared):
     rows = compared("--json").document["rows"]
     assert {row["planner"] for row in rows} == PLANNERS.keys() - {"manual"}
@@ -51,6 +52,7 @@ def test_json_is_one_document_and_nothing_else(compared):
     )
 
 
+@pytest.mark.slow
 def test_the_table_ends_with_the_plan_to_make_next(compared):
     outcome = compared()
     assert outcome.code == 0
@@ -65,6 +67,7 @@ def test_planners_are_chosen_by_name(compared):
     assert sorted(row["planner"] for row in rows) == ["gpipe", "straight"]
 
 
+@pytest.mark.slow
 def test_a_planner_that_refuses_is_left_out_with_its_reason_unless_it_was_asked_for(
     compared, monkeypatch
 ):
@@ -170,6 +173,7 @@ def test_a_nested_plan_is_priced_on_other_clusters(
     assert all(row["period_s"] > 0 for row in outcome.document["rows"])
 
 
+@pytest.mark.slow
 def test_the_profile_is_read_from_standard_input(partopt, topology_file):
     outcome = partopt(
         "compare",

@@ -51,6 +51,7 @@ def refusal(*arguments: str) -> PartoptError:
     return error
 
 
+@pytest.mark.slow
 def test_it_writes_a_profile_and_says_what_to_do_next(model: str, tmp_path: Path) -> None:
     output = str(tmp_path / "net.json")
     result = run(model, "--microbatch", "4,1", "--set", "layers=3", "-o", output)
@@ -65,6 +66,7 @@ def test_it_writes_a_profile_and_says_what_to_do_next(model: str, tmp_path: Path
     ]
 
 
+@pytest.mark.slow
 def test_blocks_are_repeated_and_the_summary_says_so(model: str, tmp_path: Path) -> None:
     output = str(tmp_path / "deep.json")
     given = [model, "--microbatch", "1", "--set", "layers=4", "-o", output]
@@ -116,6 +118,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_the_summary_is_a_line_for_each_size_and_fits_80_columns(
     model: str, tmp_path: Path
 ) -> None:
@@ -424,6 +427,7 @@ def test_a_profile_is_gone_on_with(model: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_is_gone_on_with_may_be_written_elsewhere(model: str, tmp_path: Path) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     run(model, "--microbatch", "1", "-o", str(first))
@@ -451,6 +455,7 @@ def test_a_profile_to_go_on_with_has_to_be_there(model: str, tmp_path: Path) -> 
     assert error.message.endswith("net.json: no such file")
 
 
+@pytest.mark.slow
 def test_somewhere_to_write_is_needed(model: str) -> None:
     result = run_process(["profile", model, "--device", "cpu"])
     assert result.returncode == 2
@@ -497,6 +502,7 @@ def test_an_error_at_a_later_size_keeps_what_is_finished(
         assert [each.microbatch_size for each in Profile.load(str(output)).measurements] == kept
 
 
+@pytest.mark.slow
 def test_help_shows_an_example_and_needs_no_torch() -> None:
     program = (
         "import sys; from partopt.cli import main\ntry: main(['profile', "

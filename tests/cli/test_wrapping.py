@@ -44,6 +44,7 @@ def test_other_lines_stay_as_they_are():
         assert wrap(line, 60) == line
 
 
+@pytest.mark.slow
 @given(WORDS, st.sampled_from(["next:    ", "hint:  this fits (3 samples/s): "]))
 def test_a_shell_takes_a_wrapped_command_as_it_was(words, lead):
     message = lead + shlex.join(["partopt", "plan", *words])

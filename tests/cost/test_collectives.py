@@ -89,6 +89,7 @@ def test_a_collective_has_its_own_bandwidth_and_latency():
     assert allreduce_over(range(4), own).seconds(400) == pytest.approx(1.5 * 400 / 50 + 6 * 0.5)
 
 
+@pytest.mark.slow
 @examples(100)
 @given(clusters(devices=16), st.data())
 def test_the_fastest_is_no_slower_than_any_for_a_bucket(topology, data):

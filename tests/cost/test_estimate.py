@@ -249,6 +249,7 @@ def test_with_serial_transfers_the_fullest_replica_waits_for_its_own_messages():
     assert estimate(given, range(3), [2, 2]).iteration_s == 1 + 2 * 3 + 2 * 8 + 2
 
 
+@pytest.mark.slow
 @examples(60)
 @hypothesis.given(chains(), topologies(), st.data())
 def test_what_binds_is_the_largest_of_the_loads(model, cluster, data):

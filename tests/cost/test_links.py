@@ -96,6 +96,7 @@ def test_the_published_recurrence_is_this_model_on_a_bus_without_latency(size, m
     assert cut_s(size, float(bandwidth)) == pytest.approx(size / port_rate(1, bus))
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
 def test_runs_of_ranks_cross_what_their_ranks_one_by_one_do(sizes, data):
     topology = cluster(*[level(size, 1.0) for size in sizes])

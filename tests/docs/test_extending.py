@@ -110,6 +110,7 @@ def test_the_importer_of_the_example_reads_once_it_is_registered(monkeypatch):
     assert [part.fields for part in raised.value.parts] == [{"line": 1}, {"line": 3}]
 
 
+@pytest.mark.slow
 def test_the_trainer_of_the_example_is_planned_for_written_and_read(monkeypatch):
     [line] = [each for each in EXTENDING.split("`") if each.startswith('"ours": ')]
     name = register(monkeypatch, trainers.TRAINERS, line, TRAINER)

@@ -111,12 +111,14 @@ def test_host_and_device_times_are_kept_and_the_page_names_what_launches_bound(d
     assert "`compile` or a larger microbatch" in note.text
 
 
+@pytest.mark.slow
 def test_a_step_that_launches_bound_takes_what_the_host_takes(device):
     measured = profile(layers(device, *[(5e-3, 1e-3)] * 4))
     assert measured.measurements[0].step_s == pytest.approx(40e-3, rel=0.1)
     assert not [e.code for e in profile(layers(device, *FOUR)).notes if e.code == "launch-bound"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raises_s", [0.1, 1.0, 3.0])
 def test_it_is_warmed_up_until_steps_are_steady(device, raises_s):
     """A clock rate that doubles over some seconds: the steps that count have all of it."""
@@ -127,6 +129,7 @@ def test_it_is_warmed_up_until_steps_are_steady(device, raises_s):
     assert not [each for each in measured.notes if each.code == "unsteady"]
 
 
+@pytest.mark.slow
 def test_steps_that_never_become_steady_are_noted(device):
     first_s = device.host.now_s()
     slow = lambda now: 1.2 ** min(now - first_s, 40)  # noqa: E731

@@ -146,6 +146,7 @@ def test_sends_that_the_stream_of_the_model_waits_for_stop_a_run(monkeypatch):
     assert not stops("gpipe on 4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queues", [None, 8, 1])
 def test_receives_ahead_stop_a_run(queues, monkeypatch):
     """A step begins with a device at rest, which one that waits for a message is not."""

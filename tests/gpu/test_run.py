@@ -126,6 +126,7 @@ class Counted(nn.Module):
         Counted.backwards += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_one_forward_and_backward_warm_up_and_leave_nothing(recompute):
     case = replayed(
@@ -185,6 +186,7 @@ class Alone(Context):
         return [value]
 
 
+@pytest.mark.slow
 def test_a_model_that_the_device_does_not_hold_is_told_of_before_anything_starts(made, monkeypatch):
     model, plan, _ = made
     training = Training(plan, find_model(model), 4)

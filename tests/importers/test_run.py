@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from partopt import Job, import_run, solve
 from partopt.documents.run import Run, StageSeconds
 from partopt.errors import PartoptError
+from partopt.importers.times import spread
 from partopt.schedules import schedule
 from partopt.schedules.order import B, F, I, U, W
 from partopt.simulator.work import work_of
@@ -107,6 +108,19 @@ def test_the_layers_of_a_stage_are_scaled_alike():
     stdevs = {(layer.forward_stdev_s, layer.backward_stdev_s) for layer in found.layers}
     assert stdevs == {(0.0, 0.0)}
     assert [layer.output_bytes for layer in found.layers] == [8] * 4
+
+
+def test_weights_keep_their_share_of_a_backward_that_was_not_split():
+    """Thirds and halves of layers of 3 and 2 s; a stage without seconds parts evenly."""
+    own = [measurement([1.0, 1.0], [3.0, 2.0]).layers, measurement([0.0], [0.0]).layers]
+    own[0] = [replace(each, backward_input_s=1.0) for each in own[0]]
+    own[1] = [replace(each, backward_input_s=0.0) for each in own[1]]
+    found = spread(own[0], 2.0, 10.0)
+    assert [layer.forward_s for layer in found] == pytest.approx([1.0, 1.0])
+    assert [layer.backward_s for layer in found] == pytest.approx([6.0, 4.0])
+    assert [layer.backward_input_s for layer in found] == pytest.approx([2.0, 2.0])
+    [found] = spread(own[1], 2.0, 10.0)
+    assert (found.backward_s, found.backward_input_s) == (10.0, 5.0)
 
 
 def test_it_says_where_its_times_are_from_and_what_is_doubtful():

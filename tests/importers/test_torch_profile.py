@@ -163,11 +163,28 @@ def test_what_is_not_a_trace_is_refused(tmp_path, monkeypatch):
         with pytest.raises(PartoptError) as raised:
             torch_profile.import_times([path], TWO, PLAN)
         assert raised.value.message.lower().startswith(f"{path}: {error}".lower())
-    monkeypatch.setattr(torch_profile, "LARGEST", 1000)
-    for content in (b" " * 1001, gzip.compress(b" " * 10**6)):  # before it is read
-        path.write_bytes(content)
-        with pytest.raises(PartoptError, match="more than"):
-            torch_profile.import_times([path], TWO, PLAN)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_trace_may_be_as_large_as_is_stated_and_no_larger(tmp_path, monkeypatch, packed):
+    monkeypatch.setattr(torch_profile, "LARGEST", 20_000)
+    path, content = tmp_path / "t.json", json.dumps({"traceEvents": on_gpu()}).encode()
+    for size, refused in ((20_000, False), (20_001, True), (10**6, True)):
+        padded = content.ljust(size)
+        path.write_bytes(gzip.compress(padded) if packed else padded)
+        if refused:  # before it is read
+            with pytest.raises(PartoptError, match="more than"):
+                torch_profile.import_times([path], TWO, PLAN)
+        else:
+            check(torch_profile.import_times([path], TWO, PLAN), [0.150, 0.200], [0.180, 0.400])
+
+
+def test_work_is_of_the_action_in_which_it_begins(tmp_path):
+    """At its first microsecond, too; what begins as it ends is of the next."""
+    names = ("PP:0F0", "PP:1F0", "PP:1B0", "PP:0B0")
+    found = [event("user_annotation", name, 10 * n, 10) for n, name in enumerate(names)]
+    found += [event("cpu_op", "aten::mm", 10 * n, n + 1) for n in range(4)]
+    check(imported(tmp_path, found), [1e-3, 2e-3], [4e-3, 3e-3])
 
 
 def test_passes_that_cannot_be_timed_are_refused(tmp_path):

@@ -1,5 +1,6 @@
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ def squares(costs: list[int], bounds: tuple[int, ...]) -> int:
     )
 
 
+@pytest.mark.slow
 @examples(200)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=10), st.data())
 def test_equals_exhaustive_search(costs, data):

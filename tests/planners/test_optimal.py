@@ -86,6 +86,7 @@ def slowest_stage_s(costs: StageCosts, shape: Shape) -> float:
     )
 
 
+@pytest.mark.slow
 @examples(40, suppress_health_check=SLOW)
 @given(problems())
 def test_no_plan_of_a_layout_has_a_faster_slowest_stage(given):
@@ -201,6 +202,7 @@ def test_the_plan_of_least_bus_load_within_a_limit(given):
     assert costs.buses_s(found) == pytest.approx(least, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.slow
 @examples(30, suppress_health_check=SLOW)
 @given(problems(), st.randoms())
 def test_no_other_cuts_are_better_than_those_of_recut(given, random):
@@ -216,6 +218,7 @@ def test_no_other_cuts_are_better_than_those_of_recut(given, random):
     assert (inf if found is None else slowest_stage_s(costs, found)) == least
 
 
+@pytest.mark.slow
 @examples(30, suppress_health_check=SLOW)
 @given(problems(devices=8))
 def test_plans_of_the_program_over_ranks_have_their_layers_and_devices(given):
@@ -227,6 +230,7 @@ def test_plans_of_the_program_over_ranks_have_their_layers_and_devices(given):
         assert shape.spans[-1][1] == given.topology.devices
 
 
+@pytest.mark.slow
 @examples(20, suppress_health_check=SLOW)
 @given(stashed(5), st.integers(2, 6))
 def test_the_program_over_ranks_finds_the_least_of_one_server(model, devices):

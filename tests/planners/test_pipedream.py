@@ -97,6 +97,7 @@ def test_equals_the_recurrence_evaluated_directly(model, cluster, recompute):
     )
 
 
+@pytest.mark.slow
 @examples(50)
 @given(chains(), topologies(levels=2), st.sampled_from([2, 8]))
 def test_more_bandwidth_is_never_slower(model, cluster, factor):
@@ -124,6 +125,7 @@ def scaled(model: Chain, times: int, sizes: int) -> Chain:
     )
 
 
+@pytest.mark.slow
 @examples(100)
 @given(chains(), topologies(levels=2))
 def test_times_and_bytes_scale_the_answer_and_bytes_with_bandwidths_leave_it(model, cluster):
@@ -145,6 +147,7 @@ def test_times_and_bytes_scale_the_answer_and_bytes_with_bandwidths_leave_it(mod
     assert (equal.objective_s, same.stages) == (value.objective_s, before.stages)
 
 
+@pytest.mark.slow
 @examples(50)
 @given(chains(), st.integers(1, 8), st.sampled_from([1.0, 4.0]))
 def test_an_outer_level_of_one_changes_nothing(model, devices, bandwidth):

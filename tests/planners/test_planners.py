@@ -3,11 +3,14 @@
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from partopt import planners
 from partopt.cost.problem import problem_of
 from partopt.documents.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile
 from partopt.errors import PartoptError
+from tests.examples import examples
 from tests.helpers import chain_profile
 from tests.planners.problems import topology
 
@@ -146,6 +149,15 @@ def test_a_split_of_ones_own_may_not_part_them_either():
     ) as raised:
         planners.plan("manual", given.with_(cuts=[4, 9]))
     assert "`tied=exchange`" in raised.value.hint
+
+
+@examples(25)
+@given(st.lists(st.integers(1, 19), max_size=3, unique=True))
+def test_every_split_of_ones_own_is_the_plan(cuts):
+    own = sorted(cuts)
+    plan = planners.plan("manual", problem_of(profile(20), topology((4, 1e6)), cuts=own))
+    ends = zip([0, *own], [*own, 20], strict=True)
+    assert [(stage.start, stage.stop) for stage in plan.stages] == list(ends)
 
 
 def test_fewer_places_to_cut_are_never_faster():

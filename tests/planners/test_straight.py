@@ -49,6 +49,7 @@ def planned(given: Problem) -> Shape:
     return shape_of(partition, given.topology.devices)
 
 
+@pytest.mark.slow
 @examples(40)
 @given(
     chains(5),
@@ -77,6 +78,7 @@ def test_no_other_has_a_faster_slowest_stage(
         assert priced(given).slowest_s(planned(given)) == pytest.approx(least_s(given), rel=1e-9)
 
 
+@pytest.mark.slow
 @examples(30)
 @given(chains(), SCHEDULES, st.data())
 def test_takes_exactly_the_stages_asked_for(model, scheduled, data):

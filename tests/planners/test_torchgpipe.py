@@ -27,6 +27,7 @@ def test_blocks_tile_the_layers_and_none_is_empty(costs, data):
     assert min(np.diff(bounds)) >= 1
 
 
+@pytest.mark.slow
 @examples(300)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=14), st.data())
 def test_the_largest_and_the_smallest_block_differ_by_no_more_than_the_largest_layer(costs, data):

@@ -48,6 +48,7 @@ def test_the_input_part_by_hand():
     assert parts(nn.Sequential(linear(), Custom(4, 4))) == [(16, 0), (32, 32)]
 
 
+@pytest.mark.slow
 def test_an_mlp_layer_s_input_part_is_its_backward_without_weights():
     def mlp(trained):
         block = nn.Sequential(linear(4, 16), nn.GELU(), linear(16, 4)).requires_grad_(trained)
@@ -164,6 +165,7 @@ def test_what_hooks_take_is_taken_off_every_part_where_it_is_much(stamp, bound):
         assert (layer.forward_stdev_s, layer.backward_stdev_s) == (0.0, 0.0)  # of one step
 
 
+@pytest.mark.slow
 def test_planning_puts_off_what_the_weights_take():
     with WorkClock() as clock:
         profile = structure(nn.Sequential(linear(), linear()), clock=clock, microbatch_sizes=[2, 6])

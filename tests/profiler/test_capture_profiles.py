@@ -26,6 +26,7 @@ def of(*measurements):
     return replace(structure(linear()), measurements=list(measurements))
 
 
+@pytest.mark.slow
 def test_an_unknown_name_is_refused_and_nothing_taken_is_a_failure(tmp_path):
     result = run("--only", "gtp", "--output", str(tmp_path))
     assert result.returncode == 2

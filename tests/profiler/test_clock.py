@@ -77,6 +77,7 @@ def nested(depth, x):
     return checkpoint(lambda inner: nested(depth - 1, inner), x, use_reentrant=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("forward", "here"),
     [

@@ -111,6 +111,7 @@ def test_a_model_that_comes_compiled_is_measured_under_its_own_names(graphs, how
     assert named == "Sequential"
 
 
+@pytest.mark.slow
 def test_a_layer_that_cannot_be_compiled_is_named_before_anything_is_timed(monkeypatch):
     def refuse_sines(graph, inputs):
         if any(node.target == "sin" for node in graph.graph.nodes):
@@ -144,6 +145,7 @@ class Noting(nn.Module):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
 def test_under_autocast_layers_compute_in_its_dtype_and_keep_their_weights(autocast):
     model, losses = Noting(), set()

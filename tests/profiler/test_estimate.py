@@ -48,6 +48,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", COUNTED)
 def test_operations_are_those_that_torch_counts(name):
@@ -238,8 +239,9 @@ def test_the_optimizer_moves_every_trained_number():
 
 @pytest.mark.slow
 def test_a_known_step_scales_all_times_and_an_estimate_says_what_it_is():
-    plain, scaled = of_gpt(), of_gpt(calibrate=0.5)
-    assert documents.encode(of_gpt()) == documents.encode(plain)
+    small = {"arguments": {**TINY, "layers": 2}}
+    plain, again, scaled = of_gpt(**small), of_gpt(**small), of_gpt(**small, calibrate=0.5)
+    assert documents.encode(again) == documents.encode(plain)
     assert scaled.estimated.calibrated_s == 0.5
     first = scaled.measurements[0].layers
     assert sum(each.forward_s + each.backward_s for each in first) == pytest.approx(0.5)
@@ -298,6 +300,7 @@ def test_values_are_not_there_to_be_read(forward):
     assert "test_estimate.py, line" in failed.value.message
 
 
+@pytest.mark.slow
 def test_other_faults_of_the_model_are_explained_as_ever():
     with pytest.raises(PartoptError, match="the training step raised RuntimeError"):
         of(linear(5))
@@ -359,6 +362,7 @@ def test_options_are_checked(options, code):
     assert failed.value.code == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "options", "dtype"),
     [

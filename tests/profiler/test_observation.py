@@ -83,6 +83,7 @@ def written(self, x):
 CHAIN = [(0, [1], 16), (1, [2], 16)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -245,6 +246,7 @@ def shared(profile):
     return [[parameter.name for parameter in layer.shared_parameters] for layer in profile.layers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["auto", "block", "leaf"])
 def test_a_tied_gpt_adds_up_to_the_model(granularity):
     source = example("gpt", layers=2, width=8, heads=2, context=4, vocabulary=11)
@@ -271,8 +273,12 @@ def test_a_head_that_borrows_the_embeddings_weight_holds_it_too():
 def test_a_parameter_that_nothing_uses_is_not_lost():
     model = Parts(lambda self, x: self.a(x), a=linear(), never=linear(4, 100))
     assert distinct_bytes(structure(model)) == total_bytes(model)
+    model = nn.Sequential(linear(), linear())
+    model[1].register_parameter("spare", nn.Parameter(torch.zeros(100)))
+    assert [layer.parameter_bytes for layer in structure(model).layers] == [64, 64 + 400]
 
 
+@pytest.mark.slow
 def test_bytes_and_floating_inputs_are_those_of_the_dtype():
     class Seen(nn.Linear):
         def forward(self, x):

@@ -221,6 +221,7 @@ def test_a_model_whose_calls_depend_on_the_size_is_refused():
     assert "granularity" not in caught.value.error.hint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), RuntimeError("no kernel")], ids=str)
 def test_an_interrupt_or_an_error_keeps_the_sizes_that_are_finished(fault):
     with pytest.raises(ProfilingStopped) as caught:
@@ -261,6 +262,7 @@ def test_progress_is_told_size_by_size():
     assert told == [(size, *done) for size in (1, 2) for done in ((0, 0), (0, 2), (1, 2), (2, 2))]
 
 
+@pytest.mark.slow
 def test_a_profile_says_what_was_measured():
     arguments = {"layers": 2, "width": 8}
     options = {"microbatch_sizes": [1], "steps": 2, "device": "cpu"}

@@ -183,6 +183,7 @@ def test_an_estimate_names_what_varies_inside():
     assert [note.fields for note in notes_of(made, "runs-at-random")] == [{"layers": ["1"]}]
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_fails_costs_its_own_time_alone():
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), linear())
     profile = structure(model, lambda size: torch.arange(size), microbatch_sizes=[1, 2])

@@ -150,6 +150,7 @@ def test_a_profile_says_what_was_repeated():
     assert shape(repeat(short, "blocks", 4)) == shape(short)
 
 
+@pytest.mark.slow
 def test_names_of_shared_weights_move_with_their_block():
     def of(layers):
         blocks = nn.Sequential(*(nn.Sequential(linear(), linear()) for _ in range(layers)))
@@ -160,6 +161,7 @@ def test_names_of_shared_weights_move_with_their_block():
     assert shape(repeat(of(4), "blocks", 6)) == shape(of(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "blocks", "count", "code", "what"),
     [

@@ -43,6 +43,7 @@ def test_only_what_is_missing_is_measured():
     assert run(sizes=(2,), resume=first, name="other").model.name == "other"
 
 
+@pytest.mark.slow
 def test_sizes_beyond_one_that_did_not_fit_are_not_run_and_smaller_ones_are():
     first = run()
     full = Measurement(microbatch_size=4, out_of_memory=True)
@@ -52,6 +53,7 @@ def test_sizes_beyond_one_that_did_not_fit_are_not_run_and_smaller_ones_are():
     assert fits == {1: True, 2: True, 4: False, 8: False}
 
 
+@pytest.mark.slow
 def test_notes_are_kept_each_once():
     note = Note(code="no-backward", text="of old")
     first = replace(run(), notes=[note, note])

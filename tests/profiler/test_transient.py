@@ -54,6 +54,7 @@ def transient(model, size=1, **options):
     return [layer.transient_bytes for layer in measured.layers]
 
 
+@pytest.mark.slow
 def test_a_chain_of_linear_layers():
     # The loss and its gradient (1 element each) live throughout. Layer 2 makes its weight's
     # gradient (8 x 2), which lives until it is added, then its input's (8); layer 1 begins with
@@ -64,6 +65,7 @@ def test_a_chain_of_linear_layers():
     assert transient(model)[1] == 4 * (2 + 8 + 8)
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_computes_again_is_transient():
     class Block(nn.Module):
         def __init__(self, again):

@@ -268,6 +268,7 @@ def test_what_does_hardly_anything_is_no_piece_of_its_own():
     assert split_units(nn.Sequential(Normed())) == ["0.norm", "0.act"]
 
 
+@pytest.mark.slow
 def test_the_pieces_hold_all_that_the_unit_held():
     def of(**options):
         return structure(nn.Sequential(linear(), Tower(4, 64, 64, 4)), **options)

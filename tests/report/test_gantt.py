@@ -114,6 +114,7 @@ def test_where_names_do_not_fit_letters_stand_in_proportion_to_time():
     assert row.count("B") == pytest.approx(69 * 2 / 3, abs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 80, 140])
 @pytest.mark.parametrize(
     "schedule, P, M", [("gpipe", 4, 8), ("1f1b", 32, 128), ("zbv", 4, 8), ("dualpipe", 8, 20)]

@@ -89,6 +89,7 @@ def pages(partopt, tmp_path, monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_pages_read_as_they_did(pages, request):
     """Whoever changes a page on purpose runs `pytest tests/report --update`, and reads them."""
     if request.config.getoption("--update"):

@@ -68,6 +68,7 @@ def test_a_page_that_is_too_narrow_does_without_the_spare_columns():
     assert shown.splitlines()[0].split() == ["A", "B", "D"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from("ab"), max_size=40))
 def test_the_folds_written_out_are_the_list(keys):
     folds = fold(keys)

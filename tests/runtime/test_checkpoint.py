@@ -61,6 +61,7 @@ def test_what_a_killed_run_left_half_written_is_tidied_up(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["step-2", "step-3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options, expected",
     [

@@ -248,6 +248,7 @@ def test_what_crosses_each_cut_is_what_the_planner_counts(case):
     assert found == list(chain_of(case.profile).a)
 
 
+@pytest.mark.slow
 def test_a_record_leaves_the_model_as_it_was(case):
     """What a model adds to itself in its first forward is its own affair."""
     assert case.record.events

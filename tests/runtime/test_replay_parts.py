@@ -59,6 +59,7 @@ def chain(self, x):
     return self.d(self.c(self.b(self.a(x))))
 
 
+@pytest.mark.slow
 def test_what_is_recomputed_drops_the_same_numbers():
     case = in_turn(linear(), nn.Dropout(0.5), linear(), nn.Dropout(0.5), linear())
     gradients = []
@@ -104,6 +105,7 @@ def test_recomputation_keeps_the_inputs_alone():
     assert kept[1] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_running_statistics_are_those_of_the_model(recompute):
     norms = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
@@ -141,6 +143,7 @@ def test_a_buffer_that_is_replaced_counts_each_microbatch_once():
     assert stages[1].model.get_buffer("1.calls") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_microbatch_has_one_version_of_the_weights(split, recompute):
@@ -213,6 +216,7 @@ class Handed(nn.Module):
         return x @ self.owner[0].weight
 
 
+@pytest.mark.slow
 def test_a_weight_that_a_unit_reads_from_elsewhere_is_its_stage_s():
     def handed():
         stem = linear()
@@ -226,6 +230,7 @@ def test_a_weight_that_a_unit_reads_from_elsewhere_is_its_stage_s():
     assert shared_parameters(called, [0, 2]) == {"block.weight": [0, 1], "block.bias": [0, 1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [False, True])
 def test_gradients_add_up_in_the_memory_that_is_there(split):
     case = leaves(thrice)
@@ -287,6 +292,7 @@ def test_a_model_without_weights_is_recorded_as_one_with_them(name):
     assert all(is_fake(each) or not each.is_cpu for each in empty.parameters())
 
 
+@pytest.mark.slow
 def test_a_model_on_meta_gets_the_weights_of_another():
     with torch.device("meta"):
         model = small_gpt()
@@ -362,6 +368,7 @@ SWITCHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWITCHED)
 def test_what_is_switched_on_and_off(name):
     case = SWITCHED[name]()

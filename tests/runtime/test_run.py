@@ -204,6 +204,7 @@ def test_what_cannot_run_is_refused_before_any_process_starts(made, monkeypatch)
         run_plan(plan, source, RunOptions())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
 def test_a_tied_parameter_of_an_asynchronous_plan_is_refused_with_the_way_out(made, schedule):
     plan, _ = made(schedule, schedule=schedule, microbatches=None, cuts=[2], replicas=[1, 1])

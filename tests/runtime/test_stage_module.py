@@ -46,6 +46,7 @@ def gradients_of(modules):
     return total
 
 
+@pytest.mark.slow
 def test_three_stages_in_a_row_are_the_model(gpt):
     """What the first stage of the second makes goes through the next, and is written to."""
     skipping = replayed(Dense, vectors, granularity="leaf")
@@ -184,6 +185,7 @@ def test_the_stages_of_a_plan_are_the_model_of_its_file(made):
     assert [plan.stages[1].rank_of(m) for m in range(3)] == [1, 2, 1]
 
 
+@pytest.mark.slow
 def test_which_stage_is_meant_is_said(made):
     options = {"schedule": "interleaved", "planner": "gpipe", "stages": 4, "chunks": 2}
     plan, path = made(MODEL, 2, **options)

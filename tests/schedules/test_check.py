@@ -15,6 +15,7 @@ from partopt.schedules.order import KINDS, Order, spell
 from tests.schedules.executed import built, chunks, layout_of, spelled, straight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_passes(name):
     sizes = product((1, 2, 4), chunks(name), (1, 2, 3, 8, 12), (1, 2))
@@ -108,6 +109,7 @@ def test_any_action_left_out_is_missed():
             check(spoilt, layout_of("zbv", 2, 2, 5))
 
 
+@pytest.mark.slow
 def test_a_million_actions_are_checked_within_seconds():
     layout = layout_of("1f1b", 256, 1, 2048)
     given = order("1f1b", layout)

@@ -99,6 +99,7 @@ def test_fewer_microbatches_than_devices_cannot_fill_an_interleaved_pipeline():
         assert makespan("interleaved", P, v, M) == 3 * (P * v + M - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("P, M", [(1, 3), (2, 4), (3, 9), (4, 8)])
 def test_gpipe_and_eager_1f1b_pay_for_latency_once_each_way_and_1f1b_in_every_round(P, M):
     """1F1B's steady period is tF + tB + 2c(P-1)/P: P more microbatches take P periods."""

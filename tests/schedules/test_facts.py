@@ -80,6 +80,7 @@ def with_any_replicas(count):
     return decorate
 
 
+@pytest.mark.slow
 @with_any_replicas(60)
 def test_stages_hold_exactly_what_the_entry_says(entry, replicas, M):
     """An order of an asynchronous schedule is a finite stretch: no more passes through than M."""
@@ -96,6 +97,7 @@ def test_stages_hold_exactly_what_the_entry_says(entry, replicas, M):
         assert first == min(warmup + 1, -(-M // replicas[s]))
 
 
+@pytest.mark.slow
 @with_any_replicas(40)
 def test_as_many_backwards_have_begun_as_the_entry_says(entry, replicas, M):
     """From the start of the R, or of the backward that recomputes, to the end of the backward."""
@@ -118,6 +120,7 @@ def possible(name):
     return [size for size in sizes if refusal(name, *size) is None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", CHUNKED, ids=[entry.name for entry in CHUNKED])
 @examples(60)
 @given(st.data(), st.integers(1, 2))

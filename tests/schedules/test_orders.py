@@ -202,6 +202,7 @@ def test_any_pipelines_side_by_side_run_to_their_end(name, P, v, microbatches, d
         run(name, layout_of(name, P, v, microbatches * d, d), serial, blocking)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_quarter_of_a_million_tasks_are_written_within_seconds(name):
     start = time.perf_counter()

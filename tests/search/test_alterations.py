@@ -27,6 +27,7 @@ LABELS = {
 LINKS = {
     f"topology.levels.{name}" for name in ("bandwidth_bytes_per_s", "links", "latency_s", "bus")
 }
+IN_EVERY_KIND = ("stages", "predicted", "communication", "topology", "engine")
 WISHES = {f"request.{name}" for name in ("stages", "cut_at", "replication", "recompute", "costs")}
 
 make: Callable[[str], Made] = cache(lambda kind: KINDS[kind]())
@@ -104,11 +105,18 @@ HARMLESS: dict[str, Callable[[Alteration, Plan, Made], bool]] = {
 @pytest.mark.filterwarnings("ignore:lingvo")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_that_is_altered_anywhere_is_refused_or_fails_or_is_still_right(kind):
-    """Numbers are more in every second kind, and less in the others."""
+    """Numbers are more in every second kind, and less in the others; what every kind has, each
+    alters every second value of.
+    """
     plan, problem = make(kind)
     refused = failed = 0
-    factor = (1.001, 0.999)[list(KINDS).index(kind) % 2]
-    for which, document in alterations(json.loads(documents.encode(plan)), [factor]):
+    turn = list(KINDS).index(kind)
+    factor = (1.001, 0.999)[turn % 2]
+    for number, (which, document) in enumerate(
+        alterations(json.loads(documents.encode(plan)), [factor])
+    ):
+        if which.path[0] in IN_EVERY_KIND and (number + turn // 2) % 2:
+            continue
         altered = read(document)
         if altered is None:
             refused += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -18,6 +20,7 @@ from tests.examples import examples
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, with_memory_of
 from tests.search.problems import at_each_size, problems
 
+LIMITS = [n * 10**6 for n in (44, 48, 66)]
 TAKEN = 10**8  # bytes of every layer's backward while it runs
 
 
@@ -27,15 +30,15 @@ def every_grid(problem: Problem) -> list[Gridded]:
     return [each for name in looped for each in grids(problem.with_(schedule=name))]
 
 
-def stated(taken: int = 0) -> Problem:
-    """Eight unequal layers on four devices that have room for the same beside what is `taken`."""
+def stated(taken: int = 0, limit: int = 25 * 10**6) -> Problem:
+    """Eight unequal layers on four devices with room for `limit` bytes beside what is `taken`."""
     chain = chain_profile(
         [1e-3, 4e-3, 2e-3, 1e-3, 3e-3, 1e-3, 2e-3, 5e-3],
         output_bytes=[10**6] * 8,
         parameter_bytes=[10**6, 4 * 10**6] * 4,
         stash_groups=[((layer,), 10**6 * (1 + layer % 3)) for layer in range(8)],
     )
-    on = flat(4, memory_bytes=25 * 10**6 + taken)
+    on = flat(4, memory_bytes=limit + taken)
     return problem_of(
         with_memory_of(chain, [0] * 8, [taken] * 8), on, schedule="1f1b", microbatches=8
     )
@@ -57,6 +60,39 @@ def test_within_a_limit_every_stage_has_room():
     assert found and min(found) > 1
     for bounds in found.values():
         assert max(needs[cut] for cut in pairwise(bounds)) <= limit
+
+
+@pytest.mark.parametrize(("shard", "gathers"), [("gradients", 0), ("parameters", 1)])
+def test_what_replicas_exchange_in_every_microbatch_keeps_stages_busy(shard, gathers):
+    """Half an all-reduce each: 1 MB a stage at 1 GB/s take 2 replicas half a millisecond. A layer
+    takes 0.1 ms forward and 0.2 ms backward.
+    """
+    chain = chain_profile([1e-4] * 4, [2e-4] * 4, [0] * 4, [10**6] * 4)
+    problem = problem_of(chain, flat(8, 1e9), schedule="1f1b", microbatches=8, shard=shard)
+    [found] = [each for each in grids(problem) if (each.grid.p, each.grid.d) == (4, 2)]
+    forward = max(1e-4, gathers * 5e-4)
+    assert found.busy_s == pytest.approx([forward + max(2e-4, (gathers + 1) * 5e-4)] * 4)
+
+
+def test_of_the_cuts_that_have_room_the_fastest_by_its_estimate_is_taken():
+    """Where the plan itself has none; `cuts.seconds` is infinite of cuts that do not fit."""
+    compared = 0
+    for limit, each in ((m, own) for m in LIMITS for own in every_grid(stated(limit=m))):
+        if each.needs_bytes.max() <= limit or len(each.bounds) < 3:
+            continue
+        ways = combinations(range(1, 8), len(each.bounds) - 2)
+        others = [replace(each, bounds=(0, *cuts, 8)) for cuts in ways]
+        fitting = [
+            other
+            for other in others
+            if other.needs_bytes.max() <= limit and each.cuts.seconds(other.bounds) < math.inf
+        ]
+        found = each.within(1.0)
+        assert (found is None) == (not fitting)
+        if found is not None:
+            assert found.estimate_s == min(other.estimate_s for other in fitting)
+            compared += len({other.estimate_s for other in fitting}) > 1
+    assert compared
 
 
 def test_what_every_backward_takes_counts_once_on_a_device():
@@ -106,6 +142,7 @@ def test_devices_that_compute_all_the_time_are_no_slower_than_a_simulation(given
         assert each.cuts.busiest_s(each.bounds) <= each.cuts.seconds(each.bounds) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_moved_cuts_are_never_worse_and_always_the_same():
     for each in every_grid(stated())[:6]:
         moved = anneal_cuts(each.bounds, each.cuts, random.Random(0), 60.0)

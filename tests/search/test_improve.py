@@ -127,6 +127,7 @@ def test_annealing_climbs_where_it_is_hot_and_gives_the_best_that_it_was_at(
     assert (at != sorted(at, reverse=True)) == climbs
 
 
+@pytest.mark.slow
 @pytest.mark.full_effort
 def test_more_effort_spends_more(monkeypatch):
     monkeypatch.setattr(improve, "BUDGET", {"quick": 20.0, "normal": 60.0, "thorough": 180.0})
@@ -139,6 +140,7 @@ def test_more_effort_spends_more(monkeypatch):
     assert quick < normal < thorough
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.01, 1.01])
 def test_nothing_is_improved_that_cannot_win(monkeypatch, share):
     """What is to be beaten is below the bound, or so little above that no plan is near it."""

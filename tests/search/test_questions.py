@@ -62,7 +62,7 @@ PARTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "share"), [(0, 0.25), (1, 0.3), (2, None)])
+@pytest.mark.parametrize(("seed", "share"), [(1, 0.3), (2, None)])
 def test_what_is_left_open_is_answered_no_worse_than_what_is_fixed(seed, share):
     job = drawn(seed, share)
     free = answer(job)
@@ -92,6 +92,7 @@ def test_rows_beside_a_plan_are_what_their_schedules_give_by_name():
         assert speed(row) >= 0.99 * answer(job.with_(schedule=row.schedule)), row.schedule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_level_of_one_member_changes_nothing(place):
     stated = slow(8, two_level(2, 2, 12e9, 1.25e9), 0)

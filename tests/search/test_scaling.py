@@ -36,6 +36,16 @@ def test_weak_scaling_grows_the_batch_with_the_devices():
     assert [plan.microbatches for plan in plans] == [8, 16]
 
 
+def test_a_batch_that_is_no_multiple_of_the_first_devices_grows_where_it_is_whole():
+    """6 on 4 devices are 9 on 6 and 12 on 8, and no whole number on 5."""
+    given = {"weak": True, "schedule": "1f1b", "microbatches": 6}
+    plans = scaled(flat(8), [4, 6, 8], **given)
+    assert [plan.microbatches for plan in plans] == [6, 9, 12]
+    with pytest.raises(PartoptError, match="grows to no whole number from 4 to 5") as refused:
+        scaled(flat(8), [4, 5], **given)
+    assert refused.value.hint == "choose a multiple of 4: `microbatches=8`"
+
+
 def test_numbers_are_checked_before_any_plan_is_made(monkeypatch):
     monkeypatch.setattr(scaling, "solve", lambda *_: pytest.fail("it planned first"))
     with pytest.raises(PartoptError, match="9 devices do not fill"):

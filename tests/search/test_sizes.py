@@ -38,6 +38,7 @@ def test_the_best_size_is_taken(memory, batch):
     assert plan.fits and plan.predicted.samples_per_s == max(fitting)
 
 
+@pytest.mark.slow
 def test_sizes_are_tried_the_most_promising_first_and_no_longer_than_they_may_win(monkeypatch):
     planned = []
 
@@ -68,6 +69,7 @@ def test_more_memory_is_never_slower():
     assert rates == sorted(rates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("schedule", ["pipedream", "1f1b"])
 def test_no_plan_is_faster_than_all_devices_computing_all_the_time(size, schedule):
@@ -96,6 +98,7 @@ def test_where_all_sizes_are_refused_each_reason_is_given_once():
     assert len(raised.value.parts) == 1
 
 
+@pytest.mark.slow
 def test_progress_says_which_size():
     told = []
     solve(Job(SIZES, flat(4), memory="20 GB"), lambda what, done, total: told.append(what))

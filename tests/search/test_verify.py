@@ -36,6 +36,20 @@ def failed(plan: Plan, problem: Problem) -> list[str]:
     ]
 
 
+def test_a_check_says_what_it_looked_at_and_how_long(monkeypatch):
+    """Of runners-up, where there are any, nothing is computed again."""
+    for kind, beside in (("manual", ""), ("grid", ", but not those of runners-up")):
+        plan, problem = KINDS[kind]()
+        assert bool(plan.runners_up) == bool(beside)
+        seconds = itertools.accumulate(itertools.count(1))
+        monkeypatch.setattr("partopt.search.verify.time.perf_counter", lambda: next(seconds))  # noqa: B023
+        checks = verify(plan, problem.profile).checks
+        monkeypatch.undo()
+        assert [check.took_s for check in checks] == [2.0 * (n + 1) for n in range(len(checks))]
+        [numbers] = [check for check in checks if check.check == "numbers"]
+        assert numbers.text.endswith(f" fields, priced and simulated again{beside}")
+
+
 @st.composite
 def problems(
     draw: st.DrawFn, schedules: Sequence[str] = ("pipedream", "1f1b", "gpipe"), asked: bool = True
@@ -88,6 +102,7 @@ def problems(
     )
 
 
+@pytest.mark.slow
 @examples(60)
 @given(problems())
 def test_the_problem_from_a_plan_is_the_problem_that_was_stated(problem):
@@ -138,6 +153,7 @@ def test_every_plan_under_every_schedule_holds(problem):
         assert failed(plan, problem) == ([] if plan.fits else ["memory"]), name
 
 
+@pytest.mark.slow
 @examples(40)
 @given(problems(list(SCHEDULES), asked=False), st.data())
 def test_every_split_of_ones_own_holds(problem, data):

@@ -119,6 +119,7 @@ def test_replicas_hold_what_is_theirs():
     assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 20, BASE + 20, BASE + 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 @examples(40)
 @given(st.integers(1, 5), st.integers(1, 2), st.integers(1, 9))
@@ -290,6 +291,7 @@ def test_a_backward_in_two_parts_takes_the_largest_transient_beside_all_of_its_s
         assert needs[rank] == less[rank] + max(transient[layer] for layer in layers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 @examples(20)
 @given(GROUPS, st.lists(SIZES, min_size=8, max_size=8), st.booleans())
@@ -302,6 +304,7 @@ def test_under_another_schedule_a_plan_takes_what_one_made_for_it_takes(
         assert [stage.memory for stage in under(plan, name).stages] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRAIGHTS)
 @examples(25, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
@@ -361,6 +364,7 @@ def planned(**options):
     return solve(Job(uniform_profile(6), flat(4, memory_bytes=GB), **options)).plan
 
 
+@pytest.mark.slow
 def test_plans_under_other_conditions_count_memory_by_the_same_rules():
     """Buffers of a whole iteration, which need one; shares; a limit that has no reserve."""
     split = {"cuts": [2, 4], "replicas": [1, 2, 1]}

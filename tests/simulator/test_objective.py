@@ -108,6 +108,7 @@ def test_latency_is_part_of_every_round_trip(S, seconds, latency):
     assert execute(plan_of([1] * S, topology=on)).period_s == expected
 
 
+@pytest.mark.slow
 @examples(60)
 @given(st.lists(st.integers(1, 12), min_size=4, max_size=4), st.integers(0, 30))
 def test_two_stages_take_their_load_or_the_round_trip_of_two_microbatches(seconds, size):
@@ -120,6 +121,7 @@ def test_two_stages_take_their_load_or_the_round_trip_of_two_microbatches(second
     assert execute(plan).period_s == close(expected)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(plans(stages=1, replicas=6))
 def test_the_objective_is_exact_for_data_parallelism(plan):

@@ -110,6 +110,7 @@ def test_too_few_microbatches_do_not_settle(microbatches):
     assert 0 <= found.start_s < found.end_s <= found.makespan_s
 
 
+@pytest.mark.slow
 @examples(25)
 @given(plans(gradients=False))
 def test_the_period_does_not_depend_on_how_many_microbatches_are_simulated(plan):

@@ -56,6 +56,16 @@ def test_seeds_give_the_same_draws_and_others_other_ones():
     assert ratio.draws == 50
 
 
+def test_the_percentiles_are_those_of_the_draws():
+    """Of 21 draws in order the 11th and the 20th."""
+    variation = Variation(jitter=0.1, draws=21)
+    execution = execute(sync())
+    runs = _Runs(execution, variation)
+    drawn = sorted(runs.seconds(runs.factors(draw)) for draw in range(21))
+    varied = vary(execution, variation)
+    assert (varied.p50_s, varied.p95_s) == pytest.approx((drawn[10], drawn[19]))
+
+
 def test_a_pipeline_loses_more_than_its_devices_vary_in_the_mean():
     """A device waits for the latest of its neighbours; a device alone loses nothing in the mean,
     and a slow one in all that it does.
@@ -78,6 +88,7 @@ def test_an_asynchronous_pipeline_is_taken_at_its_mean_pace_over_many_microbatch
     assert varied.p50_s <= varied.p95_s
 
 
+@pytest.mark.slow
 @examples(80)
 @given(
     st.integers(1, 5),
@@ -122,6 +133,7 @@ def test_ranks_that_are_slow_stay_so_while_others_are_made_slower():
     assert all(each.loss >= 0 and each.per_second <= 1 + 1e-9 for each in varied.sensitivity)
 
 
+@pytest.mark.slow
 def test_of_many_ranks_one_for_each_stage_is_tried_and_ranks_alike_are_counted():
     varied = vary(execute(plan_of([MOST_RANKS, 2])), Variation())
     assert sorted(each.rank for each in varied.sensitivity) == [0, MOST_RANKS]
@@ -137,11 +149,13 @@ def test_of_many_ranks_one_for_each_stage_is_tried_and_ranks_alike_are_counted()
         ({"jitter": float("nan")}, "from 0% to 100%"),
         ({"slow": {0: 0}}, "more than 0"),
         ({"slow": {0: float("inf")}}, "more than 0"),
+        ({"slow": {0: True}}, "more than 0"),
         ({"slow": {9: 1.5}}, "rank 9 has no work"),
         ({"seed": 3}, "nothing is drawn"),
         ({"draws": 3}, "nothing is drawn"),
         ({"jitter": 0.1, "draws": 0}, "draws"),
         ({"jitter": 0.1, "seed": -1}, "whole number"),
+        ({"jitter": 0.1, "seed": 2**63}, "whole number"),
         ({"jitter": 0.1, "draws": 10**9}, "more than are simulated"),
     ],
 )

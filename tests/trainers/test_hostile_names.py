@@ -53,6 +53,7 @@ def written(name: str, to: str) -> str:
     return export_plan(hostile(name, "gpipe" if to == "torchgpipe" else "1f1b"), to).main
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [name for name in writers() if TRAINERS[name].suffix == ".py"])
 def test_python_has_the_statements_that_it_has_for_a_plain_name(to):
     plain = structure(written("gpt", to))
@@ -60,6 +61,7 @@ def test_python_has_the_statements_that_it_has_for_a_plain_name(to):
         assert structure(written(name, to)) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [name for name in writers() if TRAINERS[name].suffix == ".sh"])
 def test_a_shell_reads_what_it_reads_of_a_plain_name(to, tmp_path):
     for name in HOSTILE:

@@ -128,6 +128,7 @@ def test_a_split_of_ones_own_recomputes_as_few_blocks_as_fit():
     assert po.verify(plan, model(3)).verified
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_cuts_that_the_simulator_moved_are_verified(seed):
     plan = solve_for(stated(seed, "megatron", schedule="interleaved", chunks=2), "megatron").plan
@@ -135,6 +136,7 @@ def test_cuts_that_the_simulator_moved_are_verified(seed):
     assert po.verify(plan, model(seed)).verified
 
 
+@pytest.mark.slow
 def test_all_stages_recompute_or_none_does():
     job = stated(2, "megatron", recompute="auto", memory=60_000_000, optimizer="sgd")
     plan = solve_for(job, "megatron").plan

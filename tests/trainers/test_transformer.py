@@ -176,6 +176,21 @@ def test_megatron_is_told_the_model_the_degrees_and_what_is_made_again():
     assert "    --num-experts 8\n    --moe-router-topk 2\n" in experts
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("bert-large", ["--attention-dropout 0.1", "--hidden-dropout 0.1", "--kv-channels 64"]),
+        ("bert-large", ["--normalization LayerNorm", "--position-embedding-type learned_absolute"]),
+        ("llama3-8b", ["--attention-dropout 0.0", "--hidden-dropout 0.0", "--kv-channels 128"]),
+        ("llama3-8b", ["--normalization RMSNorm", "--position-embedding-type rope"]),
+    ],
+)
+def test_megatron_is_told_the_kind_of_the_model(model, words):
+    """Of BERT as Devlin et al. (2019, appendix A.2) trained it, of Llama 3 as its paper says."""
+    text = exported("megatron", model, 1, "megatron", 512, 512, "")
+    assert [word for word in words if f"    {word}\n" not in text] == []
+
+
 def test_torchtitan_is_told_the_context_and_what_is_made_again():
     case = "llama3-70b", 4, "torchtitan", 64, 8192
     text = exported("torchtitan", *case, "tp=8,cp=2,pp=2,recompute=selective")
@@ -192,6 +207,7 @@ def free(layout="", model="llama3-8b", **options):
     return laying(model, 1, options.pop("trainer", "megatron"), 64, 4096, layout, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
 @pytest.mark.parametrize("narrower", ["tp=2", "pp=2,chunks=2", "recompute=always", "cp=2", "dp=2"])
 def test_what_is_freer_is_not_slower(trainer, narrower):
@@ -223,6 +239,7 @@ def test_where_nothing_fits_the_layout_that_needs_least_is_told():
     assert chosen.best.estimate.layout == chosen.found.least.layout
 
 
+@pytest.mark.slow
 def test_of_experts_small_microbatches_come_first():
     asked = laying("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4")
     best = choose(asked).best.plan.layout

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from partopt.documents.transformer import Kept, Loss, Scores
 from partopt.errors import PartoptError
-from partopt.transformer.block import Shape
+from partopt.transformer.block import GATHERED, Shape
 from partopt.transformer.rates import (
     BLOCK_SCALES,
     COLLECTIVE_S,
@@ -248,7 +248,11 @@ def test_the_head_and_its_loss():
     assert work.head_s(Shape()) == pytest.approx(products + 12 * T * V / (MEMORY * BYTES))
     gathered = training(loss=Loss(passes=12, held=4, gathers=True))
     assert gathered.head_s(Shape()) == work.head_s(Shape())
-    assert gathered.head_s(Shape(t=4)) > work.head_s(Shape(t=4))
+    part = V / 4
+    products = product(T, part, H) + product(T, H, part) + product(part, H, T, 4.0, 4.0)
+    exchanges = (3 * 2 * T * H + 2 * T * V) * 3 / 4 / RATES.link
+    passes = (12 + GATHERED) * T * V / (MEMORY * BYTES)  # of all logits, on each of four ranks
+    assert gathered.head_s(Shape(t=4)) == pytest.approx(products + exchanges + passes)
 
 
 def test_more_ranks_never_take_longer_nor_keep_more():

@@ -267,6 +267,21 @@ def test_shards_in_a_server_are_copied_across():
     )
 
 
+def test_copies_of_shares_are_all_reduced_over_the_ports_of_ranks():
+    """Of 16 devices in two servers; at ports so slow that no block's backward hides it."""
+    slow, slower = (
+        training(rates=dataclasses.replace(RATES, port=port), shards="server")
+        for port in (1e6, 5e5)
+    )
+    parts = [
+        estimate(work, Layout(dp=16, shard="parameters"), 32).parts["replicas"]
+        for work in (slow, slower)
+    ]
+    sent = 2 * slow.parameters(Shape()) * slow.gradient_bytes / 8
+    times = 2 * (LLAMA.blocks + 1)  # of two microbatches; one block's is nowhere hidden
+    assert parts[1] - parts[0] == pytest.approx(times * sent / 1e6)
+
+
 def test_some_blocks_recompute_and_others_do_not():
     never, half, always = (
         estimate(training(), Layout(recompute=own), 8) for own in ("never", 2, "always")

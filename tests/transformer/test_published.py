@@ -47,6 +47,7 @@ def found():
     return published.read(RUNS)
 
 
+@pytest.mark.slow
 @needs_runs
 def test_each_table_is_as_near_as_is_said(found):
     tables = published.tables_of(found)

@@ -110,6 +110,7 @@ def test_equal_servers_are_drawn_once():
     assert [(each.c, each.times) for each in servers] == [(0, 8), (8, 8)]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.builds(

@@ -134,6 +134,7 @@ def texts(svg):
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg.decode())
 
 
+@pytest.mark.slow
 def test_names_are_drawn_as_they_are_and_controls_as_escapes():
     drawn = texts(PICTURES["profile of hostile names"]().render("svg"))
     for name in ("0 $x$0", "1 a_b^{2}1", "2 &lt;&amp;&gt;\"'2", r"3 \x1b[31mred3", "5 日本語 é ñ5"):
@@ -243,6 +244,7 @@ def test_a_thousand_stages_are_less_than_a_megabyte_and_cannot_be_pointed_at():
     assert b"pointer-events" not in svg
 
 
+@pytest.mark.slow
 def test_logarithmic_axes_say_so():
     assert render(cases.scaling([1, 8, 32]), "svg").count(b"(log scale)") == 2
     assert b"log scale" not in render(cases.comparison(6), "svg")
