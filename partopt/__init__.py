@@ -58,7 +58,6 @@ if TYPE_CHECKING:
         Laying,
         choose,
         compare_layout,
-        differing,
         lay,
         read_configuration,
     )
@@ -99,7 +98,6 @@ _PLACES = {
     "choose": "partopt.trainers.transformer",
     "compare_layout": "partopt.trainers.transformer",
     "compare": "partopt.search.compare",
-    "differing": "partopt.trainers.transformer",
     "describe_host": "partopt.profiler.conditions",
     "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler.estimating",
@@ -170,7 +168,6 @@ __all__ = [
     "compare",
     "compare_layout",
     "describe_host",
-    "differing",
     "draw",
     "estimate",
     "estimate_source",

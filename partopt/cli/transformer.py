@@ -27,7 +27,6 @@ _TAKEN = {
     *("topology", "servers", "target", "layout", "facts", "memory", "force"),
     *("global_batch", "sequence", "dtype", "assignments", "best", "calibrate"),
 }
-_SHOWN = 10  # layouts beside each other
 _NEEDED = {"target": "--for", "global_batch": "--global-batch", "sequence": "--sequence"}
 
 
@@ -37,7 +36,7 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
     `given` are the values of the options; exits with 1 where the layout does not fit.
     """
     import partopt
-    from partopt.report.transformer import render, render_beside
+    from partopt.report.transformer import render
 
     _check(model, given)
     measured = given["calibrate"]
@@ -55,26 +54,11 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
     )
     with progress() as tell:
         chosen = partopt.choose(asked, tell)
-    found, best = chosen.best.plan, chosen.best.estimate
+    found = chosen.best.plan
     if as_json:
         options.write_json(found)
     elif output != "-":
-        page = render(found, ascii_only())
-        if chosen.found.tried > 1:
-            others = [own for own in chosen.found.fitting if own is not best]
-            fitting, lacking = (
-                partopt.differing(own, _SHOWN) for own in ([best, *others], chosen.found.lacking)
-            )
-            beside = render_beside(
-                best,
-                fitting,
-                lacking,
-                chosen.found.tried,
-                chosen.simulated,
-                scaled=measured is not None,
-            )
-            page = f"{page}\n\n{beside}"
-        say_page(page)
+        say_page(render(found, ascii_only()))
     if not found.fits:
         raise _does_not_fit(found, asked.limit_bytes)
     if output and not (as_json and output == "-"):

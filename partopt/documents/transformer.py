@@ -290,12 +290,30 @@ class Calibration(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
             yield PartoptError(what, hint, code="inconsistent-document", path="blocks")
 
 
+class LayoutBeside(documents.Part, frozen=True, kw_only=True):
+    """A layout that was found beside that of a plan.
+
+    `iteration_s` is `simulated`, or by the closed form; `memory_bytes` of the fullest rank are by
+    that. Of the parts of an iteration `part` is the one that differs most in the direction in which
+    the whole does, by `part_s` seconds.
+    """
+
+    layout: Layout
+    iteration_s: Seconds
+    simulated: bool
+    memory_bytes: Count
+    fits: bool
+    part: str
+    part_s: float
+
+
 class Modelled(documents.Part, frozen=True, kw_only=True):
     """What the profile of a plan was computed from: a `model`, and the `practice` of its trainer.
 
     Samples have `sequence` tokens, products are in `format`; a `calibration` is what was measured
     of a block. `layout` has the degrees that are in the profile, `closed_s` and `closed_bytes` are
-    seconds of an iteration and bytes of the fullest rank by the closed form.
+    seconds of an iteration and bytes of the fullest rank by the closed form. Of `tried` layouts
+    those `beside` it are the next that fit, and some that do not and would be faster.
     """
 
     model: Transformer
@@ -306,3 +324,5 @@ class Modelled(documents.Part, frozen=True, kw_only=True):
     closed_s: Seconds
     closed_bytes: Count
     calibration: Calibration | msgspec.UnsetType = msgspec.UNSET
+    tried: Count = 1
+    beside: list[LayoutBeside] = []

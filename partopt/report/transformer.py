@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import BITS, Modelled
+from partopt.documents.transformer import BITS, LayoutBeside, Modelled
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan import memory_lines
 from partopt.report.text import Column, label_lines, table_of
@@ -16,7 +16,6 @@ from partopt.transformer.iteration import AGREES, TRUST, Degrees, Estimate, esti
 from partopt.units import format_bytes, format_seconds
 
 _LEAST = 0.005  # of an iteration: smaller parts are added up
-_LACKING = 3  # layouts that are shown though they do not fit, those that need least
 _AGAIN = {"never": "-", "always": "all", "selective": "some"}
 # parts that blocks' seconds are in, beside those that nothing is measured of
 _OF_BLOCKS = {
@@ -48,57 +47,69 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     lines += [("" if place else "memory", line) for place, line in held]
     lines += [("trust", text) for text in _trust(plan, about, _basis(work, own.shape))]
     pages = [label_lines(lines)]
+    rows, columns, note = layout_table(plan)
+    if rows:
+        pages.append(f"{table_of(rows, columns, gap=1)}\n{note}")
     if arithmetic:
         pages.append(_block(work, own))
     return "\n\n".join(pages)
 
 
-def render_beside(
-    best: Estimate,
-    fitting: Sequence[Estimate],
-    lacking: Sequence[Estimate],
-    tried: int,
-    simulated: Mapping[Layout, Plan],
-    scaled: bool = False,
-) -> str:
-    """The layouts beside the `best`, with what costs them more, and those that do not fit.
+def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
+    """The plan's layout and those beside it: rows, columns with what costs more, and a note.
 
-    Times are those of `simulated` plans where there are any, else of the closed form; blocks are
-    computed, or `scaled` by what was measured.
+    No rows where there are none beside it.
     """
-    experts = any((own.layout.ep or 1) > 1 for own in fitting)
-    rows = [*fitting, *lacking[:_LACKING]]
+    about = plan.transformer
+    if not about or not about.beside:
+        return [], [], ""
+    own_s, figures = plan.predicted.iteration_s or plan.predicted.period_s, plan.predicted.figures
+    agrees = abs(own_s / about.closed_s - 1) <= AGREES
+    first = LayoutBeside(
+        layout=about.layout,
+        iteration_s=own_s if agrees else about.closed_s,
+        simulated=agrees,
+        memory_bytes=about.closed_bytes,
+        fits=plan.fits,
+        part="",
+        part_s=0.0,
+    )
+    rows, mfu = [first, *about.beside], figures.mfu if figures else None
+    limit_bytes = (plan.memory_limit_bytes or 0) + plan.reserve.size_bytes
 
-    def seconds(own: Estimate) -> str:
-        plan = simulated.get(own.layout)
-        known = plan and plan.predicted.iteration_s
-        return format_seconds(known) if known else f"~{format_seconds(own.seconds)}"
+    def utilisation(own: LayoutBeside) -> str:
+        return f"{(mfu or 0.0) * own_s / own.iteration_s:.1%}"
 
-    def why(own: Estimate) -> str:
-        change = own.seconds / best.seconds - 1
-        if own in lacking:
-            name, size = max(own.memory.items(), key=lambda item: item[1])
-            return f"{change:+.1%}, no room: {name} {format_bytes(round(size))}"
-        return "" if own is best else f"{change:+.1%}: {_more(own, best)}"
+    def why(own: LayoutBeside) -> str:
+        change = own.iteration_s / first.iteration_s - 1
+        if not own.fits:
+            return f"{change:+.1%}, no room: {format_bytes(own.memory_bytes - limit_bytes)} over"
+        part = f"{_NAMES.get(own.part, own.part)} {own.part_s / first.iteration_s:+.1%}"
+        return f"{change:+.1%}: {part}"
 
     columns = [
         Column("TP", lambda own: str(own.layout.tp)),
         Column("CP", lambda own: str(own.layout.cp)),
-        *([Column("EP", lambda own: str(own.layout.ep))] if experts else []),
+        *([Column("EP", lambda own: str(own.layout.ep))] if about.model.experts else []),
         Column("PP", lambda own: _pipeline(own.layout)),
         Column("DP", lambda own: str(own.layout.dp)),
         Column("MB", lambda own: str(own.layout.microbatch)),
         Column(
             "AGAIN", lambda own: _AGAIN.get(str(own.layout.recompute), str(own.layout.recompute))
         ),
-        Column("TIME", seconds),
-        Column("MEMORY", lambda own: format_bytes(round(own.memory_bytes))),
-        Column("AGAINST THE FIRST", why, "text"),
+        Column(
+            "TIME",
+            lambda own: f"{'' if own.simulated else '~'}{format_seconds(own.iteration_s)}",
+        ),
+        *([Column("MFU", utilisation)] if mfu else []),
+        Column("MEMORY", lambda own: format_bytes(own.memory_bytes)),
+        Column("AGAINST THE FIRST", lambda own: "" if own is first else why(own), "text"),
     ]
-    note = f"{tried:,} layouts estimated, {len(simulated)} simulated; ~ is the closed form"
-    if scaled:
+    count = sum(own.simulated for own in rows)
+    note = f"{about.tried:,} layouts estimated, {count} simulated; ~ is the closed form"
+    if about.calibration:
         note += "; blocks are measured, or scaled by what was measured"
-    return f"{table_of(rows, columns, gap=1)}\n{note}"
+    return rows, columns, note
 
 
 def render_compared(
@@ -142,6 +153,15 @@ def _more(own: Estimate, best: Estimate) -> str:
     grown = {name: own.parts.get(name, 0.0) - best.parts.get(name, 0.0) for name in names}
     name, more = max(grown.items(), key=lambda item: item[1])
     return f"{_NAMES.get(name, name)} {more / best.seconds:+.1%}"
+
+
+def layout_name(own: Layout) -> str:
+    """A layout in few letters: `tp 8, pp 4x5, dp 2`, and what is not 1 or never."""
+    rare = [(name, getattr(own, name) or 1) for name in ("cp", "ep")]
+    words = [f"tp {own.tp}", *(f"{name} {value}" for name, value in rare if value > 1)]
+    words += [f"pp {_pipeline(own)}", f"dp {own.dp}", f"mb {own.microbatch}"]
+    again = _AGAIN.get(str(own.recompute), f"{own.recompute} blocks")
+    return ", ".join(words + ([] if again == "-" else [f"{again} again"]))
 
 
 def layout_text(plan: Plan) -> str:

@@ -88,7 +88,7 @@ def _numbers(again: Recomputation) -> _Found:
     recorded, found = (
         dict(_leaves(msgspec.to_builtins(plan))) for plan in (again.plan, again.simulated)
     )
-    given = (".schema", ".certificate", ".runners_up")
+    given = (".schema", ".certificate", ".runners_up", ".transformer.beside", ".transformer.tried")
     paths = [path for path in recorded | found if not path.startswith(given)]
     differences = [
         _differs(path[1:], *pair)
@@ -101,7 +101,9 @@ def _numbers(again: Recomputation) -> _Found:
             f"{len(differences)} of {len(paths)} fields differ, priced and simulated again",
             differences,
         )
-    beside = ", but not those of runners-up" if again.plan.runners_up else ""
+    about = again.plan.transformer
+    others = again.plan.runners_up or (about and about.beside)
+    beside = ", but not those of runners-up" if others else ""
     return True, f"{len(paths)} fields, priced and simulated again{beside}", []
 
 

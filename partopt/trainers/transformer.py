@@ -20,11 +20,19 @@ from msgspec import UNSET, structs
 from partopt import planners
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Engine, Layout
-from partopt.documents.plan import Plan, RunnerUp
+from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
-from partopt.documents.transformer import BITS, Calibration, Format, Modelled, Practice, Transformer
+from partopt.documents.transformer import (
+    BITS,
+    Calibration,
+    Format,
+    LayoutBeside,
+    Modelled,
+    Practice,
+    Transformer,
+)
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.job import Job
 from partopt.options import FACTS, MANUAL, invalid, parse_bytes, with_facts
@@ -53,6 +61,7 @@ JUDGED = 4  # layouts that are simulated, the fastest that differ
 _SWITCHES = ("sequence-parallel", "allreduce", "waits")  # facts that nothing but a flag changes
 _LETTERS = 40  # of a setting that is shown
 NEAR = 1.05  # of the fastest estimate: those beyond are not
+_SHOWN, _LACKING = 9, 3  # layouts beside a plan: that fit, and that need least of those that do not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,11 +225,10 @@ def _chosen(trainer: Trainer, facts: Mapping[str, object]) -> tuple[Practice, di
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The best layout's plan, all that was `found`, and the plans that were simulated beside it."""
+    """The best layout's plan, with others beside it, and all that was `found`."""
 
     best: Laid
     found: Found
-    simulated: Mapping[Layout, Plan]
 
 
 def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
@@ -243,17 +251,50 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
             code="no-plan",
         )
     if not found.fitting:
-        return Chosen(best=lay_as(asked, training, found.least.layout), found=found, simulated={})
+        return Chosen(best=lay_as(asked, training, found.least.layout), found=found)
     near = [own for own in found.fitting if own.seconds <= NEAR * found.fitting[0].seconds]
     laid = list[Laid]()
     for done, own in enumerate(differing(near, JUDGED)):
         progress("simulating layouts", done, JUDGED)
         laid.append(lay_as(asked, training, own.layout))
     laid.sort(key=lambda each: (not each.plan.fits, each.seconds))
-    simulated = {each.estimate.layout: each.plan for each in laid if each.agrees}
-    beside = [RunnerUp.of(each.plan) for each in laid[1:]]
-    best = dataclasses.replace(laid[0], plan=structs.replace(laid[0].plan, runners_up=beside))
-    return Chosen(best=best, found=found, simulated=simulated)
+    best = _with_others(laid[0], _others(laid[0], laid[1:], found), found)
+    return Chosen(best=best, found=found)
+
+
+def _others(to: Laid, simulated: Sequence[Laid], found: Found) -> list[LayoutBeside]:
+    """The layouts beside one of those that were `found`: that fit, then that do not."""
+    known = {each.estimate.layout: each for each in simulated}
+    ranked = [to.estimate, *(own for own in found.fitting if own.layout != to.estimate.layout)]
+    faster = [own for own in found.lacking if own.seconds < to.seconds]
+    fitting, lacking = differing(ranked, 1 + _SHOWN)[1:], differing(faster, _LACKING)
+    rows = [_beside(own, to, known.get(own.layout), True) for own in fitting]
+    rows.sort(key=lambda own: own.iteration_s)
+    return rows + [_beside(own, to, None, False) for own in lacking]
+
+
+def _with_others(own: Laid, others: Sequence[LayoutBeside], found: Found) -> Laid:
+    assert own.plan.transformer
+    about = structs.replace(own.plan.transformer, tried=found.tried, beside=list(others))
+    return dataclasses.replace(own, plan=structs.replace(own.plan, transformer=about))
+
+
+def _beside(own: Estimate, to: Laid, simulated: Laid | None, fits: bool) -> LayoutBeside:
+    """A layout beside another, `to`; its seconds are those that were `simulated`, if they were."""
+    agreed = simulated is not None and simulated.agrees
+    way = 1 if own.seconds >= to.estimate.seconds else -1
+    names = dict.fromkeys([*own.parts, *to.estimate.parts])
+    more = {name: own.parts.get(name, 0.0) - to.estimate.parts.get(name, 0.0) for name in names}
+    part = max(more, key=lambda name: way * more[name])
+    return LayoutBeside(
+        layout=own.layout,
+        iteration_s=simulated.seconds if simulated is not None else own.seconds,
+        simulated=agreed,
+        memory_bytes=round(own.memory_bytes),
+        fits=fits,
+        part=part,
+        part_s=more[part],
+    )
 
 
 def read_configuration(
@@ -364,6 +405,10 @@ def compare_layout(asked: Laying, progress: Progress = ignore_progress) -> Compa
     best = chosen.best
     if yours.plan.fits and yours.seconds <= best.seconds:  # as where blocks lie unevenly
         chosen = dataclasses.replace(chosen, best=yours)
+    else:
+        first = _beside(best.estimate, yours, best, best.plan.fits)
+        others = [each for each in _others(yours, [], chosen.found) if each.layout != first.layout]
+        yours = _with_others(yours, [first, *others], chosen.found)
     return Compared(
         yours=yours, chosen=chosen, changes=_changes(yours.plan, chosen.best.plan, asked.trainer)
     )

@@ -44,7 +44,7 @@ def test_what_is_left_open_is_chosen_and_the_others_stand_beside(partopt):
     assert re.search("TP CP +PP DP MB AGAIN", page) and "layouts estimated" in page
     rows = page[page.index("TP CP") :].splitlines()[1:-1]
     assert len(rows) >= 10 and "no room" in page
-    gains = [line.split("%")[0].split()[-1] for line in rows[1:] if "no room" not in line]
+    gains = [re.findall(r"([-+][\d.]+)%:", line)[0] for line in rows[1:] if "no room" not in line]
     assert sorted(map(float, gains)) == list(map(float, gains))
 
 

@@ -121,11 +121,11 @@ def test_documents_beside_the_plan_have_a_picture_each(written):
 @pytest.mark.slow
 def test_runners_up_stand_beside_the_plan(written):
     plan, profile = plan_of()
-    assert "The plans beside it" not in written(plan, profile=profile)
+    assert "What was found beside it" not in written(plan, profile=profile)
     job = po.Job(profile, flat(4), schedule="1f1b", microbatches=8)
     result = po.solve(job)
     page = written(result.document, "beside.html", profile=profile)
-    rows = page[page.index("The plans beside it") :]
+    rows = page[page.index("What was found beside it") :]
     rows = rows[: rows.index("</section>")]
     for each in (result.plan, *result.alternatives):
         assert f"{each.planner}</td>" in rows and f">{each.shape}</td>" in rows

@@ -2,6 +2,8 @@
 as any other.
 """
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -11,9 +13,10 @@ from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.search.verify import verify
 from partopt.trainers import export_plan
-from partopt.trainers.transformer import Laying, choose, lay
+from partopt.trainers.transformer import Laying, choose, compare_layout, lay
 from partopt.transformer.as_profile import profile_again
 from partopt.transformer.config import load_transformer
+from partopt.transformer.iteration import estimate
 
 # model, servers of 8 H100, trainer, batch, sequence, layout
 CASES = [
@@ -226,6 +229,40 @@ def test_where_little_is_missing_few_blocks_are_made_again():
     fewer = lay(free(f"tp=2,cp=1,pp=1,microbatch=2,recompute={again - 1}", memory="60 GB"))
     assert not fewer.plan.fits
     assert any(own.layout.recompute == "never" for own in chosen.found.lacking)
+
+
+def check_others(laid, asked):
+    """What stands beside a plan is what each layout takes by itself."""
+    about, limit = laid.plan.transformer, asked.limit_bytes
+    assert len({own.layout for own in about.beside} | {about.layout}) == 1 + len(about.beside)
+    for own in about.beside:
+        found = estimate(laid.training, own.layout, asked.global_batch)
+        assert own.memory_bytes == round(found.memory_bytes)
+        assert own.fits == (found.memory_bytes <= limit)
+        assert own.fits or own.iteration_s < laid.seconds
+        alone = lay(dataclasses.replace(asked, layout=own.layout)).seconds
+        assert own.iteration_s == (alone if own.simulated else found.seconds)
+        more = {
+            name: found.parts.get(name, 0.0) - laid.estimate.parts.get(name, 0.0)
+            for name in found.parts | laid.estimate.parts
+        }
+        most = max if found.seconds >= laid.estimate.seconds else min
+        assert own.part_s == more[own.part] == most(more.values())
+
+
+def test_others_stand_beside_a_plan_and_the_best_beside_a_layout_of_today():
+    asked = free("pp=1", memory="60 GB")
+    best = choose(asked).best
+    assert {own.fits for own in best.plan.transformer.beside} == {True, False}
+    check_others(best, asked)
+    asked = free("tp=4,pp=2,recompute=always", memory="60 GB")
+    compared = compare_layout(asked)
+    first, *others = compared.yours.plan.transformer.beside
+    assert first.layout == compared.chosen.best.plan.layout
+    assert first.iteration_s == compared.chosen.best.seconds
+    assert first.iteration_s <= min(own.iteration_s for own in others if own.fits)
+    assert first.part_s < 0
+    check_others(compared.yours, asked)
 
 
 def test_a_trainer_that_does_not_interleave_gets_no_chunks():

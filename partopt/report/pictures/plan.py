@@ -143,9 +143,13 @@ def _draw(
     sheet.down += _GAP
     _draw_memory(sheet, plan)
     handles = _handles(plan)
-    if alternatives:
+    points, limit = tables.points_of_layouts(plan), plan.memory_limit_bytes
+    if points and limit is not None:  # their bytes are all that a rank needs
+        limit += plan.reserve.size_bytes
+    elif alternatives:
         points = tables.points_of([plan, *alternatives])
-        tables.draw_points(sheet, points, plan.memory_limit_bytes)
+    if points:
+        tables.draw_points(sheet, points, limit)
         handles |= tables.handles_of_points(points)
     sheet.legend(handles)
     return sheet

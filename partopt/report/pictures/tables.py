@@ -15,12 +15,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from partopt.documents.plan import Plan
 from partopt.documents.run import Run
-from partopt.documents.tables import (
-    Comparison,
-    ComparisonRow,
-    Scaling,
-    ScalingRow,
-)
+from partopt.documents.tables import Comparison, ComparisonRow, Scaling, ScalingRow
+from partopt.documents.transformer import LayoutBeside
 from partopt.report.looks import COLOURS
 from partopt.report.phrases import (
     basis_lines,
@@ -47,6 +43,7 @@ from partopt.report.pictures.sheet import (
     stack_labels,
 )
 from partopt.report.run import error
+from partopt.report.transformer import layout_name, layout_table
 from partopt.schedules import schedule
 from partopt.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -91,6 +88,29 @@ def points_of(rows: Sequence[Plan | ComparisonRow]) -> list[Point]:
         name = row.schedule if isinstance(row, Plan) and by_schedule else row.planner
         points.append(Point(f"{name} {row.shape}", rate, unit, row.peak_memory_bytes, row.fits))
     return points
+
+
+def points_of_layouts(plan: Plan) -> list[Point]:
+    """The layout of a transformer's plan and those beside it; none where there are none."""
+    rows, _, _ = layout_table(plan)
+    unit, [rate] = speeds([plan.predicted])
+    own_s = plan.predicted.iteration_s or plan.predicted.period_s
+    best = min((own for own in rows if own.fits), key=lambda own: own.iteration_s, default=None)
+
+    def name(own: LayoutBeside) -> str:
+        mark = "this plan: " if own is rows[0] else "best: " if own is best else ""
+        return f"{mark}{layout_name(own.layout)}"
+
+    return [
+        Point(
+            name(own),
+            rate * own_s / own.iteration_s,
+            unit,
+            own.memory_bytes,
+            own.fits,
+        )
+        for own in rows
+    ]
 
 
 def comparison_picture(comparison: Comparison) -> Picture:

@@ -27,6 +27,7 @@ from partopt.report.phrases import (
     speed_text,
 )
 from partopt.report.simulation import SHARES, group_devices
+from partopt.report.transformer import layout_table
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_seconds
 
@@ -291,7 +292,11 @@ def _memory_table(plan: Plan) -> dict[str, Any]:
 
 
 def _beside_table(plan: Plan) -> dict[str, Any] | None:
-    """The plans that were found beside the plan, where it says them."""
+    """The layouts or plans that were found beside the plan, where it says them."""
+    rows, columns, note = layout_table(plan)
+    if rows:
+        titles = [Column(own.heading, own.cell, own.kind != "number") for own in columns]
+        return _table(rows, titles, note)
     if not plan.runners_up:
         return None
     tokens = plan.profile.tokens_per_sample
