@@ -355,9 +355,8 @@ def _format(settings: Settings) -> Format:
 
 def _recompute(settings: Settings, notes: list[str]) -> Any:
     """What the policy of activation checkpointing makes again; none where there is none."""
-    said = str(settings.find("activation_checkpoint.mode", "activation_checkpoint"))
-    if not settings.states("activation_checkpoint"):
-        said = "selective"  # by default
+    names = ("activation_checkpoint.mode", "activation_checkpoint")
+    said = str(settings.find(*names)) if any(map(settings.states, names)) else "selective"
     if "FullAC" in said or said == "full":
         return "always"
     if said not in ("None", "none", "False"):
@@ -532,10 +531,10 @@ TORCHTITAN = Trainer(
         "kept": "the tensors that autograd saves of these operations, counted",
         "loss": "components/loss.py: cross_entropy of logits cast to float32; counted",
         "compiled": "config/configs.py, CompileConfig: enable is off",
-        "attention": "models/common/attention.py, ScaledDotProductAttention: cuDNN's before torch's "
-        "flash attention; FlexAttention, its models' default from 0.3 on, is not counted",
-        "joined_queries": "models/common/attention.py, QKVLinear: wq, wk, wv; FusedQKVLinear, which "
-        "its models have from 0.3 on, is not counted",
+        "attention": "models/common/attention.py, ScaledDotProductAttention: cuDNN's before "
+        "torch's flash attention; FlexAttention, its models' default from 0.3 on, is not counted",
+        "joined_queries": "models/common/attention.py, QKVLinear: wq, wk, wv; FusedQKVLinear, "
+        "which its models have from 0.3 on, is not counted",
         "joined_gate": "models/common/feed_forward.py: w1, w3",
         "regathers": "distributed/tensor_parallel: DTensor keeps what was gathered",
         "sums": "autograd, where parameters are not in shares",
