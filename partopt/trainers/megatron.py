@@ -212,7 +212,7 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         fields["mixed_precision"] = _RECIPES[about.format]
         fields["dataset.seq_length"] = about.sequence
     if plan.schedule == "interleaved" and "interleaved" in plan.engine.waits:
-        fields["comm_overlap.overlap_p2p_comm"] = False
+        fields["model.overlap_p2p_comm"] = False
     fields["model.virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
     fields["optimizer.use_distributed_optimizer"] = plan.shard == "optimizer"
     body = "\n".join(f"    config.{name} = {value!r}" for name, value in fields.items())

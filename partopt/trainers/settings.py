@@ -161,7 +161,9 @@ def parse_program(text: str) -> ast.Module | None:
 def _flat(parsed: Mapping[Any, object], before: str = "") -> Iterator[tuple[str, object]]:
     for key, value in parsed.items():
         path = f"{before}{key}".replace("-", "_")
-        yield path, convert(value) if isinstance(value, str) else value
+        if isinstance(value, str):  # one that is worked out elsewhere is not known
+            value = mark(value) if "${" in value else convert(value)
+        yield path, value
         if isinstance(value, dict):
             yield from _flat(value, f"{path}.")
 

@@ -355,9 +355,8 @@ def _format(settings: Settings) -> Format:
 
 def _recompute(settings: Settings, notes: list[str]) -> Any:
     """What the policy of activation checkpointing makes again; none where there is none."""
-    said = str(settings.find("activation_checkpoint.mode", "activation_checkpoint"))
-    if not settings.states("activation_checkpoint"):
-        said = "selective"  # by default
+    names = ("activation_checkpoint.mode", "activation_checkpoint")
+    said = str(settings.find(*names)) if any(map(settings.states, names)) else "selective"
     if "FullAC" in said or said == "full":
         return "always"
     if said not in ("None", "none", "False"):

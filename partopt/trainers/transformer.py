@@ -431,7 +431,7 @@ def _is_setting(name: str, values: Mapping[str, object]) -> bool:
     """Whether it is a value that is set, not what holds others or is made from them."""
     value = values.get(name)
     holds = isinstance(value, dict) or "--" in str(value)
-    return not holds and name not in ("STAGES", "self.parts.list")
+    return not holds and name != "STAGES" and not name.endswith("parts.list")
 
 
 def _shown(value: object) -> str:

@@ -115,6 +115,12 @@ def test_a_script_sets_the_words_of_flags_and_the_texts_that_it_writes():
     assert "depends on DATA" in found.faults[0].message
 
 
+def test_what_a_document_works_out_is_not_known():
+    found = read_settings("model:\n  size: 4\n  ffn: ${multiply:4, ${.size}}\n")
+    assert found.find("size") == 4 and found.find("ffn") is None
+    assert found.faults[0].hint == "give it: `arguments=ffn=VALUE`"
+
+
 def test_arrays_alone_are_flags():
     assert read_settings("ARGS=(\n  --a 1\n  --b\n)\n").find("a") == 1
 
