@@ -26,11 +26,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.published_older import DATA, OLDER
-from benchmarks.published_rows import estimate_of, simulated_of
+from benchmarks.published_rows import USUAL, estimate_of, model_of, simulated_of
 from partopt.documents.engine import Layout
 from partopt.errors import PartoptError
 from partopt.transformer import block, iteration, rates
-from partopt.transformer.iteration import AGREES, Estimate
+from partopt.transformer.iteration import AGREES, ODD, Estimate, has_odd_widths
 from partopt.transformer.rates import PLANNED, USABLE
 
 
@@ -82,8 +82,7 @@ def find(row: Mapping[str, str]) -> Found:
 
 def known_to_be_off(row: Mapping[str, str]) -> str:
     """Why little is to be made of what partopt says of a row; nothing where there is no reason."""
-    odd = any(int(row.get(name) or 0) % 64 for name in ("hidden", "ffn", "expert_ffn"))
-    why = ["widths that are no multiple of 64"] if odd else []
+    why = [ODD] if has_odd_widths(model_of(USUAL | {k: v for k, v in row.items() if v})) else []
     why += ["fp8 with a scale a row"] if row.get("scales") == "row" else []
     why += ["experts, whose imbalance is left out"] if int(row.get("experts") or 0) else []
     return "; ".join(why)

@@ -12,7 +12,15 @@ from partopt.report.plan import memory_lines
 from partopt.report.text import Column, label_lines, table_of
 from partopt.transformer.as_profile import training_of
 from partopt.transformer.block import Shape, Training
-from partopt.transformer.iteration import AGREES, TRUST, Degrees, Estimate, estimate
+from partopt.transformer.iteration import (
+    AGREES,
+    ODD,
+    TRUST,
+    Degrees,
+    Estimate,
+    estimate,
+    has_odd_widths,
+)
 from partopt.units import format_bytes, format_seconds
 
 _LEAST = 0.005  # of an iteration: smaller parts are added up
@@ -257,6 +265,13 @@ def _trust(plan: Plan, about: Modelled, basis: str) -> Iterator[str]:
     change = simulated_s / about.closed_s - 1
     if abs(change) > AGREES:
         yield f"simulated {change:+.1%} against the closed form: {_difference(plan, about)}"
+    if has_odd_widths(about.model):
+        yield f"{ODD}: kernels are slower at them than is computed"
+    cluster = plan.topology.cluster
+    if cluster.devices > cluster.levels[0].size and not any(
+        level.allreduce and level.allreduce.bandwidth_bytes_per_s for level in cluster.levels[1:]
+    ):
+        yield "exchanges between servers are taken to reach the rate of messages: measure theirs"
     if about.model.experts:
         yield "layouts of experts are not verified: imbalance is not in the model"
 

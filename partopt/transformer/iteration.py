@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from partopt.documents.engine import Layout
-from partopt.documents.transformer import BITS
+from partopt.documents.transformer import BITS, Transformer
 from partopt.errors import PartoptError
 from partopt.transformer.block import Block, Shape, Training
 from partopt.transformer.rates import COLLECTIVE_S
@@ -27,6 +27,8 @@ TRUST = (
     "on published runs that no constant was fitted to, half within 4.1 %, one of twenty off by "
     "more than 15 %"
 )
+ODD = "widths that are no multiple of 64"  # which kernels are slower at than is computed
+WHOLE = 64
 AGREES = 0.02  # of the time: a simulation that is so near confirms the closed form
 # fitted
 STRAGGLER = 0.004  # the slowest of twice as many devices: runs of NeMo, 8 to 2,304 H100
@@ -125,6 +127,12 @@ def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf)
     parts = _seconds(work, own, layout, loads)
     parts["stragglers"] = straggling(own.devices) * sum(parts.values())
     return Estimate(layout, sum(parts.values()), held, parts, memory)
+
+
+def has_odd_widths(model: Transformer) -> bool:
+    """Whether products have widths at which kernels are known to be slower than is computed."""
+    widths = (model.hidden, model.ffn, model.expert_ffn, model.q, model.kv)
+    return any(width % WHOLE for width in widths)
 
 
 def straggling(devices: int) -> float:

@@ -59,6 +59,19 @@ def test_json_has_the_layout_and_the_speed(partopt):
     assert 0.3 < figures["mfu"] < 0.7
 
 
+def test_what_is_known_to_be_off_is_said(partopt, tmp_path):
+    raw = json.loads(Path(find_shipped("llama3-8b", "models")).read_text())
+    odd = tmp_path / "odd.json"
+    odd.write_text(json.dumps(raw | {"intermediate_size": 14340}))
+    page = " ".join(partopt("plan", odd, *ASKED[1:], *LAYOUT).out.split())
+    assert "widths that are no multiple of 64: kernels are slower" in page
+    assert "widths that" not in partopt("plan", *ASKED, *LAYOUT).out
+    far = [*ASKED[:4], "2", *ASKED[5:]]
+    page = " ".join(partopt("plan", *far, "--layout", "tp=2,pp=2,dp=4").out.split())
+    assert "exchanges between servers are taken to reach the rate of messages" in page
+    assert "exchanges between servers" not in partopt("plan", *ASKED, *LAYOUT).out
+
+
 def test_in_8_bits_the_utilisation_is_of_the_peak_in_8_bits(partopt):
     both = {
         dtype: json.loads(partopt("plan", *ASKED, *LAYOUT, "--dtype", dtype, "--json").out)

@@ -4,6 +4,7 @@ import sys
 import tomllib
 import types
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -125,7 +126,8 @@ def test_the_trainer_of_the_example_is_planned_for_written_and_read(monkeypatch)
     assert [stage.layers for stage in again.stages] == [stage.layers for stage in plan.stages]
     assert again.layout == plan.layout
     facts = structs.asdict(trainer.engine)
-    assert {fact for fact in facts if facts[fact] is not None} <= trainer.sources.keys()
+    known = {fact for fact in facts if facts[fact] not in (None, msgspec.UNSET)}
+    assert known <= trainer.sources.keys()
 
 
 def test_the_entry_points_are_of_the_groups_that_are_searched():
