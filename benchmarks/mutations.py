@@ -55,6 +55,7 @@ MIRRORS = {
         "test_library.py",
         *(f"cli/test_{page}.py" for page in ("simulate", "what_if", "own_order", "variation")),
     ],
+    "transformer": ["trainers/test_transformer.py", "cli/test_plan_transformer.py"],
 }
 SURVIVED, PREPARED_WRONGLY = 1, 2  # exit codes
 NOTHING_TO_RUN = 5  # pytest's

@@ -189,6 +189,14 @@ def test_layouts_are_compared_with_the_planners(partopt, given):
     }
 
 
+def test_layers_of_a_compared_layout_are_named_as_those_of_one_that_is_read(partopt, given):
+    """Of twelve blocks one is said to be an embedding: eleven are left for the layout."""
+    words = ["--planner", "gpipe", "--map", "h.0=embedding", "--layout"]
+    compared = partopt("compare", *given[1:], *words, "vllm:11", "--json").document
+    assert {row["planner"] for row in compared["rows"]} == {"gpipe", "vllm layout"}
+    assert partopt("compare", *given[1:], *words, "vllm:12").code == 2
+
+
 @pytest.mark.slow
 def test_a_layout_is_compared_and_planned_as_its_trainer_runs_it(partopt, given, topology_file):
     """Latency makes deeper warm-ups better, which neither the trainer has nor 1f1b."""

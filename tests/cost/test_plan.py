@@ -41,6 +41,22 @@ def made(name, replicas, recompute):
     return plan_of(replicas, schedule=name, microbatches=M, recompute=MODES[recompute], **costs)
 
 
+def test_gradients_that_are_as_large_as_what_was_sent_are_not_said_twice():
+    """Behind layer 1 go 8 bytes of numbers, and behind layer 2 also 4 of indices."""
+    tensors = [(0, [1], 8), (1, [2], 8)]
+    plain = measurement([1.0] * 3, output_bytes=[8] * 3, tensors=tensors)
+    [send] = structs.replace(plain, tensors=plain.tensors[1:]).tensors
+    mixed = structs.replace(
+        plain,
+        tensors=[*plain.tensors, structs.replace(send, bytes=4, gradient=False)],
+    )
+    for measured, found in ((plain, [None, None, None]), (mixed, [None, None, 8])):
+        stated = problem_of(profile_of([measured]), flat(3), cuts=(1, 2), replicas=(1, 1, 1))
+        plan = planners.plan("manual", stated)
+        assert [stage.back_bytes for stage in plan.stages] == found
+        assert [stage.gradient_bytes for stage in plan.stages] == [0, 8, 8]
+
+
 @pytest.mark.slow
 @examples(150)
 @given(

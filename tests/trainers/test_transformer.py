@@ -93,6 +93,8 @@ def test_the_profile_has_the_models_operations_and_parameters():
     assert flops == pytest.approx(model.flops(4096), rel=1e-6)
     held = sum(layer.parameter_bytes for layer in profile.layers)
     assert held == pytest.approx(2 * model.parameters / 8, rel=1e-6)
+    kinds = [layer.type for layer in profile.layers]
+    assert kinds == ["Embedding", *["Block"] * 80, "Norm", "Head"]
 
 
 def test_a_model_whose_ends_are_tied_has_them_once():

@@ -176,6 +176,12 @@ def test_experts_by_hand():
     forward = product(rows, 2 * f, h) + product(rows, h, f)
     passed = rows * (12 * h + 6 * f) + 2 * weights
     assert block.parts["experts"].forward == pytest.approx(forward + passed / (MEMORY * BYTES))
+    # gradients of weights are added in passes: 4 bytes are read and 4 written
+    backward = sum(
+        product(rows, k, n) + product(n, k, rows, 0.0, 0.0) for n, k in ((2 * f, h), (h, f))
+    )
+    passed = rows * (12 * h + 10 * f) + weights * (2 + 2 * 4)
+    assert block.parts["experts"].backward == pytest.approx(backward + passed / (MEMORY * BYTES))
     launches = (125 + 6 * 2) * LAUNCH_S
     assert sum(block.parts["launches"]) == pytest.approx(launches)
     fp8 = training(EXPERTS, format="fp8").block(Shape(e=4))
