@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import structs
 
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
@@ -20,6 +24,7 @@ from partopt.transformer.iteration import (
     Estimate,
     estimate,
     has_odd_widths,
+    stage_counts,
 )
 from partopt.units import format_bytes, format_seconds
 
@@ -49,11 +54,13 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     own = Degrees.of(work, about.layout, batch)
     parts = estimate(work, about.layout, batch).parts
     lines = [*_head(plan, about), *_times(plan, about, batch), *_measured(work, own)]
+    lines += _cuts(work, about.layout, batch)
     where = _where(parts, work)
     lines += [("" if place else "where", line) for place, line in enumerate(where)]
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
-    lines += [("trust", text) for text in _trust(plan, about, _basis(work, own.shape))]
+    trust = enumerate(_trust(plan, about, _basis(work, own.shape)))
+    lines += [("" if place else "trust", text) for place, text in trust]
     pages = [label_lines(lines)]
     rows, columns, note = layout_table(plan)
     if rows:
@@ -240,6 +247,18 @@ def _measured(work: Training, own: Degrees) -> Lines:
     ]
 
 
+def _cuts(work: Training, layout: Layout, batch: int) -> Lines:
+    """The blocks of stages that were cut freely, and what equally many would take."""
+    even = dataclasses.replace(work, practice=structs.replace(work.practice, ends="stage"))
+    counts, same = (stage_counts(own, Degrees.of(own, layout, batch)) for own in (work, even))
+    if work.practice.ends != "free" or counts == same:
+        return []
+    more = estimate(even, layout, batch).seconds / estimate(work, layout, batch).seconds - 1
+    runs = [(own, len(list(each))) for own, each in itertools.groupby(counts)]
+    said = ", ".join(f"{own} in {many} stages" if many > 1 else f"{own}" for own, many in runs)
+    return [("cuts", f"blocks {said}; as evenly as can be: {more:+.1%}")]
+
+
 def _where(parts: Mapping[str, float], work: Training) -> Iterator[str]:
     """Shares of the closed form's seconds, the largest first; apart what was scaled."""
     whole = sum(parts.values())
@@ -267,10 +286,13 @@ def _trust(plan: Plan, about: Modelled, basis: str) -> Iterator[str]:
         yield f"simulated {change:+.1%} against the closed form: {_difference(plan, about)}"
     if has_odd_widths(about.model):
         yield f"{ODD}: kernels are slower at them than is computed"
-    cluster = plan.topology.cluster
-    if cluster.devices > cluster.levels[0].size and not any(
-        level.allreduce and level.allreduce.bandwidth_bytes_per_s for level in cluster.levels[1:]
-    ):
+    levels, own = plan.topology.cluster.levels, about.layout
+    sharing = (own.cp or 1) * (own.dp or 1)
+    over_servers = sharing > 1 and (own.tp or 1) * sharing > levels[0].size
+    measured = any(
+        level.allreduce and level.allreduce.bandwidth_bytes_per_s for level in levels[1:]
+    )
+    if over_servers and not measured:
         yield "exchanges between servers are taken to reach the rate of messages: measure theirs"
     if about.model.experts:
         yield "layouts of experts are not verified: imbalance is not in the model"

@@ -238,6 +238,8 @@ DEEPSPEED = Trainer(
         "kernel (4), dropout (5); both and their masks backward (11); softmax, mask, both kept",
         "sequence_parallel": "Megatron-DeepSpeed, arguments.py: --sequence-parallel is off",
         "sums": "runtime/pipe/engine.py: autograd adds to the gradient that there is",
+        "ends": "Megatron-DeepSpeed, model/gpt_model.py: partition_method type:transformer, blocks "
+        "evenly",
         "keeps_outputs": "runtime/pipe/engine.py, pipe_buffers: a stage's outputs stay",
         "buffer_bytes": "runtime/zero/stage_1_and_2.py: three buckets of 5e8 elements, beside "
         "CUDA's context and buffers of NCCL; assumed",

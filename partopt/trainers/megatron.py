@@ -333,7 +333,8 @@ def _check(segments: Sequence[str], parts: Sequence[Part]) -> None:
     check_count(letters.count("t"), "blocks", count_blocks(parts))
 
 
-PRACTICE = Practice(loss=PLAIN, attention="cudnn")  # whose defaults are Megatron's
+# whose defaults are Megatron's, but for the cuts, which the layout that is exported says
+PRACTICE = Practice(loss=PLAIN, attention="cudnn", ends="free")
 
 MEGATRON = Trainer(
     name="megatron",
@@ -408,8 +409,9 @@ MEGATRON = Trainer(
         "sums": "core/tensor_parallel/layers.py: gradient_accumulation_fusion, on by default",
         "exchange": "core/distributed/param_and_grad_buffer.py: reduce_scatter or all_reduce",
         "sends": "core/pipeline_parallel/p2p_communication.py: a rank's part of the sequence",
-        "ends": "core/transformer/transformer_block.py, get_num_layers_to_build: blocks evenly; "
-        "--account-for-embedding-in-pipeline-split and -loss- count as a block each",
+        "ends": "core/transformer/pipeline_parallel_layer_layout.py: as the layout says, which is "
+        "written; core/transformer/transformer_block.py, get_num_layers_to_build: without one "
+        "blocks evenly, --account-for-embedding-in-pipeline-split and -loss- as a block each",
         "selective": "core/transformer/attention.py, _checkpointed_attention_forward: core_attn",
         "stops_early": "core/tensor_parallel/random.py, CheckpointFunction: all of a block",
         "conversion": "Transformer Engine, DelayedScaling: read for the maximum (2), read again, "

@@ -166,7 +166,7 @@ def read_training(settings: Settings, devices: int, trainer: str) -> Configured:
         global_batch=batch or 1,
         format=_format(settings, notes),
         layout=layout,
-        facts=_facts(settings, script, t, trainer),
+        facts=_facts(settings, script, t, p, trainer),
         notes=notes,
     )
     if settings.faults:
@@ -327,7 +327,7 @@ def _format(settings: Settings, notes: list[str]) -> Format:
     return "bfloat16"
 
 
-def _facts(settings: Settings, script: bool, t: int, trainer: str) -> dict[str, object]:
+def _facts(settings: Settings, script: bool, t: int, p: int, trainer: str) -> dict[str, object]:
     """Facts of the trainer that are not its defaults."""
     if trainer == "deepspeed":
         flash = any(name.startswith("use_flash_attn") for name in settings.values)
@@ -353,9 +353,10 @@ def _facts(settings: Settings, script: bool, t: int, trainer: str) -> dict[str, 
         ("allreduce", "blocking"): not overlaps,
         ("gradients", "parameters"): narrow,
         ("waits", "1f1b,interleaved"): waits,
-        ("ends", "blocks"): any(map(settings.has, _ENDS)),
     }
     found |= {name: value for (name, value), said in stated.items() if said}
+    if p > 1:
+        found["ends"] = "blocks" if any(map(settings.has, _ENDS)) else "stage"
     if bucket := settings.count("ddp_bucket_size", "bucket_size", default=0):
         found["bucket"] = bucket * BUCKET_ITEM
     return found

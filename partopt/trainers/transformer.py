@@ -58,7 +58,7 @@ from partopt.transformer.rates import PLANNED
 _SEQUENCE, _BATCH = ("seq_length", "seq_len"), ("global_batch_size",)
 
 JUDGED = 4  # layouts that are simulated, the fastest that differ
-_SWITCHES = ("sequence-parallel", "allreduce", "waits")  # facts that nothing but a flag changes
+_SWITCHES = ("sequence-parallel", "allreduce", "waits", "ends")  # facts that a flag alone changes
 _LETTERS = 40  # of a setting that is shown
 NEAR = 1.05  # of the fastest estimate: those beyond are not
 _SHOWN, _LACKING = 9, 3  # layouts beside a plan: that fit, and that need least of those that do not

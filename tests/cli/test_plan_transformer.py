@@ -16,7 +16,7 @@ LAYOUT = "--layout", "tp=2,pp=2,dp=2,chunks=1,microbatch=1,recompute=never"
 def test_the_page_says_where_time_and_memory_go_and_how_far_to_trust_it(partopt):
     page = partopt("plan", *ASKED, *LAYOUT).out
     labels = [line[:9].strip() for line in page.splitlines() if line[:1] not in ("", " ")]
-    expected = ["model", "cluster", "plan", "time", "speed", "where", "memory", "trust"]
+    expected = ["model", "cluster", "plan", "time", "speed", "cuts", "where", "memory", "trust"]
     assert labels == expected
     assert "tp 2, pp 2, dp 2, microbatch 1, recompute never, shard" in page
     assert "closed form" in page and "products" in page
@@ -66,10 +66,11 @@ def test_what_is_known_to_be_off_is_said(partopt, tmp_path):
     page = " ".join(partopt("plan", odd, *ASKED[1:], *LAYOUT).out.split())
     assert "widths that are no multiple of 64: kernels are slower" in page
     assert "widths that" not in partopt("plan", *ASKED, *LAYOUT).out
-    far = [*ASKED[:4], "2", *ASKED[5:]]
-    page = " ".join(partopt("plan", *far, "--layout", "tp=2,pp=2,dp=4").out.split())
+    far = "llama3-8b", "--topology", "dgx-a100", "--servers", "2", *ASKED[5:], "--layout"
+    page = " ".join(partopt("plan", *far, "tp=2,dp=8").out.split())
     assert "exchanges between servers are taken to reach the rate of messages" in page
-    assert "exchanges between servers" not in partopt("plan", *ASKED, *LAYOUT).out
+    for layout in ("tp=2,pp=2,dp=4", "tp=2,pp=8,dp=1"):  # of a server, and none at all
+        assert "exchanges between servers" not in partopt("plan", *far, layout).out
 
 
 def test_in_8_bits_the_utilisation_is_of_the_peak_in_8_bits(partopt):
@@ -94,7 +95,7 @@ def test_options_of_a_layout_may_stand_alone(partopt):
 
 def test_a_layout_that_does_not_fit_is_shown_and_not_written(partopt, tmp_path):
     path = tmp_path / "plan.json"
-    done = partopt("plan", *ASKED, "--layout", "tp=1", "--memory", "30GB", "-o", path)
+    done = partopt("plan", *ASKED, "--layout", "tp=1", "--memory", "25GB", "-o", path)
     assert done.code == 1 and not path.exists()
     assert "DOES NOT FIT" in done.out and "does not fit: a device needs" in done.err
 

@@ -201,12 +201,12 @@ def test_a_script_of_megatron():
     assert asked.layout == Layout(
         tp=4, cp=1, ep=1, pp=2, chunks=1, microbatch=1, recompute="never", shard="optimizer"
     )
-    assert asked.facts == {"allreduce": "blocking"}
+    assert asked.facts == {"allreduce": "blocking", "ends": "stage"}
     assert notes == ["a vocabulary of 128,256, as llama3-8b of the same shape has"]
 
 
 CHANGES = [
-    ("--bf16", "--bf16 --overlap-grad-reduce", "facts", {}),
+    ("--bf16", "--bf16 --overlap-grad-reduce", "facts", {"ends": "stage"}),
     ("--bf16", "--fp16", "format", "float16"),
     ("--bf16", "--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "format", "mxfp8"),
     ("--bf16", "--bf16 --recompute-activations", "recompute", "selective"),
@@ -363,7 +363,7 @@ def test_a_recipe_of_bridge_and_a_document_of_nemo(text, form):
     assert (asked.sequence, asked.global_batch) == (8192, 512)
     own = asked.layout
     assert (own.tp, own.pp, own.chunks, own.shard) == (4, 2, 4, "optimizer")
-    assert asked.facts == {}
+    assert asked.facts == {"ends": "stage"}
 
 
 TOML = """
