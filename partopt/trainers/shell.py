@@ -16,8 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from partopt.errors import PartoptError
+
 _MARK = "\0"
 _BREAK = "\1"  # between the elements of an array, which part words even in quotes
+_CONTROL = re.compile("[\0\1]")
 _MARKED = re.compile(r"\0([^\0]*)\0")
 _OPERATORS = ("&&", "||", ";;", "\n", ";", "|", "&", "(", ")")
 _HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1(.*)")
@@ -87,12 +90,19 @@ class Script:
 
 
 def read_script(text: str, given: Mapping[str, str]) -> Script:
-    """Run through a script; the variables that are `given` keep their values."""
-    reader = _Reader(text, given)
-    state = _State(dict(given))
-    while reader.at < len(reader.tokens):
-        reader.run(state, ())
-        reader.at += 1  # a word that ends nothing
+    """Run through a script; the variables that are `given` keep their values.
+
+    Raises PartoptError for one that nests too deep to be read.
+    """
+    reader, state = _Reader(_CONTROL.sub("", text), given), _State(dict(given))
+    try:
+        while reader.at < len(reader.tokens):
+            reader.run(state, ())
+            reader.at += 1  # a word that ends nothing
+    except RecursionError:
+        what = "expressions or commands lie too deep in each other"
+        hint = "give the flags alone, with their values"
+        raise PartoptError(what, hint, code="malformed-script") from None
     variables = {name: value.replace(_BREAK, " ") for name, value in state.variables.items()}
     return Script(variables, state.texts, state.commands)
 
@@ -182,7 +192,7 @@ class _Reader:
                     body.append(own)
                 lines[-1] += f" {_BREAK}{len(self.texts)}"
                 self.texts.append("\n".join(body))
-        self.tokens = list(_tokens("\n".join(lines)))
+        self.tokens = [*_tokens("\n".join(lines)), "\n", "\n"]  # what an unfinished command lacks
         self.at = 0
 
     def run(self, state: _State, ends: Sequence[str]) -> None:

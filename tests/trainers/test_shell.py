@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partopt.errors import PartoptError
 from partopt.trainers.shell import flag_words, read_script, unknown_names
 
 # every script ends in the command `train`, whose words are compared
@@ -141,11 +142,25 @@ def test_words_of_flags():
     }  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.text(
-        st.sampled_from("ab$({[\"'`\\\n<;=)}]# if then fi case esac in do done EOF"), max_size=40
-    )
-)
+PIECES = [
+    *("'", '"', "`", "$", "(", ")", "{", "}", "[", "]", "\\", "\n", ";", ";;", "|", "&&", " ", "#"),
+    *("<<EOF\n", "EOF\n", "if ", "then ", "elif ", "else ", "fi", "case ", "in ", "esac", "for "),
+    *("while ", "do ", "done", "--a", "A=", "A+=(", "$A", "${A", "${A[@]}", "$((", "))", ":-", "1"),
+    *("+", "\0", "\1"),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
 def test_any_text_is_read(text):
-    read_script(text, {})
+    assert "\0" not in "".join(unknown_names(read_script(text, {}).variables.get("A", "")))
+
+
+@pytest.mark.parametrize("text", ["for", "for \n", "case", "if", "while ", "case x in"])
+def test_a_command_that_does_not_end_is_read(text):
+    assert read_script(text, {}).commands == []
+
+
+def test_a_script_that_nests_too_deep_is_refused():
+    with pytest.raises(PartoptError, match="too deep"):
+        read_script("$((" * 2000, {})
