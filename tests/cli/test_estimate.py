@@ -141,7 +141,6 @@ def test_a_plan_of_a_measured_profile_says_nothing_of_it(
 
 RESULTS = [
     "compare PROFILE --topology CLUSTER --planner straight",
-    "compare PROFILE COPY --topology CLUSTER",
     "plan PROFILE --topology CLUSTER --planner straight --scaling 2,4",
     "simulate PLAN",
     "simulate PLAN --latency all=1ms",
@@ -176,7 +175,6 @@ def test_every_result_says_what_it_rests_on(
         made = replace(made, estimated=None)
     files = {
         "PROFILE": profile_file(made),
-        "COPY": profile_file(made, "copy.json"),
         "CLUSTER": h100s_file,
         "PLAN": str(tmp_path / "plan.json"),
     }
@@ -188,23 +186,6 @@ def test_every_result_says_what_it_rests_on(
     (tmp_path / "result.json").write_text(given.out)
     for page in (partopt(*words).out, partopt("show", tmp_path / "result.json").out):
         assert page.count("rests on") == page.count(BASIS) == (device is not None)
-
-
-@pytest.mark.slow
-def test_of_several_profiles_those_that_were_estimated_are_named(
-    partopt: Any, estimated_file: str, profile_file: Any, h100s_file: str
-) -> None:
-    measured = profile_file(uniform_profile(4), "measured.json")
-    words = "compare", measured, estimated_file, "--topology", h100s_file
-    rows = partopt(*words, "--json").document["rows"]
-    assert {row["profile"]: row["estimated"] for row in rows} == {
-        measured: None,
-        estimated_file: "H100-80GB",
-    }
-    # a page wraps the line, wherever the path is long
-    assert "".join(f"rests on {estimated_file}: {BASIS}".split()) in (
-        "".join(partopt(*words).out.split())
-    )
 
 
 @pytest.mark.slow
@@ -223,7 +204,6 @@ REFUSED = [
     "plan PROFILE --topology CLUSTER --schedule auto --global-batch 8 -o OUT",
     "plan PROFILE --topology CLUSTER --scaling 1,2 -o OUT",
     "compare PROFILE --topology CLUSTER -o OUT",
-    "compare PROFILE MEASURED --topology CLUSTER",
     "import megatron Et*2|t*2L --profile PROFILE --topology CLUSTER -o OUT",
 ]
 
@@ -240,7 +220,6 @@ def test_an_estimate_is_planned_on_no_other_device(
     )
     files = {
         "PROFILE": profile_file(made),
-        "MEASURED": profile_file(uniform_profile(4), "measured.json"),
         "CLUSTER": "dgx-a100",
     }
     other = "device.name: A100-80GB, but small was estimated for H100-80GB"

@@ -226,9 +226,7 @@ def test_the_fastest_layout_is_the_plan_to_make_next(partopt, given):
     assert "plan     manual: 2 stages, 2-2, schedule 1f1b" in partopt(*command[2:]).out
 
 
-def test_a_layout_without_its_trainer_and_of_several_profiles(partopt, given):
+def test_a_layout_without_its_trainer(partopt, given):
     profile, topology = given[1], given[2:]
     outcome = partopt("compare", profile, *topology, "--layout", "12")
     assert outcome.errors == ["--layout 12: no trainer"]
-    outcome = partopt("compare", profile, profile, *topology, "--layout", "vllm:12")
-    assert outcome.errors == ["--layout: goes with one profile"]

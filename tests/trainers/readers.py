@@ -40,7 +40,8 @@ def megatron_stages(layout: str) -> list[list[str]]:
     """A layout of Megatron, whose `L` is the norm and the head."""
     blocks = iter(range(10**6))
     found = []
-    for segment in layout.split("|"):
+    whole = re.sub(r"\(([^)]*)\)\*([0-9]+)", lambda own: own[1] * int(own[2]), layout)
+    for segment in whole.split("|"):
         stage: list[str] = []
         for letter, times in re.findall(r"([EtL])(?:\*([0-9]+))?", segment):
             for _ in range(int(times or 1)):
