@@ -125,7 +125,7 @@ def practice_of(row: Mapping[str, str]) -> Practice:
         changes["regathers"] = True
     if kernel:
         changes |= {"scores": SCORES.get(kernel), "attention": KERNELS.get(kernel, kernel)}
-    if own.ends == "free":  # as people run it who do not plan it
+    if own.ends == "fewer":  # as people run it who do not plan it
         changes["ends"] = "blocks" if row["ends_are_blocks"] == "yes" else "stage"
     return replace(
         own,

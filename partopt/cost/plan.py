@@ -190,9 +190,13 @@ def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
     waiting, working = np.where(again, 0, stashes), np.where(again, stashes, 0)
     parting = np.array([each.split_stash_bytes for each in plan.stages])
     counts: dict[int, Counts] = {}
+    seen = set[tuple[bytes, bytes]]()
     for rank, stages in plan.stages_by_rank().items():
         own = slice(order.rows[rank], order.rows[rank + 1])
         kind, stage = order.kind[own], order.stage[own]
+        if (row := (kind.tobytes(), stage.tobytes())) in seen:  # of another replica
+            continue
+        seen.add(row)
         enters, begins, ends = kind == F, (kind == B) | (kind == I), (kind == B) | (kind == W)
         of_begun = working[stage] + parting[stage] * (kind != B)
         taken = enters * waiting[stage] + begins * of_begun

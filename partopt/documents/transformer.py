@@ -215,7 +215,8 @@ class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
     `sends` between stages are whole, or a part of each tensor parallel rank. `ends` says how blocks
     are shared out to stages: evenly, with the head beside the last ones; with embedding and head a
-    block each; with embedding, norm and head a layer each; or freely, the last stage fewer.
+    block each; with embedding, norm and head a layer each; fewer at the ends where all others have
+    as many then; or freely, the last device fewer.
     `selective` recomputation makes attention again, or every second product; then `kept_selective`
     remains. `stops_early`: what is made again ends before the block's last product.
 
@@ -240,7 +241,7 @@ class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     sums: Literal["product", "autograd"] = "product"
     exchange: Literal["scatter", "float32"] = "scatter"
     sends: Literal["parts", "whole"] = "parts"
-    ends: Literal["stage", "blocks", "layers", "free"] = "stage"
+    ends: Literal["stage", "blocks", "layers", "fewer", "free"] = "stage"
     selective: Literal["attention", "operations"] = "attention"
     kept_selective: Kept | None = None
     stops_early: bool = False
@@ -313,7 +314,8 @@ class Modelled(documents.Part, frozen=True, kw_only=True):
     Samples have `sequence` tokens, products are in `format`; a `calibration` is what was measured
     of a block. `layout` has the degrees that are in the profile, `closed_s` and `closed_bytes` are
     seconds of an iteration and bytes of the fullest rank by the closed form. Of `tried` layouts
-    those `beside` it are the next that fit, and some that do not and would be faster.
+    those `beside` it are the next that fit, and some that do not and would be faster. An iteration
+    takes `freely_s` with blocks that are cut freely, where that is less.
     """
 
     model: Transformer
@@ -325,4 +327,5 @@ class Modelled(documents.Part, frozen=True, kw_only=True):
     closed_bytes: Count
     calibration: Calibration | msgspec.UnsetType = msgspec.UNSET
     tried: Count = 1
+    freely_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     beside: list[LayoutBeside] = []

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-
-from msgspec import structs
 
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
@@ -14,7 +11,7 @@ from partopt.documents.transformer import BITS, LayoutBeside, Modelled
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan import memory_lines
 from partopt.report.text import Column, label_lines, table_of
-from partopt.transformer.as_profile import training_of
+from partopt.transformer.as_profile import is_simulated, training_of
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.iteration import (
     AGREES,
@@ -54,7 +51,7 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     own = Degrees.of(work, about.layout, batch)
     parts = estimate(work, about.layout, batch).parts
     lines = [*_head(plan, about), *_times(plan, about, batch), *_measured(work, own)]
-    lines += _cuts(work, about.layout, batch)
+    lines += _cuts(plan, about, work, own)
     where = _where(parts, work)
     lines += [("" if place else "where", line) for place, line in enumerate(where)]
     held = enumerate(memory_lines(plan, ascii_only))
@@ -79,7 +76,7 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     if not about or not about.beside:
         return [], [], ""
     own_s, figures = plan.predicted.iteration_s or plan.predicted.period_s, plan.predicted.figures
-    agrees = abs(own_s / about.closed_s - 1) <= AGREES
+    agrees = is_simulated(plan)
     first = LayoutBeside(
         layout=about.layout,
         iteration_s=own_s if agrees else about.closed_s,
@@ -247,16 +244,17 @@ def _measured(work: Training, own: Degrees) -> Lines:
     ]
 
 
-def _cuts(work: Training, layout: Layout, batch: int) -> Lines:
-    """The blocks of stages that were cut freely, and what equally many would take."""
-    even = dataclasses.replace(work, practice=structs.replace(work.practice, ends="stage"))
-    counts, same = (stage_counts(own, Degrees.of(own, layout, batch)) for own in (work, even))
-    if work.practice.ends != "free" or counts == same:
-        return []
-    more = estimate(even, layout, batch).seconds / estimate(work, layout, batch).seconds - 1
-    runs = [(own, len(list(each))) for own, each in itertools.groupby(counts)]
+def _cuts(plan: Plan, about: Modelled, work: Training, own: Degrees) -> Lines:
+    """The blocks of stages where these differ, and what they would take if they were cut freely."""
+    counts = stage_counts(work, own)
+    runs = [(blocks, len(list(each))) for blocks, each in itertools.groupby(counts)]
     said = ", ".join(f"{own} in {many} stages" if many > 1 else f"{own}" for own, many in runs)
-    return [("cuts", f"blocks {said}; as evenly as can be: {more:+.1%}")]
+    parts = [f"blocks {said}"] if len(runs) > 1 else []
+    if about.freely_s:
+        own_s = plan.predicted.iteration_s or about.closed_s
+        change = f"{format_seconds(about.freely_s)}, {about.freely_s / own_s - 1:+.1%}"
+        parts.append(f"with ends=free {change}")
+    return [("cuts", "; ".join(parts))] if parts else []
 
 
 def _where(parts: Mapping[str, float], work: Training) -> Iterator[str]:

@@ -88,7 +88,14 @@ def _numbers(again: Recomputation) -> _Found:
     recorded, found = (
         dict(_leaves(msgspec.to_builtins(plan))) for plan in (again.plan, again.simulated)
     )
-    given = (".schema", ".certificate", ".runners_up", ".transformer.beside", ".transformer.tried")
+    given = (
+        ".schema",
+        ".certificate",
+        ".runners_up",
+        ".transformer.beside",
+        ".transformer.tried",
+        ".transformer.freely_s",
+    )
     paths = [path for path in recorded | found if not path.startswith(given)]
     differences = [
         _differs(path[1:], *pair)
@@ -103,8 +110,8 @@ def _numbers(again: Recomputation) -> _Found:
         )
     about = again.plan.transformer
     others = again.plan.runners_up or (about and about.beside)
-    beside = ", but not those of runners-up" if others else ""
-    return True, f"{len(paths)} fields, priced and simulated again{beside}", []
+    but = ", but not those of runners-up" if others else ""
+    return True, f"{len(paths)} fields, priced and simulated again{but}", []
 
 
 def _memory(again: Recomputation) -> _Found:

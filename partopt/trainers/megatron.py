@@ -334,7 +334,7 @@ def _check(segments: Sequence[str], parts: Sequence[Part]) -> None:
 
 
 # whose defaults are Megatron's, but for the cuts, which the layout that is exported says
-PRACTICE = Practice(loss=PLAIN, attention="cudnn", ends="free")
+PRACTICE = Practice(loss=PLAIN, attention="cudnn", ends="fewer")
 
 MEGATRON = Trainer(
     name="megatron",
@@ -361,7 +361,7 @@ MEGATRON = Trainer(
     practice=PRACTICE,
     choices={
         "loss": {"plain": {"loss": PLAIN}, "fused": {"loss": FUSED}},
-        "ends": {name: {"ends": name} for name in ("stage", "blocks", "free")},
+        "ends": {name: {"ends": name} for name in ("stage", "blocks", "fewer", "free")},
         "sequence-parallel": {
             "no": {"sequence_parallel": False},
             "yes": {"sequence_parallel": True},

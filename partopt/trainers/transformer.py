@@ -41,10 +41,9 @@ from partopt.trainers import TRAINERS, export_plan
 from partopt.trainers.calibration import calibrate
 from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import Trainer
-from partopt.transformer.as_profile import profile_of, rates_of
+from partopt.transformer.as_profile import is_simulated, profile_of, rates_of
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import (
-    AGREES,
     Degrees,
     Estimate,
     estimate,
@@ -74,16 +73,15 @@ class Laid:
     training: Training
 
     @property
-    def agrees(self) -> bool:
-        """Whether simulation and closed form are within `AGREES` of each other."""
-        simulated_s = self.plan.predicted.iteration_s or math.inf
-        return abs(simulated_s / self.estimate.seconds - 1) <= AGREES
+    def simulated(self) -> bool:
+        """Whether the simulation is believed: `is_simulated`."""
+        return is_simulated(self.plan)
 
     @property
     def seconds(self) -> float:
-        """Of an iteration, simulated; where one of the two lacks something, in closed form."""
+        """Of an iteration, simulated; where the simulation lacks something, in closed form."""
         simulated_s = self.plan.predicted.iteration_s
-        return simulated_s if simulated_s and self.agrees else self.estimate.seconds
+        return simulated_s if simulated_s and self.simulated else self.estimate.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,8 +233,9 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
     """The best of the layouts that have the parts that are asked for, by simulation.
 
     All are estimated in closed form; those of the first `JUDGED` that differ and come within `NEAR`
-    of the fastest are simulated. Where none fits, the plan is of the layout that needs least.
-    Raises PartoptError where there is none.
+    of the fastest are simulated, and the best of these with its blocks cut freely, which is shown.
+    Where none fits, the plan is of the layout that needs least. Raises PartoptError where there is
+    none.
     """
     training, devices = asked.training, asked.topology.cluster.devices
     progress("estimating layouts", 0, 1)
@@ -254,12 +253,34 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
         return Chosen(best=lay_as(asked, training, found.least.layout), found=found)
     near = [own for own in found.fitting if own.seconds <= NEAR * found.fitting[0].seconds]
     laid = list[Laid]()
-    for done, own in enumerate(differing(near, JUDGED)):
+    for done, own in enumerate(differing(near, JUDGED, ["microbatch"])):
         progress("simulating layouts", done, JUDGED)
         laid.append(lay_as(asked, training, own.layout))
     laid.sort(key=lambda each: (not each.plan.fits, each.seconds))
-    best = _with_others(laid[0], _others(laid[0], laid[1:], found), found)
+    best = _cut_freely(asked, laid[0])
+    best = _with_others(best, _others(best, laid[1:], found), found)
     return Chosen(best=best, found=found)
+
+
+def _cut_freely(asked: Laying, laid: Laid) -> Laid:
+    """The plan, which says what blocks that are cut freely take where that is less."""
+    ways = TRAINERS.lookup(asked.trainer).choices.get("ends", {})
+    if "free" not in ways or "ends" in asked.facts or not laid.plan.fits:
+        return laid
+    layout, batch = laid.estimate.layout, asked.global_batch
+    practice = structs.replace(laid.training.practice, **ways["free"])
+    training = dataclasses.replace(laid.training, practice=practice)
+    counts, same = (
+        stage_counts(own, Degrees.of(own, layout, batch)) for own in (training, laid.training)
+    )
+    if counts == same or any(find_faults(training, layout, batch)):
+        return laid
+    freely = lay_as(asked, training, layout)
+    if not freely.plan.fits or freely.seconds >= laid.seconds:
+        return laid
+    assert laid.plan.transformer
+    about = structs.replace(laid.plan.transformer, freely_s=freely.seconds)
+    return dataclasses.replace(laid, plan=structs.replace(laid.plan, transformer=about))
 
 
 def _others(to: Laid, simulated: Sequence[Laid], found: Found) -> list[LayoutBeside]:
@@ -281,7 +302,6 @@ def _with_others(own: Laid, others: Sequence[LayoutBeside], found: Found) -> Lai
 
 def _beside(own: Estimate, to: Laid, simulated: Laid | None, fits: bool) -> LayoutBeside:
     """A layout beside another, `to`; its seconds are those that were `simulated`, if they were."""
-    agreed = simulated is not None and simulated.agrees
     way = 1 if own.seconds >= to.estimate.seconds else -1
     names = dict.fromkeys([*own.parts, *to.estimate.parts])
     more = {name: own.parts.get(name, 0.0) - to.estimate.parts.get(name, 0.0) for name in names}
@@ -289,7 +309,7 @@ def _beside(own: Estimate, to: Laid, simulated: Laid | None, fits: bool) -> Layo
     return LayoutBeside(
         layout=own.layout,
         iteration_s=simulated.seconds if simulated is not None else own.seconds,
-        simulated=agreed,
+        simulated=simulated is not None and simulated.simulated,
         memory_bytes=round(own.memory_bytes),
         fits=fits,
         part=part,
@@ -362,15 +382,16 @@ def _with_ends(
     asked: Laying, blocks: Sequence[int], notes: Sequence[str]
 ) -> tuple[Laying, Sequence[str]]:
     """The question whose stages have these blocks, as near as the trainer's ways come to them."""
-    for ends in TRAINERS.lookup(asked.trainer).choices.get("ends", {"": {}}):
-        tried = dataclasses.replace(
-            asked, facts={**asked.facts, "ends": ends} if ends else asked.facts
-        )
+    trainer = TRAINERS.lookup(asked.trainer)
+    usual = trainer.practice.ends if trainer.practice else ""
+    others = [ends for ends in trainer.choices.get("ends", ()) if ends != usual]
+    for ends in ("", *others):
+        facts = {name: value for name, value in asked.facts.items() if name != "ends"}
+        tried = dataclasses.replace(asked, facts=facts | ({"ends": ends} if ends else {}))
         training = tried.training
         degrees = Degrees.of(training, tried.fill(training), asked.global_batch)
         if stage_counts(training, degrees) == list(blocks):
-            usual = training.practice.ends == asked.training.practice.ends
-            return asked if usual else tried, notes
+            return tried, notes
     said = "-".join(map(str, blocks[:16])) + "-.." * (len(blocks) > 16)
     what = f"stages of {said} blocks are counted as the trainer shares them out by itself"
     return asked, [*notes, what]
@@ -440,12 +461,14 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 2]}.."
 
 
-def differing(ranked: Sequence[Estimate], most: int) -> list[Estimate]:
-    """The first of the estimates that differ in more than chunks and microbatch."""
-    kept: dict[object, Estimate] = {}
+def differing(
+    ranked: Sequence[Estimate], most: int, alike: Sequence[str] = ("chunks", "microbatch")
+) -> list[Estimate]:
+    """The first of the estimates that differ in more than the parts that may be `alike`."""
+    kept: dict[Layout, Estimate] = {}
     for own in ranked:
-        at = own.layout
-        kept.setdefault((at.tp, at.cp, at.ep, at.pp, at.dp, at.recompute, at.shard), own)
+        rest = structs.replace(own.layout, schedule=None, **dict.fromkeys(alike))
+        kept.setdefault(rest, own)
         if len(kept) == most:
             break
     return list(kept.values())

@@ -34,6 +34,7 @@ from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer.block import Block, Training
 from partopt.transformer.iteration import (
+    AGREES,
     Degrees,
     estimate,
     once_s,
@@ -194,6 +195,18 @@ def _blocks(work: Training, own: Degrees, layout: Layout) -> Sequence[Block]:
         for count in stage_counts(work, own)
         for k in range(count)
     ]
+
+
+def is_simulated(plan: Plan) -> bool:
+    """Whether a plan of a transformer takes what its simulation says, not its closed form.
+
+    That is where they agree within `AGREES`, and where devices have several chunks, which the
+    closed form takes for equal.
+    """
+    about, simulated_s = plan.transformer, plan.predicted.iteration_s
+    if not about or not simulated_s:
+        return False
+    return abs(simulated_s / about.closed_s - 1) <= AGREES or (about.layout.chunks or 1) > 1
 
 
 def layout_text(layout: Layout) -> str:

@@ -87,7 +87,7 @@ class Degrees(NamedTuple):
 def find_faults(work: Training, layout: Layout, batch: int) -> Iterator[PartoptError]:
     """What of a layout does not divide what it should, each with the part of the layout."""
     model, own = work.model, Degrees.of(work, layout, batch)
-    ends = 2 if work.practice.ends == "blocks" else 0
+    ends = 2 if work.practice.ends in ("blocks", "fewer") else 0
     samples = own.n * own.shape.b
     divides = {
         "tp": (own.t, model.heads, "heads"),
@@ -145,12 +145,16 @@ def stage_blocks(L: int, p: int, v: int, ends: str, head: float) -> list[int]:
 
     Evenly, the first stages one more; with embedding and head as a block each ("blocks"), or
     embedding, norm and head as a layer each ("layers"). "free": the last device has so many fewer
-    that the slowest, with a head as long as `head` blocks, is as fast as can be.
+    that the slowest, with a head as long as `head` blocks, is as fast as can be. "fewer": that too
+    of devices of one stage; with chunks, the last stage has one fewer, or the first and the last,
+    where all others have as many then.
     """
     S = p * v
-    if ends == "free" and p > 1:
+    if p > 1 and (ends == "free" or (ends == "fewer" and v == 1)):
         return _free_blocks(L, p, v, head)
     first, last = {"blocks": (1, 1), "layers": (1, 2)}.get(ends, (0, 0)) if S > 1 else (0, 0)
+    if ends == "fewer" and S > 1 and L % S:
+        first, last = {S - 1: (0, 1), S - 2: (1, 1)}.get(L % S, (0, 0))
     whole, left = divmod(L + first + last, S)
     counts = [whole + (stage < left) for stage in range(S)]
     return [max(0, n - first * (i == 0) - last * (i == S - 1)) for i, n in enumerate(counts)]

@@ -135,9 +135,14 @@ def shard_of(work: Training, p: int) -> Shard:
 
 
 def _chunks(work: Training, p: int) -> list[int]:
-    """Stages on a device: numbers that share the blocks out evenly, one in any case."""
-    counted = work.model.blocks + (2 if work.practice.ends == "blocks" else 0)
-    even = [v for v in range(2, counted // p + 1) if counted % (p * v) == 0]
+    """Stages on a device: numbers that share the blocks out evenly, one in any case.
+
+    Where embedding and head count as blocks, or the ends may have fewer, with these.
+    """
+    more = {"blocks": (2,), "fewer": (0, 1, 2)}.get(work.practice.ends, (0,))
+    counted = [work.model.blocks + ends for ends in more]
+    most = max(counted) // p
+    even = [v for v in range(2, most + 1) if any(own % (p * v) == 0 for own in counted)]
     return [1, *even] if p > 1 else [1]
 
 

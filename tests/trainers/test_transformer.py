@@ -43,6 +43,9 @@ CASES = [
     ("llama3-70b", 16, "torchtitan", 256, 8192, "tp=4,cp=4,pp=2"),
     ("llama3-70b", 16, "torchtitan", 256, 8192, "tp=2,pp=64,recompute=selective"),
     ("mixtral-8x7b", 8, "megatron", 512, 4096, "ep=4,tp=2,pp=2"),
+    # chunks of unequal stages, the ends with fewer blocks
+    ("llama3-405b", 64, "megatron", 512, 8192, "tp=8,pp=16,chunks=4,cp=2"),
+    ("qwen3-32b", 8, "megatron", 512, 4096, "tp=2,pp=2,chunks=3,microbatch=2"),
 ]
 
 
@@ -222,6 +225,15 @@ def test_what_is_freer_is_not_slower(trainer, narrower):
     stated = Layout.parse(narrower)
     for name in Layout.__struct_fields__:
         assert getattr(stated, name) in (None, getattr(narrow.plan.layout, name))
+
+
+def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
+    asked = laying("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,chunks=5")
+    best = choose(asked).best
+    freely = lay(dataclasses.replace(asked, facts={"ends": "free"}))
+    assert best.plan.transformer.freely_s == freely.seconds < best.seconds
+    even = choose(dataclasses.replace(asked, facts={"ends": "stage"})).best
+    assert even.seconds == best.seconds and not even.plan.transformer.freely_s
 
 
 def test_where_little_is_missing_few_blocks_are_made_again():

@@ -200,7 +200,7 @@ def test_a_free_last_stage_has_as_many_fewer_as_the_head_is_long():
     L=st.integers(1, 130),
     p=st.integers(1, 16),
     v=st.integers(1, 4),
-    ends=st.sampled_from(["stage", "blocks", "layers", "free"]),
+    ends=st.sampled_from(["stage", "blocks", "layers", "fewer", "free"]),
     head=st.floats(0, 3),
 )
 def test_every_block_is_in_a_stage(L, p, v, ends, head):
@@ -303,7 +303,7 @@ FACTS = st.fixed_dictionaries(
         "sequence_parallel": st.booleans(),
         "scores": st.sampled_from([None, Scores(forward=9, backward=11, kept=5)]),
         "format": st.sampled_from(["bfloat16", "fp8"]),
-        "ends": st.sampled_from(["stage", "blocks", "layers"]),
+        "ends": st.sampled_from(["stage", "blocks", "layers", "fewer"]),
     }
 )
 
