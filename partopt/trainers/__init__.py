@@ -77,8 +77,8 @@ def export_plan(
     if faults:
         raise PartoptError.together(faults)
     text = trainer.write(plan, parts, stem)
-    notes = [*describe(layers, parts), *text.notes, *_differences(plan, trainer)]
-    return Text(text.main, text.beside, notes)
+    kinds = [] if plan.transformer else describe(layers, parts)  # layers that partopt named
+    return Text(text.main, text.beside, [*kinds, *text.notes, *_differences(plan, trainer)])
 
 
 def parts_of(layers: Sequence[str], trainer: Trainer, rules: Sequence[str]) -> list[Part]:
