@@ -142,7 +142,7 @@ class StageCosts:
     ) -> Table:
         """Seconds of a stage on these ranks between those of its neighbours.
 
-        Its messages part at the `levels` before and behind it, or above; 0 where there are none.
+        Its messages cross the `levels` before and behind it, or higher ones; 0: no neighbour.
         With a `fair` share of ports each of its gradients' has as much as the stage has of a
         member's devices.
         """

@@ -70,7 +70,7 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
 def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     """The plan's layout and those beside it: rows, columns with what costs more, and a note.
 
-    No rows where there are none beside it.
+    Without layouts beside it there are no rows.
     """
     about = plan.transformer
     if not about or not about.beside:

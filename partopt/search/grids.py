@@ -66,7 +66,7 @@ class Splits:
         self.simulations = Simulations(problem)
 
     def plain(self, S: int) -> Bounds | None:
-        """The boundaries of S stages of least squares without a limit; None where there are none.
+        """The boundaries of S stages by least squares without a limit of memory, or None.
 
         They are the same under every schedule.
         """

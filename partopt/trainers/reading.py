@@ -62,7 +62,7 @@ def states(text: str, name: str) -> bool:
 def find_count(text: str, name: str) -> int | None:
     """The whole number of at least 1 that `text` gives to `name`, as `find_stated`; None if none.
 
-    Up to nine digits: variables and other words of a script are none.
+    It has up to nine digits; variables and other words of a script do not count.
     """
     word = str(find_stated(text, name))
     return int(word) if re.fullmatch(r"[1-9][0-9]{0,8}", word) else None
@@ -85,7 +85,7 @@ def read_literal(text: str) -> object:
 def read_numbers(text: str, name: str, example: str) -> list[int]:
     """The numbers of a text that are all of it, or the value of `name` in it.
 
-    Raises PartoptError where there are none.
+    Raises PartoptError for a text without numbers.
     """
     own = text.strip()
     value: object = own if _NUMBERS.fullmatch(own) else find_value(text, name)

@@ -73,15 +73,10 @@ class Laid:
     training: Training
 
     @property
-    def simulated(self) -> bool:
-        """Whether the simulation is believed: `is_simulated`."""
-        return is_simulated(self.plan)
-
-    @property
     def seconds(self) -> float:
         """Of an iteration, simulated; where the simulation lacks something, in closed form."""
         simulated_s = self.plan.predicted.iteration_s
-        return simulated_s if simulated_s and self.simulated else self.estimate.seconds
+        return simulated_s if simulated_s and is_simulated(self.plan) else self.estimate.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +304,7 @@ def _beside(own: Estimate, to: Laid, simulated: Laid | None, fits: bool) -> Layo
     return LayoutBeside(
         layout=own.layout,
         iteration_s=simulated.seconds if simulated is not None else own.seconds,
-        simulated=simulated is not None and simulated.simulated,
+        simulated=simulated is not None and is_simulated(simulated.plan),
         memory_bytes=round(own.memory_bytes),
         fits=fits,
         part=part,

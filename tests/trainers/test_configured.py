@@ -22,6 +22,7 @@ from partopt.transformer.config import (
     read_transformer,
     write_config,
 )
+from tests.trainers.models import plan_layout
 
 SERVERS = 2
 MODELS = {
@@ -152,17 +153,7 @@ ROUND = [
 @pytest.mark.parametrize("case", ROUND, ids=lambda case: f"{case[0]}-{case[2]}")
 def test_what_is_written_is_read_again_of_one(case):
     trainer, model, layout, form, facts = case
-    asked = Laying(
-        model=model_of(model),
-        topology=topology(),
-        trainer=trainer,
-        global_batch=64,
-        sequence=4096,
-        format=form,
-        layout=Layout.parse(layout),
-        facts=facts,
-    )
-    plan = lay(asked).plan
+    plan = plan_layout(trainer, model_of(model), layout, form, facts)
     text = export_plan(plan, trainer, stem="planned").main
     again, notes = read_configuration(trainer, text, topology())
     assert lay(again).plan == plan and not notes

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from partopt import Laying, Layout, Topology, export_plan, lay, read_configuration
+from partopt import Layout, Topology, export_plan, read_configuration
 from partopt.transformer.config import load_transformer
+from tests.trainers.models import plan_layout
 from tests.trainers.own_code import needs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -27,18 +28,8 @@ CASES = {
 
 
 def planned(trainer: str, case: tuple[Any, ...]) -> Any:
-    model, layout, form, facts = case
-    asked = Laying(
-        model=load_transformer(model),
-        topology=Topology.load("dgx-h100", 2),
-        trainer=trainer,
-        global_batch=64,
-        sequence=4096,
-        format=form,
-        layout=Layout.parse(layout),
-        facts=facts,
-    )
-    return lay(asked).plan
+    model, *rest = case
+    return plan_layout(trainer, load_transformer(model), *rest)
 
 
 def flags(text: str) -> dict[str, str | bool]:

@@ -106,8 +106,8 @@ def _busy(plan: Plan, messages: Iterable[Message]) -> dict[Port, float]:
 def use_lines(plan: Plan, used: dict[Port, float]) -> list[str]:
     """Each level, its links, and the time that its bytes take of the port that has the most.
 
-    That is over the rate of the port, with all-reduces as rings: where they go otherwise it may be
-    more than there is.
+    Bytes are divided by the rate of the port, and all-reduces are counted as rings: over other ways
+    the share can exceed 100 %.
     """
     lines = []
     for k, level in enumerate(plan.topology.levels, 1):

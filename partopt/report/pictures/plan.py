@@ -144,10 +144,10 @@ def _draw(
     _draw_memory(sheet, plan)
     handles = _handles(plan)
     points, limit = tables.points_of_layouts(plan), plan.memory_limit_bytes
-    if points and limit is not None:  # their bytes are all that a rank needs
-        limit += plan.reserve.size_bytes
-    elif alternatives:
+    if not points and alternatives:
         points = tables.points_of([plan, *alternatives])
+    elif limit is not None:  # the bytes of layouts are all that a rank needs
+        limit += plan.reserve.size_bytes
     if points:
         tables.draw_points(sheet, points, limit)
         handles |= tables.handles_of_points(points)

@@ -91,7 +91,7 @@ def points_of(rows: Sequence[Plan | ComparisonRow]) -> list[Point]:
 
 
 def points_of_layouts(plan: Plan) -> list[Point]:
-    """The layout of a transformer's plan and those beside it; none where there are none."""
+    """A transformer's plan and the layouts beside it, as points; an empty list for other plans."""
     rows, _, _ = layout_table(plan)
     unit, [rate] = speeds([plan.predicted])
     own_s = plan.predicted.iteration_s or plan.predicted.period_s
