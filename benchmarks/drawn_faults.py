@@ -96,9 +96,11 @@ def draw(root: Path, count: int, seed: int, packages: list[str]) -> list[Fault]:
     """
     lines: dict[tuple[str, int], list[Fault]] = {}
     for path in sorted(root.rglob("*.py")):
-        for fault in faults_in(path.read_text(), path.relative_to(root).as_posix()):
-            if not packages or fault.package in packages:
-                lines.setdefault((fault.path, fault.line), []).append(fault)
+        inside = path.relative_to(root)
+        if packages and inside.parts[0].removesuffix(".py") not in packages:
+            continue
+        for fault in faults_in(path.read_text(), inside.as_posix()):
+            lines.setdefault((fault.path, fault.line), []).append(fault)
     chance = random.Random(seed)
     chosen = chance.sample(sorted(lines), min(count, len(lines)))
     return sorted(chance.choice(lines[line]) for line in chosen)
