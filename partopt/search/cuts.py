@@ -19,6 +19,7 @@ from partopt.simulator.execution import simulate_plan
 
 BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
 TRIES = 20  # steps for each unit of the budget
+PATIENCE = 300  # steps in a row of which none is simulated, after which there is little left to see
 SEVERAL, ONE_MORE = 0.4, 0.3  # of the steps: neighbouring cuts together; another one beside
 # how much worse, relative, a step is that is taken now and then: at first, at last
 HOT, COLD = 0.01, 0.001
@@ -64,10 +65,14 @@ class Cuts:
 
 def anneal_cuts(bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float) -> Bounds:
     """The best cuts that steps lead to, each of which is better or, at first, hardly worse."""
+    if len(bounds) - 1 in (1, bounds[-1]):  # one stage, or one layer a stage
+        return bounds
     now = best = bounds
-    before, tries = cuts.spent, 0
-    while cuts.spent - before < budget and tries < TRIES * budget and len(bounds) > 2:
+    before, tries, seen, idle = cuts.spent, 0, cuts.spent, 0
+    while cuts.spent - before < budget and tries < TRIES * budget and idle <= PATIENCE:
         tries += 1
+        idle = idle + 1 if cuts.spent == seen else 0
+        seen = cuts.spent
         heat = HOT * (COLD / HOT) ** ((cuts.spent - before) / budget)
         allowed_s = cuts.seconds(now) * (1 - heat * math.log(1 - rng.random()))
         other = _step(now, rng)
