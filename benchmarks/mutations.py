@@ -51,6 +51,10 @@ MIRRORS = {
     "links": ["links/test_links.py", "cli/test_measure_links.py"],
     "options": ["test_job.py", "cli/test_plan.py"],
     "printable": ["test_units.py"],
+    "runtime": [
+        "cli/test_measure_links.py",
+        *(f"gpu/test_{part}.py" for part in ("backends", "links", "processes", "rules", "run")),
+    ],
     "simulation": [
         "test_library.py",
         *(f"cli/test_{page}.py" for page in ("simulate", "what_if", "own_order", "variation")),
