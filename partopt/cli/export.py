@@ -88,7 +88,7 @@ def _write_flows(plan: Plan, output: str | None, force: bool) -> None:
     """Every flow of the plan, as a table or as a document (`.json`)."""
     import partopt
     from partopt import documents
-    from partopt.report.pages import flows_csv
+    from partopt.report.pages import flows_csv, how_many_are_critical
 
     path = output or "-"
     documents.check_writable(path, force, [".csv", ".json"])
@@ -96,10 +96,7 @@ def _write_flows(plan: Plan, output: str | None, force: bool) -> None:
     text = documents.encode(flows) if path.endswith(".json") else flows_csv(flows).encode()
     documents.write_bytes(path, text, force)
     options.say_wrote(path)
-    critical = sum(flow.critical is True for flow in flows.flows)
-    told = f"{critical} of {len(flows.flows)} flows are critical"
-    not_tried = "which flows are critical was not tried: too many actions, or it does not settle"
-    say(f"note:    {told if flows.tried else not_tried}", err=True)
+    say(f"flows:   {how_many_are_critical(flows)}", err=True)
 
 
 def _with_hint(error: PartoptError, plan: Plan, target: str) -> PartoptError:

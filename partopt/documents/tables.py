@@ -137,9 +137,9 @@ class Flows(documents.Document, frozen=True, kw_only=True):
     flows: list[FlowTime]
 
     @property
-    def tried(self) -> bool:
-        """Whether it was tried what the flows cost."""
-        return all(flow.critical is not None for flow in self.flows)
+    def unknown(self) -> int:
+        """Of how many flows it is not known what they cost."""
+        return sum(flow.critical is None for flow in self.flows)
 
 
 class VerificationRow(documents.Part, frozen=True, kw_only=True):

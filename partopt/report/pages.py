@@ -84,18 +84,17 @@ def render_flows(flows: Flows) -> str:
         return kind if own.source is None else f"{kind} {own.source} to {own.destination}"
 
     def costs(own: FlowTime) -> str:
-        known = own.critical and own.per_second is not None
-        return f"{own.per_second:.2f}" if known else "-"
+        if own.critical is None or own.per_second is None:
+            return "?"
+        return f"{own.per_second:.2f}" if own.critical else "-"
 
     time = f"{format_seconds(flows.period_s)} a microbatch"
     if flows.iteration_s is not None:
         time = f"{format_seconds(flows.iteration_s)} an iteration of {flows.microbatches}"
-    critical = sum(flow.critical is True for flow in flows.flows)
-    tried = f"{critical} are critical" if flows.tried else "which are critical was not tried"
     head = [
         ("model", f"{flows.model}, microbatch {flows.microbatch_size}, on {flows.cluster}"),
         ("plan", f"{flows.planner}: {flows.shape}, schedule {flows.schedule}, {time}"),
-        ("flows", f"{len(flows.flows)}, of which {tried}" if flows.flows else "none"),
+        ("flows", how_many_are_critical(flows) if flows.flows else "none"),
         *basis_lines(flows.estimated),
     ]
     if not flows.flows:
@@ -117,9 +116,19 @@ def render_flows(flows: Flows) -> str:
     )
     legend = (
         "SHARE of the time that it is on its way. COSTS: seconds for each second that it "
-        "is slower; - not critical. SAVED: share of the time, if it had no bytes."
+        "is slower; - not critical, ? not known. SAVED: share of the time, if it had no bytes."
     )
     return "\n\n".join([label_lines(head), table, paragraph(legend)])
+
+
+def how_many_are_critical(flows: Flows) -> str:
+    """Of how many, and of how many that is not known."""
+    critical = sum(flow.critical is True for flow in flows.flows)
+    text = f"{len(flows.flows)}, of which {critical} are critical"
+    if not flows.unknown:
+        return text
+    why = "there are too many actions, or the pace does not settle"
+    return f"{text}; of {flows.unknown} it is not known: {why}"
 
 
 def flows_csv(flows: Flows) -> str:
