@@ -432,7 +432,7 @@ class GridSearch:
         self, problem: Problem, estimates: Sequence[Gridded], cells: Sequence[int]
     ) -> None:
         self.problem, self.estimates, self.cells = problem, estimates, cells
-        self._rng, self._stages = random.Random(0), 0
+        self._stages = 0
         self._tried, self._spent = 0, 0.0  # grids that were looked at, and what that took
         self._pool: list[tuple[float, Gridded]] = []  # plans that fit, with their seconds
 
@@ -471,6 +471,6 @@ class GridSearch:
             self._pool.sort(key=lambda own: own[0])
             share = budget / len(ROUNDS) / max(1, min(many, len(self._pool)))
             for place, (seconds, each) in enumerate(self._pool[:many]):
-                bounds = anneal_cuts(each.bounds, each.cuts, self._rng, share)
+                bounds = anneal_cuts(each.bounds, each.cuts, random.Random(0), share)
                 if each.cuts.seconds(bounds) < seconds:
                     self._pool[place] = each.cuts.seconds(bounds), replace(each, bounds=bounds)
