@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from partopt import documents, planners
 from partopt.cost.problem import problem_of
-from partopt.documents.files import read_bytes
+from partopt.documents.files import is_file, read_bytes
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
@@ -297,6 +297,12 @@ def test_a_device_a_link_and_standard_input_stay_what_they_are(tmp_path, monkeyp
     assert (tmp_path / "file").read_bytes() == b"new"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROFILE)))
     assert documents.encode(Profile.load("-")) == PROFILE
+
+
+def test_any_word_may_be_asked_for_as_a_file(tmp_path):
+    (tmp_path / "here").write_bytes(b"")
+    for name, found in (("here", True), ("there", False), ("x" * 5000, False), ("a\0b", False)):
+        assert is_file(str(tmp_path / name)) is found
 
 
 def refusal(*arguments):
