@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, combinations, pairwise, product
 from math import inf
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given
@@ -17,6 +18,7 @@ from partopt.errors import PartoptError
 from partopt.planners import optimal, ranks
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, Shape, layouts_of
+from partopt.simulator import execute
 from tests.examples import examples
 from tests.helpers import WAITING
 from tests.planners.problems import (
@@ -78,6 +80,16 @@ def shapes(costs: StageCosts, places: Places) -> Iterator[Shape]:
                         yield Shape(places, (0, *cuts, N), counts, idle, modes)
 
 
+def is_plain(given: Problem) -> bool:
+    """Whether links alone pace messages and all-reduces, and no ties or short iterations."""
+    engines = [
+        level.message_s or level.copy_byte_s or level.allreduce is not msgspec.UNSET
+        for level in given.topology.levels
+    ]
+    short = given.memory_bytes and given.microbatches
+    return not (any(engines) or given.engine.waits or short or given.chain.tied)
+
+
 def slowest_stage_s(costs: StageCosts, shape: Shape) -> float:
     spans = zip(shape.spans, costs.recomputes(shape), pairwise(shape.bounds), strict=True)
     return max(
@@ -96,6 +108,26 @@ def test_no_plan_of_a_layout_has_a_faster_slowest_stage(given):
         best = min((slowest_stage_s(costs, shape) for shape in found), default=inf)
         every = (slowest_stage_s(costs, shape) for shape in shapes(costs, places))
         assert best == pytest.approx(min(every, default=inf), rel=1e-12)
+
+
+@pytest.mark.slow
+@examples(150, suppress_health_check=SLOW)
+@given(problems(), st.randoms())
+def test_a_plan_costs_what_its_estimate_says_and_no_more_than_the_simulator(given, random):
+    """Where links alone pace it no less than its estimate; asynchronous exactly that, with room."""
+    costs = StageCosts(given)
+    every = list(shapes(costs, random.choice(layouts_of(given.topology))))
+    assume(every)
+    shape = random.choice(every)
+    plan = priced(given, shape.partition())
+    found, estimate = max(costs.slowest_s(shape), costs.ports_s(shape)), plan.predicted.estimate
+    held = max(stage.memory.total_bytes for stage in plan.stages)
+    if found < inf and held <= (given.memory_bytes or inf):
+        assert found <= execute(plan).period_s * (1 + 1e-9)
+    if is_plain(given):
+        assert found >= estimate.period_s * (1 - 1e-9)
+        if not (given.microbatches or given.memory_bytes):
+            assert found <= estimate.period_s * (1 + 1e-9)
 
 
 @pytest.mark.slow
@@ -148,6 +180,17 @@ def test_messages_part_at_the_levels_between_a_stage_and_its_neighbours(idle, se
     shape = Shape(places, (0, 1, 2, 3), (1, 1, 1), idle, (None,) * 3)
     tables = zip(StageCosts(given).of_shape(shape), pairwise(shape.bounds), strict=True)
     assert [float(own[cut]) for (own, _, _), cut in tables] == seconds
+
+
+def test_a_port_carries_what_leaves_its_device_at_any_level_or_its_server_at_the_outer_one():
+    """40 bytes over each cut, at 4 bytes/s in a server and 1 byte/s between: a device of both sends
+    5 at most, and the second and the third send all of a cut from server to server.
+    """
+    given = problem(chain([1] * 4, [1] * 4, [40] * 3, [0] * 4), topology((2, 4.0), (2, 1.0)))
+    places = tuple((rank,) for rank in range(4))
+    shape = Shape(places, (0, 1, 2, 3, 4), (1,) * 4, (0,) * 4, (None,) * 4)
+    tables = enumerate(StageCosts(given).of_shape(shape))
+    assert [float(own[s, s + 1]) for s, (own, _, _) in tables] == [40 / 5, 40, 40, 40 / 5]
 
 
 @pytest.mark.parametrize(
