@@ -287,6 +287,23 @@ def test_the_program_over_ranks_finds_the_least_of_one_server(model, devices):
 
 
 @pytest.mark.slow
+@examples(40, suppress_health_check=SLOW)
+@given(stashed(4), st.integers(2, 4), st.integers(0, 99))
+def test_the_program_over_ranks_takes_the_fewest_devices_within_a_limit(model, devices, at):
+    given = problem(model, topology((devices, 4.0)), schedule="pipedream-2bw")
+    costs = StageCosts(given)
+    every = {
+        own: slowest_stage_s(costs, own) for own in shapes(costs, layouts_of(given.topology)[0])
+    }
+    limits = sorted(set(every.values()))
+    limit_s = limits[at * len(limits) // 100]
+    found = ranks._Program(costs, False, fair=False).within(limit_s)
+    assert found is not None and slowest_stage_s(costs, found) <= limit_s
+    fewest = min(sum(own.counts) for own, seconds in every.items() if seconds <= limit_s)
+    assert sum(found.counts) == fewest
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "devices"), [(1000, 16), (500, 512)])
 def test_a_long_chain_is_planned_in_ranges_of_equal_work(layers, devices):
     rng = np.random.default_rng(0)
