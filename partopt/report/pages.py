@@ -91,11 +91,13 @@ def render_flows(flows: Flows) -> str:
     if flows.iteration_s is not None:
         time = f"{format_seconds(flows.iteration_s)} an iteration of {flows.microbatches}"
     critical = sum(flow.critical is True for flow in flows.flows)
-    tried = f"{critical} are critical" if flows.tried else "which are critical was not tried"
+    tried = f", of which {critical} are critical"
+    if not flows.tried:
+        tried = "; which of them are critical was not tried"
     head = [
         ("model", f"{flows.model}, microbatch {flows.microbatch_size}, on {flows.cluster}"),
         ("plan", f"{flows.planner}: {flows.shape}, schedule {flows.schedule}, {time}"),
-        ("flows", f"{len(flows.flows)}, of which {tried}" if flows.flows else "none"),
+        ("flows", f"{len(flows.flows)}{tried}" if flows.flows else "none"),
         *basis_lines(flows.estimated),
     ]
     if not flows.flows:
