@@ -182,6 +182,19 @@ def test_messages_part_at_the_levels_between_a_stage_and_its_neighbours(idle, se
     assert [float(own[cut]) for (own, _, _), cut in tables] == seconds
 
 
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [({"schedule": "pipedream"}, 4 / 2 + 8 / 2), ({"schedule": "1f1b", "microbatches": 8}, 4)],
+)
+def test_asynchronous_exchanges_and_messages_share_ports(options, seconds):
+    """2-1 at 1 byte/s: each of two replicas sends half of 4 bytes a microbatch, and 8 bytes of
+    gradients a round; the other device 4 bytes. An iteration ends with its exchange.
+    """
+    given = problem(chain([1, 1], [2, 2], [4], [8, 0]), topology((3, 1.0)), **options)
+    shape = Shape(tuple((rank,) for rank in range(3)), (0, 1, 2), (2, 1), (0, 0), (None, None))
+    assert StageCosts(given).ports_s(shape) == seconds
+
+
 def test_a_port_carries_what_leaves_its_device_at_any_level_or_its_server_at_the_outer_one():
     """40 bytes over each cut, at 4 bytes/s in a server and 1 byte/s between: a device of both sends
     5 at most, and the second and the third send all of a cut from server to server.
