@@ -136,9 +136,11 @@ def test_a_plan_costs_what_its_estimate_says_and_no_more_than_the_simulator(give
 def test_plans_with_their_own_warm_up_fit(given, memory):
     """Under zb-h1 later stages have begun more backwards."""
     given = given.with_(memory_bytes=memory)
-    costs = StageCosts(given)
-    for shape in [] if costs.entry.takes_warmup else optimal.plans(costs):
-        assert priced(given, shape.partition()).fits
+    split = given.with_(schedule="zb-h1", microbatches=given.microbatches or 6, recompute="auto")
+    for stated in (given, split):
+        costs = StageCosts(stated)
+        for shape in [] if costs.entry.takes_warmup else optimal.plans(costs):
+            assert priced(stated, shape.partition()).fits
 
 
 @examples(60, suppress_health_check=SLOW)
