@@ -22,6 +22,16 @@ def test_compute_is_forward_and_backward_and_the_forward_again_where_recomputed(
     assert chain.compute_s(1, 3, recompute=True) == 66 + 6
 
 
+def test_backwards_in_two_parts_pass_gradients_on_before_those_of_weights_come():
+    """Half of each backward is for the weights; what is made again comes before either."""
+    chain = chain_of(profile_of([measurement([1.0, 2.0, 4.0], [10.0, 20.0, 40.0])]))
+    for split, passing in ((False, [0, 10, 30, 70]), (True, [0, 5, 15, 35])):
+        assert chain.gradients_prefix(split).tolist() == passing
+        assert chain.passing_prefix(split, recompute=False).tolist() == passing
+        again = [own + made for own, made in zip(passing, [0, 1, 3, 7], strict=True)]
+        assert chain.passing_prefix(split, recompute=True).tolist() == again
+
+
 def test_without_tensors_a_cut_carries_the_output_before_it():
     chain = chain_of(profile_of([measurement([1.0] * 3, output_bytes=[5, 7, 9])]))
     assert chain.a.tolist() == [0, 5, 7, 0]
