@@ -97,3 +97,14 @@ def test_all_faults_of_a_file_are_reported_together():
 )
 def test_two_names_of_one_device(first, second, same):
     assert same_device(first, second) == same
+
+
+def test_a_format_without_a_peak_is_refused_with_those_that_have_one():
+    made = Roofline.load("a100")
+    for dtype in ("bfloat16", "float32"):
+        made.check_dtype(dtype)
+    with pytest.raises(PartoptError, match="`weights=float8`: A100-80GB has no peak for it") as no:
+        made.check_dtype("float8", "weights")
+    assert no.value.hint == "it has bfloat16, float16, float32, float64"
+    fields = {"option": "weights", "value": "float8", "device": made.name}
+    assert (no.value.code, no.value.fields) == ("unsupported-dtype", fields)

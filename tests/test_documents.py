@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from partopt import documents, planners
 from partopt.cost.problem import problem_of
-from partopt.documents.files import read_bytes
+from partopt.documents.engine import Layout
+from partopt.documents.files import is_file, read_bytes
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
@@ -297,6 +298,41 @@ def test_a_device_a_link_and_standard_input_stay_what_they_are(tmp_path, monkeyp
     assert (tmp_path / "file").read_bytes() == b"new"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROFILE)))
     assert documents.encode(Profile.load("-")) == PROFILE
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("pp=4", Layout(pp=4)),
+        (" dp = 2 , recompute=selective", Layout(dp=2, recompute="selective")),
+        ("chunks=2,recompute=3,schedule=1f1b", Layout(chunks=2, recompute=3, schedule="1f1b")),
+    ],
+)
+def test_a_layout_is_written_part_by_part(text, found):
+    assert Layout.parse(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("chunk=4", "`layout=chunk=4`: no part of a layout", 'did you mean "chunks"?'),
+        ("pp", "`layout=pp`: each part once, with a value", "write pp=4,chunks=2"),
+        ("dp=1,pp=", "`layout=pp=`: each part once, with a value", "write pp=4,chunks=2"),
+        ("pp=1,pp=2", "`layout=pp=2`: each part once, with a value", "write pp=4,chunks=2"),
+        ("pp=many", "`layout`: pp: expected a whole number", ""),
+        ("tp=0", "`layout`: tp: expected a whole number >= 1", ""),
+    ],
+)
+def test_what_is_no_layout_is_refused(text, message, hint):
+    with pytest.raises(PartoptError) as error:
+        Layout.parse(text)
+    assert error.value.message.startswith(message) and hint in error.value.hint
+
+
+def test_any_word_may_be_asked_for_as_a_file(tmp_path):
+    (tmp_path / "here").write_bytes(b"")
+    for name, found in (("here", True), ("there", False), ("x" * 5000, False), ("a\0b", False)):
+        assert is_file(str(tmp_path / name)) is found
 
 
 def refusal(*arguments):

@@ -2,6 +2,7 @@ import hashlib
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from partopt import documents
 from partopt.documents.profile import Profile
@@ -82,6 +83,24 @@ WRONG = [
 def test_a_wrong_value_is_named_with_its_place(path, value, message):
     place = "measurements[0]." if path[:2] == M else ""
     assert f"p: {place}{message}" in faults(changed(CHAIN, *path, to=value))
+
+
+def test_all_that_is_shared_and_frozen_is_frozen():
+    """Two of 50 bytes in each layer."""
+    plain = chain_profile([1.0] * 2, parameter_bytes=[150] * 2, shared=[("a", [0, 1], 50)])
+    shared = [
+        replace(own, name=n, frozen=True) for n in "ab" for own in plain.layers[0].shared_parameters
+    ]
+    for frozen, refused in ((99, True), (100, False), (150, False), (151, True)):
+        layers = [
+            replace(each, shared_parameters=shared, frozen_bytes=frozen) for each in plain.layers
+        ]
+        found = [fault.message for fault in replace(plain, layers=layers).faults()]
+        assert [*found] == refused * [
+            f"layers[{n}].frozen_bytes: {frozen} bytes frozen of 150, of which 100 are shared and "
+            "frozen, 0 shared and not"
+            for n in range(2)
+        ]
 
 
 def test_what_is_just_possible_is_no_fault():

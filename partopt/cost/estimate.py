@@ -183,7 +183,7 @@ def _iteration_s(plan: Plan, largest: dict[str, Load]) -> float:
     ]
     heads = [0.0, *accumulate(stage.forward_s for stage in stages)]
     tails = [0.0, *accumulate(backs)]
-    longest = 0.0
+    ends = []
     for held in set(map(tuple, plan.stages_by_rank().values())):
         work, end = 0.0, math.inf
         for s in held:
@@ -197,11 +197,13 @@ def _iteration_s(plan: Plan, largest: dict[str, Load]) -> float:
             if whole:  # behind the last forward or before the first backward is a round trip
                 work = max(work, trip + (n - 1) * max(stage.forward_s, backs[s]))
                 end = max(end, tails[s])
-        longest = max(longest, min(heads[s] for s in held) + work + end)
-    for load in largest.values():
-        if load.what in ("cut", "ports"):
-            longest = max(longest, heads[load.place] + M * load.seconds + tails[load.place])
-    return longest
+        ends.append(min(heads[s] for s in held) + work + end)
+    ends += [
+        heads[load.place] + M * load.seconds + tails[load.place]
+        for load in largest.values()
+        if load.what in ("cut", "ports")
+    ]
+    return max(ends)
 
 
 def idle_share(plan: Plan, period_s: float) -> float:

@@ -235,13 +235,16 @@ class _Pair(_Series):
         following: dict[int, Counter[object]] = {self.FIRST: Counter(), self.SECOND: Counter()}
         for number, each in enumerate(profile.measured()):
             held = [
-                *(([t.producer], [t.producer, *t.consumers], t.bytes) for t in each.tensors),
                 *(
-                    ([] if g.producer is None else [g.producer], g.layers, g.bytes)
+                    ([t.producer], [t.producer, *t.consumers], t.bytes, t.gradient)
+                    for t in each.tensors
+                ),
+                *(
+                    ([] if g.producer is None else [g.producer], g.layers, g.bytes, None)
                     for g in each.stash_groups
                 ),
             ]
-            for made, spans, size_bytes in held:
+            for made, spans, size_bytes, gradient in held:
                 places = {self.place(at) for at in (*made, *spans)}
                 if places & {self.FIRST, self.SECOND} and not self._is_known(places):
                     return False
@@ -250,7 +253,7 @@ class _Pair(_Series):
                     start = self.first if begins == self.FIRST else self.second
                     own = made if spans[0] in made else spans
                     at = tuple(it - start for it in own if self.place(it) == begins)
-                    following[begins][number, spans[0] in made, at] += size_bytes
+                    following[begins][number, spans[0] in made, at, gradient] += size_bytes
         return following[self.FIRST] == following[self.SECOND]
 
     def _is_known(self, places: set[int]) -> bool:

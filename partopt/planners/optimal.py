@@ -16,6 +16,7 @@ On many devices asynchronous plans come from a program over ranks (`partopt.plan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
@@ -141,7 +142,7 @@ def slowest_fastest(
     idle places come in as many. `full`: of plans whose stages have room for the microbatches that
     fill all the devices behind them.
     """
-    N, U, S, step = costs.N, len(places), max(stages), sizes[0] if len(sizes) == 1 else 1
+    N, U, S, step = costs.N, len(places), max(stages), math.gcd(*sizes)
     T = np.full((S + 1, N + 1, U + 1), np.inf)
     # the end of the stage, its places, whether it recomputes; 0 places: the place stays idle
     choice = np.zeros((S + 1, N + 1, U + 1, 3), dtype=np.int32)

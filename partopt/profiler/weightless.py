@@ -394,15 +394,14 @@ def _attention(
     """Flash attention, or with a mask or in float32 the memory-efficient one; None for neither.
 
     Shapes: (b, h, t, w) samples, heads, tokens, width of a head. Of torch's other options `scale`
-    is passed on; with `enable_gqa` several heads of the query share one of key and value.
+    changes no shape; with `enable_gqa` several heads of the query share one of key and value.
     """
-    scale = options.get("scale")
     plain = query.dim() == key.dim() == 4 and query.shape[-1] == value.shape[-1] <= _FLASH_HEAD
     if not plain or query.dtype not in (*_HALVES, torch.float32):
         return None
     if attn_mask is None and query.dtype in _HALVES:
         flash = torch.ops.aten._scaled_dot_product_flash_attention
-        made: Tensor = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        made: Tensor = flash(query, key, value, dropout_p, is_causal)[0]
         return made
     if options.get("enable_gqa"):
         groups = query.shape[1] // key.shape[1]
@@ -414,9 +413,7 @@ def _attention(
             )
         attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    found: Tensor = efficient(
-        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
-    )[0]
+    found: Tensor = efficient(query, key, value, attn_mask, True, dropout_p, is_causal)[0]
     return found
 
 

@@ -230,7 +230,7 @@ def _flight(plan: Plan) -> str:
     return f"{text}; the formula's {formula} {gives}"
 
 
-def memory_lines(plan: Plan, ascii_only: bool = False) -> Iterator[str]:
+def memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
     """The fullest device against its limit: in all, as a bar, and part by part."""
     peak, limit, reserve = plan.peak_memory_bytes, plan.memory_limit_bytes, plan.reserve
     on = f"{format_bytes(peak)} on each device of {stages_text(plan.fullest_stages)}"

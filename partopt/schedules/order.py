@@ -65,15 +65,14 @@ def microbatch_numbers(row: Row) -> NDArray[np.int32]:
     to the n-th I.
     """
     numbers = np.zeros(len(row.kind), dtype=np.int32)
-    found = np.bincount(row.kind, minlength=len(KINDS))
+    split = bool((row.kind == W).any())
     for chunk in range(int(row.chunk.max(initial=0)) + 1):
         own = row.chunk == chunk
         for kinds in ((F,), (B, I), (R,)):
-            if any(found[kind] for kind in kinds):
-                chosen = [row.kind == kind for kind in kinds if found[kind]]
-                places = np.flatnonzero(own & np.logical_or.reduce(chosen))
-                numbers[places] = np.arange(len(places))
-        if found[W]:
+            chosen = np.logical_or.reduce([row.kind == kind for kind in kinds])
+            places = np.flatnonzero(own & chosen)
+            numbers[places] = np.arange(len(places))
+        if split:
             numbers[own & (row.kind == W)] = numbers[own & (row.kind == I)]
     return numbers
 

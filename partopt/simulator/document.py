@@ -204,7 +204,7 @@ def _turn_s(timeline: Timeline, starts: Seconds) -> float:
     took = np.where(order.kind == A, 0.0, timeline.end - timeline.start)
     sums = np.concatenate([[0.0], np.cumsum(took, dtype=np.float64)])
     pace = float(starts[3 * n // 4] - starts[n // 4]) / max(1, 3 * n // 4 - n // 4)
-    passed = int(order.microbatch[order.kind == F].max()) + 1
+    passed = int(order.microbatch.max()) + 1
     return max(pace, float(np.diff(sums[order.rows]).max()) / passed)
 
 

@@ -64,7 +64,7 @@ def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shar
     last = np.concatenate([[0.0], timeline.end])[order.rows[1:]] * (np.diff(order.rows) > 0)
     return Shares(
         compute_s=seconds(timeline.start, timeline.end, acts),
-        forward_s=seconds(before, ready, ~gradients & ~exchanges & ~second),
+        forward_s=seconds(before, ready, ~gradients & ~second),
         gradient_s=seconds(before, ready, gradients & ~second),
         transfer_s=seconds(ready, timeline.start, ~exchanges & ~second),
         allreduce_s=seconds(before, timeline.start, exchanges)

@@ -262,8 +262,7 @@ class Work:
             np.concatenate([list(r) for r in self.ranks]),
         )
         for way, kinds in ((0, (F,)), (1, (B, I))):
-            for side in (-1, 1):  # with the stage before, with the one behind
-                other = order.stage + side
+            for other in (order.stage - 1, order.stage + 1):
                 at = np.isin(order.kind, kinds) & (other >= 0) & (other < len(self.ranks))
                 to, cut = other[at], np.maximum(order.stage, other)[at]
                 peer = rank_of[first[to] + order.microbatch[at] % replicas[to]]

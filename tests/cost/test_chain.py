@@ -22,6 +22,16 @@ def test_compute_is_forward_and_backward_and_the_forward_again_where_recomputed(
     assert chain.compute_s(1, 3, recompute=True) == 66 + 6
 
 
+def test_backwards_in_two_parts_pass_gradients_on_before_those_of_weights_come():
+    """Half of each backward is for the weights; what is made again comes before either."""
+    chain = chain_of(profile_of([measurement([1.0, 2.0, 4.0], [10.0, 20.0, 40.0])]))
+    for split, passing in ((False, [0, 10, 30, 70]), (True, [0, 5, 15, 35])):
+        assert chain.gradients_prefix(split).tolist() == passing
+        assert chain.passing_prefix(split, recompute=False).tolist() == passing
+        again = [own + made for own, made in zip(passing, [0, 1, 3, 7], strict=True)]
+        assert chain.passing_prefix(split, recompute=True).tolist() == again
+
+
 def test_without_tensors_a_cut_carries_the_output_before_it():
     chain = chain_of(profile_of([measurement([1.0] * 3, output_bytes=[5, 7, 9])]))
     assert chain.a.tolist() == [0, 5, 7, 0]
@@ -34,6 +44,27 @@ def test_a_skip_connection_is_carried_through_every_cut_that_it_spans_and_once()
     tensors = [(0, [1, 3], 5), (1, [2], 7), (2, [3], 9)]
     chain = chain_of(profile_of([measurement([1.0] * 4, tensors=tensors)]))
     assert chain.a.tolist() == [0, 5, 12, 14, 0]
+
+
+def test_a_port_carries_the_mean_of_what_goes_forth_and_what_comes_back():
+    """The 4 bytes of indices that layer 0 sends beside 8 of numbers have no gradient."""
+    measured = measurement([1.0] * 3, tensors=[(0, [1], 8), (0, [2], 4), (1, [2], 2)])
+    numbers, indices, last = measured.tensors
+    tensors = [numbers, structs.replace(indices, gradient=False), last]
+    chain = chain_of(profile_of([structs.replace(measured, tensors=tensors)]))
+    assert (chain.a.tolist(), chain.back.tolist()) == ([0, 12, 6, 0], [0, 8, 2, 0])
+    assert chain.traffic.tolist() == [0, 10, 4, 0]
+
+
+def test_blocks_that_are_made_again_are_all_that_recomputation_adds():
+    """Of layers of 1, 2, 4 and 8 s the second and the third are blocks."""
+    chain = chain_of(profile_of([measurement([1.0, 2.0, 4.0, 8.0], [1.0] * 4)]))
+    of_blocks = chain.with_blocks([1, 2, 3])
+    for own, again in ((chain, [0, 1, 3, 7, 15]), (of_blocks, [0, 0, 2, 6, 6])):
+        assert own.again_prefix.tolist() == again
+        added = own.busy_prefix(recompute=True) - own.busy_prefix(recompute=False)
+        assert added.tolist() == again
+        assert own.compute_s(1, 4, recompute=True) == 14 + 3 + again[4] - again[1]
 
 
 def test_a_tied_parameter_counts_once_in_a_stage_that_holds_both_ends():

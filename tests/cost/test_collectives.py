@@ -17,6 +17,9 @@ from partopt.cost.collectives import (
     exposed,
     tail_share,
 )
+from partopt.cost.memory import kept_of
+from partopt.cost.sharding import collectives_of, exchange_of
+from partopt.documents.engine import Engine
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 from tests.examples import examples
 from tests.planners.problems import clusters
@@ -119,3 +122,38 @@ def test_what_is_left_of_an_exchange_is_neither_none_of_it_nor_more_than_all(
 ):
     left = exposed(seconds, size, backward, bucket)
     assert max(seconds * tail_share(size, bucket), seconds - backward) <= left <= seconds
+
+
+@pytest.mark.parametrize(
+    ("shard", "synchronous", "exchange", "collectives"),
+    [
+        ("none", True, (2, 1, 0, 0), [("allreduce", 80, "iteration")]),
+        (
+            *("optimizer", True, (3 / 2, 1, 0, 0)),
+            [("reducescatter", 80, "iteration"), ("allgather", 40, "iteration")],
+        ),
+        (
+            *("gradients", True, (1 / 2, 1 / 2, 0, 2)),
+            [("reducescatter", 80, "microbatch"), ("allgather", 40, "iteration")],
+        ),
+        (
+            *("parameters", True, (0, 0, 1 / 2, 2)),
+            [("reducescatter", 80, "microbatch"), ("allgather", 2 * 25, "microbatch")],
+        ),
+        (
+            *("gradients", False, (3 / 2, 1, 0, 0)),
+            [("reducescatter", 80, "round"), ("allgather", 40, "round")],
+        ),
+        (
+            *("parameters", False, (1, 1 / 2, 1 / 2, 0)),
+            [("reducescatter", 80, "round"), ("allgather", 2 * 25, "microbatch")],
+        ),
+    ],
+)
+def test_what_is_exchanged_of_what_is_shared(shard, synchronous, exchange, collectives):
+    """Of 16-bit parameters, 40 bytes with a gradient of 32 bits and 10 frozen, gathered in 8."""
+    engine = Engine(gradients="float32", gathered_bytes=1)
+    kept = kept_of("adam", engine, shard, sixteen_bit=True)
+    assert exchange_of(kept, synchronous) == exchange
+    per = "iteration" if synchronous else "round"
+    assert collectives_of(kept, 40.0, 50.0, per) == collectives

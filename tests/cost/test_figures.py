@@ -165,6 +165,8 @@ def test_the_utilisation_is_over_the_peak():
     reference = plan_of(counted(), flat(2)).profile
     found = figures_of(1.0, replace(reference, peak_flops=30_000.0), flat(2))
     assert found.mfu == pytest.approx(0.1)
+    uncounted = replace(reference, peak_flops=30_000.0, sample_flops=None)
+    assert figures_of(1.0, uncounted, flat(2)) is msgspec.UNSET
 
 
 def test_groups_are_paid_and_counted_by_their_real_devices():

@@ -189,6 +189,15 @@ def test_a_plan_says_what_the_formulas_say():
     ]
 
 
+@pytest.mark.parametrize(("shard", "shares"), [("none", 1), ("optimizer", 2), ("gradients", 2)])
+def test_the_step_of_a_stage_is_that_of_its_trained_bytes_and_of_its_share(shard, shares):
+    """8 s for 12 and 4 bytes, on two replicas each."""
+    model = replace(chain([1] * 2, [2] * 2, [0], [12, 4]), optimizer_s=8.0)
+    given = problem(model, topology((4, 1e9)), schedule="1f1b", microbatches=4, shard=shard)
+    plan = priced(given, Partition(CONTIGUOUS, consecutive(range(3), [2, 2])))
+    assert [stage.optimizer_s for stage in plan.stages] == [6 / shares, 2 / shares]
+
+
 def tied(*members: int):
     """Three layers that compute for 3 s, of which some share 60 bytes."""
     return chain([1] * 3, [2] * 3, [0] * 2, [0] * 3, (Group(members, 60.0),))

@@ -7,6 +7,7 @@ from partopt.cost.plan import price
 from partopt.cost.problem import (
     REQUESTED,
     STATED,
+    Assignment,
     Partition,
     certify,
     consecutive,
@@ -16,7 +17,7 @@ from partopt.cost.problem import (
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Request
 from partopt.errors import PartoptError
-from partopt.schedules.layout import MIRRORED, ranks_of
+from partopt.schedules.layout import LOOPED, MIRRORED, ranks_of
 from tests.helpers import flat, measurement, profile_of, uniform_profile
 
 PROFILE = uniform_profile(6)
@@ -52,6 +53,18 @@ def test_what_is_requested_is_recorded_and_stated_again(options, schedule, M):
     assert again.cell_costs().tolist() == stated.cell_costs().tolist()
     for name in ("schedule", "microbatches", "optimizer", "engine", "shard", "first"):
         assert getattr(again, name) == getattr(stated, name), name
+
+
+@pytest.mark.parametrize("v", [1, 3])
+def test_a_plan_of_several_stages_a_device_is_stated_again_with_as_many(v):
+    options = {"schedule": "interleaved", "microbatches": 8, "chunks": v, "shard": "optimizer"}
+    stated = problem_of(PROFILE, flat(4), **options)
+    stages = consecutive(range(2 * v + 1))
+    pairs = zip(stages, ranks_of(LOOPED, 2, v, 2), strict=True)
+    own = [Assignment(stage.start, stage.stop, ranks) for stage, ranks in pairs]
+    own[-1] = Assignment(own[-1].start, 6, own[-1].ranks)
+    again = problem_from_plan(price(Partition(LOOPED, own), stated, "manual"), PROFILE)
+    assert {name: getattr(again, name) for name in options} == options
 
 
 def test_another_model_is_refused():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, combinations, pairwise, product
 from math import inf
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given
@@ -17,6 +18,7 @@ from partopt.errors import PartoptError
 from partopt.planners import optimal, ranks
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, Shape, layouts_of
+from partopt.simulator import execute
 from tests.examples import examples
 from tests.helpers import WAITING
 from tests.planners.problems import (
@@ -78,6 +80,16 @@ def shapes(costs: StageCosts, places: Places) -> Iterator[Shape]:
                         yield Shape(places, (0, *cuts, N), counts, idle, modes)
 
 
+def is_plain(given: Problem) -> bool:
+    """Whether links alone pace messages and all-reduces, and no ties or short iterations."""
+    engines = [
+        level.message_s or level.copy_byte_s or level.allreduce is not msgspec.UNSET
+        for level in given.topology.levels
+    ]
+    short = given.memory_bytes and given.microbatches
+    return not (any(engines) or given.engine.waits or short or given.chain.tied)
+
+
 def slowest_stage_s(costs: StageCosts, shape: Shape) -> float:
     spans = zip(shape.spans, costs.recomputes(shape), pairwise(shape.bounds), strict=True)
     return max(
@@ -99,14 +111,36 @@ def test_no_plan_of_a_layout_has_a_faster_slowest_stage(given):
 
 
 @pytest.mark.slow
+@examples(150, suppress_health_check=SLOW)
+@given(problems(), st.randoms())
+def test_a_plan_costs_what_its_estimate_says_and_no_more_than_the_simulator(given, random):
+    """Where links alone pace it no less than its estimate; asynchronous exactly that, with room."""
+    costs = StageCosts(given)
+    every = list(shapes(costs, random.choice(layouts_of(given.topology))))
+    assume(every)
+    shape = random.choice(every)
+    plan = priced(given, shape.partition())
+    found, estimate = max(costs.slowest_s(shape), costs.ports_s(shape)), plan.predicted.estimate
+    held = max(stage.memory.total_bytes for stage in plan.stages)
+    if found < inf and held <= (given.memory_bytes or inf):
+        assert found <= execute(plan).period_s * (1 + 1e-9)
+    if is_plain(given):
+        assert found >= estimate.period_s * (1 - 1e-9)
+        if not (given.microbatches or given.memory_bytes):
+            assert found <= estimate.period_s * (1 + 1e-9)
+
+
+@pytest.mark.slow
 @examples(60, suppress_health_check=SLOW)
 @given(problems(), st.sampled_from([60, 80, 100, 130, 170, 230]))
 def test_plans_with_their_own_warm_up_fit(given, memory):
     """Under zb-h1 later stages have begun more backwards."""
     given = given.with_(memory_bytes=memory)
-    costs = StageCosts(given)
-    for shape in [] if costs.entry.takes_warmup else optimal.plans(costs):
-        assert priced(given, shape.partition()).fits
+    split = given.with_(schedule="zb-h1", microbatches=given.microbatches or 6, recompute="auto")
+    for stated in (given, split):
+        costs = StageCosts(stated)
+        for shape in [] if costs.entry.takes_warmup else optimal.plans(costs):
+            assert priced(stated, shape.partition()).fits
 
 
 @examples(60, suppress_health_check=SLOW)
@@ -148,6 +182,30 @@ def test_messages_part_at_the_levels_between_a_stage_and_its_neighbours(idle, se
     shape = Shape(places, (0, 1, 2, 3), (1, 1, 1), idle, (None,) * 3)
     tables = zip(StageCosts(given).of_shape(shape), pairwise(shape.bounds), strict=True)
     assert [float(own[cut]) for (own, _, _), cut in tables] == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [({"schedule": "pipedream"}, 4 / 2 + 8 / 2), ({"schedule": "1f1b", "microbatches": 8}, 4)],
+)
+def test_asynchronous_exchanges_and_messages_share_ports(options, seconds):
+    """2-1 at 1 byte/s: each of two replicas sends half of 4 bytes a microbatch, and 8 bytes of
+    gradients a round; the other device 4 bytes. An iteration ends with its exchange.
+    """
+    given = problem(chain([1, 1], [2, 2], [4], [8, 0]), topology((3, 1.0)), **options)
+    shape = Shape(tuple((rank,) for rank in range(3)), (0, 1, 2), (2, 1), (0, 0), (None, None))
+    assert StageCosts(given).ports_s(shape) == seconds
+
+
+def test_a_port_carries_what_leaves_its_device_at_any_level_or_its_server_at_the_outer_one():
+    """40 bytes over each cut, at 4 bytes/s in a server and 1 byte/s between: a device of both sends
+    5 at most, and the second and the third send all of a cut from server to server.
+    """
+    given = problem(chain([1] * 4, [1] * 4, [40] * 3, [0] * 4), topology((2, 4.0), (2, 1.0)))
+    places = tuple((rank,) for rank in range(4))
+    shape = Shape(places, (0, 1, 2, 3, 4), (1,) * 4, (0,) * 4, (None,) * 4)
+    tables = enumerate(StageCosts(given).of_shape(shape))
+    assert [float(own[s, s + 1]) for s, (own, _, _) in tables] == [40 / 5, 40, 40, 40 / 5]
 
 
 @pytest.mark.parametrize(
@@ -241,6 +299,23 @@ def test_the_program_over_ranks_finds_the_least_of_one_server(model, devices):
     exact = min(slowest_stage_s(costs, own) for own in optimal.layout_plans(costs, places, 16))
     found = min(slowest_stage_s(costs, own) for own in ranks.plans(costs, False))
     assert found <= exact * (1 + 2 * ranks.NEARLY)
+
+
+@pytest.mark.slow
+@examples(40, suppress_health_check=SLOW)
+@given(stashed(4), st.integers(2, 4), st.integers(0, 99))
+def test_the_program_over_ranks_takes_the_fewest_devices_within_a_limit(model, devices, at):
+    given = problem(model, topology((devices, 4.0)), schedule="pipedream-2bw")
+    costs = StageCosts(given)
+    every = {
+        own: slowest_stage_s(costs, own) for own in shapes(costs, layouts_of(given.topology)[0])
+    }
+    limits = sorted(set(every.values()))
+    limit_s = limits[at * len(limits) // 100]
+    found = ranks._Program(costs, False, fair=False).within(limit_s)
+    assert found is not None and slowest_stage_s(costs, found) <= limit_s
+    fewest = min(sum(own.counts) for own, seconds in every.items() if seconds <= limit_s)
+    assert sum(found.counts) == fewest
 
 
 @pytest.mark.slow

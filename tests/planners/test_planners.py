@@ -86,6 +86,38 @@ def test_the_same_problem_gives_the_same_plan(name):
     assert first == second
 
 
+ASKED = {
+    "stages": {"stages": 3},
+    "uniform": {"replication": "uniform"},
+    "none": {"replication": "none"},
+    "costs": {"costs": [1.0] * 20},
+    "auto": {"recompute": "auto"},
+}
+USED = {
+    "optimal": {"stages", "uniform", "none", "auto"},
+    "pipedream": set(),
+    "gpipe": {"stages", "uniform", "none", "costs"},
+    "torchgpipe": {"stages", "uniform", "none", "costs"},
+    "lingvo": {"stages", "uniform", "none", "costs", "fewer"},
+    "straight": {"stages", "uniform", "none"},
+    "data_parallel": {"uniform"},
+    "manual": {"cuts"},
+}
+
+
+@pytest.mark.parametrize("name", AUTOMATIC)
+def test_what_a_planner_uses_is_required_where_it_is_asked_for_and_kept_to(name):
+    assert {own: set(planners.PLANNERS[own].uses) for own in planners.PLANNERS} == USED
+    assert planners.required_features(problem_of(profile(20), topology((4, 1e6)))) == set()
+    for feature in USED[name] & ASKED.keys():
+        asked = problem_of(profile(20), topology((4, 1e6)), **ASKED[feature])
+        assert planners.required_features(asked) == {feature}
+        replicas = [stage.replicas for stage in planners.plan(name, asked).stages]
+        assert feature != "stages" or len(replicas) == 3
+        assert feature != "uniform" or len(set(replicas)) == 1
+        assert feature != "none" or set(replicas) == {1}
+
+
 @pytest.mark.parametrize("name", ["optimal", "gpipe", "torchgpipe", "lingvo", "straight"])
 @pytest.mark.parametrize("stages, what", [(8, "7 layers"), (7, "4 devices")])
 def test_more_stages_than_layers_or_devices_are_refused(name, stages, what):

@@ -1,14 +1,16 @@
 """Compiled layers and autocast: what is measured is what runs, and the model is left as it came."""
 
+import contextlib
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from partopt.errors import PartoptError
-from partopt.profiler import measure
-from tests.profiler.helpers import CHAINS, flows, linear, names, stash, structure
+from partopt.profiler import measure, measure_source
+from tests.profiler.helpers import CHAINS, EXAMPLES, flows, linear, names, stash, structure
 
 # the compiler's own, about itself
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -44,6 +46,25 @@ def graphs(monkeypatch):
 
 def blocks():
     return nn.Sequential(linear(), *[Block() for _ in range(4)], linear())
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        lambda: measure(nn.Linear(2, 2), lambda b: torch.ones(b, 2), compile=True, device="cpu"),
+        lambda: measure_source(EXAMPLES / "mlp.py", compile=True, device="cpu"),
+    ],
+)
+def test_the_layers_of_a_group_are_not_compiled(profile, monkeypatch):
+    def two_ranks(_device):
+        return contextlib.nullcontext(SimpleNamespace(ranks=2))
+
+    monkeypatch.setattr("partopt.profiler.open_group", two_ranks)
+    with pytest.raises(PartoptError, match="does not go with a group of 2 ranks") as refused:
+        profile()
+    assert (refused.value.code, refused.value.fields) == (
+        *("conflicting-options", {"option": "compile"}),
+    )
 
 
 @pytest.mark.slow

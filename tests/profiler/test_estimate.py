@@ -3,9 +3,13 @@
 import pytest
 import torch
 from msgspec.structs import replace
+from torch import distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -13,7 +17,7 @@ from partopt import documents
 from partopt.documents.device import Roofline
 from partopt.errors import PartoptError
 from partopt.profiler.estimating import RooflineClock, estimate, estimate_source
-from partopt.profiler.weightless import kernels_of
+from partopt.profiler.weightless import fake_parameter, kernels_of
 from tests.profiler.helpers import (
     EXAMPLES,
     Parts,
@@ -380,3 +384,25 @@ def test_a_format_that_the_device_lacks_inside_the_model():
     model = linear().double()
     with pytest.raises(PartoptError, match="Round has no peak for it"), RooflineClock(device()):
         model(torch.randn(1, 4, dtype=torch.float64))
+
+
+@pytest.fixture
+def mesh():
+    """Two ranks, of which this is the first; nothing passes between them."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        yield init_device_mesh("cpu", (2,))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_the_fake_of_an_uneven_shard_is_of_the_whole_parameter(mesh):
+    """Five rows of four numbers, three of them here; what was noted on it stays."""
+    shard = {"shape": torch.Size([5, 4]), "stride": (4, 1), "run_check": False}
+    parameter = nn.Parameter(DTensor.from_local(torch.ones(3, 4), mesh, [Shard(0)], **shard))
+    parameter.shared = True
+    fake = fake_parameter(FakeTensorMode(), parameter, dtype=torch.bfloat16)
+    assert (tuple(fake.shape), fake.stride()) == ((5, 4), (4, 1))
+    assert (tuple(fake.to_local().shape), fake.dtype) == ((3, 4), torch.bfloat16)
+    assert (fake.placements, fake.shared, fake.requires_grad) == ((Shard(0),), True, True)

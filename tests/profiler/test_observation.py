@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from partopt.documents.profile import Layer, StashGroup
 from partopt.profiler.observation import Structure, _combine
+from partopt.profiler.step import device_failed
 from tests.profiler.helpers import Parts, example, flows, linear, names, stash, structure
 
 
@@ -362,3 +363,15 @@ def test_memory_is_that_of_the_rank_that_holds_the_most(other, fuller):
     memory = ("layers", "stash_groups", "transient_bytes", "split_stash_bytes")
     assert [getattr(combined, name) for name in memory] == [getattr(most, name) for name in memory]
     assert combined.output_bytes == own.output_bytes
+
+
+def test_a_device_that_fails_is_told_in_the_first_line_of_its_error():
+    error = RuntimeError(
+        "\nCUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
+    )
+    failed = device_failed("in the forward of 2", error, layer="2")
+    assert failed.message == (
+        "the device failed in the forward of 2: CUDA error: device-side assert triggered"
+    )
+    assert (failed.code, failed.fields) == ("device-failed", {"layer": "2"})
+    assert "CUDA_LAUNCH_BLOCKING=1" in failed.hint

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 from hypothesis import assume, given
+from hypothesis import example as with_example
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import nn
@@ -194,11 +195,16 @@ def test_blocks_have_to_be_alike():
             repeat(other, "blocks", 9)
 
 
-# what one block and its neighbours hand on: how, from which of its layers, to which, and the bytes
+# what one block and its neighbours hand on: how, from which of its layers, to which, the bytes,
+# and whether they have a gradient
 REGULAR = ("inside", "next", "from the first layer to all", "into the first", "out of the last")
-ODD = ("to the last layer from all", "past the next", "into the second", "out of the first")
+ODD = (
+    *("to the last layer from all", "past the next", "into the second", "out of the first"),
+    "from the first to the second",
+)
 HANDED = st.tuples(
-    st.sampled_from([*REGULAR, *ODD]), st.integers(0, 1), st.integers(0, 1), st.integers(1, 9)
+    st.sampled_from([*REGULAR, *ODD]),
+    *(st.integers(0, 1), st.integers(0, 1), st.integers(1, 9), st.booleans()),
 )
 
 
@@ -220,6 +226,7 @@ def handed(how, i, j, b):
         "past the next": [(own + i, [far + j]) for own, far in zip(at, at[2:], strict=False)],
         "into the second": [(first, [at[1] + j])],
         "out of the first": [(at[0] + i, [last + 1])],
+        "from the first to the second": [(at[0] + i, [at[1] + j])],
     }[how]
 
 
@@ -227,33 +234,51 @@ def of_blocks(b, tensors, groups):
     """A profile of b blocks that hand these on, and keep these for their backwards."""
     names = ["e", *(f"b.{n}.{part}" for n in range(b) for part in "xy"), "f", "g"]
     times = [1.0, *[2.0, 3.0] * b, 1.0, 1.0]
-    return chain_profile(
+    found = [
+        (*ends, size, gradient) for *how, size, gradient in tensors for ends in handed(*how, b)
+    ]
+    profile = chain_profile(
         times,
         names=names,
-        tensors=[(made, read, size) for *how, size in tensors for made, read in handed(*how, b)],
+        tensors=[own[:3] for own in found],
         stash_groups=[
-            (sorted({made, *read}), size) for *how, size in groups for made, read in handed(*how, b)
+            (sorted({made, *read}), size)
+            for *how, size, _ in groups
+            for made, read in handed(*how, b)
         ],
+        step_s=1.5 * 2 * sum(times),
     )
+    [measured] = profile.measurements
+    made = [
+        replace(own, gradient=gradient)
+        for own, (*_, gradient) in zip(measured.tensors, found, strict=True)
+    ]
+    return replace(profile, measurements=[replace(measured, tensors=made)])
 
 
 def sums(profile):
     """What is handed on and kept, whatever its order, equal ones together."""
     [measured], found = profile.measurements, Counter()
     for own in measured.tensors:
-        found[own.producer, *own.consumers] += own.bytes
+        found[own.gradient, own.producer, *own.consumers] += own.bytes
     for own in measured.stash_groups:
         found[frozenset(own.layers)] += own.bytes
-    return [layer.name for layer in profile.layers], found
+    return [layer.name for layer in profile.layers], found, measured.step_s
 
 
 @pytest.mark.slow
 @examples(300)
 @given(
-    st.sampled_from([2, 4, 5]),
-    st.lists(HANDED, max_size=3),
-    st.lists(HANDED, max_size=2),
-    st.integers(5, 7),
+    b=st.sampled_from([2, 4, 5]),
+    tensors=st.lists(HANDED, max_size=3),
+    groups=st.lists(HANDED, max_size=2),
+    n=st.integers(5, 7),
+)
+@with_example(
+    b=2,
+    tensors=[(ODD[-1], 0, 0, 1, True), ("out of the last", 0, 0, 1, False)],
+    groups=[],
+    n=5,
 )
 def test_whatever_blocks_hand_on_they_are_repeated_as_if_built_or_refused(b, tensors, groups, n):
     used = {how for how, *_ in [*tensors, *groups]}

@@ -203,6 +203,14 @@ def test_microbatches_in_flight_by_schedule():
     # M = 8, v = 2, S = 4: 2(S-1-s) + (v-1)S + 1, at most Mv = 16
     assert [schedule("interleaved").in_flight(p, 4, 2, 8) for p in range(4)] == [11, 9, 7, 5]
     assert schedule("interleaved").in_flight(0, 4, 2, 4) == 8
+    # (v-1)S + P
+    for v, M, held in ((1, 8, 4), (2, 8, 8), (3, 8, 12), (2, 2, 4)):
+        assert [schedule("interleaved-zb").in_flight(p, 4, v, M) for p in range(4)] == [held] * 4
+
+
+def test_devices_overlap_unless_one_microbatch_is_on_its_way_or_stages_share_them():
+    straight = {entry.name for entry in STRAIGHTS}
+    assert {entry.name for entry in ENTRIES if entry.overlaps} == straight - {"naive"}
 
 
 def test_pipedreams_warm_up_and_noam():

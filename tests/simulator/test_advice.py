@@ -78,6 +78,18 @@ def test_imbalance_says_which_stage():
     assert (finding.verb, finding.options, finding.change) == ("", {}, "")
 
 
+def test_replicas_share_the_work_of_a_stage_and_a_device_has_that_of_all_its_stages():
+    """27 ms over two replicas, beside 9 ms; and of pairs of stages 18 + 9 ms beside 9 + 9 ms."""
+    shared = case(ranks=[[0, 1], [2]], topology=FAST, slower={0: 3.0})
+    finding = found(shared)["imbalance"]
+    assert finding.value == pytest.approx(13.5 / 12)
+    assert finding.text.startswith("stage 0 takes 13.50 ms a microbatch, 1.12 times the mean")
+    looped = case("interleaved", [[0], [1], [0], [1]], topology=FAST, slower={2: 2.0})
+    finding = found(looped)["imbalance"]
+    assert finding.value == pytest.approx(27 / 22.5)
+    assert finding.text.startswith("stages 0 and 2 together take 27.00 ms a microbatch, 1.20 times")
+
+
 def test_few_microbatches_say_what_enough_would_bring():
     finding = found(case(microbatches=8, topology=FAST))["microbatches"]
     assert (finding.value, finding.unit) == (2.0, "microbatches a device")

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt import planners
+from partopt.cost.plan import under
 from partopt.cost.problem import problem_of
 from partopt.simulator import variation as module
 from partopt.simulator.execution import execute
@@ -46,6 +47,17 @@ def test_one_microbatch_waits_for_every_message():
             assert flow.share == pytest.approx(flow.takes_s / whole_s)
             assert flow.per_second == pytest.approx(1.0)
             assert flow.saved == pytest.approx(2 / whole_s)
+
+
+def test_what_all_flows_are_of_is_stated_an_iteration_where_there_is_one():
+    profile = chain_profile([1.0, 1.0], output_bytes=[2 * MB, 0])
+    plan = planned(profile, flat(2, 1e6), [1, 1], microbatches=2)
+    for schedule, M, iteration_s in (("1f1b", 2, 10.0), ("pipedream", None, None)):
+        execution = execute(under(plan, schedule, M))
+        found = flows_of(execution)
+        assert (found.schedule, found.microbatches) == (schedule, M)
+        assert (found.period_s, found.iteration_s) == (execution.period_s, iteration_s)
+        assert (found.shape, found.slower) == ("1-1", SLOWER)
 
 
 def test_of_two_all_reduces_the_one_that_ends_last_is_critical():

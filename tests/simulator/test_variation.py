@@ -120,8 +120,9 @@ def test_the_slowest_stage_is_the_one_whose_slowness_costs_most():
 
 
 def test_one_second_more_of_work_is_one_second_more_where_nothing_is_parallel():
-    for stages in (1, 3):
-        plan = plan_of([1] * stages, schedule="naive", microbatches=4)
+    """Of ranks that wait for each other: exchanges of gradients are no work of theirs."""
+    for replicas in ([1], [1] * 3, [2]):
+        plan = plan_of(replicas, schedule="naive", microbatches=4, weights=[8] * len(replicas))
         for each in vary(execute(plan), Variation()).sensitivity:
             assert each.per_second == pytest.approx(1)
 

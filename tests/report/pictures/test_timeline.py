@@ -59,6 +59,15 @@ def test_every_form_is_written_and_is_the_same_each_time(form, first):
 
 
 @pytest.mark.slow
+def test_numbers_are_left_out_where_rows_are_too_low_for_them():
+    """Boxes of both are as wide, and 40 ranks share the height of 16."""
+    for ranks, numbers in ((16, 16), (40, 0)):
+        execution = execute(under(example("1f1b", P=ranks, M=3)))
+        assert texts_of(execution, (0.0, 30e-3)).count("1") >= numbers
+        assert numbers or "1" not in texts_of(execution, (0.0, 30e-3))
+
+
+@pytest.mark.slow
 def test_a_title_and_a_description_are_said_and_the_title_is_seen():
     name = "a $x$ <&> \x1b_1"
     profile = replace(CASES["1f1b"]().profile, name=name)
