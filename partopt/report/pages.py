@@ -123,12 +123,12 @@ def render_flows(flows: Flows) -> str:
 
 def how_many_are_critical(flows: Flows) -> str:
     """Of how many, and of how many that is not known."""
-    critical = sum(flow.critical is True for flow in flows.flows)
-    text = f"{len(flows.flows)}, of which {critical} are critical"
-    if not flows.unknown:
-        return text
+    count, critical = len(flows.flows), sum(flow.critical is True for flow in flows.flows)
     why = "there are too many actions, or the pace does not settle"
-    return f"{text}; of {flows.unknown} it is not known: {why}"
+    if count and flows.unknown == count:
+        return f"{count}; which are critical is not known: {why}"
+    text = f"{count}, of which {critical} are critical"
+    return f"{text}; of {flows.unknown} it is not known: {why}" if flows.unknown else text
 
 
 def flows_csv(flows: Flows) -> str:
