@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from partopt.cost.memory import reserve_of
 from partopt.documents.engine import Engine, Layout
+from partopt.documents.stage import Reserve
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import MOST_BYTES
@@ -199,6 +201,9 @@ def test_a_job_at_each_of_its_sizes_and_the_sizes_between_which_times_lie():
         notes = job.with_(microbatch_size=size).notes
         told = [note.text.rpartition("of ")[2] for note in notes if note.code == "interpolated"]
         assert told == between
+    any_schedule = Job(profile_of(sizes[1:]), flat(2), schedule="auto", global_batch=16)
+    for size in (1, 16):  # smaller and larger than all
+        assert any_schedule.with_(microbatch_size=size).notes == []
 
 
 @pytest.mark.parametrize(
@@ -279,6 +284,45 @@ def test_the_limit_is_the_topologys_unless_it_is_given():
     assert Job(PROFILE, CLUSTER, memory="2 GB").problem.memory_bytes == 2 * 10**9
     assert Job(PROFILE, CLUSTER, memory=5).problem.memory_bytes == 5
     assert Job(PROFILE, flat(2)).problem.memory_bytes is None
+
+
+def test_what_is_reserved_is_given_or_by_default_that_of_a_gpu_whose_memory_is_known():
+    gpu = replace(PROFILE, device=replace(PROFILE.device, type="cuda"))
+    GB, default = 10**9, reserve_of(gpu, 40 * 10**9)
+    given = Reserve(size_bytes=GB, basis="given")
+    for limit, options, reserve in (
+        (40 * GB, {}, default),
+        (40 * GB, {"memory": "40 GB"}, Reserve()),
+        (40 * GB, {"facts": {"reserve": "1 GB"}}, given),
+        (None, {"facts": {"reserve": "1 GB"}, "memory": 40 * GB}, given),
+        (None, {"facts": {"reserve": "1 GB"}}, Reserve()),
+        (None, {}, Reserve()),
+    ):
+        problem = Job(gpu, flat(2, memory_bytes=limit), **options).problem
+        assert problem.reserve == reserve
+        left = 40 * GB - reserve.size_bytes
+        assert problem.memory_bytes == (left if limit or "memory" in options else None)
+    assert default.size_bytes > GB
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shard": "optimizer"},
+        {"recompute": "always"},
+        {"chunks": 3, "schedule": "interleaved"},
+        {"optimizer": "sgd"},
+        {"tied": "together"},
+        {"replication": "uniform"},
+        {"stages": 2},
+        {"cuts": [2], "replicas": [1, 2]},
+    ],
+)
+def test_a_problem_holds_what_is_asked(options):
+    given = {"schedule": "1f1b", "microbatches": 4} | options
+    problem = Job(PROFILE, CLUSTER, **given).problem
+    for name, value in given.items():
+        assert getattr(problem, name, getattr(problem.request, name, None)) == value
 
 
 def test_costs_of_parameters_are_the_layers_bytes():
