@@ -325,6 +325,53 @@ def test_a_problem_holds_what_is_asked(options):
         assert getattr(problem, name, getattr(problem.request, name, None)) == value
 
 
+@pytest.mark.parametrize(
+    ("layout", "options", "held"),
+    [
+        (Layout(schedule="gpipe"), {}, {"schedule": "gpipe"}),
+        (Layout(microbatch=1), {}, {"microbatch_size": 1}),
+        (Layout(recompute="always"), {}, {"recompute": "always"}),
+        (Layout(shard="optimizer"), {}, {"shard": "optimizer"}),
+        (Layout(dp=1), {}, {"replication": "none"}),
+        (Layout(dp=2), {}, {"replication": "uniform"}),
+        (Layout(pp=2), {}, {"stages": 2}),
+        (Layout(pp=2, schedule="zbv"), {}, {"stages": 4}),
+        (Layout(pp=2, chunks=1), {}, {"stages": 2, "chunks": None}),
+        (Layout(pp=2, chunks=3, schedule="interleaved"), {}, {"stages": 6, "chunks": 3}),
+        (Layout(pp=2, schedule="interleaved"), {"chunks": 3}, {"stages": 6, "chunks": 3}),
+        (Layout(pp=2, schedule="interleaved"), {}, {"stages": None, "chunks": None}),
+        (Layout(pp=2, schedule="auto"), {}, {"stages": None, "chunks": None}),
+        (Layout(pp=2, dp=1), {"cuts": [3]}, {"stages": None, "replication": "free"}),
+    ],
+)
+def test_a_layout_says_what_options_say(layout, options, held):
+    """They may say it too, alike; degrees alone are left in the layout."""
+    schedule = {} if layout.schedule else {"schedule": "1f1b"}
+    job = Job(PROFILE, CLUSTER, layout=layout, microbatches=4, **schedule, **options)
+    assert {name: getattr(job, name) for name in held} == held
+    assert job.layout == Layout(pp=layout.pp, dp=layout.dp, chunks=layout.chunks)
+    assert job.with_(layout=layout, **options) == job
+
+
+@pytest.mark.parametrize(
+    ("layout", "option", "stated", "said"),
+    [
+        (Layout(schedule="gpipe"), "schedule", "1f1b", "gpipe"),
+        (Layout(microbatch=1), "microbatch_size", 2, 1),
+        (Layout(recompute="always"), "recompute", "never", "always"),
+        (Layout(shard="optimizer"), "shard", "gradients", "optimizer"),
+        (Layout(pp=2), "stages", 3, 2),
+        (Layout(dp=1), "replication", "uniform", "none"),
+        (Layout(schedule="interleaved", chunks=3), "chunks", 2, 3),
+    ],
+)
+def test_a_layout_that_says_something_else_is_refused(layout, option, stated, said):
+    schedule = layout.schedule or "1f1b"
+    error = refusal(layout=layout, microbatches=4, **{"schedule": schedule, option: stated})
+    assert (error.code, error.fields["option"]) == ("conflicting-options", option)
+    assert error.message == f"`{option}={stated}`: `layout` says {said}"
+
+
 def test_costs_of_parameters_are_the_layers_bytes():
     costs = Job(PROFILE, CLUSTER, cost="parameters").problem.request.costs
     assert costs == [layer.parameter_bytes for layer in PROFILE.layers]
