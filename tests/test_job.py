@@ -32,6 +32,12 @@ REFUSALS = [
     ({"engine": "megatron"}, "invalid-option", "engine", "=str`: must be an Engine"),
     ({"memory": 0}, "invalid-option", "memory", "=0`: must be positive"),
     ({"memory": "0 GB"}, "invalid-option", "memory", "=0 GB`: must be positive"),
+    *(
+        ({"memory": memory}, "invalid-option", "memory", f"={memory}`: must be positive")
+        for memory in (1.5, True, -1)
+    ),
+    ({"facts": {"bucket": 0}}, "invalid-option", "bucket", "=0`: must be positive"),
+    ({"facts": {"reserve": -1}}, "invalid-option", "reserve", "=-1`: must be 0 or more"),
     ({"stages": 2.0}, "invalid-option", "stages", "=2.0`: expected a whole number, found a number"),
     (
         {"stages": True},
@@ -181,6 +187,7 @@ def test_refusals(options, code, option, message):
         {"schedule": "auto", "microbatches": 4, "layout": Layout(chunks=2)},
         {"cost": [*[0.0] * 5, 1e-9]},
         {"memory": MOST_BYTES},
+        {"memory": "1 TB", "facts": {"reserve": 0, "bucket": 1}},
         {"memory": 10**6 + 1, "facts": {"reserve": 10**6}},
         {"cuts": [2], "replicas": [1, 1], "planner": "manual"},
         {"cut_at": ["layer2"], "planner": "gpipe"},
