@@ -8,6 +8,7 @@ tests/search/test_recorded.py --update`, looks whether plans are slower, and say
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import partopt as po
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
+from partopt.search.variants import ANY, least_s, variants_of
 from tests.golden.test_plans import leaves, same
 from tests.helpers import ROOT, flat, measurement, profile_of, two_level
 
@@ -107,22 +109,76 @@ def search(name: str) -> dict[str, object]:
     }
 
 
+# options of jobs whose pipelines side by side are estimated, each under several schedules
+ESTIMATED = {
+    "plain": (model(14, 21), SERVERS, {}),
+    "of little memory": (model(14, 22), SERVERS, {"memory": "70 MB", "recompute": "auto"}),
+    "of shares": (model(10, 23), SERVERS, {"shard": "parameters"}),
+    "small": (model(8, 24), flat(4, 1e9), {"memory": "60 MB", "stages": 4}),
+    "of waits": (
+        model(8, 25, tied=True),
+        two_level(2, 2, 1e9, 1e8, outer_latency=1e-3),
+        {"facts": {"waits": "1f1b,gpipe,interleaved", "allreduce": "blocking"}},
+    ),
+    "without replicas": (model(8, 26), flat(6, 1e9), {"replication": "none"}),
+    "of a layout": (model(12, 27), SERVERS, {"layout": po.Layout(dp=2)}),
+    "every size": (model(8, 28, (1, 2)), flat(4, 1e9), {"memory": "90 MB", "recompute": "auto"}),
+}
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zbv", "dualpipe")
+
+
+def finite(value: float) -> float | str:
+    return value if math.isfinite(value) else "infinite"
+
+
+def estimates(name: str) -> dict[str, object]:
+    """What is estimated of every variant and of its grids under each schedule."""
+    profile, topology, options = ESTIMATED[name]
+    found: dict[str, object] = {}
+    for schedule in SCHEDULES:
+        job = po.Job(profile, topology, schedule="1f1b", global_batch=16, **options)
+        rows = []
+        for variant in variants_of(job, schedule, ANY):
+            row = [variant.estimate_s, variant.least_bytes, least_s(variant.problem)]
+            flags = [variant.is_limited, variant.is_roomy]
+            grids = [
+                [own.grid.p, own.grid.d, own.grid.v, own.grid.family, list(own.bounds)]
+                + [finite(each) for each in (own.estimate_s, own.limited_s)]
+                + [[float(each) for each in own.needs_bytes], own.held]
+                for own in variant.grids[:8]
+            ]
+            rows.append([*map(finite, row), *flags, len(variant.grids), grids])
+        found[schedule] = rows
+    return found
+
+
 @pytest.fixture(scope="module")
 def recorded(request):
     """The lines by their cases; written where they are updated."""
     if request.config.getoption("--update"):
-        FOUND.write_text("".join(json.dumps({name: search(name)}) + "\n" for name in CASES))
+        found = [{"name": name, "search": search(name)} for name in CASES]
+        found += [{"name": name, "estimates": estimates(name)} for name in ESTIMATED]
+        FOUND.write_text("".join(json.dumps(line) + "\n" for line in found))
     lines = map(json.loads, FOUND.read_text().splitlines())
-    return {name: found for line in lines for name, found in line.items()}
+    return {(line.pop("name"), *line): next(iter(line.values())) for line in lines}
 
 
 @pytest.mark.full_effort
 @pytest.mark.parametrize("name", CASES)
 def test_a_search_finds_what_it_found(name, recorded):
-    found, expected = leaves(search(name)), leaves(recorded[name])
-    differ = {
+    assert differences(search(name), recorded[name, "search"]) == {}
+
+
+@pytest.mark.parametrize("name", ESTIMATED)
+def test_estimates_are_what_they_were(name, recorded):
+    assert differences(estimates(name), recorded[name, "estimates"]) == {}
+
+
+def differences(found, expected):
+    """The values that differ, by their paths."""
+    found, expected = leaves(found), leaves(expected)
+    return {
         path: (found.get(path), expected.get(path))
         for path in found | expected
         if not same(found.get(path), expected.get(path))
     }
-    assert differ == {}
