@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -188,7 +189,8 @@ class Job(_Question):
                 found.append(Note(code="measured-on-cpu", text=text))
         size, sizes = self.microbatch_size, [own.microbatch_size for own in self.profile.measured()]
         if size is not None and size not in sizes and sizes[0] < size < sizes[-1]:
-            low, high = max(s for s in sizes if s < size), min(s for s in sizes if s > size)
+            above = bisect(sizes, size)
+            low, high = sizes[above - 1 : above + 1]
             text = f"microbatch {size} was not measured: times between those of {low} and {high}"
             found.append(Note(code="interpolated", text=text))
         if self.trainer == PARTOPT and (self.shard or "none") not in self.engine.shard:

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from partopt.cost.memory import reserve_of
 from partopt.documents.engine import Engine, Layout
+from partopt.documents.stage import Reserve
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import MOST_BYTES
@@ -30,6 +32,12 @@ REFUSALS = [
     ({"engine": "megatron"}, "invalid-option", "engine", "=str`: must be an Engine"),
     ({"memory": 0}, "invalid-option", "memory", "=0`: must be positive"),
     ({"memory": "0 GB"}, "invalid-option", "memory", "=0 GB`: must be positive"),
+    *(
+        ({"memory": memory}, "invalid-option", "memory", f"={memory}`: must be positive")
+        for memory in (1.5, True, -1)
+    ),
+    ({"facts": {"bucket": 0}}, "invalid-option", "bucket", "=0`: must be positive"),
+    ({"facts": {"reserve": -1}}, "invalid-option", "reserve", "=-1`: must be 0 or more"),
     ({"stages": 2.0}, "invalid-option", "stages", "=2.0`: expected a whole number, found a number"),
     (
         {"stages": True},
@@ -179,6 +187,7 @@ def test_refusals(options, code, option, message):
         {"schedule": "auto", "microbatches": 4, "layout": Layout(chunks=2)},
         {"cost": [*[0.0] * 5, 1e-9]},
         {"memory": MOST_BYTES},
+        {"memory": "1 TB", "facts": {"reserve": 0, "bucket": 1}},
         {"memory": 10**6 + 1, "facts": {"reserve": 10**6}},
         {"cuts": [2], "replicas": [1, 1], "planner": "manual"},
         {"cut_at": ["layer2"], "planner": "gpipe"},
@@ -199,6 +208,9 @@ def test_a_job_at_each_of_its_sizes_and_the_sizes_between_which_times_lie():
         notes = job.with_(microbatch_size=size).notes
         told = [note.text.rpartition("of ")[2] for note in notes if note.code == "interpolated"]
         assert told == between
+    any_schedule = Job(profile_of(sizes[1:]), flat(2), schedule="auto", global_batch=16)
+    for size in (1, 16):  # smaller and larger than all
+        assert any_schedule.with_(microbatch_size=size).notes == []
 
 
 @pytest.mark.parametrize(
@@ -279,6 +291,92 @@ def test_the_limit_is_the_topologys_unless_it_is_given():
     assert Job(PROFILE, CLUSTER, memory="2 GB").problem.memory_bytes == 2 * 10**9
     assert Job(PROFILE, CLUSTER, memory=5).problem.memory_bytes == 5
     assert Job(PROFILE, flat(2)).problem.memory_bytes is None
+
+
+def test_what_is_reserved_is_given_or_by_default_that_of_a_gpu_whose_memory_is_known():
+    gpu = replace(PROFILE, device=replace(PROFILE.device, type="cuda"))
+    GB, default = 10**9, reserve_of(gpu, 40 * 10**9)
+    given = Reserve(size_bytes=GB, basis="given")
+    for limit, options, reserve in (
+        (40 * GB, {}, default),
+        (40 * GB, {"memory": "40 GB"}, Reserve()),
+        (40 * GB, {"facts": {"reserve": "1 GB"}}, given),
+        (None, {"facts": {"reserve": "1 GB"}, "memory": 40 * GB}, given),
+        (None, {"facts": {"reserve": "1 GB"}}, Reserve()),
+        (None, {}, Reserve()),
+    ):
+        problem = Job(gpu, flat(2, memory_bytes=limit), **options).problem
+        assert problem.reserve == reserve
+        left = 40 * GB - reserve.size_bytes
+        assert problem.memory_bytes == (left if limit or "memory" in options else None)
+    assert default.size_bytes > GB
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shard": "optimizer"},
+        {"recompute": "always"},
+        {"chunks": 3, "schedule": "interleaved"},
+        {"optimizer": "sgd"},
+        {"tied": "together"},
+        {"replication": "uniform"},
+        {"stages": 2},
+        {"cuts": [2], "replicas": [1, 2]},
+    ],
+)
+def test_a_problem_holds_what_is_asked(options):
+    given = {"schedule": "1f1b", "microbatches": 4} | options
+    problem = Job(PROFILE, CLUSTER, **given).problem
+    for name, value in given.items():
+        assert getattr(problem, name, getattr(problem.request, name, None)) == value
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "held"),
+    [
+        (Layout(schedule="gpipe"), {}, {"schedule": "gpipe"}),
+        (Layout(microbatch=1), {}, {"microbatch_size": 1}),
+        (Layout(recompute="always"), {}, {"recompute": "always"}),
+        (Layout(shard="optimizer"), {}, {"shard": "optimizer"}),
+        (Layout(dp=1), {}, {"replication": "none"}),
+        (Layout(dp=2), {}, {"replication": "uniform"}),
+        (Layout(pp=2), {}, {"stages": 2}),
+        (Layout(pp=2, schedule="zbv"), {}, {"stages": 4}),
+        (Layout(pp=2, chunks=1), {}, {"stages": 2, "chunks": None}),
+        (Layout(pp=2, chunks=3, schedule="interleaved"), {}, {"stages": 6, "chunks": 3}),
+        (Layout(pp=2, schedule="interleaved"), {"chunks": 3}, {"stages": 6, "chunks": 3}),
+        (Layout(pp=2, schedule="interleaved"), {}, {"stages": None, "chunks": None}),
+        (Layout(pp=2, schedule="auto"), {}, {"stages": None, "chunks": None}),
+        (Layout(pp=2, dp=1), {"cuts": [3]}, {"stages": None, "replication": "free"}),
+    ],
+)
+def test_a_layout_says_what_options_say(layout, options, held):
+    """They may say it too, alike; degrees alone are left in the layout."""
+    schedule = {} if layout.schedule else {"schedule": "1f1b"}
+    job = Job(PROFILE, CLUSTER, layout=layout, microbatches=4, **schedule, **options)
+    assert {name: getattr(job, name) for name in held} == held
+    assert job.layout == Layout(pp=layout.pp, dp=layout.dp, chunks=layout.chunks)
+    assert job.with_(layout=layout, **options) == job
+
+
+@pytest.mark.parametrize(
+    ("layout", "option", "stated", "said"),
+    [
+        (Layout(schedule="gpipe"), "schedule", "1f1b", "gpipe"),
+        (Layout(microbatch=1), "microbatch_size", 2, 1),
+        (Layout(recompute="always"), "recompute", "never", "always"),
+        (Layout(shard="optimizer"), "shard", "gradients", "optimizer"),
+        (Layout(pp=2), "stages", 3, 2),
+        (Layout(dp=1), "replication", "uniform", "none"),
+        (Layout(schedule="interleaved", chunks=3), "chunks", 2, 3),
+    ],
+)
+def test_a_layout_that_says_something_else_is_refused(layout, option, stated, said):
+    schedule = layout.schedule or "1f1b"
+    error = refusal(layout=layout, microbatches=4, **{"schedule": schedule, option: stated})
+    assert (error.code, error.fields["option"]) == ("conflicting-options", option)
+    assert error.message == f"`{option}={stated}`: `layout` says {said}"
 
 
 def test_costs_of_parameters_are_the_layers_bytes():

@@ -73,23 +73,84 @@ def test_a_form_that_does_not_hold_says_where_it_does():
     assert own.closed_form.reason == "the form holds where M >= P and W <= F, I"
 
 
-def test_invalid_options_are_named():
-    for option, *values in (
-        ("stages", 0, 10**6),
-        ("microbatches", 0),
-        ("forward", 0, -1, float("nan")),
-        ("backward", "1e9"),
-        ("transfer", -0.1),
-        ("weight_gradient", 3),
-        ("chunks", 0),
-    ):
-        for value in values:
-            with pytest.raises(PartoptError) as raised:
-                partopt.Uniform(**{option: value})
-            assert raised.value.fields["option"] == option
+OUT_OF_RANGE = "is out of range; give 1e-12 to 1e6 seconds"
+INVALID = [
+    ("stages", 0, "expected a whole number >= 1; give 1 or more"),
+    ("stages", 1025, "is too large; give 1,024 or less"),
+    ("microbatches", 0, "expected a whole number >= 1; give 1 or more"),
+    ("chunks", 0, "expected a whole number >= 1; give 1 or more"),
+    ("forward", 0, 'must be positive; write a number, or "5 ms"'),
+    ("forward", -1, 'must be positive; write a number, or "5 ms"'),
+    ("forward", float("nan"), 'must be positive; write a number, or "5 ms"'),
+    ("forward", 0.9e-12, OUT_OF_RANGE),
+    ("backward", 0, 'must be positive; write a number, or "5 ms"'),
+    ("backward", "1.1e6 s", OUT_OF_RANGE),
+    ("weight_gradient", 2.1, "longer than the backward; give a part"),
+    ("transfer", -0.1, 'must be 0 or more; write a number, or "5 ms"'),
+    ("transfer", "2e6 s", OUT_OF_RANGE),
+    ("activations", 1, 'must be positive; write "40 GB", or bytes'),  # of two stages each
+]
+
+
+@pytest.mark.parametrize(("option", "value", "says"), INVALID)
+def test_an_invalid_option_is_named_with_what_is_right(option, value, says):
+    with pytest.raises(PartoptError) as raised:
+        partopt.Uniform(**{option: value})
+    assert raised.value.fields["option"] == option
+    assert f"{raised.value.message}; {raised.value.hint}" == f"`{option}={value}`: {says}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stages": 1024, "microbatches": 3255},  # 3 actions on each of two stages: 19,998,720
+        {"stages": 1000, "microbatches": 2000, "chunks": 3},
+        {"forward": 1e-12, "backward": 1e6, "weight_gradient": 1e6},
+        {"weight_gradient": 0, "transfer": 0, "activations": 2},
+    ],
+)
+def test_what_is_just_possible_is_taken(options):
+    assert partopt.Uniform(**options).plan
+
+
+@pytest.mark.parametrize(
+    ("options", "actions"),
+    [
+        ({"stages": 1024, "microbatches": 3256}, 20_004_864),
+        ({"stages": 1000, "microbatches": 2500, "chunks": 3}, 22_500_000),
+        ({"stages": 1024, "microbatches": 3256, "chunks": 1}, 20_004_864),
+    ],
+)
+def test_more_actions_than_can_be_simulated_are_refused(options, actions):
+    with pytest.raises(PartoptError, match="more than 20,000,000 actions to simulate") as raised:
+        partopt.Uniform(**options)
+    assert raised.value.code == "too-many-actions"
+    assert raised.value.fields == {"actions": actions, "limit": 20_000_000}
+
+
+def test_a_timeline_larger_than_a_viewer_loads_is_refused_before_it_is_made():
+    long = partopt.Uniform(stages=2, microbatches=250_001)  # a forward and a backward on each
+    with pytest.raises(PartoptError, match=r"1,000,004 actions, more than 1,000,000"):
+        partopt.try_schedule("1f1b", long, save_as="timeline.json")
+
+
+def test_times_are_seconds_or_durations():
     pipeline = partopt.Uniform(forward="5 ms", backward="9 ms", weight_gradient="3 ms")
     [own] = partopt.try_schedules(pipeline, ["1f1b"]).tried
     assert own.iteration_s == pytest.approx(11 * 0.014)
+
+
+@pytest.mark.parametrize("v", [1, 3])
+def test_chunks_are_stages_of_a_device_under_looped_schedules_alone(v):
+    """The bubble of interleaved 1F1B is (P - 1)(F + B) / v (Narayanan et al., SC 2021)."""
+    document = partopt.try_schedule("interleaved", partopt.Uniform(chunks=v)).document
+    [own] = document.tried
+    assert (own.chunks, own.closed_form.agrees) == (v, True)
+    assert own.iteration_s == pytest.approx(8 * 3 + 3 * 3 / v)
+    assert [row.rank for row in document.timeline.ranks] == [0, 1, 2, 3]
+    with pytest.raises(PartoptError, match=r"`chunks=2`: not for 1f1b") as raised:
+        partopt.try_schedule("1f1b", partopt.Uniform(chunks=2))
+    assert raised.value.fields == {"option": "chunks"}
 
 
 def test_the_page_of_one_schedule(partopt):

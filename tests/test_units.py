@@ -6,12 +6,23 @@ from partopt.errors import PartoptError
 from partopt.units import (
     format_bandwidth,
     format_bytes,
+    format_count,
+    format_flops,
+    format_number,
     format_rate,
     format_seconds,
     parse_bandwidth,
     parse_bytes,
+    parse_flops,
+    parse_power,
+    parse_price,
     parse_seconds,
+    parse_share,
 )
+from tests.examples import examples
+
+PARSERS = [parse_bytes, parse_bandwidth, parse_flops, parse_seconds, parse_power]
+PARSERS += [parse_share, parse_price]
 
 READ = [
     (parse_bytes, "16 GB", 16 * 10**9),
@@ -32,6 +43,16 @@ READ = [
     (parse_seconds, "1.5 ms", 1.5e-3),
     (parse_seconds, "2 s", 2.0),
     (parse_seconds, "3e1 ns", 30e-9),
+    (parse_flops, "312 Tflop/s", 312e12),
+    (parse_flops, "1.5 Pflop/s", 1.5e15),
+    (parse_flops, "900 Gflop/s", 9e11),
+    (parse_flops, "5e6 flop/s", 5e6),
+    (parse_power, "700 W", 700.0),
+    (parse_power, "1.2 kW", 1200.0),
+    (parse_share, "5%", 0.05),
+    (parse_share, " 1.5e1 % ", 0.15),
+    (parse_price, "2.50 per hour", 2.5),
+    (parse_price, " 1e1  per hour ", 10.0),
 ]
 
 
@@ -45,7 +66,7 @@ NEVER += ["1e GB", [], ["16 GB"], {}, None, "16 GB extra"]
 BARE = ["200", "0", "1e9", 200, 0, 12.5, True, float("nan"), -3]
 
 
-@pytest.mark.parametrize("parse", [parse_bytes, parse_bandwidth, parse_seconds])
+@pytest.mark.parametrize("parse", PARSERS)
 def test_what_is_no_quantity_is_refused(parse):
     for text in (*NEVER, *BARE):
         with pytest.raises(PartoptError) as error:
@@ -53,7 +74,7 @@ def test_what_is_no_quantity_is_refused(parse):
         assert error.value.hint.startswith("write ")
         assert error.value.exit_code == 2
     for text in BARE:
-        with pytest.raises(PartoptError, match=r"has no unit|is not a quantity"):
+        with pytest.raises(PartoptError, match=r"has no unit|is not a (quantity|share|price)"):
             parse(text)
 
 
@@ -74,6 +95,16 @@ def test_what_is_no_quantity_is_refused(parse):
         (parse_bytes, "1e400 GB", "'1e400 GB' is too large", "finite"),
         (parse_bandwidth, "1e308 GB/s", "'1e308 GB/s' is too large", "finite"),
         (parse_seconds, "1e309 s", "'1e309 s' is too large", "finite"),
+        (parse_flops, "5 TB", "'5 TB': 'TB' is not a unit of computing speed", "312 Tflop/s"),
+        (parse_flops, "1e309 flop/s", "'1e309 flop/s' is too large", "finite"),
+        (parse_power, "5 J", "'5 J': 'J' is not a unit of power", '"700 W" or "1.2 kW"'),
+        (parse_power, "1e306 kW", "'1e306 kW' is too large", "finite"),
+        (parse_share, " 5 ", "'5' is not a share in percent", 'write "5%"'),
+        (parse_share, "half", "'half' is not a share in percent", 'write "5%"'),
+        (parse_share, "1e309%", "'1e309%' is too large", "finite"),
+        (parse_price, " 3 ", "'3' has no unit", 'write "3 per hour", in any currency'),
+        (parse_price, "$3 per hour", "'$3 per hour' is not a price", 'write "2.50 per hour"'),
+        (parse_price, "1e309 per hour", "'1e309 per hour' is too large", "finite"),
     ],
 )
 def test_the_wrong_unit_is_refused_with_the_right_one(parse, text, message, hint):
@@ -94,6 +125,9 @@ PRINTED = {
         10**18: "1 EB",
     },
     format_bandwidth: {12.5e9: "12.5 GB/s"},
+    format_flops: {312e12: "312 Tflop/s"},
+    format_count: {0: "0", 14_100_000: "14.1 M", 1e21: "1e+03 E"},
+    format_number: {0.5: "0.5000", 12.345: "12.35", 100: "100.0", 999.94: "999.9", 1e3: "1,000"},
     lambda value: format_rate(value, "samples"): {
         975.61: "975.6 samples/s",
         12.345: "12.35 samples/s",
@@ -127,9 +161,10 @@ def test_what_is_printed_reads_back_to_three_digits(size, seconds):
     assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=5.1e-3)
 
 
+@examples(40)
 @given(st.text() | st.integers() | st.floats() | st.lists(st.text()))
 def test_anything_at_all_is_a_finite_quantity_or_an_error(given_text):
-    for parse in (parse_bytes, parse_bandwidth, parse_seconds):
+    for parse in PARSERS:
         try:
             assert 0 <= parse(given_text) < float("inf")
         except PartoptError as error:

@@ -18,7 +18,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A file with the arguments of `torchgpipe.GPipe`."""
     arguments = {
         "balance": [len(stage.layers) for stage in plan.stages],
-        "chunks": plan.microbatches or 1,
+        "chunks": plan.microbatches,
         "checkpoint": "always" if plan.stages[0].recompute else "never",
     }
     return Text(

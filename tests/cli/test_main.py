@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -125,6 +126,15 @@ def test_debug_shows_the_traceback_wherever_it_stands(partopt, profile_file, bro
     outcome = partopt(*arguments[:place], "--debug", *arguments[place:])
     assert outcome.code == 70
     assert "Traceback" in outcome.err
+
+
+def test_warnings_of_libraries_are_not_for_users(partopt, monkeypatch):
+    def warn(context):
+        warnings.warn("will be removed", DeprecationWarning, stacklevel=1)
+
+    monkeypatch.setattr(cli.partopt, "invoke", warn)
+    outcome = partopt("topology", "list")
+    assert (outcome.code, outcome.err) == (0, "")
 
 
 def test_an_interruption_leaves_with_130(partopt, profile_file, broken):

@@ -1,5 +1,7 @@
 """`-o` of every command writes what the suffix says, or refuses before anything is read."""
 
+import re
+
 import pytest
 
 ON = "--topology", "v100-pcie"
@@ -29,6 +31,18 @@ def test_another_suffix_is_refused_and_the_hint_names_those_that_work(partopt, t
     assert outcome.errors == [f"{path}: unsupported format .gif"]
     assert outcome.hints[0].startswith(f"choose {forms}")
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_file_that_is_there_is_refused_before_anything_is_read(partopt, tmp_path, name):
+    arguments, forms = COMMANDS[name]
+    for form in re.findall(r"\.\w+", forms):
+        path = tmp_path / f"t{form}"
+        path.write_text("mine")
+        outcome = partopt(*arguments, "-o", path)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.errors == [f"{path}: already exists"]
+        assert path.read_text() == "mine"
 
 
 def test_an_export_has_the_suffix_of_its_trainer(partopt, plan_file, tmp_path):

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from partopt.cli import terminal
 from partopt.cli.profile import SizeWatch
 from tests.helpers import ROOT
 
@@ -50,6 +51,35 @@ def test_it_never_says_that_no_time_is_left(seconds: float) -> None:
     told.after(0, 4, 0, 0)
     told.after(0, 4, 0, 2)
     assert told.after(seconds, 4, 1, 2).endswith("about 1 s left")
+
+
+@pytest.mark.parametrize("patience_s, shown", [(0.0, ["start"]), (60.0, [])])
+def test_a_bar_is_shown_of_long_work_alone_and_ends_with_it(monkeypatch, patience_s, shown) -> None:
+    done: list[str] = []
+
+    class Bar:
+        def __init__(self, **options: object) -> None:
+            assert options["transient"]
+
+        def add_task(self, what: str, total: int | None) -> int:
+            return 7
+
+        def start(self) -> None:
+            done.append("start")
+
+        def update(self, task: int, description: str, completed: int, total: int) -> None:
+            done.append(f"{task} {description} {completed} of {total}")
+
+        def stop(self) -> None:
+            done.append("stop")
+
+    monkeypatch.setattr("rich.progress.Progress", Bar)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(terminal, "_PATIENCE_S", patience_s)
+    with contextlib.suppress(KeyboardInterrupt), terminal.progress() as tell:
+        tell("solving", 2, 10)
+        raise KeyboardInterrupt
+    assert done == [*shown, "7 solving 2 of 10", "stop"]
 
 
 SCRIPT = """

@@ -30,6 +30,24 @@ def test_a_trainer_is_shown_with_its_sources(partopt, name):
     assert f"--for {name}" in shown.err
 
 
+@pytest.mark.parametrize(
+    ("name", "fact", "words"),
+    [
+        ("deepspeed", "scores", "forward 9; backward 11; kept 5; work 0"),
+        ("deepspeed", "sequence_parallel", "no"),
+        ("deepspeed", "buffer_bytes", "6 GB"),
+        ("torchtitan", "shard_copies", "4 and 6"),
+        ("megatron", "cuts", "stages begin with a block or the head"),
+        ("megatron", "optimizer_bytes", "as partopt counts it"),
+        ("deepspeed", "schedules", "1f1b (TrainSchedule)"),
+        ("partopt", "schedules", "any"),
+    ],
+)
+def test_facts_of_a_trainer_are_in_words(partopt, name, fact, words):
+    page = " ".join(partopt("trainer", "show", name).out.split())
+    assert f" {fact} {words} " in page
+
+
 def test_a_trainer_as_a_document(partopt):
     document = json.loads(partopt("trainer", "show", "megatron", "--json").out)
     assert document["says"]["degrees"].keys() == {"tp", "cp", "ep"}

@@ -37,6 +37,12 @@ def test_a_file_stays_on_its_line():
         "error: a folder/with blanks/in it.json: layers[3].name: a",
         "       name of a layer is missing",
     ]
+    folders = "folder-of-one-word/" * 5
+    assert wrap(f"error: in {folders} is nothing", 60).splitlines() == [
+        "error: in",
+        f"       {folders}",
+        "       is nothing",
+    ]
 
 
 def test_other_lines_stay_as_they_are():

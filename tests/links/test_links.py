@@ -104,6 +104,31 @@ def test_under_nccl_the_calls_of_the_host_are_not_the_time_of_a_device():
     assert level.bandwidth_bytes_per_s == pytest.approx(BANDWIDTH, rel=1e-3)
 
 
+@pytest.mark.parametrize("overhead_s, byte_s", [(0.0, 1 / COPY), (OVERHEAD_S, 0.0)])
+def test_a_sender_is_held_for_each_message_or_each_byte_alone(overhead_s, byte_s):
+    plain = level_samples(server(2))
+    sends = [replace(one, send_s=overhead_s + byte_s * one.size_bytes) for one in plain.messages]
+    links = FittedLinks.of(measurement(replace(plain, messages=tuple(sends)), ranks=2), "c", 2)
+    (level,) = links.topology.levels
+    assert (bool(level.overhead_s), bool(level.copy_bytes_per_s)) == (overhead_s > 0, byte_s > 0)
+    found = [each for each in links.comparisons if each.what == "its sender"]
+    assert [each.size_bytes for each in found] == list(SIZES)
+    assert all(each.fitted_s == pytest.approx(each.measured_s, rel=1e-3) for each in found)
+
+
+def test_factors_are_those_of_huber():
+    """Weighted errors are at right angles to every column (Huber, 1964): those of up to 1.5 times
+    the median count in full, larger ones linearly.
+    """
+    columns = np.stack([np.ones(9), np.arange(9.0)], 1)
+    target = 3 + 2 * np.arange(9.0) + [0.3, -0.2, 0.1, 4, -0.1, 0.2, -0.3, -5, 0.1]
+    factors = fit_factors(columns, target, np.full(9, 2.0))
+    errors = (columns @ factors - target) / 2
+    bound = 1.5 * np.median(np.abs(errors))
+    assert np.clip(errors, -bound, bound) @ columns == pytest.approx([0, 0], abs=1e-6)
+    assert factors == pytest.approx([3, 2], rel=0.1)
+
+
 def test_factors_are_never_negative():
     columns = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
     factors = fit_factors(columns, np.array([0.5, 2.0, 3.5]), np.ones(3))

@@ -6,12 +6,13 @@ import pytest
 
 from partopt import planners
 from partopt.cost.problem import problem_of
+from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
 from partopt.search.solve import solve
-from partopt.search.variants import ANY, variants_of
+from partopt.search.variants import ANY, Within, variants_of
 from partopt.simulator.execution import execute, simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 from tests.search.problems import at_each_size, best_by_schedule, slow
@@ -196,3 +197,37 @@ def test_any_replicas_are_better_than_a_grid_where_layers_differ():
         (plan.predicted.samples_per_s for plan in plans), reverse=True
     )
     assert (plans[0].shape, plans[0].planner) == ("3-1", "optimal")
+
+
+def variants(within, **options):
+    given = {"schedule": "1f1b", "microbatches": 8} | options
+    return [
+        own.problem
+        for own in variants_of(Job(uniform_profile(8), flat(4), **given), "1f1b", within)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("equal", "asked", "replication"),
+    [(False, "free", "free"), (True, "free", "uniform"), (True, "none", "none")],
+)
+def test_replicas_are_as_a_trainer_and_the_job_have_them(equal, asked, replication):
+    [own] = variants(Within(equal=equal, least_stages=3), replication=asked)
+    assert (own.request.replication, own.least_stages) == (replication, 3)
+
+
+@pytest.mark.parametrize(
+    ("within", "options", "ways"),
+    [
+        (ANY, {}, ["never"]),
+        (ANY, {"memory": "1 TB"}, ["never"]),  # of which there is enough
+        (ANY, {"memory": "20 MB"}, ["auto"]),
+        (Within(alike=True), {"memory": "20 MB"}, ["never", "always"]),
+        (Within(alike=True), {"memory": "20 MB", "recompute": "auto"}, ["never", "always"]),
+        (Within(alike=True), {"memory": "20 MB", "recompute": "always"}, ["always"]),
+        (ANY, {"memory": "20 MB", "recompute": "never"}, ["never"]),
+        (ANY, {"memory": "20 MB", "engine": Engine(recompute=("none",))}, ["never"]),
+    ],
+)
+def test_recomputation_is_tried_where_memory_is_short(within, options, ways):
+    assert [own.request.recompute for own in variants(within, **options)] == ways

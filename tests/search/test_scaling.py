@@ -50,6 +50,8 @@ def test_numbers_are_checked_before_any_plan_is_made(monkeypatch):
     monkeypatch.setattr(scaling, "solve", lambda *_: pytest.fail("it planned first"))
     with pytest.raises(PartoptError, match="9 devices do not fill"):
         scaled(two_level(8, 4), [8, 9])
+    with pytest.raises(PartoptError, match="pipedream does not look at it"):
+        scaled(flat(4), [2], planner="pipedream", stages=2)
 
 
 def test_a_planner_that_refuses_a_number_says_so():

@@ -14,6 +14,8 @@ from partopt import documents, planners, solve
 from partopt.cost.problem import Problem, problem_from_plan, problem_of
 from partopt.documents.engine import Engine
 from partopt.documents.plan import Certificate, Plan
+from partopt.documents.topology import Topology
+from partopt.documents.transformer import Calibration, MeasuredBlock
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.planners import PLANNERS
@@ -22,6 +24,8 @@ from partopt.search.bound import PROOF, scope
 from partopt.search.contest import compete, contestants, plan_alone
 from partopt.search.variants import Variant
 from partopt.search.verify import claim, verify
+from partopt.trainers.transformer import Laying, lay
+from partopt.transformer.config import find_transformer
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, two_level, uniform_profile
 from tests.search.plans import KINDS, manual, plan_of
@@ -199,6 +203,35 @@ def test_the_best_plan_under_each_schedule_holds(problem):
         return
     for plan in (found.plan, *found.alternatives):
         assert failed(plan, problem) == ([] if plan.fits else ["memory"]), plan.schedule
+
+
+def test_a_certificate_of_what_proves_nothing_fails():
+    plan, problem = KINDS["manual"]()
+    other, _ = KINDS["pipedream"]()
+    assert plan.certificate is None and other.certificate is not None
+    claimed = msgspec.structs.replace(plan, certificate=other.certificate)
+    [status] = [row for row in verify(claimed, problem.profile).checks if row.check == "status"]
+    text = "nothing is proved of this plan, and it has a certificate"
+    assert (status.passed, status.text) == (False, text)
+
+
+def test_what_is_verified_says_whether_times_were_estimated():
+    """Of a transformer they are not where its block was measured."""
+    asked = Laying(
+        model=find_transformer("llama3-8b"),
+        topology=Topology.load("dgx-h100", 1),
+        trainer="megatron",
+        global_batch=16,
+        sequence=2048,
+        facts={},
+    )
+    laid = lay(asked)
+    assert verify(laid.plan, laid.profile).estimated == laid.plan.profile.estimated is not None
+    block = MeasuredBlock(microbatch_size=1, forward_s=1e-3, backward_s=2e-3)
+    measured = Calibration(name="block", sha256="0" * 64, blocks=[block])
+    about = msgspec.structs.replace(laid.plan.transformer, calibration=measured)
+    plan = msgspec.structs.replace(laid.plan, transformer=about)
+    assert verify(plan, laid.profile).estimated is None
 
 
 @pytest.mark.slow

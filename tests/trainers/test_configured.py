@@ -486,3 +486,22 @@ def test_a_configuration_that_is_written_is_read_again(name):
     raw = json.dumps(write_config(model)).encode()
     assert read_transformer(raw, "it", name) == model
     assert like_shipped(model) == model
+
+
+def test_a_program_of_deepspeed_without_a_topology_is_one_pipeline():
+    asked = Laying(
+        model=model_of("llama3-8b"),
+        topology=topology(),
+        trainer="deepspeed",
+        global_batch=64,
+        sequence=2048,
+        layout=Layout(pp=4, tp=2),
+        facts={},
+    )
+    text = export_plan(lay(asked).plan, "deepspeed").main
+    line = next(line for line in text.splitlines() if "ProcessTopology(axes" in line)
+    whole, _ = read("deepspeed", text)
+    assert (whole.layout.pp, whole.layout.tp, whole.global_batch) == (4, 2, 64)
+    alone, _ = read("deepspeed", text.replace(f"{line}\n", ""))
+    assert (alone.layout.tp, alone.layout.dp) == (1, None)
+    assert alone.global_batch == 64 // whole.layout.dp

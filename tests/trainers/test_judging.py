@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -13,7 +14,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search.verify import verify
 from partopt.simulator.execution import simulate_plan
-from partopt.trainers import TRAINERS
+from partopt.trainers import TRAINERS, judging
 from partopt.trainers.judging import judge_layout, plan_layout
 from partopt.trainers.layout import read_layout
 from tests.helpers import chain_profile, flat
@@ -98,6 +99,18 @@ def test_what_a_layout_could_reach_by_other_cuts_is_found(microbatches):
     assert judged.plan.predicted.period_s > least_s
     assert [stage.replicas for stage in judged.recut.stages] == [1, 1, 1, 1]
     assert judged.best.predicted.period_s <= least_s
+
+
+def test_cuts_of_a_layout_are_where_others_are_looked_for_too(monkeypatch):
+    """What planners find may be slower."""
+    layout = read_layout("megatron", "Ettt|tttt|tL", uneven())
+    job = Job(uneven(), flat(3), microbatches=8, **layout.options(flat(3)))
+    slower = dataclasses.replace(judging.solve(job.with_(cuts=[3, 4])), alternatives=())
+    monkeypatch.setattr(judging, "solve", lambda *_: slower)
+    monkeypatch.setattr("partopt.search.cuts.BUDGET", 0.0)
+    judged = judge_layout(layout, job)
+    assert [stage.start for stage in judged.recut.stages] == [0, 5, 9]
+    assert judged.recut.predicted == judged.plan.predicted
 
 
 @pytest.mark.slow

@@ -164,6 +164,27 @@ def test_places_to_cut_of_ones_own_are_kept():
     assert {stage.start for stage in plan.stages} <= {0, 6}
 
 
+def test_where_no_stage_may_begin_as_is_asked_there_is_one():
+    plan = solve_for(stated(3, "megatron", cut_at=["h.1.mlp"]), "megatron").plan
+    assert [stage.start for stage in plan.stages] == [0]
+
+
+@pytest.mark.parametrize(
+    ("to", "family", "ranks"),
+    [("megatron", "nested", [[0, 2], [1, 3]]), ("torchtitan", "contiguous", [[0, 1], [2, 3]])],
+)
+def test_ranks_of_pipelines_are_numbered_as_the_trainer_has_them(to, family, ranks):
+    """Pipelines inside servers are the faster: torchtitan has the replicas of a stage there."""
+    seconds = [1e-3, 4e-3, 2e-3, 1e-3, 3e-3, 1e-3]
+    names = ["wte", *(f"h.{n}" for n in range(4)), "lm_head"]
+    sizes = {"output_bytes": [5 * 10**6] * 6, "parameter_bytes": [10**5] * 6}
+    options = {"planner": "optimal", "stages": 2, "replication": "uniform"}
+    job = stated(1, to, chain_profile(seconds, names=names, **sizes), **options)
+    plan = solve_for(job, to).plan
+    assert (plan.family, [list(stage.ranks) for stage in plan.stages]) == (family, ranks)
+    assert po.verify(plan, job.profile).verified
+
+
 def test_a_split_of_ones_own_is_taken_or_refused():
     taken = solve_for(stated(4, "megatron", cuts=[4], replicas=[2, 2]), "megatron").plan
     assert [stage.start for stage in taken.stages] == [0, 4]

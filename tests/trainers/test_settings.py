@@ -76,6 +76,9 @@ def test_the_function_of_several_is_named():
 def test_branches_whose_condition_is_not_known_are_taken():
     text = "x = 1\nif y:\n    x = 2\nif x == 1:\n    z = 3\nif False:\n    x = 4\n"
     assert read_settings(text).find("x") == 2
+    for test, expected in (("True", 3), ("fast", 3), ("False", 4), ("slow", 4), ("unknown", 4)):
+        text = f"fast = True\nslow = False\nif {test}:\n    z = 3\nelse:\n    z = 4\n"
+        assert read_settings(text).find("z") == expected
 
 
 LEAVES = st.integers(0, 99) | st.booleans() | st.sampled_from(["full", "bf16", "a b"])

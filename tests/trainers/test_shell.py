@@ -92,6 +92,8 @@ def test_numbers_are_those_of_bash(terms):
         ("A=$1\ntrain --x ${A}", ["1"]),
         ("train --x $((8 * N))", ["N"]),
         ("train --x $(nproc)", ["$(nproc)"]),
+        ("train --x a`hostname -s`b", ["`hostname -s`"]),
+        ('train --x "a `hostname` $(date +%s) b"', ["`hostname`", "$(date +%s)"]),
         ("if [ -f x ]; then A=1; else A=2; fi\ntrain --x $A", ["A"]),
         ("case $M in a) A=1;; b) A=2;; esac\ntrain --x $A", ["A"]),
         ("for A in 1 2; do train --x $A; done", ["A"]),

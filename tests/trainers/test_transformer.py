@@ -229,7 +229,10 @@ def test_what_is_freer_is_not_slower(trainer, narrower):
 
 def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
     asked = laying("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,chunks=5")
-    best = choose(asked).best
+    told = []
+    best = choose(asked, lambda *own: told.append(own)).best
+    assert told[0] == ("estimating layouts", 0, 1)
+    assert told[1:] == [("simulating layouts", n, 4) for n in range(len(told) - 1)] != []
     freely = lay(dataclasses.replace(asked, facts={"ends": "free"}))
     assert best.plan.transformer.freely_s == freely.seconds < best.seconds
     even = choose(dataclasses.replace(asked, facts={"ends": "stage"})).best
@@ -285,7 +288,9 @@ def test_a_trainer_that_does_not_interleave_gets_no_chunks():
 
 
 def test_where_nothing_fits_the_layout_that_needs_least_is_told():
-    chosen = choose(free(memory="10 GB"))
+    told = []
+    chosen = choose(free(memory="10 GB"), lambda *own: told.append(own))
+    assert told == [("estimating layouts", 0, 1)]
     assert not chosen.best.plan.fits and not chosen.found.fitting
     assert chosen.best.estimate.layout == chosen.found.least.layout
 

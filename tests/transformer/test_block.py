@@ -261,6 +261,16 @@ def test_the_head_and_its_loss():
     assert gathered.head_s(Shape(t=4)) == pytest.approx(products + exchanges + passes)
 
 
+@pytest.mark.parametrize(
+    ("form", "own"), [("float16", "float16"), ("bfloat16", "bfloat16"), ("fp8", "bfloat16")]
+)
+def test_the_head_is_in_16_bits(form, own):
+    products = {name: RATES.products[name] / (2 + (name == own)) for name in RATES.products}
+    slower, rates = training(format=own), dataclasses.replace(RATES, products=products)
+    alone = training(format=own, rates=rates).head_s(Shape())
+    assert training(format=form, rates=rates).head_s(Shape()) == alone > slower.head_s(Shape())
+
+
 def test_more_ranks_never_take_longer_nor_keep_more():
     for model in (GPT, LLAMA):
         blocks = [training(model, tp_overlap="buffers").block(Shape(t=t)) for t in (1, 2, 4, 8)]

@@ -397,6 +397,7 @@ def test_what_does_not_divide_is_said(layout, batch, said):
     assert [*find_faults(training(), Layout(tp=2, cp=2, pp=2, dp=2), batch=8)] == []
     assert [*find_faults(training(ends="blocks"), Layout(pp=6), batch=8)] == []
     assert len([*find_faults(training(), Layout(pp=6), batch=8)]) == 1
+    assert [*find_faults(training(sequence=2047), Layout(tp=2), batch=8)] == []  # whole samples
 
 
 def test_what_needs_too_much_is_not_timed():

@@ -1,0 +1,162 @@
+"""The layouts that are tried: all that there are, those that fit by their seconds."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from msgspec.structs import replace
+
+from partopt.documents.engine import Engine, Layout
+from partopt.documents.transformer import Scores
+from partopt.transformer.iteration import estimate, find_faults
+from partopt.transformer.layouts import MISSING, find_layouts, layouts, shard_of
+from tests.transformer.helpers import EXPERTS, LLAMA, training
+
+DEVICES, BATCH = 8, 16
+POWERS = (1, 2, 4, 8, 16)
+WIDE = replace(LLAMA, kv_heads=4)
+# of stages of so many blocks all have as many: as they are, with both ends, with up to two
+COUNTED = {"stage": (0,), "blocks": (2,), "fewer": (0, 1, 2)}
+
+
+def every(work, ways):
+    """All layouts whose degrees multiply to the devices and have no fault, one by one."""
+    more = COUNTED[work.practice.ends]
+    for t, c, p, n in itertools.product(POWERS, POWERS, range(1, 9), range(1, 9)):
+        if t * c * p * n != DEVICES or t > min(work.rates.server, work.model.kv_heads):
+            continue
+        for e, b, v in itertools.product(POWERS, POWERS, range(1, 7)):
+            alike = p > 1 and any((work.model.blocks + own) % (p * v) == 0 for own in more)
+            if e > (t * c * n if work.model.experts else 1) or (v > 1 and not alike):
+                continue
+            own = Layout(tp=t, cp=c, ep=e, pp=p, chunks=v, dp=n, microbatch=b)
+            if not any(find_faults(work, own, BATCH)):
+                name = "interleaved" if v > 1 else "1f1b"
+                for again in ways:
+                    shard = shard_of(work, p)
+                    yield replace(own, recompute=again, shard=shard, schedule=name)
+
+
+def key(layout):
+    return repr(layout)
+
+
+@pytest.mark.parametrize("ends", COUNTED)
+@pytest.mark.parametrize("model", [WIDE, EXPERTS], ids=lambda model: model.name)
+def test_every_layout_that_has_no_fault_is_tried_once(model, ends):
+    work = training(model, ends=ends)
+    found = list(layouts(work, DEVICES, BATCH, Layout()))
+    expected = list(every(work, ["never", "always"]))
+    assert sorted(found, key=key) == sorted(expected, key=key)
+    assert {own.pp for own in found} >= {1, 2, 4} and len({own.chunks for own in found}) > 1
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        Layout(tp=2),
+        Layout(cp=2, microbatch=2),
+        Layout(pp=2, chunks=2),
+        Layout(dp=4),
+        Layout(recompute="always"),
+        Layout(shard="none"),
+    ],
+)
+def test_parts_that_are_fixed_stay(fixed):
+    work = training(WIDE)
+    parts = {name: value for name in fixed.__struct_fields__ if (value := getattr(fixed, name))}
+    found = list(layouts(work, DEVICES, BATCH, fixed))
+    tried = [
+        replace(own, shard=fixed.shard or own.shard) for own in every(work, ["never", "always"])
+    ]
+    expected = [own for own in tried if all(getattr(own, n) == v for n, v in parts.items())]
+    assert sorted(found, key=key) == sorted(expected, key=key) and found
+
+
+@pytest.mark.parametrize(
+    ("practice", "ways"),
+    [
+        ({}, {"never", "always"}),  # no scores, of which nothing would be made again
+        ({"scores": Scores(forward=9, backward=11, kept=5)}, {"never", "selective", "always"}),
+        ({"selective": "operations"}, {"never", "selective", "always"}),
+    ],
+)
+def test_what_is_made_again_selectively_is_tried_where_it_is_something(practice, ways):
+    found = layouts(training(WIDE, **practice), DEVICES, BATCH, Layout())
+    assert {own.recompute for own in found} == ways
+
+
+@pytest.mark.parametrize(
+    ("shard", "p", "expected"),
+    [
+        (("none",), 1, "none"),
+        (("none", "optimizer"), 2, "optimizer"),
+        (("none", "gradients", "parameters"), 1, "parameters"),
+        (("none", "gradients", "parameters"), 2, "gradients"),
+    ],
+)
+def test_replicas_share_all_that_the_trainer_has(shard, p, expected):
+    assert shard_of(training(engine=Engine(shard=shard)), p) == expected
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 2.0])
+def test_those_that_fit_are_found_by_seconds_and_those_that_nearly_do_by_bytes(share):
+    work = training(WIDE)
+    all_own = [estimate(work, own, BATCH) for own in every(work, ["never", "always"])]
+    sizes = sorted(own.memory_bytes for own in all_own)
+    limit = sizes[-1] * share if share > 1 else sizes[int(share * len(sizes))]
+    found = find_layouts(work, DEVICES, BATCH, limit, Layout(), partly=False)
+    fitting = [own for own in all_own if own.memory_bytes <= limit]
+    assert {own.layout for own in found.fitting} == {own.layout for own in fitting}
+    assert [own.seconds for own in found.fitting] == sorted(own.seconds for own in fitting)
+    first_s = found.fitting[0].seconds
+    lacking = {
+        own.layout: own.memory_bytes
+        for own in all_own
+        if limit < own.memory_bytes <= MISSING * limit and own.seconds < first_s
+    }
+    assert {own.layout: own.memory_bytes for own in found.lacking} == lacking
+    assert [own.memory_bytes for own in found.lacking] == sorted(lacking.values())
+    assert (found.tried, found.least.memory_bytes) == (len(all_own), sizes[0])
+
+
+def test_where_nothing_fits_the_least_is_known():
+    found = find_layouts(training(WIDE), DEVICES, BATCH, 1e9, Layout(), partly=True)
+    assert found.fitting == found.lacking == [] and found.least.memory_bytes > 1e9
+    none = find_layouts(training(WIDE), DEVICES, 1, 1e9, Layout(pp=5), partly=True)
+    assert (none.tried, none.least) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("share", "numbers"), [(0.7, {(1, 5)}), (0.8, {(1, 3), (2, 2)}), (0.95, {(2, 1), (3, 1)})]
+)
+def test_as_few_blocks_are_made_again_as_fit(share, numbers):
+    """Of layouts with so many chunks, of the blocks of a stage; none where all may be kept."""
+    work = training(replace(WIDE, blocks=24))
+    limit = share * estimate(work, Layout(pp=4, dp=2), BATCH).memory_bytes
+    found = []
+    for partly in (False, True):
+        fixed = Layout(tp=1, cp=1, dp=2, microbatch=1)
+        fitting = find_layouts(work, DEVICES, BATCH, limit, fixed, partly).fitting
+        found.append({own.layout for own in fitting})
+    expected = set()
+    for own in found[0]:
+        if replace(own, recompute="never") not in found[0]:
+            few = [replace(own, recompute=k) for k in range(1, 24 // (4 * own.chunks))]
+            fit = [one for one in few if estimate(work, one, BATCH).memory_bytes <= limit]
+            expected |= set(fit[:1])
+    assert found[1] - found[0] == expected
+    assert {(own.chunks, own.recompute) for own in expected} == numbers
+
+
+def test_of_experts_small_microbatches_that_make_nothing_again_are_usual():
+    work = training(EXPERTS)
+    usual = find_layouts(work, 4, 8, 1e12, Layout(), partly=True).fitting
+    assert {own.layout.microbatch for own in usual} == {1, 2}
+    assert {own.layout.recompute for own in usual} == {"never"}
+    large = find_layouts(work, 4, 8, 1e12, Layout(microbatch=4), partly=True).fitting
+    assert {(own.layout.microbatch, own.layout.recompute) for own in large} == {(4, "never")}
+    again = Layout(recompute="always")
+    made = find_layouts(work, 4, 8, 1e12, again, partly=True).fitting
+    assert {own.layout.microbatch for own in made} == {1, 2}
