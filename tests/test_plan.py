@@ -284,6 +284,11 @@ def test_ranks_and_their_stages():
     plan = planners.plan("manual", problem)
     assert plan.stages_by_rank() == {0: [0, 2], 1: [1, 3]}
     assert (plan.world_size, plan.idle_ranks) == (2, [2, 3])
+    assert plan.stages_of(3) == []
+    for rank in (-1, 4):
+        with pytest.raises(PartoptError, match=f"no rank {rank}$") as error:
+            plan.stages_of(rank)
+        assert error.value.hint == "ranks are numbered 0 to 3"
     pair = Plan.parse(PIPELINE).stages[0]
     assert [pair.rank_of(m) for m in range(4)] == [*pair.ranks, *pair.ranks]
     for rank, held in plan.stages_by_rank().items():

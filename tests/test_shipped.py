@@ -3,6 +3,7 @@ import pytest
 from partopt.documents.files import find_shipped, shipped_folder, shipped_names
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
+from tests.helpers import uniform_profile
 
 
 def test_a_shipped_name_is_the_path_of_its_file_and_a_file_comes_before_it(tmp_path, monkeypatch):
@@ -28,3 +29,12 @@ def test_what_is_neither_is_refused_with_the_nearest_name():
 def test_every_shipped_profile_loads():
     for name in shipped_names("profiles"):
         assert Profile.load(find_shipped(name, "profiles")).layers
+
+
+def test_a_profile_is_found_by_its_digest_among_those_that_are_shipped(tmp_path):
+    shipped = Profile.load("gnmt.v100-published.float32")
+    assert Profile.find(shipped.sha256()) == shipped
+    assert Profile.find("0" * 64) is None
+    own = uniform_profile(2)
+    own.save(str(tmp_path / "own.json"))
+    assert Profile.find(shipped.sha256(), tmp_path / "own.json") == own

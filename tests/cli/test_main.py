@@ -23,6 +23,14 @@ def test_the_help_of_every_verb_contains_an_example(partopt, verb):
     assert max(map(len, outcome.out.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_option_says_what_it_does(verb):
+    command = cli.partopt.get_command(None, verb)
+    for own in [command, *getattr(command, "commands", {}).values()]:
+        options = [each for each in own.params if each.param_type_name == "option"]
+        assert [each.opts for each in options if not each.help] == []
+
+
 @pytest.mark.parametrize("verb", ["plan", "compare"])
 def test_help_is_one_screen_of_what_is_often_needed_and_help_all_has_all(
     partopt, verb, monkeypatch

@@ -129,6 +129,9 @@ def test_it_says_where_its_times_are_from_and_what_is_doubtful():
     assert [note.code for note in import_run(replace(run, steps=2, remarks=[]), ONTO).notes] == [
         "times-of-a-run"
     ]
+    for steps, counted, told in ((1, None, "a step"), (4, None, "3 steps, the"), (4, 2, "2 steps")):
+        note = import_run(replace(run, steps=steps, counted_step=counted), ONTO).notes[0]
+        assert note.text.startswith(f"times are medians of {told}")
     own = replace(ONTO, device=replace(ONTO.device, name=run.device, memory_bytes=10**9))
     assert import_run(run, own).device == own.device
     assert (profile.device.name, profile.device.type) == ("a CPU", "cpu")

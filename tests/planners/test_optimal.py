@@ -318,6 +318,36 @@ def test_the_program_over_ranks_takes_the_fewest_devices_within_a_limit(model, d
     assert sum(found.counts) == fewest
 
 
+@pytest.mark.parametrize(
+    ("asked", "over"),
+    [
+        ({}, True),
+        ({"stages": 3}, False),
+        ({"replication": NONE}, False),
+        ({"microbatches": 8}, False),
+    ],
+)
+def test_asynchronous_plans_of_many_devices_come_from_the_program_over_ranks(asked, over):
+    on = topology((8, 4.0), (16, 2.0))
+    schedule = "1f1b" if "microbatches" in asked else "pipedream"
+    given = problem(chain([1] * 4, [1] * 4, [1] * 3, [1] * 4), on, schedule=schedule, **asked)
+    assert optimal.over_ranks(given) is over
+
+
+@pytest.mark.parametrize("limit", [None, 100])
+def test_stages_choose_to_recompute_where_memory_is_limited(limit):
+    given = problem(
+        chain([1] * 4, [1] * 4, [1] * 3, [1] * 4),
+        topology((4, 4.0)),
+        schedule="pipedream",
+        recompute="auto",
+        memory_bytes=limit,
+    )
+    costs = StageCosts(given)
+    assert costs.chooses_recompute is (limit is not None)
+    assert len(costs.modes) == (1 if limit is None else 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("layers", "devices"), [(1000, 16), (500, 512)])
 def test_a_long_chain_is_planned_in_ranges_of_equal_work(layers, devices):
