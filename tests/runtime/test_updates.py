@@ -115,6 +115,23 @@ def test_gradients_in_several_parts_are_refused():
         torch.autograd.backward(layer(torch.ones(2)).sum(), inputs=weight)
 
 
+class Failed:
+    """A message that was not sent."""
+
+    def wait(self):
+        raise ValueError("lost")
+
+
+def test_a_message_that_was_not_sent_is_told_of_at_the_end_and_to_the_next_one():
+    completions, noted = Completions(torch.device("cpu")), []
+    completions.keep(Failed(), None, noted.append)
+    for tell in (completions.drain, lambda: completions.keep(Failed(), None, noted.append)):
+        with pytest.raises(ValueError, match="lost"):
+            tell()
+    completions.close()
+    assert noted == []
+
+
 def test_buckets_hold_one_format_and_the_last_parameters_first():
     kinds = [torch.float32, torch.float64, torch.float32, torch.float32]
     parameters = [nn.Parameter(torch.zeros(2, dtype=kind)) for kind in kinds]

@@ -49,6 +49,13 @@ def test_one_microbatch_waits_for_every_message():
             assert flow.saved == pytest.approx(2 / whole_s)
 
 
+def test_a_message_of_nanoseconds_is_as_critical_as_one_of_seconds():
+    for unit_s in (1.0, 1e-9):
+        profile = chain_profile([unit_s, unit_s], output_bytes=[2 * MB, 0])
+        found = costs(planned(profile, flat(2, 1e6 / unit_s), [1, 1], microbatches=1))
+        assert found["send", 0].critical and found["send", 1].critical
+
+
 def test_what_all_flows_are_of_is_stated_an_iteration_where_there_is_one():
     profile = chain_profile([1.0, 1.0], output_bytes=[2 * MB, 0])
     plan = planned(profile, flat(2, 1e6), [1, 1], microbatches=2)

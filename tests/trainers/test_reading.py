@@ -41,6 +41,7 @@ SAME = [
     ("torchtitan", WORDS),
     ("torchtitan", WORDS.replace("lm_head", "output")),
     ("torchtitan", repr(TITAN)),
+    ("torchtitan", repr([tuple(own) for own in TITAN])),
     ("torchtitan", f"def f():\n  c.parallelism.module_fqns_per_model_part = S\nS = {TITAN}"),
     ("torchtitan", f"P(x=g(), module_fqns_per_model_part={TITAN})"),
     (

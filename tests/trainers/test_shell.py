@@ -27,6 +27,7 @@ SCRIPTS = {
     "if": 'A=fp8\nif [[ "$A" == "fp8" ]]; then\n B=(--fp8)\nelif [ $A = x ]; then B=(--x)\n'
     "else\n B=(--bf16)\nfi\ntrain ${B[@]}",
     "else": 'if [ 3 -gt 4 ]; then A=1; else A=2; fi\nif ! [ -z "$A" ]; then B=3; fi\ntrain $A $B',
+    "if without else": "A=1\nif [ $A = 2 ]; then A=3; fi\nif [ $A = 4 ]; then A=5; fi\ntrain $A",
     "both and either": 'A=1\nif [ $A -eq 1 ] && [ -n "" ]; then B=x; else B=y; fi\n'
     'if [[ $A == 2 || $A != 3 ]]; then C=x; else C=y; fi\ntrain "$B" "$C"',
     "case": "M=13B\ncase $M in\n 7B) H=4096;;\n 13B|14B)\n  H=5120\n  ;;\n *) H=1;;\nesac\n"
@@ -166,3 +167,10 @@ def test_a_command_that_does_not_end_is_read(text):
 def test_a_script_that_nests_too_deep_is_refused():
     with pytest.raises(PartoptError, match="too deep"):
         read_script("$((" * 2000, {})
+
+
+def test_where_a_branch_may_not_be_taken_what_it_sets_is_not_known():
+    given = '[ "$GIVEN" = 2 ]'
+    for test in (given, f"{given} && [ 1 = 1 ]", f"[ 1 = 2 ] || {given}"):
+        words = words_read(f"A=1\nif {test}; then A=3; fi\ntrain $A")
+        assert unknown_names(" ".join(words)) == ["A"]
