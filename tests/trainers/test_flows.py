@@ -56,7 +56,7 @@ def test_the_table_and_the_document_have_every_flow_of_the_plan(
 def test_the_document_is_shown(partopt, plan_file, tmp_path):
     path = plan_file(PLANS[4])
     outcome = partopt("export", path, "--to", "flows", "-o", tmp_path / "flows.json")
-    assert "note:    2 of 6 flows are critical" in outcome.err
+    assert "flows:   6, of which 2 are critical" in outcome.err
     page = partopt("show", tmp_path / "flows.json").out
     assert page.splitlines()[:4] == [
         "model    chain, microbatch 1, on flat-4",
