@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -38,14 +38,10 @@ def anneal(begin: Found, judge: Judge, rng: random.Random, budget: float, enough
     They end where `budget` is spent, as `Judge.spent` counts, or at a plan of `enough_s` seconds.
     """
     now = best = begin
-    before, tries, seen, idle = judge.spent, 0, judge.spent, 0
-    while judge.spent - before < budget and tries < TRIES * budget and best.seconds > enough_s:
-        tries += 1
-        idle = idle + 1 if judge.spent == seen else 0
-        seen = judge.spent
-        if idle > PATIENCE:
+    for share in shares_spent(lambda: judge.spent, budget, PATIENCE):
+        if best.seconds <= enough_s:
             break
-        heat = HOT * (COLD / HOT) ** ((judge.spent - before) / budget)
+        heat = HOT * (COLD / HOT) ** share
         other = near(now, judge, rng)
         allowed_s = now.seconds * (1 - heat * math.log(1 - rng.random()))
         if other is None or judge.costs.slowest_s(other.shape) >= allowed_s:
@@ -55,6 +51,21 @@ def anneal(begin: Found, judge: Judge, rng: random.Random, budget: float, enough
             now = other
             best = min(best, now, key=lambda found: found.seconds)
     return best
+
+
+def shares_spent(spent: Callable[[], float], budget: float, patience: int) -> Iterator[float]:
+    """Before every step the share of the budget that is spent, of which `spent` tells.
+
+    They end with the budget, or its `TRIES`, or where so many steps in a row spent nothing.
+    """
+    before, tries, seen, idle = spent(), 0, spent(), 0
+    while spent() - before < budget and tries < TRIES * budget:
+        tries += 1
+        idle = idle + 1 if spent() == seen else 0
+        seen = spent()
+        if idle > patience:
+            return
+        yield (seen - before) / budget
 
 
 def near(now: Found, judge: Judge, rng: random.Random) -> Found | None:

@@ -14,11 +14,11 @@ from partopt.cost.plan import price
 from partopt.cost.problem import Partition, Problem, partition_of
 from partopt.documents.plan import Plan
 from partopt.planners.layouts import Bounds
+from partopt.search.annealing import shares_spent
 from partopt.search.simulations import Simulations
 from partopt.simulator.execution import simulate_plan
 
 BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
-TRIES = 20  # steps for each unit of the budget
 PATIENCE = 300  # steps in a row of which none is simulated, after which there is little left to see
 SEVERAL, ONE_MORE = 0.4, 0.3  # of the steps: neighbouring cuts together; another one beside
 # how much worse, relative, a step is that is taken now and then: at first, at last
@@ -68,12 +68,8 @@ def anneal_cuts(bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float) -
     if len(bounds) - 1 in (1, bounds[-1]):  # one stage, or one layer a stage
         return bounds
     now = best = bounds
-    before, tries, seen, idle = cuts.spent, 0, cuts.spent, 0
-    while cuts.spent - before < budget and tries < TRIES * budget and idle <= PATIENCE:
-        tries += 1
-        idle = idle + 1 if cuts.spent == seen else 0
-        seen = cuts.spent
-        heat = HOT * (COLD / HOT) ** ((cuts.spent - before) / budget)
+    for share in shares_spent(lambda: cuts.spent, budget, PATIENCE):
+        heat = HOT * (COLD / HOT) ** share
         allowed_s = cuts.seconds(now) * (1 - heat * math.log(1 - rng.random()))
         other = _step(now, rng)
         if not all(i < j for i, j in pairwise(other)) or cuts.busiest_s(other) >= allowed_s:
