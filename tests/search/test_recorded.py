@@ -18,7 +18,7 @@ import partopt as po
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.search.variants import ANY, least_s, variants_of
-from tests.golden.test_plans import leaves, same
+from tests.golden.records import differences
 from tests.helpers import ROOT, flat, measurement, profile_of, two_level
 
 pytestmark = pytest.mark.slow
@@ -172,13 +172,3 @@ def test_a_search_finds_what_it_found(name, recorded):
 @pytest.mark.parametrize("name", ESTIMATED)
 def test_estimates_are_what_they_were(name, recorded):
     assert differences(estimates(name), recorded[name, "estimates"]) == {}
-
-
-def differences(found, expected):
-    """The values that differ, by their paths."""
-    found, expected = leaves(found), leaves(expected)
-    return {
-        path: (found.get(path), expected.get(path))
-        for path in found | expected
-        if not same(found.get(path), expected.get(path))
-    }
