@@ -1,7 +1,7 @@
 """torch: a program for torchrun on torch's pipeline runtime, and the order of a pipeline alone.
 
 The program cuts stages out of any model by replay (`partopt.runtime`), and torch executes the
-order. A file with an order names no schedule: the one is sought that has it.
+order. A file with an order names no schedule: it is of the one that has this order.
 """
 
 from __future__ import annotations
