@@ -1,64 +1,47 @@
 """What searches find, and how much they look at: what it was is what it is.
 
-`tests/golden/searches.jsonl` holds, a line a case, the plans that were found when it was written
-and how often each step of the work was told of. Whoever changes a search on purpose runs `pytest
+`tests/golden/searches.jsonl` holds, a line a case, the plans that were found when it was written,
+how many were simulated on the way and their seconds together, and how often each step of the work
+was told of. Whoever changes a search on purpose runs `pytest
 tests/search/test_recorded.py --update`, looks whether plans are slower, and says why.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 
-import numpy as np
 import pytest
 
 import partopt as po
 from partopt.documents.plan import Plan
-from partopt.documents.profile import Profile
+from partopt.search import warmup
+from partopt.search.simulations import Simulations
 from partopt.search.variants import ANY, least_s, variants_of
-from tests.golden.records import differences
-from tests.helpers import ROOT, flat, measurement, profile_of, two_level
+from tests.golden.jobs import SERVERS, SYNCHRONOUS, model, slow_messages
+from tests.golden.records import differences, lines
+from tests.helpers import ROOT, flat, two_level
 
 pytestmark = pytest.mark.slow
 
-FOUND = ROOT / "tests/golden/searches.jsonl"
 
-
-def model(layers: int, seed: int, sizes: tuple[int, ...] = (1,), tied: bool = False) -> Profile:
-    """Activations that decay and weights that grow along the layers, as in most of vision."""
-    draw, position = np.random.default_rng(seed), np.arange(layers) / layers
-    forward = draw.lognormal(0, 0.5, layers) * 1e-3
-    outputs = (1e7 * np.exp(-3 * position) * draw.lognormal(0, 0.3, layers)).astype(int)
-    weights = (2e6 * np.exp(3 * position) * draw.lognormal(0, 0.5, layers)).astype(int)
-    measured = [
-        measurement(
-            (forward * b**0.8).tolist(),
-            (2 * forward * b**0.8).tolist(),
-            (b * outputs).tolist(),
-            b,
-            optimizer_s=2e-3,
-            stash_groups=[((n,), int(3 * b * size)) for n, size in enumerate(outputs)],
-        )
-        for b in sizes
-    ]
-    shared = [("tied", [0, layers - 1], int(min(weights[0], weights[-1])))] if tied else []
-    return profile_of(measured, weights.tolist(), shared=shared)
-
-
-SERVERS = two_level(4, 2, 12e9, 1.25e9, memory_bytes=10**9)
-SYNCHRONOUS = {"schedule": "1f1b", "microbatches": 16}
 CASES = {
     "asynchronous": (model(24, 1), SERVERS, {}),
     "buffered twice": (model(10, 2), flat(4, 2e9), {"schedule": "pipedream-2bw"}),
     "1f1b": (model(14, 3), SERVERS, SYNCHRONOUS),
     "one is idle": (model(16, 4), flat(5, 3e9), SYNCHRONOUS),
-    "of little memory": (model(16, 5), SERVERS, SYNCHRONOUS | {"memory": "90 MB"}),
-    "some recompute": (
-        model(16, 6),
-        flat(4, 3e9, memory_bytes=10**8),
-        SYNCHRONOUS | {"recompute": "auto"},
+    "of too little memory": (model(16, 5), SERVERS, SYNCHRONOUS | {"memory": "90 MB"}),
+    "of little memory": (
+        model(16, 5),
+        SERVERS,
+        SYNCHRONOUS | {"memory": "290 MB", "recompute": "never"},
+    ),
+    "some recompute": (model(16, 5), SERVERS, SYNCHRONOUS | {"memory": "200 MB"}),
+    "asynchronous, of little memory": (model(14, 5), SERVERS, {"memory": "290 MB"}),
+    "on slow links": (
+        model(16, 18),
+        slow_messages(two_level(2, 3, 2e9, 4e8, outer_latency=1e-4, inner_bus=True)),
+        SYNCHRONOUS | {"facts": {"waits": "1f1b"}},
     ),
     "of shares": (model(16, 7), SERVERS, SYNCHRONOUS | {"shard": "gradients"}),
     "tied": (model(12, 8, tied=True), flat(4, 3e9), SYNCHRONOUS | {"tied": "together"}),
@@ -96,17 +79,39 @@ def short(plan: Plan) -> dict[str, object]:
 
 
 def search(name: str) -> dict[str, object]:
-    """All that a search finds, and how often it tells of its steps."""
+    """All that a search finds, what it simulates, and how often it tells of its steps."""
     profile, topology, options = CASES[name]
     told: Counter[str] = Counter()
     job = po.Job(profile, topology, **{"effort": "quick"} | options)
-    result = po.solve(job, lambda what, done, total: told.update([what]))
+    with pytest.MonkeyPatch.context() as patched:
+        simulated = [
+            seconds_of(patched, owner, method)
+            for owner, method in [(Simulations, "seconds"), (warmup, "try_warmup")]
+        ]
+        result = po.solve(job, lambda what, done, total: told.update([what]))
     plans = [result.plan, *result.alternatives, *result.by_size]
     return {
         "plans": [short(plan) for plan in plans],
         "notes": [note.code for note in result.notes],
         "told": dict(told),
+        "simulated": [
+            [len(each), sum(own for own in each if own < math.inf)] for each in simulated
+        ],
     }
+
+
+def seconds_of(patched: pytest.MonkeyPatch, owner: object, method: str) -> list[float]:
+    """The seconds of a microbatch of every plan that a method simulates from now on."""
+    simulate, seconds = getattr(owner, method), list[float]()
+
+    def listed(*arguments: object) -> object:
+        found = simulate(*arguments)
+        own = math.inf if found is None else getattr(found, "period_s", found)
+        seconds.append(own)
+        return found
+
+    patched.setattr(owner, method, listed)
+    return seconds
 
 
 # options of jobs whose pipelines side by side are estimated, each under several schedules
@@ -152,23 +157,20 @@ def estimates(name: str) -> dict[str, object]:
     return found
 
 
+def found_of(case: str) -> object:
+    kind, name = case.split(": ")
+    return search(name) if kind == "search" else estimates(name)
+
+
+NAMES = [*(f"search: {name}" for name in CASES), *(f"estimates: {name}" for name in ESTIMATED)]
+
+
 @pytest.fixture(scope="module")
 def recorded(request):
-    """The lines by their cases; written where they are updated."""
-    if request.config.getoption("--update"):
-        found = [{"name": name, "search": search(name)} for name in CASES]
-        found += [{"name": name, "estimates": estimates(name)} for name in ESTIMATED]
-        FOUND.write_text("".join(json.dumps(line) + "\n" for line in found))
-    lines = map(json.loads, FOUND.read_text().splitlines())
-    return {(line.pop("name"), *line): next(iter(line.values())) for line in lines}
+    return lines(ROOT / "tests/golden/searches.jsonl", NAMES, found_of, request)
 
 
 @pytest.mark.full_effort
-@pytest.mark.parametrize("name", CASES)
-def test_a_search_finds_what_it_found(name, recorded):
-    assert differences(search(name), recorded[name, "search"]) == {}
-
-
-@pytest.mark.parametrize("name", ESTIMATED)
-def test_estimates_are_what_they_were(name, recorded):
-    assert differences(estimates(name), recorded[name, "estimates"]) == {}
+@pytest.mark.parametrize("case", NAMES)
+def test_what_is_found_is_what_was_found(case, recorded):
+    assert differences(found_of(case), recorded[case]) == {}

@@ -8,7 +8,6 @@ computed when it was written. Whoever changes a formula on purpose runs `pytest 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 
 import msgspec
@@ -21,7 +20,7 @@ from partopt.documents.transformer import Calibration, MeasuredBlock, Scores
 from partopt.trainers.transformer import Laying
 from partopt.transformer.as_profile import profile_of
 from partopt.transformer.iteration import Degrees, estimate, once_s, stage_counts
-from tests.golden.records import differences
+from tests.golden.records import differences, lines
 from tests.helpers import ROOT
 
 FIGURES = ROOT / "tests/golden/transformers.jsonl"
@@ -145,12 +144,7 @@ def rounded(node):
 
 @pytest.fixture(scope="module")
 def recorded(request):
-    """The lines by their cases; written where they are updated."""
-    if request.config.getoption("--update"):
-        lines = [json.dumps({"case": case} | rounded(figures_of(case))) for case in CASES]
-        FIGURES.write_text("\n".join(lines) + "\n")
-    lines = map(json.loads, FIGURES.read_text().splitlines())
-    return {line.pop("case"): line for line in lines}
+    return lines(FIGURES, CASES, lambda case: rounded(figures_of(case)), request)
 
 
 @pytest.mark.parametrize("case", CASES)
