@@ -76,6 +76,7 @@ WRONG = [
     ((*M, "tensors", 1, "consumers"), [1], "tensors[1]: consumed by layer 1, before it is made"),
     ((*M, "tensors", 1, "consumers"), [], "tensors[1].consumers: expected a list of length >= 1"),
     ((*M, "stash_groups", 0, "layers"), [0, 7], "stash_groups[0]: there is no layer 7"),
+    ((*M, "stash_groups", 0, "layers"), [0, 3], "stash_groups[0]: there is no layer 3"),
 ]
 
 

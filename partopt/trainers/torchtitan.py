@@ -356,7 +356,8 @@ def _format(settings: Settings) -> Format:
 def _recompute(settings: Settings, notes: list[str]) -> Any:
     """What the policy of activation checkpointing makes again; none where there is none."""
     names = ("activation_checkpoint.mode", "activation_checkpoint")
-    said = str(settings.find(*names)) if any(map(settings.states, names)) else "selective"
+    stated = [str(settings.find(name)) for name in names if settings.states(name)]
+    said = stated[0] if stated else "selective"
     if "FullAC" in said or said == "full":
         return "always"
     if said not in ("None", "none", "False"):

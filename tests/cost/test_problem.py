@@ -55,6 +55,17 @@ def test_what_is_requested_is_recorded_and_stated_again(options, schedule, M):
         assert getattr(again, name) == getattr(stated, name), name
 
 
+@pytest.mark.parametrize(
+    ("cut_at", "sizes"),
+    [([0, 2, 4], [2, 2, 2]), ([0, 1, 2, 4, 5], [1, 1, 2, 1, 1]), (range(6), [1] * 6)],
+)
+def test_the_layers_of_a_coarse_problem_are_what_no_stage_may_split(cut_at, sizes):
+    coarse = problem_of(PROFILE, flat(4), cut_at=list(cut_at), costs=COSTS).coarsen()
+    assert coarse.chain.f.tolist() == pytest.approx([size * 1e-3 for size in sizes])
+    assert sum(coarse.cell_costs()) == sum(COSTS)
+    assert len(coarse.cell_costs()) == len(sizes)
+
+
 @pytest.mark.parametrize("v", [1, 3])
 def test_a_plan_of_several_stages_a_device_is_stated_again_with_as_many(v):
     options = {"schedule": "interleaved", "microbatches": 8, "chunks": v, "shard": "optimizer"}

@@ -205,6 +205,13 @@ JOBS: dict[str, tuple[Profile, Topology, dict[str, Any], list[int], list[int]]] 
         [4, 7],
         [40, 24, 8],
     ),
+    "many ranks on a bus": (
+        model(9, 31),
+        two_level(8, 9, 5e10, 5e9, outer_bus=True),
+        {"memory": "400 MB"},
+        [4, 7],
+        [40, 24, 8],
+    ),
     "of few places to cut": (
         model(12, 18),
         SERVERS,

@@ -70,6 +70,7 @@ def test_of_three_steps_the_first_is_left_out_and_the_rest_have_a_median(tmp_pat
     assert profile.device.name == "mine"
     assert "medians of 2 passes" in profile.notes[0].text
     assert "the first step left out" in profile.notes[0].text
+    assert profile.notes[0].fields["traces"][0] in profile.notes[0].text
 
 
 def test_the_stages_of_several_processes_are_put_together(tmp_path):

@@ -54,6 +54,8 @@ def test_a_shape_says_the_ranks_of_its_stages():
     assert [list(stage.ranks) for stage in partition.stages] == [[0, 4], [2, 6, 3, 7]]
     again = shape_of(partition, 8)
     assert [list(ranks) for ranks in again.ranks] == [[0, 4], [2, 6, 3, 7]]
+    # its boundaries are ranges of two layers, and then of one
+    assert shape.on_cells(range(0, 18, 2), range(17)).bounds == (0, 6, 16)
 
 
 def test_a_shape_on_consecutive_ranks_keeps_its_idle_ones():

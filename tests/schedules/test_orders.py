@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.assemble import check
 from partopt.schedules.layout import STRAIGHT, Layout
 from partopt.schedules.one_f_one_b import blocking_warmups
-from partopt.schedules.order import KINDS
+from partopt.schedules.order import KINDS, spell
 from partopt.simulator.work import Work
 from tests.examples import examples
 from tests.helpers import flat
@@ -21,6 +22,14 @@ from tests.schedules.executed import SECONDS, built, chunks, layout_of, picture,
 from tests.simulator.reference import simulate
 
 PICTURES = Path(__file__).parent / "pictures"
+
+
+@pytest.mark.parametrize("given", [spell("FfBb"), order("1f1b", Layout([[0], [1]], 2, 4))])
+def test_arrays_are_of_the_types_that_are_declared(given):
+    declared = get_type_hints(type(given))
+    for name, kind in declared.items():
+        [own] = get_args(get_args(kind)[1])
+        assert getattr(given, name).dtype == own
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

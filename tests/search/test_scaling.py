@@ -50,6 +50,9 @@ def test_numbers_are_checked_before_any_plan_is_made(monkeypatch):
     monkeypatch.setattr(scaling, "solve", lambda *_: pytest.fail("it planned first"))
     with pytest.raises(PartoptError, match="9 devices do not fill"):
         scaled(two_level(8, 4), [8, 9])
+    for wrong in ([2.5], [0, 2], [2, 2], [4, 2], []):
+        with pytest.raises(PartoptError, match="must be ascending numbers of devices"):
+            scaled(flat(4), wrong)
     with pytest.raises(PartoptError, match="pipedream does not look at it"):
         scaled(flat(4), [2], planner="pipedream", stages=2)
 

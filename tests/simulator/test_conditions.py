@@ -1,10 +1,13 @@
 """Other conditions of a plan: those that it takes, and those that are refused."""
 
 import pytest
+from msgspec.structs import replace
 
 import partopt
+from partopt.documents.stage import Reserve
 from partopt.errors import PartoptError
-from tests.helpers import flat
+from partopt.simulator.conditions import Conditions, apply_conditions
+from tests.helpers import flat, limited
 from tests.simulator.plans import chunked, plan_of
 
 STRAIGHT = plan_of([1, 1], schedule="1f1b", microbatches=4, topology=flat(2, 1e9))
@@ -43,3 +46,17 @@ def test_what_a_plan_does_not_take(plan, conditions, message):
     with pytest.raises(PartoptError) as raised:
         partopt.simulate(plan, **conditions)
     assert message in raised.value.message
+
+
+def test_a_limit_that_is_given_is_what_the_model_may_take():
+    reserve = Reserve(size_bytes=100, basis="given")
+    plan = replace(limited(STRAIGHT, 10**6), reserve=reserve)
+    for changes, left in (({"schedule": "gpipe"}, reserve), ({"memory": 5000}, Reserve())):
+        assert apply_conditions(plan, Conditions(**changes), 10**6).reserve == left
+
+
+def test_an_order_of_ones_own_may_not_be_too_long(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("0F0,0B0\n1F9999999,1B0\n")
+    with pytest.raises(PartoptError, match=r"own\.csv: .* are 40,000,000 actions"):
+        partopt.simulate(STRAIGHT, schedule=str(path))

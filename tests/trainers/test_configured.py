@@ -159,6 +159,14 @@ def test_what_is_written_is_read_again_of_one(case):
     assert lay(again).plan == plan and not notes
 
 
+@pytest.mark.parametrize("trainer", ["megatron", "megatron-bridge"])
+def test_megatron_counts_a_window_without_the_token_itself(trainer):
+    model = structs.replace(model_of("llama3-8b"), window=1024)
+    text = export_plan(plan_layout(trainer, model, "pp=2", "bfloat16", {}), trainer).main
+    assert "1023, 0" in text or "1023,0" in text
+    assert read_configuration(trainer, text, topology())[0].model.window == 1024
+
+
 MEGATRON = """#!/bin/bash
 TP=${TP:-4}
 PP=2
@@ -398,6 +406,65 @@ def test_the_forms_of_torchtitans_configuration(text):
         tp=2, cp=1, ep=1, pp=1, chunks=1, microbatch=2, recompute="always", shard="parameters"
     )
     assert asked.facts == {"compile": "yes", "async-tp": "yes"}
+
+
+PIPELINE = "[parallelism]\npipeline_parallel_degree = 2"
+LOOPED = f'{PIPELINE}\npipeline_parallel_schedule = "Interleaved1F1B"'
+TOML_CHANGES = [
+    ("[parallelism]", PIPELINE, {"pp": 2, "chunks": 1, "shard": "gradients"}, ""),
+    (
+        "[parallelism]",
+        f'{PIPELINE}\nfsdp_reshard_after_forward = "always"',
+        {"pp": 2, "shard": "parameters"},
+        "",
+    ),
+    (
+        "[parallelism]",
+        '[parallelism]\nfsdp_reshard_after_forward = "never"',
+        {"pp": 1, "shard": "gradients"},
+        "",
+    ),
+    (
+        "[parallelism]",
+        "[parallelism]\ndata_parallel_replicate_degree = 8",
+        {"shard": "none"},
+        "",
+    ),
+    (
+        "[parallelism]",
+        "[parallelism]\ndata_parallel_replicate_degree = 2",
+        {"shard": "parameters"},
+        "shards in 2 copies are counted as shards over all replicas",
+    ),
+    ("[parallelism]", LOOPED, {"pp": 2, "chunks": 2}, ""),
+    (
+        "[parallelism]",
+        f"{LOOPED}\npipeline_parallel_layers_per_stage = 4",
+        {"pp": 2, "chunks": 5},  # 34 layers, the ends two of them
+        "",
+    ),
+    (
+        "[parallelism]",
+        f'{PIPELINE}\npipeline_parallel_schedule = "GPipe"',
+        {"pp": 2, "chunks": 2},
+        "pipeline_parallel_schedule: GPipe is counted as 1F1B, of as many stages",
+    ),
+    ('mode = "full"', 'mode = "none"', {"recompute": "never"}, ""),
+    ('mode = "full"', 'mode = "selective"', {"recompute": "selective"}, ""),
+    (
+        'mode = "full"',
+        'mode = "memory_budget"',
+        {"recompute": "selective"},
+        "activation_checkpoint: a memory budget is counted as selective",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "layout", "note"), TOML_CHANGES)
+def test_what_a_configuration_of_torchtitan_says(old, new, layout, note):
+    asked, notes = read("torchtitan", TOML.replace(old, new))
+    assert {name: getattr(asked.layout, name) for name in layout} == layout
+    assert notes == ([note] if note else [])
 
 
 def test_a_model_that_torchtitan_names_and_partopt_does_not_have():
