@@ -317,18 +317,19 @@ class StageCosts:
     def _work(self, n: int, F: Table, trip: Table, recompute: bool, depth: int) -> Table:
         """Seconds from the first forward of n microbatches to the last backward, at the least.
 
+        They may be less than what the n take to compute.
         `trip`: from a microbatch's forward to the end of its backward.
         """
         f, C, p = self.f, self.C[recompute], self.p[recompute]
         R = trip - C
         if self.entry.split:  # no more forwards precede the first gradient than there are stages
-            return np.maximum(n * C, f + R + n * C - min(n, depth) * f)
+            return f + R + n * C - min(n, depth) * f
         F = np.clip(F, 1, n)
         # F forwards or a round trip, then one of each in turn, then F backwards or a round trip
         turns = np.maximum(F * f, f + R) + (n - F) * C + np.maximum(F * (C - f), R + p)
         flush = np.maximum(f + R + p + (n - 1) * (C - f), n * f + R + p)
         trips = np.ceil(n / F) * (f + R + p)
-        return np.maximum(trips, np.maximum(n * C, np.where(n > F, turns, flush)))
+        return np.maximum(trips, np.where(n > F, turns, flush))
 
     def _room(self, r: int, recompute: bool, begun: int = 1) -> Table:
         """F of every [i, j): the most microbatches in flight that fit; 0 where not even one does.

@@ -94,6 +94,15 @@ def known_profile(**environment):
     )
 
 
+def one_unmeasured():
+    """The profile where one layer has the times of another."""
+    found = known_profile()
+    return replace(
+        found,
+        layers=[*found.layers[:4], replace(found.layers[4], measured_as=None), found.layers[5]],
+    )
+
+
 def machine():
     """One of two GPUs, without a compiler, whose all-reduce failed."""
     return Diagnosis(
@@ -192,6 +201,7 @@ RENDERED = {
     "a profile in ASCII": lambda: profile.render(
         known_profile(), ascii_only=True, all_layers=True, spell=str.upper
     ),
+    "a profile of which one layer did not run": lambda: profile.render(one_unmeasured()),
     "a profile of blocks": lambda: profile.render(cases.many_layers(50), spell=str.upper),
     "a profile of blocks, every layer": lambda: profile.render(
         cases.many_layers(2), all_layers=True
@@ -199,6 +209,7 @@ RENDERED = {
     "a plan": lambda: plan.render(planned()),
     "a plan in ASCII": lambda: plan.render(limited(planned(), 10**7), ascii_only=True),
     "a simulation": lambda: simulation.render(simulated("1f1b")),
+    "a simulation from both ends": lambda: simulation.render(simulated("dualpipe")),
     "a simulation in ASCII": lambda: simulation.render(simulated("pipedream"), ascii_only=True),
     "plans in a table": lambda: plans.render_comparison(cases.comparison(3)),
     "numbers of devices": lambda: plans.render_scaling(cases.scaling([1, 8, 32])),
@@ -286,3 +297,7 @@ def test_of_very_many_rows_the_first_and_the_last_are_shown():
     assert profile.choose_rows(range(100)) == (rows[:100], 0)
     assert profile.choose_rows(range(101)) == ([*rows[:75], None, *rows[76:101]], 1)
     assert profile.choose_rows(range(300)) == ([*rows[:75], None, *rows[275:]], 200)
+    # fifty that are alike between others: a row
+    alike = [*range(60), *[-1] * 50, *range(60)]
+    every = [*rows[:60], (60, 50), *rows[110:170]]
+    assert profile.choose_rows(alike) == ([*every[:75], None, *every[96:]], 21)

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 import partopt as po
+from partopt import html_report
 from partopt.cost.problem import certify
 from partopt.errors import PartoptError
 from partopt.schedules.order import A
@@ -153,6 +154,18 @@ def test_a_large_plan_is_below_3_mb(written):
         assert text in page
 
 
+@pytest.mark.slow
+def test_a_timeline_of_many_actions_has_fewer_columns_or_is_left_out(written, monkeypatch):
+    plan, _ = plan_of(microbatches=64)
+    drawn = []
+    for most in (10_000, 200, 10):
+        monkeypatch.setattr(html_report, "_ACTIONS", most)
+        page = written(plan, f"{most}.html")
+        rows = data_of(page)["ranks"] if 'id="data"' in page else []
+        drawn.append(sum(len(own["start"]) for own in rows))
+    assert drawn[0] == 4 * 2 * 64 + 4 and 0 < drawn[1] <= 200 and drawn[2] == 0
+
+
 HOSTILE = "</script><script>document.title='x'</script>{{ 7*7 }}&\"'$a_b$"
 
 
@@ -180,6 +193,8 @@ def test_nothing_is_overwritten_and_what_has_no_picture_is_refused(written, part
     with pytest.raises(PartoptError, match="profile"):
         written(plan, "other.html", profile=other)
     assert not (tmp_path / "other.html").exists()
+    with pytest.raises(PartoptError, match="already exists"):
+        written(plan, page.name)
 
 
 def browsed(page):
