@@ -174,6 +174,13 @@ def wider(profile):
     return replace(profile, measurements=[replace(size, layers=layers)])
 
 
+def heavier(profile):
+    """The profile where one block of all has twice the parameters."""
+    layers = list(profile.layers)
+    layers[2] = replace(layers[2], parameter_bytes=2 * layers[2].parameter_bytes)
+    return replace(profile, layers=layers)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -183,6 +190,7 @@ def wider(profile):
         (wider, "leave a block for 1 samples; 4,096 tokens of width 4,096 are 33.6 MB"),
         (lambda own: replace(own, group=Group(ranks=4)), "on 4 tensor parallel ranks"),
         (lambda own: measured(model="llama3-70b", layout="tp=8,dp=1"), "a block has"),
+        (heavier, "a block has"),
     ],
 )
 def test_a_profile_of_another_block_is_refused_with_what_is_other(change, message):
