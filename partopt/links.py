@@ -275,7 +275,7 @@ def protocol_step(messages: Sequence[MessageSample]) -> ProtocolStep | None:
 
     It is taken where the largest error was more than 5 %, and is less with it, and half or less.
     """
-    sizes = np.array([each.size_bytes for each in messages], dtype=np.float64)
+    sizes = np.array([each.size_bytes for each in messages])
     seconds = np.array([each.seconds for each in messages])
     line = np.stack([np.ones_like(sizes), sizes], 1)
 

@@ -8,14 +8,16 @@ from typing import get_args, get_type_hints
 
 import click
 import pytest
+from msgspec.structs import replace
 
 from partopt import cli
 from partopt.cost.plan import plan_of
 from partopt.cost.problem import Problem, problem_from_plan
-from partopt.documents.engine import Layout
+from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan, Request
+from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.options import Kind, Options, kinds
+from partopt.options import Kind, Options, kinds, with_facts
 
 FLAGGED = [name for name, kind in kinds().items() if kind.flag]
 # options that no problem has by their names, and what comes of them there
@@ -58,6 +60,43 @@ def test_every_flag_is_as_its_option_is_declared(verb):
         assert option.multiple == (kind.items is str)
         assert tuple(getattr(option.type, "choices", ())) == kind.words
         assert isinstance(option.type, click.IntRange) == (kind.counts and not kind.words)
+        if kind.counts:
+            assert option.type.convert("7", option, None) == 7
+            with pytest.raises(click.BadParameter, match=r"one of|not a valid whole number"):
+                option.type.convert("x", option, None)
+
+
+FACTS = [
+    ({"waits": "none"}, {"waits": ()}),
+    ({"waits": "1f1b, gpipe"}, {"waits": ("1f1b", "gpipe")}),
+    ({"recompute": "none,blocks"}, {"recompute": ("none", "blocks")}),
+    ({"shard": "none"}, {"shard": ("none",)}),
+    ({"allreduce": "blocking", "buffers": "all"}, {"allreduce": "blocking", "buffers": "all"}),
+    ({"bucket": "1 MiB", "reserve": 0}, {"bucket_bytes": 2**20, "reserve_bytes": 0}),
+    ({"reserve": "50 MB"}, {"reserve_bytes": 50_000_000}),
+    ({"optimizer_bytes": "2.5"}, {"optimizer_bytes": 2.5}),
+]
+
+
+@pytest.mark.parametrize(("stated", "held"), FACTS)
+def test_facts_replace_those_of_an_engine(stated, held):
+    assert with_facts(Engine(), stated) == replace(Engine(), **held)
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"waits": "none,1f1b"}, "unknown waits"),
+        ({"recompute": "some"}, "unknown recompute"),
+        ({"bucket": 0}, "`bucket=0`"),
+        ({"optimizer_bytes": -1}, "`optimizer_bytes=-1`"),
+        ({"wait": "none"}, "no fact `wait` of an engine"),
+    ],
+)
+def test_facts_that_no_engine_has_are_refused(stated, message):
+    with pytest.raises(PartoptError) as refused:
+        with_facts(Engine(), stated)
+    assert message in refused.value.message
 
 
 def test_an_option_without_a_flag_of_its_name_is_set_by_others():

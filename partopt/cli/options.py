@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 Command = Callable[..., None]
 
-COUNT = click.IntRange(min=1)
+
+class WholeNumber(click.IntRange):
+    """A whole number in a range, by the name that messages have for it."""
+
+    name = "whole number"
+
+
+COUNT = WholeNumber(min=1)
 _A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")  # a layout
 
 

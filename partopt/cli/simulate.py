@@ -56,7 +56,7 @@ _CONDITIONS = options.declare(
     options.option(
         "--slow", "RANK=FACTOR", "A rank that takes longer, such as 3=1.2 (repeat).", multiple=True
     ),
-    options.option("--seed", "N", "With --jitter (default: 0).", click.IntRange(min=0)),
+    options.option("--seed", "N", "With --jitter (default: 0).", options.WholeNumber(min=0)),
     options.option("--draws", "N", "With --jitter (default: 50).", options.COUNT),
 )
 

@@ -106,7 +106,7 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
     "--repetitions",
     "N",
     "Of large messages, in each of three rounds; small ones have up to ten times as many.",
-    click.IntRange(min=5),
+    options.WholeNumber(min=5),
     default=10,
 )
 @options.option("--name", "NAME", "Of the cluster [default: the file's name].")

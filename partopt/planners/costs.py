@@ -358,8 +358,7 @@ class StageCosts:
         with np.errstate(divide="ignore", invalid="ignore"):
             most = 1 + np.floor((problem.memory_bytes - one) / (two - one))
         most = np.where(two > one, most, NO_LIMIT)
-        fits = (one < np.inf) & (one <= problem.memory_bytes)
-        return np.where(fits, np.minimum(most, NO_LIMIT), 0.0)
+        return np.where(one <= problem.memory_bytes, np.minimum(most, NO_LIMIT), 0.0)
 
     def _wait(self, k: int) -> NDArray[np.float64]:
         """Seconds of messages over each cut, at the least: there and back, and one; (2, N+1).

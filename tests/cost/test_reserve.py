@@ -4,14 +4,14 @@ import msgspec
 import pytest
 
 from partopt import Job, solve
-from partopt.cost.memory import COMMUNICATOR_BYTES, COMMUNICATORS, reserve_of
+from partopt.cost.memory import reserve_of
 from partopt.documents.profile import Device, Profile
 from partopt.errors import PartoptError
 from partopt.search.verify import verify
-from tests.helpers import flat, measurement, profile_of
+from tests.helpers import flat, measurement, profile_of, with_memory_of
 
 GB = 10**9
-MESSAGES_GB = COMMUNICATORS * COMMUNICATOR_BYTES / GB
+MESSAGES_GB = 11 * 16 * 4 * 2**20 / GB  # channels of 4 MiB
 CLUSTER = flat(2, memory_bytes=40 * GB)
 
 
@@ -46,6 +46,13 @@ def test_the_default_is_a_share_of_the_device_or_what_was_measured(
     peak, limit = (None if each is None else each * GB for each in (peak_gb, limit_gb))
     found = reserve_of(profile(kind, peak), limit)
     assert (found.size_bytes / GB, found.basis) == expected
+
+
+def test_frozen_parameters_have_no_gradients_to_count():
+    given = with_memory_of(profile("cuda", 10 * GB), [GB, 0], [GB // 2, 0])
+    found = reserve_of(given, 40 * GB)
+    # parameters and gradients of 2 GB, 1 GB frozen, 1 GB kept, and half of one for a moment
+    assert found.size_bytes == round((10 - 4 - 1 - 1.5 + MESSAGES_GB) * GB)
 
 
 @pytest.mark.parametrize(
