@@ -33,6 +33,7 @@ PRELOADED = [
 GRACE_S = 60  # for imports and compilation, beside three times what tests take
 RECORDING_S = 900  # for a test of which it is not known how long it takes
 ENVIRONMENT = {"COLUMNS": "400", "HYPOTHESIS_PROFILE": "faults", "OMP_NUM_THREADS": "1"}
+FIRST = 50  # tests that run before the files of others are imported
 KERNELS = ".kernels"  # of numba, in the copy
 TESTS_FAILED, NOTHING_TO_RUN = 1, 5  # exit codes of pytest
 FAILED, NO_END = "failed", "no end"  # errors
@@ -105,16 +106,24 @@ def run_tests(
 def first_error(tests: Mapping[str, float]) -> str | None:
     """The first of these tests that fails, None where all pass.
 
-    One without an end may have waited for kernels to be compiled: it has a second try.
+    Most faults fail one of the first few, so that the files of the others need not be imported.
     """
-    if not tests:
-        return None
+    names = list(tests)
+    for batch in (names[:FIRST], names[FIRST:]):
+        if wrong := _error_in({name: tests[name] for name in batch}):
+            return wrong.text
+    return None
+
+
+def _error_in(tests: Mapping[str, float]) -> Outcome | None:
+    """One without an end may have waited for kernels to be compiled: it has a second try."""
     files = sorted({name.partition("::")[0] for name in tests})
-    for _ in range(2):
-        wrong = next((outcome for outcome in run_tests(files, tests) if outcome.error), None)
-        if wrong is None or wrong.error != NO_END:
+    for last in (False, True):
+        outcomes = run_tests(files, tests) if files else []
+        wrong = next((outcome for outcome in outcomes if outcome.error), None)
+        if last or wrong is None or wrong.error != NO_END:
             break
-    return None if wrong is None else wrong.text
+    return wrong
 
 
 def _run_pytest(arguments: list[str], plugins: list[object]) -> NoReturn:
