@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable
 from concurrent.futures import Executor
 from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from coverage import Coverage, CoverageData
@@ -60,24 +61,22 @@ class CoveringTests:
         try:
             if path.exists() and self._rows("select digest from made_of") != [(digest,)]:
                 path.unlink()
+            if not path.exists():
+                with closing(sqlite3.connect(path)) as database, database:
+                    database.executescript(_TABLES)
+                    database.execute("insert into made_of values (?)", [digest])
         except sqlite3.DatabaseError as error:
-            raise ValueError(f"{path} is no map of lines to tests: {error}") from error
-        if not path.exists():
-            with closing(sqlite3.connect(path)) as database, database:
-                database.executescript(_TABLES)
-                database.execute("insert into made_of values (?)", [digest])
+            raise ValueError(f"{path} cannot be the map of lines to tests: {error}") from error
 
     def record(self, files: Iterable[str], pool: Executor) -> None:
         """Run those of the files that are not in the map, and say how far it is."""
         known = {file for (file,) in self._rows("select file from test")}
         missing = sorted(set(files) - known)
-        folders = [self.root.with_name("lines") / str(n) for n in range(len(missing))]
-        for n, outcomes in enumerate(pool.map(_record, missing, folders), start=1):
-            file = missing[n - 1]
-            self._add(file, outcomes, folders[n - 1])
+        for n, (outcomes, folder) in enumerate(pool.map(_record, missing)):
+            self._add(missing[n], outcomes, folder)
             seconds = sum(outcome.seconds for outcome in outcomes)
             how = f"{len(outcomes):4} tests {seconds:6.1f} s"
-            print(f"{n:4} of {len(missing)} {how}  {file}", file=sys.stderr)
+            print(f"{n + 1:4} of {len(missing)} {how}  {missing[n]}", file=sys.stderr)
 
     def _add(self, file: str, outcomes: list[Outcome], folder: Path) -> None:
         lines = CoverageData(str(self.path))
@@ -92,8 +91,8 @@ class CoveringTests:
 
     def failures(self, files: Collection[str]) -> list[str]:
         """What fails without any fault."""
-        rows = self._rows("select name, file, error from test where error != ''")
-        return [f"{name}: {error}" for name, file, error in rows if file in files]
+        rows = self._rows("select file, name, seconds, error from test where error != ''")
+        return [Outcome(*row).text for file, *row in rows if file in files]
 
     def tests_for(self, fault: Fault, files: Collection[str]) -> dict[str, float]:
         """The tests in some files that can notice a fault, and the seconds that each takes.
@@ -170,12 +169,13 @@ def _digest(root: Path) -> str:
     return digest.hexdigest()
 
 
-def _record(file: str, folder: Path) -> list[Outcome]:
-    """In a worker: run a file of tests, and leave the lines of each in a folder."""
-    folder.mkdir(parents=True)
+def _record(file: str) -> tuple[list[Outcome], Path]:
+    """In a worker: run a file of tests. The folder holds the lines of each of its processes."""
+    root = Path.cwd()
+    folder = Path(mkdtemp(prefix="lines-", dir=root.parent))
     settings = folder / "settings"
-    settings.write_text(_SETTINGS.format(test=_TEST, folder=folder, root=Path.cwd()))
-    return run_tests([file], plugins=[_Recorder(settings)])
+    settings.write_text(_SETTINGS.format(test=_TEST, folder=folder, root=root))
+    return run_tests([file], plugins=[_Recorder(settings)]), folder
 
 
 class _Recorder:

@@ -1,12 +1,13 @@
 """Small faults in the product, one at a time, and whether the tests notice them.
 
     python benchmarks/mutations.py [--only NAME] [--list]
-    python benchmarks/mutations.py --draw N [--seed S] [--package P ...] [--each] [--map FILE]
+    python benchmarks/mutations.py --draw N [--seed S] [--package P] [--each] [--map FILE]
 
 The faults are in `mutations.toml`, or are drawn (`drawn_faults.py`). Each is made in a temporary
 copy of the checkout, where pytest runs the tests that have to notice it, first without any fault.
-Of a drawn one these are the tests that mirror its package and run its line (`covering_tests.py`).
-The exit code is 1 if one survives, 2 where a fault cannot be made or the tests fail without one.
+Of a drawn one these are the tests that mirror its package and run its line (`covering_tests.py`);
+those that fail without any fault are left out. The exit code is 1 if a fault survives, 2 where it
+cannot be made, or where the tests of the list fail without it.
 """
 
 from __future__ import annotations
@@ -179,31 +180,19 @@ def main() -> int:
     """Print the table."""
     from machine import describe
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", metavar="NAME", action="append", help="this mutation alone")
-    parser.add_argument("--list", action="store_true", help="name the mutations, run nothing")
-    parser.add_argument("--draw", metavar="N", type=int, help="draw so many faults instead")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the draw")
-    parser.add_argument("--package", metavar="P", action="append", help="draw in this one alone")
-    parser.add_argument("--each", action="store_true", help="draw so many in each package")
-    cores = os.cpu_count() or 1
-    parser.add_argument("--workers", metavar="W", type=int, default=cores, help="default: cores")
-    parser.add_argument("--map", metavar="FILE", type=Path, help="keep which tests run which lines")
+    parser = _parser()
     arguments = parser.parse_args()
     if arguments.draw:
         packages = arguments.package or packages_of(ROOT / "partopt")
-        together = [[package] for package in packages] if arguments.each else [packages]
-        drawn = [
-            fault
-            for some in together
-            for fault in draw(ROOT / "partopt", arguments.draw, arguments.seed, some)
-        ]
+        groups = [[package] for package in packages] if arguments.each else [packages]
+        draws = (draw(ROOT / "partopt", arguments.draw, arguments.seed, group) for group in groups)
+        drawn = [*chain(*draws)]
         if arguments.list:
             print("\n".join(fault.place for fault in drawn))
             return 0
         print(describe(), flush=True)
         with _checkout() as root:
-            return _table_of_drawn(drawn, root, arguments.workers, arguments.map)
+            return _table_of_drawn(drawn, root, arguments.map, arguments.workers)
     chosen = [each for each in mutations() if each.name in (arguments.only or [each.name])]
     if not chosen:
         parser.error(f"no mutation is named {' or '.join(arguments.only)}: see --list")
@@ -217,6 +206,22 @@ def main() -> int:
             print(*wrong, sep="\n", file=sys.stderr)
             return PREPARED_WRONGLY
         return _table(chosen, root)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", metavar="NAME", action="append", help="this mutation alone")
+    parser.add_argument("--list", action="store_true", help="name the mutations, run nothing")
+    parser.add_argument("--draw", metavar="N", type=int, help="draw so many faults instead")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the draw")
+    parser.add_argument("--package", metavar="P", action="append", help="draw in this one alone")
+    parser.add_argument("--each", action="store_true", help="draw so many in each package")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--workers", metavar="W", type=int, default=cores, help="default: cores")
+    parser.add_argument(
+        "--map", metavar="FILE", type=Path, help="keeps which tests run which lines"
+    )
+    return parser
 
 
 @contextmanager
@@ -242,21 +247,22 @@ def _table(chosen: list[Mutation], root: Path) -> int:
     return SURVIVED if survived else 0
 
 
-def _table_of_drawn(drawn: list[Fault], root: Path, count: int, kept: Path | None = None) -> int:
+def _table_of_drawn(drawn: list[Fault], root: Path, kept: Path | None, count: int) -> int:
     """Two lines a fault, and the shares that are noticed. The exit code."""
-    noticed, run, reasons = Counter[str](), Counter[str](), equivalents()
+    reasons = equivalents()
     changing = [fault for fault in drawn if fault.change not in reasons]
     files = [tests_of(fault, root) for fault in changing]
+    try:
+        covering = CoveringTests(kept or root.with_name("map"), root)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return PREPARED_WRONGLY
     with workers(root, count) as pool:
-        try:
-            covering = CoveringTests(kept or root.with_name("map"), root)
-        except ValueError as error:
-            print(error, file=sys.stderr)
-            return PREPARED_WRONGLY
         covering.record(chain(*files), pool)
         for failure in covering.failures(set(chain(*files))):
             print(f"left out, fails without any fault: {failure}", file=sys.stderr)
         found = pool.map(noticed_by, changing, map(covering.tests_for, changing, files))
+        noticed, run = Counter[str](), Counter[str]()
         for fault in drawn:
             print(f"\n{fault.place}", flush=True)
             if why := reasons.get(fault.change):
@@ -266,11 +272,15 @@ def _table_of_drawn(drawn: list[Fault], root: Path, count: int, kept: Path | Non
             run[fault.package] += 1
             noticed[fault.package] += test is not None
             print(f"    {test or 'SURVIVED'}", flush=True)
-    print()
-    for package, number in run.items():
-        print(f"{package:12}{noticed[package]:4} of {number:3}{noticed[package] / number:6.0%}")
-    print(f"{'all':12}{noticed.total():4} of {run.total():3} noticed")
+    _print_shares(noticed, run)
     return SURVIVED if noticed.total() < run.total() else 0
+
+
+def _print_shares(noticed: Counter[str], run: Counter[str]) -> None:
+    print()
+    for package, count in run.items():
+        print(f"{package:12}{noticed[package]:4} of {count:3}{noticed[package] / count:6.0%}")
+    print(f"{'all':12}{noticed.total():4} of {run.total():3} noticed")
 
 
 if __name__ == "__main__":
