@@ -85,16 +85,15 @@ def run_tests(
 ) -> list[Outcome]:
     """Run files of tests in a fork of this worker, until one does not end.
 
-    `chosen` are the only tests to run, in their order, and the seconds that each usually takes:
-    they run until one fails, or takes much longer.
+    `chosen` are the only tests to run, in their order, until one fails. Each has so many seconds,
+    and what those before it leave.
     """
     report = Path(_REPORT).absolute()
     report.write_text("")
+    options = _OPTIONS if chosen is None else ["-x", *_OPTIONS]
     child = os.fork()
     if child == 0:
-        _run_pytest(
-            ["-x" if chosen else "-q", *_OPTIONS, *files], [_Watch(report, chosen), *plugins]
-        )
+        _run_pytest([*options, *files], [_Watch(report, chosen), *plugins])
     try:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     finally:
@@ -103,27 +102,41 @@ def run_tests(
     return _outcomes(report.read_text(), code)
 
 
-def first_error(tests: Mapping[str, float]) -> str | None:
+def first_error(usual_s: Mapping[str, float]) -> str | None:
     """The first of these tests that fails, None where all pass.
 
-    Most faults fail one of the first few, so that the files of the others need not be imported.
+    Most faults fail one of the first few, so that the files of the others need not be imported. A
+    test without an end may have waited for kernels to be compiled: it has a second try.
     """
-    names = list(tests)
-    for batch in (names[:FIRST], names[FIRST:]):
-        if wrong := _error_in({name: tests[name] for name in batch}):
+    names = list(usual_s)
+    for batch in filter(None, (names[:FIRST], names[FIRST:])):
+        limits = _limits(batch, usual_s)
+        wrong = _error_in(limits)
+        if wrong is not None and wrong.error == NO_END:
+            wrong = _error_in(limits)
+        if wrong is not None:
             return wrong.text
     return None
 
 
-def _error_in(tests: Mapping[str, float]) -> Outcome | None:
-    """One without an end may have waited for kernels to be compiled: it has a second try."""
-    files = sorted({name.partition("::")[0] for name in tests})
-    for last in (False, True):
-        outcomes = run_tests(files, tests) if files else []
-        wrong = next((outcome for outcome in outcomes if outcome.error), None)
-        if last or wrong is None or wrong.error != NO_END:
-            break
-    return wrong
+def _error_in(chosen: Mapping[str, float]) -> Outcome | None:
+    outcomes = run_tests(sorted(set(map(_file_of, chosen))), chosen)
+    return next((outcome for outcome in outcomes if outcome.error), None)
+
+
+def _limits(names: Sequence[str], usual_s: Mapping[str, float]) -> dict[str, float]:
+    """Seconds that tests may take: three times the usual.
+
+    The first of a file may compute what was computed in another then: it has the time of both.
+    """
+    longest_s: dict[str, float] = {}
+    for name, seconds in usual_s.items():
+        longest_s[_file_of(name)] = max(seconds, longest_s.get(_file_of(name), 0.0))
+    return {name: 3 * (usual_s[name] + longest_s.pop(_file_of(name), 0.0)) for name in names}
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def _run_pytest(arguments: list[str], plugins: list[object]) -> NoReturn:
@@ -173,7 +186,7 @@ class _Watch:
             items.sort(key=lambda item: places[item.nodeid])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._allow(RECORDING_S if self.chosen is None else 3 * self.chosen[nodeid])
+        self._allow(RECORDING_S if self.chosen is None else self.chosen[nodeid])
         self.seconds, self.error = 0.0, ""
         self._say(nodeid)
 

@@ -296,6 +296,12 @@ def test_lines_around_a_line():
     assert covering_tests.lines_around(LINES, 15) == [file]
 
 
+def test_the_first_test_of_a_file_has_the_time_of_the_longest_whose_fixtures_it_may_need():
+    usual_s = {"a.py::short": 1.0, "b.py::alone": 2.0, "a.py::next": 3.0, "a.py::long": 5.0}
+    limits = forked_tests._limits([*usual_s][:3], usual_s)
+    assert limits == {"a.py::short": 18.0, "b.py::alone": 12.0, "a.py::next": 9.0}
+
+
 @pytest.mark.slow
 def test_tests_run_in_their_order_until_one_fails_or_has_no_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
