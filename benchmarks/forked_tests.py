@@ -32,7 +32,12 @@ PRELOADED = [
 ]
 GRACE_S = 60  # for imports and compilation, beside three times what tests take
 RECORDING_S = 900  # for a test of which it is not known how long it takes
-ENVIRONMENT = {"COLUMNS": "400", "HYPOTHESIS_PROFILE": "faults", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "COLUMNS": "400",
+    "HYPOTHESIS_PROFILE": "faults",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # that of tests saves seconds; the package's is checked
+}
 FIRST = 50  # tests that run before the files of others are imported
 KERNELS = ".kernels"  # of numba, in the copy
 TESTS_FAILED, NOTHING_TO_RUN = 1, 5  # exit codes of pytest
@@ -73,6 +78,7 @@ def _prepare(checkout: Path, preloaded: Sequence[str]) -> None:
     os.chdir(root)
     own = {"NUMBA_CACHE_DIR": str(root / KERNELS), "PYTHONPATH": str(root)}
     os.environ.update(ENVIRONMENT | own)
+    sys.dont_write_bytecode = False
     sys.path.insert(0, str(root))
     for name in preloaded:
         importlib.import_module(name)

@@ -226,13 +226,18 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _checkout() -> Iterator[Path]:
-    """A temporary copy, with bytecode that is checked against the text of its sources."""
-    with tempfile.TemporaryDirectory() as folder:
+    """A temporary copy, compiled."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         root = Path(folder) / "checkout"
         shutil.copytree(ROOT, root, ignore=_LEFT_OUT)
-        checked = py_compile.PycInvalidationMode.CHECKED_HASH
-        compileall.compile_dir(root / "partopt", quiet=2, invalidation_mode=checked)
+        compile_checked(root)
         yield root
+
+
+def compile_checked(root: Path) -> None:
+    """Compile a checkout to bytecode that is checked against the text of its sources."""
+    checked = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(root / "partopt", quiet=2, invalidation_mode=checked)
 
 
 def _table(chosen: list[Mutation], root: Path) -> int:

@@ -39,6 +39,7 @@ def checkout(tmp_path, monkeypatch):
     (root / "tests/test_code.py").write_text(
         "from partopt.code import double\ndef test_double():\n    assert double(2) == 4\n"
     )
+    module.compile_checked(root)
     return root
 
 
