@@ -103,18 +103,17 @@ class CoveringTests:
         its quickest test are first: tests of a file share fixtures, and stay together.
         """
         rows = self._rows("select name, file, seconds from test where error = ''")
-        passed = {name: (file, seconds) for name, file, seconds in rows if file in files}
+        file_of = {name: file for name, file, _ in rows if file in files}
         levels = lines_around((self.root / "partopt" / fault.path).read_text(), fault.line)
-        covering = (self._running(fault.path, lines) & passed.keys() for lines in levels)
+        covering = (self._running(fault.path, lines) & file_of.keys() for lines in levels)
         first = next(filter(None, covering), set[str]())
-        near = {passed[name][0] for name in first} if len(levels) > 1 else set[str]()
-        tests, file_s = [], Counter[tuple[bool, str]]()
-        for name, (file, seconds) in passed.items():
-            if file in (near or files):
-                tests.append((name not in first, file, seconds, name))
-                file_s[name not in first, file] += seconds
-        tests.sort(key=lambda test: (test[0], file_s[test[:2]], *test[1:]))
-        return {name: seconds for *_, seconds, name in tests}
+        near = {file_of[name] for name in first} if len(levels) > 1 and first else {*files}
+        rows = [row for row in rows if row[1] in near]
+        file_s = Counter[tuple[bool, str]]()
+        for name, file, seconds in rows:
+            file_s[name in first, file] += seconds
+        rows.sort(key=lambda row: (row[0] not in first, file_s[row[0] in first, row[1]], *row[1:]))
+        return {name: seconds for name, _, seconds in rows}
 
     def _running(self, path: str, lines: set[int]) -> set[str]:
         return {name for (name,) in self._rows(_RUNNING, path, nums_to_numbits(lines))}
@@ -149,11 +148,8 @@ def _statement(function: ast.FunctionDef, line: int) -> set[int]:
         return set()
     innermost = max(around, key=lambda node: node.lineno)
     inside = getattr(innermost, "body", None)
-    if inside is None:
-        return set(range(innermost.lineno, innermost.end_lineno + 1))
-    return {line} | (
-        set(range(innermost.lineno, inside[0].lineno)) if line < inside[0].lineno else set()
-    )
+    last = inside[0].lineno - 1 if inside else innermost.end_lineno
+    return {line, *range(innermost.lineno, last + 1)} if line <= last else {line}
 
 
 def _holds(node: ast.stmt, line: int) -> bool:
