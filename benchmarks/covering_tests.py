@@ -32,7 +32,7 @@ _SETTINGS = """
 [run]
 context = ${{{test}}}
 data_file = {folder}/lines
-disable_warnings = already-imported
+disable_warnings = already-imported, no-data-collected
 parallel = true
 patch = _exit
 source = {root}/partopt

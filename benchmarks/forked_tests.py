@@ -105,7 +105,7 @@ def run_tests(
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
-    return _outcomes(report.read_text(), code)
+    return _outcomes(report.read_text(), code, ", ".join(files))
 
 
 def first_error(usual_s: Mapping[str, float]) -> str | None:
@@ -157,11 +157,11 @@ def _run_pytest(arguments: list[str], plugins: list[object]) -> NoReturn:
         os._exit(code)
 
 
-def _outcomes(report: str, code: int) -> list[Outcome]:
+def _outcomes(report: str, code: int, files: str) -> list[Outcome]:
     """What was reported, and of a process that ended early the test that it was in."""
-    begun, found = "pytest", []
+    begun, found = files, []
     for name, *ended in map(json.loads, report.splitlines()):
-        begun = "pytest" if ended else name
+        begun = files if ended else name
         if ended:
             found.append(Outcome(name, *ended))
     if code not in (0, TESTS_FAILED, NOTHING_TO_RUN):
