@@ -75,6 +75,11 @@ class Fault(NamedTuple):
         return self.path.split("/")[0].removesuffix(".py")
 
     @property
+    def change(self) -> tuple[str, str, str]:
+        """What a fault that changes nothing is listed by."""
+        return self.path, self.before, self.after
+
+    @property
     def place(self) -> str:
         """Where, and what is changed, with a few words on both sides of it."""
         texts = [self.before.split(), self.after.split()]
@@ -87,6 +92,13 @@ class Fault(NamedTuple):
 def _alike(one: list[str], other: list[str]) -> int:
     """How many words at the beginning are the same."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def packages_of(root: Path) -> list[str]:
+    """The folders and files in which faults are drawn."""
+    return sorted(
+        {path.relative_to(root).parts[0].removesuffix(".py") for path in root.rglob("*.py")}
+    )
 
 
 def draw(root: Path, count: int, seed: int, packages: list[str]) -> list[Fault]:

@@ -1,12 +1,13 @@
 """Small faults in the product, one at a time, and whether the tests notice them.
 
     python benchmarks/mutations.py [--only NAME] [--list]
-    python benchmarks/mutations.py --draw N [--seed S] [--package P]
+    python benchmarks/mutations.py --draw N [--seed S] [--package P] [--each] [--map FILE]
 
 The faults are in `mutations.toml`, or are drawn (`drawn_faults.py`). Each is made in a temporary
-copy of the checkout, where pytest runs the tests that have to notice it, first without any fault:
-of a drawn one those that mirror its package, the slow ones only where the others do not notice it.
-The exit code is 1 if one survives, 2 where a fault cannot be made or the tests fail without one.
+copy of the checkout, where pytest runs the tests that have to notice it, first without any fault.
+Of a drawn one these are the tests that mirror its package and run its line (`covering_tests.py`);
+those that fail without any fault are left out. The exit code is 1 if a fault survives, 2 where it
+cannot be made, or where the tests of the list fail without it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from drawn_faults import Fault, draw, equivalents
+from covering_tests import CoveringTests
+from drawn_faults import Fault, draw, equivalents, packages_of
+from forked_tests import KERNELS, NOTHING_TO_RUN, first_error, workers
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".toml")
@@ -62,7 +64,6 @@ MIRRORS = {
     "transformer": ["trainers/test_transformer.py", "cli/test_plan_transformer.py"],
 }
 SURVIVED, PREPARED_WRONGLY = 1, 2  # exit codes
-NOTHING_TO_RUN = 5  # pytest's
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "demo")
 
 
@@ -147,58 +148,51 @@ def tests_of(fault: Fault, root: Path) -> list[str]:
     return sorted(found, key=lambda name: (stem not in Path(name).stem, name))
 
 
-def noticed_by(fault: Fault, root: Path) -> str | None:
-    """The test that mirrors the package and notices the fault, None where none does."""
-    path, kernels = root / "partopt" / fault.path, root / ".kernels"
-    content, compiled = path.read_text(), "@compiled" in path.read_text()
-    tests = tests_of(fault, root)
-    for kind in ("not slow", "slow"):
-        arguments = shlex.join(["-m", kind, *tests])
-        limit_s = _usual_s(shlex.join(["-m", kind, *sorted(tests)]), root) * 3 + 60
-        if compiled:
-            shutil.copytree(kernels, root / ".kept", dirs_exist_ok=True)
+def noticed_by(fault: Fault, tests: dict[str, float]) -> str | None:
+    """In a worker: the test that notices a fault, of these, which usually take so many seconds.
+
+    None where none does.
+    """
+    path = Path("partopt", fault.path)
+    content = path.read_text()
+    with _kernels_kept() if "@compiled" in content else nullcontext():
         path.write_text(fault.content)
         try:
-            failed = first_failure(arguments, root, limit_s)
+            return first_error(tests)
         finally:
             path.write_text(content)
-            if compiled:
-                shutil.rmtree(kernels)
-                (root / ".kept").rename(kernels)
-        if failed:
-            return failed
-    return None
 
 
-@cache
-def _usual_s(tests: str, root: Path) -> float:
-    """Seconds of the tests without a fault. Raises ValueError where one fails."""
-    started = time.monotonic()
-    failed = first_failure(tests, root)
-    if failed:
-        raise ValueError(f"fails without any mutation: {failed}")
-    return time.monotonic() - started
+@contextmanager
+def _kernels_kept() -> Iterator[None]:
+    """What numba has compiled is in the end as it was before."""
+    kernels, kept = Path(KERNELS), Path(".kept")
+    kernels.mkdir(exist_ok=True)
+    shutil.copytree(kernels, kept)
+    try:
+        yield
+    finally:
+        shutil.rmtree(kernels)
+        kept.rename(kernels)
 
 
 def main() -> int:
     """Print the table."""
     from machine import describe
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", metavar="NAME", action="append", help="this mutation alone")
-    parser.add_argument("--list", action="store_true", help="name the mutations, run nothing")
-    parser.add_argument("--draw", metavar="N", type=int, help="draw so many faults instead")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the draw")
-    parser.add_argument("--package", metavar="P", action="append", help="draw in this one alone")
+    parser = _parser()
     arguments = parser.parse_args()
     if arguments.draw:
-        drawn = draw(ROOT / "partopt", arguments.draw, arguments.seed, arguments.package or [])
+        packages = arguments.package or packages_of(ROOT / "partopt")
+        groups = [[package] for package in packages] if arguments.each else [packages]
+        draws = (draw(ROOT / "partopt", arguments.draw, arguments.seed, group) for group in groups)
+        drawn = [*chain(*draws)]
         if arguments.list:
             print("\n".join(fault.place for fault in drawn))
             return 0
         print(describe(), flush=True)
         with _checkout() as root:
-            return _table_of_drawn(drawn, root)
+            return _table_of_drawn(drawn, root, arguments.map, arguments.workers)
     chosen = [each for each in mutations() if each.name in (arguments.only or [each.name])]
     if not chosen:
         parser.error(f"no mutation is named {' or '.join(arguments.only)}: see --list")
@@ -214,15 +208,36 @@ def main() -> int:
         return _table(chosen, root)
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", metavar="NAME", action="append", help="this mutation alone")
+    parser.add_argument("--list", action="store_true", help="name the mutations, run nothing")
+    parser.add_argument("--draw", metavar="N", type=int, help="draw so many faults instead")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the draw")
+    parser.add_argument("--package", metavar="P", action="append", help="draw in this one alone")
+    parser.add_argument("--each", action="store_true", help="draw so many in each package")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--workers", metavar="W", type=int, default=cores, help="default: cores")
+    parser.add_argument(
+        "--map", metavar="FILE", type=Path, help="keeps which tests run which lines"
+    )
+    return parser
+
+
 @contextmanager
 def _checkout() -> Iterator[Path]:
-    """A temporary copy, with bytecode that is checked against the text of its sources."""
-    with tempfile.TemporaryDirectory() as folder:
+    """A temporary copy, compiled."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         root = Path(folder) / "checkout"
         shutil.copytree(ROOT, root, ignore=_LEFT_OUT)
-        checked = py_compile.PycInvalidationMode.CHECKED_HASH
-        compileall.compile_dir(root / "partopt", quiet=2, invalidation_mode=checked)
+        compile_checked(root)
         yield root
+
+
+def compile_checked(root: Path) -> None:
+    """Compile a checkout to bytecode that is checked against the text of its sources."""
+    checked = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(root / "partopt", quiet=2, invalidation_mode=checked)
 
 
 def _table(chosen: list[Mutation], root: Path) -> int:
@@ -237,27 +252,40 @@ def _table(chosen: list[Mutation], root: Path) -> int:
     return SURVIVED if survived else 0
 
 
-def _table_of_drawn(drawn: list[Fault], root: Path) -> int:
+def _table_of_drawn(drawn: list[Fault], root: Path, kept: Path | None, count: int) -> int:
     """Two lines a fault, and the shares that are noticed. The exit code."""
-    noticed, run, reasons = Counter[str](), Counter[str](), equivalents()
-    for fault in drawn:
-        print(f"\n{fault.place}", flush=True)
-        if why := reasons.get((fault.path, fault.before, fault.after)):
-            print(f"    changes nothing: {why}")
-            continue
-        try:
-            test = noticed_by(fault, root)
-        except ValueError as error:
-            print(error, file=sys.stderr)
-            return PREPARED_WRONGLY
-        run[fault.package] += 1
-        noticed[fault.package] += test is not None
-        print(f"    {test or 'SURVIVED'}", flush=True)
+    reasons = equivalents()
+    changing = [fault for fault in drawn if fault.change not in reasons]
+    files = [tests_of(fault, root) for fault in changing]
+    try:
+        covering = CoveringTests(kept or root.with_name("map"), root)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return PREPARED_WRONGLY
+    with workers(root, count) as pool:
+        covering.record(chain(*files), pool)
+        for failure in covering.failures(set(chain(*files))):
+            print(f"left out, fails without any fault: {failure}", file=sys.stderr)
+        found = pool.map(noticed_by, changing, map(covering.tests_for, changing, files))
+        noticed, run = Counter[str](), Counter[str]()
+        for fault in drawn:
+            print(f"\n{fault.place}", flush=True)
+            if why := reasons.get(fault.change):
+                print(f"    changes nothing: {why}")
+                continue
+            test = next(found)
+            run[fault.package] += 1
+            noticed[fault.package] += test is not None
+            print(f"    {test or 'SURVIVED'}", flush=True)
+    _print_shares(noticed, run)
+    return SURVIVED if noticed.total() < run.total() else 0
+
+
+def _print_shares(noticed: Counter[str], run: Counter[str]) -> None:
     print()
     for package, count in run.items():
         print(f"{package:12}{noticed[package]:4} of {count:3}{noticed[package] / count:6.0%}")
     print(f"{'all':12}{noticed.total():4} of {run.total():3} noticed")
-    return SURVIVED if noticed.total() < run.total() else 0
 
 
 if __name__ == "__main__":

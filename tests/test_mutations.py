@@ -10,6 +10,8 @@ from tests.helpers import ROOT
 sys.path.append(str(ROOT / "benchmarks"))
 module = importlib.import_module("mutations")
 drawn_faults = importlib.import_module("drawn_faults")
+covering_tests = importlib.import_module("covering_tests")
+forked_tests = importlib.import_module("forked_tests")
 MUTATIONS = module.mutations()
 
 
@@ -28,14 +30,17 @@ def test_what_a_mutation_changes_is_there_once():
 def checkout(tmp_path, monkeypatch):
     """A package of one function, and its test, which needs no plugin of pytest."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    (tmp_path / "partopt").mkdir()
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "partopt/__init__.py").touch()
-    (tmp_path / "partopt/code.py").write_text("def double(x):\n    return 2 * x\n")
-    (tmp_path / "tests/test_code.py").write_text(
+    monkeypatch.setattr(forked_tests, "PRELOADED", ["pytest"])
+    root = tmp_path / "checkout"
+    (root / "partopt").mkdir(parents=True)
+    (root / "tests").mkdir()
+    (root / "partopt/__init__.py").touch()
+    (root / "partopt/code.py").write_text("def double(x):\n    return 2 * x\n")
+    (root / "tests/test_code.py").write_text(
         "from partopt.code import double\ndef test_double():\n    assert double(2) == 4\n"
     )
-    return tmp_path
+    module.compile_checked(root)
+    return root
 
 
 def mutation(old, new):
@@ -126,17 +131,21 @@ def test_a_draw_is_its_seeds_and_its_packages(checkout):
     }
 
 
+def fault(before, after, line=2):
+    return drawn_faults.Fault("code.py", line, before, after, f"def double(x):\n    {after}\n")
+
+
 @pytest.mark.slow
 def test_a_drawn_fault_is_noticed_survives_or_changes_nothing(checkout, monkeypatch, capsys):
-    def fault(before, after):
-        return drawn_faults.Fault("code.py", 2, before, after, f"def double(x):\n    {after}\n")
-
     alike = {("code.py", "return 2 * x", "return x * 2"): "they commute"}
     monkeypatch.setattr(module, "equivalents", lambda: alike)
+    with (checkout / "tests/test_code.py").open("a") as file:
+        print("def test_wrong():\n    assert double(2) == 5", file=file)
     drawn = [fault("return 2 * x", f"return {after}") for after in ("3 * x", "x + 2", "x * 2")]
-    assert module._table_of_drawn(drawn, checkout) == 1
+    assert module._table_of_drawn(drawn, checkout, None, 1) == 1
+    out, err = capsys.readouterr()
     assert (
-        capsys.readouterr().out
+        out
         == """
 code.py:2  return 2 * x  ->  return 3 * x
     tests/test_code.py::test_double
@@ -151,7 +160,178 @@ code           1 of   2   50%
 all            1 of   2 noticed
 """
     )
-    assert (checkout / "partopt/code.py").read_text() == "def double(x):\n    return 2 * x\n"
+    assert "1 of 1    2 tests" in err
+    assert "left out, fails without any fault: tests/test_code.py::test_wrong\n" in err
+
+
+COVERED = {
+    "partopt/code.py": """
+def double(x):
+    return 2 * x
+def half(x):
+    return x / 2
+def both(x): return (
+    half(double(x)))
+LIMIT = 3
+""",
+    "tests/test_code.py": """
+from partopt import code
+def test_double():
+    assert code.double(2) == 4
+def test_half():
+    assert code.half(2) == 1
+""",
+    "tests/test_other.py": """
+from partopt import code
+def test_both():
+    assert code.both(3) == 3
+def test_limit():
+    assert code.LIMIT == 3
+""",
+    "tests/test_processes.py": """
+import multiprocessing, os, pytest, subprocess, sys
+from partopt import code
+def fork():
+    if (child := os.fork()) == 0:
+        code.double(2)
+        os._exit(0)
+    os.waitpid(child, 0)
+def start(method):
+    process = multiprocessing.get_context(method).Process(target=code.double, args=(2,))
+    process.start()
+    process.join()
+def run():
+    subprocess.run([sys.executable, "-c", "from partopt.code import double; double(2)"])
+@pytest.mark.parametrize("how", ["fork", "spawn", "os.fork", "run"])
+def test_process(how):
+    {"os.fork": fork, "run": run}.get(how, lambda: start(how))()
+def test_nothing():
+    pass
+""",
+}
+
+
+def write(root, contents):
+    for name, content in contents.items():
+        (root / name).write_text(content)
+
+
+@pytest.mark.slow
+def test_the_tests_that_run_a_line_come_before_the_others_of_their_files(checkout, tmp_path):
+    write(checkout, COVERED)
+    names = [f"tests/test_{name}.py" for name in ("code", "other", "processes")]
+    covering = covering_tests.CoveringTests(tmp_path / "map", checkout)
+    with forked_tests.workers(checkout, 1) as pool:
+        covering.record(names[:2], pool)
+
+        def ordered(line, files=names[:2]):
+            tests = covering.tests_for(fault("", "", line), files)
+            return [name.partition("::test_")[2] for name in tests]
+
+        assert ordered(3, names[:1]) == ["double", "half"]
+        assert ordered(5, names[:1]) == ["half", "double"]
+        assert set(ordered(3)[:2]) == {"double", "both"} and len(ordered(3)) == 4
+        for line in (6, 7):  # the beginning of a function, and the end of its statement
+            assert ordered(line) == ["both", "limit"]
+        # whoever imports it runs the last line
+        assert set(ordered(8)[:3]) == {"double", "half", "both"} and ordered(8)[3] == "limit"
+
+        covering.record(names, pool)
+        *first, last = ordered(3, names[2:])
+        assert {f"process[{how}]" for how in ("fork", "spawn", "os.fork", "run")} == {*first}
+        assert last == "nothing"
+
+
+@pytest.mark.slow
+def test_a_map_is_used_again_until_sources_or_tests_differ(checkout, tmp_path, capsys):
+    recorded = "   1 of 1    1 tests    0.0 s  tests/test_code.py\n"
+    source, test = checkout / "partopt/code.py", checkout / "tests/test_code.py"
+    with forked_tests.workers(checkout, 1) as pool:
+        for changed, printed in [
+            (None, recorded),
+            (None, ""),
+            (source, recorded),
+            (test, recorded),
+            (None, ""),
+        ]:
+            if changed:
+                changed.write_text(changed.read_text() + "\n")
+            covering = covering_tests.CoveringTests(tmp_path / "map", checkout)
+            covering.record(["tests/test_code.py"], pool)
+            assert capsys.readouterr().err == printed
+            tests = covering.tests_for(fault("", ""), ["tests/test_code.py"])
+            assert [*tests] == ["tests/test_code.py::test_double"]
+
+
+def test_a_file_that_is_no_map_is_left_alone(tmp_path, checkout):
+    (tmp_path / "notes").write_text("of something else")
+    with pytest.raises(ValueError, match="notes cannot be the map of lines to tests: file is not"):
+        covering_tests.CoveringTests(tmp_path / "notes", checkout)
+    assert (tmp_path / "notes").read_text() == "of something else"
+
+
+LINES = """
+SIZE = 3
+def outer(
+    x=1,
+):
+    if (x and
+        SIZE):
+        y = [
+            x,
+        ]
+    def inner(): return 1
+    return y
+@compiled(inline=True)
+def kernel(x):
+    return x
+"""
+
+
+def test_lines_around_a_line():
+    body, file = {*range(6, 13)}, {*range(6, 13), 15}
+    for line, statement in [(3, set()), (4, set()), (6, {6, 7}), (9, {8, 9, 10}), (12, {12})]:
+        assert covering_tests.lines_around(LINES, line) == [statement, body, file], line
+    assert covering_tests.lines_around(LINES, 11) == [{11}, {11}, file]
+    assert covering_tests.lines_around(LINES, 2) == [file]
+    assert covering_tests.lines_around(LINES, 15) == [file]
+
+
+def test_the_first_test_of_a_file_has_the_time_of_the_longest_whose_fixtures_it_may_need():
+    usual_s = {"a.py::short": 1.0, "b.py::alone": 2.0, "a.py::next": 3.0, "a.py::long": 5.0}
+    limits = forked_tests._limits([*usual_s][:3], usual_s)
+    assert limits == {"a.py::short": 18.0, "b.py::alone": 12.0, "a.py::next": 9.0}
+
+
+@pytest.mark.slow
+def test_tests_run_in_their_order_until_one_fails_or_has_no_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(forked_tests, "GRACE_S", 1)
+    write(
+        tmp_path,
+        {
+            "test_a.py": "def test_pass(): pass\ndef test_fail(): assert False\n"
+            "def test_hang():\n    while True: pass\ndef test_end(): import os; os._exit(3)",
+            "test_b.py": "1 / 0",
+        },
+    )
+
+    def outcomes(*names, files=("test_a.py",)):
+        chosen = {f"test_a.py::test_{name}": 0.0 for name in names}
+        return [
+            (found.name.removeprefix("test_a.py::test_"), found.error)
+            for found in forked_tests.run_tests(files, chosen)
+        ]
+
+    assert outcomes("fail", "pass") == [("fail", "failed")]
+    assert outcomes("pass", "hang", "fail") == [("pass", ""), ("hang", "no end")]
+    assert outcomes("pass", "end") == [("pass", ""), ("end", "exit code 3")]
+    assert outcomes("pass", files=["test_b.py"])[0] == ("test_b.py", "cannot be collected")
+    assert forked_tests.first_error({"test_a.py::test_end": 0.0}) == (
+        "test_a.py::test_end: exit code 3"
+    )
+    assert forked_tests.first_error({}) is None
 
 
 @pytest.mark.slow
