@@ -39,28 +39,29 @@ LIST = Path(__file__).with_suffix(".toml")
 LIMIT_S = 900  # for the tests of one mutation: a fault may keep a search from ending
 # a module's bytecode is kept by the second and the size of its source, which a mutation may share
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", "HYPOTHESIS_PROFILE": "faults"}
-# of parts of the package without a folder or a file of the same name in tests/
+SIMULATED = [f"cli/test_{page}.py" for page in ("simulate", "what_if", "own_order", "variation")]
+# of parts of the package whose tests are not, or not only, of the same name in tests/
 MIRRORS = {
     "__init__": ["test_library.py"],
     "documents": [
         *(
             f"test_{kind}.py"
-            for kind in ("plan", "profile", "topology", "device", "groups", "shipped")
+            for kind in ("plan", "profile", "topology", "device", "groups", "shipped", "recorded")
         ),
-        *("profiler/test_repeat.py", "importers/test_run.py"),
+        *("profiler/test_repeat.py", "importers/test_run.py", "transformer/test_model.py"),
     ],
     "html_report": ["report/test_web.py"],
     "links": ["links/test_links.py", "cli/test_measure_links.py"],
     "options": ["test_job.py", "cli/test_plan.py"],
     "printable": ["test_units.py"],
+    "profiler": ["cli/test_doctor.py"],
     "runtime": [
-        "cli/test_measure_links.py",
+        *("cli/test_measure_links.py", "cli/test_doctor.py"),
         *(f"gpu/test_{part}.py" for part in ("backends", "links", "processes", "rules", "run")),
     ],
-    "simulation": [
-        "test_library.py",
-        *(f"cli/test_{page}.py" for page in ("simulate", "what_if", "own_order", "variation")),
-    ],
+    "search": ["cli/test_compare.py"],
+    "simulation": ["test_library.py", *SIMULATED],
+    "simulator": SIMULATED,
     "transformer": ["trainers/test_transformer.py", "cli/test_plan_transformer.py"],
 }
 SURVIVED, PREPARED_WRONGLY = 1, 2  # exit codes
