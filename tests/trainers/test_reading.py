@@ -121,6 +121,7 @@ REFUSED = [
     ("megatron", "Et*999999999L", "'Et*999999999L': more than 1,000,000 letters"),
     ("megatron", "import sys", "no layout, and no pipeline_model_parallel_layout"),
     ("megatron-bridge", "[['embedding'], ['decodr']]", "unknown: <decodr>"),
+    ("megatron-bridge", "[['embedding'], 3]", "model_parallel_layout is [['embedding'], 3]"),
     ("torchtitan", WORDS.replace(",norm", ""), "the layout has no norm, which torchtitan would"),
     ("torchtitan", WORDS.replace("layers.11,", ""), "the layout has 11 blocks, the profile 12"),
     ("torchtitan", WORDS.replace("norm", "nrm"), "nrm: no module of torchtitan's models"),
