@@ -43,6 +43,7 @@ SIMULATED = [f"cli/test_{page}.py" for page in ("simulate", "what_if", "own_orde
 # of parts of the package whose tests are not, or not only, of the same name in tests/
 MIRRORS = {
     "__init__": ["test_library.py"],
+    "cli": ["test_options.py"],
     "documents": [
         *(
             f"test_{kind}.py"

@@ -151,6 +151,8 @@ def test_chunks_are_stages_of_a_device_under_looped_schedules_alone(v):
     with pytest.raises(PartoptError, match=r"`chunks=2`: not for 1f1b") as raised:
         partopt.try_schedule("1f1b", partopt.Uniform(chunks=2))
     assert raised.value.fields == {"option": "chunks"}
+    several = partopt.try_schedules(partopt.Uniform(chunks=v), ["1f1b", "zbv", "interleaved"])
+    assert [row.schedule for row in several.tried] == ["1f1b", "zbv", "interleaved"]
 
 
 def test_the_page_of_one_schedule(partopt):

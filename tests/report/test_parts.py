@@ -3,17 +3,19 @@
 from operator import itemgetter
 
 import click
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partopt.documents.stage import Figures
 from partopt.documents.tables import Verification, VerificationRow
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 from partopt.printable import shorten
 from partopt.report.clusters import render_topology
 from partopt.report.folds import Fold, fold
 from partopt.report.pages import render_verification
-from partopt.report.phrases import basis_lines
+from partopt.report.phrases import basis_lines, price_lines
 from partopt.report.text import Column, bar, label_lines, page_width, table_of
 
 
@@ -134,3 +136,25 @@ def test_what_engines_do_on_a_level_is_told():
         "All-reduces are tree.",
         "Bandwidth is of one link of one member, in one direction.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("figures", "devices", "lines"),
+    [
+        ({}, 4, []),
+        (
+            {"price_per_hour": 2.5, "samples_per_money": 6860.0},
+            1,
+            ["2.50 an hour for the device: 6.86 k samples for 1.00"],
+        ),
+        (
+            {"price_per_hour": 10, "samples_per_money": 6860.0, "tokens_per_money": 14.05e6},
+            4,
+            ["10.00 an hour for 4 devices: 6.86 k samples (14.1 M tokens) for 1.00"],
+        ),
+        ({"price_per_hour": 10}, 4, ["10.00 an hour for 4 devices: - samples for 1.00"]),
+    ],
+)
+def test_what_money_buys(figures, devices, lines):
+    assert price_lines(Figures(**figures), devices) == [("price", line) for line in lines]
+    assert price_lines(msgspec.UNSET, devices) == []

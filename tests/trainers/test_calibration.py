@@ -191,6 +191,7 @@ def heavier(profile):
         (lambda own: replace(own, group=Group(ranks=4)), "on 4 tensor parallel ranks"),
         (lambda own: measured(model="llama3-70b", layout="tp=8,dp=1"), "a block has"),
         (heavier, "a block has"),
+        (lambda own: replace(own, dtype="float32", autocast="bfloat16"), r"^[^\n]* a block has"),
     ],
 )
 def test_a_profile_of_another_block_is_refused_with_what_is_other(change, message):
