@@ -12,9 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 import partopt as po
+from partopt.documents.device import read_device
 from partopt.documents.doctor import Accelerator, Check, Diagnosis, Exchange, Machine
+from partopt.documents.files import find_shipped, read_bytes
 from partopt.documents.profile import Device, Environment, Group
 from partopt.documents.run import Check as Compared
+from partopt.documents.stage import Figures
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import LayoutBeside
 from partopt.links import FittedLinks, levels_of
@@ -40,7 +43,7 @@ from tests.links.synthetic import level_samples
 from tests.links.synthetic import measurement as measured_links
 from tests.report.pictures import cases
 from tests.report.test_simulation import case, document
-from tests.trainers.models import plan_layout
+from tests.trainers.models import lay_out, plan_layout
 
 PAGES = ROOT / "tests/golden/documents.txt"
 KNOWN = Environment(
@@ -163,6 +166,35 @@ def laid(model="llama3-8b", layout="tp=2,pp=4,dp=2,microbatch=1", form="bfloat16
     return plan_layout("megatron", load_transformer(model), layout, form, {})
 
 
+def compared(loses, yours="tp=2,pp=4,dp=2,microbatch=1,recompute=always", fits=True):
+    """That layout beside others of the same model."""
+    pairs = []
+    for layout in (yours, "tp=2,pp=4,dp=2,microbatch=1"):
+        own = lay_out("megatron", load_transformer("llama3-8b"), layout, "bfloat16", {})
+        pairs.append((own.plan, own.estimate))
+    if not fits:
+        pairs[0] = (limited(pairs[0][0], 10**9), pairs[0][1])
+    changes = [("recompute_granularity", "full", "none"), ("num_layers", "32", "30")]
+    return transformer.render_compared(*pairs, loses, changes)
+
+
+def priced(scaling):
+    """The table with the dollars of its devices, and tokens."""
+    rows = [
+        replace(
+            row,
+            figures=Figures(
+                tokens_per_s=1000 * row.samples_per_s,
+                price_per_hour=2.5 * row.devices,
+                samples_per_money=row.samples_per_s * 1440 / row.devices,
+                tokens_per_money=row.samples_per_s * 1440_000 / row.devices,
+            ),
+        )
+        for row in scaling.rows
+    ]
+    return replace(scaling, rows=rows)
+
+
 def beside(again, simulated, fits):
     """A layout that takes half a second more, 0.42 s of it for tensors."""
     return LayoutBeside(
@@ -213,6 +245,9 @@ RENDERED = {
     "a simulation in ASCII": lambda: simulation.render(simulated("pipedream"), ascii_only=True),
     "plans in a table": lambda: plans.render_comparison(cases.comparison(3)),
     "numbers of devices": lambda: plans.render_scaling(cases.scaling([1, 8, 32])),
+    "numbers of devices with a price": lambda: plans.render_scaling(
+        priced(cases.scaling([1, 8, 32]))
+    ),
     "a run": lambda: ran(equal=True),
     "a run of torch's that learned something else": lambda: ran(
         equal=False,
@@ -242,6 +277,9 @@ RENDERED = {
             device=replace(Topology.load("v100-pcie").device, price_per_hour=2.5),
         )
     ),
+    "a device": lambda: clusters.render_device(
+        read_device(read_bytes(find_shipped("h100", "devices")), "h100")
+    ),
     "links": lambda: clusters.render_links(fitted()),
     "flows": lambda: pages.render_flows(flows()),
     "flows that were not tried": lambda: pages.render_flows(
@@ -263,6 +301,9 @@ RENDERED = {
     "a layout of experts in ASCII": lambda: transformer.render(
         laid("mixtral-8x7b", "tp=2,ep=2,pp=4,microbatch=1,recompute=always", "fp8"), ascii_only=True
     ),
+    "a layout beside the best": lambda: compared(0.0876),
+    "a layout beside the best that does not fit": lambda: compared(0.0, fits=False),
+    "a layout that is the best": lambda: compared(0.0, "tp=2,pp=4,dp=2,microbatch=1"),
     "a layout beside others": lambda: transformer.render(laid_beside_others()),
 }
 

@@ -9,7 +9,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Format, Transformer
-from partopt.trainers.transformer import Laying, lay
+from partopt.trainers.transformer import Laid, Laying, lay
 from tests.helpers import uniform_profile
 
 
@@ -17,6 +17,13 @@ def plan_layout(
     trainer: str, model: Transformer, layout: str, form: Format, facts: Mapping[str, object]
 ) -> Plan:
     """The plan of a layout on two servers of H100, 64 samples of 4,096 tokens an iteration."""
+    return lay_out(trainer, model, layout, form, facts).plan
+
+
+def lay_out(
+    trainer: str, model: Transformer, layout: str, form: Format, facts: Mapping[str, object]
+) -> Laid:
+    """That plan, with its profile and the closed form beside it."""
     asked = Laying(
         model=model,
         topology=Topology.load("dgx-h100", 2),
@@ -27,7 +34,7 @@ def plan_layout(
         layout=Layout.parse(layout),
         facts=facts,
     )
-    return lay(asked).plan
+    return lay(asked)
 
 
 def transformer(blocks: int = 12, halves: bool = False) -> Profile:
