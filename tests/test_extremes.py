@@ -67,7 +67,7 @@ def test_conditions_of_a_simulation(plan, condition, number):
 
 
 @pytest.mark.slow
-@examples(15)
+@examples(6)
 @given(
     st.sampled_from(["size", "bandwidth_bytes_per_s", "latency_s", "links"]),
     st.sampled_from([0, 1]),

@@ -31,7 +31,7 @@ from tests.trainers.models import transformer
 
 pytestmark = pytest.mark.slow
 
-WIDTHS = [60, 80, 200]
+WIDTHS = [60, 200]
 NAME = "-".join(LONG[:2])
 HEAVY = chain_profile([0.0123] * 11 + [1.5], parameter_bytes=[10**9] * 12, names=LONG, name=NAME)
 

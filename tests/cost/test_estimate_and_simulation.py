@@ -146,7 +146,7 @@ def check(partition: Partition, given: Problem, warmups: list[int] | None) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FLAT)
-@examples(60, suppress_health_check=FILTERED)
+@examples(40, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_contiguous_plan_is_simulated_to_less_than_its_estimate(name, data):
     given = data.draw(problems([name]))

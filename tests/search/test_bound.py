@@ -45,7 +45,7 @@ def simulated_s(partition: Partition, problem: Problem, warmups: list[int] | Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNED)
-@examples(75, suppress_health_check=FILTERED)
+@examples(40, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_plan_on_consecutive_ranks_is_faster(name, data):
     given = data.draw(problems([name]))
@@ -65,7 +65,7 @@ def test_no_plan_of_pipelines_side_by_side_is_faster(name, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANNED)
-@examples(15, suppress_health_check=FILTERED)
+@examples(12, suppress_health_check=FILTERED)
 @given(st.data())
 def test_a_plan_on_ranks_in_any_order_is_not_faster(name, data):
     given = data.draw(problems([name]))

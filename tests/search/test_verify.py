@@ -184,7 +184,7 @@ def test_every_split_of_ones_own_holds(problem, data):
 
 
 @pytest.mark.slow
-@examples(12)
+@examples(6)
 @given(problems(["1f1b"], asked=False))
 def test_the_best_plan_under_each_schedule_holds(problem):
     job = Job(
