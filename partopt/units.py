@@ -156,7 +156,8 @@ def format_rate(per_second: float, of: str) -> str:
 
 def format_number(value: float) -> str:
     """`975.6`: four significant digits, no point from 1,000 on."""
-    return f"{value:,.{next((n for n, least in _DIGITS if value >= least), 4)}f}"
+    rounded = float(f"{value:.4g}")
+    return f"{value:,.{next((n for n, least in _DIGITS if rounded >= least), 4)}f}"
 
 
 def _split(text: object, hint: str) -> tuple[float, str]:
