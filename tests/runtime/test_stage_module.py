@@ -1,6 +1,8 @@
 """Stages as modules, chained by hand, are the model."""
 
+import gc
 import re
+import weakref
 
 import pytest
 import torch
@@ -63,6 +65,17 @@ def test_three_stages_in_a_row_are_the_model(gpt):
     there = middle(*made, inputs=skipping.inputs[0])
     assert (len(made), len(there)) == (2, 3)
     assert there[0].data_ptr() == made[0].data_ptr()
+
+
+@torch.no_grad()
+def test_a_stage_keeps_nothing_of_a_microbatch_that_went_through(gpt):
+    first, second = gpt.modules([0, len(gpt.layers) // 2])
+    made = first(inputs=gpt.inputs[0])
+    second(*made, inputs=gpt.inputs[0])
+    passed = [weakref.ref(each) for each in made]
+    del made
+    gc.collect()
+    assert [each() for each in passed] == [None] * len(passed)
 
 
 def test_the_states_of_all_stages_are_the_model_s(gpt):
