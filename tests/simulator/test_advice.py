@@ -254,6 +254,12 @@ def test_too_few_in_flight(warmups, has):
         )
 
 
+def test_another_schedule_is_tried_without_the_warm_up_that_was_given():
+    plan = plans.plan_of([1] * 4, schedule="1f1b-eager", microbatches=8)
+    advice = partopt.simulate(plan, warmup=[0, 0, 0, 0]).document.advice
+    assert {"schedule": "zb-h1"} in [finding.options for finding in advice]
+
+
 def test_another_schedule_is_executed_and_told_with_what_it_takes():
     for schedule, change in {
         "gpipe": "11.7% faster, -75.0% memory",
