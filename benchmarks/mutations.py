@@ -55,7 +55,7 @@ MIRRORS = {
     "links": ["links/test_links.py", "cli/test_measure_links.py"],
     "options": ["test_job.py", "cli/test_plan.py"],
     "printable": ["test_units.py"],
-    "profiler": ["cli/test_doctor.py"],
+    "profiler": ["cli/test_doctor.py", "gpu/test_profile.py"],
     "runtime": [
         *("cli/test_measure_links.py", "cli/test_doctor.py"),
         *(f"gpu/test_{part}.py" for part in ("backends", "links", "processes", "rules", "run")),

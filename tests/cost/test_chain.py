@@ -67,6 +67,30 @@ def test_blocks_that_are_made_again_are_all_that_recomputation_adds():
         assert own.compute_s(1, 4, recompute=True) == 14 + 3 + again[4] - again[1]
 
 
+@pytest.mark.parametrize(
+    ("i", "j", "first", "kept", "peak"),
+    [
+        (0, 4, None, 10 + 8 + 4 + 40, 10 + 100),
+        (0, 4, 1, 10 + 8 + 30 + 40, 10 + 100),
+        (0, 3, None, 10 + 8 + 4, 10 + 100),
+        (1, 4, None, 4 + 40, 4 + 40 + 7),  # the input of a stage is in a receive buffer
+        (1, 4, 1, 30 + 40, 30 + 40 + 7),
+        (1, 3, None, 4, 4 + 30 + 5),
+        (0, 1, None, 10, 10 + 100),
+    ],
+)
+def test_what_a_backward_takes_at_its_fullest_where_blocks_are_made_again(i, j, first, kept, peak):
+    """Layers keep 10 to 40 bytes and take 100, 5, 5 and 7 more; the second and third are blocks."""
+    measured = measurement(
+        [1.0] * 4,
+        output_bytes=[8, 4, 2, 0],
+        stash_groups=[([n], 10 * (n + 1)) for n in range(4)],
+    )
+    chain = chain_of(with_memory_of(profile_of([measured]), [0] * 4, [100, 5, 5, 7]))
+    found = chain.with_blocks([1, 2, 3]).blocks.remade(i, j, first)
+    assert (found.stash_bytes, found.stash_bytes + found.transient_bytes) == (kept, peak)
+
+
 def test_a_tied_parameter_counts_once_in_a_stage_that_holds_both_ends():
     """An embedding of 100 bytes used by layers 0 and 2, which hold 100 and 130; layer 1 holds
     40.

@@ -142,9 +142,10 @@ def test_steps_that_never_become_steady_are_noted(device):
 
 
 def test_the_clock_rate_and_what_lowers_it_are_recorded(monkeypatch):
+    begun = []
     nvml = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda name: name,
+        nvmlInit=lambda: begun.append("library"),
+        nvmlDeviceGetHandleByUUID=lambda name: begun and name,
         nvmlDeviceGetClockInfo=lambda handle, kind: {("GPU-7", 1): 1410}[handle, kind],
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x1 | 0x4 | 0x40,
     )
@@ -156,6 +157,17 @@ def test_the_clock_rate_and_what_lowers_it_are_recorded(monkeypatch):
     found = rate.describe(Environment())
     assert found.sm_clock_hz == 1.41e9
     assert found.throttled_by == ["power cap", "thermal slowdown by the hardware"]
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 0x02 | 0x08 | 0x10 | 0x20 | 0x80
+    rate.sample()
+    assert rate.describe(Environment()).throttled_by == [
+        "application clocks",
+        "power cap",
+        "hardware slowdown",
+        "sync boost",
+        "thermal slowdown by the driver",
+        "thermal slowdown by the hardware",
+        "power brake",
+    ]
     monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
     rate = ClockRate(torch.device("cuda"))
     rate.sample()

@@ -10,7 +10,7 @@ from torch import nn
 from partopt.documents import Note
 from partopt.documents.profile import Measurement
 from partopt.errors import PartoptError
-from partopt.profiler import ProfilingStopped, measure
+from partopt.profiler import ProfilingStopped, measure, measure_source
 from tests.profiler.helpers import linear
 
 
@@ -87,6 +87,30 @@ def test_a_profile_of_something_else_is_refused_by_the_field_that_differs(field)
     assert caught.value.message.startswith("`resume`: a profile of something else: ")
     assert caught.value.fields["mismatched"] == [field]
     assert (caught.value.code, caught.value.exit_code) == ("resume-mismatch", 2)
+
+
+SOURCE = """
+import torch
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+def example_inputs(size):
+    return torch.ones(size, 4)
+"""
+
+
+def test_the_file_of_the_model_may_lie_elsewhere_and_may_not_be_another(tmp_path):
+    given = {"device": "cpu", "steps": 1, "name": "net"}
+    paths = [tmp_path / name for name in ("net.py", "there/net.py", "other.py")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(SOURCE)
+    first, moved, other = map(str, paths)
+    begun = measure_source(first, microbatch_sizes=[1], **given)
+    there = measure_source(moved, microbatch_sizes=[1, 2], resume=begun, **given)
+    assert [own.microbatch_size for own in there.measurements] == [1, 2]
+    with pytest.raises(PartoptError) as caught:
+        measure_source(other, microbatch_sizes=[2], resume=begun, **given)
+    assert caught.value.fields["mismatched"] == ["model.entry"]
 
 
 def test_an_interrupt_before_anything_is_added_keeps_nothing():
