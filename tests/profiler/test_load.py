@@ -142,6 +142,15 @@ def test_what_is_not_there_is_answered_with_the_nearest(write, tmp_path):
     assert "no such file or module" in refusal("no.such.module").message
 
 
+def test_an_error_is_placed_in_the_file_once_and_an_options_never(write):
+    source = find_model(write("def build(): ...\ndef example_inputs(size): ...\n"))
+    there = PartoptError("no such layer")
+    placed = source.locate(there)
+    assert placed.message == f"{source.place}: no such layer"
+    assert source.locate(placed).message == placed.message
+    assert source.locate(PartoptError("`steps=0`", option="steps")).message == "`steps=0`"
+
+
 def test_running_out_of_memory_passes_through(write):
     with pytest.raises(torch.OutOfMemoryError):
         find_model(write("def build(): raise torch.OutOfMemoryError('full')\n")).build()
