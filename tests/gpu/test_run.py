@@ -200,6 +200,16 @@ def test_a_model_that_the_device_does_not_hold_is_told_of_before_anything_starts
     room["cpu"] = 1000.0
     with pytest.raises(PartoptError, match="the host has 1 kB free"):
         check.check_room(training, context, torch.device("cpu"))
+    # weights and gradients, on its own device beside those of rank 0's stage
+    whole, own = (
+        2 * each for each in (plan.profile.parameter_bytes, plan.stages[0].parameter_bytes)
+    )
+    for device, needed in (("cpu", whole), ("cuda", whole + own)):
+        room[device] = needed
+        check.check_room(training, context, torch.device(device, 0))
+        room[device] = needed - 1
+        with pytest.raises(PartoptError, match="needs the whole model in one process"):
+            check.check_room(training, context, torch.device(device, 0))
     with installed(FakeDevice(memory_bytes=24 * 10**9)) as device:
         device.allocate(4 * 10**9)
         monkeypatch.undo()

@@ -51,6 +51,8 @@ def test_build_comes_before_create_model_and_model(write):
     # an edited file is read anew
     path = write("def build(**options): return nn.Linear(2, options['width'])\n")
     assert width(path, width=9) == 9
+    path = write("def build(width): return nn.Linear(2, width)\n")
+    assert width(path, width=9) == 9
 
 
 def test_a_sole_module_needs_no_name_and_two_must_be_told_apart(write):
