@@ -61,7 +61,7 @@ MIRRORS = {
         *(f"gpu/test_{part}.py" for part in ("backends", "links", "processes", "rules", "run")),
     ],
     "search": ["cli/test_compare.py"],
-    "simulation": ["test_library.py", *SIMULATED],
+    "simulation": ["test_library.py", "simulator/test_conditions.py", *SIMULATED],
     "simulator": SIMULATED,
     "transformer": ["trainers/test_transformer.py", "cli/test_plan_transformer.py"],
 }

@@ -207,7 +207,6 @@ class Updates:
         self.exchanging = set(order.stage[order.kind == A].tolist())
         self.watched: dict[int, Sum] = {}
         self.sums: dict[int, tuple[int, Sum]] = {}  # the round that is exchanged, by stage
-        self.tied_summed = False
         self.versions: dict[int, Versions] = {}  # of an asynchronous plan
         for s, own in parameters.items() if schedule(plan.schedule).asynchronous else ():
             step, replicas = self.steps.get(s), plan.stages[s].replicas

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,6 +100,21 @@ def test_each_stage_makes_the_fewest_again_that_fit_its_device(short):
     assert found.predicted.iteration_s <= plan.predicted.iteration_s
     assert found.fits == plan.fits
     assert not list(found.faults())
+
+
+def test_stages_that_keep_all_go_on_to_do_so():
+    options = {"schedule": "1f1b", "microbatches": 4, "cuts": [4, 7], "recompute": "auto"}
+    options |= {"engine": TRAINERS["colossalai"].engine, "block_bounds": list(range(1, 11))}
+    job = po.Job(model([0, *[5] * 9, 1, 4]), flat(3, memory_bytes=10**10), **options)
+    problem = job.problem.with_(cuts=None)
+    spans = zip([0, 4, 7], [4, 7, 12], [True, False, False], strict=True)
+    stages = [Assignment(i, j, [s], again) for s, (i, j, again) in enumerate(spans)]
+    plan = simulate_plan(price(Partition(CONTIGUOUS, stages), problem, "optimal"))
+    found = recompute_less(plan, problem, alike=False)
+    assert [own.blocks_again for own in found.stages] == [1, 0, 0]
+    none = [replace(own, recompute=False) for own in stages]
+    plan = simulate_plan(price(Partition(CONTIGUOUS, none), problem, "optimal"))
+    assert recompute_less(plan, problem, alike=False) is plan
 
 
 @pytest.mark.slow

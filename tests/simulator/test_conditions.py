@@ -55,8 +55,11 @@ def test_a_limit_that_is_given_is_what_the_model_may_take():
         assert apply_conditions(plan, Conditions(**changes), 10**6).reserve == left
 
 
-def test_an_order_of_ones_own_may_not_be_too_long(tmp_path):
+def test_an_order_of_ones_own_is_a_text_and_may_not_be_too_long(tmp_path):
     path = tmp_path / "own.csv"
+    path.write_bytes(b"\xff\xfe0F0,0B0\n1F0,1B0\n")
+    with pytest.raises(PartoptError, match=r"own\.csv: "):
+        partopt.simulate(STRAIGHT, schedule=str(path))
     path.write_text("0F0,0B0\n1F9999999,1B0\n")
     with pytest.raises(PartoptError, match=r"own\.csv: .* are 40,000,000 actions"):
         partopt.simulate(STRAIGHT, schedule=str(path))
