@@ -95,10 +95,14 @@ class Training:
         model.forward = cast(model.forward, device, dtype)
         return cast(loss_fn, device, dtype)
 
+    def draw_numbers(self, number: int) -> None:
+        """Draw numbers that follow from the seed of the run and from `number` from now on."""
+        RandomNumbers.seed(self.seed * SPREAD + number)
+
     def draw_inputs(self, number: int, device: torch.device) -> Inputs:
         """Example inputs, drawn with a seed of microbatch `number`: every rank draws the same."""
         before = RandomNumbers()
-        RandomNumbers.seed(self.seed * SPREAD + number)
+        self.draw_numbers(number)
         try:
             inputs = self.source.example_inputs(self.plan.microbatch_size)
             return place(inputs, device, self.dtype)
@@ -269,8 +273,7 @@ class RankTraining:
         """
         training = self.training
         # of dropout: the same, whether the steps before ran here or in another run
-        seed = training.seed * SPREAD + self.steps * self.context.ranks + self.context.rank
-        RandomNumbers.seed(seed)
+        training.draw_numbers(self.steps * self.context.ranks + self.context.rank)
         run = execute_on_torch if training.engine == "torch" else execute
         return run(
             training.plan,
