@@ -148,6 +148,10 @@ def test_as_few_blocks_are_made_again_as_fit(share, numbers):
             expected |= set(fit[:1])
     assert found[1] - found[0] == expected
     assert {(own.chunks, own.recompute) for own in expected} == numbers
+    for own in expected:  # to the byte
+        limit = estimate(work, own, BATCH).memory_bytes
+        fitting = find_layouts(work, DEVICES, BATCH, limit, fixed, partly=True).fitting
+        assert own in [each.layout for each in fitting]
 
 
 def test_of_experts_small_microbatches_that_make_nothing_again_are_usual():
