@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 import torch
@@ -14,8 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from partopt.profiler.device import CpuClock, CpuStamp, CudaClock
 from partopt.profiler.layers import Backward
 from partopt.profiler.step import Stepper
+from tests.forked import run_forked
 from tests.gpu.device import CYCLES_PER_S, FakeDevice, PaperTime, installed
 from tests.gpu.layers import layers
+from tests.helpers import ROOT
 from tests.profiler.helpers import tracked
 
 
@@ -79,28 +79,39 @@ def nested(depth, x):
     return checkpoint(lambda inner: nested(depth - 1, inner), x, use_reentrant=True)
 
 
+def runs_here(forward):
+    """Whether the backward of a function runs on the thread that calls it."""
+    Located.threads = []
+    forward(torch.ones(2, requires_grad=True)).sum().backward()
+    [thread] = Located.threads
+    return thread == threading.get_ident()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("forward", "here"),
+    "forward",
     [
-        (Located.apply, True),
-        (lambda x: checkpoint(Located.apply, x, use_reentrant=False), True),
-        (lambda x: nested(1, x), True),
-        (lambda x: nested(60, x), True),
-        (lambda x: nested(61, x), False),
+        Located.apply,
+        lambda x: checkpoint(Located.apply, x, use_reentrant=False),
+        lambda x: nested(1, x),
+        lambda x: nested(60, x),
     ],
-    ids=["custom function", "checkpoint", "reentrant", "60 deep", "61 deep"],
+    ids=["custom function", "checkpoint", "reentrant", "60 deep"],
 )
-def test_the_backward_runs_on_the_calling_thread(forward, here):
-    """In a fork: where torch began a thread of its own no later fork of this process can train."""
-    child = os.fork()
-    if child == 0:
-        Located.threads, found = [], list[bool]()
-        with suppress(Exception):
-            forward(torch.ones(2, requires_grad=True)).sum().backward()
-            found = [thread == threading.get_ident() for thread in Located.threads]
-        os._exit(0 if found == [here] else 1)
-    assert os.waitpid(child, 0)[1] == 0
+def test_the_backward_runs_on_the_calling_thread(forward):
+    assert runs_here(forward)
+
+
+@pytest.mark.slow
+def test_a_backward_in_too_many_others_runs_on_a_thread_of_its_own(tmp_path):
+    """In another process: where torch began such a thread no later fork can train."""
+    script = tmp_path / "deep.py"
+    script.write_text(
+        "from tests.profiler.test_clock import nested, runs_here\n"
+        "assert not runs_here(lambda x: nested(61, x))\n"
+    )
+    done = run_forked(str(script), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_work_on_another_thread_is_counted():
