@@ -36,7 +36,6 @@ ENVIRONMENT = {
     "COLUMNS": "400",
     "HYPOTHESIS_PROFILE": "faults",
     "OMP_NUM_THREADS": "1",
-    "PYTHONDONTWRITEBYTECODE": "",  # that of tests saves seconds; the package's is checked
 }
 FIRST = 50  # tests that run before the files of others are imported
 KERNELS = ".kernels"  # of numba, in the copy
@@ -77,6 +76,7 @@ def _prepare(checkout: Path, preloaded: Sequence[str]) -> None:
     shutil.copytree(checkout, root)
     os.chdir(root)
     own = {"NUMBA_CACHE_DIR": str(root / KERNELS), "PYTHONPATH": str(root)}
+    own["PYTHONDONTWRITEBYTECODE"] = ""  # that of tests saves seconds; the package's is checked
     os.environ.update(ENVIRONMENT | own)
     sys.dont_write_bytecode = False
     sys.path.insert(0, str(root))

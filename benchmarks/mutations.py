@@ -32,13 +32,11 @@ from typing import NamedTuple
 
 from covering_tests import CoveringTests
 from drawn_faults import Fault, draw, equivalents, packages_of
-from forked_tests import KERNELS, NOTHING_TO_RUN, first_error, workers
+from forked_tests import ENVIRONMENT, KERNELS, NOTHING_TO_RUN, first_error, workers
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_suffix(".toml")
 LIMIT_S = 900  # for the tests of one mutation: a fault may keep a search from ending
-# a module's bytecode is kept by the second and the size of its source, which a mutation may share
-ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400", "HYPOTHESIS_PROFILE": "faults"}
 SIMULATED = [f"cli/test_{page}.py" for page in ("simulate", "what_if", "own_order", "variation")]
 # of parts of the package whose tests are not, or not only, of the same name in tests/
 MIRRORS = {
@@ -99,12 +97,14 @@ def place_of(mutation: Mutation, root: Path) -> Path:
 def first_failure(tests: str, root: Path, limit_s: float = LIMIT_S) -> str | None:
     """The first test that fails, None where all pass, or none is left to run."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    kernels = {"NUMBA_CACHE_DIR": str(root / ".kernels")}
+    own = {"NUMBA_CACHE_DIR": str(root / KERNELS), "PYTHONPATH": str(root)}
+    # bytecode is kept by the second and the size of its source, which a mutation may share
+    own["PYTHONDONTWRITEBYTECODE"] = "1"
     try:
         done = subprocess.run(
             [*command, *shlex.split(tests)],
             cwd=root,
-            env=os.environ | ENVIRONMENT | kernels | {"PYTHONPATH": str(root)},
+            env=os.environ | ENVIRONMENT | own,
             capture_output=True,
             text=True,
             timeout=limit_s,
