@@ -22,6 +22,7 @@ from partopt.search import grids, improve
 from tests.examples import load_profile
 from tests.helpers import flat, uniform_profile
 
+pytest.register_assert_rewrite("tests.golden.records")
 BUDGETS = [(own.BUDGET, own.BUDGET["normal"]) for own in (improve, grids)]
 
 load_profile()

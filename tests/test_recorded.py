@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 import partopt as po
 from partopt.documents.device import shipped_device
 from partopt.documents.files import shipped_names
 from partopt.transformer.config import load_transformer
 from tests.golden.jobs import JOBS, plan_by_hand
-from tests.golden.records import condensed, differences, lines
+from tests.golden.records import condensed, record_test
 from tests.helpers import ROOT
 from tests.report.pictures import cases
 from tests.report.test_documents import flows, laid, machine, tried
@@ -99,11 +98,6 @@ def found_of(name: str) -> dict[str, object]:
     return condensed(plain(properties(DOCUMENTS[name]())))
 
 
-@pytest.fixture(scope="module")
-def recorded(request):
-    return lines(ROOT / "tests/golden/properties.jsonl", DOCUMENTS, found_of, request)
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_document_says_what_it_said(name, recorded):
-    assert differences(found_of(name), recorded[name]) == {}
+test_a_document_says_what_it_said = record_test(
+    ROOT / "tests/golden/properties.jsonl", DOCUMENTS, found_of
+)

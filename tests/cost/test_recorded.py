@@ -7,12 +7,11 @@ changes one on purpose runs `pytest tests/cost/test_recorded.py --update`, and s
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from tests.golden.jobs import JOBS, plan_by_hand
-from tests.golden.records import beside, condensed, differences, lines
+from tests.golden.records import beside, condensed, record_test
 from tests.helpers import ROOT
 
 GIVEN = {"schema", "profile", "topology"}
@@ -38,11 +37,4 @@ def short(plan: Plan) -> dict[str, object]:
     return condensed({key: own for key, own in document.items() if key not in GIVEN})
 
 
-@pytest.fixture(scope="module")
-def recorded(request):
-    return lines(ROOT / "tests/golden/prices.jsonl", JOBS, price, request)
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_a_plan_takes_what_it_took(name, recorded):
-    assert differences(price(name), recorded[name]) == {}
+test_a_plan_takes_what_it_took = record_test(ROOT / "tests/golden/prices.jsonl", JOBS, price)

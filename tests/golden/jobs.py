@@ -16,6 +16,7 @@ from tests.helpers import flat, measurement, profile_of, two_level, with_memory_
 
 SERVERS = two_level(4, 2, 12e9, 1.25e9, memory_bytes=10**9)
 SYNCHRONOUS = {"schedule": "1f1b", "microbatches": 16}
+OF_PLANNERS = {"cost", "stages", "tied", "cut_at"}
 
 
 def model(layers: int, seed: int, sizes: tuple[int, ...] = (1,), tied: bool = False) -> Profile:
@@ -100,7 +101,6 @@ def plan_by_hand(name: str) -> Plan:
     return planners.plan("manual", job.problem)
 
 
-OF_PLANNERS = {"cost", "stages", "tied", "cut_at"}
 # a name: the profile, the cluster, options of a job, and cuts and replicas of one's own
 JOBS: dict[str, tuple[Profile, Topology, dict[str, Any], list[int], list[int]]] = {
     "asynchronous": (model(12, 1), SERVERS, {}, [4, 9], [5, 2, 1]),

@@ -5,7 +5,8 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,28 @@ import pytest
 LONG = 60  # characters: more are recorded as a digest
 
 
-def lines(
-    path: Path, cases: Iterable[str], find: Callable[[str], object], request: pytest.FixtureRequest
-) -> dict[str, Any]:
-    """What a file has of every case, a line each; found and written anew where tests update."""
-    if request.config.getoption("--update"):
-        found = ({"case": case, "found": find(case)} for case in cases)
-        path.write_text("".join(json.dumps(line) + "\n" for line in found))
-    each = map(json.loads, path.read_text().splitlines())
-    return {line["case"]: line["found"] for line in each}
+def record_test(
+    path: Path, cases: Collection[str], find: Callable[[str], object]
+) -> Callable[[str, pytest.FixtureRequest], None]:
+    """A test that what is found of every case is what a file has of it, a line each.
+
+    With `--update` the file is written anew first.
+    """
+
+    @cache
+    def recorded(update: bool) -> dict[str, Any]:
+        if update:
+            found = ({"case": case, "found": find(case)} for case in cases)
+            path.write_text("".join(json.dumps(line) + "\n" for line in found))
+        each = map(json.loads, path.read_text().splitlines())
+        return {line["case"]: line["found"] for line in each}
+
+    @pytest.mark.parametrize("case", cases)
+    def test(case: str, request: pytest.FixtureRequest) -> None:
+        expected = recorded(request.config.getoption("--update"))[case]
+        assert differences(find(case), expected) == {}
+
+    return test
 
 
 def condensed(document: object) -> dict[str, object]:

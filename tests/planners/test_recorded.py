@@ -18,7 +18,7 @@ from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, optimal
 from partopt.planners.costs import StageCosts
 from tests.golden.jobs import JOBS
-from tests.golden.records import differences, lines
+from tests.golden.records import record_test
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.slow
@@ -95,11 +95,6 @@ def both(name: str) -> dict[str, object]:
     return {"decisions": decisions(name)} | ({"costs": costs(name)} if overlaps else {})
 
 
-@pytest.fixture(scope="module")
-def recorded(request):
-    return lines(ROOT / "tests/golden/decisions.jsonl", JOBS, both, request)
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_planners_decide_what_they_decided(name, recorded):
-    assert differences(both(name), recorded[name]) == {}
+test_planners_decide_what_they_decided = record_test(
+    ROOT / "tests/golden/decisions.jsonl", JOBS, both
+)

@@ -19,7 +19,7 @@ from partopt.search import warmup
 from partopt.search.simulations import Simulations
 from partopt.search.variants import ANY, least_s, variants_of
 from tests.golden.jobs import SERVERS, SYNCHRONOUS, model, slow_messages
-from tests.golden.records import differences, lines
+from tests.golden.records import record_test
 from tests.helpers import ROOT, flat, two_level
 
 pytestmark = pytest.mark.slow
@@ -165,12 +165,6 @@ def found_of(case: str) -> object:
 NAMES = [*(f"search: {name}" for name in CASES), *(f"estimates: {name}" for name in ESTIMATED)]
 
 
-@pytest.fixture(scope="module")
-def recorded(request):
-    return lines(ROOT / "tests/golden/searches.jsonl", NAMES, found_of, request)
-
-
-@pytest.mark.full_effort
-@pytest.mark.parametrize("case", NAMES)
-def test_what_is_found_is_what_was_found(case, recorded):
-    assert differences(found_of(case), recorded[case]) == {}
+test_what_is_found_is_what_was_found = pytest.mark.full_effort(
+    record_test(ROOT / "tests/golden/searches.jsonl", NAMES, found_of)
+)

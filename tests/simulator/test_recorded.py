@@ -14,7 +14,7 @@ import pytest
 import partopt as po
 from partopt.errors import PartoptError
 from tests.golden.jobs import JOBS, plan_by_hand
-from tests.golden.records import beside, condensed, differences, lines
+from tests.golden.records import beside, condensed, record_test
 from tests.helpers import ROOT
 from tests.simulator.plans import chunked
 
@@ -29,7 +29,6 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "eagerly": {"schedule": "1f1b-eager", "microbatches": 12},
     "in two parts": {"schedule": "zb-h1", "microbatches": 6},
 }
-
 
 COSTS: dict[str, Any] = {
     "forward": [1.0, 2.0, 1.5, 1.0, 3.0, 0.5],
@@ -52,21 +51,17 @@ def simulations(name: str) -> dict[str, object]:
     Of the second one on they have what the first has not.
     """
     plan = CHUNKED[name] if name in CHUNKED else plan_by_hand(name)
-    first, found = condensed(po.simulate(plan).document), dict[str, object]()
+    planned = po.simulate(plan)
+    first, found = condensed(planned.document), dict[str, object]()
     for condition, options in CONDITIONS.items():
         try:
             own = condensed(po.simulate(plan, **options).document)
             found[condition] = beside(own, first)
         except PartoptError as error:
             found[condition] = error.message
-    return {"as planned": first, **found, "flows": condensed(po.simulate(plan).flows)}
+    return {"as planned": first, **found, "flows": condensed(planned.flows)}
 
 
-@pytest.fixture(scope="module")
-def recorded(request):
-    return lines(ROOT / "tests/golden/simulations.jsonl", NAMES, simulations, request)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_simulation_says_what_it_said(name, recorded):
-    assert differences(simulations(name), recorded[name]) == {}
+test_a_simulation_says_what_it_said = record_test(
+    ROOT / "tests/golden/simulations.jsonl", NAMES, simulations
+)

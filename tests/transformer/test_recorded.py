@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Mapping
 
 import msgspec
-import pytest
 from msgspec.structs import replace
 
 import partopt as po
@@ -20,7 +19,7 @@ from partopt.documents.transformer import Calibration, MeasuredBlock, Scores
 from partopt.trainers.transformer import Laying
 from partopt.transformer.as_profile import profile_of
 from partopt.transformer.iteration import Degrees, estimate, once_s, stage_counts
-from tests.golden.records import differences, lines
+from tests.golden.records import record_test
 from tests.helpers import ROOT
 
 FIGURES = ROOT / "tests/golden/transformers.jsonl"
@@ -142,11 +141,6 @@ def rounded(node):
     return float(f"{node:.8g}") if isinstance(node, float) else node
 
 
-@pytest.fixture(scope="module")
-def recorded(request):
-    return lines(FIGURES, CASES, lambda case: rounded(figures_of(case)), request)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_figures_are_what_they_were(case, recorded):
-    assert differences(rounded(figures_of(case)), recorded[case]) == {}
+test_figures_are_what_they_were = record_test(
+    FIGURES, CASES, lambda case: rounded(figures_of(case))
+)
