@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part, count_blocks
-from partopt.trainers.reading import cuts_of_blocks, find_count, find_stated, read_numbers
+from partopt.trainers.reading import cuts_of_blocks, find_count, read_numbers
+from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import (
     BLOCKS,
     Reading,
@@ -68,15 +69,15 @@ def _said_again(again: object, counts: Sequence[int]) -> Recompute | int | None:
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     """`num_layers_per_stage` has the blocks of each stage."""
     counts = read_numbers(text, "num_layers_per_stage", _EXAMPLE)
-    again = find_stated(text, "num_ckpt_layers_per_stage")
+    settings = read_settings(text)
     layout = Layout(
-        tp=find_count(text, "tp_size"),
-        pp=find_count(text, "pp_size"),
-        microbatch=find_count(text, "microbatch_size"),
-        recompute=_said_again(again, counts),
-        shard="optimizer" if find_count(text, "zero_stage") == 1 else None,
+        tp=find_count(settings, "tp_size"),
+        pp=find_count(settings, "pp_size"),
+        microbatch=find_count(settings, "microbatch_size"),
+        recompute=_said_again(settings.known("num_ckpt_layers_per_stage"), counts),
+        shard="optimizer" if find_count(settings, "zero_stage") == 1 else None,
     )
-    own = find_count(text, "num_microbatches")
+    own = find_count(settings, "num_microbatches")
     return Reading(cuts_of_blocks(counts, parts), layout, microbatches=own)
 
 

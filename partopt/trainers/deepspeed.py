@@ -15,8 +15,8 @@ from partopt.documents.transformer import Loss, Modelled, Practice, Scores
 from partopt.errors import PartoptError
 from partopt.trainers.megatron_model import read_training
 from partopt.trainers.parts import Part
-from partopt.trainers.reading import check_stages, find_count, find_stated, malformed, read_numbers
-from partopt.trainers.settings import Settings
+from partopt.trainers.reading import check_stages, find_count, malformed, read_numbers
+from partopt.trainers.settings import Settings, read_settings
 from partopt.trainers.trainer import Configured, Reading, Says, Text, Trainer, plain, rank_order
 from partopt.transformer.config import like_shipped, read_transformer, write_config
 
@@ -137,13 +137,13 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
         raise malformed(what, _EXAMPLE)
     counts = [stop - start for start, stop in itertools.pairwise(bounds)]
     check_stages(counts, "layers", len(layers))
-    zero = find_stated(text, "zero_optimization")
+    settings = read_settings(text)
     layout = Layout(
-        microbatch=find_count(text, "train_micro_batch_size_per_gpu"),
-        recompute="always" if find_count(text, "activation_checkpoint_interval") else None,
-        shard="optimizer" if isinstance(zero, dict) and zero.get("stage") == 1 else None,
+        microbatch=find_count(settings, "train_micro_batch_size_per_gpu"),
+        recompute="always" if find_count(settings, "activation_checkpoint_interval") else None,
+        shard="optimizer" if find_count(settings, "zero_optimization.stage") == 1 else None,
     )
-    own = find_count(text, "gradient_accumulation_steps")
+    own = find_count(settings, "gradient_accumulation_steps")
     return Reading(bounds[1:-1], layout, microbatches=own)
 
 
@@ -153,23 +153,22 @@ def _read_training(settings: Settings, devices: int) -> Configured:
     if not isinstance(config, dict):
         return _of_script(read_training(settings, devices, "deepspeed"), settings)
     model = read_transformer(json.dumps(config).encode(), "MODEL", "model")
-    bounds, zero = settings.find("BOUNDS"), settings.find("zero_optimization")
-    names, sizes = settings.find("axes"), settings.find("dims")
-    listed = isinstance(names, list) and isinstance(sizes, list)
-    axes: dict[str, int] = dict(zip(names, sizes, strict=False)) if listed else {}  # type: ignore[call-overload]
+    bounds, sizes = _numbers(settings, "BOUNDS"), _numbers(settings, "dims")
+    names, zero = settings.find("axes"), settings.find("zero_optimization")
+    axes = dict(zip(map(str, names), sizes, strict=False)) if isinstance(names, list) else {}
     size = settings.count("train_micro_batch_size_per_gpu") or 1
     steps = settings.count("gradient_accumulation_steps") or 1
     sequence = settings.count("SEQUENCE") or 1
     if settings.faults:
         raise PartoptError.together(settings.faults)
     blocks = None
-    if isinstance(bounds, list):
+    if bounds:
         inside = [min(max(bound - 1, 0), model.blocks) for bound in bounds]
         blocks = [stop - start for start, stop in itertools.pairwise(inside)]
     return Configured(
         model=like_shipped(model) or model,
         sequence=sequence,
-        global_batch=size * steps * int(axes.get("data", 1)),
+        global_batch=size * steps * axes.get("data", 1),
         format="float16" if settings.states("fp16") else "bfloat16",
         layout=Layout(
             tp=axes.get("model", 1),
@@ -182,6 +181,18 @@ def _read_training(settings: Settings, devices: int) -> Configured:
         facts={"attention": "flash"} if settings.has("FLASH_ATTENTION") else {},
         blocks=blocks,
     )
+
+
+def _numbers(settings: Settings, name: str) -> list[int]:
+    """The whole numbers of a list; none where there is no list, a fault where it has others."""
+    value = settings.find(name)
+    if not isinstance(value, list):
+        return []
+    if not all(type(number) is int for number in value):
+        what = f"{name}: {value!r} are not whole numbers"
+        settings.faults.append(PartoptError(what, "give numbers", code="invalid-value", path=name))
+        return []
+    return value
 
 
 def _of_script(found: Configured, settings: Settings) -> Configured:

@@ -30,16 +30,8 @@ from partopt.trainers.megatron_model import (
     with_layout,
 )
 from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
-from partopt.trainers.reading import (
-    check_count,
-    find_count,
-    find_stated,
-    find_value,
-    has_flag,
-    malformed,
-    read_literal,
-)
-from partopt.trainers.settings import Settings
+from partopt.trainers.reading import check_count, find_count, find_value, malformed, read_literal
+from partopt.trainers.settings import Settings, read_settings
 from partopt.trainers.trainer import (
     HEADS,
     Configured,
@@ -243,9 +235,9 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     own, layout, batch = text.strip(), Layout(), None
     value: object = own
     if not _BARE.fullmatch(own):
-        value = read_literal(own)
-        value = find_value(text, _LAYOUT) if value is None else value
-        layout, batch = _read_rest(text), find_count(text, "global_batch_size")
+        settings, value = read_settings(text), read_literal(own)
+        value = find_value(settings, _LAYOUT) if value is None else value
+        layout, batch = _read_rest(settings), find_count(settings, "global_batch_size")
     segments, blocks = _segments(value), 0
     _check(segments, parts)
     head = next(i for i, part in enumerate(parts) if part.kind in (NORM, HEAD))  # one there
@@ -257,27 +249,23 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     return Reading(cuts, layout, batch)
 
 
-def _read_rest(text: str) -> Layout:
+def _read_rest(settings: Settings) -> Layout:
     """What a script or a program says beside the segments."""
-    shared = has_flag(text, "use-distributed-optimizer")
-    stated = find_stated(text, "use_distributed_optimizer")
     recompute: Recompute | int | None = None
-    if find_stated(text, "recompute_granularity") == "full":
-        blocks = find_stated(text, "recompute_method") == "block"
-        recompute = find_count(text, "recompute_num_layers") if blocks else "always"
+    if settings.known("recompute_granularity") == "full":
+        blocks = settings.known("recompute_method") == "block"
+        recompute = find_count(settings, "recompute_num_layers") if blocks else "always"
     return Layout(
-        tp=find_count(text, "tensor_model_parallel_size"),
-        pp=find_count(text, "pipeline_model_parallel_size"),
-        microbatch=find_count(text, "micro_batch_size"),
+        tp=find_count(settings, "tensor_model_parallel_size"),
+        pp=find_count(settings, "pipeline_model_parallel_size"),
+        microbatch=find_count(settings, "micro_batch_size"),
         recompute=recompute,
-        shard="optimizer" if shared or stated is True else None,
+        shard="optimizer" if settings.known("use_distributed_optimizer") is True else None,
     )
 
 
 def _segments(value: object) -> list[str]:
     """The letters of each stage, with what is repeated written out."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        value = value[0]  # the word of a script
     if isinstance(value, list) and all(isinstance(row, list) for row in value):
         rows = [[str(name).strip().lower() for name in row] for row in value]
         return ["".join(_LETTERS.get(name, f"<{name}>") for name in row) for row in rows]

@@ -6,6 +6,7 @@ Megatron Bridge, NeMo and Megatron-DeepSpeed have the same arguments under names
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -215,7 +216,6 @@ def _model(settings: Settings, script: bool, notes: list[str]) -> Transformer:
         share = settings.find("share_embeddings_and_output_weights")
         tied = bool(base.tied if base else True) if share is None else bool(share)
     rope = settings.find("position_embedding_type") in ("rope", "yarn")
-    window = settings.find("window_size")
     size = settings.known("padded_vocab_size") or settings.known("vocab_size")
     vocabulary = size if isinstance(size, int) else base.vocabulary if base else 0
     shape: dict[str, Any] = {
@@ -232,7 +232,7 @@ def _model(settings: Settings, script: bool, notes: list[str]) -> Transformer:
         or bool(base and base.rotary),
         "dropout": _dropout(settings, base),
         "tied": tied,
-        "window": int(str(window).split(",")[0].strip("([")) + 1 if window else 0,
+        "window": _window(settings),
     }
     if experts:
         expert_width = base.expert_ffn if base else width
@@ -247,6 +247,19 @@ def _model(settings: Settings, script: bool, notes: list[str]) -> Transformer:
     if settings.faults:
         raise PartoptError.together(settings.faults)
     return name_shape(settings, shape, notes)
+
+
+def _window(settings: Settings) -> int:
+    """Tokens that attention looks at, of which Megatron counts those before; 0 for all."""
+    before = settings.find("window_size")
+    if before is None:
+        return 0
+    found = re.match(r"[\[(]?'?(-1|[0-9]{1,9})'?([ ,\])]|$)", str(before))
+    if found is None:
+        what = f"{settings.show('window_size')}: {before!r} is not a number of tokens"
+        fault = PartoptError(what, "give a number", code="invalid-value", path="window_size")
+        settings.faults.append(fault)
+    return int(found[1]) + 1 if found else 0
 
 
 def name_shape(settings: Settings, shape: dict[str, Any], notes: list[str]) -> Transformer:
@@ -317,7 +330,7 @@ def _format(settings: Settings, notes: list[str]) -> Format:
     words = [str(settings.find(name)).lower() for name in names if settings.has(name)]
     for form, recipes in _FORMATS.items():
         for word in words:
-            if any(recipe in word.replace("bf16", "") for recipe in recipes):
+            if any(recipe in re.sub(r"bf(loat)?16", "", word) for recipe in recipes):
                 return form
     if settings.has("fp16", "fp16.enabled"):
         return "float16"

@@ -1,77 +1,37 @@
-"""Pipelines in the programs and scripts of others, read without executing them."""
+"""Stages of a pipeline as texts of trainers say them, and what is refused of these."""
 
 from __future__ import annotations
 
 import ast
 import itertools
 import re
-import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 
 from partopt.errors import PartoptError
 from partopt.trainers.parts import BLOCK, Part, count_blocks
+from partopt.trainers.settings import Called, Settings, read_settings
+from partopt.trainers.shell import unknown_names
 
-_FOLLOWED = 8  # names that lead from one to the next until a value stands there
 _NUMBERS = re.compile(r"[\[(]?\s*[0-9]{1,9}(\s*,\s*[0-9]{1,9})*\s*,?\s*[\])]?")
 
 
-def find_value(text: str, name: str) -> object:
-    """The value that `text`, a program in Python or a script, gives to `name`; None where to none.
-
-    Of Python it is a literal, of a script a list of words: one behind `=`, else those up to the
-    next flag or the end of the line. In scripts and files of settings a `_` of the name may be a
-    `-`. Raises PartoptError where a program computes the value, or there are several.
-    """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        found: list[object] = list(_words(text, name))
-    else:
-        found = [_literal(node, tree, name) for node in _assigned(tree, name)]
-    different = [value for i, value in enumerate(found) if value not in found[:i]]
-    if len(different) > 1:
+def find_value(settings: Settings, name: str) -> object:
+    """The value of a setting; None where it has none. PartoptError where it is computed."""
+    value = settings.value(name)
+    if _is_computed(value):
         raise PartoptError(
-            f"{name} has {len(different)} different values",
-            "give the one that counts, in place of the whole text",
-            code="several-layouts",
+            f"{name} is computed, and nothing is executed here",
+            "print it, and give what is printed",
+            code="computed-layout",
             name=name,
         )
-    return different[0] if different else None
+    return value
 
 
-def find_stated(text: str, name: str) -> object:
-    """As `find_value`; None also where the value is computed, or there are several.
-
-    The only word of a script is that word.
-    """
-    with suppress(PartoptError):
-        value = find_value(text, name)
-        return value[0] if isinstance(value, list) and len(value) == 1 else value
-    return None
-
-
-def states(text: str, name: str) -> bool:
-    """Whether `text` gives `name` a value, computed or not, other than None and an empty text."""
-    try:
-        return find_value(text, name) not in (None, "")
-    except PartoptError:
-        return True
-
-
-def find_count(text: str, name: str) -> int | None:
-    """The whole number of at least 1 that `text` gives to `name`, as `find_stated`; None if none.
-
-    It has up to nine digits; variables and other words of a script do not count.
-    """
-    word = str(find_stated(text, name))
-    return int(word) if re.fullmatch(r"[1-9][0-9]{0,8}", word) else None
-
-
-def has_flag(text: str, name: str) -> bool:
-    """Whether a script has the flag `--name` in a line that is no comment."""
-    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return re.search(rf"(?<![\w-])--{name}(?![\w-])", lines) is not None
+def find_count(settings: Settings, name: str) -> int | None:
+    """The whole number of a setting, from 1 to nine digits; None where it has none."""
+    value = settings.known(name)
+    return value if type(value) is int and 1 <= value < 10**9 else None
 
 
 def read_literal(text: str) -> object:
@@ -88,7 +48,7 @@ def read_numbers(text: str, name: str, example: str) -> list[int]:
     Raises PartoptError for a text without numbers.
     """
     own = text.strip()
-    value: object = own if _NUMBERS.fullmatch(own) else find_value(text, name)
+    value: object = own if _NUMBERS.fullmatch(own) else find_value(read_settings(text), name)
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         value = " ".join(value)
     if isinstance(value, str) and _NUMBERS.fullmatch(value.strip()):
@@ -132,73 +92,12 @@ def check_count(said: int, what: str, there: int) -> None:
         )
 
 
+def _is_computed(value: object) -> bool:
+    if isinstance(value, list):
+        return any(map(_is_computed, value))
+    return isinstance(value, Called) or (isinstance(value, str) and bool(unknown_names(value)))
+
+
 def malformed(what: str, example: str) -> PartoptError:
     """The error of a text that is no layout."""
     return PartoptError(what, f"write {example}", code="malformed-layout")
-
-
-def _assigned(tree: ast.Module, name: str) -> Iterator[ast.expr]:
-    """The expressions, other than None, that are given to `name`."""
-    for node in ast.walk(tree):
-        for own, value in _given(node):
-            nothing = isinstance(value, ast.Constant) and value.value is None
-            if own == name and not nothing:
-                yield value
-
-
-def _given(node: ast.AST) -> Iterator[tuple[object, ast.expr]]:
-    """What a piece of a program gives to variables, attributes, arguments and keys, by name."""
-    match node:
-        case ast.Assign(targets=targets, value=value):
-            yield from ((_name(target), value) for target in targets)
-        case ast.AnnAssign(target=target, value=ast.expr() as value):
-            yield _name(target), value
-        case ast.keyword(arg=str(name), value=value):
-            yield name, value
-        case ast.Dict(keys=keys, values=values):
-            for key, value in zip(keys, values, strict=True):
-                if isinstance(key, ast.Constant):
-                    yield key.value, value
-
-
-def _name(target: ast.expr) -> object:
-    match target:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case ast.Subscript(slice=ast.Constant(value=name)):
-            return name
-    return None
-
-
-def _literal(node: ast.expr, tree: ast.Module, name: str) -> object:
-    """The value of an expression, which may be the name of one."""
-    line = node.lineno
-    for _ in range(_FOLLOWED):
-        if isinstance(node, ast.Name):
-            node = next(_assigned(tree, node.id), node)
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        raise PartoptError(
-            f"line {line}: {name} is computed, and nothing is executed here",
-            "print it, and give what is printed",
-            code="computed-layout",
-            name=name,
-        ) from None
-
-
-def _words(text: str, name: str) -> Iterator[list[str]]:
-    """The words that a script gives to `name`, at each place."""
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    whole = re.sub(r"\\\n", " ", "\n".join(lines))
-    spelled = re.escape(name).replace("_", "[-_]")
-    for match in re.finditer(rf"(?<![\w-])-*{spelled}[\"']?(=|[ \t]*[=:][ \t]*|[ \t]+)", whole):
-        rest = whole[match.end() :].partition("\n")[0]
-        try:
-            words = shlex.split(rest, comments=True)
-        except ValueError:  # a quotation that does not end
-            continue
-        ends = [i for i, word in enumerate(words) if i and word[:1] in "-&;|)"]
-        until = 1 if match[1] == "=" else min(ends, default=len(words))
-        if words:
-            yield words[:until]

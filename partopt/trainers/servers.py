@@ -15,6 +15,7 @@ from partopt.documents.stage import Shard
 from partopt.errors import PartoptError, did_you_mean
 from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.reading import cuts_of_blocks, find_count, find_value, malformed, read_numbers
+from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import BLOCKS, Reading, Says, Text, Trainer, arguments_text
 
 _BALANCED = "inference runs forwards alone; the plan balances forwards and backwards"
@@ -46,7 +47,7 @@ def _server(name: str, title: str, tried: str, flags: tuple[str, str], source: s
 
     def read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
         counts = read_numbers(text, variable, _COUNTS)
-        tp = find_count(text, flags[1].removeprefix("--").replace("-", "_"))
+        tp = find_count(read_settings(text), flags[1].removeprefix("--").replace("-", "_"))
         return Reading(cuts_of_blocks(counts, parts), Layout(tp=tp))
 
     return Trainer(
@@ -95,7 +96,7 @@ def _split_faults(plan: Plan) -> list[str]:
 
 def _read_splits(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     """The cuts before the first layers of these names."""
-    value = find_value(text, "split_points")
+    value = find_value(read_settings(text), "split_points")
     names = text.replace(",", " ").split() if value is None else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise malformed(f"split_points is {names!r}", _SPLITS)

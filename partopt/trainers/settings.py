@@ -27,6 +27,10 @@ _FEW = 3  # flags of a command that trains
 _DEPTH = 8  # functions that call each other
 
 
+class Called(str):
+    """The name of what is called, in place of what it returns."""
+
+
 class Settings:
     """Values by path, of which the last counts; a path is found by how it ends.
 
@@ -57,9 +61,13 @@ class Settings:
             return value
         return None
 
+    def value(self, name: str) -> object:
+        """The value of a name, or the mark of one that is not known; None where it has none."""
+        return self._found.get(name)
+
     def known(self, name: str) -> object:
         """The value of a name; None where it has none, or none that is known."""
-        value = self._found.get(name)
+        value = self.value(name)
         return None if isinstance(value, str) and unknown_names(value) else value
 
     def states(self, name: str) -> bool:
@@ -323,7 +331,9 @@ class _Program:
     def _value(self, node: ast.expr) -> object:
         """The value of an expression; a mark where it is not known."""
         match node:
-            case ast.Attribute() | ast.Call() if path := _path(node):
+            case ast.Call() if path := _path(node):
+                return Called(path)
+            case ast.Attribute() if path := _path(node):
                 return path.removeprefix("torch.")
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
                 return [self._value(own) for own in elements]

@@ -306,8 +306,9 @@ class _Reader:
                     holds = fnmatch.fnmatchcase(one, other)
                 case [one, "!=", other]:
                     holds = not fnmatch.fnmatchcase(one, other)
-                case [one, how, other] if how in _COMPARISONS and (one + other).isdecimal():
-                    holds = _COMPARISONS[how](int(one), int(other))
+                case [one, how, other] if how in _COMPARISONS:
+                    if one.isdecimal() and other.isdecimal():
+                        holds = _COMPARISONS[how](int(one), int(other))
         return holds if holds is None else holds != negated
 
     def _command(self, tokens: Sequence[str], state: _State) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part
-from partopt.trainers.reading import check_stages, find_count, find_stated, read_numbers
+from partopt.trainers.reading import check_stages, find_count, read_numbers
+from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import Reading, Says, Text, Trainer, arguments_text
 
 _EXAMPLE = "[5, 3, 3, 3]"
@@ -31,10 +32,11 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     """`balance` has the layers of each stage."""
     counts = read_numbers(text, "balance", _EXAMPLE)
     check_stages(counts, "layers", len(layers))
-    said = find_stated(text, "checkpoint")
-    layout = Layout(recompute="always" if said == "always" else None, schedule="gpipe")
+    settings = read_settings(text)
+    always = settings.known("checkpoint") == "always"
     cuts = list(itertools.accumulate(counts[:-1]))
-    return Reading(cuts, layout, microbatches=find_count(text, "chunks"))
+    layout = Layout(recompute="always" if always else None, schedule="gpipe")
+    return Reading(cuts, layout, microbatches=find_count(settings, "chunks"))
 
 
 TORCHGPIPE = Trainer(

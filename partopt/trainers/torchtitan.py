@@ -29,13 +29,11 @@ from partopt.trainers.reading import (
     check_count,
     check_stages,
     find_count,
-    find_stated,
     find_value,
     malformed,
     read_literal,
-    states,
 )
-from partopt.trainers.settings import Settings
+from partopt.trainers.settings import Settings, read_settings
 from partopt.trainers.torch import SYNCHRONOUS, TORCH, csv_faults, csv_of
 from partopt.trainers.trainer import (
     PARTS,
@@ -244,25 +242,28 @@ def _modules(parts: Sequence[Part]) -> str:
 
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     """The cuts before the first module of every stage but the first."""
-    stages = [[_part(name) for name in names] for names in _stages(text)]
+    settings = read_settings(text)
+    value: object = read_literal(text) or find_value(settings, _FIELD) or text.split()
+    stages = [[_part(name) for name in names] for names in _stages(value)]
     _check(stages, list(dict.fromkeys(parts)))
     cuts = [parts.index(own[0]) for own in stages[1:]]
-    return Reading(cuts, _read_rest(text), find_count(text, "global_batch_size"))
+    return Reading(cuts, _read_rest(settings), find_count(settings, "global_batch_size"))
 
 
-def _read_rest(text: str) -> Layout:
+def _read_rest(settings: Settings) -> Layout:
     """What a configuration says beside the stages; commands give its fields as words."""
-    named = _SCHEDULES.get(str(find_stated(text, "pipeline_parallel_schedule")))
-    sharded = (find_count(text, "data_parallel_shard_degree") or 1) > 1
-    gathers = find_stated(text, "fsdp_reshard_after_forward") == "always"
+    named = _SCHEDULES.get(str(settings.known("pipeline_parallel_schedule")))
+    sharded = (find_count(settings, "data_parallel_shard_degree") or 1) > 1
+    gathers = settings.known("fsdp_reshard_after_forward") == "always"
+    in_file = settings.value("pipeline_parallel_schedule_csv") not in (None, "")
     return Layout(
-        tp=find_count(text, "tensor_parallel_degree"),
-        pp=find_count(text, "pipeline_parallel_degree"),
-        microbatch=find_count(text, "pipeline_parallel_microbatch_size"),
-        recompute="always" if re.search(r"activation_checkpoint\w*\s*=\s*FullAC", text) else None,
+        tp=find_count(settings, "tensor_parallel_degree"),
+        pp=find_count(settings, "pipeline_parallel_degree"),
+        microbatch=find_count(settings, "pipeline_parallel_microbatch_size"),
+        recompute="always" if _recompute(settings, []) == "always" else None,
         shard=("parameters" if gathers else "gradients") if sharded else None,
         # an order in a file has no name: a person gives it
-        schedule=AUTO if states(text, "pipeline_parallel_schedule_csv") else named,
+        schedule=AUTO if in_file else named,
     )
 
 
@@ -286,8 +287,7 @@ def _read_training(settings: Settings, devices: int) -> Configured:
     parts = settings.find("module_fqns_per_model_part")
     blocks = None
     if isinstance(parts, list) and parts:
-        stages = [own.split(",") if isinstance(own, str) else own for own in parts]
-        blocks = [sum(_BLOCK.fullmatch(name) is not None for name in own) for own in stages]
+        blocks = [sum(map(bool, map(_BLOCK.fullmatch, own))) for own in _stages(parts)]
     said = str(settings.find("pipeline_parallel_schedule") or "1F1B")
     named = _SCHEDULES.get(said, said)
     if p > 1 and named not in ("1f1b", "interleaved"):
@@ -393,9 +393,8 @@ def _facts(settings: Settings) -> dict[str, str]:
     return found | ({"async-tp": "yes"} if asynchronous and model else {})
 
 
-def _stages(text: str) -> list[list[str]]:
+def _stages(value: object) -> list[list[str]]:
     """The names of the modules of each stage."""
-    value: object = read_literal(text) or find_value(text, _FIELD) or text.split()
     if isinstance(value, list) and all(isinstance(own, str) for own in value):
         value = [[name for name in own.split(",") if name] for own in value]
     if not (

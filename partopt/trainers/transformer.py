@@ -240,7 +240,7 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
         asked.fill(training)  # says why, if the layout itself cannot be
         raise PartoptError(
             f"{asked.trainer} has no such layout of {asked.model.name} on {devices} devices",
-            "fix less of --layout, or give another batch",
+            "fix less of `layout`, or give another batch",
             ANSWER_IS_NO,
             code="no-plan",
         )

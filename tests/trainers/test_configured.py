@@ -226,6 +226,10 @@ CHANGES = [
     (" --use-distributed-optimizer", "", "shard", "none"),
     ("--group-query-attention", "", "kv_heads", 32),
     ("--bf16", "--bf16 --vocab-size 1000", "vocabulary", 1000),
+    ("--bf16", "--bf16 --window-size 4095,0", "window", 4096),
+    ("--bf16", "--bf16 --window-size 4095 0", "window", 4096),
+    ("--bf16", "--bf16 --window-size -1 -1", "window", 0),
+    ("--bf16", "--precision bfloat16", "format", "bfloat16"),
     ("--ffn-hidden-size 14336", "", "ffn", 10880),
     ("--bf16", "--bf16 --num-experts 8 --expert-model-parallel-size 2", "ep", 8),
     (
@@ -288,6 +292,7 @@ def test_all_that_is_missing_is_said_at_once():
         ("--mtp-num-layers 1", "multi-token prediction"),
         ("--use-megatron-fsdp", "FSDP in Megatron"),
         ("--moe-layer-freq 2", "blocks of two kinds"),
+        ("--window-size all", "'all' is not a number of tokens"),
     ],
 )
 def test_what_is_not_planned_is_refused(flag, message):
@@ -467,6 +472,12 @@ def test_what_a_configuration_of_torchtitan_says(old, new, layout, note):
     assert notes == ([note] if note else [])
 
 
+def test_stages_of_torchtitan_are_lists_of_modules():
+    stages = "[parallelism]\nmodule_fqns_per_model_part = [1, 2]"
+    with pytest.raises(PartoptError, match="is not a list of the modules of each stage"):
+        read("torchtitan", TOML.replace("[parallelism]", stages))
+
+
 def test_a_model_that_torchtitan_names_and_partopt_does_not_have():
     with pytest.raises(PartoptError, match="llama3-debugmodel, none that partopt has"):
         read("torchtitan", TOML.replace("8B", "debugmodel"))
@@ -566,6 +577,8 @@ def test_a_program_of_deepspeed_without_a_topology_is_one_pipeline():
         facts={},
     )
     text = export_plan(lay(asked).plan, "deepspeed").main
+    with pytest.raises(PartoptError, match="are not whole numbers"):
+        read("deepspeed", text.replace("BOUNDS = [0", "BOUNDS = ['none'"))
     line = next(line for line in text.splitlines() if "ProcessTopology(axes" in line)
     whole, _ = read("deepspeed", text)
     assert (whole.layout.pp, whole.layout.tp, whole.global_batch) == (4, 2, 64)

@@ -8,6 +8,7 @@ from partopt.errors import PartoptError
 from partopt.trainers import TRAINERS, readers
 from partopt.trainers.layout import read_layout
 from partopt.trainers.reading import find_count
+from partopt.trainers.settings import read_settings
 from tests.helpers import flat, uniform_profile
 from tests.trainers.models import transformer
 
@@ -33,8 +34,10 @@ SAME = [
     ("megatron", "E,tttt|(ttt|)*2,ttL\n"),
     ("megatron", "Et*4|(t*3|)*2t*2,L"),
     ("megatron", "torchrun train.py --pipeline-model-parallel-layout 'Et*4|(ttt|)*2ttL' --x 1"),
+    ("megatron", "L='Et*4|t*3|t*3|t*2L'\nrun --pipeline-model-parallel-layout $L"),
+    ("megatron", "A=(--x 1 --pipeline-model-parallel-layout 'Et*4|t*3|t*3|t*2L')\nrun ${A[@]}"),
     ("megatron", 'A=(\n  --pipeline-model-parallel-layout="Et*4|t*3|t*3|t*2L"\n)\n'),
-    ("megatron", "pipeline_model_parallel_layout: Et*4|t*3|t*3|t*2L  # of four\nother: - 3\n"),
+    ("megatron", "pipeline_model_parallel_layout: Et*4|t*3|t*3|t*2L  # of four\nother: 3\n"),
     ("megatron-bridge", f"cfg.model.pipeline_model_parallel_layout = {LISTS}"),
     ("megatron-bridge", repr(LISTS)),
     ("megatron-bridge", f"L = {LISTS}\ndict(pipeline_model_parallel_layout=L)"),
@@ -43,6 +46,10 @@ SAME = [
     ("torchtitan", repr(TITAN)),
     ("torchtitan", repr([tuple(own) for own in TITAN])),
     ("torchtitan", f"def f():\n  c.parallelism.module_fqns_per_model_part = S\nS = {TITAN}"),
+    (
+        "torchtitan",  # the last counts
+        f"module_fqns_per_model_part = [['norm']]\nmodule_fqns_per_model_part = {TITAN}",
+    ),
     ("torchtitan", f"P(x=g(), module_fqns_per_model_part={TITAN})"),
     (
         "torchtitan",
@@ -138,12 +145,7 @@ REFUSED = [
     (
         "torchtitan",
         "c.module_fqns_per_model_part = split(12)",
-        "line 1: module_fqns_per_model_part is computed, and nothing is executed here",
-    ),
-    (
-        "torchtitan",
-        "module_fqns_per_model_part = [['norm']]\nmodule_fqns_per_model_part = [['x']]",
-        "module_fqns_per_model_part has 2 different values",
+        "module_fqns_per_model_part is computed, and nothing is executed here",
     ),
     ("deepspeed", "0,6,12", "the layout has 12 layers, the profile 16"),
     ("deepspeed", "0,6,6,16", "stage 1 has no layers"),
@@ -203,6 +205,6 @@ def test_every_trainer_that_reads_has_an_example_and_says_what_it_is():
 
 def test_a_flag_that_ends_like_another_is_another():
     script = "--ffn-hidden-size 4096 --hidden-size 1024"
-    assert find_count(script, "hidden_size") == 1024
-    assert find_count("--ffn-hidden-size 4096", "hidden_size") is None
-    assert find_count("hidden-size: 1024", "hidden_size") == 1024
+    assert find_count(read_settings(script), "hidden_size") == 1024
+    assert find_count(read_settings("--ffn-hidden-size 4096"), "hidden_size") is None
+    assert find_count(read_settings("hidden-size: 1024"), "hidden_size") == 1024

@@ -174,3 +174,8 @@ def test_where_a_branch_may_not_be_taken_what_it_sets_is_not_known():
     for test in (given, f"{given} && [ 1 = 1 ]", f"[ 1 = 2 ] || {given}"):
         words = words_read(f"A=1\nif {test}; then A=3; fi\ntrain $A")
         assert unknown_names(" ".join(words)) == ["A"]
+
+
+def test_a_comparison_of_nothing_is_not_known():
+    script = read_script('A=\nif [ "$A" -gt 1 ]; then B=1; fi\ntrain $B', {})
+    assert unknown_names(script.commands[-1][1]) == ["B"]
