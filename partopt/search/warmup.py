@@ -95,8 +95,8 @@ class Stages:
             if M is not None:
                 own = min(own, -(-M // r) - 1)
             if s and isinstance(factor, str) and M is None:
-                # its first backward comes before any of the stages before it
-                own = min(own, least // r - 1)
+                # its first backward needs w r + 1 microbatches before any stage before it has one
+                own = min(own, (least - 1) // r)
             elif s and (M is not None or found[-1] + 1 == self.room[s - 1]):
                 own = min(own, (found[-1] + 1) * self.replicas[s - 1] // r - 1)
             found.append(max(0, own))

@@ -178,6 +178,18 @@ def test_what_does_not_fit_is_not_made_larger():
     assert simulate_with_best_warmup(plan) == simulate_plan(plan)
 
 
+def test_at_a_pace_unequal_replicas_do_not_lose_depth_stage_by_stage():
+    """Stages of 7 and 5 replicas hold 14 and 10 microbatches, so that the last, by far the slowest,
+    never waits; a stage that held no more than the one before would hold one a replica.
+    """
+    replicas = [7, 5] * 20 + [7]
+    forward = [0.05 / 3 * r for r in replicas[:-1]] + [4 / 3 * 7]
+    plan = plan_of(replicas, forward, [2 * forward_s for forward_s in forward])
+    depths = stages_of(plan).warmups(("pace", 1.0))
+    assert depths == (1,) * 40 + (0,)
+    assert period_at(plan, depths) == pytest.approx(4.0)
+
+
 def test_what_deadlocks_and_does_not_fit_is_a_plan_that_does_not_fit():
     plan = simulate_with_best_warmup(limited(plan_of([1, 3, 1], engine=BLOCKING), 1))
     assert not plan.fits
