@@ -23,10 +23,17 @@ from operator import floordiv
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.collectives import exposed
 from partopt.cost.links import hold_s, port_rate
 from partopt.cost.memory import memory_table, shares
 from partopt.cost.problem import Problem
+from partopt.planners.kernels import (
+    Boundaries,
+    Ranges,
+    Replicated,
+    Rules,
+    cheapen,
+    fill_seconds,
+)
 from partopt.planners.layouts import Places, Shape, ranks_of
 from partopt.schedules import schedule
 
@@ -56,10 +63,10 @@ class StageCosts:
         # of stages that do not recompute, and of those that do
         self.C = [_between(once), _between(once) + again]
         self.p = [_between(passes), _between(passes) + again * delays]
-        self.head = chain.forward_prefix[:, None]  # before the first microbatch comes
-        self.tail = passing[:, None]  # behind the last gradient that leaves
+        self.head = chain.forward_prefix  # before the first microbatch comes
+        self.tail = passing  # behind the last gradient that leaves
         way = chain.forward_prefix + passing
-        self.behind = (way[-1] - way)[None, :]  # R without messages
+        self.behind = way[-1] - way  # R without messages
         # of the last backward, beside which gradients are exchanged
         self.last = _between(chain.gradients_prefix(entry.split))
         whole = max(self.W[0, -1], 1.0)
@@ -68,7 +75,7 @@ class StageCosts:
         self.modes = (
             (False, True) if self.chooses_recompute else (problem.recompute_by_default,)
         )  # whether a stage recomputes
-        self._parts: dict[object, tuple[Places, tuple[Table, Table | None, int]]] = {}
+        self._parts: dict[object, tuple[Places, tuple[Table, Table, int]]] = {}
         self.room = lru_cache(maxsize=None)(self._room)
         self.table = lru_cache(maxsize=None)(self._table)
         self.ports = lru_cache(maxsize=None)(self._ports)
@@ -105,14 +112,14 @@ class StageCosts:
         Where backwards are in two parts, of the first stage: later ones have less room.
         """
         seconds, room, least = self.parts(places, first, end, recompute, stages)
-        return seconds if room is None else np.where(room >= least, seconds, np.inf)
+        return np.where(room >= least, seconds, np.inf)
 
     def parts(
         self, places: Places, first: int, end: int, recompute: bool, stages: int, s: int = 0
-    ) -> tuple[Table, Table | None, int]:
+    ) -> tuple[Table, Table, int]:
         """The seconds of stage s where it has room; that room, and how much is the least.
 
-        The room is None where the seconds are infinite without it anyway.
+        That is 0 where the seconds are infinite without it anyway.
         """
         key = id(places), first, end, recompute, stages, s if self.entry.split else 0
         if key not in self._parts:
@@ -127,7 +134,7 @@ class StageCosts:
             least = self.least_in_flight(len(ranks), sum(map(len, places[end:])), stages)
             tight = least > 1 and self.problem.memory_bytes is not None
             room = self.room(len(ranks), recompute, self.begun(len(ranks), s, stages))
-            self._parts[key] = places, (seconds, room if tight else None, least)  # keeps the id
+            self._parts[key] = places, (seconds, room, tight * least)  # keeps the id
         return self._parts[key][1]
 
     def on(
@@ -173,13 +180,12 @@ class StageCosts:
         Each is to have the room of the first one of a plan of so many `stages`.
         """
         least = max(1, self.least_in_flight(r, r * (stages - 1), stages))
-        rooms = [self.room(r, again, self.begun(r, 0, stages)) for again in self.modes]
-        fits, fewest = np.any([room >= least for room in rooms], axis=0), np.zeros(self.N + 1)
-        for i in reversed(range(self.N)):
-            fewest[i] = 1 + np.min(fewest[i + 1 :], where=fits[i, i + 1 :], initial=np.inf)
-        return float(fewest[0])
+        rooms = np.array([self.room(r, again, self.begun(r, 0, stages)) for again in self.modes])
+        total = np.where(np.arange(self.N + 1) == self.N, 0.0, np.inf)
+        cheapen(rooms, float(least), 1.0, total, 0, self.N)
+        return float(total[0])
 
-    def of_shape(self, shape: Shape) -> list[tuple[Table, Table | None, int]]:
+    def of_shape(self, shape: Shape) -> list[tuple[Table, Table, int]]:
         """The `parts` of each stage of a plan."""
         stages = enumerate(zip(shape.spans, self.recomputes(shape), strict=True))
         return [
@@ -191,7 +197,7 @@ class StageCosts:
         slowest, bounds = 0.0, shape.bounds
         for s, (seconds, room, least) in enumerate(self.of_shape(shape)):
             cut = bounds[s], bounds[s + 1]
-            if room is not None and room[cut] < least:
+            if room[cut] < least:
                 return math.inf
             slowest = max(slowest, float(seconds[cut]))
         return max(slowest, self.buses_s(shape)) if self.buses else slowest
@@ -286,50 +292,23 @@ class StageCosts:
         depth: int,
     ) -> Table:
         """Seconds of a stage of r replicas, whose all-reduce takes so long."""
-        problem, M, C = self.problem, self.M, self.C[recompute]
-        gradients = np.zeros_like(C)
-        if r > 1:
-            exchange = slope * self.W + latency_s
-            gradients = exposed(exchange, self.W, self.last, problem.early_bytes)
-        in_s, out_s = self.hold(levels[0])[:, None], self.hold(levels[1])[None, :]
-        messages = 2 * (in_s + out_s)  # for which they keep the device from computing
-        F = self.room(r, recompute)
-        trip = C + self.behind + self.wait(levels[1])[0][None, :]
-        if M is None:
-            blocking = C + gradients if problem.blocks else gradients
-            seconds = np.maximum(C + messages, blocking) / r
-            if problem.memory_bytes is not None:  # Little's law
-                seconds = np.maximum(seconds, trip / (np.maximum(F, 1) * r))
-        else:
-            n = -(-M // r)
-            came = self.wait(levels[0])[1][:, None]
-            step = self.step / shares(problem.kept, r)[-1]
-            # the first message that comes in and the last that leaves may keep nothing waiting
-            work = np.maximum(self._work(n, F, trip, recompute, depth), n * C + (n - 1) * messages)
-            # where backwards are whole, the last gradient leaves when all the work is done
-            back = 0.0 if self.entry.split else self.tail + came
-            seconds = (self.head + came + work + np.maximum(gradients + step, back)) / M
-        for before, after, ring in ports:
-            sent = before * self.traffic[:, None] + after * self.traffic[None, :]
-            seconds = np.maximum(seconds, sent + (ring * self.W if M is None else 0.0))
-        return np.where(F >= 1, seconds, np.inf)
-
-    def _work(self, n: int, F: Table, trip: Table, recompute: bool, depth: int) -> Table:
-        """Seconds from the first forward of n microbatches to the last backward, at the least.
-
-        They may be less than what the n take to compute.
-        `trip`: from a microbatch's forward to the end of its backward.
-        """
-        f, C, p = self.f, self.C[recompute], self.p[recompute]
-        R = trip - C
-        if self.entry.split:  # no more forwards precede the first gradient than there are stages
-            return f + R + n * C - min(n, depth) * f
-        F = np.clip(F, 1, n)
-        # F forwards or a round trip, then one of each in turn, then F backwards or a round trip
-        turns = np.maximum(F * f, f + R) + (n - F) * C + np.maximum(F * (C - f), R + p)
-        flush = np.maximum(f + R + p + (n - 1) * (C - f), n * f + R + p)
-        trips = np.ceil(n / F) * (f + R + p)
-        return np.maximum(trips, np.where(n > F, turns, flush))
+        problem, seconds, (before, behind) = self.problem, np.empty_like(self.W), levels
+        ranges = Ranges(
+            *(self.f, self.C[recompute], self.p[recompute], self.W, self.last, self.step),
+            room=self.room(r, recompute),
+        )
+        boundaries = Boundaries(
+            *(self.head, self.tail, self.behind, self.traffic),
+            *(self.hold(before), self.hold(behind), self.wait(before)[1], self.wait(behind)[0]),
+        )
+        sharers = shares(problem.kept, r)[-1]
+        replicated = Replicated(r, sharers, float(slope), float(latency_s), depth)
+        limited = problem.memory_bytes is not None
+        bucket = float(problem.early_bytes)
+        rules = Rules(self.M or 0, bucket, problem.blocks, limited, self.entry.split)
+        loads = np.array(ports, dtype=np.float64).reshape(-1, 3)
+        fill_seconds(seconds, ranges, boundaries, loads, replicated, rules)
+        return seconds
 
     def _room(self, r: int, recompute: bool, begun: int = 1) -> Table:
         """F of every [i, j): the most microbatches in flight that fit; 0 where not even one does.
@@ -456,4 +435,4 @@ def port_rates(topology) -> list[float]:  # type: ignore[no-untyped-def]
 
 def _between(prefix: NDArray[np.float64]) -> Table:
     """The differences of all pairs of prefix sums."""
-    return prefix[None, :] - prefix[:, None]
+    return np.ascontiguousarray(prefix[None, :] - prefix[:, None])

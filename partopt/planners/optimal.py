@@ -27,6 +27,7 @@ from partopt.cost.problem import FREE, NONE, Decision, Problem
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners import ranks
 from partopt.planners.costs import StageCosts
+from partopt.planners.kernels import lighten, relax
 from partopt.planners.layouts import PLACES, Places, Shape, layouts_of
 from partopt.planners.placing import stage_count
 
@@ -143,31 +144,23 @@ def slowest_fastest(
     fill all the devices behind them.
     """
     N, U, S, step = costs.N, len(places), max(stages), math.gcd(*sizes)
-    T = np.full((S + 1, N + 1, U + 1), np.inf)
+    T = np.full((U + 1, S + 1, N + 1), np.inf)
     # the end of the stage, its places, whether it recomputes; 0 places: the place stays idle
-    choice = np.zeros((S + 1, N + 1, U + 1, 3), dtype=np.int32)
-    T[0, N, :] = 0.0
+    choice = np.zeros((U + 1, 3, S + 1, N + 1), dtype=np.int32)
+    T[:, 0, N], suffix = 0.0, np.empty(N + 1)
     for q in range(step, U + 1, step):
-        first = U - q
-        T[1:, :, q] = T[1:, :, q - step]
-        for r, again in product(sizes, costs.modes):
-            widths = {len(place) for place in places[first : first + r]}
-            if r > q or len(widths) > 1 or replicas not in (None, r * max(widths)):
-                continue
-            most = min(S, q - r + 1)
-            seconds = costs.stage(places, first, first + r, again, S)
-            if full:
-                seconds = np.where(_fills(costs, places, first, first + r, again), seconds, np.inf)
-            reach = np.maximum(seconds[None], T[:most, None, :, q - r])
-            end = reach.argmin(axis=2)
-            value = np.take_along_axis(reach, end[:, :, None], 2)[:, :, 0]
-            s, i = np.nonzero(value < T[1 : most + 1, :, q])
-            T[s + 1, i, q] = value[s, i]
-            own = np.full((len(s), 3), (0, r, again))
-            own[:, 0] = end[s, i]
-            choice[s + 1, i, q] = own
+        T[q, 1:] = T[q - step, 1:]
+        for r in _widths(places[U - q :], sizes, replicas):
+            for again in costs.modes:
+                seconds, room, least = costs.parts(places, U - q, U - q + r, again, S)
+                if full:
+                    least = max(least, _filling(costs, places, U - q, U - q + r))
+                relax(
+                    *(seconds, room, float(least), T[q - r], T[q], *choice[q]),
+                    *(r, int(again), min(S, q - r + 1), suffix),
+                )
     for wanted in stages:
-        if T[wanted, 0, U // step * step] < np.inf:
+        if T[U // step * step, wanted, 0] < np.inf:
             yield from _fitting(
                 costs, _backtrack(choice, places, wanted, len(costs.modes) > 1, step)
             )
@@ -184,13 +177,18 @@ def _fitting(costs: StageCosts, shape: Shape) -> Iterator[Shape]:
     yield from islice((own for own in recuts if own is not None), 1)
 
 
-def _fills(
-    costs: StageCosts, places: Places, first: int, end: int, recompute: bool
-) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Where a stage has room for the microbatches that fill the devices behind it."""
+def _widths(places: Places, sizes: Sequence[int], replicas: int | None) -> Iterator[int]:
+    """The `sizes` that a stage on the first of the places may have: equally wide places alone."""
+    width = len(places[0])
+    equal = next((r for r, place in enumerate(places) if len(place) != width), len(places))
+    return (r for r in sizes if r <= equal and replicas in (None, r * width))
+
+
+def _filling(costs: StageCosts, places: Places, first: int, end: int) -> int:
+    """Microbatches of a stage's replica that fill the devices behind it."""
     own, behind = (sum(map(len, part)) for part in (places[first:end], places[end:]))
     most = -(-costs.M // own) if costs.M else costs.N + behind
-    return costs.room(own, recompute) >= min(-(-behind // own) + 1, most)
+    return min(-(-behind // own) + 1, most)
 
 
 def _backtrack(
@@ -200,12 +198,12 @@ def _backtrack(
     chosen: bool,
     step: int = 1,
 ) -> Shape:
-    """The plan behind `choice[stages, 0, U]`; `chosen`: its stages say whether they recompute."""
+    """The plan behind `choice[U, :, stages, 0]`; `chosen`: its stages choose to recompute."""
     bounds, counts, idle, modes = [0], [], [], []
-    spare, s, N = len(places) % step, stages, choice.shape[1] - 1
+    spare, s, N = len(places) % step, stages, choice.shape[3] - 1
     q = len(places) - spare
     while bounds[-1] < N:
-        end, r, again = map(int, choice[s, bounds[-1], q])
+        end, r, again = map(int, choice[q, :, s, bounds[-1]])
         if r == 0:
             q, spare = q - step, spare + step
             continue
@@ -246,26 +244,21 @@ def _lightest(
 ) -> Shape | None:
     """The plan of the least bus load with no stage slower than `limit_s`; None if there is none."""
     N, U = costs.N, len(places)
-    load = np.full((N + 1, U + 1), np.inf)
-    choice = np.zeros((1, N + 1, U + 1, 3), dtype=np.int32)
-    load[N, :] = 0.0
+    load = np.full((U + 1, N + 1), np.inf)
+    choice = np.zeros((U + 1, 3, 1, N + 1), dtype=np.int32)
+    load[:, N] = 0.0
     for q in range(1, U + 1):
-        first = U - q
-        load[:, q] = load[:, q - 1]
-        for r, again in product(sizes, costs.modes):
-            widths = {len(place) for place in places[first : first + r]}
-            if r > q or len(widths) > 1 or replicas not in (None, r * max(widths)):
-                continue
-            cut, ring = costs.bus_load(places, first, first + r)
-            in_time = costs.stage(places, first, first + r, again, 1) <= limit_s
-            reach = np.where(in_time, ring * costs.W + (cut + load[:, q - r])[None, :], np.inf)
-            end = reach.argmin(axis=1)
-            value = reach.min(axis=1)
-            (better,) = np.nonzero(value < load[:, q])
-            load[better, q] = value[better]
-            choice[0, better, q, 0] = end[better]
-            choice[0, better, q, 1:] = r, again
-    return None if load[0, U] == np.inf else _backtrack(choice, places, 0, len(costs.modes) > 1)
+        load[q] = load[q - 1]
+        for r in _widths(places[U - q :], sizes, replicas):
+            cut, ring = costs.bus_load(places, U - q, U - q + r)
+            for again in costs.modes:
+                seconds = costs.stage(places, U - q, U - q + r, again, 1)
+                lighten(
+                    *(seconds, limit_s, costs.W, float(ring), cut, load[q - r], load[q]),
+                    *(*choice[q, :, 0], r, int(again)),
+                )
+    chosen = len(costs.modes) > 1
+    return None if load[U, 0] == np.inf else _backtrack(choice, places, 0, chosen)
 
 
 def recut(costs: StageCosts, shape: Shape) -> Shape | None:
@@ -281,9 +274,7 @@ def recut(costs: StageCosts, shape: Shape) -> Shape | None:
     worst = np.zeros(1)  # of the stages so far, by where the last of them ends
     stages = zip(costs.of_shape(shape), near[:-1], near[1:], strict=True)
     for (seconds, room, least), rows, columns in stages:
-        own = seconds[rows, columns]
-        if room is not None:
-            own = np.where(room[rows, columns] >= least, own, np.inf)
+        own = np.where(room[rows, columns] >= least, seconds[rows, columns], np.inf)
         reach = np.maximum(worst[:, None], own)
         ends.append(reach.argmin(axis=0))
         worst = reach.min(axis=0)

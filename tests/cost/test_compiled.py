@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
-from partopt.planners import gpipe, pipedream
+from partopt.planners import gpipe, kernels, pipedream
 from partopt.simulator import engine
 from tests.examples import examples
 from tests.helpers import ROOT
 from tests.planners.problems import chain, problem, topology
 from tests.simulator.cases import cases
 
-MODULES = (engine, gpipe, pipedream)  # with kernels
+MODULES = (engine, gpipe, kernels, pipedream)  # with kernels
 SCRIPT = """
 import numpy as np
 from partopt.planners.gpipe import fill_row

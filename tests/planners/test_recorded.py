@@ -62,7 +62,7 @@ def costs(name: str) -> dict[str, object]:
             [*shape.bounds, *shape.counts, *shape.idle, *shape.recompute],
             *map(finite, (own.slowest_s(shape), own.estimate_s(shape), own.ports_s(shape))),
             [
-                [total(seconds), None if room is None else total(room), least]
+                [total(seconds), total(room) if least else None, least]
                 for seconds, room, least in own.of_shape(shape)
             ],
         ]

@@ -1,0 +1,186 @@
+"""The loops over all ranges of layers in `partopt.planners`, compiled.
+
+Tables are of every range [i, j), shape (N+1, N+1), infinite where it is no stage that fits. A range
+may also have too little `room`: less than the `least` that its place in a plan asks for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.compiled import compiled
+
+Floats = NDArray[np.float64]
+
+
+class Ranges(NamedTuple):
+    """Of every range as a stage, in the letters of `partopt.planners.costs`; (N+1, N+1)."""
+
+    f: Floats
+    C: Floats
+    p: Floats
+    W: Floats
+    last: Floats  # the last backward's part beside which gradients are exchanged
+    step: Floats  # the optimizer's step, where nobody shares it
+    room: Floats  # F
+
+
+class Boundaries(NamedTuple):
+    """Of every boundary of layers; (N+1,)."""
+
+    head: Floats  # seconds before the first microbatch comes
+    tail: Floats  # behind the last gradient that leaves
+    behind: Floats  # R of what comes behind, without messages
+    traffic: Floats  # bytes of a microbatch and its gradient
+    # for which a message before and behind a stage keeps its device from computing
+    hold_before: Floats
+    hold_behind: Floats
+    came: Floats  # one message before a stage takes
+    away: Floats  # a message behind a stage and its gradient take
+
+
+class Replicated(NamedTuple):
+    """The replicas of a stage and their exchange of gradients."""
+
+    r: int
+    sharers: int  # of the optimizer's state
+    slope: float  # of the exchange, seconds a byte
+    latency_s: float
+    depth: int  # stages of the plan, where backwards are in two parts
+
+
+class Rules(NamedTuple):
+    """What a problem says of all its stages."""
+
+    M: int  # 0 for an asynchronous schedule
+    bucket_bytes: float
+    blocks: bool  # devices wait for their exchanges
+    limited: bool  # memory is
+    split: bool  # backwards are in two parts
+
+
+@compiled()
+def fill_seconds(seconds, ranges, boundaries, ports, replicated, rules):
+    """Fill in the seconds of a microbatch in a stage of every range; see `StageCosts.table`.
+
+    `ports` are rows of `StageCosts.ports`, shape (ports, 3).
+    """
+    N, M, r = len(boundaries.traffic) - 1, rules.M, replicated.r
+    n = -(-M // r)
+    seconds[:] = np.inf
+    for i in range(N):
+        for j in range(i + 1, N + 1):
+            if ranges.room[i, j] < 1:
+                continue
+            C, W, gradients = ranges.C[i, j], ranges.W[i, j], 0.0
+            if r > 1:
+                exchange = replicated.slope * W + replicated.latency_s
+                later = 1.0 / max(1.0, np.ceil(W / rules.bucket_bytes))
+                gradients = max(exchange * later, exchange - ranges.last[i, j] * (1.0 - later))
+            messages = 2 * (boundaries.hold_before[i] + boundaries.hold_behind[j])
+            trip = C + boundaries.behind[j] + boundaries.away[j]
+            if M == 0:
+                blocking = C + gradients if rules.blocks else gradients
+                slowest = max(C + messages, blocking) / r
+                if rules.limited:  # Little's law
+                    slowest = max(slowest, trip / (ranges.room[i, j] * r))
+            else:
+                # the first message that comes in and the last that leaves may keep nothing waiting
+                work = n * C + (n - 1) * messages
+                depth = replicated.depth if rules.split else 0
+                work = max(work, first_to_last_s(ranges, i, j, n, trip - C, depth))
+                # where backwards are whole, the last gradient leaves when all the work is done
+                back = 0.0 if rules.split else boundaries.tail[i] + boundaries.came[i]
+                update = gradients + ranges.step[i, j] / replicated.sharers
+                slowest = boundaries.head[i] + boundaries.came[i] + work + max(update, back)
+                slowest /= M
+            for k in range(len(ports)):
+                sent = ports[k, 0] * boundaries.traffic[i] + ports[k, 1] * boundaries.traffic[j]
+                slowest = max(slowest, sent + (ports[k, 2] * W if M == 0 else 0.0))
+            seconds[i, j] = slowest
+
+
+@compiled(inline=True)
+def first_to_last_s(ranges, i, j, n, R, depth):
+    """Seconds from the first forward of n microbatches to the last backward, at the least.
+
+    They may be less than what the n take to compute. `depth` stages have backwards in two parts.
+    """
+    f, C, p = ranges.f[i, j], ranges.C[i, j], ranges.p[i, j]
+    if depth:  # no more forwards precede the first gradient than there are stages
+        return f + R + n * C - min(n, depth) * f
+    F = min(ranges.room[i, j], float(n))
+    trips = np.ceil(n / F) * (f + R + p)
+    if n > F:  # F forwards or a round trip, one of each in turn, F backwards or a round trip
+        return max(trips, max(F * f, f + R) + (n - F) * C + max(F * (C - f), R + p))
+    return max(trips, f + R + p + (n - 1) * (C - f), n * f + R + p)
+
+
+@compiled()
+def relax(seconds, room, least, behind, T, end, places, recompute, r, mode, most, suffix):
+    """Take in a stage of r places wherever it makes the slowest stage of plans faster.
+
+    `behind` and T are the slowest stages of plans on the places behind the stage and on those with
+    them, by stages and first layer, shape (S+1, N+1); `end`, `places` and `recompute` say by which
+    first stage T is reached. Plans have at most `most` stages behind this one, and `suffix` has
+    room for a number of each layer.
+    """
+    N = seconds.shape[0] - 1
+    for i in range(N):
+        # the fastest stage of all that end at j or later: nothing is gained beyond that
+        suffix[N] = seconds[i, N] if room[i, N] >= least else np.inf
+        for j in range(N - 1, i, -1):
+            suffix[j] = suffix[j + 1]
+            if room[i, j] >= least:
+                suffix[j] = min(suffix[j], seconds[i, j])
+        if suffix[i + 1] == np.inf:
+            continue
+        for s in range(most):
+            best, chosen = T[s + 1, i], -1
+            for j in range(i + 1, N + 1):
+                if suffix[j] >= best:
+                    break
+                slowest = max(seconds[i, j], behind[s, j])
+                if slowest < best and room[i, j] >= least:
+                    best, chosen = slowest, j
+            if chosen >= 0:
+                T[s + 1, i] = best
+                end[s + 1, i], places[s + 1, i], recompute[s + 1, i] = chosen, r, mode
+
+
+@compiled()
+def lighten(seconds, limit_s, W, ring, cut, behind, load, end, places, recompute, r, mode):
+    """Take in a stage of r places, no slower than `limit_s`, wherever plans load a bus less.
+
+    `cut` and `ring` are what `StageCosts.bus_load` says of it; `behind` and `load` are the loads of
+    plans behind the stage and with it, by first layer, and the others as in `relax`.
+    """
+    N = seconds.shape[0] - 1
+    for i in range(N):
+        best, chosen = load[i], -1
+        for j in range(i + 1, N + 1):
+            if seconds[i, j] <= limit_s:
+                total = ring * W[i, j] + (cut[j] + behind[j])
+                if total < best:
+                    best, chosen = total, j
+        if chosen >= 0:
+            load[i] = best
+            end[i], places[i], recompute[i] = chosen, r, mode
+
+
+@compiled()
+def cheapen(rooms, least, price, total, first, end):
+    """Take in stages that cost `price`, begin at [first, end), and have `least` of a room.
+
+    `total` is the least price of stages from each layer on, 0 at the end. Any of the `rooms`, shape
+    (modes, N+1, N+1), will do.
+    """
+    N = rooms.shape[1] - 1
+    for i in range(end - 1, first - 1, -1):
+        for j in range(i + 1, N + 1):
+            for mode in range(len(rooms)):
+                if rooms[mode, i, j] >= least:
+                    total[i] = min(total[i], price + total[j])
