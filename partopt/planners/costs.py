@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import floordiv
 
 import numpy as np
@@ -34,7 +34,7 @@ from partopt.planners.kernels import (
     cheapen,
     fill_seconds,
 )
-from partopt.planners.layouts import Places, Shape, ranks_of
+from partopt.planners.layouts import PLACES, Places, Shape, ranks_of
 from partopt.schedules import schedule
 
 Table = NDArray[np.float64]  # of every range [i, j), shape (N+1, N+1); infinite for j <= i
@@ -180,9 +180,34 @@ class StageCosts:
         Each is to have the room of the first one of a plan of so many `stages`.
         """
         least = max(1, self.least_in_flight(r, r * (stages - 1), stages))
-        rooms = np.array([self.room(r, again, self.begun(r, 0, stages)) for again in self.modes])
+        rooms = [self.room(r, again, self.begun(r, 0, stages)) for again in self.modes]
+        return self._cheapest([(rooms, least, 1)])
+
+    @cached_property
+    def may_fit(self) -> bool:
+        """Whether stages that fit need no more devices than there are, at the least.
+
+        Each has the room for itself alone, as few microbatches in flight as without stages behind
+        it, and as many replicas as it likes; above `PLACES` as much room as up to twice as many.
+        """
+        P, entry, kept = self.problem.topology.devices, self.entry, self.problem.kept
+        doubled = [0, *(1 << k for k in range((P - 1).bit_length())), P]
+        kinds = []
+        for before, r in pairwise(range(P + 1) if P <= PLACES else doubled):
+            least = max(1, 1 if entry.split else self.least_in_flight(r, 0, 1))
+            kinds.append(([self.room(r, again) for again in self.modes], least, before + 1))
+            if least == 1 and not kept.shard and not kept.posted:
+                break  # more replicas have no more room
+        return self._cheapest(kinds) <= P
+
+    def _cheapest(self, kinds: Sequence[tuple[Sequence[Table], int, int]]) -> float:
+        """The least price of stages of some kinds: rooms of which one will do, the least, a price.
+
+        Infinite where no such stages have room.
+        """
         total = np.where(np.arange(self.N + 1) == self.N, 0.0, np.inf)
-        cheapen(rooms, float(least), 1.0, total, 0, self.N)
+        rooms, least, price = zip(*kinds, strict=True)
+        cheapen(np.array(rooms), np.array(least, float), np.array(price, float), total)
         return float(total[0])
 
     def of_shape(self, shape: Shape) -> list[tuple[Table, Table, int]]:

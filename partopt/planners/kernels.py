@@ -172,15 +172,16 @@ def lighten(seconds, limit_s, W, ring, cut, behind, load, end, places, recompute
 
 
 @compiled()
-def cheapen(rooms, least, price, total, first, end):
-    """Take in stages that cost `price`, begin at [first, end), and have `least` of a room.
+def cheapen(rooms, least, price, total):
+    """Find the least price of stages from each layer on, of stages of some kinds.
 
-    `total` is the least price of stages from each layer on, 0 at the end. Any of the `rooms`, shape
-    (modes, N+1, N+1), will do.
+    A stage of kind k costs `price[k]` and has `least[k]` of any of its `rooms[k]`, shape (kinds,
+    modes, N+1, N+1). `total` is infinite but for 0 at the end.
     """
-    N = rooms.shape[1] - 1
-    for i in range(end - 1, first - 1, -1):
-        for j in range(i + 1, N + 1):
-            for mode in range(len(rooms)):
-                if rooms[mode, i, j] >= least:
-                    total[i] = min(total[i], price + total[j])
+    kinds, modes, N = rooms.shape[0], rooms.shape[1], rooms.shape[2] - 1
+    for i in range(N - 1, -1, -1):
+        for k in range(kinds):
+            for mode in range(modes):
+                for j in range(i + 1, N + 1):
+                    if rooms[k, mode, i, j] >= least[k]:
+                        total[i] = min(total[i], price[k] + total[j])

@@ -66,7 +66,8 @@ def search_rows(
         if len(names) > 1:
             progress("schedules", done, len(names))
         try:
-            search = Search(variants_of(job, name, within, progress), shown)
+            variants = variants_of(job, name, within, progress)
+            search = Search(variants, shown, alone=len(names) == 1)
             found.append((search, search.best_row(first)))
         except PartoptError as error:
             refusals[error.message] = error
@@ -85,15 +86,18 @@ class Search:
     """The search of the variants of a job under one schedule.
 
     It goes on from one effort to the next: what is found by name is what is found beside others.
-    `shown` is as in `search_rows`, None for all.
+    `shown` is as in `search_rows`, None for all. Unless it stands `alone`, variants that cannot fit
+    are not searched, but for the first: other schedules may have plans that do.
     """
 
-    def __init__(self, variants: Iterable[Variant], shown: Iterable[str] | None = ()) -> None:
+    def __init__(
+        self, variants: Iterable[Variant], shown: Iterable[str] | None = (), alone: bool = True
+    ) -> None:
         self.variants = sorted(
             variants,
             key=lambda each: (each.estimate_s, each.least_bytes * (each.estimate_s == math.inf)),
         )
-        self.shown, self._stages = shown, 0
+        self.shown, self.alone, self._stages = shown, alone, 0
         self._contests: dict[Variant, Contest] = {}
         self._found: dict[Variant, Plans] = {}
 
@@ -120,6 +124,8 @@ class Search:
             if done >= (SEARCHED[stage] if best or self._fits(variant) else TRIED):
                 break
             if best and not self._may_be_best(variant, best):
+                continue
+            if self._found and variant not in self._found and not (self.alone or variant.may_fit):
                 continue
             size = variant.problem.chain.microbatch_size
             beat_s = size / best.predicted.samples_per_s if best else math.inf

@@ -117,6 +117,12 @@ class Variant:
         return bool(self.grids) and self._limited_s > BINDS * self.grids[0].estimate_s
 
     @property
+    def may_fit(self) -> bool:
+        """Whether a plan that fits is estimated, or not ruled out by a count of devices."""
+        overlaps = schedule(self.problem.schedule).overlaps
+        return self.estimate_s < math.inf or (overlaps and self.costs.may_fit)
+
+    @property
     def is_roomy(self) -> bool:
         """Whether its best grid leaves so much memory that recomputation is of no use."""
         limit = self.problem.memory_bytes

@@ -172,6 +172,27 @@ def test_the_fewest_stages_are_those_of_all_cuts(model, recompute, r, memory):
         assert costs.fewest_stages(r, S) == min(fits, default=inf)
 
 
+@pytest.mark.slow
+@examples(60, suppress_health_check=SLOW)
+@given(
+    problems(), st.sampled_from([40, 60, 80, 100, 130, 170]), st.sampled_from(["none", "gradients"])
+)
+def test_no_plan_fits_where_a_count_of_devices_rules_out_all(given, memory, shard):
+    costs = StageCosts(given.with_(memory_bytes=memory, shard=shard))
+    every = (each for places in layouts_of(given.topology)[:3] for each in shapes(costs, places))
+    assert costs.may_fit or all(costs.slowest_s(each) == inf for each in every)
+
+
+def test_a_count_of_devices_rules_out_what_has_no_room():
+    """A layer takes 16 bytes with its gradients and Adam's state, and 1 of a microbatch: a device
+    of 52 holds three.
+    """
+    for layers, fits in ((12, True), (13, False)):
+        model = chain([1] * layers, [1] * layers, [0] * (layers - 1), [4] * layers)
+        options = {"schedule": "zb-h1", "microbatches": 4, "memory_bytes": 52}
+        assert StageCosts(problem(model, topology((4, 1.0)), **options)).may_fit == fits
+
+
 @pytest.mark.parametrize(
     ("idle", "seconds"), [((0, 0, 0), [4.0, 12.0, 10.0]), ((1, 0, 0), [10.0, 12.0, 4.0])]
 )
