@@ -38,6 +38,9 @@ class Exchange(NamedTuple):
     scattered: float = 0.0  # within every backward
 
 
+ALLREDUCE = Exchange(1.0, 1.0)  # of as many bytes as the parameters have
+
+
 def exchange_of(kept: Kept, synchronous: bool) -> Exchange:
     """The exchange of a trainer that keeps so much."""
     each = kept.gradients
@@ -115,8 +118,12 @@ def half_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> float
     """
     if not size_bytes:
         return 0.0
-    named = topology.allreduce
+    return min(allreduce_over(ranks, way).seconds(size_bytes) for way in half_ways(topology)) / 2
+
+
+def half_ways(topology: Topology) -> list[Topology]:
+    """The topology with each of the algorithms that it allows and that have halves."""
     rings: Sequence[Algorithm] = ("ring", "hierarchical")
-    ways = [structs.replace(topology, allreduce=each) for each in rings if named != each]
-    ways = [topology] if named in rings else ways
-    return min(allreduce_over(ranks, way).seconds(size_bytes) for way in ways) / 2
+    if topology.allreduce in rings:
+        return [topology]
+    return [structs.replace(topology, allreduce=ring) for ring in rings]

@@ -9,6 +9,7 @@ are numbered, spread over replicas, and followed by all-reduces and optimizer st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,7 @@ def schedule(name: str) -> Schedule:
     return SCHEDULES.lookup(name)
 
 
+@lru_cache(maxsize=65536)
 def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None:
     """Why the schedule `name` cannot pass `microbatches` through a pipeline; None where it can.
 

@@ -18,17 +18,17 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.collectives import exposed
+from partopt.cost.collectives import allreduce_over, exposed
 from partopt.cost.links import port_rate
 from partopt.cost.memory import memory_table, ranges_bytes
 from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, NONE, Assignment, Partition, Problem
-from partopt.cost.sharding import half_s
+from partopt.cost.sharding import ALLREDUCE, Exchange, exchange_topology, half_ways
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.options import EFFORTS
@@ -117,7 +117,7 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """d pipelines of p devices: the ranks of every stage."""
+    """d pipelines of p devices: the ranks of every stage, and all that does not depend on cuts."""
 
     family: str
     p: int
@@ -126,19 +126,21 @@ class Grid:
     far: bool  # the devices of a pipeline are next to each other, not those of a stage
     ranks: Sequence[tuple[int, ...]]
     topology: Topology
+    exchange: Exchange = ALLREDUCE
 
     @cached_property
     def places(self) -> list[list[int]]:
         """Of each stage the places in their pipeline of the devices that have it."""
         far, p, d = self.far, self.p, self.d
-        return [sorted({rank % p if far else rank // d for rank in own}) for own in self.ranks]
+        return [sorted({rank % p if far else rank // d for rank in ranks}) for ranks in self.ranks]
 
     @cached_property
-    def held_by(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Every stage with each of its places in a pipeline."""
-        pairs = [(s, place) for s, own in enumerate(self.places) for place in own]
-        stage, place = np.array(pairs).T
-        return stage, place
+    def held(self) -> Floats:
+        """1 where a device of a pipeline has a stage, shape (p, S)."""
+        held = np.zeros((self.p, len(self.ranks)))
+        for s, places in enumerate(self.places):
+            held[places, s] = 1.0
+        return held
 
     @cached_property
     def levels(self) -> NDArray[np.int64]:
@@ -149,21 +151,59 @@ class Grid:
         levels: NDArray[np.int64] = np.sum(parted, axis=0)
         return levels
 
-    def ports_s(self, cut_bytes: Floats, each: int) -> float:
-        """Seconds for which `each` messages of a replica keep the busiest port busy."""
-        worst, ranks, topology = 0.0, np.array(self.ranks), self.topology
+    @cached_property
+    def hops(self) -> tuple[float, Floats]:
+        """Seconds of latency of one message over every cut, and of its bytes over each cut.
+
+        The mean of all replicas.
+        """
+        levels, mean = self.topology.levels, 1 / len(self.ranks[0])
+        latency_s = np.array([0.0, *(level.latency_s for level in levels)])
+        byte_s = np.array([0.0, *(1 / level.bandwidth_bytes_per_s for level in levels)])
+        return latency_s[self.levels].sum() * mean, byte_s[self.levels].sum(axis=1) * mean
+
+    @cached_property
+    def ports(self) -> Floats:
+        """Seconds for which a byte over each cut keeps each port busy, shape (ports, S - 1).
+
+        It is one of each replica; ports that are as busy as others are left out.
+        """
+        ranks, topology = np.array(self.ranks), self.topology
+        loads = [np.zeros((1, len(ranks) - 1))]
         for k, level in enumerate(topology.levels, start=1):
-            if level.size == 1 or not (self.levels == k).any():
+            cut, _ = crossing = np.nonzero(self.levels == k)
+            if level.size == 1 or not len(cut):
                 continue
             size = topology.group_size(k if level.bus else k - 1)
-            sent = np.where(
-                self.levels == k, cut_bytes[:, None] * each / port_rate(k, topology), 0.0
-            )
-            busy = np.zeros(topology.devices)
+            busy = np.zeros((topology.devices // size, len(ranks) - 1))
             for side in (ranks[:-1],) if level.bus else (ranks[:-1], ranks[1:]):
-                busy += np.bincount((side // size).ravel(), sent.ravel(), topology.devices)
-            worst = max(worst, float(busy.max()))
-        return worst
+                np.add.at(busy, (side[crossing] // size, cut), 1 / port_rate(k, topology))
+            loads.append(np.unique(busy, axis=0))
+        return np.concatenate(loads)
+
+    def ports_s(self, cut_bytes: Floats, many: int) -> float:
+        """Seconds for which so `many` messages of a replica keep the busiest port busy."""
+        return many * float((self.ports @ cut_bytes).max())
+
+    @cached_property
+    def reduced(self) -> tuple[Floats, Floats]:
+        """Seconds a byte of the exchange of gradients of each stage, and of its latency."""
+        return self._rings(exchange_topology(self.topology, self.exchange))
+
+    @cached_property
+    def halves(self) -> list[tuple[Floats, Floats]]:
+        """Those of a gather or a scatter, with each algorithm that they may have."""
+        ways = map(self._rings, half_ways(self.topology))
+        return [(slope / 2, latency_s / 2) for slope, latency_s in ways]
+
+    def _rings(self, topology: Topology) -> tuple[Floats, Floats]:
+        rings = [allreduce_over(ranks, topology) for ranks in self.ranks]
+        return np.array([own.slope for own in rings]), np.array([own.latency_s for own in rings])
+
+    def half_s(self, sizes: Floats) -> Floats:
+        """`sharding.half_s` of so many bytes of each stage."""
+        fastest = np.min([slope * sizes + latency_s for slope, latency_s in self.halves], axis=0)
+        return np.where(sizes > 0, fastest, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,8 +222,7 @@ class Gridded:
 
     def loads(self, values: Floats) -> Floats:
         """The sum over the stages of each device of a pipeline, shape (p,)."""
-        stage, place = self.grid.held_by
-        found: Floats = np.bincount(place, values[stage], self.grid.p).astype(np.float64)
+        found: Floats = self.grid.held @ values
         return found
 
     @cached_property
@@ -195,15 +234,8 @@ class Gridded:
             return C
         trained = chain.trained_bytes.table[bounds[:-1], bounds[1:]]
         whole = trained + chain.frozen_bytes.table[bounds[:-1], bounds[1:]]
-        gather, scatter = (
-            np.array(
-                [
-                    half_s(size, own, problem.topology)
-                    for size, own in zip(sizes.tolist(), self.grid.ranks, strict=True)
-                ]
-            )
-            for sizes in (exchange.gathered * whole, exchange.scattered * trained)
-        )
+        gather = self.grid.half_s(exchange.gathered * whole)
+        scatter = self.grid.half_s(exchange.scattered * trained)
         forward = np.add.reduceat(chain.f, bounds[:-1])
         both: Floats = np.maximum(forward, gather) + np.maximum(C - forward, gather + scatter)
         return both
@@ -213,18 +245,16 @@ class Gridded:
         """Seconds of a sample by a closed form: work of the busiest device, fill, and update."""
         problem, grid, chain = self.problem, self.grid, self.problem.chain
         entry, M = SCHEDULES[problem.schedule], problem.microbatches or 1
-        starts, bounds, levels = list(self.bounds[:-1]), list(self.bounds), grid.topology.levels
+        starts, bounds = list(self.bounds[:-1]), list(self.bounds)
         C, cuts = self.busy_s, chain.traffic[starts[1:]]
         W = chain.trained_bytes.table[bounds[:-1], bounds[1:]]
-        latency = np.array([0.0, *(level.latency_s for level in levels)])[grid.levels]
-        byte_s = np.array([0.0, *(1 / level.bandwidth_bytes_per_s for level in levels)])
-        hops = 2 * float((latency + cuts[:, None] * byte_s[grid.levels]).mean(axis=1).sum())
-        last = np.add.reduceat(chain.gw if entry.split else chain.g, starts)
-        reduced = [problem.allreduce_over(own) for own in grid.ranks]
-        slope = np.array([own.slope for own in reduced])
-        delay = np.array([own.latency_s for own in reduced])
-        left = exposed(slope * W + delay, W, last, problem.early_bytes)
-        left = left * (len(grid.ranks[0]) > 1)
+        latency_s, byte_s = grid.hops
+        hops = 2 * (latency_s + float(byte_s @ cuts))
+        left = np.zeros(len(W))  # of the exchange of gradients, behind the backward
+        if len(grid.ranks[0]) > 1:
+            last = np.add.reduceat(chain.gw if entry.split else chain.g, starts)
+            slope, delay_s = grid.reduced
+            left = exposed(slope * W + delay_s, W, last, problem.early_bytes)
         if problem.microbatches is None:  # in its steady state
             busy_s = max(float(self.loads(np.maximum(C, left)).max()), float(self.loads(C).max()))
             return max(busy_s / grid.d, grid.ports_s(cuts, 1) / grid.d) / chain.microbatch_size
@@ -247,14 +277,19 @@ class Gridded:
 
     def _needs(self, held: Sequence[float]) -> Floats:
         """Bytes of each device of a pipeline with so many microbatches in flight, about."""
-        problem, grid, bounds = self.problem, self.grid, np.array(self.bounds)
-        entry, (stage, place) = SCHEDULES[problem.schedule], grid.held_by
+        needs: Floats = self._needs_between(np.array([self.bounds]), held)[0]
+        return needs
+
+    def _needs_between(self, bounds: NDArray[np.int64], held: Sequence[float]) -> Floats:
+        """As `_needs`, for rows of boundaries; shape (rows, p)."""
+        problem, grid, entry = self.problem, self.grid, SCHEDULES[self.problem.schedule]
+        place, stage = np.nonzero(grid.held)
         in_flight = np.array(held)[place]
         counts = in_flight, np.array([entry.versions_of(own) for own in in_flight]), 1
         own, transient = ranges_bytes(
             problem.chain,
-            bounds[stage],
-            bounds[stage + 1],
+            bounds[:, stage],
+            bounds[:, stage + 1],
             counts,
             problem.kept,
             len(grid.ranks[0]),
@@ -262,9 +297,9 @@ class Gridded:
             entry.split,
             problem.first,
         )
-        needs, most = np.bincount(place, own, grid.p), np.zeros(grid.p)
-        np.maximum.at(most, place, transient)  # one backward runs at a time
-        return needs + most
+        first = np.searchsorted(place, np.arange(grid.p))
+        # one backward runs at a time
+        return np.add.reduceat(own, first, 1) + np.maximum.reduceat(transient, first, 1)
 
     @cached_property
     def limited_s(self) -> float:
@@ -303,23 +338,21 @@ class Gridded:
         return replace(self, bounds=self.problem.known.once(key, self._balance))
 
     def _balance(self) -> Bounds:
-        bounds, S, C = list(self.bounds), len(self.bounds) - 1, self.splits.C
-        load = self.loads(np.diff(C[bounds]))
-        for _ in range(4 * S):
-            least, best = float((load**2).sum()) * (1 - 1e-12), None
-            for c, step in product(range(1, S), (-1, 1)):
-                if bounds[c - 1] < bounds[c] + step < bounds[c + 1]:
-                    more, other = C[bounds[c] + step] - C[bounds[c]], load.copy()
-                    other[self.grid.places[c - 1]] += more
-                    other[self.grid.places[c]] -= more
-                    squares = float((other**2).sum())
-                    if squares < least:
-                        least, best = squares, (c, step, other)
-            if best is None:
+        C, held, bounds = self.splits.C, self.grid.held, np.array(self.bounds)
+        load = held @ np.diff(C[bounds])
+        moved = held[:, :-1] - held[:, 1:]  # how loads change with a cut
+        for _ in range(4 * (len(bounds) - 1)):
+            # of each cut a layer back and a layer further: the sum of squares, less what it is
+            steps = bounds[1:-1] + np.array([[-1], [1]])
+            allowed = (bounds[:-2] < steps) & (steps < bounds[2:])
+            more = np.where(allowed, C[steps] - C[bounds[1:-1]], 0.0)
+            change = more * (2 * (load @ moved) + more * (moved**2).sum(axis=0))
+            if change.min(initial=0.0) >= -1e-12 * float(load @ load):
                 break
-            bounds[best[0]] += best[1]
-            load = best[2]
-        return tuple(bounds)
+            c, forward = divmod(int(change.T.argmin()), 2)
+            load = load + more[forward, c] * moved[:, c]
+            bounds[c + 1] = steps[forward, c]
+        return tuple(bounds.tolist())
 
     def within(self, roomy: float) -> Gridded | None:
         """The plan, cut for the memory where it has to be; None where that is not enough.
@@ -331,8 +364,9 @@ class Gridded:
             return self
         N, S = self.splits.N, len(self.bounds) - 1
         if math.comb(N - 1, S - 1) <= EVERY:
-            every = (replace(self, bounds=(0, *own, N)) for own in combinations(range(1, N), S - 1))
-            able = [each for each in every if each.needs_bytes.max() <= roomy * limit]
+            every = np.array([(0, *cuts, N) for cuts in combinations(range(1, N), S - 1)])
+            fitting = self._needs_between(every, self.held).max(axis=1) <= roomy * limit
+            able = [replace(self, bounds=tuple(bounds)) for bounds in every[fitting].tolist()]
             able.sort(key=lambda each: each.estimate_s)
             fits = (each for each in able[:TRIED] if self.cuts.seconds(each.bounds) < math.inf)
             return next(fits, None)
@@ -356,15 +390,18 @@ class Gridded:
         return Cuts(self.partition, self.splits.simulations)
 
 
-def grids_of(shape: str, p: int, d: int, v: int, topology: Topology) -> list[Grid]:
+def grids_of(
+    shape: str, p: int, d: int, v: int, topology: Topology, exchange: Exchange = ALLREDUCE
+) -> list[Grid]:
     """The grids of d pipelines: the devices of a stage next to each other, or of a pipeline."""
     ranks = [tuple(own) for own in ranks_of(shape, p, v, d)]
     straight = shape == STRAIGHT
-    found = [Grid(CONTIGUOUS if straight else shape, p, d, v, False, ranks, topology)]
+    family = CONTIGUOUS if straight else shape
+    found = [Grid(family, p, d, v, False, ranks, topology, exchange)]
     if d > 1 and p > 1 and sum(level.size > 1 for level in topology.levels) > 1:
         far = [tuple(rank % d * p + rank // d for rank in own) for own in ranks]
         family = NESTED if straight else shape
-        found.append(Grid(family, p, d, v, True, far, topology))
+        found.append(Grid(family, p, d, v, True, far, topology, exchange))
     return found
 
 
@@ -382,7 +419,7 @@ def grids(problem: Problem) -> list[Gridded]:
 
 def _laid(problem: Problem, shape: str, p: int, d: int, v: int) -> list[Grid]:
     key = "grids", shape, p, d, v, id(problem.topology), problem.exchange
-    make = partial(grids_of, shape, p, d, v, problem.exchange_topology)
+    make = partial(grids_of, shape, p, d, v, problem.topology, problem.exchange)
     found: list[Grid] = problem.known.once(key, make)
     return found
 
@@ -435,6 +472,7 @@ class GridSearch:
         self._stages = 0
         self._tried, self._spent = 0, 0.0  # grids that were looked at, and what that took
         self._pool: list[tuple[float, Gridded]] = []  # plans that fit, with their seconds
+        self._plans = dict[tuple[Grid, Bounds], Plan]()
 
     def best_plan(self, effort: str) -> Plan | None:
         """The best simulated plan at an effort; None where none of them fits."""
@@ -446,9 +484,12 @@ class GridSearch:
         if not self._pool:
             return None
         _, best = min(self._pool, key=lambda own: own[0])
-        stated = self.problem.with_(chunks=best.grid.v)
-        partition = best.cuts.cut(best.bounds).on_layers(self.cells)
-        return simulate_plan(price(partition, stated, GRID))
+        key = best.grid, best.bounds
+        if key not in self._plans:
+            stated = self.problem.with_(chunks=best.grid.v)
+            partition = best.cuts.cut(best.bounds).on_layers(self.cells)
+            self._plans[key] = simulate_plan(price(partition, stated, GRID))
+        return self._plans[key]
 
     def _try_grids(self, budget: float) -> None:
         """Simulate grids as they are estimated, the best first."""
