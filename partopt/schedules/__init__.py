@@ -9,14 +9,13 @@ are numbered, spread over replicas, and followed by all-reduces and optimizer st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
 from partopt.registry import Registry
-from partopt.schedules.assemble import add_updates, row_of, write_rows
+from partopt.schedules.assemble import row_of, write_rows
 from partopt.schedules.entry import Replicas, Schedule
 from partopt.schedules.layout import (
     CHUNKS,
@@ -58,7 +57,6 @@ def schedule(name: str) -> Schedule:
     return SCHEDULES.lookup(name)
 
 
-@lru_cache(maxsize=65536)
 def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None:
     """Why the schedule `name` cannot pass `microbatches` through a pipeline; None where it can.
 
@@ -92,7 +90,8 @@ def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None
                 needed=CHUNKS[entry.shape],
             )
         layout = Layout(ranks_of(entry.shape, P, v), P, microbatches)
-        places, which = _places(layout, *chunks_of(layout, entry.shape), [0] * P * v, entry.shape)
+        chunks, v = chunks_of(layout, entry.shape)
+        places, which, _ = _places(layout, chunks, v, [0] * P * v, entry.shape)
         entry.row(places[which[0]])
     except PartoptError as error:
         return error
@@ -116,11 +115,12 @@ def order(name: str, layout: Layout) -> Order:
         )
     chunks, v = chunks_of(layout, entry.shape, entry.uneven)
     warmup = _warmups(entry, layout)
-    places, which = _places(layout, chunks, v, warmup, entry.shape)
-    rows = [row_of(entry, place) for place in places]
-    return add_updates(
-        write_rows(rows, which, chunks, v, layout), chunks, layout, entry.asynchronous
-    )
+    places, which, first = _places(layout, chunks, v, warmup, entry.shape)
+    rows = []
+    for place, own in zip(places, chunks.stage.reshape(-1, v)[first].tolist(), strict=True):
+        rounds = M // len(layout.ranks[place.p]) if entry.asynchronous else None
+        rows.append(row_of(entry, place, tuple(map(layout.exchanges, own)), rounds))
+    return write_rows(rows, which, chunks, layout)
 
 
 def _warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
@@ -152,8 +152,8 @@ def _warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
 
 def _places(
     layout: Layout, chunks: Chunks, v: int, warmup: Sequence[int], shape: str
-) -> tuple[list[Place], NDArray[np.int64]]:
-    """The places that differ, and which of them each rank with work has, shape (ranks with work,).
+) -> tuple[list[Place], NDArray[np.int64], NDArray[np.int64]]:
+    """The places that differ, which of them each rank with work has, and the first that has each.
 
     All chunks of a device must get equally many microbatches.
     """
@@ -170,8 +170,10 @@ def _places(
             microbatches=M,
             replicas=r,
         )
-    keys, which = np.unique(
-        2 * chunks.stage[::v].astype(np.int64) + fewer[:, 0], return_inverse=True
+    keys, first, which = np.unique(
+        2 * chunks.stage[::v].astype(np.int64) + fewer[:, 0],
+        return_index=True,
+        return_inverse=True,
     )
     places = [
         Place(
@@ -184,4 +186,4 @@ def _places(
         )
         for stage, less in (divmod(key, 2) for key in keys.tolist())
     ]
-    return places, which
+    return places, which, first

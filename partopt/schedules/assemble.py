@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,46 +37,90 @@ NOWHERE = -1  # the place of an action that is not there
 
 
 class NumberedRow(NamedTuple):
-    """A row, and of each action which of its chunk's microbatches it is for."""
+    """A row with the exchanges of gradients and the optimizer's steps.
+
+    `number` says of each action which of its chunk's microbatches it is for; of A the round, of U
+    0.
+    """
 
     row: Row
     number: NDArray[np.int32]
 
 
-def row_of(entry: Schedule, place: Place) -> NumberedRow:
-    """What the device at `place` does; a search asks for the same short rows often."""
-    return (_known_row if place.M * place.v <= SHORT else _row_of)(entry.row, place)
+def row_of(
+    entry: Schedule, place: Place, exchanges: tuple[bool, ...], rounds: int | None
+) -> NumberedRow:
+    """What the device at `place` does; a search asks for the same short rows often.
+
+    `exchanges` and `rounds` are as for `add_updates`.
+    """
+    known = place.M * place.v <= SHORT
+    return (_known_row if known else _row_of)(entry.row, place, exchanges, rounds)
 
 
-def _row_of(row: Callable[[Place], Row], place: Place) -> NumberedRow:
+def _row_of(
+    row: Callable[[Place], Row], place: Place, exchanges: tuple[bool, ...], rounds: int | None
+) -> NumberedRow:
     found = row(place)
-    return NumberedRow(found, microbatch_numbers(found))
+    return add_updates(found, microbatch_numbers(found), exchanges, rounds)
 
 
-_known_row = lru_cache(maxsize=1024)(_row_of)
+_known_row = lru_cache(maxsize=4096)(_row_of)
+
+
+def add_updates(
+    row: Row, number: NDArray[np.int32], exchanges: Sequence[bool], rounds: int | None
+) -> NumberedRow:
+    """The row with the exchange of gradients and, synchronous, the optimizer's steps.
+
+    `exchanges` says which of the device's chunks share gradients with other devices. Synchronous, a
+    chunk exchanges after its last backward, without microbatches at once. Asynchronous, after each
+    of its whole `rounds` of a microbatch on every replica; what a last, partial round leaves over
+    is not exchanged.
+    """
+    ends = (row.kind == B) | (row.kind == W)
+    if rounds is None:
+        sharing = np.flatnonzero(exchanges)
+        last = [np.flatnonzero(ends & (row.chunk == c))[-1:] + 1 for c in sharing]
+        after = np.array([int(place[0]) if len(place) else 0 for place in last], dtype=np.int64)
+        by_place = np.argsort(after, kind="stable")  # of earlier chunks first
+        every = np.arange(len(exchanges))
+        chunk = np.concatenate([sharing[by_place], every])
+        after = np.concatenate([after[by_place], np.full(len(every), len(row.kind))])
+        kind = np.repeat(np.array([A, U], dtype=np.int8), [len(sharing), len(every)])
+        numbers = np.zeros_like(chunk)
+    else:
+        ended = np.flatnonzero(ends & np.array(exchanges)[row.chunk] & (number < rounds))
+        after, chunk, numbers = ended + 1, row.chunk[ended], number[ended]
+        kind = np.full(len(ended), A, dtype=np.int8)
+    with_updates = Row(
+        np.insert(row.kind, after, kind),
+        np.insert(row.chunk, after, chunk),
+        np.insert(row.joined, after, False),
+    )
+    return NumberedRow(with_updates, np.insert(number, after, numbers))
 
 
 def write_rows(
-    rows: Sequence[NumberedRow], which: Integers, chunks: Chunks, v: int, layout: Layout
+    rows: Sequence[NumberedRow], which: Integers, chunks: Chunks, layout: Layout
 ) -> Order:
-    """The order in which the n-th rank with work does `rows[which[n]]`, on its v chunks."""
+    """The order in which the n-th rank with work does `rows[which[n]]`, on its chunks."""
     every = Row(*(np.concatenate(parts) for parts in zip(*(own.row for own in rows), strict=True)))
     number = np.concatenate([own.number for own in rows])
     lengths = np.array([len(own.number) for own in rows])
     first = np.cumsum(lengths) - lengths
     length = lengths[which]
     place = _ranges(first[which], length)
-    at = every.chunk[place] + np.repeat(v * np.arange(len(which)), length)
-    stage, replicas = chunks.stage[at], np.array(layout.replicas, dtype=np.int32)
+    ranks, held = np.unique(chunks.rank, return_index=True)  # and the first chunk of each
+    at = every.chunk[place] + np.repeat(held, length)
+    kind, stage = every.kind[place], chunks.stage[at]
+    microbatch, replicas = number[place], np.array(layout.replicas, dtype=np.int32)
+    numbered = kind < A
+    microbatch[numbered] *= replicas[stage[numbered]]
+    microbatch[numbered] += chunks.k[at[numbered]]
     counts = np.zeros(layout.devices + 1, dtype=np.int64)
-    counts[chunks.rank[::v] + 1] = length
-    return Order(
-        kind=every.kind[place],
-        stage=stage,
-        microbatch=number[place] * replicas[stage] + chunks.k[at],
-        joined=every.joined[place],
-        rows=np.cumsum(counts),
-    )
+    counts[ranks + 1] = length
+    return Order(kind, stage, microbatch, every.joined[place], np.cumsum(counts))
 
 
 def _ranges(first: Integers, length: Integers) -> Integers:
@@ -85,92 +129,6 @@ def _ranges(first: Integers, length: Integers) -> Integers:
     places: Integers = np.repeat(first - (ends - length), length)
     places += np.arange(len(places))
     return places
-
-
-def add_updates(order: Order, chunks: Chunks, layout: Layout, asynchronous: bool) -> Order:
-    """The order with the exchange of gradients and, synchronous, the optimizer's steps.
-
-    Synchronous, a stage exchanges after its last backward, a replica without microbatches at once.
-    Asynchronous, it exchanges after every round of one microbatch on each replica, and what a last,
-    partial round leaves over is not exchanged. A stage that shares no gradients does not exchange.
-    """
-    exchanges = np.array([layout.exchanges(s) for s in range(len(layout.ranks))])
-    if asynchronous:
-        return _add_rounds(order, exchanges, layout)
-    exchanging = np.flatnonzero(exchanges[chunks.stage])
-    rank = chunks.rank
-    after = np.concatenate(
-        [_after_last(order, chunks, exchanging), order.rows[rank + 1]], dtype=np.int64
-    )
-    whose = np.concatenate([exchanging, np.arange(len(rank))])
-    kind = np.repeat(np.array([A, U], dtype=np.int8), [len(exchanging), len(rank)])
-    # by rank; at one place all-reduces come before steps, and those of earlier chunks first
-    by_place = np.lexsort((whose, kind, after, rank[whose]))
-    whose = whose[by_place]
-    added = np.bincount(rank[whose], minlength=order.ranks)
-    return _insert(order, after[by_place], added, kind[by_place], chunks.stage[whose], np.int32(0))
-
-
-def _add_rounds(order: Order, exchanges: NDArray[np.bool_], layout: Layout) -> Order:
-    """The order with an exchange after every whole round, of the stages that exchange."""
-    if not exchanges.any():
-        return order
-    r = np.array(layout.replicas, dtype=np.int32)
-    ended = np.flatnonzero(((order.kind == W) | (order.kind == B)) & exchanges[order.stage])
-    stage = order.stage[ended]
-    rounds = order.microbatch[ended] // r[stage]
-    whole = rounds < layout.microbatches // r[stage]
-    after = ended[whole] + 1
-    added = np.diff(np.searchsorted(after, order.rows, side="right"))
-    return _insert(order, after, added, np.int8(A), stage[whole], rounds[whole])
-
-
-def _after_last(order: Order, chunks: Chunks, chosen: Integers) -> Integers:
-    """The place after the last backward of each chosen chunk; where it has none, the rank's first.
-
-    Of most chunks that is the end of the rank's row.
-    """
-    rank, stage = chunks.rank[chosen], chunks.stage[chosen]
-    first, after = order.rows[rank], order.rows[rank + 1].copy()
-    looking = np.flatnonzero(after > first)
-    while len(looking):
-        place = after[looking] - 1
-        kind = order.kind[place]
-        found = ((kind == B) | (kind == W)) & (order.stage[place] == stage[looking])
-        looking = looking[~found]
-        after[looking] -= 1
-        looking = looking[after[looking] > first[looking]]
-    return after
-
-
-def _insert(
-    order: Order,
-    after: Integers,
-    added: Integers,
-    kind: NDArray[np.int8] | np.int8,
-    stage: NDArray[np.int32],
-    microbatch: NDArray[np.int32] | np.int32,
-) -> Order:
-    """The order with an action put in before each place of `after`, which rises.
-
-    `added` says how many are on each rank.
-    """
-    placed = after + np.arange(len(after))
-    kept = np.ones(len(order.kind) + len(after), dtype=np.bool_)
-    kept[placed] = False
-
-    def merge(own: NDArray[Any], new: NDArray[Any] | np.generic) -> NDArray[Any]:
-        merged = np.empty(len(kept), dtype=own.dtype)  # a third of the time of `np.insert`
-        merged[kept], merged[placed] = own, new
-        return merged
-
-    return Order(
-        kind=merge(order.kind, kind),
-        stage=merge(order.stage, stage),
-        microbatch=merge(order.microbatch, microbatch),
-        joined=merge(order.joined, np.bool_(False)),
-        rows=order.rows + np.concatenate([[0], np.cumsum(added)]),
-    )
 
 
 def check(order: Order, layout: Layout) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
-from partopt.schedules.assemble import add_updates, check
+from partopt.schedules.assemble import add_updates, check, write_rows
 from partopt.schedules.layout import Layout, held_chunks
-from partopt.schedules.order import KINDS, A, Order, R, U
+from partopt.schedules.order import KINDS, A, Order, R, Row, U
 
 # d   pipelines side by side; pipeline k gets the microbatches g with g mod d = k
 
@@ -84,9 +84,16 @@ def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
             rows[rank][2] = row[2] * d + k
     kind, stage, microbatch, joined = np.concatenate(rows, axis=1)
     ends = np.cumsum([0, *(row.shape[1] for row in rows)])
-    order = Order(kind.astype(np.int8), stage, microbatch, joined.astype(np.bool_), ends)
-    check(order, layout)
-    return add_updates(order, held_chunks(layout), layout, asynchronous)
+    check(Order(kind.astype(np.int8), stage, microbatch, joined.astype(np.bool_), ends), layout)
+    chunks, rounds = held_chunks(layout), layout.microbatches // d if asynchronous else None
+    first = np.searchsorted(chunks.rank, side_by_side[0])
+    updated = []
+    for (kind, stage, number, joined), begin in zip(local, first.tolist(), strict=True):
+        held = chunks.stage[begin:][chunks.rank[begin:] == chunks.rank[begin]]
+        spelled = Row(kind.astype(np.int8), np.searchsorted(held, stage), joined.astype(np.bool_))
+        updated.append(add_updates(spelled, number, [*map(layout.exchanges, held)], rounds))
+    which = {rank: p for ranks in side_by_side for p, rank in enumerate(ranks)}
+    return write_rows(updated, np.array([which[rank] for rank in sorted(which)]), chunks, layout)
 
 
 def pipelines(layout: Layout) -> list[list[int]]:

@@ -445,8 +445,11 @@ def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int
                 or problem.request.stages not in (None, stages)
             ):
                 continue
-            if entry.shape == STRAIGHT or not refusal(entry.name, p, v, (M or d) // d):
+            if entry.shape == STRAIGHT or not _refusal(entry.name, p, v, (M or d) // d):
                 yield p, d, v
+
+
+_refusal = lru_cache(maxsize=65536)(refusal)
 
 
 def _chunks(most: int, asked: int | None) -> list[int]:
