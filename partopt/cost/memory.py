@@ -90,13 +90,13 @@ def recomputes_apart(plan: Plan) -> bool:
     return schedule(plan.schedule).recomputes and not plan.engine.recomputes_blocks
 
 
-def shares(kept: Kept, replicas: int) -> tuple[int, int, int]:
-    """Devices that share the parameters of a stage, its gradients, and its state."""
+def shares(kept: Kept, replicas: Any) -> tuple[Any, Any, Any]:
+    """Devices that share the parameters of a stage, its gradients, its state; for arrays too."""
     parameters, gradients, state = (replicas if kept.shard >= k else 1 for k in (3, 2, 1))
     return parameters, gradients, state
 
 
-def parameters_bytes(own: Any, layer: Any, sharers: int) -> Any:
+def parameters_bytes(own: Any, layer: Any, sharers: Any) -> Any:
     """Bytes of parameters on one device of a stage that has `own` in all; for arrays too.
 
     Where devices share them, some layers are whole at a time, up to all of them.
@@ -104,7 +104,7 @@ def parameters_bytes(own: Any, layer: Any, sharers: int) -> Any:
     return np.minimum(own, own / sharers + GATHERED * layer)
 
 
-def posted_buffers(posted: int, replicas: int, in_flight: Any) -> Any:
+def posted_buffers(posted: int, replicas: Any, in_flight: Any) -> Any:
     """Receive buffers of a stage for each of its cuts, for arrays too; see `Kept.posted`."""
     return -(-posted // replicas) if posted else in_flight
 

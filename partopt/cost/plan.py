@@ -302,14 +302,6 @@ def _sum_layers(own: Assignment, problem: Problem) -> Stage:
     )
 
 
-def counted_stage(own: Assignment, counts: Counts, problem: Problem) -> Stage:
-    """Some layers with these counts of microbatches, wherever their ranks lie.
-
-    All that says so can be looked up, so that a search may remember stages.
-    """
-    return with_counts(sum_layers(own, problem), counts, schedule(problem.schedule), problem.kept)
-
-
 def plan_of(
     partition: Partition,
     problem: Problem,

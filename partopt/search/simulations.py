@@ -1,27 +1,76 @@
-"""The simulations of a search: of many plans of one problem, what they share is looked up once."""
+"""The simulations of a search: many plans of one problem, in numbers.
+
+What `partopt.simulator.execution.execute` says of a plan is found without making it: stages are
+rows of numbers, looked up by their layers and replicas, and groups of ranks bring their rings.
+
+    S   stages; r   replicas of each
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import cast
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
-from msgspec.structs import replace
+import numpy as np
+from numpy.typing import NDArray
 
-from partopt.cost.plan import counted_stage, plan_of, tied_exchanges_s
+from partopt.cost.memory import parameters_bytes, posted_buffers, shares
+from partopt.cost.plan import sum_layers, tied_exchanges_s
 from partopt.cost.problem import Assignment, Partition, Problem
-from partopt.documents.plan import Plan
-from partopt.documents.stage import Stage
+from partopt.cost.sharding import early_bytes
 from partopt.errors import PartoptError
-from partopt.schedules import schedule
+from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.entry import Counts, Replicas
-from partopt.schedules.layout import STRAIGHT
-from partopt.simulator.execution import Shared, check_actions, execute
+from partopt.schedules.layout import STRAIGHT, Layout
+from partopt.schedules.order import KINDS, Order
+from partopt.simulator.engine import Run, run_order
+from partopt.simulator.memory import base_bytes, peaks, stash_steps
+from partopt.simulator.steady import (
+    Steady,
+    fill_starts,
+    is_long,
+    microbatches_at_first,
+    steady_of,
+)
+from partopt.simulator.work import Costs, Groups, Links, action_seconds, early_of
 
 ACTIONS = 1000  # of a simulation: as many take about as long as beginning one
-ONE = Counts(0, 1, 1)  # of stages whose microbatches in flight the order tells
+KEPT_ACTIONS = 1_000_000  # of orders that are remembered
+
+Floats = NDArray[np.float64]
+
+
+class Numbers(NamedTuple):
+    """What simulations need of stages beside the seconds of their actions, each of shape (S,)."""
+
+    input_bytes: Floats
+    back_bytes: Floats
+    output_bytes: Floats
+    trained_bytes: Floats
+    frozen_bytes: Floats
+    layer_bytes: Floats
+    stash_bytes: Floats
+    split_stash_bytes: Floats
+    transient_bytes: Floats
+    whole: Floats  # 1 where the stage keeps its input alone
+    messages: Floats
+    back_messages: Floats
+    head_start_s: Floats  # as in `partopt.simulator.work.Early`
+    tail: Floats
+
+
+class Candidate(NamedTuple):
+    """A plan in numbers."""
+
+    ranks: Sequence[Sequence[int]]
+    groups: Groups
+    replicas: list[int]
+    counts: list[Counts]
+    seconds: Floats  # of each kind of action, shape (kinds, S)
+    numbers: Numbers
+    tied_s: Floats
 
 
 class Simulations:
@@ -32,12 +81,13 @@ class Simulations:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.entry, self.spent = problem, schedule(problem.schedule), 0.0
-        self._shared, self._frame = Shared(), cast(Plan | None, None)
+        key = "links", id(problem.topology), problem.exchange
+        self._links: Links = problem.known.once(key, lambda: Links(problem.exchange_topology))
+        self._rows = dict[tuple[object, ...], Floats]()
         self._counts = lru_cache(maxsize=None)(self._counts_of)
-        self._layers = lru_cache(maxsize=None)(counted_stage)
-        self._stage = lru_cache(maxsize=None)(self._place)
-        # the formulas approximate what others keep
-        self._by_order = self.entry.split or self.entry.recomputes or self.entry.shape != STRAIGHT
+        self._orders, self._actions = dict[object, Order](), 0
+        self._gathers = problem.exchange.gathered + problem.exchange.scattered > 0
+        self._apart = self.entry.recomputes and not problem.engine.recomputes_blocks
 
     def seconds(self, partition: Partition, warmups: Sequence[int] | None = None) -> float:
         """Simulated seconds of a microbatch; infinite where the plan does not fit or run.
@@ -45,44 +95,176 @@ class Simulations:
         `warmups` are forwards of each stage before its first backward, by default the schedule's.
         """
         self.spent += 1
-        plan = self._plan(partition, warmups)
         try:
-            check_actions(plan)
-            execution = execute(plan, shared=self._shared)
-        except PartoptError:  # it deadlocks, or is too long to simulate
+            candidate = self._candidate(partition, warmups)
+            run, period_s = self._execute(candidate)
+        except PartoptError:  # the schedule cannot run it
             return math.inf
-        self.spent += len(execution.order.kind) / ACTIONS
+        if run is None:
+            return math.inf
+        self.spent += len(run.actions.kind) / ACTIONS
         limit = self.problem.memory_bytes
-        if limit is None:
-            return execution.period_s
-        if self._by_order:
-            most = int(execution.peak_memory_bytes.max())
-        else:
-            most = max(stage.memory.total_bytes for stage in plan.stages)
-        return execution.period_s if most <= limit else math.inf
+        return period_s if limit is None or self._needs(candidate, run) <= limit else math.inf
 
-    def _plan(self, partition: Partition, warmups: Sequence[int] | None) -> Plan:
-        """The plan as the simulator looks at it: without sends, all-reduces and formulas."""
-        usual = self._counts(tuple(len(own.ranks) for own in partition.stages))
-        counts = usual
+    # ---- from stages to numbers ---------------------------------------------------------------
+
+    def _candidate(self, partition: Partition, warmups: Sequence[int] | None) -> Candidate:
+        """The plan in numbers; PartoptError where its replicas are unequal and may not be."""
+        stages = partition.stages
+        ranks = tuple(
+            own.ranks if isinstance(own.ranks, range) else tuple(own.ranks) for own in stages
+        )
+        replicas = list(map(len, ranks))
+        counts = self._counts(tuple(replicas))
         if warmups is not None:
-            pairs = zip(warmups, usual, strict=True)
-            counts = [Counts(own, own + 1, each.begun) for own, each in pairs]
-        tied = tied_exchanges_s(partition, self.problem)
-        stages = list(map(self._stage, partition.stages, counts, tied))
-        if self._frame is None:
-            self._frame = plan_of(partition, self.problem, stages, [], "")
-        return replace(self._frame, stages=stages)
+            pairs = zip(warmups, counts, strict=True)
+            counts = [Counts(own, own + 1, usual.begun) for own, usual in pairs]
+        rows = np.concatenate([self._row(*pair) for pair in zip(stages, ranks, strict=True)])
+        columns = np.ascontiguousarray(rows.reshape(len(stages), -1).T)
+        return Candidate(
+            ranks,
+            self._links.groups(ranks),
+            replicas,
+            counts,
+            columns[: len(KINDS)],
+            Numbers(*columns[len(KINDS) :]),
+            np.array(tied_exchanges_s(partition, self.problem)),
+        )
 
     def _counts_of(self, replicas: tuple[int, ...]) -> list[Counts]:
         """The counts of each stage at the schedule's own warm-up."""
         if self.entry.shape != STRAIGHT:
-            return [ONE] * len(replicas)
+            return [Counts(0, 1, 1)] * len(replicas)  # the order tells what is in flight
         each, M = Replicas(replicas), self.problem.microbatches
         return [self.entry.counts(s, each, M) for s in range(len(replicas))]
 
-    def _place(self, own: Assignment, counts: Counts, tied_s: float) -> Stage:
-        """A stage on its ranks; what its layers say is the same on others."""
-        alike = dataclasses.replace(own, ranks=range(len(own.ranks)))
-        stage = self._layers(alike, counts, self.problem)
-        return replace(stage, ranks=list(own.ranks), tied_exchange_s=tied_s)
+    def _row(self, own: Assignment, ranks: Sequence[int]) -> Floats:
+        """The seconds of a stage's actions and its `Numbers`.
+
+        They depend on where its ranks lie only where these gather parameters or scatter gradients.
+        """
+        lie = ranks if self._gathers else len(ranks)
+        key = own.start, own.stop, own.recompute, own.first, lie
+        if key not in self._rows:
+            self._rows[key] = self._row_of(own)
+        return self._rows[key]
+
+    def _row_of(self, own: Assignment) -> Floats:
+        problem, stage = self.problem, sum_layers(own, self.problem)
+        topology, exchange = problem.limited_topology, problem.exchange
+        seconds = action_seconds(stage, topology, exchange, self._apart)
+        numbers = [  # in the order of `Numbers`
+            *(stage.input_bytes, stage.gradient_bytes, stage.output_bytes),
+            *(stage.trained_bytes, stage.frozen_bytes, stage.layer_bytes),
+            *(stage.stash_bytes, stage.split_stash_bytes, stage.transient(self.entry.split)),
+            *(stage.recomputes_whole, stage.messages, stage.back_messages),
+            *early_of(stage, self._bucket_bytes, self.entry.split),
+        ]
+        return np.array([*seconds, *numbers], dtype=np.float64)
+
+    @cached_property
+    def _bucket_bytes(self) -> float:
+        engine, M = self.problem.engine, self.problem.microbatches
+        early = M is not None and engine.allreduce == "overlap"
+        return early_bytes(engine.bucket_bytes, self.problem.exchange, early)
+
+    # ---- from numbers to seconds --------------------------------------------------------------
+
+    def _execute(self, candidate: Candidate) -> tuple[Run | None, float]:
+        """The run, None where it deadlocks or is too long, and the seconds of a microbatch."""
+        M, replicas = self.problem.microbatches, candidate.replicas
+        count = M or microbatches_at_first(candidate.counts[0].warmup, replicas)
+        if 2 * len(replicas) * count > ACTION_LIMIT:
+            return None, math.inf
+        while True:
+            run = self._run(candidate, count)
+            if run.is_stuck:
+                return None, math.inf
+            if M is not None:
+                return run, run.makespan_s / M
+            steady = self._steady(candidate, run, count)
+            if steady.settled or is_long(count, replicas):
+                return run, steady.period_s
+            count *= 2
+
+    def _run(self, candidate: Candidate, microbatches: int) -> Run:
+        """The order of a plan that passes so many microbatches through, executed."""
+        problem, groups, numbers = self.problem, candidate.groups, candidate.numbers
+        actions = self._order(candidate, microbatches)
+        each_way = numbers.input_bytes, numbers.back_bytes
+        crossing = np.array([np.append(size, 0.0) for size in each_way])
+        action_s = np.zeros(0)
+        if self._links.handles:
+            counts = numbers.messages, numbers.back_messages
+            messages = np.array([np.append(count, 0.0) for count in counts])
+            action_s = candidate.seconds[actions.kind, actions.stage]
+            action_s += self._links.handling_s(actions, groups, messages, crossing)
+        rings = groups.rings(numbers.trained_bytes, numbers.head_start_s, numbers.tail)
+        costs = Costs(*groups[:2], candidate.seconds, action_s, crossing, rings, candidate.tied_s)
+        blocking = problem.engine.allreduce == "blocking" and problem.microbatches is None
+        return run_order(actions, costs, self._links, problem.waits, blocking)
+
+    def _order(self, candidate: Candidate, microbatches: int) -> Order:
+        groups, warmups = candidate.groups, [own.warmup for own in candidate.counts]
+        whole, tied = (own > 0 for own in (candidate.numbers.whole, candidate.tied_s))
+        key = id(groups), microbatches, tuple(warmups), whole.tobytes(), tied.tobytes()
+        if key in self._orders:
+            return self._orders[key]
+        found = order(
+            self.entry.name,
+            Layout(
+                candidate.ranks,
+                self.problem.topology.devices,
+                microbatches,
+                whole.tolist(),
+                warmups,
+                tied.tolist(),
+            ),
+        )
+        if self._actions + len(found.kind) <= KEPT_ACTIONS:
+            self._actions += len(found.kind)
+            self._orders[key] = found
+        return found
+
+    def _steady(self, candidate: Candidate, run: Run, microbatches: int) -> Steady:
+        replicas = candidate.replicas
+        x = np.empty((microbatches, 5 * len(replicas)))
+        given = run.actions.kind, run.actions.stage, run.actions.microbatch, run.actions.start
+        fill_starts(x, *given, run.network.sent, run.done, np.array(replicas))
+        in_flight = min(candidate.counts[0].warmup + 1, -(-microbatches // replicas[0]))
+        return steady_of(x, run.makespan_s, in_flight * replicas[0], replicas)
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    def _needs(self, candidate: Candidate, run: Run) -> int:
+        """The most bytes that a device needs.
+
+        By the order, where the formulas approximate what it keeps.
+        """
+        numbers, entry, whole = candidate.numbers, self.entry, candidate.numbers.whole > 0
+        held, begun = np.array([own[1:] for own in candidate.counts]).T
+        fixed, beside = self._held_bytes(candidate, held), numbers.transient_bytes
+        if not (entry.split or entry.recomputes or entry.shape != STRAIGHT):
+            activations = np.where(whole, begun, held) * numbers.stash_bytes
+            return int((fixed + activations + beside).max())
+        given = fixed, beside, numbers.stash_bytes, numbers.split_stash_bytes
+        throughout, transient, stash, parting = (size.astype(np.int64) for size in given)
+        rank_of, devices = candidate.groups.rank_of, self.problem.topology.devices
+        base = base_bytes(rank_of, candidate.replicas, throughout, transient, devices)
+        kept = peaks(run.order, stash_steps(run.order, stash, parting, whole))
+        return int((base + kept).max())
+
+    def _held_bytes(self, candidate: Candidate, held: NDArray[np.int64]) -> Floats:
+        """Bytes that stages hold beside activations, as `partopt.cost.memory.with_counts`."""
+        numbers, kept, r = candidate.numbers, self.problem.kept, np.array(candidate.replicas)
+        parameters, gradients, state = shares(kept, r)
+        versions = np.array([self.entry.versions_of(own) for own in held.tolist()])
+        own = versions * numbers.trained_bytes + numbers.frozen_bytes
+        buffers = posted_buffers(kept.posted, r, held)
+        fixed: Floats = (
+            np.rint(parameters_bytes(own, numbers.layer_bytes, parameters))
+            + np.rint(kept.gradients * numbers.trained_bytes / gradients)
+            + np.rint(kept.state * numbers.trained_bytes / state)
+            + buffers * (numbers.input_bytes + numbers.output_bytes)
+        )
+        return fixed

@@ -24,7 +24,7 @@ from partopt.cost.compiled import compiled
 from partopt.errors import PartoptError
 from partopt.schedules.order import A, B, F, I, Order, U
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
-from partopt.simulator.work import Work
+from partopt.simulator.work import Costs, Links, Work
 
 # R, S, G   ranks, stages, microbatches
 # way       0 for activations, which go forward, 1 for gradients
@@ -121,17 +121,54 @@ class Heap(NamedTuple):
     size: Integers  # events in it, shape (1,)
 
 
+class Run(NamedTuple):
+    """An order that was executed, and what was seen on the way."""
+
+    order: Order
+    actions: Actions
+    devices: Devices
+    network: Network
+    exchanges: Exchanges
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether devices wait for each other for ever."""
+        return bool((self.devices.next < self.actions.rows[1:]).any())
+
+    @property
+    def done(self) -> Floats:
+        """Stage, round, start and end of the all-reduces, as they ended; shape (all-reduces, 4)."""
+        return self.exchanges.done[: self.exchanges.filled[0]]
+
+    @property
+    def makespan_s(self) -> float:
+        """Seconds until all has ended."""
+        last = self.actions.end.max(initial=0.0), self.done[:, 3].max(initial=0.0)
+        return float(max(last))
+
+
 def simulate(order: Order, work: Work) -> Timeline:
     """Execute `order` at the costs of `work`. Raises PartoptError where it deadlocks."""
-    R, S, G = order.ranks, len(work.ranks), int(order.microbatch.max(initial=0)) + 1
-    start, end = np.zeros(len(order.kind)), np.zeros(len(order.kind))
+    executed = run_order(order, work.costs(order), work.links, work.serial, work.blocking)
+    if executed.is_stuck:
+        raise deadlock_error(order, executed.devices.next.tolist())
+    done = executed.done[np.lexsort((executed.done[:, 1], executed.done[:, 0]))]
+    stage, number = done[:, :2].astype(np.int32).T
+    collectives = Collectives(stage, number, done[:, 2], done[:, 3])
+    start, end = executed.actions.start, executed.actions.end
+    return Timeline(order, start, end, partial(_transfers, work, executed.network), collectives)
+
+
+def run_order(order: Order, costs: Costs, links: Links, serial: bool, blocking: bool) -> Run:
+    """Execute `order` at these costs; `serial` and `blocking` are as for `Work`."""
+    R, S, G = order.ranks, len(costs.tied_s), int(order.microbatch.max(initial=0)) + 1
     actions = Actions(
         *(order.kind, order.stage, order.microbatch, order.joined, order.rows),
-        *(np.ascontiguousarray(work.seconds), work.action_s(order), start, end),
+        *(costs.seconds, costs.action_s, np.zeros(len(order.kind)), np.zeros(len(order.kind))),
     )
     devices = Devices(
-        rank_of=np.array([rank for ranks in work.ranks for rank in ranks], dtype=np.int64),
-        replica_first=np.cumsum([0, *(len(ranks) for ranks in work.ranks)]),
+        rank_of=costs.rank_of,
+        replica_first=costs.replica_first,
         next=order.rows[:-1].copy(),
         free=np.zeros(R),
         running=np.zeros(R, dtype=np.bool_),
@@ -139,44 +176,29 @@ def simulate(order: Order, work: Work) -> Timeline:
         look=np.concatenate([np.arange(R), np.zeros(R + 4, dtype=np.int64)]),
         looks=np.full(1, R),
     )
-    ports, lanes = work.ports, work.links.lanes
+    ports, rings, exchanged = links.ports, costs.rings, order.stage[order.kind == A]
     network = Network(
         *(ports.sizes, ports.first, ports.bus, ports.bandwidth, ports.latency),
-        lane_first=lanes,
-        lane_free=np.zeros(int(lanes[-1])),
+        lane_first=links.lanes,
+        lane_free=np.zeros(int(links.lanes[-1])),
         carried=np.zeros(ports.count),
-        crossing=work.crossing,
+        crossing=costs.crossing,
         arrived=np.full((2, S, G), np.inf),
         sent=np.full((2, S, G), np.nan),
     )
-    exchanges, most = _exchanges(order, work), 3 * R + S + 2
-    heap = Heap(np.zeros(most), np.zeros(most, dtype=np.int64), np.zeros(1, dtype=np.int64))
-    run(actions, devices, network, exchanges, heap, work.serial, work.blocking)
-    if (devices.next < order.rows[1:]).any():
-        raise deadlock_error(order, devices.next.tolist())
-    done = exchanges.done[: exchanges.filled[0]]
-    done = done[np.lexsort((done[:, 1], done[:, 0]))]
-    stage, number = done[:, :2].astype(np.int32).T
-    collectives = Collectives(stage, number, done[:, 2], done[:, 3])
-    return Timeline(order, start, end, partial(_transfers, work, network), collectives)
-
-
-def _exchanges(order: Order, work: Work) -> Exchanges:
-    S, rings, exchanged = len(work.ranks), work.rings, order.stage[order.kind == A]
-    ports, entries = work.ports.count, len(rings.port)
-    return Exchanges(
+    exchanges = Exchanges(
         *(rings.first, rings.port, rings.load, rings.turn),
-        ticket=np.zeros(entries, dtype=np.int64),
-        before=np.zeros(entries),
-        asked=np.zeros(ports, dtype=np.int64),
-        served=np.zeros(ports, dtype=np.int64),
-        counted=np.zeros(ports),
+        ticket=np.zeros(len(rings.port), dtype=np.int64),
+        before=np.zeros(len(rings.port)),
+        asked=np.zeros(ports.count, dtype=np.int64),
+        served=np.zeros(ports.count, dtype=np.int64),
+        counted=np.zeros(ports.count),
         latency=rings.latency_s,
-        tied=work.tied_s,
+        tied=costs.tied_s,
         tail=rings.tail_s,
         head_start=rings.head_start_s,
         ready=np.zeros(S),
-        early=np.zeros(order.ranks, dtype=np.bool_),
+        early=np.zeros(R, dtype=np.bool_),
         due=np.bincount(exchanged, minlength=S) > 0,
         came=np.zeros(S, dtype=np.int64),
         asks=np.zeros(S, dtype=np.bool_),
@@ -185,6 +207,10 @@ def _exchanges(order: Order, work: Work) -> Exchanges:
         done=np.zeros((len(exchanged), 4)),
         filled=np.zeros(1, dtype=np.int64),
     )
+    most = 3 * R + S + 2
+    heap = Heap(np.zeros(most), np.zeros(most, dtype=np.int64), np.zeros(1, dtype=np.int64))
+    run(actions, devices, network, exchanges, heap, serial, blocking)
+    return Run(order, actions, devices, network, exchanges)
 
 
 def _transfers(work: Work, network: Network) -> Transfers:

@@ -17,7 +17,7 @@ from partopt.cost.memory import recomputes_apart
 from partopt.cost.plan import layout_of, under, with_counts_of, with_steps_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import LevelTime
-from partopt.documents.stage import Stage, device_bytes
+from partopt.documents.stage import device_bytes
 from partopt.errors import PartoptError
 from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.layout import STRAIGHT
@@ -28,18 +28,13 @@ from partopt.simulator.memory import peak_memory_bytes
 from partopt.simulator.metrics import Shares, level_use, shares
 from partopt.simulator.steady import (
     Steady,
-    microbatches_to_settle,
-    microbatches_to_tell,
+    is_long,
+    microbatches_at_first,
     steady_state,
 )
 from partopt.simulator.timeline import Timeline
-from partopt.simulator.work import Links, StageWork, Work, stage_work, work_of
+from partopt.simulator.work import Work, work_of
 
-# actions after which an asynchronous plan that has not settled is taken at its mean pace
-SETTLE_LIMIT = 300_000
-# of the first run: where two whole cycles of all replicas are more, they are not waited for
-FIRST_LIMIT = 600_000
-KEPT_ACTIONS = 1_000_000  # of orders that a search keeps
 _ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
 _ROUNDING = 1e-12
 
@@ -108,81 +103,31 @@ class Execution:
         return peak_memory_bytes(self.order, self.plan)
 
 
-class Shared:
-    """What executions of the plans of one problem share: links, stages, orders of few actions."""
-
-    def __init__(self) -> None:
-        self._links: Links | None = None
-        # by the identity of stages, which are kept for it
-        self._stages: dict[int, tuple[Stage, StageWork]] = {}
-        self._orders: dict[object, Order] = {}
-        self._actions = 0  # of all orders that are kept
-
-    def work(self, plan: Plan) -> Work:
-        """The work of a plan; all plans have one topology, and exchange gradients alike."""
-        apart, each = recomputes_apart(plan), list[StageWork]()
-        for stage in plan.stages:
-            known = self._stages.get(id(stage))
-            if known is None:
-                known = self._stages[id(stage)] = stage, stage_work(stage, plan, apart)
-            each.append(known[1])
-        work = work_of(plan, apart, self._links, each)
-        self._links = work.links
-        return work
-
-    def order(self, plan: Plan, microbatches: int | None = None) -> Order:
-        """The order of a plan that passes so many microbatches through."""
-        layout = layout_of(plan, microbatches)
-        key = (
-            plan.schedule,
-            layout.microbatches,
-            *(tuple(own or ()) for own in (layout.recompute, layout.warmup, layout.tied)),
-            tuple(map(tuple, layout.ranks)),
-        )
-        if key in self._orders:
-            return self._orders[key]
-        found = order(plan.schedule, layout)
-        if self._actions + len(found.kind) <= KEPT_ACTIONS:
-            self._actions += len(found.kind)
-            self._orders[key] = found
-        return found
-
-
-def execute(plan: Plan, microbatches: int | None = None, shared: Shared | None = None) -> Execution:
+def execute(plan: Plan, microbatches: int | None = None) -> Execution:
     """Execute `plan` under its schedule.
 
     It runs for one iteration or, asynchronous, for `microbatches`, by default as many as it takes
-    to settle. `shared` is what was looked up for other plans of its problem. Raises PartoptError
-    where the schedule deadlocks or cannot run the plan.
+    to settle. Raises PartoptError where the schedule deadlocks or cannot run the plan.
     """
-    entry, stages, shared = schedule(plan.schedule), plan.stages, shared or Shared()
-    work = shared.work(plan)
+    entry, replicas = schedule(plan.schedule), [stage.replicas for stage in plan.stages]
+    work = work_of(plan, recomputes_apart(plan))
     if not entry.asynchronous:
-        actions = shared.order(plan)
+        actions = order(plan.schedule, layout_of(plan))
         timeline = simulate(actions, work)
         return Execution(plan, actions, work, timeline, None, 0.0, float(timeline.makespan))
     count = microbatches or first_microbatches(plan)
     while True:
-        actions = shared.order(plan, count)
+        actions = order(plan.schedule, layout_of(plan, count))
         timeline = simulate(actions, work)
-        steady = steady_state(timeline, [stage.replicas for stage in stages])
-        if microbatches or steady.settled or 4 * count * len(stages) > SETTLE_LIMIT:
+        steady = steady_state(timeline, replicas)
+        if microbatches or steady.settled or is_long(count, replicas):
             return Execution(plan, actions, work, timeline, steady, steady.start_s, steady.end_s)
         count *= 2
 
 
 def first_microbatches(plan: Plan) -> int:
-    """How many microbatches pass through an asynchronous plan at first.
-
-    They are as many as it takes to settle. Where that is long, for numbers of replicas have a large
-    common multiple, they are enough for a mean pace.
-    """
-    replicas = [stage.replicas for stage in plan.stages]
-    depth = (plan.stages[0].warmup + 1) * replicas[0]
-    to_settle, each = microbatches_to_settle(depth, replicas), 2 * len(plan.stages)
-    if to_settle * each <= FIRST_LIMIT:
-        return to_settle
-    return min(to_settle, max(microbatches_to_tell(depth, replicas), SETTLE_LIMIT // each))
+    """How many microbatches pass through an asynchronous plan at first."""
+    return microbatches_at_first(plan.stages[0].warmup, [own.replicas for own in plan.stages])
 
 
 def microbatches_in(text: str, plan: Plan) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.compiled import compiled
 from partopt.documents.plan import Plan
 from partopt.schedules.order import KINDS, B, F, I, Order, R, W
 from partopt.simulator.timeline import Timeline
@@ -26,7 +28,7 @@ class Series(NamedTuple):
     values: Integers
 
 
-class _Steps(NamedTuple):
+class Steps(NamedTuple):
     """What the start of an action takes and what its end gives back, by kind and stage.
 
     Both have shape (kinds, S).
@@ -61,14 +63,27 @@ def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
     backward where the schedule has no R. The order suffices without times: a rank
     runs one action after the other, and two joined ones both take before either gives back.
     """
-    during, after = _levels(order, slice(0, len(order.kind)), _stashing(order, plan))
-    busy = np.flatnonzero(np.diff(order.rows))
-    first = order.rows[busy]
-    peaks = base_memory_bytes(plan)[: order.ranks]
-    if len(busy):
-        before = np.concatenate([[0], after])[first]
-        peaks[busy] += np.maximum(np.maximum.reduceat(during, first) - before, 0)
-    return peaks
+    return base_memory_bytes(plan)[: order.ranks] + peaks(order, _stashing(order, plan))
+
+
+def peaks(order: Order, steps: Steps) -> Integers:
+    """The most that each rank holds at once of what its actions take, shape (ranks,)."""
+    most = np.zeros(order.ranks, dtype=np.int64)
+    fill_peaks(order.kind, order.stage, order.joined, order.rows, *steps, most)
+    return most
+
+
+@compiled()
+def fill_peaks(kind, stage, joined, rows, taken, given, most):
+    """Fill in the most that each rank holds at once; see `peaks`."""
+    for rank in range(len(most)):
+        level, owed = 0, 0  # what two joined actions give back they give back together
+        for n in range(rows[rank], rows[rank + 1]):
+            level += taken[kind[n], stage[n]]
+            most[rank] = max(most[rank], level)
+            owed += given[kind[n], stage[n]]
+            if not joined[n]:
+                level, owed = level - owed, 0
 
 
 def base_memory_bytes(plan: Plan) -> Integers:
@@ -77,14 +92,28 @@ def base_memory_bytes(plan: Plan) -> Integers:
     These are weights, gradients, optimizer state, buffers, and room for the backward that takes
     most while it runs.
     """
-    base, transient = np.zeros((2, plan.topology.devices), dtype=np.int64)
     memory = [stage.memory for stage in plan.stages]
     ranks = np.array([rank for stage in plan.stages for rank in stage.ranks])
-    replicas = [len(stage.ranks) for stage in plan.stages]
     beside = np.array([own.transient_bytes for own in memory])
     held = np.array([own.total_bytes - own.activations_bytes for own in memory]) - beside
-    np.add.at(base, ranks, np.repeat(held, replicas))
-    np.maximum.at(transient, ranks, np.repeat(beside, replicas))
+    replicas = [len(stage.ranks) for stage in plan.stages]
+    return base_bytes(ranks, replicas, held, beside, plan.topology.devices)
+
+
+def base_bytes(
+    rank_of: Integers,
+    replicas: Sequence[int] | Integers,
+    held: Integers,
+    beside: Integers,
+    devices: int,
+) -> Integers:
+    """Bytes that each device holds of its stages, and the most that a backward takes beside it.
+
+    `rank_of` are the ranks of the stages' `replicas`, one stage after the other.
+    """
+    base, transient = np.zeros((2, devices), dtype=np.int64)
+    np.add.at(base, rank_of, np.repeat(held, replicas))
+    np.maximum.at(transient, rank_of, np.repeat(beside, replicas))
     return base + transient
 
 
@@ -92,19 +121,30 @@ def _stages(order: Order) -> int:
     return int(order.stage.max(initial=0)) + 1
 
 
-def _counting(S: int) -> _Steps:
+def _counting(S: int) -> Steps:
     taken, given = np.zeros((2, len(KINDS), S), dtype=np.int64)
     taken[F] = 1
     given[[B, W]] = 1
-    return _Steps(taken, given)
+    return Steps(taken, given)
 
 
-def _stashing(order: Order, plan: Plan) -> _Steps:
-    """Bytes; every backward gives back all that its microbatch has taken."""
-    taken, given = np.zeros((2, len(KINDS), len(plan.stages)), dtype=np.int64)
+def _stashing(order: Order, plan: Plan) -> Steps:
+    """`stash_steps` of a plan's stages."""
     stash = np.array([stage.stash_bytes for stage in plan.stages])
     parting = np.array([stage.split_stash_bytes for stage in plan.stages])
     whole = np.array([stage.recomputes_whole for stage in plan.stages])
+    return stash_steps(order, stash, parting, whole)
+
+
+def stash_steps(
+    order: Order, stash: Integers, parting: Integers, whole: NDArray[np.bool_]
+) -> Steps:
+    """Bytes; every backward gives back all that its microbatch has taken.
+
+    Of each stage its stash, what lies between the parts of a backward, and whether it keeps its
+    input alone.
+    """
+    taken, given = np.zeros((2, len(KINDS), len(stash)), dtype=np.int64)
     apart = np.zeros_like(whole)
     apart[order.stage[order.kind == R]] = True
     taken[F], taken[R] = np.where(whole, 0, stash), np.where(whole & apart, stash, 0)
@@ -112,10 +152,10 @@ def _stashing(order: Order, plan: Plan) -> _Steps:
     given[[B, W]] = stash
     taken[I] += parting
     given[W] += parting
-    return _Steps(taken, given)
+    return Steps(taken, given)
 
 
-def _levels(order: Order, own: slice, steps: _Steps) -> tuple[Integers, Integers]:
+def _levels(order: Order, own: slice, steps: Steps) -> tuple[Integers, Integers]:
     """What is held during each of the actions `own`, and after it, beyond what was before them."""
     kind, stage = order.kind[own], order.stage[own]
     taken, given = steps.taken[kind, stage], steps.given[kind, stage]
@@ -127,7 +167,7 @@ def _levels(order: Order, own: slice, steps: _Steps) -> tuple[Integers, Integers
     return after + given, after
 
 
-def _series(timeline: Timeline, rank: int, steps: _Steps, base: int) -> Series:
+def _series(timeline: Timeline, rank: int, steps: Steps, base: int) -> Series:
     """What a rank holds over time, starting with `base` at 0 s.
 
     Points at which nothing changes are left out.

@@ -6,11 +6,13 @@ No fixed number of microbatches is left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.compiled import compiled
 from partopt.schedules.order import B, F, I, in_flight
 from partopt.simulator.timeline import Timeline
 
@@ -22,6 +24,10 @@ from partopt.simulator.timeline import Timeline
 #     (G, 5 S): the forward, the backward, what each of them sent, and the round's all-reduce; nan
 #     where there is none
 
+# actions after which an asynchronous plan that has not settled is taken at its mean pace
+SETTLE_LIMIT = 300_000
+# of the first run: where two whole cycles of all replicas are more, they are not waited for
+FIRST_LIMIT = 600_000
 _TOLERANCE = 1e-11  # of the time that passed: what rounding may change
 
 
@@ -53,31 +59,39 @@ def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
     all that follow are the same too. Computations alone can repeat while all-reduces come later and
     later.
     """
-    x = _starts(timeline, replicas)
-    G, S = len(x), len(replicas)
     order = timeline.order
     working = np.flatnonzero(np.diff(order.rows))
     first_stage = working[order.stage[order.rows[working]] == 0]
     flying = int(in_flight(order)[first_stage].max()) * replicas[0]
+    return steady_of(_starts(timeline, replicas), float(timeline.makespan), flying, replicas)
+
+
+def steady_of(
+    x: NDArray[np.float64], makespan_s: float, flying: int, replicas: Sequence[int]
+) -> Steady:
+    """The steady state of x, with so many microbatches in flight in the whole pipeline."""
+    G, S = len(x), len(replicas)
     # a round's all-reduce is over before the next but one ends
     D = flying + 2 * max(replicas)
     last = G - D  # what comes later knows that the pipeline is running dry
-    whole = Steady(float(timeline.makespan) / G, False, 0.0, float(timeline.makespan), G)
+    whole = Steady(makespan_s / G, False, 0.0, makespan_s, G)
     if last < 2:
         return whole
     step = math.lcm(*replicas)  # may be more than an int64 holds
-    cycles = np.array(range(step, (last - D) // 2 + 1, step), dtype=np.int64)
     tolerance = _TOLERANCE * float(x[last - 1, 0])
-    c, shift = _shortest_cycle(x, last, D, cycles, tolerance)
+    c = shortest_cycle(x, last, D, min(step, G), tolerance)
     if c:
-        start = float(x[last - c - 1, : 2 * S].max())
+        start, shift = (
+            float(x[last - c - 1, : 2 * S].max()),
+            float(x[last - 1, 0] - x[last - 1 - c, 0]),
+        )
         return Steady(shift / c, True, start - shift, start, c)
     first, end = (float(x[place - 1, S]) for place in (last - last // 2, last))
     few = microbatches_to_tell(flying, replicas) > G or end <= first
     return whole if few else Steady((end - first) / (last // 2), False, first, end, last // 2)
 
 
-def microbatches_to_settle(order_depth: int, replicas: list[int]) -> int:
+def microbatches_to_settle(order_depth: int, replicas: Sequence[int]) -> int:
     """How many microbatches to try first.
 
     They are enough to see two cycles, and every microbatch in flight three times.
@@ -85,9 +99,27 @@ def microbatches_to_settle(order_depth: int, replicas: list[int]) -> int:
     return 3 * order_depth + 4 * math.lcm(*replicas)
 
 
-def microbatches_to_tell(order_depth: int, replicas: list[int]) -> int:
+def microbatches_to_tell(order_depth: int, replicas: Sequence[int]) -> int:
     """With how many microbatches half of them tell more of the pace than all."""
     return 4 * (order_depth + max(replicas))
+
+
+def microbatches_at_first(warmup: int, replicas: Sequence[int]) -> int:
+    """How many microbatches pass through an asynchronous plan at first.
+
+    They are as many as it takes to settle. Where that is long, for numbers of replicas have a large
+    common multiple, they are enough for a mean pace. `warmup` is that of the first stage.
+    """
+    depth, actions = (warmup + 1) * replicas[0], 2 * len(replicas)
+    to_settle = microbatches_to_settle(depth, replicas)
+    if to_settle * actions <= FIRST_LIMIT:
+        return to_settle
+    return min(to_settle, max(microbatches_to_tell(depth, replicas), SETTLE_LIMIT // actions))
+
+
+def is_long(microbatches: int, replicas: Sequence[int]) -> bool:
+    """Whether twice as many microbatches are too many to wait until a plan has settled."""
+    return 4 * microbatches * len(replicas) > SETTLE_LIMIT
 
 
 def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
@@ -108,24 +140,43 @@ def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
     return x
 
 
-def _shortest_cycle(
-    x: NDArray[np.float64], last: int, D: int, cycles: NDArray[np.int64], tolerance: float
-) -> tuple[int, float]:
-    """The least c of `cycles` after which all repeats, and the seconds that it takes; 0 for none.
+@compiled()
+def fill_starts(x, kind, stage, microbatch, start, sent, done, replicas):
+    """Fill in x from the arrays of a run of the engine."""
+    G, S = x.shape[0], len(replicas)
+    x[:] = np.nan
+    for n in range(len(kind)):
+        if kind[n] == F:
+            x[microbatch[n], stage[n]] = start[n]
+        elif kind[n] == B or kind[n] == I:
+            x[microbatch[n], S + stage[n]] = start[n]
+    for way in range(2):
+        for s in range(S):
+            for g in range(G):
+                x[g, (2 + way) * S + s] = sent[way, s, g]
+    for row in range(len(done)):
+        s = int(done[row, 0])
+        first = int(done[row, 1]) * replicas[s]
+        for g in range(first, min(G, first + replicas[s])):
+            x[g, 4 * S + s] = done[row, 2]
 
-    Cycles are told apart by their last microbatch alone, then by more and more of them.
+
+@compiled()
+def shortest_cycle(x, last, D, step, tolerance):
+    """The least multiple of `step` after which all of x repeats before row `last`; 0 for none.
+
+    Of two cycles the later half, and as many rows as D, begin later by one time. What is nan is
+    like anything.
     """
-    shifts = x[last - 1, 0] - x[last - 1 - cycles, 0]
-    differences = np.abs(x[last - 1] - x[last - 1 - cycles] - shifts[:, None])
-    for c in cycles[~(differences > tolerance).any(axis=1)].tolist():  # nan is like anything
-        compared = max(c, D)
-        shift, end = float(x[last - 1, 0] - x[last - 1 - c, 0]), last
-        while end > last - compared:
-            begin = max(last - compared, 2 * end - last - 16)
-            later = x[begin:end] - x[begin - c : end - c]
-            if (np.abs(later - shift) > tolerance).any():
-                break
-            end = begin
-        else:
-            return c, shift
-    return 0, 0.0
+    for c in range(step, (last - D) // 2 + 1, step):
+        shift = x[last - 1, 0] - x[last - 1 - c, 0]
+        row, end, alike = last - 1, last - max(c, D), True
+        while alike and row >= end:
+            for column in range(x.shape[1]):
+                if abs(x[row, column] - x[row - c, column] - shift) > tolerance:
+                    alike = False
+                    break
+            row -= 1
+        if alike:
+            return c
+    return 0

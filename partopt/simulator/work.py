@@ -112,12 +112,38 @@ class Ring(NamedTuple):
     turn: Integers  # as in `Rings`
 
 
+class Groups(NamedTuple):
+    """The ranks of all stages, and the rings over them, one after the other."""
+
+    rank_of: Integers  # ranks of stage s: rank_of[replica_first[s] : replica_first[s + 1]]
+    replica_first: Integers  # shape (S + 1,)
+    entries: Integers  # ports of each ring, shape (S,)
+    port: Integers
+    slope: Floats  # seconds a byte, of each port
+    turn: Integers
+    total: Floats  # seconds a byte of a whole all-reduce, shape (S,)
+    latency_s: Floats  # shape (S,)
+
+    def rings(self, sizes: Floats, head_start_s: Floats, tail: Floats) -> Rings:
+        """The all-reduces of `sizes` bytes in each stage; the others are as in `Early`."""
+        entries, (port, slope, turn) = self.entries, self[3:6]
+        if not sizes.all():  # what has no bytes holds no port
+            held = np.repeat(sizes > 0, entries)
+            entries, port, slope, turn = entries * (sizes > 0), port[held], slope[held], turn[held]
+        return Rings(
+            np.concatenate([[0], np.cumsum(entries)]),
+            *(port, slope * np.repeat(sizes, entries), turn, self.latency_s, head_start_s),
+            (self.total * sizes + self.latency_s) * tail,
+        )
+
+
 class Links:
     """What a topology links: its ports, and the rings over any ranks, each looked up once."""
 
     def __init__(self, topology: Topology) -> None:
         self.ports = ports_of(topology)
         self.ring = lru_cache(maxsize=None)(self._ring)
+        self.groups = lru_cache(maxsize=None)(self._groups)
         self._topology = topology
 
     @cached_property
@@ -125,6 +151,51 @@ class Links:
         """The lanes before each port, shape (ports + 1,)."""
         each = np.repeat(self.ports.lanes, np.diff(self.ports.first))
         return np.concatenate([[0], np.cumsum(each)])
+
+    @cached_property
+    def _handling(self) -> tuple[Floats, Floats]:
+        """Seconds of a message and of a byte of it, by its level; 0 a device and itself."""
+        levels = self._topology.levels
+        message_s = np.array([0.0, *(level.message_s for level in levels)])
+        return message_s, np.array([0.0, *(level.copy_byte_s for level in levels)])
+
+    @property
+    def handles(self) -> bool:
+        """Whether messages take time of their devices."""
+        return any(seconds.any() for seconds in self._handling)
+
+    def handling_s(
+        self, order: Order, groups: Groups, messages: Floats, crossing: Floats
+    ) -> Floats:
+        """Seconds that messages take of the device of each action, shape (actions,).
+
+        The receiver's before it computes, the sender's after it. So many `messages` and bytes cross
+        each cut, forward and back, shape (2, S + 1).
+        """
+        (overhead, copy), (rank_of, first, *_) = self._handling, groups
+        own = np.repeat(np.arange(order.ranks, dtype=np.int32), np.diff(order.rows))
+        seconds, replicas = np.zeros(len(order.kind)), np.diff(first)
+        for way, kinds in ((0, (F,)), (1, (B, I))):
+            for other in (order.stage - 1, order.stage + 1):
+                at = np.isin(order.kind, kinds) & (other >= 0) & (other < len(replicas))
+                to, cut = other[at], np.maximum(order.stage, other)[at]
+                peer = rank_of[first[to] + order.microbatch[at] % replicas[to]]
+                k = self.ports.levels_between(own[at], peer)
+                taken = messages[way, cut] * overhead[k] + crossing[way, cut] * copy[k]
+                seconds[at] += np.where(k > 0, taken, 0.0)
+        return seconds
+
+    def _groups(self, ranks: tuple[Sequence[int], ...]) -> Groups:
+        rings = [self.ring(tuple(group)) for group in ranks]
+        port, slope, turn = (np.concatenate(part) for part in list(zip(*rings, strict=True))[1:])
+        return Groups(
+            np.array([rank for group in ranks for rank in group], dtype=np.int64),
+            np.cumsum([0, *map(len, ranks)]),
+            np.array([len(ring.port) for ring in rings]),
+            *(port, slope, turn),
+            np.array([ring.reduced.slope for ring in rings], dtype=np.float64),
+            np.array([ring.reduced.latency_s for ring in rings]),
+        )
 
     def _ring(self, ranks: tuple[int, ...]) -> Ring:
         reduced, passed = allreduce_over(ranks, self._topology), self.ports.of_ring(ranks)
@@ -147,6 +218,18 @@ class Rings(NamedTuple):
     latency_s: Floats  # shape (S,)
     head_start_s: Floats  # by which they may begin before the last backward ends, shape (S,)
     tail_s: Floats  # that are left when the last backward has ended, shape (S,)
+
+
+class Costs(NamedTuple):
+    """All that an order is executed at, in arrays."""
+
+    rank_of: Integers  # ranks of stage s: rank_of[replica_first[s] : replica_first[s + 1]]
+    replica_first: Integers  # shape (S + 1,)
+    seconds: Floats  # of each kind of action on each stage, shape (kinds, S)
+    action_s: Floats  # of each action, in place of those; empty where they are the same
+    crossing: Floats  # bytes over each cut, forward and back, shape (2, S + 1)
+    rings: Rings
+    tied_s: Floats  # of exchanges with other stages, shape (S,)
 
 
 class Early(NamedTuple):
@@ -182,12 +265,11 @@ class Work:
     messages: Floats | None = None
     # times the seconds of each action of an order, shape (actions,); empty where all are 1
     scale: Floats = field(default_factory=lambda: np.ones(0))
-    known: Links | None = None  # of the topology, where they were looked up before
 
     @cached_property
     def links(self) -> Links:
         """What the topology links."""
-        return self.known or Links(self.topology)
+        return Links(self.topology)
 
     @property
     def ports(self) -> Ports:
@@ -203,26 +285,13 @@ class Work:
     def rings(self) -> Rings:
         """The all-reduces of all stages."""
         early = self.early or [Early(0.0, 0.0)] * len(self.ranks)
-        sizes = self.gradient_bytes.tolist()
-        every = [self.links.ring(tuple(ranks)) for ranks in self.ranks]
-        held = [len(ring.port) if size else 0 for ring, size in zip(every, sizes, strict=True)]
-        port, slope, turn = (
-            np.concatenate([own[:many] for own, many in zip(each, held, strict=True)])
-            for each in list(zip(*every, strict=True))[1:]
-        )
-        tails = [
-            ring.reduced.seconds(size) * own.tail
-            for ring, size, own in zip(every, sizes, early, strict=True)
-        ]
-        return Rings(
-            np.cumsum([0, *held]),
-            port,
-            slope * np.repeat(self.gradient_bytes, held),
-            turn,
-            np.array([ring.reduced.latency_s for ring in every]),
-            np.array([own.head_start_s for own in early]),
-            np.array(tails, dtype=np.float64),
-        )
+        head_start_s, tail = np.array(early, dtype=np.float64).T.copy()
+        return self.groups.rings(self.gradient_bytes, head_start_s, tail)
+
+    @property
+    def groups(self) -> Groups:
+        """The ranks of all stages."""
+        return self.links.groups(tuple(map(tuple, self.ranks)))
 
     @cached_property
     def crossing(self) -> Floats:
@@ -231,69 +300,50 @@ class Work:
             [self.cut_bytes, self.cut_bytes if self.back_bytes is None else self.back_bytes]
         )
 
+    def costs(self, order: Order) -> Costs:
+        """All that an order is executed at."""
+        rank_of, replica_first, *_ = self.groups
+        seconds, action_s = np.ascontiguousarray(self.seconds), self.action_s(order)
+        return Costs(
+            rank_of, replica_first, seconds, action_s, self.crossing, self.rings, self.tied_s
+        )
+
     def action_s(self, order: Order) -> Floats:
         """Seconds of each action with its factor and its messages, shape (actions,).
 
         Empty where all of one kind on one stage take the same, `seconds`.
         """
-        handling_s = self.handling_s(order)
-        if not len(self.scale) and not len(handling_s):
+        handled = self.links.handles
+        if not len(self.scale) and not handled:
             return np.zeros(0)
         seconds = self.seconds[order.kind, order.stage]
         if len(self.scale):
             seconds = seconds * self.scale
-        return seconds + handling_s if len(handling_s) else seconds
+        return seconds + self.handling_s(order) if handled else seconds
 
     def handling_s(self, order: Order) -> Floats:
         """Seconds that messages take of the device of each action, shape (actions,).
 
-        The receiver's before it computes, the sender's after it. Empty where no level has any.
+        Empty where no level has any.
         """
-        levels = self.topology.levels  # before them level 0, a device and itself
-        overhead = np.array([0.0, *(level.message_s for level in levels)])
-        copy = np.array([0.0, *(level.copy_byte_s for level in levels)])
-        if not overhead.any() and not copy.any():
+        if not self.links.handles:
             return np.zeros(0)
         counts = np.ones_like(self.crossing) if self.messages is None else self.messages
-        own = np.repeat(np.arange(order.ranks, dtype=np.int32), np.diff(order.rows))
-        seconds, replicas = np.zeros(len(order.kind)), np.array([len(r) for r in self.ranks])
-        first, rank_of = (
-            np.cumsum(replicas) - replicas,
-            np.concatenate([list(r) for r in self.ranks]),
-        )
-        for way, kinds in ((0, (F,)), (1, (B, I))):
-            for other in (order.stage - 1, order.stage + 1):
-                at = np.isin(order.kind, kinds) & (other >= 0) & (other < len(self.ranks))
-                to, cut = other[at], np.maximum(order.stage, other)[at]
-                peer = rank_of[first[to] + order.microbatch[at] % replicas[to]]
-                k = self.ports.levels_between(own[at], peer)
-                taken = counts[way, cut] * overhead[k] + self.crossing[way, cut] * copy[k]
-                seconds[at] += np.where(k > 0, taken, 0.0)
-        return seconds
+        return self.links.handling_s(order, self.groups, counts, self.crossing)
 
 
-class StageWork(NamedTuple):
-    """The costs of one stage of a plan."""
-
-    seconds: list[float]  # of each kind of action
-    early: Early
-
-
-def work_of(
-    plan: Plan,
-    recompute_apart: bool,
-    links: Links | None = None,
-    each: Sequence[StageWork] | None = None,
-) -> Work:
-    """The work of `plan`; `links` of its topology and `each` stage's work if they are known.
+def work_of(plan: Plan, recompute_apart: bool) -> Work:
+    """The work of `plan`.
 
     `recompute_apart`: the schedule has actions R; otherwise a backward includes its recomputation.
     """
     exchange, stages = exchange_by(plan), plan.stages
-    each = each or [stage_work(stage, plan, recompute_apart) for stage in stages]
+    early = plan.microbatches is not None and plan.engine.allreduce == "overlap"
+    bucket = early_bytes(plan.engine.bucket_bytes, exchange, early)
+    seconds = [action_seconds(own, plan.topology, exchange, recompute_apart) for own in stages]
     return Work(
         ranks=[stage.ranks for stage in stages],
-        seconds=np.array([own.seconds for own in each]).T,
+        seconds=np.array(seconds).T,
         cut_bytes=np.array([*[stage.input_bytes for stage in stages], 0.0]),
         back_bytes=np.array([*[stage.gradient_bytes for stage in stages], 0.0]),
         messages=np.array(
@@ -307,27 +357,16 @@ def work_of(
         topology=exchange_topology(plan.topology, exchange),
         serial=plan.waits,
         blocking=plan.engine.allreduce == "blocking" and plan.microbatches is None,
-        early=[own.early for own in each],
-        known=links,
+        early=[early_of(own, bucket, schedule(plan.schedule).split) for own in stages],
     )
 
 
-def stage_work(stage: Stage, plan: Plan, recompute_apart: bool) -> StageWork:
-    """The costs of a stage as one of `plan`."""
-    exchange = exchange_by(plan)
-    seconds = action_seconds(stage, plan.topology, exchange, recompute_apart)
-    return StageWork(seconds, _early(stage, plan, exchange))
-
-
-def _early(stage: Stage, plan: Plan, exchange: Exchange) -> Early:
-    """How a stage of a synchronous plan exchanges gradients beside its last backward."""
-    early = plan.microbatches is not None and plan.engine.allreduce == "overlap"
-    bucket = early_bytes(plan.engine.bucket_bytes, exchange, early)
-    tail = float(tail_share(stage.trained_bytes, bucket))
+def early_of(stage: Stage, bucket_bytes: float, split: bool) -> Early:
+    """How a stage exchanges gradients in such buckets, backwards whole or `split` in two parts."""
+    tail = float(tail_share(stage.trained_bytes, bucket_bytes))
     if tail == 1.0:
         return Early(0.0, 0.0)
-    last = stage.backward_weight_s if schedule(plan.schedule).split else stage.backward_s
-    return Early(last * (1.0 - tail), tail)
+    return Early((stage.backward_weight_s if split else stage.backward_s) * (1.0 - tail), tail)
 
 
 def action_seconds(

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
 from partopt.planners import gpipe, kernels, pipedream
-from partopt.simulator import engine
+from partopt.simulator import engine, memory, steady
 from tests.examples import examples
 from tests.helpers import ROOT
 from tests.planners.problems import chain, problem, topology
 from tests.simulator.cases import cases
 
-MODULES = (engine, gpipe, kernels, pipedream)  # with kernels
+MODULES = (engine, gpipe, kernels, memory, pipedream, steady)  # with kernels
 SCRIPT = """
 import numpy as np
 from partopt.planners.gpipe import fill_row

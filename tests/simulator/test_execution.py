@@ -18,7 +18,7 @@ from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execute, simulate_plan
 from partopt.simulator.advice import Pipeline, idle_share, pipeline_of
 from partopt.simulator.document import document_of
-from partopt.simulator.execution import Shared, execute_csv, layout_of
+from partopt.simulator.execution import execute_csv, layout_of
 from partopt.simulator.metrics import longest_span_s
 from tests.helpers import chain_profile, flat, two_level
 from tests.report.timelines import plan_of as stages_of
@@ -55,26 +55,6 @@ def test_an_own_order_is_executed_as_its_schedule_with_exchanges_in_the_backgrou
     assert own.plan.schedule == "mine"
     overlapping = plan.with_engine(allreduce="overlap")
     assert own.makespan_s == execute(under(overlapping)).makespan_s
-
-
-def test_what_plans_share_changes_none_of_them():
-    """They differ in one thing each: a warm-up, recomputation, ties, ranks or microbatches."""
-    usual = {"schedule": "1f1b-eager", "microbatches": 6}
-    plain = plan_of([1, 1, 2], cuts=[2, 2], **usual)
-    warmups = [stage.warmup + 1 for stage in plain.stages[:-1]] + [0]
-    first, *rest = plain.stages
-    others = [
-        under(plain, warmups=warmups),
-        plan_of([1, 1, 2], cuts=[2, 2], recompute="always", **usual),
-        structs.replace(plain, stages=[structs.replace(first, tied_exchange_s=9.0), *rest]),
-        plan_of([1, 2, 1], cuts=[2, 2], **usual),
-        under(plain, "1f1b-eager", 4),
-        under(plain, "gpipe", 6),
-    ]
-    shared = Shared()
-    alone = [execute(plan).makespan_s for plan in [plain, *others]]
-    assert [execute(plan, shared=shared).makespan_s for plan in [plain, *others]] == alone
-    assert len({*alone}) == len(alone)
 
 
 @pytest.mark.parametrize(("name", "span"), [("1f1b", 3 * 6 + 3 * 3), ("zb-h1", 3 * 6 + 3)])

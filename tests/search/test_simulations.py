@@ -1,0 +1,101 @@
+"""The simulations of a search say what `execute` says of the same plans."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, assume, given
+from hypothesis import strategies as st
+
+from partopt.cost.plan import price, under
+from partopt.cost.problem import Assignment, Partition, Problem
+from partopt.errors import PartoptError
+from partopt.schedules import SCHEDULES, refusal
+from partopt.schedules.layout import LOOPED, MIRRORED, STRAIGHT, VEE, ranks_of
+from partopt.search.simulations import Simulations
+from partopt.simulator.execution import check_actions, execute
+from tests.examples import examples
+from tests.planners.problems import block_bounds, clusters, problem, profiled, stashed, trained
+
+SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+
+class Case(NamedTuple):
+    """A plan in parts: the problem, its stages, and their warm-ups where they are not usual."""
+
+    problem: Problem
+    partition: Partition
+    warmups: list[int] | None
+
+
+@st.composite
+def cases(draw: st.DrawFn, name: str) -> Case:
+    """A plan of any kind under a schedule; its memory may be short, its messages handled."""
+    entry, cluster = SCHEDULES[name], draw(clusters(devices=8))
+    P = cluster.devices
+    d = draw(st.integers(1, P))
+    p = draw(st.integers(1, P // d))
+    v = {STRAIGHT: 1, LOOPED: draw(st.integers(2, 3)), VEE: 2, MIRRORED: 2}[entry.shape]
+    each = draw(st.integers(1, 12))
+    assume(entry.shape == STRAIGHT or not refusal(name, p, v, each))
+    ranks = [tuple(own) for own in ranks_of(entry.shape, p, v, d)]
+    if entry.shape == STRAIGHT and entry.uneven and draw(st.booleans()):
+        order = draw(st.permutations(range(P)))
+        ends = sorted(draw(st.sets(st.integers(1, P), min_size=1, max_size=p)))
+        ranks = [tuple(order[i:j]) for i, j in zip([0, *ends], ends, strict=False)]
+    model = draw(stashed(len(ranks) + 4, len(ranks)))
+    M = None if entry.asynchronous else each * d
+    recompute = draw(st.sampled_from(["never", "always", "auto"]))
+    stated = problem(
+        model,
+        cluster,
+        schedule=name,
+        microbatches=M,
+        chunks=v,
+        recompute=recompute,
+        memory_bytes=draw(st.sampled_from([None, 60, 120, 240, 480])),
+        block_bounds=draw(block_bounds(model.layers)),
+        **draw(trained(M)),
+    )
+    inside = st.integers(1, model.layers - 1) if len(ranks) > 1 else st.nothing()
+    cuts = sorted(draw(st.sets(inside, min_size=len(ranks) - 1, max_size=len(ranks) - 1)))
+    modes = st.booleans() if recompute == "auto" else st.none()
+    stages = [
+        Assignment(*bounds, own, draw(modes))
+        for *bounds, own in zip([0, *cuts], [*cuts, model.layers], ranks, strict=True)
+    ]
+    family = "nested" if entry.shape == STRAIGHT else entry.shape
+    few = st.lists(st.integers(0, 5), min_size=len(ranks), max_size=len(ranks))
+    warmups = draw(st.none() | few) if entry.takes_warmup else None
+    return Case(stated, Partition(family, stages), warmups)
+
+
+def executed_s(case: Case) -> float:
+    """Seconds of a microbatch of the plan itself, executed; infinite where it does not fit."""
+    entry, limit = SCHEDULES[case.problem.schedule], case.problem.memory_bytes
+    try:
+        plan = price(case.partition, profiled(case.problem), "optimal")
+        if case.warmups is not None:
+            plan = under(plan, warmups=case.warmups)
+        check_actions(plan)
+        execution = execute(plan)
+    except PartoptError:
+        return math.inf
+    if limit is None:
+        return execution.period_s
+    by_order = entry.split or entry.recomputes or entry.shape != STRAIGHT
+    most = max(stage.memory.total_bytes for stage in plan.stages)
+    most = int(execution.peak_memory_bytes.max()) if by_order else most
+    return execution.period_s if most <= limit else math.inf
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@examples(30, suppress_health_check=SLOW)
+@given(data=st.data())
+def test_a_search_simulates_what_is_executed(name, data):
+    case = data.draw(cases(name))
+    expected = executed_s(case)
+    found = Simulations(case.problem).seconds(case.partition, case.warmups)
+    assert found == pytest.approx(expected, rel=1e-13)
