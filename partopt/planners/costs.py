@@ -210,21 +210,25 @@ class StageCosts:
         cheapen(np.array(rooms), np.array(least, float), np.array(price, float), total)
         return float(total[0])
 
-    def of_shape(self, shape: Shape) -> list[tuple[Table, Table, int]]:
+    def of_shape(self, shape: Shape) -> Iterator[tuple[Table, Table, int]]:
         """The `parts` of each stage of a plan."""
         stages = enumerate(zip(shape.spans, self.recomputes(shape), strict=True))
-        return [
-            self.parts(shape.places, *span, again, shape.stages, s) for s, (span, again) in stages
-        ]
+        for s, (span, again) in stages:
+            yield self.parts(shape.places, *span, again, shape.stages, s)
 
-    def slowest_s(self, shape: Shape) -> float:
-        """What the slowest stage of a plan takes, or a bus: hardly more than the simulator says."""
-        slowest, bounds = 0.0, shape.bounds
-        for s, (seconds, room, least) in enumerate(self.of_shape(shape)):
-            cut = bounds[s], bounds[s + 1]
+    def slowest_s(self, shape: Shape, enough_s: float = math.inf) -> float:
+        """What the slowest stage of a plan takes, or a bus: hardly more than the simulator says.
+
+        One that takes `enough_s` is not compared to others.
+        """
+        slowest = 0.0
+        cuts = pairwise(shape.bounds)
+        for (seconds, room, least), cut in zip(self.of_shape(shape), cuts, strict=True):
             if room[cut] < least:
                 return math.inf
             slowest = max(slowest, float(seconds[cut]))
+            if slowest >= enough_s:
+                return slowest
         return max(slowest, self.buses_s(shape)) if self.buses else slowest
 
     # ---- of buses, which all stages share -----------------------------------------------------

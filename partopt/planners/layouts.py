@@ -108,6 +108,13 @@ class Shape:
         return len(self.counts)
 
     @property
+    def parts(
+        self,
+    ) -> tuple[Places, Bounds, tuple[int, ...], tuple[int, ...], tuple[bool | None, ...]]:
+        """Its places, bounds, counts, idle places, and which stages recompute."""
+        return self.places, self.bounds, self.counts, self.idle, self.recompute
+
+    @property
     def spans(self) -> list[tuple[int, int]]:
         """The places [first, end) of each stage."""
         ends = accumulate(i + r for i, r in zip(self.idle, self.counts, strict=True))

@@ -22,12 +22,13 @@ from dataclasses import replace
 from itertools import islice, product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partopt.cost.problem import FREE, NONE, Decision, Problem
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners import ranks
 from partopt.planners.costs import StageCosts
-from partopt.planners.kernels import lighten, relax
+from partopt.planners.kernels import extend, lighten, relax
 from partopt.planners.layouts import PLACES, Places, Shape, layouts_of
 from partopt.planners.placing import stage_count
 
@@ -266,24 +267,23 @@ def recut(costs: StageCosts, shape: Shape) -> Shape | None:
 
     No cut moves by more than `FAR` layers.
     """
-    N, ends = costs.N, []
+    N, every = costs.N, list[NDArray[np.int64]]()
     near = [
-        slice(max(s, own - FAR), own + FAR + 1) if 0 < own < N else slice(own, own + 1)
-        for s, own in enumerate(shape.bounds)
+        (max(s, cut - FAR), min(N, cut + FAR) + 1) if 0 < cut < N else (cut, cut + 1)
+        for s, cut in enumerate(shape.bounds)
     ]
-    worst = np.zeros(1)  # of the stages so far, by where the last of them ends
+    slowest = np.zeros(1)  # of the stages so far, by where the last of them ends
     stages = zip(costs.of_shape(shape), near[:-1], near[1:], strict=True)
-    for (seconds, room, least), rows, columns in stages:
-        own = np.where(room[rows, columns] >= least, seconds[rows, columns], np.inf)
-        reach = np.maximum(worst[:, None], own)
-        ends.append(reach.argmin(axis=0))
-        worst = reach.min(axis=0)
-    if worst[0] == np.inf:
+    for (seconds, room, least), begins, ends in stages:
+        longer, begun = np.empty(ends[1] - ends[0]), np.empty(ends[1] - ends[0], dtype=np.int64)
+        extend(seconds, room, float(least), begins, ends, slowest, longer, begun)
+        every.append(begun)
+        slowest = longer
+    if slowest[0] == np.inf:
         return None
-    bounds, at = [N], 0
-    for own, rows in zip(reversed(ends), reversed(near[:-1]), strict=True):
-        at = int(own[at])
-        bounds.append(rows.start + at)
+    bounds = [N]
+    for begun, (first, _) in zip(reversed(every), reversed(near[1:]), strict=True):
+        bounds.append(int(begun[bounds[-1] - first]))
     return replace(shape, bounds=tuple(bounds[::-1]))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -44,7 +44,7 @@ def anneal(begin: Found, judge: Judge, rng: random.Random, budget: float, enough
         heat = HOT * (COLD / HOT) ** share
         other = near(now, judge, rng)
         allowed_s = now.seconds * (1 - heat * math.log(1 - rng.random()))
-        if other is None or judge.costs.slowest_s(other.shape) >= allowed_s:
+        if other is None or judge.costs.slowest_s(other.shape, allowed_s) >= allowed_s:
             continue
         other = other._replace(seconds=judge.seconds(other.shape, other.way, other.more))
         if other.seconds < allowed_s:
@@ -99,52 +99,51 @@ def step(shape: Shape, costs: StageCosts, rng: random.Random) -> Shape | None:
 
 def _changed(shape: Shape, kind: str, rng: random.Random) -> Shape | None:
     """The plan after a step of one kind; it may have too many places, or stages of none."""
-    b, r, idle, modes, S = shape.bounds, shape.counts, shape.idle, shape.recompute, shape.stages
-    s = rng.randrange(S)
+    places, b, r, idle, modes = shape.parts
+    S, s = shape.stages, rng.randrange(shape.stages)
     if kind == "recompute":
-        return replace(shape, recompute=_put(modes, s, not modes[s]))
+        return Shape(places, b, r, idle, _put(modes, s, not modes[s]))
     if kind == "cut" and s > 0:
         cut = b[s] + rng.choice((-1, 1)) * rng.choice(STEPS)
-        return replace(shape, bounds=_put(b, s, cut)) if b[s - 1] < cut < b[s + 1] else None
+        return Shape(places, _put(b, s, cut), r, idle, modes) if b[s - 1] < cut < b[s + 1] else None
     if kind == "give":  # places of a stage, or idle ones (S), to a stage, to none, or before one
-        counts = [*r, len(shape.places) - sum(r)]
+        counts = [*r, len(places) - sum(r)]
         source, to = rng.sample(range(S + 1), 2)
         many = rng.choice((1, 1, 1, 2))
         if source == S and rng.random() < 0.5:
-            return replace(shape, idle=_put(idle, to, idle[to] + 1))
+            return Shape(places, b, r, _put(idle, to, idle[to] + 1), modes)
         if counts[source] < many:
             return None
         counts[source] -= many
         counts[to] += many
         kept = idle if rng.random() < 0.7 else (0,) * S
-        return replace(shape, counts=tuple(counts[:S]), idle=kept)
+        return Shape(places, b, tuple(counts[:S]), kept, modes)
     if kind == "swap":
         t = rng.randrange(S)
-        return replace(shape, counts=_put(_put(r, s, r[t]), t, r[s]))
+        return Shape(places, b, _put(_put(r, s, r[t]), t, r[s]), idle, modes)
     if kind == "split":
         return _split(shape, s, rng)
     if kind == "merge" and s > 0:
         both = r[s - 1] + rng.choice((0, r[s]))
         merged = _put(_put(r, s), s - 1, both)
-        return Shape(shape.places, _put(b, s), merged, _put(idle, s), _put(modes, s))
+        return Shape(places, _put(b, s), merged, _put(idle, s), _put(modes, s))
     return None
 
 
 def _split(shape: Shape, s: int, rng: random.Random) -> Shape | None:
     """The plan with stage s in two that share its places; of one place, with another stage's."""
-    b, r = shape.bounds, shape.counts
+    places, b, r, idle, modes = shape.parts
     first = rng.randint(1, r[s])
-    donors = [t for t in range(shape.stages) if t != s and r[t] > 1]
-    if first == r[s] and sum(r) == len(shape.places) and donors:
+    donors = [t for t in range(len(r)) if t != s and r[t] > 1]
+    if first == r[s] and sum(r) == len(places) and donors:
         donor = rng.choice(donors)
         r = _put(r, donor, r[donor] - 1)
     second = max(1, r[s] - first)
     cut = b[s] + max(1, round((b[s + 1] - b[s]) * first / (first + second)))
     if cut >= b[s + 1]:
         return None
-    idle, modes = shape.idle, shape.recompute
     return Shape(
-        shape.places,
+        places,
         _put(b, s, b[s], cut),
         _put(r, s, first, second),
         _put(idle, s, idle[s], 0),
@@ -164,12 +163,15 @@ def valid(shape: Shape | None, costs: StageCosts) -> Shape | None:
     left = len(shape.places) - sum(shape.counts)
     if left < 0 or min(shape.counts) < 1 or shape.stages < costs.problem.least_stages:
         return None
-    replicas = {len(ranks) for ranks in shape.ranks} if costs.even else set()
     dp = 1 if costs.problem.request.replication == NONE else costs.problem.request.layout.dp
-    if len(replicas) > 1 or (dp is not None and replicas != {dp}):
-        return None
-    idle: Sequence[int] = ()
+    if costs.even or dp is not None:
+        replicas = {len(ranks) for ranks in shape.ranks} if costs.even else set()
+        if len(replicas) > 1 or (dp is not None and replicas != {dp}):
+            return None
+    if sum(shape.idle) <= left:
+        return shape
+    idle = list[int]()
     for own in shape.idle:
-        idle = (*idle, min(own, left))
+        idle.append(min(own, left))
         left -= idle[-1]
     return replace(shape, idle=tuple(idle))
