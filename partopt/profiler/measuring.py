@@ -49,7 +49,6 @@ from partopt.profiler.summary import (
     note_missing_backwards,
     note_optimizer,
     note_overhead,
-    note_recomputed,
     note_throttled,
     note_uneven_layers,
     note_unscaled_inputs,
@@ -191,9 +190,6 @@ class Measurer:
         inputs = place(subject.example_inputs(size), settings.torch_device, settings.torch_dtype)
         check_same_inputs(size, inputs, subject.group)
         tracker, structure = self.see(inputs)
-        if not self.layers:  # once: it is the same at every size
-            names = [tracker.layers[layer].name for layer in sorted(structure.recomputed)]
-            self.notes += note_recomputed(names)
         self.tokens_per_sample = tokens_per_sample(inputs, size)
         self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
         if len(self._input_elements) == min(2, len(settings.sizes)):

@@ -27,12 +27,13 @@ class Again(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
-def checkpointed(reentrant):
-    """Two layers, each in a checkpoint of its own, between plain ones."""
+def checkpointed(reentrant, together):
+    """Two layers between plain ones, in a checkpoint each, or in one `together`."""
 
     def forward(self, x):
         x = self.first(x)
-        for block in (self.a, self.b):
+        both = lambda x: self.b(self.a(x))  # noqa: E731
+        for block in (both,) if together else (self.a, self.b):
             x = checkpoint(block, x, use_reentrant=reentrant)
         return self.last(x)
 
@@ -42,18 +43,48 @@ def checkpointed(reentrant):
 # torch's, while the units are chosen
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-def test_layers_in_reentrant_checkpoints_are_named():
-    profile = structure(checkpointed(reentrant=True), microbatch_sizes=[1, 2])
+def test_layers_that_share_a_reentrant_checkpoint_are_named_but_for_the_first():
+    profile = structure(checkpointed(True, together=True), microbatch_sizes=[1, 2])
     [note] = notes_of(profile, "no-backward")
-    assert note.fields == {"layers": ["a", "b"]}
-    told = "a, b: no backward of its own is seen, its time is charged to its neighbours;"
+    assert note.fields == {"layers": ["b"]}
+    told = "b: no backward of its own is seen, its time is charged to its neighbours;"
     assert note.text.startswith(told)
     assert "use_reentrant=False" in note.text
     assert "`units`" in note.text
     # others are measured without a note, and so is a unit that holds its checkpoint
-    assert notes_of(structure(checkpointed(reentrant=False)), "no-backward") == []
+    for reentrant, together in ((True, False), (False, False), (False, True)):
+        assert notes_of(structure(checkpointed(reentrant, together)), "no-backward") == []
     holding = structure(nn.Sequential(linear(), Again(True), Again(True)), granularity="block")
     assert notes_of(holding, "no-backward") == []
+
+
+# torch's, while the units are chosen
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_a_layer_has_the_backward_of_its_reentrant_checkpoint():
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            clock.now += 100.0
+            return gradient
+
+    class Clock(FakeClock):
+        now = 0.0
+
+        def stamp(self):
+            self.now += 1.0
+            return self.now
+
+    clock = Clock()
+    model = checkpointed(True, together=False)
+    model.b = Parts(lambda self, x: Slow.apply(self.inner(x)), inner=linear())
+    options = {"units": ("first", "a", "b", "last"), "granularity": "auto"}
+    [measured] = structure(model, clock=clock, **options).measurements
+    assert [layer.backward_s > 50 for layer in measured.layers] == [False, False, True, False]
 
 
 def test_a_layer_that_the_loss_does_not_need_has_no_backward_and_no_note():
@@ -192,16 +223,3 @@ def test_an_optimizer_that_fails_costs_its_own_time_alone():
     assert note.text.startswith(
         "the optimizer step was not timed: AdamW raised RuntimeError: Adam does not support sparse"
     )
-
-
-# torch's, while the units are chosen
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_layers_that_compute_activations_again_are_named(reentrant):
-    again = Again(reentrant), Again(reentrant)
-    model = nn.Sequential(linear(), again[0], nn.Sequential(linear()), again[1])
-    profile = structure(model, units=("?",), granularity="auto", microbatch_sizes=[1, 2])
-    [note] = notes_of(profile, "recomputes-itself")
-    assert note.fields == {"layers": ["1", "3"]}
-    assert notes_of(structure(nn.Sequential(linear(), linear())), "recomputes-itself") == []

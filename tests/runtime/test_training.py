@@ -1,4 +1,4 @@
-"""The random numbers of a training: of each rank, step and microbatch others, the same each time."""
+"""Random numbers of a training: others on each rank and in each step, and the same again."""
 
 from types import SimpleNamespace
 
