@@ -42,7 +42,13 @@ from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Structure, observe, observe_stash
 from partopt.profiler.settings import Subject
 from partopt.profiler.source import ModelSource
-from partopt.profiler.step import LayerTimes, Stepper, check_step, device_failed
+from partopt.profiler.step import (
+    LayerTimes,
+    Stepper,
+    check_step,
+    device_failed,
+    share_gradients,
+)
 from partopt.profiler.summary import (
     note_busy_machine,
     note_launch_bound,
@@ -208,6 +214,8 @@ class Measurer:
     def see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
         """The layers at one microbatch size, once a step has shown that it runs."""
         subject = self.subject
+        if subject.group.ranks == 1:
+            share_gradients(subject.model, subject.settings.blocks)
         check_step(subject.model, inputs, subject.loss_fn, subject.clock)
         if subject.group.ranks > 1:
             # it adds to gradients, for which DTensors then know their layout
