@@ -109,7 +109,7 @@ class Tracker:
         calls: Counter[str] = Counter()
         called: list[LayerKey] = []
         self._depth, self.current = 0, 0
-        self.began = [(_next_number(), 0)]
+        self.began = [(next_number(), 0)]
 
         def begin(name: str) -> None:
             self._depth += 1
@@ -121,7 +121,7 @@ class Tracker:
             if discovering and key not in self._numbers:
                 self._numbers[key] = len(self.layers)
                 self.layers.append(key)
-            layer, number = self._numbers.get(key, self.current), _next_number()
+            layer, number = self._numbers.get(key, self.current), next_number()
             if discovering and not torch.is_grad_enabled():
                 is_first = self.began[-1][0] < number - 1
                 firsts = (
@@ -147,7 +147,7 @@ class Tracker:
             handles.append(module.register_forward_hook(end))
         with remove_after(handles):
             yield
-        self._ended = _next_number()
+        self._ended = next_number()
         if called != self.layers:
             self.varied |= set(called).symmetric_difference(self.layers) or set(self.layers)
 
@@ -236,7 +236,7 @@ def _in_function() -> bool:
     return frame is not None
 
 
-def _next_number() -> int:
+def next_number() -> int:
     """The number that the next node created on this thread gets."""
     return int(torch._C._autograd._get_sequence_nr())
 

@@ -55,6 +55,7 @@ from partopt.profiler.summary import (
     note_missing_backwards,
     note_optimizer,
     note_overhead,
+    note_skipped,
     note_throttled,
     note_uneven_layers,
     note_unscaled_inputs,
@@ -193,9 +194,13 @@ class Measurer:
     def _measure(self, size: int) -> Measurement:
         subject, settings = self.subject, self.subject.settings
         subject.group.seed()
-        inputs = place(subject.example_inputs(size), settings.torch_device, settings.torch_dtype)
+        with subject.draws.pause():
+            given = subject.example_inputs(size)
+        inputs = place(given, settings.torch_device, settings.torch_dtype)
         check_same_inputs(size, inputs, subject.group)
         tracker, structure = self.see(inputs)
+        if subject.draws.skips and not self.layers:  # once: it is the same at every size
+            self.notes.append(note_skipped())
         self.tokens_per_sample = tokens_per_sample(inputs, size)
         self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
         if len(self._input_elements) == min(2, len(settings.sizes)):
@@ -311,6 +316,7 @@ def profile_of(
         hold_still(subject.settings.torch_device),
         open_compiled(subject) as plain,
         under_autocast(plain) as ready,
+        ready.draws.followed(),
     ):
         if resumed is not None:
             _check_same_subject(resumed, identity, ready)
