@@ -5,12 +5,15 @@ import random
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from partopt.documents.profile import Environment
 from partopt.errors import PartoptError
+from partopt.profiler.conditions import ClockRate
 from partopt.profiler.estimating import estimate
-from partopt.profiler.summary import note_overhead
+from partopt.profiler.summary import note_overhead, note_throttled
 from tests.helpers import measurement, out_of_memory
 from tests.profiler.helpers import FakeClock, Parts, linear, names, structure
 
@@ -304,3 +307,47 @@ def test_an_optimizer_that_fails_costs_its_own_time_alone():
     assert note.text.startswith(
         "the optimizer step was not timed: AdamW raised RuntimeError: Adam does not support sparse"
     )
+
+
+class Telling:
+    """What nvidia-ml-py is asked: clock rates in MHz, and bits of what lowers them."""
+
+    def __init__(self, *told):
+        self.rates, self.reasons = (iter(each) for each in zip(*told, strict=True))
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        return next(self.rates)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return next(self.reasons)
+
+
+def test_the_clock_rate_is_the_median_and_every_reason_that_was_seen_remains():
+    before = Environment(torch="2", python="3", partopt="0", throttled_by=["power brake"])
+    known = replace(before, sm_clock_hz=1e9)
+    silent = ClockRate(torch.device("cpu"))
+    silent.sample()
+    assert silent.describe(known) == known  # of an earlier run that is gone on with
+    rate = ClockRate(torch.device("cpu"))
+    rate._nvml = Telling((1500, 0x04), (900, 0x01), (1400, 0x20 | 0x04))
+    for _ in range(4):  # the last one fails
+        rate.sample()
+    found = rate.describe(known)
+    assert found.sm_clock_hz == 1.4e9
+    assert found.throttled_by == ["power brake", "power cap", "thermal slowdown by the driver"]
+    [note] = note_throttled(found)
+    assert note.text.endswith(
+        "(power brake, power cap, thermal slowdown by the driver) to 1400 MHz"
+    )
+    assert list(note_throttled(replace(before, throttled_by=[]))) == []
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.9, 10), (1.1, 5)])
+def test_long_steps_are_fewer(step_s, steps):
+    class Even(FakeClock):
+        def intervals_s(self, stamps):
+            return [step_s / (len(stamps) - 1)] * (len(stamps) - 1)
+
+    told = []
+    structure(linear(), clock=Even(), steps=None, progress=lambda *each: told.append(each))
+    assert told[-1] == (1, steps, steps)

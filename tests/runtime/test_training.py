@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from partopt import Job, solve
+from partopt.errors import PartoptError
 from partopt.profiler.source import find_model
 from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime import training as module
@@ -23,6 +24,15 @@ def build():
 def example_inputs(size):
     return torch.randn(size, 4)
 """
+DATA = (
+    MODEL
+    + """
+
+def data(rank, replicas):
+    for turn in range(4):
+        yield torch.full((1, 4), 10.0 * (turn * replicas + rank) + replicas)
+"""
+)
 RANKS, STEPS = 3, 4
 
 
@@ -72,3 +82,32 @@ def test_every_rank_draws_the_same_inputs_and_none_of_its_own_numbers(training):
     assert len({float(each[0, 0]) for each in first}) == 4
     other = Microbatches(training(1), torch.device("cpu"))
     assert not torch.equal(other(0), first[0])
+
+
+@pytest.mark.parametrize(
+    ("rank", "skipped"), [(0, 0), (1, 0), (0, 3), (1, 3), (2, 3), (1, 4), (2, 6)]
+)
+def test_a_replica_goes_on_behind_what_it_has_trained_on_of_its_data(
+    training, tmp_path, rank, skipped
+):
+    """Microbatch n of 3 replicas is that of replica n % 3, whatever others have had before."""
+    (tmp_path / "model.py").write_text(DATA)
+    own = Microbatches(training(), torch.device("cpu"), (rank, 3))
+    own.skip(skipped)
+    numbers = range(skipped + (rank - skipped) % 3, 12, 3)
+    assert [float(own(number)[0, 0]) for number in numbers] == [10.0 * n + 3 for n in numbers]
+    with pytest.raises(
+        PartoptError, match=r"ended after 4 microbatches, before number 1[2-4]"
+    ) as raised:
+        own(12 + rank)
+    assert raised.value.code == "too-little-data"
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+def test_inputs_are_kept_for_as_many_uses_and_no_longer(training, tmp_path, uses):
+    (tmp_path / "model.py").write_text(DATA)
+    own = Microbatches(training(), torch.device("cpu"), (0, 1), uses)
+    for number in range(3):
+        for use in range(uses):
+            assert float(own(number)[0, 0]) == 10.0 * number + 1
+            assert list(own.made) == ([number] if use < uses - 1 else [])
