@@ -36,7 +36,7 @@ _CALIBRATION_CYCLES = 1_000_000
 _LONGEST_HOLD_S = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # the names and numbers of malloc.h
 HEADROOM = 1.1  # what is needed beside the tensors that are counted
-_COPIES, _MOMENTS = 2, 2  # of a trained weight: itself and its gradient; those of AdamW
+_MOMENTS = 2  # of AdamW, for a trained weight
 _CGROUP = Path("/sys/fs/cgroup")
 _MESSAGES = (
     "can't allocate memory",
@@ -209,6 +209,13 @@ def is_stepped(name: str, blocks: Collection[str]) -> bool:
     return not blocks or any(re.match(rf"{re.escape(each)}\.?1\.", name) for each in blocks)
 
 
+def key_in_block(name: str, parameter: nn.Parameter, blocks: Collection[str]) -> object:
+    """What parameters of the same place in the blocks of one of these lists share; None of none."""
+    matches = ((each, re.match(rf"{re.escape(each)}\.?[0-9]+\.(.+)", name)) for each in blocks)
+    places = [(each, match[1]) for each, match in matches if match]
+    return (places[0], parameter.shape, parameter.dtype) if places else None
+
+
 def build_within_memory(
     build: Callable[[], nn.Module],
     device: torch.device,
@@ -218,8 +225,8 @@ def build_within_memory(
     """The model that `build` makes, where the host holds its weights.
 
     On the CPU also with their gradients and the optimizer's moments, the floating ones as `dtype`;
-    of these `blocks` only the second has moments. Raises PartoptError as soon as what is registered
-    comes to more than is free.
+    these `blocks` share their gradients, and one parameter at a time has moments. Raises
+    PartoptError as soon as what is registered comes to more than is free.
     """
     free, built = free_host_bytes(), 0
     register, seen = nn.Module.register_parameter, WeakTensorKeyDictionary()
@@ -247,16 +254,21 @@ def build_within_memory(
     with replace_attribute(nn.Module, "register_parameter", count):
         model = build()
     if device.type == "cpu":
-        check(
-            sum(
-                each.numel()
-                * (dtype if each.is_floating_point() else each.dtype).itemsize
-                * (_COPIES + _MOMENTS * is_stepped(name, blocks) if each.requires_grad else 1)
-                for name, each in model.named_parameters()
-                if not is_lazy(each)
-            )
-        )
+        check(_training_bytes(model, dtype, blocks))
     return model
+
+
+def _training_bytes(model: nn.Module, dtype: torch.dtype, blocks: Collection[str]) -> int:
+    """Bytes of weights, gradients and moments as a profile of these blocks has them on a CPU."""
+    weights_bytes, gradients, moments = 0, dict[object, int](), [0]
+    for name, each in model.named_parameters():
+        if not is_lazy(each):
+            size_bytes = each.numel() * (dtype if each.is_floating_point() else each.dtype).itemsize
+            weights_bytes += size_bytes
+            if each.requires_grad:
+                gradients[key_in_block(name, each, blocks) or name] = size_bytes
+                moments.append(_MOMENTS * size_bytes)
+    return weights_bytes + sum(gradients.values()) + (max(moments) if blocks else sum(moments))
 
 
 # --- clocks ---------------------------------------------------------------------------------------

@@ -8,16 +8,19 @@ another one belongs to the outer one. So the layers tile the forward without gap
 In the backward every node of the autograd graph carries the number of its creation: the numbers at
 which the layers began determine the layer of each. The engine runs the ready node with the highest
 number first, which on one device is the reverse order of creation, so that a hook is needed only at
-the first node of each layer. AccumulateGrad nodes carry no number and need no hook: one runs when
-its gradient is complete, after the last node that contributes to it, which belongs to the first
-layer that uses the parameter. Hooks on nodes leave the forward alone: in-place operations, shared
-modules and several calls of one module work, where full backward hooks on modules do not.
+the first node of each layer. A custom Function makes its one node before what it calls runs: where
+that is layers, as in a reentrant checkpoint, the first of them has the node. AccumulateGrad nodes
+carry no number and need no hook: one runs when its gradient is complete, after the last node that
+contributes to it, which belongs to the first layer that uses the parameter. Hooks on nodes leave
+the forward alone: in-place operations, shared modules and several calls of one module work, where
+full backward hooks on modules do not.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import inspect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -56,9 +59,9 @@ class Tracker:
     """Follows the forward from layer to layer by hooks on the units.
 
     `layers` are numbered by the forward in `discover`. Of these `without_graph` ran with gradients
-    switched off; `varied` are those that a later forward did not call, and calls that only a later
-    one made. `began` has, of the forward that was followed last, the number of the autograd node
-    with which each layer began, and the layer.
+    switched off, and no node is theirs; `varied` are those that a later forward did not call, and
+    calls that only a later one made. `began` has, of the forward that was followed last, the number
+    of the autograd node with which each layer began, and the layer.
     """
 
     def __init__(self, model: nn.Module, units: list[str]) -> None:
@@ -70,6 +73,7 @@ class Tracker:
         self.began: list[tuple[int, int]] = []
         self._ended = 0
         self._numbers: dict[LayerKey, int] = {}
+        self._first_in_function: set[int] = set()  # the first layers that a custom Function calls
         self._depth = 0
 
     @property
@@ -89,7 +93,8 @@ class Tracker:
         self, entered: Entered | None = None, left: Left | None = None
     ) -> contextlib.AbstractContextManager[None]:
         """Number the layers by the forward that runs in this context: the first call is layer 0."""
-        self.layers, self._numbers, self.without_graph = [], {}, set()
+        self.layers, self._numbers = [], {}
+        self.without_graph, self._first_in_function = set(), set()
         return self.watch(entered, left, discovering=True)
 
     @contextlib.contextmanager
@@ -104,7 +109,7 @@ class Tracker:
         calls: Counter[str] = Counter()
         called: list[LayerKey] = []
         self._depth, self.current = 0, 0
-        self.began = [(_next_number(), 0)]
+        self.began = [(next_number(), 0)]
 
         def begin(name: str) -> None:
             self._depth += 1
@@ -116,12 +121,16 @@ class Tracker:
             if discovering and key not in self._numbers:
                 self._numbers[key] = len(self.layers)
                 self.layers.append(key)
-            layer = self._numbers.get(key, self.current)
+            layer, number = self._numbers.get(key, self.current), next_number()
             if discovering and not torch.is_grad_enabled():
-                self.without_graph.add(layer)
+                is_first = self.began[-1][0] < number - 1
+                firsts = (
+                    self._first_in_function if is_first and _in_function() else self.without_graph
+                )
+                firsts.add(layer)
             if layer != self.current:
                 self.current = layer
-                self.began.append((_next_number(), layer))
+                self.began.append((number - (layer in self._first_in_function), layer))
                 if entered is not None:
                     entered(layer)
 
@@ -138,7 +147,7 @@ class Tracker:
             handles.append(module.register_forward_hook(end))
         with remove_after(handles):
             yield
-        self._ended = _next_number()
+        self._ended = next_number()
         if called != self.layers:
             self.varied |= set(called).symmetric_difference(self.layers) or set(self.layers)
 
@@ -219,7 +228,15 @@ class Backward:
         return leading
 
 
-def _next_number() -> int:
+def _in_function() -> bool:
+    """Whether a custom Function calls what runs now."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not torch.autograd.Function.apply.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def next_number() -> int:
     """The number that the next node created on this thread gets."""
     return int(torch._C._autograd._get_sequence_nr())
 

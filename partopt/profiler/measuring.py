@@ -42,14 +42,20 @@ from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Structure, observe, observe_stash
 from partopt.profiler.settings import Subject
 from partopt.profiler.source import ModelSource
-from partopt.profiler.step import LayerTimes, Stepper, check_step, device_failed
+from partopt.profiler.step import (
+    LayerTimes,
+    Stepper,
+    check_step,
+    device_failed,
+    share_gradients,
+)
 from partopt.profiler.summary import (
     note_busy_machine,
     note_launch_bound,
     note_missing_backwards,
     note_optimizer,
     note_overhead,
-    note_recomputed,
+    note_skipped,
     note_throttled,
     note_uneven_layers,
     note_unscaled_inputs,
@@ -188,12 +194,13 @@ class Measurer:
     def _measure(self, size: int) -> Measurement:
         subject, settings = self.subject, self.subject.settings
         subject.group.seed()
-        inputs = place(subject.example_inputs(size), settings.torch_device, settings.torch_dtype)
+        with subject.draws.pause():
+            given = subject.example_inputs(size)
+        inputs = place(given, settings.torch_device, settings.torch_dtype)
         check_same_inputs(size, inputs, subject.group)
         tracker, structure = self.see(inputs)
-        if not self.layers:  # once: it is the same at every size
-            names = [tracker.layers[layer].name for layer in sorted(structure.recomputed)]
-            self.notes += note_recomputed(names)
+        if subject.draws.skips and not self.layers:  # once: it is the same at every size
+            self.notes.append(note_skipped())
         self.tokens_per_sample = tokens_per_sample(inputs, size)
         self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
         if len(self._input_elements) == min(2, len(settings.sizes)):
@@ -212,6 +219,8 @@ class Measurer:
     def see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
         """The layers at one microbatch size, once a step has shown that it runs."""
         subject = self.subject
+        if subject.group.ranks == 1:
+            share_gradients(subject.model, subject.settings.blocks)
         check_step(subject.model, inputs, subject.loss_fn, subject.clock)
         if subject.group.ranks > 1:
             # it adds to gradients, for which DTensors then know their layout
@@ -307,6 +316,7 @@ def profile_of(
         hold_still(subject.settings.torch_device),
         open_compiled(subject) as plain,
         under_autocast(plain) as ready,
+        ready.draws.followed(),
     ):
         if resumed is not None:
             _check_same_subject(resumed, identity, ready)

@@ -7,7 +7,8 @@
 - *Stash.* What autograd keeps for the backward counts once, with every layer that it is kept for: a
   convolution's result is the input of its ReLU. What a layer made and still lives when the forward
   has ended, although autograd does not know of it, is that layer's: a custom Function keeps it as
-  `ctx.x`, or the model as an attribute. Parameters and buffers are kept anyway.
+  `ctx.x`, or the model as an attribute. Parameters and buffers are kept anyway. What a checkpoint
+  around a layer keeps for it is that layer's.
 - *Transients.* All else that lives while a layer runs: partial results, the gradients of
   activations and of weights until they are added to the parameters', what a checkpoint computes
   again. Temporaries inside one kernel are not seen on the CPU; on CUDA the allocator's peak during
@@ -21,12 +22,15 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -46,8 +50,7 @@ _SDPA = "_scaled_dot_product_"  # before the kernels' names of scaled_dot_produc
 class Structure:
     """What one step shows of the layers at one microbatch size, apart from time.
 
-    Numbers are by layer; `recomputed` are the layers that compute activations again in the
-    backward, `attention` the fused kernels of attention that ran.
+    Numbers are by layer; `attention` are the fused kernels of attention that ran.
     """
 
     layers: list[profile.Layer]
@@ -57,7 +60,6 @@ class Structure:
     stash_groups: list[profile.StashGroup]
     transient_bytes: dict[int, int]
     split_stash_bytes: dict[int, int]
-    recomputed: set[int]
     attention: list[str]
 
 
@@ -103,7 +105,6 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
             recorder.events, {each.number: min(each.layers) for each in kept if each.was_made}
         ),
         dict(recorder.parting_bytes),
-        recorder.recomputed,
         sorted(recorder.attention),
     )
     return _combine(structure, subject.group)
@@ -115,7 +116,7 @@ def observe_stash(subject: Subject, inputs: Inputs, tracker: Tracker) -> list[pr
     No operation is watched, so that compiled code runs as it is.
     """
     recorder = Recorder(subject.model, tracker, inputs)
-    with tracker.watch(), recorder.saving():
+    with tracker.watch(recorder.enter), recorder.saving():
         loss = run_loss(subject.model, inputs, subject.loss_fn)
     return stash_groups(recorder.kept(loss))
 
@@ -172,8 +173,7 @@ class Recorder(Watch):
 
     `events` say when blocks are made and freed; of the forward `flops` has the operations of each
     layer, `users` the layers that use each parameter and `attention` the names of its fused
-    kernels. `parting_bytes` are those of gradients
-    where ways part in the backward, `recomputed` the layers that build a graph in it.
+    kernels. `parting_bytes` are those of gradients where ways part in the backward.
     """
 
     def __init__(self, model: nn.Module, tracker: Tracker, inputs: Inputs = None) -> None:
@@ -184,9 +184,9 @@ class Recorder(Watch):
         self.flops: Counter[int] = Counter()
         self.users: defaultdict[str, set[int]] = defaultdict(set)
         self.parting_bytes: Counter[int] = Counter()
-        self.recomputed: set[int] = set()
         self.attention: set[str] = set()
         self._flows: list[tuple[Flow, Block]] = []
+        self._kept_ahead: list[Block] = []  # for the layer that is called next
         self._blocks = StorageMap(self._free)
         self._parameters = dict(model.named_parameters())
         for name, tensor in [*model.named_buffers(), *self._parameters.items()]:
@@ -204,15 +204,14 @@ class Recorder(Watch):
         return block
 
     def enter(self, layer: int) -> None:
-        """Charge what follows to `layer`."""
+        """Charge what follows to `layer`, and what was kept ahead for it."""
         self.layer = layer
+        for block in self._kept_ahead:
+            block.layers.add(layer)
+        self._kept_ahead.clear()
 
     def before(self, call: Operation) -> None:
         """Note what is read, and ask CUDA's allocator for the peak from here on."""
-        # the gradient of the loss itself is made as a graph is, too
-        first = call.func is torch.ops.aten.ones_like.default
-        if self.backward and torch.is_grad_enabled() and not first:
-            self.recomputed.add(self.layer)
         devices = []
         for tensor in call.read:
             self._block(tensor)
@@ -296,15 +295,21 @@ class Recorder(Watch):
         """The context of a forward of which to note what autograd keeps; its graph has to live."""
 
         def pack(tensor: Tensor) -> Tensor:
+            ahead = not self.tracker.inside_unit and _saves_inputs(sys._getframe(1))
             for part in local_tensors(tensor):
                 if part.layout is torch.strided:
-                    self._block(part).layers.add(self.tracker.current)
+                    block = self._block(part)
+                    if ahead:
+                        self._kept_ahead.append(block)
+                    else:
+                        block.layers.add(self.tracker.current)
             return tensor
 
         return saved_tensors_hooks(pack, lambda kept: kept)
 
     def kept(self, loss: Tensor) -> list[Block]:
         """The blocks that are still kept now that the forward has ended, apart from the loss."""
+        self.enter(self.tracker.current)
         own = self._blocks.get(local_tensors(loss)[0])
         for block in self._blocks.values():
             if block.lives and not block.layers and block is not own:
@@ -339,6 +344,19 @@ class Recorder(Watch):
 
     def _note(self, block: int, size_bytes: int) -> None:
         self.events.append(Event(self.layer, self.backward, block, size_bytes))
+
+
+def _saves_inputs(frame: FrameType | None) -> bool:
+    """Whether a checkpoint without re-entry keeps the inputs of what it calls next.
+
+    Any torch saves them in this generator, some as a custom Function does.
+    """
+    files = torch.utils.checkpoint.__file__, torch.autograd.function.__file__
+    while frame is not None and frame.f_code.co_filename in files:
+        if frame.f_code.co_name == "_checkpoint_without_reentrant_generator":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def stash_groups(kept: Iterable[Block]) -> list[profile.StashGroup]:

@@ -14,6 +14,7 @@ from partopt.documents.profile import Count, Model, Profile
 from partopt.errors import PartoptError, did_you_mean
 from partopt.printable import printable
 from partopt.profiler.device import Clock, choose_device, choose_dtype, invalid_option
+from partopt.profiler.draws import Draws
 from partopt.profiler.group import RankGroup
 from partopt.profiler.tensors import Inputs, Loss
 
@@ -102,6 +103,7 @@ class Subject:
     settings: Settings
     clock: Clock
     group: RankGroup = field(default_factory=RankGroup)
+    draws: Draws = field(default_factory=Draws)
 
 
 def check_model(model: object, example_inputs: object, loss_fn: object) -> None:

@@ -28,6 +28,7 @@ from partopt.profiler.device import (
     is_device_failure,
     is_out_of_memory,
     is_stepped,
+    key_in_block,
     release_memory,
 )
 from partopt.profiler.layers import Backward, Tracker
@@ -67,6 +68,20 @@ def zero_gradients(model: nn.Module) -> None:
     for gradient in gradients.values():
         if gradient is not None:
             gradient.zero_()
+
+
+def share_gradients(model: nn.Module, blocks: Collection[str]) -> None:
+    """Give the blocks of these lists, which are alike, one memory for their gradients.
+
+    Backwards add to it as they would to each block's, and what it comes to is not looked at.
+    """
+    shared: dict[object, Tensor] = {}
+    # those that have one first: it is the memory of all
+    for name, weight in sorted(model.named_parameters(), key=lambda pair: pair[1].grad is None):
+        if weight.requires_grad and (key := key_in_block(name, weight, blocks)) is not None:
+            if key not in shared:
+                shared[key] = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            weight.grad = shared[key]
 
 
 def default_loss(output: Any) -> Tensor:
@@ -320,7 +335,9 @@ class Stepper:
         """Median seconds of an AdamW step on the whole model, which is paid once a batch.
 
         Of `blocks` the second of each list is stepped, and its seconds are those of as many bytes
-        of all. The learning rate is 0, so that the weights stay as they are.
+        of all; on a CPU one parameter after the other, so that one has moments at a time, the
+        largest when the gradients of the others are gone. The learning rate is 0, so that the
+        weights stay as they are.
         """
         run_loss(self.model, self.inputs, self.loss_fn).backward()  # type: ignore[no-untyped-call]
         named = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
@@ -331,18 +348,25 @@ class Stepper:
         for _, each in named:
             if id(each) not in stepped:
                 each.grad = None  # makes room for the moments
-        optimizer = torch.optim.AdamW(trained, lr=0.0)
+        apart = blocks and not self.clock.queues
+        parts = [[each] for each in sorted(trained, key=Tensor.numel)] if apart else [trained]
+        step_s = sum(map(self._median_step_s, parts))
+        own, every = (
+            sum(part.nbytes for part in local_tensors(parameters))
+            for parameters in (trained, [each for _, each in named])
+        )
+        return step_s * (every / own)
+
+    def _median_step_s(self, parameters: list[nn.Parameter]) -> float:
+        optimizer = torch.optim.AdamW(parameters, lr=0.0)
         optimizer.step()  # the first one makes the moments
         times: list[float] = []
         for _ in range(_OPTIMIZER_STEPS):
             started = self.clock.stamp()
             optimizer.step()
             times += self.clock.intervals_s([started, self.clock.stamp()])
-        own, every = (
-            sum(part.nbytes for part in local_tensors(parameters))
-            for parameters in (trained, [each for _, each in named])
-        )
-        return statistics.median(times) * (every / own)
+        optimizer.zero_grad()
+        return statistics.median(times)
 
     def _forward(self, clock: Clock | _HostClock) -> tuple[_Phase, Tensor]:
         """A forward with a stamp at each layer, and the loss; the device is held up behind it."""

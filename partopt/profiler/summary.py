@@ -189,10 +189,9 @@ def note_unscaled_inputs(elements: Mapping[int, Sequence[int]]) -> Iterator[Note
 def note_missing_backwards(tracker: Tracker, instrumented: Sequence[LayerTimes]) -> Iterator[Note]:
     """A note where layers train but show no backward of their own.
 
-    A reentrant checkpoint runs its forward with gradients switched off and makes its one node
-    before that forward begins: the backward of the layers in it is charged to the layer before.
-    Such a layer may still show the time of the checkpoint that follows it. A layer of whose
-    parameters none has a gradient does not train: the loss does not depend on it.
+    A reentrant checkpoint runs its forward with gradients switched off and makes one node: the
+    backward of all layers in it is charged to the first. A layer of whose parameters none has a
+    gradient does not train: the loss does not depend on it.
     """
     names = [
         key.name
@@ -211,19 +210,6 @@ def note_missing_backwards(tracker: Tracker, instrumented: Sequence[LayerTimes])
     )
 
 
-def note_recomputed(names: Sequence[str]) -> Iterator[Note]:
-    """A note where layers keep so little that what a stage sends is a large part of it.
-
-    Engines keep the outputs of a stage until their backward, which no plan counts.
-    """
-    yield from _of_layers(
-        "recomputes-itself",
-        names,
-        "computes activations again in the backward; a stage that runs keeps what it sends, too, "
-        "which plans do not count and which is a large part here: leave room by `reserve`",
-    )
-
-
 def note_uneven_layers(names: Sequence[str]) -> Iterator[Note]:
     """A note where layers do more in one forward than in another, on the same inputs."""
     yield from _of_layers(
@@ -233,6 +219,15 @@ def note_uneven_layers(names: Sequence[str]) -> Iterator[Note]:
         "under layer drop; times are those of the median step, memory that of one: switch it off "
         "to plan for all of it",
     )
+
+
+def note_skipped() -> Note:
+    """The note of a model that skips at random what is measured here."""
+    text = (
+        "training skips layers at random, as layer drop and stochastic depth do: times and memory "
+        "are those of steps that skip nothing, and `run` refuses the model until that is off"
+    )
+    return Note(code="skips-at-random", text=text)
 
 
 def note_optimizer(error: Exception) -> Note:

@@ -278,7 +278,7 @@ def test_a_profile_says_what_was_measured():
 
 def summary(bare_s, instrumented_s):
     half = instrumented_s / 2
-    found = Structure(structure(linear(), vectors).layers, {}, {}, [], [], {}, {}, set(), [])
+    found = Structure(structure(linear(), vectors).layers, {}, {}, [], [], {}, {}, [])
     return summarize(1, found, [bare_s], [LayerTimes([half], [half])], None, None)
 
 

@@ -1,15 +1,21 @@
 """What is said of measurements that cannot be trusted."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from partopt.documents.profile import Environment
 from partopt.errors import PartoptError
+from partopt.profiler.conditions import ClockRate
 from partopt.profiler.estimating import estimate
-from partopt.profiler.summary import note_overhead
+from partopt.profiler.summary import note_overhead, note_throttled
 from tests.helpers import measurement, out_of_memory
-from tests.profiler.helpers import FakeClock, Parts, linear, structure
+from tests.profiler.helpers import FakeClock, Parts, linear, names, structure
 
 
 def notes_of(profile, code):
@@ -27,12 +33,13 @@ class Again(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
-def checkpointed(reentrant):
-    """Two layers, each in a checkpoint of its own, between plain ones."""
+def checkpointed(reentrant, together):
+    """Two layers between plain ones, in a checkpoint each, or in one `together`."""
 
     def forward(self, x):
         x = self.first(x)
-        for block in (self.a, self.b):
+        both = lambda x: self.b(self.a(x))  # noqa: E731
+        for block in (both,) if together else (self.a, self.b):
             x = checkpoint(block, x, use_reentrant=reentrant)
         return self.last(x)
 
@@ -42,18 +49,48 @@ def checkpointed(reentrant):
 # torch's, while the units are chosen
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-def test_layers_in_reentrant_checkpoints_are_named():
-    profile = structure(checkpointed(reentrant=True), microbatch_sizes=[1, 2])
+def test_layers_that_share_a_reentrant_checkpoint_are_named_but_for_the_first():
+    profile = structure(checkpointed(True, together=True), microbatch_sizes=[1, 2])
     [note] = notes_of(profile, "no-backward")
-    assert note.fields == {"layers": ["a", "b"]}
-    told = "a, b: no backward of its own is seen, its time is charged to its neighbours;"
+    assert note.fields == {"layers": ["b"]}
+    told = "b: no backward of its own is seen, its time is charged to its neighbours;"
     assert note.text.startswith(told)
     assert "use_reentrant=False" in note.text
     assert "`units`" in note.text
     # others are measured without a note, and so is a unit that holds its checkpoint
-    assert notes_of(structure(checkpointed(reentrant=False)), "no-backward") == []
+    for reentrant, together in ((True, False), (False, False), (False, True)):
+        assert notes_of(structure(checkpointed(reentrant, together)), "no-backward") == []
     holding = structure(nn.Sequential(linear(), Again(True), Again(True)), granularity="block")
     assert notes_of(holding, "no-backward") == []
+
+
+# torch's, while the units are chosen
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_a_layer_has_the_backward_of_its_reentrant_checkpoint():
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            clock.now += 100.0
+            return gradient
+
+    class Clock(FakeClock):
+        now = 0.0
+
+        def stamp(self):
+            self.now += 1.0
+            return self.now
+
+    clock = Clock()
+    model = checkpointed(True, together=False)
+    model.b = Parts(lambda self, x: Slow.apply(self.inner(x)), inner=linear())
+    options = {"units": ("first", "a", "b", "last"), "granularity": "auto"}
+    [measured] = structure(model, clock=clock, **options).measurements
+    assert [layer.backward_s > 50 for layer in measured.layers] == [False, False, True, False]
 
 
 def test_a_layer_that_the_loss_does_not_need_has_no_backward_and_no_note():
@@ -146,6 +183,84 @@ def test_layers_that_are_not_called_every_time_are_refused(every):
     assert (caught.value.code, caught.value.fields) == ("calls-vary", {"layers": ["b"]})
 
 
+KEEP = {
+    "a tensor": lambda p: torch.rand([]) >= p,
+    "an item": lambda p: torch.rand(1).item() >= p,
+    "a number": lambda p: random.random() >= p,
+    "a range": lambda p: random.uniform(0, 1) >= p,
+    "numpy's": lambda p: np.random.random() >= p,
+    "the other way round": lambda p: torch.rand([]) < 1 - p,
+}
+
+
+class LayerDrop(nn.Module):
+    """Skips each block with probability p, in the model's loop or in the block."""
+
+    def __init__(self, keep, p, inside=False, blocks=4):
+        super().__init__()
+        kept = lambda: not self.training or bool(keep(p))  # noqa: E731
+
+        class Block(nn.Sequential):
+            def forward(self, x):
+                return super().forward(x) if not inside or kept() else x
+
+        self.stem, self.head = linear(), linear()
+        self.blocks = nn.ModuleList(Block(linear(), nn.GELU(), linear()) for _ in range(blocks))
+        self.kept = (lambda: True) if inside else kept
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x) if self.kept() else x
+        return self.head(x)
+
+
+def memory_of(profile):
+    return [
+        ([layer.transient_bytes for layer in each.layers], each.stash_groups, each.tensors)
+        for each in profile.measurements
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimated", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("name", KEEP)
+def test_what_is_skipped_at_random_is_measured_whole_and_warned_of(name, inside, estimated):
+    options = {
+        "microbatch_sizes": [1, 2],
+        "granularity": "auto",
+        "units": ("stem", "blocks.*", "head"),
+    }
+
+    def of(p):
+        model = LayerDrop(KEEP[name], p, inside)
+        if estimated:
+            return estimate(model, lambda size: torch.randn(size, 4), "h100", **options)
+        return structure(model, steps=3, **options)
+
+    dropped, whole = of(0.6), of(0.0)
+    assert names(dropped) == ["stem", *(f"blocks.{block}" for block in range(4)), "head"]
+    assert memory_of(dropped) == memory_of(whole)
+    assert [len(notes_of(each, "skips-at-random")) for each in (dropped, whole)] == [1, 0]
+    for code in ("runs-at-random", "no-backward", "calls-vary"):
+        assert notes_of(dropped, code) == []
+    assert torch.rand(1) != torch.rand(1)  # as before
+    assert random.random() != random.random()
+
+
+@pytest.mark.slow
+def test_inputs_are_drawn_as_they_are():
+    drawn = []
+
+    def inputs(size):
+        drawn.append(torch.rand(size))
+        return drawn[-1].expand(4)[None]
+
+    structure(LayerDrop(KEEP["a tensor"], 0.5), inputs, microbatch_sizes=[1])
+    assert 0 < drawn[0] < 1 - 2**-24
+
+
 class Skips(Sometimes):
     """Skips its own operations, in no module."""
 
@@ -194,14 +309,45 @@ def test_an_optimizer_that_fails_costs_its_own_time_alone():
     )
 
 
-# torch's, while the units are chosen
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_layers_that_compute_activations_again_are_named(reentrant):
-    again = Again(reentrant), Again(reentrant)
-    model = nn.Sequential(linear(), again[0], nn.Sequential(linear()), again[1])
-    profile = structure(model, units=("?",), granularity="auto", microbatch_sizes=[1, 2])
-    [note] = notes_of(profile, "recomputes-itself")
-    assert note.fields == {"layers": ["1", "3"]}
-    assert notes_of(structure(nn.Sequential(linear(), linear())), "recomputes-itself") == []
+class Telling:
+    """What nvidia-ml-py is asked: clock rates in MHz, and bits of what lowers them."""
+
+    def __init__(self, *told):
+        self.rates, self.reasons = (iter(each) for each in zip(*told, strict=True))
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        return next(self.rates)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return next(self.reasons)
+
+
+def test_the_clock_rate_is_the_median_and_every_reason_that_was_seen_remains():
+    before = Environment(torch="2", python="3", partopt="0", throttled_by=["power brake"])
+    known = replace(before, sm_clock_hz=1e9)
+    silent = ClockRate(torch.device("cpu"))
+    silent.sample()
+    assert silent.describe(known) == known  # of an earlier run that is gone on with
+    rate = ClockRate(torch.device("cpu"))
+    rate._nvml = Telling((1500, 0x04), (900, 0x01), (1400, 0x20 | 0x04))
+    for _ in range(4):  # the last one fails
+        rate.sample()
+    found = rate.describe(known)
+    assert found.sm_clock_hz == 1.4e9
+    assert found.throttled_by == ["power brake", "power cap", "thermal slowdown by the driver"]
+    [note] = note_throttled(found)
+    assert note.text.endswith(
+        "(power brake, power cap, thermal slowdown by the driver) to 1400 MHz"
+    )
+    assert list(note_throttled(replace(before, throttled_by=[]))) == []
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.9, 10), (1.1, 5)])
+def test_long_steps_are_fewer(step_s, steps):
+    class Even(FakeClock):
+        def intervals_s(self, stamps):
+            return [step_s / (len(stamps) - 1)] * (len(stamps) - 1)
+
+    told = []
+    structure(linear(), clock=Even(), steps=None, progress=lambda *each: told.append(each))
+    assert told[-1] == (1, steps, steps)

@@ -9,11 +9,21 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+from partopt.documents.repeat import repeat
 from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Event, transient_bytes
 from partopt.profiler.observation import observe as observe_step
 from partopt.profiler.settings import Settings, Subject
-from tests.profiler.helpers import FakeClock, Parts, linear, stash, structure
+from tests.profiler import witnesses
+from tests.profiler import zoo_language as language
+from tests.profiler.helpers import (
+    FakeClock,
+    Parts,
+    linear,
+    needs_transformers,
+    stash,
+    structure,
+)
 
 
 def events(text, backward):
@@ -82,6 +92,62 @@ def test_what_a_checkpoint_computes_again_is_transient():
     )
     # the sigmoid's result, 32 x 64 elements, and at the peak its argument or its gradient
     assert again[1] - plain[1] >= 4 * 32 * 64
+
+
+class Checkpointed(nn.Module):
+    """Blocks that are computed again, by themselves or by the model that calls them."""
+
+    def __init__(self, blocks, inside, reentrant):
+        super().__init__()
+
+        def run(function, x):
+            return checkpoint(function, x, use_reentrant=reentrant)
+
+        class Block(nn.Sequential):
+            def forward(self, x):
+                return run(super().forward, x) if inside else super().forward(x)
+
+        self.stem, self.head = linear(4, 8), linear(8, 4)
+        self.blocks = nn.ModuleList(
+            Block(linear(8, 16), nn.Sigmoid(), linear(16, 8)) for _ in range(blocks)
+        )
+        self.call = (lambda block, x: block(x)) if inside else run
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = self.call(block, x)
+        return self.head(x)
+
+
+# torch's, while the units are chosen
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_models_that_checkpoint_themselves_take_what_torchs_tracker_finds(inside, reentrant):
+    """Each block keeps its input; two blocks that are repeated say what six say."""
+    inputs = torch.randn(64, 4)
+    deep, two = Checkpointed(6, inside, reentrant), Checkpointed(2, inside, reentrant)
+    options = {"granularity": "auto", "units": ("stem", "blocks.*", "head")}
+    of_six, of_two = (structure(each, lambda size: inputs, **options) for each in (deep, two))
+    peak = witnesses.peak_bytes(deep, inputs, None)
+    for profile in (of_six, repeat(of_two, "blocks", 6)):
+        assert witnesses.modelled_bytes(profile) == pytest.approx(peak, rel=1e-3)
+        kept = {layer: size for layers, size in stash(profile) for layer in layers}
+        assert [kept[layer] for layer in range(1, 7)] == [64 * 8 * 4] * 6
+
+
+@pytest.mark.slow
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_of_transformers_takes_what_torchs_tracker_finds(reentrant):
+    model, inputs = language.llama().train(), language.ids(4)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    profile = structure(model, lambda size: inputs, granularity="auto")
+    peak = witnesses.peak_bytes(model, inputs, None)
+    assert witnesses.modelled_bytes(profile) == pytest.approx(peak, rel=1e-3)
 
 
 class Doubled(torch.autograd.Function):

@@ -7,7 +7,7 @@ import pytest
 
 from partopt import Plan, run_source
 from partopt.errors import PartoptError
-from partopt.runtime.checkpoint import last_checkpoint, removing_partial
+from partopt.runtime.checkpoint import checkpoints, last_checkpoint, removing_partial
 from tests.runtime.test_run import MODEL, document_of, made, partopt
 
 __all__ = ["made"]  # the fixture
@@ -78,6 +78,19 @@ def test_folders_are_checked_before_any_process_starts(
     plan, model = made("refusing", cuts=[2])
     with pytest.raises(PartoptError, match=expected):
         run_source(Plan.load(plan), model, **options)
+
+
+def test_checkpoints_are_in_the_order_of_their_steps_not_of_their_names(tmp_path):
+    steps = [100, 8, 10, 9]
+    for number in steps:
+        (tmp_path / f"step-{number}").mkdir()
+        (tmp_path / f"step-{number}" / "training.json").touch()
+    for other in ("step-11", "step-last", "step-12.old"):  # half-written, and no checkpoints
+        (tmp_path / other).mkdir()
+    (tmp_path / "step-12.old" / "training.json").touch()
+    names = [each.name for each in checkpoints(tmp_path)]
+    assert names == ["step-8", "step-9", "step-10", "step-100"]
+    assert last_checkpoint(tmp_path).name == "step-100"
 
 
 def test_a_name_that_is_too_long_is_no_folder():

@@ -10,7 +10,7 @@ from partopt.cost.plan import under
 from partopt.report.plan import render
 from partopt.simulator import execute
 from partopt.simulator.advice import BUSY, FULL, WORTH
-from partopt.simulator.held_back import NOTICED, held_back
+from partopt.simulator.held_back import NOTICED, _without_limit, _without_others, held_back
 from tests.helpers import chain_profile, flat
 from tests.report.timelines import plan_of
 from tests.simulator import plans
@@ -355,3 +355,24 @@ def test_recomputation_to_fit_is_named():
     assert re.match(r"recomputation of stages? [0-9, and]+, to fit: [0-9]+% slower", found.text)
     asked = replace(plan, request=replace(plan.request, recompute="always"))
     assert held_back(asked) is None
+
+
+def test_without_the_limit_a_stage_holds_its_schedules_or_what_it_held_if_that_is_more():
+    """1f1b-eager holds 7, 5, 3 and 1; here stage 0 holds fewer, and stage 2 more."""
+    options = {"schedule": "1f1b-eager", "microbatches": 16, "warmups": [4, 4, 3, 0]}
+    plan = case(**options, stash_bytes=10**6)
+    full = under(plan, warmups=[6, 4, 3, 0]).peak_memory_bytes
+    lifted, texts = _without_limit(limited(plan, full - 1))
+    assert [stage.in_flight for stage in lifted.stages] == [7, 5, 4, 1]
+    assert texts == ["5 in flight on stage 0 in place of 7"]
+    for roomy in (full, None):  # the limit is not why
+        assert _without_limit(limited(plan, roomy)) == (limited(plan, roomy), [])
+
+
+def test_with_equal_stages_replicas_take_equally_long():
+    plan = plans.plan_of([2, 1], [4.0, 4.0], [8.0, 8.0], schedule="1f1b", microbatches=4)
+    free, equal = _without_others(plan)
+    assert all(level.latency_s == 0 for level in free.topology.levels)
+    assert [stage.compute_s for stage in free.stages] == [12.0, 12.0]
+    assert [stage.compute_s for stage in equal.stages] == [16.0, 8.0]  # 24 s of three devices
+    assert [stage.forward_s for stage in equal.stages] == pytest.approx([16 / 3, 8 / 3])

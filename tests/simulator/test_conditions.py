@@ -48,6 +48,18 @@ def test_what_a_plan_does_not_take(plan, conditions, message):
     assert message in raised.value.message
 
 
+def test_a_replica_warms_up_by_what_it_gets_of_microbatches_that_do_not_divide():
+    """Of 5 microbatches the first of two replicas gets 3, the other 2: at most 2 come first."""
+    plan = plan_of([2, 1], schedule="1f1b-eager", microbatches=5, topology=flat(3, 1e9))
+    changed = apply_conditions(plan, Conditions(warmup=[2, 4]), 10**6)
+    assert [stage.warmup for stage in changed.stages] == [2, 4]
+    for stage, given, gets in ((0, [3, 0], 3), (1, [0, 5], 5)):
+        with pytest.raises(PartoptError) as raised:
+            apply_conditions(plan, Conditions(warmup=given), 10**6)
+        assert f"{gets} forwards first on stage {stage}" in raised.value.message
+        assert raised.value.hint == f"use 0 to {gets - 1}: each replica gets {gets} microbatches"
+
+
 def test_a_limit_that_is_given_is_what_the_model_may_take():
     reserve = Reserve(size_bytes=100, basis="given")
     plan = replace(limited(STRAIGHT, 10**6), reserve=reserve)
