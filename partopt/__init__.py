@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from partopt.trainers.judging import Judgement, judge_layout, plan_layout
     from partopt.trainers.layout import TrainerLayout, read_layout
     from partopt.trainers.planning import job_for, schedule_for, solve_for
+    from partopt.trainers.sizing import find_servers, scale_layouts
     from partopt.trainers.trainer import Trainer
     from partopt.trainers.transformer import (
         Chosen,
@@ -105,6 +106,7 @@ _PLACES = {
     "export_plan": "partopt.trainers",
     "find_fitting": "partopt.search.does_not_fit",
     "find_profile": "partopt.transformer.as_profile",
+    "find_servers": "partopt.trainers.sizing",
     "find_transformer": "partopt.transformer.config",
     "lay": "partopt.trainers.transformer",
     "list_tried": "partopt.search.does_not_fit",
@@ -123,6 +125,7 @@ _PLACES = {
     "repeat": "partopt.documents.repeat",
     "run_source": "partopt.runtime.run",
     "scale": "partopt.search.scaling",
+    "scale_layouts": "partopt.trainers.sizing",
     "schedule_for": "partopt.trainers.planning",
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
@@ -174,6 +177,7 @@ __all__ = [
     "export_plan",
     "find_fitting",
     "find_profile",
+    "find_servers",
     "find_transformer",
     "import_profile",
     "import_run",
@@ -192,6 +196,7 @@ __all__ = [
     "repeat",
     "run_source",
     "scale",
+    "scale_layouts",
     "schedule_for",
     "simulate",
     "solve",

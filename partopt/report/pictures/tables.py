@@ -227,8 +227,14 @@ def _describe(row: ScalingRow) -> str:
     speed = speed_text(row.samples_per_s, tokens_per_sample(row))
     fits = "" if row.fits else ", does not fit"
     return (
-        f"{devices_text(row.devices)}: {speed}, {row.shape}, efficiency {row.efficiency:.0%}{fits}"
+        f"{devices_text(row.devices)}: {speed}, {_shape(row)}, "
+        f"efficiency {row.efficiency:.0%}{fits}"
     )
+
+
+def _shape(row: ScalingRow) -> str:
+    """The layout of a transformer, or the replicas of the stages."""
+    return layout_name(row.layout) if row.layout else row.shape
 
 
 def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
@@ -265,7 +271,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
         if has_room:
             sheet.text(LEFT + middle, sheet.down + 0.06, number, size=SMALL, ha="center")
     forms = [
-        row.shape if number else f"{row.devices}: {row.shape}"
+        _shape(row) if number else f"{row.devices}: {_shape(row)}"
         for row, number in zip(rows, shown, strict=True)
     ]
     shapes = [(at, fit(form, _WIDEST, SMALL)) for at, form in zip(middles, forms, strict=True)]
@@ -275,7 +281,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
         if line is not None:
             sheet.text(LEFT + middle, sheet.down + 0.18 + _SHAPES * line, shape, **look)
     sheet.down += 0.2 + _SHAPES * (1 + max((line for line in lines if line), default=0))
-    name = "devices (log scale), and replicas of the stages"
+    name = f"devices (log scale), and {'layouts' if rows[0].layout else 'replicas of the stages'}"
     sheet.text(LEFT + _SCALE / 2, sheet.down, name, ha="center")
     sheet.down += 0.25
     mark: Any = {"color": BLUE, "marker": "o", "markersize": 4, "linewidth": 1.2}
