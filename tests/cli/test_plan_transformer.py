@@ -232,6 +232,20 @@ def test_scores_of_a_device_without_bfloat16_are_in_float16(partopt):
     assert done.code == 2 and "what bfloat16 achieves on it is not known" in done.err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", shipped_names("topologies"))
+def test_every_shipped_cluster_is_planned_for_or_it_is_said_why_not(partopt, name):
+    """None trains a model of 1.3 billion parameters at more than half of its peak, or at less than
+    a tenth; newer devices are faster.
+    """
+    asked = "gpt3-1.3b", "--topology", name, "--for", "deepspeed", "--global-batch", 1152
+    done = partopt("plan", *asked, "--sequence", "2k", "--dtype", "float16", "--json")
+    if name == "workstation-2":
+        assert done.code == 2 and "what RTX-4090 achieves in training is not known" in done.err
+    else:
+        assert 0.1 < done.document["predicted"]["figures"]["mfu"] < 0.5
+
+
 # A value of every option of the command that is not the default's; with `None` it is a switch.
 OPTIONS = {
     "topology": "dgx-a100",
