@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
     from partopt.search.scaling import scale
     from partopt.search.solve import Result, solve
-    from partopt.search.verify import verify
     from partopt.simulation import Simulation, simulate
     from partopt.trainers import TRAINERS, export_plan, readers, writers
     from partopt.trainers.judging import Judgement, judge_layout, plan_layout
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
         lay,
         read_configuration,
     )
+    from partopt.trainers.verifying import verify
     from partopt.transformer.as_profile import find_profile
     from partopt.transformer.config import find_transformer
     from partopt.trials import Trial, Uniform, try_schedule, try_schedules
@@ -132,7 +132,7 @@ _PLACES = {
     "solve_for": "partopt.trainers.planning",
     "try_schedule": "partopt.trials",
     "try_schedules": "partopt.trials",
-    "verify": "partopt.search.verify",
+    "verify": "partopt.trainers.verifying",
     "write_report": "partopt.html_report",
     "writers": "partopt.trainers",
 }
