@@ -259,7 +259,7 @@ def test_an_estimate_is_made_again_for_the_device_of_the_cluster(
     )
     [hint] = partopt("plan", own, "--topology", "workstation-2").hints
     assert "--estimate FILE " in hint
-    assert hint.endswith("where FILE says what a RTX-4090 does (docs/formats.md)")
+    assert hint.endswith("; FILE says what a RTX-4090 does (docs/formats.md)")
 
 
 @pytest.mark.slow
