@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
     from partopt.search.scaling import scale
     from partopt.search.solve import Result, solve
-    from partopt.search.verify import verify
     from partopt.simulation import Simulation, simulate
     from partopt.trainers import TRAINERS, export_plan, readers, writers
     from partopt.trainers.judging import Judgement, judge_layout, plan_layout
     from partopt.trainers.layout import TrainerLayout, read_layout
     from partopt.trainers.planning import job_for, schedule_for, solve_for
+    from partopt.trainers.sizing import find_servers, scale_layouts
     from partopt.trainers.trainer import Trainer
     from partopt.trainers.transformer import (
         Chosen,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         lay,
         read_configuration,
     )
+    from partopt.trainers.verifying import verify
     from partopt.transformer.as_profile import find_profile
     from partopt.transformer.config import find_transformer
     from partopt.trials import Trial, Uniform, try_schedule, try_schedules
@@ -105,6 +106,7 @@ _PLACES = {
     "export_plan": "partopt.trainers",
     "find_fitting": "partopt.search.does_not_fit",
     "find_profile": "partopt.transformer.as_profile",
+    "find_servers": "partopt.trainers.sizing",
     "find_transformer": "partopt.transformer.config",
     "lay": "partopt.trainers.transformer",
     "list_tried": "partopt.search.does_not_fit",
@@ -123,13 +125,14 @@ _PLACES = {
     "repeat": "partopt.documents.repeat",
     "run_source": "partopt.runtime.run",
     "scale": "partopt.search.scaling",
+    "scale_layouts": "partopt.trainers.sizing",
     "schedule_for": "partopt.trainers.planning",
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
     "solve_for": "partopt.trainers.planning",
     "try_schedule": "partopt.trials",
     "try_schedules": "partopt.trials",
-    "verify": "partopt.search.verify",
+    "verify": "partopt.trainers.verifying",
     "write_report": "partopt.html_report",
     "writers": "partopt.trainers",
 }
@@ -174,6 +177,7 @@ __all__ = [
     "export_plan",
     "find_fitting",
     "find_profile",
+    "find_servers",
     "find_transformer",
     "import_profile",
     "import_run",
@@ -192,6 +196,7 @@ __all__ = [
     "repeat",
     "run_source",
     "scale",
+    "scale_layouts",
     "schedule_for",
     "simulate",
     "solve",

@@ -64,12 +64,11 @@ class PartoptError(Exception):
         return whole
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest of `known`, or where none is near up to twelve of them."""
+def did_you_mean(name: str, known: Iterable[str], most: int = _LISTED) -> str:
+    """A hint that names the nearest of `known`, whatever the case, or where none is near `most`."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    small = {known_name.lower(): known_name for known_name in names}
+    near = difflib.get_close_matches(name.lower(), small, n=1, cutoff=0.5)
     if near:
-        return f'did you mean "{near[0]}"?'
-    return f"known: {', '.join(names[:_LISTED]) or 'none'}" + (
-        ", ..." if len(names) > _LISTED else ""
-    )
+        return f'did you mean "{small[near[0]]}"?'
+    return f"known: {', '.join(names[:most]) or 'none'}" + (", ..." if len(names) > most else "")

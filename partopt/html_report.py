@@ -57,10 +57,15 @@ def write_report(
     for each in (plan, *([] if profile is None else [profile]), *beside):
         kind = each.schema.removeprefix("partopt.").partition("/")[0]
         seen[kind] += 1
+        own = profile if each is plan else None
+        broad, narrow = (
+            picture_of(each, own, narrow=narrow).render("svg") for narrow in (False, True)
+        )
         shown.append(
             web.Shown(
                 kind if seen[kind] == 1 else f"{kind}-{seen[kind]}",
-                picture_of(each, profile if each is plan else None).render("svg"),
+                broad,
+                narrow,
                 click.unstyle(text_of(each, spell)),
                 _digest(each),
             )

@@ -6,6 +6,8 @@ import gc
 import io
 import json
 import os
+import re
+import shlex
 import signal
 import sys
 import threading
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 
 from partopt import cli, documents
@@ -135,9 +138,41 @@ def partopt(
         with pytest.raises(SystemExit) as left:
             cli.main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
+        for command in commands_in(captured.err):
+            check_command(command)
         return Outcome(left.value.code, captured.out, captured.err)
 
     return run
+
+
+def commands_in(err: str) -> list[str]:
+    """The commands that hints and next steps give, but for the word `partopt`."""
+    lines = [line[7:] for line in err.splitlines() if line.startswith(("hint:  ", "next:   "))]
+    found = [re.findall(r"(?:^|: |; )\s*partopt ([a-z]+ [^;]+)", line) for line in lines]
+    return [command for each in found for command in each]
+
+
+def check_command(text: str) -> None:
+    """That the command line takes a command as it was said; words in capitals stand for others.
+
+    Names of control characters are said as escapes, and such commands are for reading.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        assert "\\" in text, text
+        return
+    command: click.Command = cli.partopt
+    context = click.Context(command, info_name="partopt")
+    while isinstance(command, click.Group):
+        name, found, words = command.resolve_command(context, words)
+        assert found is not None, text
+        command, context = found, click.Context(found, parent=context, info_name=name)
+    words = ["1" if word in ("N", "G") else word for word in words]
+    try:
+        command.make_context(context.info_name, words, parent=context.parent)
+    except click.ClickException as error:
+        raise AssertionError(f"`partopt {text}`: {error.format_message()}") from None
 
 
 @pytest.fixture

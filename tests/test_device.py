@@ -19,9 +19,13 @@ def test_every_shipped_device_loads(name):
     assert 1e11 < made.bandwidth_bytes_per_s < 1e13
 
 
-def test_devices_are_named_as_those_of_topologies_are():
-    names = {Topology.load(name).device.name for name in shipped_names("topologies")}
-    assert {Roofline.load(name).name for name in ("a100", "h100", "v100")} <= names
+def test_devices_are_named_as_those_of_topologies_are_and_have_as_much_memory():
+    devices = [Topology.load(name).device for name in shipped_names("topologies")]
+    files = {made.name: made for made in map(Roofline.load, shipped_names("devices"))}
+    found = {own.name: own.memory_bytes for own in devices}
+    assert found.pop("RTX-4090") and found.keys() <= files.keys()
+    assert found == {name: files[name].memory_bytes for name in found}
+    assert {"A100-80GB", "H100-80GB", "H200-141GB", "B200", "GB200", "GB300"} <= found.keys()
 
 
 def test_numbers_are_those_of_the_data_sheet():

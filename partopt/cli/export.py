@@ -104,8 +104,9 @@ def _with_hint(error: PartoptError, plan: Plan, target: str) -> PartoptError:
     if error.code != "target-cannot-say":
         return error
     words = [f"partopt plan PROFILE --topology {plan.topology.name} --for {target}"]
-    if plan.microbatches is not None:
-        words.append(f"--schedule auto --global-batch {plan.microbatches * plan.microbatch_size}")
+    words.append(f"--global-batch {(plan.microbatches or 0) * plan.microbatch_size or 'G'}")
+    if plan.transformer:
+        words.append(f"--sequence {plan.transformer.sequence}")
     hint = " ".join([*words, "-o plan.json"])
     parts = list(error.parts)
     last = parts[-1]

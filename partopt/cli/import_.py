@@ -210,7 +210,9 @@ class _Import(planning.Verb):
     shell_complete=values.PROFILES,
 )
 @options.option("--layout", "PART=N,..", "Without a profile: replace any part, such as tp=4,pp=2.")
-@options.option("--sequence", "S", "Without a profile: tokens of a sample.", options.COUNT)
+@options.option(
+    "--sequence", "S", "Without a profile: tokens of a sample (k = 1024).", options.TOKENS
+)
 @options.option(
     "--dtype", "FORMAT", "Without a profile: of the products.", click.Choice(tuple(BITS))
 )

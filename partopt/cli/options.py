@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from partopt.cli.terminal import EXPLAIN, say
+from partopt.cli.terminal import EXPLAIN, say, say_page
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -30,7 +30,21 @@ class WholeNumber(click.IntRange):
     name = "whole number"
 
 
-COUNT = WholeNumber(min=1)
+class _Tokens(WholeNumber):
+    """A number of tokens: `131072`, or `128k` and `1M` as people say it of sequences."""
+
+    name = "number of tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, k of 1,024 and M of 1,048,576."""
+        parts = re.fullmatch(r"([0-9]+)([kKM])", str(value))
+        if parts is None:
+            return super().convert(value, param, ctx)
+        times = 2**20 if parts[2] == "M" else 2**10
+        return super().convert(int(parts[1]) * times, param, ctx)
+
+
+COUNT, TOKENS = WholeNumber(min=1), _Tokens(min=1)
 _A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")  # a layout
 
 
@@ -151,7 +165,8 @@ def repeat_words(given: Iterable[str]) -> list[str]:
         if name in given and is_given(name):
             value = context.params[name]
             for each in value if parameter.multiple else [value]:
-                words += [parameter.opts[-1], str(each)]
+                flag = isinstance(parameter, click.Option) and parameter.is_flag
+                words += [parameter.opts[-1], *([] if flag else [str(each)])]
     return words
 
 
@@ -196,6 +211,18 @@ def write_table(table: Comparison | Scaling, output: str, force: bool) -> None:
     else:
         partopt.draw(table, output, force=force)
     say_wrote(output)
+
+
+def print_scaling(found: Scaling, as_json: bool, output: str | None, force: bool) -> None:
+    """Print a table of numbers of devices, and write it where it is asked for."""
+    from partopt.report.plans import render_scaling
+
+    if as_json:
+        write_json(found)
+    else:
+        say_page(render_scaling(found))
+    if output:
+        write_table(found, output, force)
 
 
 def write_json(document: Struct | dict[str, Any]) -> None:

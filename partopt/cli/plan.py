@@ -12,6 +12,7 @@ import click
 from partopt.cli import options, planning, values
 from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
 from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
+from partopt.documents.files import find_shipped
 from partopt.documents.transformer import BITS
 from partopt.errors import PartoptError
 
@@ -35,7 +36,12 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     shell_complete=values.TRAINER,
 )
 @options.option("--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.")
-@options.option("--sequence", "S", "Tokens of a sample, of a configuration.", options.COUNT)
+@options.option(
+    "--sequence",
+    "S",
+    "Tokens of a sample (k = 1024, M = 1024^2).",
+    options.TOKENS,
+)
 @options.option(
     "--dtype",
     "FORMAT",
@@ -61,21 +67,22 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
       partopt plan gpt.json --topology dgx-h100 --for megatron --global-batch 512
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
     """
-    picture, scaling, weak = (given.pop(name) for name in ("picture", "scaling", "weak"))
     target, rules = given["target"], given["rules"]
-    _check_outputs(output, picture, force, scaling is not None)
+    _check_outputs(output, given["picture"], force, given["scaling"] is not None)
+    if given["scaling"] is None and given["weak"]:
+        raise PartoptError("--weak goes with --scaling", "add --scaling 8,16,32", code="usage")
     if (model := _transformer(profile)) is not None:
         from partopt.cli import transformer
 
         transformer.plan(model, given | {"force": force}, output, as_json)
         return
+    find_shipped(profile, "profiles", "models")
+    picture, scaling, weak = (given.pop(name) for name in ("picture", "scaling", "weak"))
     for name in ("sequence", "dtype", "calibrate"):
         if options.is_given(name):
             what = f"--{name}: goes with a transformer's configuration, not with a profile"
             raise PartoptError(what, f"leave --{name} out", code="unused-option")
         del given[name]
-    if scaling is None and weak:
-        raise PartoptError("--weak goes with --scaling", "add --scaling 8,16,32", code="usage")
     if rules and target is None:
         raise PartoptError("--map: goes with --for", "add --for megatron", code="usage")
     if scaling is not None and target is not None:
@@ -205,13 +212,7 @@ def _print_scaling(
 ) -> None:
     """The best plan on each of several numbers of devices."""
     import partopt
-    from partopt.report.plans import render_scaling
 
     with progress() as tell:
         found = partopt.scale(job, devices, weak, tell)
-    if as_json:
-        options.write_json(found)
-    else:
-        say_page(render_scaling(found))
-    if output:
-        options.write_table(found, output, force)
+    options.print_scaling(found, as_json, output, force)

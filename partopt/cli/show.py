@@ -207,7 +207,7 @@ def _draw(
     import partopt
     from partopt.report.pictures import check_kind
 
-    check_kind(kind, file, "; partopt simulate PLAN -o draws a timeline")
+    check_kind(kind, file, "; a timeline: partopt simulate PLAN -o timeline.svg")
     if profile is not None and kind != "plan":
         raise PartoptError(
             f"--profile: {file} is a {kind}", "drop --profile", code="not-a-plan", kind=kind

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import shlex
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+import click
 
 from partopt.cli import options
 from partopt.cli.terminal import ascii_only, progress, say, say_page
+from partopt.cli.words import LARGER
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.units import format_bytes
 
 if TYPE_CHECKING:
+    from partopt import Laying
     from partopt.documents.engine import Layout
     from partopt.documents.plan import Plan
     from partopt.documents.transformer import Transformer
@@ -26,6 +33,7 @@ _TAKEN = {
     *_PARTS,
     *("topology", "servers", "target", "layout", "facts", "memory", "force"),
     *("global_batch", "sequence", "dtype", "assignments", "best", "calibrate"),
+    *("scaling", "weak", "picture"),
 }
 _NEEDED = {"target": "--for", "global_batch": "--global-batch", "sequence": "--sequence"}
 
@@ -52,6 +60,15 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
         memory=given["memory"],
         measured=partopt.Profile.load(measured) if measured else None,
     )
+    if given["scaling"] is not None:
+        devices = options.integers(given["scaling"], "--scaling")
+        with progress() as tell:
+            table = partopt.scale_layouts(asked, devices, given["weak"], tell)
+        options.print_scaling(table, as_json, output, given["force"])
+        if not as_json and output != "-":
+            rest = shlex.join(_words(given.keys() - {"scaling", "weak", "force"}))
+            say(f"next:    {rest} -o plan.json", err=True)
+        return
     with progress() as tell:
         chosen = partopt.choose(asked, tell)
     found = chosen.best.plan
@@ -60,10 +77,12 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
     elif output != "-":
         say_page(render(found, ascii_only()))
     if not found.fits:
-        raise _does_not_fit(found, asked.limit_bytes)
+        raise _does_not_fit(found, asked, _fitting(asked, given, output))
     if output and not (as_json and output == "-"):
         found.save(output, given["force"])
-    options.say_wrote(output)
+    if given["picture"]:
+        partopt.draw(found, given["picture"], profile=chosen.best.profile, force=given["force"])
+    options.say_wrote(output, given["picture"])
     if output and output != "-":
         file = shlex.quote(output)
         say(f"next:    partopt show {file}; partopt export {file} --to {asked.trainer}", err=True)
@@ -113,20 +132,51 @@ def import_(
         written.save(output, given["force"])
     options.say_wrote(output)
     if not written.fits:
-        raise _does_not_fit(written, asked.limit_bytes)
+        size = asked.topology.cluster.levels[-1].size
+        free = dataclasses.replace(asked, layout=partopt.Layout())
+        hint = "the best layout fits: add --best to write that"
+        if not best.plan.fits:
+            servers = partopt.find_servers(free, size + 1)
+            hint = LARGER if servers is None else f"a layout fits with --servers {servers}"
+        raise _does_not_fit(written, asked, hint)
     if output and output != "-":
         file = shlex.quote(output)
         say(f"next:    partopt show {file}; partopt export {file} --to {trainer}", err=True)
 
 
-def _does_not_fit(plan: Plan, limit_bytes: int | None) -> PartoptError:
+def _does_not_fit(plan: Plan, asked: Laying, hint: str) -> PartoptError:
+    from partopt import Layout
+
     needs = format_bytes(plan.peak_memory_bytes + plan.reserve.size_bytes)
+    limit = format_bytes(asked.limit_bytes or 0)
+    what = "no layout fits" if asked.layout == Layout() else "the layout does not fit"
     return PartoptError(
-        f"the layout does not fit: a device needs {needs} of {format_bytes(limit_bytes or 0)}",
-        "give more tensor or pipeline ranks, or recompute=always in --layout",
-        ANSWER_IS_NO,
-        code="no-plan-fits",
+        f"{what}: a device needs {needs} of {limit}", hint, ANSWER_IS_NO, code="no-plan-fits"
     )
+
+
+def _fitting(asked: Laying, given: dict[str, Any], output: str | None) -> str:
+    """The command with which a layout fits: on more servers, or with no part of it fixed."""
+    import partopt
+
+    size = asked.topology.cluster.levels[-1].size
+    found: dict[tuple[str, ...], int | None] = {(): partopt.find_servers(asked, size + 1)}
+    if asked.layout != partopt.Layout():
+        free = dataclasses.replace(asked, layout=partopt.Layout())
+        found[*_PARTS, "layout"] = partopt.find_servers(free, size)
+    dropped = min(found, key=lambda names: found[names] or math.inf)
+    if (servers := found[dropped]) is None:
+        return f"no layout fits on any number of servers that was tried; {LARGER}"
+    written = ["-o", output] if output else []
+    changed = [] if servers == size else ["--servers", str(servers)]
+    left = given.keys() - set(dropped) - ({"servers"} if changed else set())
+    return f"this fits: {shlex.join([*_words(left), *changed, *written])}"
+
+
+def _words(given: Iterable[str]) -> list[str]:
+    """The words of this command with the options `given` alone."""
+    profile = click.get_current_context().params["profile"]
+    return ["partopt", "plan", profile, *options.repeat_words(given)]
 
 
 def _check(model: Transformer, given: dict[str, Any]) -> None:

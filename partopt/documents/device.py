@@ -340,5 +340,5 @@ def _command(profile: Profile, topology: Topology) -> str:
     given = " ".join(f"`{option}={value}`" for option, value in options.items())
     output = shlex.quote(f"{model.name}.{name}-estimated.{profile.dtype}.json")
     return f"`estimate_source` {name} {shlex.quote(model.entry or 'MODEL')} {given} -o {output}" + (
-        "" if found else f", where FILE says what a {topology.device.name} does (docs/formats.md)"
+        "" if found else f"; FILE says what a {topology.device.name} does (docs/formats.md)"
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from partopt import documents
+from partopt.documents.engine import Layout
 from partopt.documents.profile import Bytes, Count, Index, Seconds
 from partopt.documents.stage import Figures, Positive
 from partopt.documents.topology import Topology
@@ -53,12 +54,14 @@ class ScalingRow(documents.Part, frozen=True, kw_only=True):
     """The best plan on a number of devices.
 
     `efficiency` is the speed-up over one device, divided by the devices; of groups of ranks the
-    speed-up over one group, divided by the groups.
+    speed-up over one group, divided by the groups. Of a transformer's `layout`, which one device
+    may not hold, one device stands for its share of the first row.
     """
 
     devices: Annotated[int, msgspec.Meta(ge=1, le=2**53)]  # as exact as a picture draws it
     planner: str
     shape: str
+    layout: Layout | msgspec.UnsetType = msgspec.UNSET
     microbatch_size: Count
     microbatches: Count | None
     period_s: Positive

@@ -268,6 +268,14 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     def _group_faults(self) -> Iterator[PartoptError]:
         if self.group is None:
             return
+        if self.group.ranks % self.group.copies:
+            yield PartoptError(
+                f"group.copies: {self.group.copies} do not divide the group's ranks",
+                f"copies lie within the {self.group.ranks} ranks of a group",
+                code="inconsistent-document",
+                path="group.copies",
+            )
+            return
         try:
             levels = group_levels(self.group.levels, self.group.ranks, self.group.copies)
         except PartoptError as error:

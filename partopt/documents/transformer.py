@@ -312,7 +312,8 @@ class Modelled(documents.Part, frozen=True, kw_only=True):
     """What the profile of a plan was computed from: a `model`, and the `practice` of its trainer.
 
     Samples have `sequence` tokens, products are in `format`; a `calibration` is what was measured
-    of a block. `layout` has the degrees that are in the profile, `closed_s` and `closed_bytes` are
+    of a block. The question fixed the parts of the layout that are in `asked`, and `facts` of the
+    trainer. `layout` has the degrees that are in the profile, `closed_s` and `closed_bytes` are
     seconds of an iteration and bytes of the fullest rank by the closed form. Of `tried` layouts
     those `beside` it are the next that fit, and some that do not and would be faster. An iteration
     takes `freely_s` with blocks that are cut freely, where that is less.
@@ -323,6 +324,8 @@ class Modelled(documents.Part, frozen=True, kw_only=True):
     format: Format
     practice: Practice
     layout: Layout
+    asked: Layout = Layout()
+    facts: dict[str, str | int | float] = {}
     closed_s: Seconds
     closed_bytes: Count
     calibration: Calibration | msgspec.UnsetType = msgspec.UNSET

@@ -27,6 +27,7 @@ from partopt.report.phrases import (
     tokens_per_sample,
 )
 from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
+from partopt.report.transformer import layout_name
 from partopt.schedules import schedule
 from partopt.schedules.layout import MIRRORED
 from partopt.units import format_bytes, format_number, format_seconds
@@ -102,12 +103,23 @@ def render_scaling(scaling: Scaling) -> str:
     """The best plan on each number of devices, and where a price is known the best of these.
 
     BATCH: samples of a microbatch x M, where an iteration has a number of microbatches. PER 1.00:
-    samples for one unit of money, where a price is known, in place of the speed-up.
+    samples for one unit of money, where a price is known, in place of the speed-up. Of a
+    transformer the layout stands in place of the planner.
     """
 
     def batch(own: Any) -> str:
         return batch_text(own[0].microbatch_size, own[0].microbatches)
 
+    chosen = [
+        Column("PLANNER", lambda own: shorten(own[0].planner, stretch(13, 0.4)), "text"),
+        Column("SHAPE", lambda own: shorten(own[0].shape, stretch(9, 0.6)), "text"),
+        Column("BOUND BY", lambda own: own[0].bound_by, "text"),
+    ]
+    if scaling.rows[0].layout:
+        chosen = [
+            Column("MFU", lambda own: f"{mfu:.1%}" if (mfu := _mfu(own[0])) else "", spare=2),
+            Column("LAYOUT", lambda own: layout_name(own[0].layout), "text"),
+        ]
     speed, rows = _rated(scaling.rows)
     gain = Column("x ONE", lambda own: f"{own[0].speedup_over_one_device:.2f}")
     if any_price(scaling.rows):
@@ -120,9 +132,7 @@ def render_scaling(scaling: Scaling) -> str:
             speed,
             gain,
             Column("EFFICIENCY", lambda own: f"{own[0].efficiency:.0%}", spare=1),
-            Column("PLANNER", lambda own: shorten(own[0].planner, stretch(13, 0.4)), "text"),
-            Column("SHAPE", lambda own: shorten(own[0].shape, stretch(9, 0.6)), "text"),
-            Column("BOUND BY", lambda own: own[0].bound_by, "text"),
+            *chosen,
             _FITS,
         ],
         gap=1,
@@ -132,6 +142,10 @@ def render_scaling(scaling: Scaling) -> str:
         fastest = max((row for row in scaling.rows if row.fits), key=lambda row: row.samples_per_s)
         below = [("fastest", _choice(fastest)), ("cheapest", _choice(cheapest)), *below]
     return "\n\n".join(filter(None, [table, label_lines(below)]))
+
+
+def _mfu(row: ScalingRow) -> float | None:
+    return row.figures.mfu if row.figures else None
 
 
 def _choice(row: ScalingRow) -> str:

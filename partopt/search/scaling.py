@@ -51,7 +51,8 @@ def scale_plans(
 
 def _on(job: Job, count: int, first: int, weak: bool) -> Job:
     """The job on `count` devices."""
-    grown = {name: _grow(job, name, count, first) for name in _batch(job)} if weak else {}
+    batch = {name: getattr(job, name) for name in _batch(job)} if weak else {}
+    grown = {name: grow(name, size, count, first) for name, size in batch.items()}
     return job.with_(topology=job.topology.resize(count), **grown)
 
 
@@ -60,9 +61,11 @@ def _batch(job: Job) -> list[str]:
     return [n for n in ("microbatches", "global_batch") if getattr(job, n) is not None]
 
 
-def _grow(job: Job, name: str, count: int, first: int) -> int:
-    """The batch given for the `first` number of devices, grown to `count` devices."""
-    batch: int = getattr(job, name)
+def grow(name: str, batch: int, count: int, first: int) -> int:
+    """The `batch` of the option `name`, for the `first` number of devices, grown to `count`.
+
+    PartoptError where that is no whole number.
+    """
     if batch * count % first:
         nearest = -(-batch // first) * first
         raise PartoptError(
@@ -74,7 +77,8 @@ def _grow(job: Job, name: str, count: int, first: int) -> int:
     return batch * count // first
 
 
-def _check(job: Job, devices: Sequence[int], weak: bool) -> None:
+def check_numbers(devices: Sequence[int]) -> None:
+    """Refuse what are not ascending numbers of devices."""
     numbers = all(isinstance(count, int) and count > 0 for count in devices)
     if not numbers or not devices or list(devices) != sorted(set(devices)):
         raise PartoptError(
@@ -83,6 +87,10 @@ def _check(job: Job, devices: Sequence[int], weak: bool) -> None:
             code="invalid-option",
             option="devices",
         )
+
+
+def _check(job: Job, devices: Sequence[int], weak: bool) -> None:
+    check_numbers(devices)
     for name in ("cuts", "replicas"):
         if getattr(job, name) is not None:
             raise _for_one_number(f"`{name}`", f"drop `{name}`, or `scaling`", name)

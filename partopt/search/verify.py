@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -84,34 +84,30 @@ def _profile(again: Recomputation) -> _Found:
     )
 
 
-def _numbers(again: Recomputation) -> _Found:
-    recorded, found = (
-        dict(_leaves(msgspec.to_builtins(plan))) for plan in (again.plan, again.simulated)
-    )
-    given = (
-        ".schema",
-        ".certificate",
-        ".runners_up",
-        ".transformer.beside",
-        ".transformer.tried",
-        ".transformer.freely_s",
-    )
-    paths = [path for path in recorded | found if not path.startswith(given)]
-    differences = [
+def differences_of(recorded: Plan, found: Plan, given: Sequence[str] = ()) -> tuple[int, list[str]]:
+    """How many fields two plans have, and those that differ; paths that begin as `given` do not."""
+    pairs = [dict(_leaves(msgspec.to_builtins(plan))) for plan in (recorded, found)]
+    paths = [path for path in pairs[0] | pairs[1] if not path.startswith((".schema", *given))]
+    return len(paths), [
         _differs(path[1:], *pair)
         for path in paths
-        if not _same(*(pair := (recorded.get(path), found.get(path))))
+        if not _same(*(pair := (pairs[0].get(path), pairs[1].get(path))))
     ]
+
+
+def _numbers(again: Recomputation) -> _Found:
+    """Of a transformer what was found beside the layout is of its question."""
+    beside = (f".transformer.{name}" for name in ("beside", "tried", "freely_s"))
+    given = (".certificate", ".runners_up", *beside)
+    count, differences = differences_of(again.plan, again.simulated, given)
     if differences:
         return (
             False,
-            f"{len(differences)} of {len(paths)} fields differ, priced and simulated again",
+            f"{len(differences)} of {count} fields differ, priced and simulated again",
             differences,
         )
-    about = again.plan.transformer
-    others = again.plan.runners_up or (about and about.beside)
-    but = ", but not those of runners-up" if others else ""
-    return True, f"{len(paths)} fields, priced and simulated again{but}", []
+    but = ", but not those of runners-up" if again.plan.runners_up else ""
+    return True, f"{count} fields, priced and simulated again{but}", []
 
 
 def _memory(again: Recomputation) -> _Found:

@@ -83,7 +83,7 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
     if entry.asynchronous and engine.buffers == "all":
         raise PartoptError(
             f"`schedule={name}`: the plan has `buffers=all`, which is not for it",
-            f"plan for it: `solve` `schedule={name}`",
+            f"plan again with `schedule={name}`",
             code="conflicting-options",
             option="schedule",
         )
@@ -185,7 +185,7 @@ def check_layout(plan: Plan, name: str) -> None:
     except PartoptError as error:
         unequal = not entry.uneven and len({stage.replicas for stage in plan.stages}) > 1
         chunks = " `chunks=2`" if entry.shape == LOOPED else ""
-        hint = error.hint if unequal else f"plan for it: `solve` `schedule={name}`{chunks}"
+        hint = error.hint if unequal else f"plan again with `schedule={name}`{chunks}"
         raise PartoptError(
             f"`schedule={name}`: {error.message}", hint, code=error.code, option="schedule"
         ) from None

@@ -86,8 +86,8 @@ class Laying:
     `global_batch` is in samples of `sequence` tokens; `facts` replace some of the trainer's, as
     `with_facts` and its `choices` name them; `memory` is the limit of a device, by default
     `PLANNED` of what its name says. Of a `measured` block the closed form takes the times that were
-    measured. PartoptError for what the trainer, the device or the model does not have, and where
-    the measured block is of another.
+    measured, of its profile or as a plan has them. PartoptError for what the trainer, the device or
+    the model does not have, and where the measured block is of another.
     """
 
     model: Transformer
@@ -99,7 +99,7 @@ class Laying:
     layout: Layout = dataclasses.field(default_factory=Layout)
     facts: Mapping[str, object]
     memory: str | int | None = None
-    measured: Profile | None = None
+    measured: Profile | Calibration | None = None
 
     @property
     def training(self) -> Training:
@@ -122,8 +122,8 @@ class Laying:
     @property
     def calibration(self) -> Calibration | None:
         """What was measured of a block."""
-        if self.measured is None:
-            return None
+        if self.measured is None or isinstance(self.measured, Calibration):
+            return self.measured
         return calibrate(self.measured, self.model, self.sequence, self.format, self.topology)
 
     @property
@@ -483,12 +483,15 @@ def lay_as(asked: Laying, training: Training, layout: Layout) -> Laid:
     """As `lay`, of a whole layout and of a training that may be another than the one asked for."""
     found = estimate(training, layout, asked.global_batch)
     profile = profile_of(training, layout, asked.global_batch)
+    facts = asked.facts.items()
     about = Modelled(
         model=asked.model,
         sequence=asked.sequence,
         format=asked.format,
         practice=training.practice,
         layout=layout,
+        asked=asked.layout,
+        facts={name: value if isinstance(value, int) else str(value) for name, value in facts},
         closed_s=found.seconds,
         closed_bytes=round(found.memory_bytes),
         calibration=training.calibration or UNSET,

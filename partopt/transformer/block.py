@@ -103,9 +103,13 @@ class Training:
 
     def __post_init__(self) -> None:
         product = "fp8" if self.format == "mxfp8" else self.format
-        known: list[tuple[str, Iterable[str]]] = [(product, self.rates.products)]
+        known: list[tuple[str, Iterable[str]]] = [
+            (product, self.rates.products),
+            (self.wide, self.rates.products),
+        ]
         if self.practice.scores is None:
             known.append((self.practice.attention, self.rates.attention))
+            known.append(("float16", self.rates.peaks))
         for name, names in known:
             if name not in names:
                 raise PartoptError(
@@ -115,6 +119,11 @@ class Training:
                     device=self.rates.device,
                     name=name,
                 )
+
+    @property
+    def wide(self) -> Format:
+        """The format of products that are never in 8 bits: the head's, those of scores."""
+        return "float16" if self.format == "float16" else "bfloat16"
 
     @cached_property
     def gradient_bytes(self) -> int:
@@ -252,7 +261,7 @@ class Training:
             flops = 4 * shape.b * model.scores(s) * model.q / (shape.t * shape.c)
             return rates.attention_s(self.practice.attention, flops, s / shape.c)
         heads, d, rows = shape.b * model.heads / shape.t, model.head_size, s / shape.c
-        both_s = rates.product_s(rows, s, d) + rates.product_s(rows, d, s)
+        both_s = rates.product_s(rows, s, d, self.wide) + rates.product_s(rows, d, s, self.wide)
         return Seconds(
             heads * (both_s + rates.passes_s(rows * s * own.forward)),
             heads * (2 * both_s + rates.passes_s(rows * s * own.backward)),
@@ -402,8 +411,7 @@ class Training:
         """Seconds of the head and the loss, forward and backward."""
         own, loss, rates, t = self.practice, self.practice.loss, self.rates, shape.t
         T, h, V = self.tokens(shape), self.model.hidden, self.model.vocabulary
-        form: Format = "float16" if self.format == "float16" else "bfloat16"
-        whole_s = sum(rates.linear_s(T, V / t, h, form, self._grad_out(shape)))
+        whole_s = sum(rates.linear_s(T, V / t, h, self.wide, self._grad_out(shape)))
         whole_s += 3 * rates.link_s(2 * T * h, t)
         if own.loss.gathers and t > 1:
             copies_s = rates.link_s(2 * T * V, t) + rates.passes_s(GATHERED * T * V)

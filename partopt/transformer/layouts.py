@@ -67,6 +67,14 @@ def find_layouts(
     return Found(fitting, lacking, len(every), least)
 
 
+def any_fits(work: Training, devices: int, batch: int, limit: float, fixed: Layout) -> bool:
+    """Whether a layout of `batch` samples on `devices`, with the parts that are `fixed`, fits."""
+    return any(
+        estimate(work, own, batch, 0.0).memory_bytes <= limit
+        for own in layouts(work, devices, batch, fixed)
+    )
+
+
 def _fewer_again(work: Training, layout: Layout, batch: int, limit: float) -> Estimate | None:
     """The layout in which each stage makes as few blocks again as fit; None where all it takes."""
     most, found = -(-work.model.blocks // ((layout.pp or 1) * (layout.chunks or 1))), None

@@ -73,15 +73,18 @@ def test_names_that_partopt_knows_are_completed(completions, words, names):
     assert sorted(completions(words)) == [["plain", name] for name in names]
 
 
+DGX = ["dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200"]
+
+
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("partopt plan p.json --topology dgx-", ["dgx-a100", "dgx-h100"]),
+        ("partopt plan p.json --topology dgx-", DGX),
         ("partopt topology show v100-p", ["v100-pcie"]),
         ("partopt plan gnm", ["gnmt.v100-published.float32"]),
         ("partopt plan llama2-7", ["llama2-70b", "llama2-7b"]),
         ("partopt show vgg16.v", ["vgg16.v100-published.float32"]),
-        ("partopt show p.json dgx", ["dgx-a100", "dgx-h100"]),
+        ("partopt show p.json dgx", DGX),
         ("partopt show --profile vit-g.a", ["vit-g.a100-estimated.bfloat16"]),
         ("partopt profile m.py --estimate h", ["h100", "h100-96gb", "h200"]),
     ],

@@ -259,12 +259,18 @@ def test_an_estimate_is_made_again_for_the_device_of_the_cluster(
     )
     [hint] = partopt("plan", own, "--topology", "workstation-2").hints
     assert "--estimate FILE " in hint
-    assert hint.endswith("where FILE says what a RTX-4090 does (docs/formats.md)")
+    assert hint.endswith("; FILE says what a RTX-4090 does (docs/formats.md)")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("device", "cluster"), [("h100", "dgx-h100"), ("v100", "v100-nvlink"), ("h200", "CLUSTER")]
+    ("device", "cluster"),
+    [
+        ("h100", "dgx-h100"),
+        ("v100", "v100-nvlink"),
+        ("h200", "dgx-h200"),
+        ("h100-96gb", "CLUSTER"),
+    ],
 )
 def test_what_follows_an_estimate_is_a_cluster_of_its_device(
     partopt: Any, model: Path, device: str, cluster: str

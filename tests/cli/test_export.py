@@ -1,11 +1,14 @@
 """`partopt export`."""
 
 import json
+import shlex
 
 import pytest
 
 from partopt import writers
-from tests.trainers.plans import planned
+from partopt.documents.plan import Plan
+from tests.helpers import flat
+from tests.trainers.plans import BLOCKS, planned, transformer
 
 COUNTS = "export VLLM_PP_LAYER_PARTITION=4,3,3,2\n"
 
@@ -85,6 +88,45 @@ def test_a_plan_that_cannot_be_said_is_refused_with_every_reason(partopt, tmp_pa
         ],
     )
     assert not (tmp_path / "args.sh").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({"microbatches": 6, "microbatch_size": 2}, " --global-batch 12"),
+        ({"schedule": "pipedream"}, " --global-batch G"),
+    ],
+)
+def test_the_hint_is_the_command_that_makes_a_plan_which_can_be_said(
+    partopt, tmp_path, options, asked
+):
+    """It plans as many samples for the same trainer, on the topology of the same name."""
+    path, profile, cluster = (tmp_path / name for name in ("plan.json", "gpt.json", "four.yaml"))
+    measured = transformer(BLOCKS, microbatch_size=2)
+    planned([1, 9, 15], measured, **options).save(str(path))
+    refused = partopt("export", path, "--to", "megatron")
+    name = Plan.load(str(path)).topology.name
+    words = f"--topology {name} --for megatron{asked} -o plan.json"
+    assert refused.hints[-1] == f"partopt plan PROFILE {words}"
+    measured.save(str(profile))
+    cluster.write_text(flat(4).dump())
+    made = (
+        words.replace("batch G", "batch 16")
+        .replace(name, str(cluster))
+        .replace("plan.json", str(tmp_path / "better.json"))
+    )
+    assert partopt("plan", profile, *shlex.split(made)).code == 0
+    assert partopt("export", tmp_path / "better.json", "--to", "megatron").code == 0
+
+
+def test_the_hint_of_a_transformer_has_its_sequence(partopt, tmp_path):
+    path = tmp_path / "plan.json"
+    asked = "gpt3-1.3b", "--topology", "dgx-h100", "--for", "deepspeed", "--global-batch", 64
+    layout = "--layout", "tp=2,pp=2", "--sequence", "2k", "-o", path
+    assert partopt("plan", *asked, *layout).code == 0
+    refused = partopt("export", path, "--to", "torchtitan")
+    words = "--topology dgx-h100 --for torchtitan --global-batch 64 --sequence 2048 -o plan.json"
+    assert refused.hints[-1] == f"partopt plan PROFILE {words}"
 
 
 def test_rules(partopt, plan):

@@ -3,9 +3,12 @@
 import json
 import re
 
+import click
 import pytest
 
+from partopt.cli.import_ import command as import_command
 from partopt.documents.plan import Plan
+from tests.cli.test_plan_transformer import APART, OPTIONS, run_with
 
 SCRIPT = """#!/bin/bash
 ARGS=(
@@ -104,3 +107,43 @@ def test_a_function_of_a_program_is_named_behind_the_file(partopt, tmp_path):
 def test_what_cannot_be_read_is_refused(partopt, words, message):
     done = partopt("import", *words)
     assert done.code == 2 and message in done.err and done.out == ""
+
+
+# what an import has beside a plan
+IMPORTED = OPTIONS | {
+    "profile": "gpt.cpu.float32",
+    "assignments": "micro_batch_size=2",
+    "best": None,
+    "pipeline_size": "2",
+    "layout": "pp=2",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        own
+        for own in import_command.get_command(click.Context(import_command), "megatron").params
+        if isinstance(own, click.Option) and own.name not in APART
+    ],
+    ids=lambda own: own.name,
+)
+def test_no_option_is_ignored(partopt, tmp_path, script, parameter):
+    """It is refused, or something is another."""
+    script.write_text(SCRIPT.replace("${TP}", "4"))
+    words = "import", "megatron", script, *CLUSTER, "--output", tmp_path / "mine.json", "--force"
+    plain = run_with(partopt, tmp_path, words)
+    told = run_with(partopt, tmp_path, words, parameter, IMPORTED)
+    assert plain[0] == 0 and (told[0] == 2 or told != plain)
+
+
+def test_where_a_layout_does_not_fit_the_best_or_more_servers_are_named(partopt, script):
+    script.write_text(SCRIPT.replace("${TP}", "1"))
+    done = partopt("import", "megatron", script, *CLUSTER, "--memory", "40GB")
+    assert done.code == 1 and done.hints == ["the best layout fits: add --best to write that"]
+    assert partopt("import", "megatron", script, *CLUSTER, "--memory", "40GB", "--best").code == 0
+    done = partopt("import", "megatron", script, *CLUSTER, "--memory", "14GB")
+    assert done.code == 1 and done.hints == ["a layout fits with --servers 2"]
+    more = *CLUSTER[:2], "--servers", 2, "--memory", "14GB", "--best"
+    assert partopt("import", "megatron", script, *more).code == 0

@@ -103,7 +103,7 @@ def test_a_profile_that_is_neither_a_file_nor_shipped(partopt):
     outcome = partopt("plan", "no-such-profile", "--topology", "v100-pcie")
     assert (outcome.code, outcome.errors) == (
         2,
-        ["no-such-profile: no such file, and no shipped profile of that name"],
+        ["no-such-profile: no such file, and no shipped profile or model of that name"],
     )
 
 

@@ -2,11 +2,14 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
-from partopt.documents.files import find_shipped
+from partopt.cli.plan import command as plan_command
+from partopt.documents.files import find_shipped, shipped_names
 
 MODEL = "llama3-8b", "--topology", "dgx-h100", "--servers", "1"
 ASKED = *MODEL, "--for", "megatron", "--global-batch", "64", "--sequence", "4096"
@@ -126,3 +129,186 @@ def test_a_configuration_is_a_file_or_its_folder(partopt, tmp_path):
         own = json.loads(partopt("plan", given, *ASKED[1:], *LAYOUT, "--json").out)
         assert own["predicted"] == shipped["predicted"]
         assert own["profile"]["name"] == "mine"
+
+
+@pytest.mark.slow
+def test_numbers_of_devices_are_a_table_a_document_and_a_picture(partopt, tmp_path):
+    asked = "llama3-8b", "--topology", "dgx-h100", *ASKED[5:], "--scaling", "8,16"
+    done = partopt("plan", *asked, "-o", tmp_path / "scaling.svg")
+    assert done.code == 0 and b"tokens/s, tp 1, " in (tmp_path / "scaling.svg").read_bytes()
+    header, *rows = done.out.splitlines()[:3]
+    assert header.split()[-3:] == ["MFU", "LAYOUT", "FITS"]
+    assert [row.split()[0] for row in rows] == ["8", "16"] and "tp 1, " in rows[0]
+    assert all(len(line) <= 80 for line in done.out.splitlines())
+    assert re.search(r"partopt plan llama3-8b .* -o plan.json", done.err)
+    assert "--scaling" not in done.err
+    strong, weak = (
+        json.loads(partopt("plan", *asked, "--json", *more).out) for more in ([], ["--weak"])
+    )
+    assert [row["microbatches"] * row["microbatch_size"] for row in strong["rows"]] == [64, 64]
+    assert [row["microbatches"] * row["microbatch_size"] for row in weak["rows"]] == [64, 128]
+
+
+def test_a_picture_of_a_layout_has_its_layers(partopt, tmp_path):
+    picture = tmp_path / "plan.svg"
+    done = partopt("plan", *ASKED, *LAYOUT, "--picture", picture)
+    assert done.code == 0 and f"Wrote {picture}" in done.err
+    assert re.search(r"stage 1: layers \d+-34 layers.\d+ .. lm_head", picture.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "kept", "dropped"),
+    [
+        (("--memory", "14GB"), "--servers 2", "--layout"),
+        (("--layout", "tp=1,pp=1,dp=8", "--memory", "30GB"), "--memory 30GB", "--layout"),
+        (("--layout", "tp=2,microbatch=64", "--memory", "40GB"), "-o", "--microbatch-size"),
+    ],
+)
+def test_where_nothing_fits_the_hint_is_a_command_with_which_something_does(
+    partopt, tmp_path, words, kept, dropped
+):
+    plan = tmp_path / "plan.json"
+    done = partopt("plan", "llama3-8b", "--topology", "dgx-h100", *ASKED[5:], "--servers", 1,
+                   *words, "-o", plan)  # fmt: skip
+    assert done.code == 1 and not plan.exists()
+    (hint,) = done.hints
+    command = hint.removeprefix("this fits: partopt ")
+    assert command != hint and kept in command and dropped not in command
+    assert partopt(*shlex.split(command)).code == 0 and plan.exists()
+
+
+def test_where_nothing_ever_fits_that_is_said(partopt):
+    done = partopt("plan", *ASKED, "--memory", "3GB")
+    assert done.code == 1 and "no layout fits: a device needs" in done.err
+    (hint,) = done.hints
+    assert hint.startswith("no layout fits on any number of servers that was tried; take larger")
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"), [("128k", 131_072), ("2K", 2048), ("1M", 1_048_576), ("4096", 4096)]
+)
+def test_a_sequence_is_a_number_of_tokens(partopt, given, tokens):
+    words = *MODEL, "--for", "megatron", "--global-batch", "8", "--json"
+    done = partopt("plan", *words, "--layout", "tp=8,recompute=always", "--sequence", given)
+    assert done.document["transformer"]["sequence"] == tokens
+
+
+@pytest.mark.parametrize("given", ["0", "0k", "-1k", "1.5k", "8kb", "8 k", "1m", "1G", "k", "8k8"])
+def test_what_is_no_number_of_tokens_is_refused(partopt, given):
+    done = partopt("plan", *MODEL, "--for", "megatron", "--global-batch", "8", "--sequence", given)
+    assert done.code == 2 and "--sequence" in done.err and not done.out
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("llama3-70B", "llama3-70b"),
+        ("meta-llama/Llama-3.1-70B", "llama3-70b"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama3-70b"),
+        ("llama-3-70b", "llama3-70b"),
+        ("LLaMA2_7B", "llama2-7b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+    ],
+)
+def test_an_unknown_model_is_told_the_nearest_one(partopt, given, meant):
+    done = partopt("plan", given, *ASKED[1:])
+    assert done.code == 2 and f"{given}: no such file" in done.errors[0]
+    assert done.hints == [f'did you mean "{meant}"?']
+
+
+def test_a_model_that_is_like_none_is_told_all(partopt):
+    (hint,) = partopt("plan", "deepseek-v3", *ASKED[1:]).hints
+    assert hint.startswith("known: ") and set(shipped_names("models")) <= set(
+        hint.removeprefix("known: ").split(", ")
+    )
+
+
+def test_scores_of_a_device_without_bfloat16_are_in_float16(partopt):
+    words = "--topology", "v100-nvlink", "--for", "deepspeed", "--global-batch", 64
+    asked = "gpt3-1.3b", *words, "--servers", 2, "--sequence", "2k", "--dtype"
+    assert partopt("plan", *asked, "float16").code == 0
+    done = partopt("plan", *asked, "bfloat16")
+    assert done.code == 2 and "what bfloat16 achieves on it is not known" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", shipped_names("topologies"))
+def test_every_shipped_cluster_is_planned_for_or_it_is_said_why_not(partopt, name):
+    """None trains a model of 1.3 billion parameters at more than half of its peak, or at less than
+    a tenth; newer devices are faster.
+    """
+    asked = "gpt3-1.3b", "--topology", name, "--for", "deepspeed", "--global-batch", 1152
+    done = partopt("plan", *asked, "--sequence", "2k", "--dtype", "float16", "--json")
+    if name == "workstation-2":
+        assert done.code == 2 and "what RTX-4090 achieves in training is not known" in done.err
+    else:
+        assert 0.1 < done.document["predicted"]["figures"]["mfu"] < 0.5
+
+
+# A value of every option of the command that is not the default's; with `None` it is a switch.
+OPTIONS = {
+    "topology": "dgx-a100",
+    "servers": "2",
+    "target": "torchtitan",
+    "layout": "tp=4",
+    "sequence": "2048",
+    "dtype": "fp8",
+    "calibrate": "gpt.cpu.float32",
+    "facts": "ends=free",
+    "rules": "*=block",
+    "schedule": "gpipe",
+    "global_batch": "32",
+    "microbatches": "8",
+    "microbatch_size": "2",
+    "chunks": "4",
+    "planner": "straight",
+    "cuts": "5,9",
+    "replicas": "1,2,1",
+    "stages": "2",
+    "cut_at": "h.*",
+    "replication": "uniform",
+    "tied": "together",
+    "cost": "flops",
+    "effort": "quick",
+    "memory": "41GB",
+    "recompute": "always",
+    "optimizer": "sgd",
+    "shard": "none",
+    "scaling": "8",
+    "weak": None,
+    "picture": "FOLDER/plan.svg",
+    "output": "FOLDER/plan.json",
+    "force": None,
+    "explain": None,
+    "as_json": None,
+}
+# `--force` goes with a file; `--help-all` and the like end the command
+APART = {"force", "help_all", "help"}
+
+
+def run_with(partopt, tmp_path, words, parameter=None, values=OPTIONS):
+    """What a command says and writes with one option more, which takes the place of another."""
+    words = list(words)
+    if parameter is not None:
+        flag, value = parameter.opts[-1], values[parameter.name]
+        if flag in words:
+            del words[words.index(flag) : words.index(flag) + 2]
+        words += [flag] if value is None else [flag, value.replace("FOLDER", str(tmp_path))]
+    done = partopt(*words)
+    written = sorted(path for path in tmp_path.iterdir() if path.suffix in (".json", ".svg"))
+    return done.code, done.out, [(path.name, path.read_bytes()) for path in written]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parameter",
+    [own for own in plan_command.params if isinstance(own, click.Option) and own.name not in APART],
+    ids=lambda own: own.name,
+)
+def test_no_option_is_ignored(partopt, tmp_path, parameter):
+    """It is refused, or something is another."""
+    words = "plan", *ASKED, "--layout", "tp=2,pp=2", "--microbatch-size", "1"
+    plain = run_with(partopt, tmp_path, words)
+    told = run_with(partopt, tmp_path, words, parameter)
+    assert plain[0] == 0 and (told[0] == 2 or told != plain)

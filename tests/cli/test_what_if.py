@@ -189,7 +189,7 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
                 "--schedule interleaved: it is for several stages on each device, "
                 "and the plan has one"
             ),
-            "plan for it: partopt plan --schedule interleaved --chunks 2",
+            "plan again with --schedule interleaved --chunks 2",
         ),
         (
             ["--schedule", "zbv"],
@@ -197,7 +197,7 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
                 "--schedule zbv: the schedule needs stages s and 2P-1-s on the same "
                 "devices; the stages of the plan lie otherwise"
             ),
-            "plan for it: partopt plan --schedule zbv",
+            "plan again with --schedule zbv",
         ),
     ],
 )
@@ -228,7 +228,7 @@ def test_every_schedule_under_every_other_is_executed_or_refused_with_a_hint(
             assert (outcome.code, outcome.document["schedule"]) == (0, other)
         else:
             assert (outcome.code, outcome.out) == (2, "")
-            assert outcome.hints[0].startswith(f"plan for it: partopt plan --schedule {other}")
+            assert outcome.hints[0].startswith(f"plan again with --schedule {other}")
 
 
 def test_unequal_replicas(partopt, plan_file):

@@ -13,7 +13,7 @@ SHOWN = re.findall(r"```\n\$ partopt ([^\n]*)\n(.*?)```", README, re.DOTALL)
 
 
 def test_it_is_short_and_its_links_lead_somewhere():
-    assert len(README.splitlines()) <= 150
+    assert len(README.splitlines()) <= 150 and len(README.split()) <= 800
     targets = re.findall(r"\]\(([^)#]+)\)", README)
     assert targets
     assert [target for target in targets if not (ROOT / target).exists()] == []
@@ -59,7 +59,9 @@ def test_what_it_says_of_the_plan_is_so(partopt):
 
 
 @pytest.mark.slow
-def test_the_model_that_it_prints_is_profiled_planned_and_reported(partopt, tmp_path, monkeypatch):
+def test_the_model_that_it_prints_is_measured_planned_reported_and_run(
+    partopt, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     [model] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     Path("my_model.py").write_text(model)
@@ -67,4 +69,6 @@ def test_the_model_that_it_prints_is_profiled_planned_and_reported(partopt, tmp_
     for line in commands.splitlines():
         outcome = partopt(*shlex.split(line, comments=True)[1:])
         assert outcome.code == 0, outcome.err
+    assert "partopt run" in line and "equal to one process: losses to" in outcome.out
+    assert "1-1 on workstation-2" in outcome.out  # on two devices, a stage each
     assert {path.name for path in tmp_path.iterdir()} >= {"mine.json", "plan.json", "report.html"}

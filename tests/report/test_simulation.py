@@ -12,7 +12,7 @@ import partopt as po
 from partopt import documents
 from partopt.cost.plan import under
 from partopt.documents.simulation import SimulationDocument
-from partopt.report.simulation import render
+from partopt.report.simulation import group_devices, render
 from partopt.report.text import page_width
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
@@ -206,6 +206,32 @@ def test_a_plan_that_says_something_else_than_its_simulation():
     times = {"forward_s": 3e-3, "backward_s": 6e-3, "backward_weight_s": 3e-3, "compute_s": 9e-3}
     page = text_of(*case("zb-h1", microbatches=16, **times))
     assert page.endswith("advice   nothing to point at")
+
+
+@pytest.mark.parametrize("fullest", [0, 1, 2])
+def test_a_row_of_unequal_replicas_has_the_most_of_each_and_the_mean_of_their_time(fullest):
+    """Memory, microbatches in flight and work of whichever replica has most; the last but one
+    stage has three.
+    """
+    plan, execution = case("1f1b", [[0], [1, 2, 3], [4]], microbatches=9)
+    plain = document(plan, execution)
+    ranks = list(plain.ranks)
+    for place in range(3):
+        most, own = place == fullest, ranks[1 + place]
+        ranks[1 + place] = replace(
+            own,
+            peak_memory_bytes=700 if most else 300 + place,
+            peak_in_flight=8 if most else 2 + (place + fullest) % 2,
+            compute_s=plain.window_s / (2 if most else 4),
+            idle_s=plain.window_s / 4,
+        )
+    [first, row, last] = group_devices(replace(plain, ranks=ranks))
+    assert (*row.stages, row.ranks) == (1, [1, 2, 3])
+    assert (row.memory_bytes, row.in_flight, row.work) == (700, 8, 0.5)
+    assert row.parts[0] == pytest.approx((1 / 2 + 1 / 4 + 1 / 4) / 3)
+    assert (first.ranks, last.ranks) == ([0], [4])
+    page = click.unstyle(render(replace(plain, ranks=ranks)))
+    assert "700 B" in page and "300 B" not in page
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -13,8 +13,10 @@ import partopt as po
 from partopt import html_report
 from partopt.cost.problem import certify
 from partopt.errors import PartoptError
+from partopt.report.transformer import layout_name
 from partopt.schedules.order import A
 from tests.helpers import chain_profile, flat, two_level
+from tests.report.pictures.cases import transformer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
@@ -112,7 +114,7 @@ def test_documents_beside_the_plan_have_a_picture_each(written):
     page = written(plan, profile=profile, beside=beside)
     for name in ("profile", "comparison", "comparison-2", "scaling"):
         assert f'<section id="{name}">' in page
-    assert page.count("<svg ") == 6
+    assert page.count("<svg ") == 6 + 2  # the plan's and the profile's are there for phones, too
     names = re.findall(r'\bid="([^"]+)"', page)
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', page))
     assert used <= {*names}
@@ -280,7 +282,23 @@ def test_dark_mode_sets_every_colour_of_the_page(written):
 def test_no_label_of_a_picture_is_smaller_than_nine_pixels(written):
     plan, profile = plan_of()
     page = written(plan, profile=profile)
-    widths = re.findall(r'<svg style="min-width:([0-9]+)px[^>]*? width="([0-9.]+)pt"', page)
+    widths = re.findall(
+        r'<svg class="[a-z]*" style="min-width:([0-9]+)px[^>]*? width="([0-9.]+)pt"', page
+    )
     assert len(widths) == page.count("<svg ") >= 3
     assert all(float(pixels) / float(points) * 6 >= 8.98 for pixels, points in widths)
-    assert "@media (max-width: 720px) { figure { overflow-x: auto;" in page
+    narrow = [
+        float(pixels) for pixels in re.findall(r'class="narrow" style="min-width:(\d+)', page)
+    ]
+    assert len(narrow) == page.count('class="broad"') == 2 and max(narrow) <= 380
+    assert "svg.narrow { display: none; }" in page
+    assert "@media (max-width: 720px) { svg.broad { display: none; }" in page
+
+
+@pytest.mark.slow
+def test_a_transformer_is_headed_by_its_layout(written):
+    plan = transformer()
+    page = written(plan)
+    [title] = re.findall(r"<h1>(.*?)</h1>", page)
+    assert title == f"llama on 4 x H100-80GB: {layout_name(plan.layout)}, {plan.schedule}"
+    assert title.startswith("llama on 4 x H100-80GB: tp ") and " pp " in title and " dp " in title

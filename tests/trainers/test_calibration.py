@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from partopt import verify
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Group
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.search.verify import verify
 from partopt.trainers.transformer import Laying, lay
 from partopt.transformer.as_profile import profile_again, profile_of
 from partopt.transformer.block import Shape

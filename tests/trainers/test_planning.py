@@ -205,6 +205,38 @@ def test_what_a_trainer_cannot_do_is_refused(options, message):
         solve_for(stated(5, "megatron", **options), "megatron")
 
 
+@pytest.mark.parametrize("kind", ["embedding", "head"])
+def test_a_model_without_a_part_is_told_which_and_how_to_name_it(kind):
+    names = [f"h.{i}" for i in range(len(NAMES))]
+    names[0 if kind == "head" else -1] = "wte" if kind == "head" else "lm_head"
+    layers = [replace(own, name=name) for own, name in zip(model(1).layers, names, strict=True)]
+    with pytest.raises(PartoptError) as caught:
+        solve_for(stated(1, "megatron", replace(model(1), layers=layers)), "megatron")
+    assert caught.value.message == f"the model has no {kind}, and megatron asks for one"
+    assert caught.value.hint == f"say which layers it is: `map=NAME={kind}`"
+
+
+def test_layers_that_share_over_the_whole_model_are_named_by_the_widest():
+    """Of two parameters the one whose layers lie farthest apart, by its first and last layer."""
+    shared = {"near": [1, 2], "wide": [0, 3, len(NAMES) - 1], "inner": [2, 6]}
+    layers = [
+        replace(
+            own,
+            shared_parameters=[
+                SharedParameter(name=name, bytes=8) for name, at in shared.items() if i in at
+            ],
+        )
+        for i, own in enumerate(model(1).layers)
+    ]
+    with pytest.raises(PartoptError) as caught:
+        solve_for(stated(1, "torchtitan", replace(model(1), layers=layers)), "torchtitan")
+    assert caught.value.message == (
+        f"torchtitan has what layers share in one stage: {NAMES[0]} and {NAMES[-1]} share wide, "
+        "which leaves no pipeline"
+    )
+    assert caught.value.hint.startswith("profile the model without tied parameters")
+
+
 @pytest.mark.parametrize("to", ["torchtitan", "deepspeed", "torchgpipe", "torch", "partopt"])
 def test_numbers_of_blocks_are_refused_where_they_cannot_be_said(to):
     with pytest.raises(PartoptError, match="`recompute=2`: ") as caught:

@@ -7,11 +7,11 @@ import dataclasses
 import msgspec
 import pytest
 
+from partopt import verify
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.search.verify import verify
 from partopt.trainers import export_plan
 from partopt.trainers.transformer import Laying, choose, compare_layout, lay
 from partopt.transformer.as_profile import profile_again

@@ -65,16 +65,24 @@ def check_kind(kind: str, file: str, more: str = "") -> None:
 
 
 def picture_of(
-    document: Drawable, profile: Profile | None = None, alternatives: Sequence[Plan] = ()
+    document: Drawable,
+    profile: Profile | None = None,
+    alternatives: Sequence[Plan] = (),
+    narrow: bool = False,
 ) -> Picture:
-    """The picture of a document. Raises PartoptError as `draw` does."""
+    """The picture of a document; `narrow` as a column of a paper is, where its kind has that.
+
+    Raises PartoptError as `draw` does.
+    """
     from partopt.report.pictures import plan, tables
     from partopt.report.pictures import profile as layers
+    from partopt.report.pictures.sheet import COLUMN, FULL
 
+    width = COLUMN if narrow else FULL
     if isinstance(document, Plan):
-        return plan.picture(document, profile, alternatives)
+        return plan.picture(document, profile, alternatives, width)
     if isinstance(document, Profile):
-        return layers.picture(document)
+        return layers.picture(document, width)
     if isinstance(document, Comparison):
         return tables.comparison_picture(document)
     if isinstance(document, Scaling):

@@ -17,7 +17,6 @@ from partopt.report.looks import ink, stage_colour
 from partopt.report.phrases import link_text
 from partopt.report.pictures.sheet import (
     FAINT,
-    FULL,
     GREY,
     MIDDLE,
     RED,
@@ -204,7 +203,7 @@ def _place(box: Box, left: float, top: float) -> None:
 
 def draw(sheet: Sheet, plan: Plan, used: dict[Port, float], bound: int) -> None:
     """Devices in the colours of their stages, red around those of the stage that is `bound`."""
-    box = boxes_of(plan, FULL - 0.2)
+    box = boxes_of(plan, sheet.width - 0.2)
     axes = sheet.axes(0.1, box.width, box.height)
     axes.set_xlim(0, box.width)
     axes.set_ylim(box.height, 0)

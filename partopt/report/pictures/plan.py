@@ -25,7 +25,6 @@ from partopt.report.pictures.sheet import (
     GREY,
     LEFT,
     MIDDLE,
-    PANEL,
     RED,
     SIZE,
     SMALL,
@@ -42,6 +41,7 @@ from partopt.report.pictures.sheet import (
     text_width,
 )
 from partopt.report.plan import device_parts
+from partopt.report.transformer import layout_name
 from partopt.simulator.held_back import held_back
 from partopt.units import format_bytes, format_seconds
 
@@ -54,9 +54,14 @@ _TOLD = 16  # stages that the description names
 
 
 def picture(
-    plan: Plan, profile: Profile | None = None, alternatives: Sequence[Plan] = ()
+    plan: Plan,
+    profile: Profile | None = None,
+    alternatives: Sequence[Plan] = (),
+    width: float = FULL,
 ) -> Picture:
     """The layers of `profile`, or without it the stages; the cluster; the memory; other plans.
+
+    It is `width` inches wide.
 
     Raises PartoptError for a profile that the plan was not made from.
     """
@@ -78,7 +83,7 @@ def picture(
     )
     predicted = plan.predicted
     own = heading(plan, about, plan.microbatches, predicted.period_s, predicted.bubble)
-    return Picture(own, partial(_draw, plan, profile, alternatives))
+    return Picture(own, partial(_draw, plan, profile, alternatives, width))
 
 
 def heading(
@@ -96,7 +101,7 @@ def heading(
         time = f"{format_seconds(period_s * microbatches)} an iteration"
     parts = [
         plan.profile.name,
-        plan.schedule,
+        layout_name(plan.layout) if plan.transformer else plan.schedule,
         (f"{devices}" if used == devices else f"{used} of {devices}") + f" devices{groups}",
         *([f"{microbatches} microbatches"] if microbatches else []),
         time,
@@ -117,27 +122,35 @@ def _bound_place(plan: Plan, what: str) -> int:
 
 
 def _draw(
-    plan: Plan, profile: Profile | None, alternatives: Sequence[Plan], heading: Heading
+    plan: Plan,
+    profile: Profile | None,
+    alternatives: Sequence[Plan],
+    width: float,
+    heading: Heading,
 ) -> Sheet:
-    sheet = Sheet(heading)
-    binds = fit(f"bound by {_binds(plan)}", PANEL - 2.5, SIZE)
-    sheet.text(LEFT, sheet.down, binds, color=RED)
+    sheet = Sheet(heading, width)
+    binds = f"bound by {_binds(plan)}"
     how = "forward above, backward below the axis"
-    sheet.text(LEFT + PANEL, sheet.down, how, color=GREY, size=SMALL, ha="right")
+    if width < FULL:  # one below the other
+        sheet.text(LEFT, sheet.down, fit(binds, sheet.inside, SIZE), color=RED)
+        sheet.down += _LINE
+    else:
+        sheet.text(LEFT, sheet.down, fit(binds, sheet.inside - 2.5, SIZE), color=RED)
+    sheet.text(LEFT + sheet.inside, sheet.down, how, color=GREY, size=SMALL, ha="right")
     sheet.down += _LINE
     times = sheet.panel(_TIMES)
     chain = None if profile is None else chain_of(profile, plan.microbatch_size)
     _draw_times(times, plan, chain)
     sheet.down += 0.03
     strip = sheet.panel(_STRIP)
-    _draw_stages(strip, plan)
+    _draw_stages(strip, plan, sheet.inside)
     for s, stage in enumerate(plan.stages):
         for axes in (strip, times):
             sheet.tell(axes, stage.start, stage.stop, _describe_stage(s, stage))
     sheet.down += _GAP
     used = cluster.port_use(plan)
     cluster.draw(sheet, plan, used, _bound_place(plan, "of"))
-    for line in pack(cluster.use_lines(plan, used), FULL - 0.2, SIZE):
+    for line in pack(cluster.use_lines(plan, used), width - 0.2, SIZE):
         sheet.text(0.1, sheet.down + 0.02, line)
         sheet.down += _LINE
     sheet.down += _GAP
@@ -191,8 +204,11 @@ def _draw_times(axes: Axes, plan: Plan, chain: Chain | None) -> None:
     )
 
 
-def _draw_stages(axes: Axes, plan: Plan) -> None:
-    """The stages as boxes below their layers: number, replicas, and R where they recompute."""
+def _draw_stages(axes: Axes, plan: Plan, inches: float) -> None:
+    """The stages as boxes below their layers: number, replicas, and R where they recompute.
+
+    The layers take so many `inches`.
+    """
     layers, bound = plan.stages[-1].stop, _bound_place(plan, "of")
     axes.set_xlim(0, layers)
     axes.set_ylim(0, 1)
@@ -204,7 +220,7 @@ def _draw_stages(axes: Axes, plan: Plan) -> None:
     for s, stage in enumerate(plan.stages):
         times = f" x{stage.replicas}" if stage.replicas > 1 else ""
         forms = [f"{s}{times}{' R' if stage.recompute else ''}", str(s)]
-        text = first_fit(forms, sizes[s] * PANEL / layers - 0.03, SMALL)
+        text = first_fit(forms, sizes[s] * inches / layers - 0.03, SMALL)
         axes.text(middles[s], 0.5, text, size=SMALL, color=ink(colours[s]), **MIDDLE)
     if bound >= 0:
         frame = Rectangle((plan.stages[bound].start, 0), sizes[bound], 1, fill=False)
@@ -245,7 +261,7 @@ def _draw_memory(sheet: Sheet, plan: Plan) -> None:
     held = list(dict.fromkeys(map(tuple, plan.stages_by_rank().values())))
     parts = [device_parts([plan.stages[s] for s in stages]) for stages in held]
     bars, bottom = np.arange(len(held)), np.zeros(len(held))
-    width = min(0.8, _WIDEST * len(held) / PANEL)
+    width = min(0.8, _WIDEST * len(held) / sheet.inside)
     line: Any = {"edgecolor": GREY, "linewidth": 0.3 if len(held) <= _CROWDED else 0.0}
     for name, colour in MEMORY.items():
         sizes = np.array([own[name] for own in parts], dtype=float)
@@ -273,7 +289,7 @@ def _draw_memory(sheet: Sheet, plan: Plan) -> None:
         for own in held
     ]
     # labels that have no room beside each other are turned or, if too long for that, left out
-    room, widest = PANEL / len(held), max(text_width(each, SMALL) for each in labels) + 0.05
+    room, widest = sheet.inside / len(held), max(text_width(each, SMALL) for each in labels) + 0.05
     turned = 2 * room < widest < 0.8
     step = max(1, int(np.ceil((0.11 if turned else widest) / room)))
     axes.set_xticks(bars[::step], labels[::step], rotation=90 if turned else 0)

@@ -113,8 +113,14 @@ class Sheet:
             self.text(_MARGIN, self.down, line, size=TITLE)
             self.down += _LINE
 
-    def panel(self, height: float, width: float = PANEL) -> Axes:
-        """Axes with room for a vertical axis, below all that is there."""
+    @property
+    def inside(self) -> float:
+        """Inches of its panels, which have a vertical axis."""
+        return self.width - LEFT - RIGHT
+
+    def panel(self, height: float, width: float | None = None) -> Axes:
+        """Axes with room for a vertical axis, below all that is there; as wide as that allows."""
+        width = self.inside if width is None else width
         axes = self.axes(LEFT, width, height)
         axes.yaxis.set_label_coords(-0.5 / width, 0.5)
         return axes

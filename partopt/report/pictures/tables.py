@@ -140,33 +140,44 @@ def comparison_picture(comparison: Comparison) -> Picture:
 
 
 def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> None:
-    """A panel of the points, with their names beside it."""
-    height = max(_LOWEST, _LINE * len(points))
-    most = max(point.memory_bytes for point in points)
-    near = limit is not None and limit <= _FAR * max(most, 1)
-    right = max(most, limit if limit is not None and near else 1) * 1.06
-    top = max(max(point.speed for point in points), 1e-9) * 1.08
+    """A panel of the points, with their names beside it; below it, where the sheet is narrow.
+
+    The axes begin at 0, or where the points do if these are far from it.
+    """
+    beside = sheet.width >= LEFT + _WIDTH + _NAMES
+    height, width = max(_LOWEST, _LINE * len(points) * beside), min(_WIDTH, sheet.inside)
+    memory, heights = [p.memory_bytes for p in points], [p.speed for p in points]
+    near = limit is not None and limit <= _FAR * max(*memory, 1)
+    right = max(*memory, limit if limit is not None and near else 1) * 1.06
+    top = max(*heights, 1e-9) * 1.08
+    begin, bottom = _first(min(memory), right), _first(min(heights), top)
     sheet.down += 0.14
     high = sheet.down
-    axes = sheet.panel(height, _WIDTH)
-    axes.set_xlim(0, right)
-    axes.set_ylim(0, top)
+    axes = sheet.panel(height, width)
+    axes.set_xlim(begin, right)
+    axes.set_ylim(bottom, top)
+
+    def place(point: Point) -> tuple[float, float]:
+        """Inches from the left and from above."""
+        along, up = (point.memory_bytes - begin) / (right - begin), point.speed - bottom
+        return LEFT + width * along, high + height * (1 - up / (top - bottom))
+
     axes.patch.set_visible(False)  # lines to the names lie below
     if front := pareto(points):
         memory, heights = [p.memory_bytes for p in front], [p.speed for p in front]
         end = limit if limit is not None and near else right
         axes.step([*memory, end], [*heights, heights[-1]], where="post", color=GREY, lw=0.8)
     for point in points:
-        full, place = BLUE if point.fits else "white", (point.memory_bytes, point.speed)
-        axes.plot(*place, "o", ms=5, mfc=full, mec=BLUE, mew=1.0, clip_on=False, zorder=4)
-        sheet.tell_point(axes, *place, str(point))
+        full, at = BLUE if point.fits else "white", (point.memory_bytes, point.speed)
+        axes.plot(*at, "o", ms=5, mfc=full, mec=BLUE, mew=1.0, clip_on=False, zorder=4)
+        sheet.tell_point(axes, *at, str(point))
     if limit is not None:
         if near:
             axes.axvline(limit, color="black", lw=0.8, ls="--")
         text = f"limit {format_bytes(limit)}" + ("" if near else ", far to the right")
-        at = min(limit, right) / right
-        look: Any = {"ha": "right" if at > 0.5 else "left", "va": "bottom", "size": SMALL}
-        sheet.text(LEFT + _WIDTH * at, high - 0.02, text, **look)
+        along = (min(limit, right) - begin) / (right - begin)
+        look: Any = {"ha": "right" if along > 0.5 else "left", "va": "bottom", "size": SMALL}
+        sheet.text(LEFT + width * along, high - 0.02, text, **look)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
@@ -174,16 +185,28 @@ def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> Non
     axes.set_xlabel("memory of the fullest device", labelpad=2)
     axes.set_ylabel(f"{points[0].unit}/s")
     # names from the fastest down, a line apart, each with a line to its point
-    left, down = LEFT + _WIDTH + 0.3, float("-inf")
-    for n, point in enumerate(sorted(points, key=lambda point: -point.speed)):
-        own = high + height * (1 - point.speed / top)
+    left, down = LEFT + width + 0.3, float("-inf")
+    ranked = sorted(points, key=lambda point: -point.speed)
+    if not beside:
+        sheet.down += 0.33
+        for point in ranked:
+            sheet.text(0.1, sheet.down, fit(str(point), sheet.width - 0.2, SMALL), size=SMALL)
+            sheet.down += _LINE
+        return
+    for n, point in enumerate(ranked):
+        own = place(point)[1]
         lowest = high + height - _LINE * (len(points) - 1 - n)
         down = max(down + _LINE, high, min(own, lowest))
         name = fit(point.name, _NAMES - 0.3, SMALL)
         sheet.text(left, down, name, size=SMALL, va="center_baseline")
-        ends = (LEFT + _WIDTH * point.memory_bytes / right, own), (LEFT + _WIDTH + 0.08, own)
+        ends = place(point), (LEFT + width + 0.08, own)
         sheet.line([*ends, (left - 0.03, down)], color=GREY, linewidth=0.3)
     sheet.down += 0.33
+
+
+def _first(least: float, end: float) -> float:
+    """Where an axis to `end` begins: at 0, unless the least value is in its farther half."""
+    return max(0.0, least - (end - least) / 4) if least > end / 2 else 0.0
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
@@ -227,8 +250,14 @@ def _describe(row: ScalingRow) -> str:
     speed = speed_text(row.samples_per_s, tokens_per_sample(row))
     fits = "" if row.fits else ", does not fit"
     return (
-        f"{devices_text(row.devices)}: {speed}, {row.shape}, efficiency {row.efficiency:.0%}{fits}"
+        f"{devices_text(row.devices)}: {speed}, {_shape(row)}, "
+        f"efficiency {row.efficiency:.0%}{fits}"
     )
+
+
+def _shape(row: ScalingRow) -> str:
+    """The layout of a transformer, or the replicas of the stages."""
+    return layout_name(row.layout) if row.layout else row.shape
 
 
 def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
@@ -265,7 +294,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
         if has_room:
             sheet.text(LEFT + middle, sheet.down + 0.06, number, size=SMALL, ha="center")
     forms = [
-        row.shape if number else f"{row.devices}: {row.shape}"
+        _shape(row) if number else f"{row.devices}: {_shape(row)}"
         for row, number in zip(rows, shown, strict=True)
     ]
     shapes = [(at, fit(form, _WIDEST, SMALL)) for at, form in zip(middles, forms, strict=True)]
@@ -275,7 +304,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
         if line is not None:
             sheet.text(LEFT + middle, sheet.down + 0.18 + _SHAPES * line, shape, **look)
     sheet.down += 0.2 + _SHAPES * (1 + max((line for line in lines if line), default=0))
-    name = "devices (log scale), and replicas of the stages"
+    name = f"devices (log scale), and {'layouts' if rows[0].layout else 'replicas of the stages'}"
     sheet.text(LEFT + _SCALE / 2, sheet.down, name, ha="center")
     sheet.down += 0.25
     mark: Any = {"color": BLUE, "marker": "o", "markersize": 4, "linewidth": 1.2}

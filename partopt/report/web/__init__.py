@@ -27,7 +27,7 @@ from partopt.report.phrases import (
     speed_text,
 )
 from partopt.report.simulation import SHARES, group_devices
-from partopt.report.transformer import layout_table
+from partopt.report.transformer import layout_name, layout_table
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_seconds
 
@@ -41,10 +41,14 @@ _COLOURS = ("#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#4D4D4D", "#D9D9D9")
 
 
 class Shown(NamedTuple):
-    """A document on the page: its picture as SVG, its page as text, and its digest."""
+    """A document on the page: its picture as SVG, its page as text, and its digest.
+
+    The picture is there for narrow screens, too.
+    """
 
     name: str
     svg: bytes
+    narrow: bytes
     text: str
     sha256: str
 
@@ -83,6 +87,7 @@ def render(
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     cluster, figures = plan.topology.cluster, plan.predicted.figures
     stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    cut = layout_name(plan.layout) if plan.transformer else f"{stages}, {plan.shape}"
     remarks = [
         *speed_lines(plan.predicted),
         *price_lines(figures, cluster.devices),
@@ -90,15 +95,15 @@ def render(
     ]
     return environment.get_template("page.html").render(
         version=__version__,
-        title=f"{plan.profile.name} on {cluster.devices} x {plan.topology.device.name}: {stages}, "
-        f"{plan.shape}, {plan.schedule}",
+        title=f"{plan.profile.name} on {cluster.devices} x {plan.topology.device.name}: {cut}, "
+        f"{plan.schedule}",
         lead="; ".join(text for _, text in cluster_lines(plan.topology)),
         css=Markup((_HERE / "page.css").read_text()),
         js=Markup((_HERE / "page.js").read_text()),
         parts=environment.get_template("parts.html").module,
         tiles=_tiles(plan, simulation),
         remarks=[text for _, text in remarks],
-        picture=_inline(documents[0].svg, "picture"),
+        picture=_pictures(documents[0], "picture"),
         figure=_inline(figure, "figure"),
         timeline=timeline and timeline_of(timeline, simulation.makespan_s),
         shares=_share_table(simulation),
@@ -107,24 +112,33 @@ def render(
         memory=_memory_table(plan),
         runners_up=_beside_table(plan),
         advice=advice,
-        beside=[(own.name, _inline(own.svg, own.name), own.text) for own in documents[1:]],
+        beside=[(own.name, _pictures(own, own.name), own.text) for own in documents[1:]],
         proof=_proof(plan),
         commands=commands,
         digests=[(own.name, own.sha256) for own in documents],
     )
 
 
-def _inline(svg: bytes, name: str) -> Markup:
+def _pictures(own: Shown, name: str) -> Markup:
+    """The picture of a document, and that for narrow screens where it is another."""
+    if own.narrow == own.svg:
+        return _inline(own.svg, name)
+    narrow = _inline(own.narrow, f"{name}-narrow", "narrow")
+    return _inline(own.svg, name, "broad") + narrow
+
+
+def _inline(svg: bytes, name: str, kind: str = "") -> Markup:
     """A picture as a part of the page: without its preamble, its names unlike other pictures'.
 
     It is as wide as the page, but its text no larger than the page's, nor too small to read.
+    `kind` is the class that styles know it by.
     """
     text = _PREAMBLE.sub("", svg.decode(), count=1)
     width = _WIDTH.search(text)
     assert width is not None, "pictures say how wide they are"
     points = float(width[1])
     limits = f"min-width:{_READABLE * points:.0f}px;max-width:{2 * points:.0f}px"
-    sized = text.replace("<svg ", f'<svg style="{limits}" ', 1)
+    sized = text.replace("<svg ", f'<svg class="{kind}" style="{limits}" ', 1)
     return Markup(_ID.sub(rf"\g<1>{name}-", sized))
 
 

@@ -18,6 +18,7 @@ from partopt.documents.tables import (
     ScalingRow,
 )
 from tests.helpers import chain_profile, two_level, uniform_profile
+from tests.transformer.helpers import LLAMA as TINY
 
 HOSTILE = ["$x$", "a_b^{2}", "<&>\"'", "\x1b[31mred", "\\frac{1}{2}", "日本語 é ñ", "x" * 5000, " "]
 LLAMA = "llama-7b.h100-estimated.bfloat16"
@@ -35,6 +36,21 @@ def plan_of(ranks: int, schedule: str = "1f1b", chunks: int | None = None) -> tu
     options = {"microbatches": 2 * ranks, "stages": ranks * (chunks or 1), "chunks": chunks}
     job = po.Job(profile, cluster, schedule=schedule, microbatch_size=1, planner="gpipe", **options)
     return po.solve(job).plan, profile
+
+
+@cache
+def transformer() -> Plan:
+    """Four blocks on four devices, as pipelines of two, with the layouts beside it."""
+    asked = po.Laying(
+        model=TINY,
+        topology=po.Topology.load("dgx-h100").resize(4),
+        trainer="megatron",
+        global_batch=16,
+        sequence=2048,
+        layout=po.Layout(pp=2),
+        facts={},
+    )
+    return po.choose(asked).best.plan
 
 
 def replicated(servers: int) -> Plan:

@@ -14,6 +14,8 @@ from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.report.looks import COLOURS, MEMORY, stage_colour
 from partopt.report.pictures import picture_of
+from partopt.report.pictures.sheet import Heading, Sheet, style
+from partopt.report.pictures.tables import Point, draw_points
 from tests.helpers import ROOT, flat, limited, two_level, uniform_profile
 from tests.report import timelines
 from tests.report.pictures import cases
@@ -46,6 +48,12 @@ PICTURES = {
         cases.plan_of(4)[0], alternatives=[cases.plan_of(4, "gpipe")[0]] * 9
     ),
     "plan of hostile names": lambda: picture_of(*cases.hostile_plan()),
+    "plan of a transformer": lambda: picture_of(cases.transformer()),
+    "plan of 4, narrow": lambda: picture_of(*cases.plan_of(4), narrow=True),
+    "plan of 96 stages, narrow": lambda: picture_of(many_stages(96, two_level(8, 12)), narrow=True),
+    "plan of hostile names, narrow": lambda: picture_of(*cases.hostile_plan(), narrow=True),
+    "plan of a transformer, narrow": lambda: picture_of(cases.transformer(), narrow=True),
+    "profile of repeated blocks, narrow": lambda: picture_of(cases.many_layers(50), narrow=True),
     "comparison of 1": lambda: picture_of(cases.comparison(1)),
     "comparison of 24": lambda: picture_of(cases.comparison(24, model="$m$" * 99)),
     "scaling, close": lambda: picture_of(cases.scaling(CLOSE)),
@@ -90,6 +98,39 @@ def test_a_picture_can_be_read_is_small_has_a_title_a_description_and_text_and_l
     assert len(root[1].text) > len(root[0].text)
     assert len(list(root.iter(f"{SVG}text"))) > 3
     assert digest(svg) == recorded.get(case, digest(svg))
+
+
+def test_points_far_from_zero_begin_where_they_are():
+    """Half a gap before the first; at zero where any is in the nearer half."""
+    with style():
+        for least, begin in ((0.6, 0.5), (0.9, 0.875), (0.5, 0.0), (0.1, 0.0), (0.0, 0.0)):
+            points = [
+                Point("a", least, "samples", least * 1e9, True),
+                Point("b", 1, "samples", 1e9, True),
+            ]
+            sheet = Sheet(Heading(["x"], ""))
+            draw_points(sheet, points, None)
+            [axes] = sheet.figure.axes
+            for (low, high), unit in ((axes.get_xlim(), 1e9), (axes.get_ylim(), 1)):
+                assert low / unit == pytest.approx(begin, abs=0.05) and high > unit
+                assert (low == 0) == (begin == 0) and low <= least * unit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["plan of 4", "plan of a transformer"])
+def test_a_narrow_picture_is_a_column_and_tells_all_that_the_broad_one_does(case):
+    broad, narrow = (PICTURES[name]().render("svg") for name in (case, f"{case}, narrow"))
+    width = float(re.search(rb'width="([0-9.]+)pt"', narrow)[1])
+    assert 1.5 * width <= 420 - 2 * 20  # pixels of a phone, less the page's margins
+    assert {*re.findall(rb"<title>([^<]*)", broad)} == {*re.findall(rb"<title>([^<]*)", narrow)}
+
+
+@pytest.mark.slow
+def test_a_narrow_picture_names_its_points_below_them():
+    drawn = texts(PICTURES["plan of a transformer, narrow"]().render("svg"))
+    listed = [text for text in drawn if "tokens/s, " in text]
+    assert len(listed) == 1 + len(cases.transformer().transformer.beside)
+    assert sum(text.startswith("this plan: tp ") for text in listed) == 1
 
 
 def report(path):
