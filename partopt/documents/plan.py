@@ -275,6 +275,12 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         return self._device_bytes(self.fullest_stages)
 
     @property
+    def needed_bytes(self) -> int:
+        """The same, and what a closed form counts beside it."""
+        counted = self.reserve.basis == "computed"
+        return self.peak_memory_bytes + self.reserve.size_bytes * counted
+
+    @property
     def fullest_stages(self) -> list[int]:
         """The stages of the device that holds the most; of equal ones the lowest rank."""
         distinct = dict.fromkeys(map(tuple, self.stages_by_rank().values()))

@@ -233,8 +233,9 @@ def _flight(plan: Plan) -> str:
 def memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
     """The fullest device against its limit: in all, as a bar, and part by part."""
     peak, limit, reserve = plan.peak_memory_bytes, plan.memory_limit_bytes, plan.reserve
-    on = f"{format_bytes(peak)} on each device of {stages_text(plan.fullest_stages)}"
-    yield on + against_limit(peak, limit)
+    needed, counted = plan.needed_bytes, plan.needed_bytes - peak
+    on = f"{format_bytes(needed)} on each device of {stages_text(plan.fullest_stages)}"
+    yield on + against_limit(needed, None if limit is None else limit + counted)
     parts = device_parts([plan.stages[s] for s in plan.fullest_stages])
     parts |= {
         "free": 0 if limit is None else max(0, limit - peak),

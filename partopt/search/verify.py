@@ -93,6 +93,7 @@ def _numbers(again: Recomputation) -> _Found:
         ".certificate",
         ".runners_up",
         ".transformer.beside",
+        ".transformer.left_out",
         ".transformer.tried",
         ".transformer.freely_s",
     )

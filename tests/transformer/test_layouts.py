@@ -24,11 +24,11 @@ def every(work, ways):
     """All layouts whose degrees multiply to the devices and have no fault, one by one."""
     more = COUNTED[work.practice.ends]
     for t, c, p, n in itertools.product(POWERS, POWERS, range(1, 9), range(1, 9)):
-        if t * c * p * n != DEVICES or t > min(work.rates.server, work.model.kv_heads):
+        if t * c * p * n != DEVICES:
             continue
         for e, b, v in itertools.product(POWERS, POWERS, range(1, 7)):
-            alike = p > 1 and any((work.model.blocks + own) % (p * v) == 0 for own in more)
-            if e > (t * c * n if work.model.experts else 1) or (v > 1 and not alike):
+            alike = any((work.model.blocks + own) % (p * v) == 0 for own in more)
+            if v > 1 and not alike:
                 continue
             own = Layout(tp=t, cp=c, ep=e, pp=p, chunks=v, dp=n, microbatch=b)
             if not any(find_faults(work, own, BATCH)):
