@@ -129,8 +129,6 @@ def _faults(work: Training, own: Degrees, layout: Layout, batch: int) -> Iterato
         yield "chunks", f"{v} stages on each of one device, which is no pipeline: pp > 1"
     elif v > 1 and m % p:
         yield "chunks", f"{m} microbatches are not a multiple of {p} devices"
-    elif v > 1 and p == 2 and "interleaved" in engine.waits:
-        yield "chunks", "2 devices that wait for each message do not interleave: pp > 2"
     if layout.schedule not in (None, "interleaved" if v > 1 else "1f1b"):
         yield "schedule", f"{layout.schedule} with chunks={v}"
     if layout.shard is not None and layout.shard not in engine.shard:

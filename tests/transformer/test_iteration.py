@@ -448,8 +448,6 @@ FSDP = replace(ENGINE, shard=("none", "gradients", "parameters"))
         ("cp=2,shard=none", {}, set()),
         ("cp=2,shard=none", {"engine": FSDP}, {"shard"}),
         ("pp=2,shard=parameters", {"engine": FSDP}, {"shard"}),
-        ("pp=2,chunks=2", {"engine": replace(ENGINE, waits=("interleaved",))}, {"chunks"}),
-        ("pp=4", {"engine": replace(ENGINE, waits=("interleaved",))}, set()),
         # facts that need a part
         ("tp=2", {"tp_overlap": "buffers"}, set()),
         ("dp=2", {"tp_overlap": "buffers"}, {"tp"}),
