@@ -275,12 +275,6 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         return self._device_bytes(self.fullest_stages)
 
     @property
-    def needed_bytes(self) -> int:
-        """The same, and what a closed form counts beside it."""
-        counted = self.reserve.basis == "computed"
-        return self.peak_memory_bytes + self.reserve.size_bytes * counted
-
-    @property
     def fullest_stages(self) -> list[int]:
         """The stages of the device that holds the most; of equal ones the lowest rank."""
         distinct = dict.fromkeys(map(tuple, self.stages_by_rank().values()))
@@ -371,6 +365,12 @@ class Proof(NamedTuple):
     line: str
     value: str
     label: str
+
+
+def needed_bytes(plan: Plan) -> int:
+    """Bytes on the fullest device, with what a closed form counts beside the stages."""
+    counted = plan.reserve.basis == "computed"
+    return plan.peak_memory_bytes + plan.reserve.size_bytes * counted
 
 
 def proof_of(plan: Plan) -> Proof | None:

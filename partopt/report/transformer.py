@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, needed_bytes
 from partopt.documents.transformer import BITS, LayoutBeside, Modelled
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan import memory_lines
@@ -80,7 +80,7 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
         layout=about.layout,
         iteration_s=own_s,
         simulated=True,
-        memory_bytes=plan.needed_bytes,
+        memory_bytes=needed_bytes(plan),
         fits=plan.fits,
         part="",
         part_s=0.0,

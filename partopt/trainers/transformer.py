@@ -20,7 +20,7 @@ from msgspec import UNSET, structs
 from partopt import planners
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Engine, Layout
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, needed_bytes
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
@@ -81,7 +81,8 @@ class Laid:
 
     def with_about(self, **found: Any) -> Laid:
         """The same, with what else was `found` in its plan."""
-        about = structs.replace(self.plan.transformer or UNSET, **found)
+        assert self.plan.transformer
+        about = structs.replace(self.plan.transformer, **found)
         return dataclasses.replace(self, plan=structs.replace(self.plan, transformer=about))
 
 
@@ -331,7 +332,7 @@ def _beside(own: Estimate, to: Laid, simulated: Laid | None, fits: bool) -> Layo
         layout=own.layout,
         iteration_s=simulated.seconds if simulated is not None else own.seconds,
         simulated=simulated is not None,
-        memory_bytes=round(own.memory_bytes) if simulated is None else simulated.plan.needed_bytes,
+        memory_bytes=round(own.memory_bytes) if simulated is None else needed_bytes(simulated.plan),
         fits=fits,
         part=part,
         part_s=more[part],
@@ -538,7 +539,7 @@ def _options(asked: Laying, training: Training, found: Estimate) -> dict[str, An
     n, v = layout.dp or 1, layout.chunks or 1
     # of a parameter of a rank, before those that have it share it
     if "in shares" in memory:  # and what is whole in a pipeline beside it
-        state = FSDP_STATE - (2 + training.gradient_bytes) * (layout.pp == 1)
+        state = float(FSDP_STATE) - (2 + training.gradient_bytes) * (layout.pp == 1)
     else:
         state = memory["optimizer"] / (memory["parameters"] / 2)
         state *= n * (layout.cp or 1) if layout.shard == "optimizer" else 1

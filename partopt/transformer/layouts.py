@@ -110,13 +110,13 @@ def layouts(work: Training, devices: int, batch: int, fixed: Layout) -> Iterator
         asked = getattr(fixed, name)
         return list(values) if asked is None else [asked]
 
-    def has_fault(part: str, **degrees: int) -> bool:
-        found = find_faults(work, Layout(**degrees), batch)
-        return any(fault.fields["part"] == part for fault in found)
+    def can_be(t: int, c: int) -> bool:
+        faults = find_faults(work, Layout(tp=t, cp=c), batch)
+        return not {"tp", "cp"} & {fault.fields["part"] for fault in faults}
 
     for t in allow("tp", _divisors(server)):
         for c in allow("cp", _divisors(max(1, devices // t), MOST_CONTEXT)):
-            if has_fault("tp", tp=t, cp=c) or has_fault("cp", tp=t, cp=c):
+            if not can_be(t, c):
                 continue
             for p in allow("pp", _divisors(devices // (t * c))):
                 n, rest = divmod(devices, t * c * p)
