@@ -26,9 +26,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from machine import describe
-
 import partopt
+from benchmarks.machine import describe
 from partopt import Job, PartoptError, Plan, Profile, Topology
 from partopt.documents.files import shipped_names
 

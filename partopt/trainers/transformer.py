@@ -59,6 +59,7 @@ _SEQUENCE, _BATCH = ("seq_length", "seq_len"), ("global_batch_size",)
 
 # layouts that are simulated, the fastest that differ: some, and as many as may yet be the fastest
 JUDGED, MOST_JUDGED = 4, 16
+USUALLY = 0.99  # of the closed form a simulation takes that or more; or of what others do
 _SWITCHES = ("sequence-parallel", "allreduce", "waits", "ends")  # facts that a flag alone changes
 _SCHEDULES = ("1f1b", "interleaved")  # of a stage a device, and of several: chunks
 _LETTERS = 40  # of a setting that is shown
@@ -253,7 +254,7 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
         raise _no_layout(asked, training)
     if not found.fitting:
         return Chosen(best=lay_as(asked, training, found.least.layout), found=found)
-    laid, shortest = list[Laid](), 1.0  # of closed forms, what a simulation takes
+    laid, shortest = list[Laid](), USUALLY
     near = differing(found.fitting, MOST_JUDGED, ["microbatch"])
     for done, own in enumerate(near):
         fit = [each.seconds for each in laid if each.plan.fits]
@@ -261,7 +262,7 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
             break
         progress("simulating layouts", done, len(near))
         laid.append(lay_as(asked, training, own.layout))
-        shortest = min(shortest, laid[-1].seconds / own.seconds)
+        shortest = min(shortest, USUALLY * laid[-1].seconds / own.seconds)
     laid.sort(key=lambda each: (not each.plan.fits, each.seconds))
     best = _cut_freely(asked, laid[0])
     best = best.with_about(tried=found.tried, beside=_others(best, laid[1:], found))
@@ -274,16 +275,15 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
 
 
 def _no_layout(asked: Laying, training: Training) -> PartoptError:
-    """Why there is no layout: what is wrong with a part that is fixed, else that there is none."""
-    why = ""
+    """Why there is no layout: the faults of parts that are fixed, or that none has all of them."""
+    why, devices = "", asked.topology.cluster.devices
     try:
         asked.fill(training)
     except PartoptError as error:
-        parts = [fault.fields.get("part") for fault in error.parts]
-        if any(part is None or getattr(asked.layout, part) is not None for part in parts):
+        parts = {str(fault.fields.get("part", "layout")) for fault in error.parts}
+        if all(getattr(asked.layout, part, asked) is not None for part in parts):
             return error
-        why = f"; with parts of 1, {error.parts[0].message}"
-    devices = asked.topology.cluster.devices
+        why = f"; with what is open at 1, {error.parts[0].message}"
     return PartoptError(
         f"{asked.trainer} has no such layout of {asked.model.name} on {devices} devices{why}",
         "fix less of `layout`, or give another batch",

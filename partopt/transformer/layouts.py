@@ -16,6 +16,7 @@ from partopt.transformer.iteration import Estimate, estimate, find_faults
 
 # tried up to these
 MOST_CONTEXT, MOST_MICROBATCH = 16, 64
+FEW_CHUNKS = 8  # so many are tried whether or not stages have as many blocks then
 EXPERTS_MICROBATCH = 2  # of a model with experts: imbalance, which grows with it, is not computed
 FEWER = 40  # layouts of which fewer blocks are made again, the fastest
 MISSING = 1.3  # of the limit: what needs more is not among what nearly fits
@@ -156,15 +157,18 @@ def shard_of(work: Training, p: int) -> Shard:
 
 
 def _chunks(work: Training, p: int) -> list[int]:
-    """Stages on a device: numbers that share the blocks out evenly, one in any case.
+    """Stages on a device: few, or a number that shares the blocks out evenly; one in any case.
 
     Where embedding and head count as blocks, or the ends may have fewer, with these.
     """
     more = {"blocks": (2,), "fewer": (0, 1, 2)}.get(work.practice.ends, (0,))
     counted = [work.model.blocks + ends for ends in more]
-    most = max(counted) // p
-    even = [v for v in range(2, most + 1) if any(own % (p * v) == 0 for own in counted)]
-    return [1, *even] if p > 1 else [1]
+    tried = [
+        v
+        for v in range(2, max(counted) // p + 1)
+        if v <= FEW_CHUNKS or any(own % (p * v) == 0 for own in counted)
+    ]
+    return [1, *tried] if p > 1 else [1]
 
 
 @lru_cache(maxsize=1024)

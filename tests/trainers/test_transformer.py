@@ -3,20 +3,36 @@ as any other.
 """
 
 import dataclasses
+import random
+from collections import Counter
 
 import msgspec
 import pytest
+from msgspec import structs
 
+from benchmarks.questions import compare_layouts
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, needed_bytes
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
+from partopt.report.transformer import layout_table, render
 from partopt.search.verify import verify
 from partopt.trainers import export_plan
-from partopt.trainers.transformer import Laying, choose, compare_layout, lay
+from partopt.trainers.transformer import (
+    JUDGED,
+    MOST_JUDGED,
+    USUALLY,
+    Laying,
+    choose,
+    compare_layout,
+    differing,
+    lay,
+    lay_as,
+)
 from partopt.transformer.as_profile import profile_again
 from partopt.transformer.config import load_transformer
-from partopt.transformer.iteration import estimate
+from partopt.transformer.iteration import HOST_S, estimate, once_s
+from partopt.units import format_bytes, format_seconds
 
 # model, servers of 8 H100, trainer, batch, sequence, layout
 CASES = [
@@ -46,6 +62,11 @@ CASES = [
     # chunks of unequal stages, the ends with fewer blocks
     ("llama3-405b", 64, "megatron", 512, 8192, "tp=8,pp=16,chunks=4,cp=2"),
     ("qwen3-32b", 8, "megatron", 512, 4096, "tp=2,pp=2,chunks=3,microbatch=2"),
+    # context parallel ranks share torchtitan's parameters, with no replicas beside them, too
+    ("llama3-405b", 4, "torchtitan", 64, 1024, "tp=8,cp=4,recompute=always"),
+    ("llama3-8b", 4, "torchtitan", 64, 8192, "tp=2,cp=2,shard=gradients,recompute=always"),
+    # every chunk has its receive buffers
+    ("llama3-8b", 4, "torchtitan", 64, 8192, "cp=4,pp=2,chunks=2,recompute=always"),
 ]
 
 
@@ -287,6 +308,128 @@ def check_others(laid, asked):
         }
         most = max if found.seconds >= laid.estimate.seconds else min
         assert own.part_s == more[own.part] == most(more.values())
+
+
+@pytest.mark.parametrize("model", ["gpt3-125m", "llama3-8b"])
+@pytest.mark.parametrize("layout", ["pp=1", "pp=4", "pp=8", "pp=4,chunks=3", "pp=2,cp=2,dp=2"])
+def test_what_is_there_once_an_iteration_is_there_once(model, layout):
+    """Nothing of the host's seconds is multiplied by stages, replicas or shares."""
+    laid = lay(laying(model, 1, "megatron", 64, 2048, layout))
+    plan, whole = laid.plan, laid.estimate.layout
+    steps = [stage.optimizer_s for stage in plan.stages if 0 in stage.ranks]
+    once = once_s(laid.training, whole, 64)
+    assert sum(steps) == pytest.approx(once, rel=1e-3)
+    seen = sum(laid.estimate.parts[name] for name in ("step", "replicas"))
+    assert HOST_S < once < (HOST_S + seen) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("form", ["mxfp8", "nvfp4"])
+def test_a_scale_a_block_came_with_blackwell(form):
+    for cluster, known in (("dgx-h100", False), ("gb200-nvl72", True)):
+        asked = dataclasses.replace(
+            free("tp=8", format=form), topology=Topology.load(cluster, 1), global_batch=72
+        )
+        if known:
+            assert asked.training.format == form
+        else:
+            with pytest.raises(PartoptError, match=f"what {form} achieves on it is not known"):
+                choose(asked)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "model", "cluster", "servers", "batch"),
+    [
+        ("torchtitan", "gpt3-13b", "dgx-a100", 2, 64),  # does not part what is tied
+        ("torchtitan", "llama3-70b", "gb200-nvl72", 2, 1152),  # 144 is no power of two
+        ("megatron", "gpt3-1.3b", "gb200-nvl72", 2, 96),
+        ("deepspeed", "gpt3-6.7b", "dgx-a100", 1, 64),
+        ("torchtitan", "llama3-8b", "dgx-h100", 1, 64),
+    ],
+)
+def test_the_best_layout_can_be_laid_and_exported(trainer, model, cluster, servers, batch):
+    asked = dataclasses.replace(
+        laying(model, 1, trainer, batch, 2048, ""), topology=Topology.load(cluster, servers)
+    )
+    best = choose(asked).best.plan
+    assert best.fits
+    assert export_plan(best, trainer, stem="planned").main
+    if trainer == "torchtitan" and asked.model.tied:
+        assert best.layout.pp == 1
+        with pytest.raises(PartoptError, match="keeps in one stage"):
+            choose(dataclasses.replace(asked, layout=Layout(pp=2)))
+
+
+def test_what_is_left_out_by_rule_is_kept_and_said():
+    asked = dataclasses.replace(
+        laying("qwen3-30b-a3b", 1, "megatron", 1024, 2048, ""),
+        topology=Topology.load("dgx-a100", 1),
+    )
+    best = choose(asked).best
+    left = best.plan.transformer.left_out
+    assert left.layout.recompute != "never" or left.layout.microbatch > 2
+    assert left.simulated and left.fits and left.iteration_s < best.seconds
+    assert lay(dataclasses.replace(asked, layout=left.layout)).seconds == left.iteration_s
+    again = choose(dataclasses.replace(asked, layout=Layout(recompute="always"))).best
+    assert best.seconds > again.seconds >= left.iteration_s * 0.99
+    read = Plan.parse(msgspec.json.encode(best.plan))
+    page = " ".join(render(read).split())
+    change = left.iteration_s / best.seconds - 1
+    assert f"left out: tp {left.layout.tp}, " in page and f"{change:+.1%} by computation" in page
+    assert "left out" not in render(again.plan)
+    assert not choose(free()).best.plan.transformer.left_out  # a model without experts
+
+
+def test_a_page_has_one_time_and_one_memory():
+    """Also where closed form and simulation part."""
+    asked = dataclasses.replace(
+        laying("llama2-7b", 1, "megatron", 512, 2048, "tp=2,pp=18,dp=2"),
+        topology=Topology.load("gb200-nvl72", 1),
+    )
+    plan = choose(asked).best.plan
+    assert abs(plan.predicted.iteration_s / plan.transformer.closed_s - 1) > 0.05
+    page, (first, *_) = render(plan), layout_table(plan)[0]
+    assert first.iteration_s == plan.predicted.iteration_s
+    assert first.memory_bytes == needed_bytes(plan)
+    for text in (format_seconds(first.iteration_s), format_bytes(first.memory_bytes)):
+        assert page.count(text) >= 1 + (len(layout_table(plan)[0]) > 1)
+    assert "sends inside a server for sends between servers" in " ".join(page.split())
+
+
+@pytest.mark.parametrize(("place", "more"), [(3, True), (6, False)])
+def test_more_layouts_are_simulated_where_simulations_part(monkeypatch, place, more):
+    """One that is simulated comes down to the first: so may those that are as far from it."""
+    asked, told, taken = free(), [], {}
+    ranked = differing(choose(asked).found.fitting, MOST_JUDGED, ["microbatch"])
+    factor = 1.001 * ranked[0].seconds / ranked[place].seconds
+
+    def lay_quickly(asked, training, layout):
+        found = lay_as(asked, training, layout)
+        own_s = found.estimate.seconds * (factor if layout == ranked[place].layout else 1.0)
+        predicted = structs.replace(found.plan.predicted, iteration_s=own_s)
+        taken[layout] = own_s
+        return dataclasses.replace(found, plan=structs.replace(found.plan, predicted=predicted))
+
+    monkeypatch.setattr("partopt.trainers.transformer.lay_as", lay_quickly)
+    best = choose(asked, lambda *own: told.append(own)).best
+    assert best.seconds == min(taken[own.layout] for own in ranked[: len(told) - 1])
+    least = USUALLY * (factor if more else 1.0)
+    may, usual = (
+        sum(own.seconds * share <= best.seconds for own in ranked) for share in (least, USUALLY)
+    )
+    assert len(told) - 1 == max(JUDGED, may)
+    assert (may > usual) == more
+
+
+@pytest.mark.parametrize(
+    "draw", [3, 8, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in range(40, 55))]
+)
+def test_no_narrower_question_is_answered_better(draw, capsys):
+    """As `benchmarks/questions.py --layouts` asks."""
+    counts = Counter()
+    compare_layouts(random.Random(draw), counts)
+    assert counts["free"] == 1 and counts["narrower"] > 3
+    failures = {"loses", "fails", "not kept", "not exported"} & counts.keys()
+    assert not failures, capsys.readouterr().out
 
 
 def test_others_stand_beside_a_plan_and_the_best_beside_a_layout_of_today():
