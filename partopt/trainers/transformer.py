@@ -61,6 +61,7 @@ _SEQUENCE, _BATCH = ("seq_length", "seq_len"), ("global_batch_size",)
 JUDGED, MOST_JUDGED = 4, 16
 USUALLY = 0.99  # of the closed form a simulation takes that or more; or of what others do
 _SWITCHES = ("sequence-parallel", "allreduce", "waits", "ends")  # facts that a flag alone changes
+_NEEDING = ("tp-overlap", "exchange-overlap")  # those that not every layout can have
 _SCHEDULES = ("1f1b", "interleaved")  # of a stage a device, and of several: chunks
 _LETTERS = 40  # of a setting that is shown
 _SHOWN, _LACKING = 9, 3  # layouts beside a plan: that fit, and that need least of those that do not
@@ -438,13 +439,19 @@ class Compared:
 def compare_layout(asked: Laying, progress: Progress = ignore_progress) -> Compared:
     """The plan of a layout, beside the best of all layouts.
 
-    Facts are the same, but for those that a flag alone turns on.
+    Facts are the same, but for those that a flag alone turns on, or that a layout cannot have.
 
     Raises PartoptError where the layout cannot be run.
     """
     yours = lay(asked)
     facts = {name: value for name, value in asked.facts.items() if name not in _SWITCHES}
-    chosen = choose(dataclasses.replace(asked, layout=Layout(), facts=facts), progress)
+    free = dataclasses.replace(asked, layout=Layout(), facts=facts)
+    chosen = choose(free, progress)
+    plain = {name: value for name, value in facts.items() if name not in _NEEDING}
+    if plain != facts:
+        without = choose(dataclasses.replace(free, facts=plain), progress)
+        ways = [chosen, without]
+        chosen = min(ways, key=lambda own: (not own.best.plan.fits, own.best.seconds))
     best = chosen.best
     if yours.plan.fits and yours.seconds <= best.seconds:  # as where blocks lie unevenly
         chosen = dataclasses.replace(chosen, best=yours)

@@ -447,6 +447,16 @@ def test_others_stand_beside_a_plan_and_the_best_beside_a_layout_of_today():
     check_others(compared.yours, asked)
 
 
+def test_a_layout_of_today_is_beside_those_that_cannot_have_its_facts():
+    """`tp-overlap` needs tp > 1, which the best layout may lack."""
+    facts = {"tp-overlap": "yes"}
+    compared = compare_layout(free("tp=8,recompute=always", "gpt3-1.3b", facts=facts))
+    best = compared.chosen.best
+    narrow = choose(free("", "gpt3-1.3b", facts=facts)).best
+    assert compared.yours.plan.layout.tp == 8 and narrow.plan.layout.tp > 1
+    assert best.plan.layout.tp == 1 and best.seconds < narrow.seconds < compared.yours.seconds
+
+
 def test_a_trainer_that_does_not_interleave_gets_no_chunks():
     chosen = choose(laying("gpt3-175b", 8, "deepspeed", 128, 2048, "pp=8"))
     assert {own.layout.chunks for own in chosen.found.fitting + chosen.found.lacking} == {1}
