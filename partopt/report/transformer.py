@@ -319,7 +319,9 @@ def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:
         ),
         "it hides replicas' exchange behind the last backward alone": p == 1,
         "the closed form takes chunks of unequal blocks for equal": longer and interleaved,
-        "it sends and receives in turn, where the trainer does both at once": longer and p > 2,
+        "it sends and receives in turn, where the trainer does both at once": (
+            longer and plan.waits and p > 2
+        ),
         "sends fall otherwise": longer,
         "chunks exchange gradients behind the backwards of others": exchanges and interleaved,
         "stages exchange gradients while others still work": exchanges,

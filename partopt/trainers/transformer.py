@@ -269,9 +269,9 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
     best = best.with_about(tried=found.tried, beside=_others(best, laid[1:], found))
     for own in found.left_out[:MOST_JUDGED]:
         left = lay_as(asked, training, own.layout)
-        if left.plan.fits:
-            beside = _beside(own, best, left, True)
-            return Chosen(best=best.with_about(left_out=beside), found=found)
+        if left.plan.fits and left.seconds < best.seconds:
+            best = best.with_about(left_out=_beside(own, best, left, True))
+            break
     return Chosen(best=best, found=found)
 
 
@@ -449,8 +449,7 @@ def compare_layout(asked: Laying, progress: Progress = ignore_progress) -> Compa
     chosen = choose(free, progress)
     plain = {name: value for name, value in facts.items() if name not in _NEEDING}
     if plain != facts:
-        without = choose(dataclasses.replace(free, facts=plain), progress)
-        ways = [chosen, without]
+        ways = [chosen, choose(dataclasses.replace(free, facts=plain), progress)]
         chosen = min(ways, key=lambda own: (not own.best.plan.fits, own.best.seconds))
     best = chosen.best
     if yours.plan.fits and yours.seconds <= best.seconds:  # as where blocks lie unevenly
