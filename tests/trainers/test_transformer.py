@@ -427,7 +427,7 @@ def test_no_narrower_question_is_answered_better(draw, capsys):
     """As `benchmarks/questions.py --layouts` asks."""
     counts = Counter()
     compare_layouts(random.Random(draw), counts)
-    assert counts["free"] == 1 and counts["narrower"] > 3
+    assert counts["free"] == 1 and (counts["narrower"] > 3 or counts["no such layout"])
     failures = {"loses", "fails", "not kept", "not exported"} & counts.keys()
     assert not failures, capsys.readouterr().out
 
