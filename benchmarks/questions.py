@@ -1,28 +1,38 @@
 """Freer questions beside narrower ones: where does leaving a part open lose?
 
-    python benchmarks/questions.py [--draw N] [--seed S]
+    python benchmarks/questions.py [--draw N | --layouts N] [--seed S]
 
 Each case is a model on a cluster, asked as freely as can be, and with one part fixed after another.
 A freer answer must reach `LEAST` of the narrower one; a row beside a plan under "auto" must be as
 good as that schedule by name. Without `--draw` the cases are those below; drawn ones have other
 models, clusters, batches and trainers. The exit code is 1 where one loses.
+
+With `--layouts` the questions are of layouts of transformers, for trainers that run them. A free
+one stands beside narrower ones, in which a part has another value that exists. Counted are narrower
+answers that are faster by 1 %, unless the plan names the layout that was left out by rule;
+questions that partopt itself fails at; parts that were not kept; and best plans that the trainer
+cannot say.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import sys
 import time
+import traceback
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from machine import describe
-
 import partopt
+from benchmarks.machine import describe
 from partopt import Job, PartoptError, Plan, Profile, Topology
+from partopt.documents.files import shipped_names
 
 LEAST, ROW = 0.995, 0.99  # of the narrower answer
+FASTER = 0.01  # of a layout's time: by so much a narrower answer may be faster
 NOTHING = 0.0  # samples/s of a question to which nothing was found that fits
 
 
@@ -151,12 +161,149 @@ def compared(case: Case) -> Iterator[tuple[str, float, float, float]]:
             yield f"row {row.schedule}", row.predicted.samples_per_s, alone, ROW
 
 
+# what a narrower question may fix of a layout
+VALUES: dict[str, tuple[Any, ...]] = {
+    "tp": (1, 2, 3, 4, 6, 8),
+    "cp": (1, 2, 3, 4, 8),
+    "ep": (1, 2, 4, 8, 16),
+    "pp": (1, 2, 3, 4, 6, 8, 16),
+    "chunks": (1, 2, 3, 4, 5, 8),
+    "microbatch": (1, 2, 3, 4, 8),
+    "recompute": ("never", "selective", "always", 1, 2, 4),
+    "shard": ("none", "optimizer", "gradients", "parameters"),
+    "schedule": ("1f1b", "interleaved"),
+}
+# trainers, and facts that are asked with
+FACTS: dict[str, list[dict[str, str]]] = {
+    "megatron": [{}, {}, {"tp-overlap": "yes"}, {"exchange-overlap": "yes"}, {"ends": "stage"}],
+    "megatron-bridge": [{}, {}, {"tp-overlap": "yes"}],
+    "torchtitan": [{}, {"compile": "yes"}, {"compile": "yes", "async-tp": "yes"}],
+    "deepspeed": [{}, {"attention": "flash"}],
+}
+LARGE = 5e10  # parameters: such models are asked on more servers
+# what is said of a part that a person fixed, where it cannot be
+REFUSALS = ("unsupported-layout", "invalid-option", "no-plan")
+
+
+def drawn_layout(rng: random.Random) -> partopt.Laying:
+    """A free question: of a model, a cluster, a trainer, a format, a batch."""
+    model = partopt.find_transformer(rng.choice(shipped_names("models")))
+    large = model.parameters > LARGE
+    cluster, servers = rng.choice(
+        [
+            ("dgx-h100", rng.choice([4, 8, 16] if large else [1, 2, 3, 4, 6])),
+            ("dgx-a100", rng.choice([8, 16] if large else [1, 2, 4])),
+            ("gb200-nvl72", rng.choice([1, 2])),
+        ]
+    )
+    trainer = rng.choice(list(FACTS))
+    facts = rng.choice(FACTS[trainer])
+    if "exchange-overlap" in facts and not model.experts:
+        facts = {}
+    if trainer == "deepspeed" and cluster == "gb200-nvl72":  # which flash attention is not known on
+        facts = {}
+    formats = {"dgx-a100": ["bfloat16"], "dgx-h100": ["bfloat16", "bfloat16", "float16", "fp8"]}
+    return partopt.Laying(
+        model=model,
+        topology=Topology.load(cluster, servers),
+        trainer=trainer,
+        global_batch=rng.choice([64, 96, 128, 256, 512, 1024, 1536]),
+        sequence=rng.choice([1024, 2048, 4096, 6144, 8192, 16384]),
+        format=rng.choice(formats.get(cluster, ["bfloat16", "bfloat16", "fp8", "mxfp8"])),
+        facts=facts,
+    )
+
+
+def ask_layout(asked: partopt.Laying, counts: Counter[str], free: bool) -> partopt.Laid | None:
+    """The best layout; None, counted, where there is no answer, and whose fault that is."""
+    counts["free" if free else "narrower"] += 1
+    try:
+        return partopt.choose(asked).best
+    except PartoptError as error:
+        own = error.exit_code != 1 if free else error.code not in REFUSALS
+        counts["no such layout" if error.exit_code == 1 else "refused"] += 1
+        why = f"exit {error.exit_code}, {error.code}: {error.message}"
+    except Exception:
+        own, why = True, traceback.format_exc(limit=-3)
+    if own:
+        counts["fails"] += 1
+        print(f"  FAILS {asked.layout}: {why}")
+    return None
+
+
+def compare_layouts(rng: random.Random, counts: Counter[str]) -> None:
+    """Ask freely, then with one part fixed after another, and count."""
+    asked, picked = drawn_layout(rng), {name: rng.choice(own) for name, own in VALUES.items()}
+    print(
+        f"\n{asked.model.name} {asked.topology.name} {asked.topology.devices} {asked.trainer} "
+        f"{asked.format} {asked.global_batch} x {asked.sequence} {asked.facts}"
+    )
+    best = ask_layout(asked, counts, free=True)
+    if best is None:
+        return
+    layout, about = best.plan.layout, best.plan.transformer
+    print(f"  {layout} {best.seconds:.4g} s, closed form {about.closed_s:.4g} s", flush=True)
+    if best.plan.fits:
+        try:
+            partopt.export_plan(best.plan, asked.trainer, stem="planned")
+        except PartoptError as error:
+            counts["not exported"] += 1
+            print(f"  NOT EXPORTED {error.message}")
+    else:
+        counts["does not fit"] += 1
+    for name, value in picked.items():
+        if getattr(layout, name) == value:
+            continue
+        part = partopt.Layout(**{name: value})
+        found = ask_layout(dataclasses.replace(asked, layout=part), counts, free=False)
+        if found is None:
+            continue
+        if getattr(found.plan.layout, name) != value:
+            counts["not kept"] += 1
+            print(f"  NOT KEPT {name}={value}: {found.plan.layout}")
+        if not found.plan.fits:
+            continue
+        counts["compared"] += 1
+        least = best.seconds * (1 - FASTER) if best.plan.fits else float("inf")
+        if about.left_out and found.seconds < least:
+            counts["said"] += 1
+            least = about.left_out.iteration_s * (1 - FASTER)
+        if found.seconds < least:
+            counts["loses"] += 1
+            print(f"  LOSES {name}={value}: {found.seconds:.4g} s, {found.plan.layout}")
+
+
+def draw_layouts(draws: int, seed: int) -> int:
+    """Print every draw, and the table."""
+    counts, began = Counter[str](), time.perf_counter()
+    for number in range(draws):
+        compare_layouts(random.Random(f"{seed} {number}"), counts)
+    asked, took_s = counts["free"] + counts["narrower"], time.perf_counter() - began
+    print(
+        f"""
+questions                                   {asked} ({counts["free"]} free), {took_s:.0f} s
+no such layout, or a part that is refused   {counts["no such layout"]}, {counts["refused"]}
+best layouts that do not fit                {counts["does not fit"]}
+compared                                    {counts["compared"]}
+  faster by {FASTER:.0%}, the page said so           {counts["said"]}
+  faster by {FASTER:.0%}, unsaid                     {counts["loses"]}
+questions that partopt fails at             {counts["fails"]}
+parts that are not kept                     {counts["not kept"]}
+best layouts that are not exported          {counts["not exported"]}"""
+    )
+    return int(any(counts[name] for name in ("loses", "fails", "not kept", "not exported")))
+
+
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draw", type=int, metavar="N", help="so many drawn cases instead")
+    parser.add_argument("--layouts", type=int, metavar="N", help="so many draws of transformers")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.layouts:
+        print(describe(), flush=True)
+        return draw_layouts(arguments.layouts, arguments.seed)
     rng = random.Random(arguments.seed)
     cases = [drawn(rng) for _ in range(arguments.draw)] if arguments.draw else CASES
     print(describe(), flush=True)

@@ -51,6 +51,7 @@ class Kept(NamedTuple):
     shard: int = 0
     posted: int = 0  # M, where all of an iteration have receive buffers; 0: those in flight
     gathered: float = 1.0  # bytes for a byte of parameters, where replicas share them
+    copies: int = 1  # ranks of each device that hold the same parameters, and share them, too
 
 
 def kept_of(
@@ -59,8 +60,11 @@ def kept_of(
     shard: Shard,
     sixteen_bit: bool,
     microbatches: int | None = None,
+    copies: int = 1,
 ) -> Kept:
     """What is kept beside 16-bit or 32-bit parameters, with so many microbatches an iteration.
+
+    Of the ranks of a device `copies` hold the same parameters.
 
     Beside 16-bit ones stands an fp32 master copy, whatever the moments are; `optimizer_bytes` of an
     engine are all the state of a parameter, a master copy included. Gradients that are exchanged
@@ -76,13 +80,14 @@ def kept_of(
     if shard == "gradients" and engine.allreduce == "blocking":
         sharded = SHARDED["optimizer"]
     gathered = (engine.gathered_bytes or each) / each
-    return Kept(gradient / each, state / each, sharded, posted, gathered)
+    return Kept(gradient / each, state / each, sharded, posted, gathered, copies)
 
 
 def kept_by(plan: Plan) -> Kept:
     """What the trainer of a plan keeps."""
     sixteen_bit = plan.profile.dtype in SIXTEEN_BIT
-    return kept_of(plan.optimizer, plan.engine, plan.shard, sixteen_bit, plan.microbatches)
+    copies = plan.topology.group_copies
+    return kept_of(plan.optimizer, plan.engine, plan.shard, sixteen_bit, plan.microbatches, copies)
 
 
 def recomputes_apart(plan: Plan) -> bool:
@@ -91,8 +96,9 @@ def recomputes_apart(plan: Plan) -> bool:
 
 
 def shares(kept: Kept, replicas: Any) -> tuple[Any, Any, Any]:
-    """Devices that share the parameters of a stage, its gradients, its state; for arrays too."""
-    parameters, gradients, state = (replicas if kept.shard >= k else 1 for k in (3, 2, 1))
+    """Ranks that share the parameters of a stage, its gradients, its state; for arrays too."""
+    ranks = replicas * kept.copies
+    parameters, gradients, state = (ranks if kept.shard >= k else 1 for k in (3, 2, 1))
     return parameters, gradients, state
 
 

@@ -146,8 +146,9 @@ class Problem:
     @cached_property
     def kept(self) -> Kept:
         """What devices keep beside the parameters."""
-        sixteen_bit = self.chain.sixteen_bit
-        return kept_of(self.optimizer, self.engine, self.shard, sixteen_bit, self.microbatches)
+        sixteen_bit, copies = self.chain.sixteen_bit, self.topology.group_copies
+        own = self.optimizer, self.engine, self.shard, sixteen_bit
+        return kept_of(*own, self.microbatches, copies)
 
     @cached_property
     def exchange(self) -> Exchange:

@@ -367,6 +367,12 @@ class Proof(NamedTuple):
     label: str
 
 
+def needed_bytes(plan: Plan) -> int:
+    """Bytes on the fullest device, with what a closed form counts beside the stages."""
+    counted = plan.reserve.basis == "computed"
+    return plan.peak_memory_bytes + plan.reserve.size_bytes * counted
+
+
 def proof_of(plan: Plan) -> Proof | None:
     """What the certificate of `plan` says; None where it has none.
 

@@ -294,9 +294,9 @@ class Calibration(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
 class LayoutBeside(documents.Part, frozen=True, kw_only=True):
     """A layout that was found beside that of a plan.
 
-    `iteration_s` is `simulated`, or by the closed form; `memory_bytes` of the fullest rank are by
-    that. Of the parts of an iteration `part` is the one that differs most in the direction in which
-    the whole does, by `part_s` seconds.
+    `iteration_s` and `memory_bytes` of the fullest rank are `simulated`, or by the closed form. Of
+    the parts of an iteration `part` is the one that differs most in the direction in which the
+    whole does, by `part_s` seconds.
     """
 
     layout: Layout
@@ -315,8 +315,9 @@ class Modelled(documents.Part, frozen=True, kw_only=True):
     of a block. The question fixed the parts of the layout that are in `asked`, and `facts` of the
     trainer. `layout` has the degrees that are in the profile, `closed_s` and `closed_bytes` are
     seconds of an iteration and bytes of the fullest rank by the closed form. Of `tried` layouts
-    those `beside` it are the next that fit, and some that do not and would be faster. An iteration
-    takes `freely_s` with blocks that are cut freely, where that is less.
+    those `beside` it are the next that fit, and some that do not and would be faster; `left_out` is
+    one that would be the fastest and is not believed. An iteration takes `freely_s` with blocks
+    that are cut freely, where that is less.
     """
 
     model: Transformer
@@ -332,3 +333,4 @@ class Modelled(documents.Part, frozen=True, kw_only=True):
     tried: Count = 1
     freely_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     beside: list[LayoutBeside] = []
+    left_out: LayoutBeside | msgspec.UnsetType = msgspec.UNSET

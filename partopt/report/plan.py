@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from partopt.documents.engine import PARTOPT
-from partopt.documents.plan import Plan, proof_of
+from partopt.documents.plan import Plan, needed_bytes, proof_of
 from partopt.documents.stage import Load, Stage, stages_text
 from partopt.printable import shorten
 from partopt.report.phrases import (
@@ -233,8 +233,9 @@ def _flight(plan: Plan) -> str:
 def memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
     """The fullest device against its limit: in all, as a bar, and part by part."""
     peak, limit, reserve = plan.peak_memory_bytes, plan.memory_limit_bytes, plan.reserve
-    on = f"{format_bytes(peak)} on each device of {stages_text(plan.fullest_stages)}"
-    yield on + against_limit(peak, limit)
+    needed = needed_bytes(plan)
+    on = f"{format_bytes(needed)} on each device of {stages_text(plan.fullest_stages)}"
+    yield on + against_limit(needed, None if limit is None else limit + needed - peak)
     parts = device_parts([plan.stages[s] for s in plan.fullest_stages])
     parts |= {
         "free": 0 if limit is None else max(0, limit - peak),

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, needed_bytes
 from partopt.documents.transformer import BITS, LayoutBeside, Modelled
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan import memory_lines
 from partopt.report.text import Column, label_lines, table_of
-from partopt.transformer.as_profile import is_simulated, training_of
+from partopt.transformer.as_profile import training_of
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.iteration import (
     AGREES,
@@ -56,7 +56,7 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     lines += [("" if place else "where", line) for place, line in enumerate(where)]
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
-    trust = enumerate(_trust(plan, about, _basis(work, own.shape)))
+    trust = enumerate(_trust(plan, about, _basis(work, own.shape), parts))
     lines += [("" if place else "trust", text) for place, text in trust]
     pages = [label_lines(lines)]
     rows, columns, note = layout_table(plan)
@@ -76,12 +76,11 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     if not about or not about.beside:
         return [], [], ""
     own_s, figures = plan.predicted.iteration_s or plan.predicted.period_s, plan.predicted.figures
-    agrees = is_simulated(plan)
     first = LayoutBeside(
         layout=about.layout,
-        iteration_s=own_s if agrees else about.closed_s,
-        simulated=agrees,
-        memory_bytes=about.closed_bytes,
+        iteration_s=own_s,
+        simulated=True,
+        memory_bytes=needed_bytes(plan),
         fits=plan.fits,
         part="",
         part_s=0.0,
@@ -272,7 +271,7 @@ def _where(parts: Mapping[str, float], work: Training) -> Iterator[str]:
             yield ", ".join(words) if work.calibration is None else f"{basis}: {', '.join(words)}"
 
 
-def _trust(plan: Plan, about: Modelled, basis: str) -> Iterator[str]:
+def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) -> Iterator[str]:
     """How far to believe it, and where the closed form and the simulation part."""
     if basis == "computed":
         yield f"computed; {TRUST}"
@@ -281,7 +280,7 @@ def _trust(plan: Plan, about: Modelled, basis: str) -> Iterator[str]:
     simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
     change = simulated_s / about.closed_s - 1
     if abs(change) > AGREES:
-        yield f"simulated {change:+.1%} against the closed form: {_difference(plan, about)}"
+        yield f"simulated {change:+.1%} against the closed form: {_difference(plan, about, parts)}"
     if has_odd_widths(about.model):
         yield f"{ODD}: kernels are slower at them than is computed"
     levels, own = plan.topology.cluster.levels, about.layout
@@ -294,20 +293,43 @@ def _trust(plan: Plan, about: Modelled, basis: str) -> Iterator[str]:
         yield "exchanges between servers are taken to reach the rate of messages: measure theirs"
     if about.model.experts:
         yield "layouts of experts are not verified: imbalance is not in the model"
+    if about.left_out:
+        change = about.left_out.iteration_s / simulated_s - 1
+        yield (
+            f"left out: {layout_name(about.left_out.layout)}, {change:+.1%} by computation; nobody "
+            "runs experts in large microbatches or makes their blocks again while others fit, and "
+            "their imbalance, which grows so, is not computed"
+        )
 
 
-def _difference(plan: Plan, about: Modelled) -> str:
-    """What the simulation or the closed form of a layout lacks, likeliest first."""
-    own = about.layout
-    p, interleaved, experts = own.pp or 1, (own.chunks or 1) > 1, about.model.experts
+def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:
+    """What the simulation or the closed form of a layout lacks, whose `parts` these are.
+
+    All of it is in what links carry: on infinitely fast ones both take as long.
+    """
+    own, simulated_s = about.layout, plan.predicted.iteration_s or plan.predicted.period_s
+    p, interleaved, longer = own.pp or 1, (own.chunks or 1) > 1, simulated_s > about.closed_s
+    exchanges = parts.get("replicas", 0.0) > parts.get("sends", 0.0)
     causes = {
-        "experts' gradients have fewer replicas than it exchanges them over": experts,
-        "it sends and receives in turn, where the trainer does both at once": (
-            plan.waits and p > 2 and not interleaved
+        "experts' gradients have fewer replicas than it exchanges them over": (
+            longer and (own.ep or 1) > 1
         ),
-        "the closed form takes chunks for equal and every send for shown": interleaved,
-        "sends fall otherwise": p > 1,
-        "it gathers and scatters all blocks at once, not one by one": p == 1,
+        "it gathers and scatters all blocks at once, not one by one": (
+            p == 1 and plan.shard in ("gradients", "parameters")
+        ),
+        "it hides replicas' exchange behind the last backward alone": p == 1,
+        "the closed form takes chunks of unequal blocks for equal": longer and interleaved,
+        "it sends and receives in turn, where the trainer does both at once": (
+            longer and plan.waits and p > 2
+        ),
+        "sends fall otherwise": longer,
+        "chunks exchange gradients behind the backwards of others": exchanges and interleaved,
+        "stages exchange gradients while others still work": exchanges,
+        "the closed form takes sends inside a server for sends between servers": (
+            plan.topology.cluster.devices // p < plan.topology.cluster.levels[0].size
+        ),
+        "the closed form takes every send that fills the pipe for shown": interleaved,
+        "stages that wait for the slowest one hide their sends": True,
     }
     return next(why for why, here in causes.items() if here)
 

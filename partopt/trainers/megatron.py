@@ -337,6 +337,7 @@ MEGATRON = Trainer(
             "cp": "half a rank's sequence: twice it divides the sequence",
             "ep": "divides the experts",
         },
+        repeats_keys=True,
     ),
     # with --bf16, and --overlap-grad-reduce as it is written
     engine=Engine(

@@ -359,7 +359,7 @@ def _facts(settings: Settings, script: bool, t: int, p: int, trainer: str) -> di
     if fused != (trainer == "megatron-bridge"):
         found["loss"] = "fused" if fused else "plain"
     stated = {
-        ("tp-overlap", "yes"): on("tp_comm_overlap", "ub_tp_comm_overlap"),
+        ("tp-overlap", "yes"): t > 1 and on("tp_comm_overlap", "ub_tp_comm_overlap"),
         ("exchange-overlap", "yes"): on("overlap_moe_expert_parallel_comm"),
         ("exchange", "copies"): copies,
         ("sequence-parallel", "no"): t > 1 and not on("sequence_parallel"),

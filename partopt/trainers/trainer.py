@@ -37,8 +37,9 @@ class Says:
     `recomputed` whether all stages or none recompute, as many first blocks of each, or each as the
     plan says. `orders` are those
     of ranks; none where ranks do not matter. `degrees` are what it has beside the pipeline, and
-    what each must divide; devices may be groups of ranks where it has "tp". With `ties` stages may
-    part layers that share parameters; `least_stages` make a pipeline.
+    what each must divide; devices may be groups of ranks where it has "tp", more than heads of keys
+    where it `repeats_keys`. With `ties` stages may part layers that share parameters;
+    `least_stages` make a pipeline.
     """
 
     cuts: Cuts = ANYWHERE
@@ -46,6 +47,7 @@ class Says:
     recomputed: Literal["all", "first", "each"] = "all"
     orders: Sequence[Order] = ("stages", "pipelines")
     degrees: Mapping[str, str] = field(default_factory=dict)
+    repeats_keys: bool = False
     ties: bool = True
     least_stages: int = 1
 

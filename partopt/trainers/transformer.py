@@ -20,7 +20,7 @@ from msgspec import UNSET, structs
 from partopt import planners
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Engine, Layout
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, needed_bytes
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
@@ -35,15 +35,16 @@ from partopt.documents.transformer import (
 )
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.job import Job
-from partopt.options import FACTS, MANUAL, invalid, parse_bytes, with_facts
+from partopt.options import AUTO, FACTS, MANUAL, invalid, parse_bytes, with_facts
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS, export_plan
 from partopt.trainers.calibration import calibrate
 from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import Trainer
-from partopt.transformer.as_profile import is_simulated, profile_of, rates_of
+from partopt.transformer.as_profile import profile_of, rates_of
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import (
+    FSDP_STATE,
     Degrees,
     Estimate,
     estimate,
@@ -56,10 +57,13 @@ from partopt.transformer.rates import PLANNED
 # settings of a configuration that stand for parts of the question
 _SEQUENCE, _BATCH = ("seq_length", "seq_len"), ("global_batch_size",)
 
-JUDGED = 4  # layouts that are simulated, the fastest that differ
+# layouts that are simulated, the fastest that differ: some, and as many as may yet be the fastest
+JUDGED, MOST_JUDGED = 4, 16
+USUALLY = 0.99  # of the closed form a simulation takes that or more; or of what others do
 _SWITCHES = ("sequence-parallel", "allreduce", "waits", "ends")  # facts that a flag alone changes
+_NEEDING = ("tp-overlap", "exchange-overlap")  # those that not every layout can have
+_SCHEDULES = ("1f1b", "interleaved")  # of a stage a device, and of several: chunks
 _LETTERS = 40  # of a setting that is shown
-NEAR = 1.05  # of the fastest estimate: those beyond are not
 _SHOWN, _LACKING = 9, 3  # layouts beside a plan: that fit, and that need least of those that do not
 
 
@@ -74,9 +78,14 @@ class Laid:
 
     @property
     def seconds(self) -> float:
-        """Of an iteration, simulated; where the simulation lacks something, in closed form."""
-        simulated_s = self.plan.predicted.iteration_s
-        return simulated_s if simulated_s and is_simulated(self.plan) else self.estimate.seconds
+        """Of an iteration, simulated."""
+        return self.plan.predicted.iteration_s or self.plan.predicted.period_s
+
+    def with_about(self, **found: Any) -> Laid:
+        """The same, with what else was `found` in its plan."""
+        assert self.plan.transformer
+        about = structs.replace(self.plan.transformer, **found)
+        return dataclasses.replace(self, plan=structs.replace(self.plan, transformer=about))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +126,8 @@ class Laying:
             engine=with_facts(trainer.engine, rest),
             rates=rates_of(self.topology),
             calibration=self.calibration,
+            repeats_keys=trainer.says.repeats_keys,
+            parts_ties=trainer.says.ties,
         )
 
     @property
@@ -138,16 +149,18 @@ class Laying:
         PartoptError where more of it is asked for.
         """
         trainer, own = TRAINERS.lookup(self.trainer), self.layout
-        alone = {name: 1 for name in ("tp", "cp", "ep") if name not in trainer.says.degrees}
-        if trainer.schedules is not None and "interleaved" not in trainer.schedules:
-            if (own.chunks or 1) > 1:
-                what = f"{self.trainer} does not interleave chunks"
-                raise invalid("layout", f"chunks={own.chunks}", what, "leave chunks out")
-            alone["chunks"] = 1
-        lacking = {name: 1 for name in alone if getattr(own, name) is None}
-        if own.recompute == "auto":
-            return structs.replace(own, **lacking, recompute=None)
-        return structs.replace(own, **lacking)
+        lacking = [name for name in ("tp", "cp", "ep") if name not in trainer.says.degrees]
+        runs = [name for name in _SCHEDULES if name in (trainer.schedules or _SCHEDULES)]
+        lacking += ["chunks"] * ("interleaved" not in runs)
+        for name in lacking:
+            if (getattr(own, name) or 1) > 1:
+                what, hint = f"{self.trainer} has no such part of a layout", f"leave {name} out"
+                raise invalid("layout", f"{name}={getattr(own, name)}", what, hint)
+        if own.schedule not in (None, AUTO, *runs):
+            what = f"transformers are planned under {' and '.join(runs)} of {self.trainer}"
+            raise invalid("layout", f"schedule={own.schedule}", what, "leave schedule out")
+        chosen = [name for name in ("recompute", "schedule") if getattr(own, name) == AUTO]
+        return structs.replace(own, **dict.fromkeys(lacking, 1), **dict.fromkeys(chosen))
 
     @property
     def limit_bytes(self) -> int | None:
@@ -180,7 +193,7 @@ class Laying:
             microbatch=given.microbatch or 1,
             recompute=given.recompute or "never",
             shard=given.shard or shard_of(training, degrees["pp"]),
-            schedule="interleaved" if degrees["chunks"] > 1 else "1f1b",
+            schedule=given.schedule or _SCHEDULES[degrees["chunks"] > 1],
         )
         faults = list(find_faults(training, full, self.global_batch))
         if faults:
@@ -213,6 +226,8 @@ def _chosen(trainer: Trainer, facts: Mapping[str, object]) -> tuple[Practice, di
             raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), choice))
         else:
             practice = structs.replace(practice, **choice[str(value)])
+    if practice.tp_overlap == "async" and not practice.compiled:
+        raise invalid("async-tp", "yes", "only compiled products are split", "add `compile=yes`")
     return practice, rest
 
 
@@ -237,24 +252,45 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
     limit, partly = asked.limit_bytes or math.inf, asked.recomputes_partly
     found = find_layouts(training, devices, asked.global_batch, limit, asked.fixed, partly)
     if found.least is None:
-        asked.fill(training)  # says why, if the layout itself cannot be
-        raise PartoptError(
-            f"{asked.trainer} has no such layout of {asked.model.name} on {devices} devices",
-            "fix less of `layout`, or give another batch",
-            ANSWER_IS_NO,
-            code="no-plan",
-        )
+        raise _no_layout(asked, training)
     if not found.fitting:
         return Chosen(best=lay_as(asked, training, found.least.layout), found=found)
-    near = [own for own in found.fitting if own.seconds <= NEAR * found.fitting[0].seconds]
-    laid = list[Laid]()
-    for done, own in enumerate(differing(near, JUDGED, ["microbatch"])):
-        progress("simulating layouts", done, JUDGED)
+    laid, shortest = list[Laid](), USUALLY
+    near = differing(found.fitting, MOST_JUDGED, ["microbatch"])
+    for done, own in enumerate(near):
+        fit = [each.seconds for each in laid if each.plan.fits]
+        if done >= JUDGED and fit and own.seconds * shortest > min(fit):
+            break
+        progress("simulating layouts", done, len(near))
         laid.append(lay_as(asked, training, own.layout))
+        shortest = min(shortest, USUALLY * laid[-1].seconds / own.seconds)
     laid.sort(key=lambda each: (not each.plan.fits, each.seconds))
     best = _cut_freely(asked, laid[0])
-    best = _with_others(best, _others(best, laid[1:], found), found)
+    best = best.with_about(tried=found.tried, beside=_others(best, laid[1:], found))
+    for own in found.left_out[:MOST_JUDGED]:
+        left = lay_as(asked, training, own.layout)
+        if left.plan.fits and left.seconds < best.seconds:
+            best = best.with_about(left_out=_beside(own, best, left, True))
+            break
     return Chosen(best=best, found=found)
+
+
+def _no_layout(asked: Laying, training: Training) -> PartoptError:
+    """Why there is no layout: the faults of parts that are fixed, or that none has all of them."""
+    why, devices = "", asked.topology.cluster.devices
+    try:
+        asked.fill(training)
+    except PartoptError as error:
+        parts = {str(fault.fields.get("part", "layout")) for fault in error.parts}
+        if all(getattr(asked.layout, part, asked) is not None for part in parts):
+            return error
+        why = f"; with what is open at 1, {error.parts[0].message}"
+    return PartoptError(
+        f"{asked.trainer} has no such layout of {asked.model.name} on {devices} devices{why}",
+        "fix less of `layout`, or give another batch",
+        ANSWER_IS_NO,
+        code="no-plan",
+    )
 
 
 def _cut_freely(asked: Laying, laid: Laid) -> Laid:
@@ -273,9 +309,7 @@ def _cut_freely(asked: Laying, laid: Laid) -> Laid:
     freely = lay_as(asked, training, layout)
     if not freely.plan.fits or freely.seconds >= laid.seconds:
         return laid
-    assert laid.plan.transformer
-    about = structs.replace(laid.plan.transformer, freely_s=freely.seconds)
-    return dataclasses.replace(laid, plan=structs.replace(laid.plan, transformer=about))
+    return laid.with_about(freely_s=freely.seconds)
 
 
 def _others(to: Laid, simulated: Sequence[Laid], found: Found) -> list[LayoutBeside]:
@@ -289,12 +323,6 @@ def _others(to: Laid, simulated: Sequence[Laid], found: Found) -> list[LayoutBes
     return rows + [_beside(own, to, None, False) for own in lacking]
 
 
-def _with_others(own: Laid, others: Sequence[LayoutBeside], found: Found) -> Laid:
-    assert own.plan.transformer
-    about = structs.replace(own.plan.transformer, tried=found.tried, beside=list(others))
-    return dataclasses.replace(own, plan=structs.replace(own.plan, transformer=about))
-
-
 def _beside(own: Estimate, to: Laid, simulated: Laid | None, fits: bool) -> LayoutBeside:
     """A layout beside another, `to`; its seconds are those that were `simulated`, if they were."""
     way = 1 if own.seconds >= to.estimate.seconds else -1
@@ -304,8 +332,8 @@ def _beside(own: Estimate, to: Laid, simulated: Laid | None, fits: bool) -> Layo
     return LayoutBeside(
         layout=own.layout,
         iteration_s=simulated.seconds if simulated is not None else own.seconds,
-        simulated=simulated is not None and is_simulated(simulated.plan),
-        memory_bytes=round(own.memory_bytes),
+        simulated=simulated is not None,
+        memory_bytes=round(own.memory_bytes) if simulated is None else needed_bytes(simulated.plan),
         fits=fits,
         part=part,
         part_s=more[part],
@@ -411,20 +439,25 @@ class Compared:
 def compare_layout(asked: Laying, progress: Progress = ignore_progress) -> Compared:
     """The plan of a layout, beside the best of all layouts.
 
-    Facts are the same, but for those that a flag alone turns on.
+    Facts are the same, but for those that a flag alone turns on, or that a layout cannot have.
 
     Raises PartoptError where the layout cannot be run.
     """
     yours = lay(asked)
     facts = {name: value for name, value in asked.facts.items() if name not in _SWITCHES}
-    chosen = choose(dataclasses.replace(asked, layout=Layout(), facts=facts), progress)
+    free = dataclasses.replace(asked, layout=Layout(), facts=facts)
+    chosen = choose(free, progress)
+    plain = {name: value for name, value in facts.items() if name not in _NEEDING}
+    if plain != facts:
+        ways = [chosen, choose(dataclasses.replace(free, facts=plain), progress)]
+        chosen = min(ways, key=lambda own: (not own.best.plan.fits, own.best.seconds))
     best = chosen.best
     if yours.plan.fits and yours.seconds <= best.seconds:  # as where blocks lie unevenly
         chosen = dataclasses.replace(chosen, best=yours)
     else:
         first = _beside(best.estimate, yours, best, best.plan.fits)
         others = [each for each in _others(yours, [], chosen.found) if each.layout != first.layout]
-        yours = _with_others(yours, [first, *others], chosen.found)
+        yours = yours.with_about(tried=chosen.found.tried, beside=[first, *others])
     return Compared(
         yours=yours, chosen=chosen, changes=_changes(yours.plan, chosen.best.plan, asked.trainer)
     )
@@ -513,17 +546,20 @@ def _options(asked: Laying, training: Training, found: Estimate) -> dict[str, An
     layout, memory = found.layout, found.memory
     counts = stage_counts(training, Degrees.of(training, layout, asked.global_batch))
     n, v = layout.dp or 1, layout.chunks or 1
-    # of a parameter of a rank, before replicas share it: context parallel ranks do, too
-    if "in shares" in memory:
-        state = 16.0 / (layout.cp or 1) - 2 - training.gradient_bytes
+    # of a parameter of a rank, before those that have it share it
+    if "in shares" in memory:  # and what is whole in a pipeline beside it
+        state = float(FSDP_STATE) - (2 + training.gradient_bytes) * (layout.pp == 1)
     else:
         state = memory["optimizer"] / (memory["parameters"] / 2)
-        state *= n if layout.shard == "optimizer" else 1
-    bits = BITS[training.format]
-    gathered = {"gathered_bytes": bits / 8} if "in shares" in memory and bits < 16 else {}
+        state *= n * (layout.cp or 1) if layout.shard == "optimizer" else 1
+    facts: dict[str, Any] = {"optimizer_bytes": max(0.0, state)}
+    if "in shares" in memory and BITS[training.format] < 16:
+        facts["gathered_bytes"] = BITS[training.format] / 8
+    if "in shares" in memory and layout.pp == 1:  # gradients are scattered in every backward
+        facts["allreduce"] = "overlap"
     return {
         "trainer": asked.trainer,
-        "engine": structs.replace(training.engine, optimizer_bytes=max(0.0, state), **gathered),
+        "engine": structs.replace(training.engine, **facts),
         "schedule": layout.schedule,
         "chunks": v if v > 1 else None,
         "planner": MANUAL,

@@ -34,7 +34,6 @@ from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer.block import Block, Training
 from partopt.transformer.iteration import (
-    AGREES,
     Degrees,
     estimate,
     once_s,
@@ -129,7 +128,10 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
     each = round(2 * (model.dense_parameters / t + model.expert_parameters / e))
     end, message = round(2 * model.end_parameters / t), round(work.message_bytes(shape))
     tied = [SharedParameter(name=f"{EMBEDDING}.weight", bytes=end)] if model.tied else []
-    sharers = own.n if layout.shard not in (None, "none") else 1
+    sharers = own.sharers if layout.shard not in (None, "none") else 1
+    held = model.blocks * each + end * (1 if model.tied else 2)
+    # what the first device steps, for which all wait: it ends its last backward behind the others
+    first = sum(stage_counts(work, own)[:: own.p]) * each + end if own.p > 1 else held
     return Profile(
         model=Model(
             name=model.name,
@@ -152,8 +154,8 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
         measurements=[
             Measurement(
                 microbatch_size=shape.b,
-                # of the whole model, of which a stage steps its share
-                optimizer_s=own.p * sharers * once_s(work, layout, batch),
+                # of the whole model, of which a device steps its share
+                optimizer_s=held / first * sharers * once_s(work, layout, batch),
                 layers=[
                     LayerMeasurement(
                         forward_s=slower * each.forward_s,
@@ -195,18 +197,6 @@ def _blocks(work: Training, own: Degrees, layout: Layout) -> Sequence[Block]:
         for count in stage_counts(work, own)
         for k in range(count)
     ]
-
-
-def is_simulated(plan: Plan) -> bool:
-    """Whether a plan of a transformer takes what its simulation says, not its closed form.
-
-    That is where they agree within `AGREES`, and where devices have several chunks, which the
-    closed form takes for equal.
-    """
-    about, simulated_s = plan.transformer, plan.predicted.iteration_s
-    if not about or not simulated_s:
-        return False
-    return abs(simulated_s / about.closed_s - 1) <= AGREES or (about.layout.chunks or 1) > 1
 
 
 def layout_text(layout: Layout) -> str:

@@ -89,7 +89,9 @@ class Training:
     """A transformer that a trainer trains on some device: all but the layout.
 
     With a `calibration` blocks take what was measured of them, of other shapes in proportion.
-    Raises PartoptError for a number format or an attention that the device is not known to have.
+    Tensor parallel ranks may outnumber heads of keys where the trainer `repeats_keys`, stages have
+    one of embedding and head that share a weight where it `parts_ties`. Raises PartoptError for a
+    number format or an attention that the device is not known to have.
     """
 
     model: Transformer
@@ -99,12 +101,15 @@ class Training:
     engine: Engine
     rates: Rates
     calibration: Calibration | None = None
+    repeats_keys: bool = True
+    parts_ties: bool = True
     _blocks: dict[Shape, Block] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        product = "fp8" if self.format == "mxfp8" else self.format
+        formats = [*self.rates.products]
+        formats += ["mxfp8"] * ("nvfp4" in formats)  # both have a scale a block, from Blackwell on
         known: list[tuple[str, Iterable[str]]] = [
-            (product, self.rates.products),
+            (self.format, formats),
             (self.wide, self.rates.products),
         ]
         if self.practice.scores is None:
@@ -233,7 +238,8 @@ class Training:
     def products(self, shape: Shape) -> list[Product]:
         """The products of attention and feed-forward, in their order."""
         model, own, t = self.model, self.practice, shape.t
-        h, q, kv, f = model.hidden, model.q / t, model.kv / t, model.ffn / t
+        h, q, f = model.hidden, model.q / t, model.ffn / t
+        kv = max(model.kv / t, model.head_size)  # which several ranks have where heads are fewer
         found = [Product(q + 2 * kv, h, 0.0), Product(h, q, 1.0)]
         if not own.joined_queries:
             found[:1] = [Product(q, h, 0.0), Product(kv, h, 1.0), Product(kv, h, 0.0)]
@@ -275,7 +281,8 @@ class Training:
     def _passed_bytes(self, shape: Shape, way: int) -> float:
         """Bytes of a block's passes, forward (0) or backward (1)."""
         model, own, passes, t = self.model, self.practice, self.practice.passes, shape.t
-        T, h, q, kv, f = self.tokens(shape), model.hidden, model.q, model.kv, model.ffn
+        T, h, q, f = self.tokens(shape), model.hidden, model.q, model.ffn
+        kv = max(model.kv, t * model.head_size)
         over_h = h * (passes.norms[way] + passes.residuals[way])
         over_h += h * passes.dropout[way] * model.dropout
         inside = q * passes.queries[way] + kv * passes.keys[way]

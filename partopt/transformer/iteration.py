@@ -85,29 +85,69 @@ class Degrees(NamedTuple):
 
 
 def find_faults(work: Training, layout: Layout, batch: int) -> Iterator[PartoptError]:
-    """What of a layout does not divide what it should, each with the part of the layout."""
-    model, own = work.model, Degrees.of(work, layout, batch)
-    ends = 2 if work.practice.ends in ("blocks", "fewer") else 0
-    samples = own.n * own.shape.b
-    divides = {
-        "tp": (own.t, model.heads, "heads"),
-        "cp": (2 * own.c, work.sequence, "tokens, half a rank's at a time,"),
-        "ep": (own.e, model.experts or 1, "experts"),
-        "dp": (samples, batch, f"samples, in microbatches of {own.shape.b},"),
-    }
-    found = [
-        (part, f"{count} {what} are not a multiple of {size}")
-        for part, (size, count, what) in divides.items()
-        if count % size and (part != "cp" or own.c > 1)
-    ]
-    if own.p * own.v > model.blocks + ends:
-        found.append(("pp", f"{own.p} x {own.v} stages of {model.blocks} blocks"))
-    if own.v > 1 and own.m % own.p:
-        found.append(("chunks", f"{own.m} microbatches are not a multiple of {own.p} devices"))
-    for part, what in found:
+    """Why a layout cannot be run, or is not computed, each with the part of the layout.
+
+    It may not divide what it should, ask for what the trainer does not have, or lack what another
+    part or a fact needs.
+    """
+    for part, what in _faults(work, Degrees.of(work, layout, batch), layout, batch):
         hint = "change that part of the layout"
         message = f"layout.{part}: {what}"
         yield PartoptError(message, hint, code="unsupported-layout", part=part)
+
+
+def _faults(work: Training, own: Degrees, layout: Layout, batch: int) -> Iterator[tuple[str, str]]:
+    (t, c, e, p, v, n, m, shape, _), model, practice = own, work.model, work.practice
+    engine, s, server = work.engine, work.sequence, work.rates.server
+    if model.heads % t:
+        yield "tp", f"{model.heads} heads are not a multiple of {t}"
+    elif model.kv_heads % t and not (work.repeats_keys and t % model.kv_heads == 0):
+        yield "tp", f"{model.kv_heads} heads of keys are not a multiple of {t}"
+    if model.ffn % t:
+        yield "tp", f"a feed-forward of {model.ffn} is not a multiple of {t}"
+    if practice.sequence_parallel and t > 1 and s % (t * c):
+        yield "tp", f"{s} tokens are not a multiple of {t} x {c}"
+    if t > server:
+        yield "tp", f"{t} ranks are more than the {server} of a server, which is not computed"
+    elif not work.rates.holds(t * c):
+        yield "cp", f"groups of {t} x {c} ranks neither fill nor divide servers of {server}"
+    if c > 1 and s % (2 * c):
+        yield "cp", f"{s} tokens, half a rank's at a time, are not a multiple of {2 * c}"
+    if (model.experts or 1) % e:
+        yield "ep", f"{model.experts or 1} experts are not a multiple of {e}"
+    if t * c * n % e:
+        yield "ep", f"the {t * c * n} ranks of a stage, tp x cp x dp, are not a multiple of {e}"
+    if batch % (n * shape.b):
+        what = f"{batch} samples, in microbatches of {shape.b}, are not a multiple of"
+        yield "dp", f"{what} {n * shape.b}"
+    ends = 2 if practice.ends in ("blocks", "fewer") else 0
+    if p * v > model.blocks + ends:
+        yield "pp", f"{p} x {v} stages of {model.blocks} blocks"
+    if p > 1 and model.tied and not work.parts_ties:
+        yield "pp", "embedding and head share their weight, which this trainer keeps in one stage"
+    if v > 1 and p == 1:
+        yield "chunks", f"{v} stages on each of one device, which is no pipeline: pp > 1"
+    elif v > 1 and m % p:
+        yield "chunks", f"{m} microbatches are not a multiple of {p} devices"
+    if layout.schedule not in (None, "interleaved" if v > 1 else "1f1b"):
+        yield "schedule", f"{layout.schedule} with chunks={v}"
+    if layout.shard is not None and layout.shard not in engine.shard:
+        yield "shard", f"{layout.shard}: the trainer has {', '.join(engine.shard)}"
+    elif layout.shard == "parameters" and p > 1:
+        yield "shard", "parameters are gathered once in a pipeline (gradients), or not computed"
+    elif layout.shard == "none" and c > 1 and "parameters" in engine.shard:
+        yield "shard", "context parallel ranks share parameters in any case"
+    again = layout.recompute or "never"
+    if again == "selective" and again not in engine.recompute:
+        yield "recompute", "the trainer makes all of a block again or nothing"
+    elif again not in ("never", "selective") and not {"blocks", "stage"} & {*engine.recompute}:
+        yield "recompute", "the trainer makes nothing again"
+    if practice.tp_overlap == "buffers" and (t == 1 or not practice.sequence_parallel):
+        yield "tp", "tp-overlap needs tp > 1 and sequence-parallel"
+    if practice.dispatch_overlap and (e == 1 or (p > 1 and v == 1)):
+        yield "ep", "exchange-overlap needs ep > 1 and, in a pipeline, chunks"
+    elif practice.dispatch_overlap and again not in ("never", "selective"):
+        yield "recompute", "exchange-overlap makes no blocks again"
 
 
 def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf) -> Estimate:
@@ -404,7 +444,7 @@ def _parameters(work: Training, own: Degrees) -> tuple[float, float]:
 
 def _memory(work: Training, own: Degrees, layout: Layout, loads: Sequence[int]) -> dict[str, float]:
     """Bytes by part of the device that has most."""
-    of, fullest = _fsdp_bytes if own.shape.fsdp else _stage_bytes, {0, own.p - 1}
+    of, fullest = _fsdp_bytes if own.shape.fsdp else _stage_bytes, {0, min(1, own.p - 1), own.p - 1}
     fullest.add(loads.index(max(loads)))
     found = [of(work, own, layout, d, loads[d]) for d in fullest]
     return max(found, key=lambda parts: sum(parts.values()))
@@ -465,9 +505,13 @@ def _fsdp_bytes(
     """Of device d with so many blocks, whose parameters lie in shares.
 
     A pipeline keeps the stage gathered, and whole gradients in float32; else the embedding and the
-    head stay, two blocks are gathered and one is scattered.
+    head stay, or all where gradients alone are shared, two blocks are gathered and one is
+    scattered. In a pipeline each stage has a buffer
+    for every input and gradient that it receives in an iteration (torch 2.13, pipelining/stage.py,
+    _prepare_forward_infra and _prepare_backward_infra).
     """
-    model, practice, (t, _, _, p, _, _, m, shape, _) = work.model, work.practice, own
+    model, practice, (t, _, _, p, v, _, m, shape, _) = work.model, work.practice, own
+    stays, received = layout.shard == "gradients", 2 * v - (d == 0) - (d == p - 1)
     T, h = work.tokens(shape), model.hidden
     ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
     each, ends = work.parameters(shape), ends * model.end_parameters / t
@@ -476,9 +520,9 @@ def _fsdp_bytes(
     ranks = _near(work, own) if practice.shards == "server" else own.sharers
     return {
         "in shares": FSDP_STATE * ((held - experts) / ranks + experts / _copies(own)),
-        "gathered": 6 * held if p > 1 else 2 * ends + 10 * each,
+        "gathered": 6 * held if p > 1 else 2 * (held if stays else ends + each) + 8 * each,
         "activations": _kept_bytes(work, own)[0] * blocks * _in_flight(own, d),
-        "buffers": 4 * m * T * h / t if p > 1 else 0.0,
+        "buffers": m * received * work.message_bytes(shape),
         "logits": practice.loss.held * T * model.vocabulary / t * (d == p - 1),
         "at work": T * (12 * h + (12 * model.ffn + 8 * model.q) / t),
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -12,8 +14,9 @@ from partopt.documents.stage import Shard
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import Estimate, estimate, find_faults
 
-# powers of two are tried up to these
+# tried up to these
 MOST_CONTEXT, MOST_MICROBATCH = 16, 64
+FEW_CHUNKS = 8  # so many are tried whether or not stages have as many blocks then
 EXPERTS_MICROBATCH = 2  # of a model with experts: imbalance, which grows with it, is not computed
 FEWER = 40  # layouts of which fewer blocks are made again, the fastest
 MISSING = 1.3  # of the limit: what needs more is not among what nearly fits
@@ -23,13 +26,15 @@ class Found(NamedTuple):
     """Estimates of the layouts `tried`.
 
     Those that fit by seconds; by bytes those that would be faster than the first and nearly fit;
-    and the one that needs least.
+    the one that needs least; and those that fit, are left out by rule, and would be before the
+    first.
     """
 
     fitting: list[Estimate]
     lacking: list[Estimate]
     tried: int
     least: Estimate | None
+    left_out: list[Estimate]
 
 
 def find_layouts(
@@ -38,13 +43,13 @@ def find_layouts(
     """Estimate every layout of `batch` samples on `devices`, with the parts that are `fixed`.
 
     Where a layout fits only with all blocks made again, fewer are tried if the trainer can make
-    them `partly` again. Of a model with experts small microbatches come first, and all blocks are
-    made again only where nothing fits without.
+    them `partly` again. Of a model with experts small microbatches come first, and blocks are made
+    again only where nothing fits without.
     """
     stated = layouts(work, devices, batch, fixed)
     every = [estimate(work, own, batch, MISSING * limit) for own in stated]
     fitting = [own for own in every if own.memory_bytes <= limit]
-    if partly and fixed.recompute is None and not work.model.experts:
+    if partly and fixed.recompute is None:
         without = {own.layout for own in fitting if own.layout.recompute == "never"}
         again = [
             own
@@ -57,14 +62,16 @@ def find_layouts(
             for each in sorted(again, key=lambda own: own.seconds)[:FEWER]
             if (own := _fewer_again(work, each.layout, batch, limit)) is not None
         ]
+    fitting.sort(key=lambda own: own.seconds)
+    known = fitting
     if work.model.experts:
         fitting = _usual(fitting, fixed)
-    fitting.sort(key=lambda own: own.seconds)
     first_s = fitting[0].seconds if fitting else float("inf")
     lacking = [own for own in every if own.memory_bytes > limit and own.seconds < first_s]
     lacking.sort(key=lambda own: own.memory_bytes)
     least = min(every, key=lambda own: own.memory_bytes, default=None)
-    return Found(fitting, lacking, len(every), least)
+    left_out = [own for own in known if own.seconds < first_s]
+    return Found(fitting, lacking, len(every), least, left_out)
 
 
 def any_fits(work: Training, devices: int, batch: int, limit: float, fixed: Layout) -> bool:
@@ -90,12 +97,17 @@ def _fewer_again(work: Training, layout: Layout, batch: int, limit: float) -> Es
 
 
 def _usual(fitting: Sequence[Estimate], fixed: Layout) -> list[Estimate]:
-    """Those that people run of experts, where there are any; all where parts of it are fixed."""
+    """Those that people run of experts, where there are any; all where parts of it are fixed.
+
+    Large microbatches and blocks that are made again come out faster than they are: the imbalance
+    of experts, which such layouts multiply, is not computed.
+    """
     found = list(fitting)
     if fixed.microbatch is None:
         found = [o for o in found if (o.layout.microbatch or 1) <= EXPERTS_MICROBATCH] or found
     if fixed.recompute is None:
-        found = [own for own in found if own.layout.recompute != "always"] or found
+        whole = ("never", "selective")
+        found = [own for own in found if own.layout.recompute in whole] or found
     return found
 
 
@@ -103,37 +115,47 @@ def layouts(work: Training, devices: int, batch: int, fixed: Layout) -> Iterator
     """Every layout on all devices with the parts that are `fixed`, which the trainer can run."""
     model, server = work.model, work.rates.server
 
-    def allow(name: str, values: Sequence[int]) -> list[int]:
+    def allow(name: str, values: Iterable[int]) -> list[int]:
         asked = getattr(fixed, name)
         return list(values) if asked is None else [asked]
 
-    for t in allow("tp", _powers(min(server, model.kv_heads))):
-        for c in allow("cp", _powers(min(MOST_CONTEXT, max(1, devices // t)))):
+    def can_be(t: int, c: int) -> bool:
+        faults = find_faults(work, Layout(tp=t, cp=c), batch)
+        return not {"tp", "cp"} & {fault.fields["part"] for fault in faults}
+
+    for t in allow("tp", _divisors(server)):
+        for c in allow("cp", _divisors(max(1, devices // t), MOST_CONTEXT)):
+            if not can_be(t, c):
+                continue
             for p in allow("pp", _divisors(devices // (t * c))):
                 n, rest = divmod(devices, t * c * p)
-                if rest or not n or fixed.dp not in (None, n):
+                if rest or not n or batch % n or fixed.dp not in (None, n):
                     continue
-                spread = _powers(n * c * t) if model.experts else [1]
+                spread = math.gcd(model.experts, t * c * n) if model.experts else 1
                 for v in allow("chunks", _chunks(work, p)):
-                    for b in allow("microbatch", _powers(min(MOST_MICROBATCH, batch))):
-                        for e in allow("ep", spread):
-                            some = Layout(tp=t, cp=c, ep=e, pp=p, chunks=v, dp=n, microbatch=b)
-                            if not any(find_faults(work, some, batch)):
-                                yield from _ways(work, some, fixed)
+                    for b in allow("microbatch", _divisors(batch // n, MOST_MICROBATCH)):
+                        for e in allow("ep", _divisors(spread)):
+                            degrees = {"tp": t, "cp": c, "ep": e, "pp": p, "chunks": v, "dp": n}
+                            some = structs.replace(fixed, **degrees, microbatch=b)
+                            yield from _ways(work, some, batch)
 
 
-def _ways(work: Training, some: Layout, fixed: Layout) -> Iterator[Layout]:
-    """A layout with each way to recompute and to share state, of those that are not fixed."""
-    again = ["never", "selective", "always"]
+def _ways(work: Training, some: Layout, batch: int) -> Iterator[Layout]:
+    """A layout with each way to recompute and to share state, where these are open."""
+    if any(find_faults(work, some, batch)):
+        return
+    again: list[Any] = ["never", "selective", "always"]
     if work.practice.selective == "attention" and work.practice.scores is None:
         again.remove("selective")  # a kernel that keeps no scores makes them again in any case
-    for recompute in again if fixed.recompute is None else [fixed.recompute]:
-        yield structs.replace(
-            some,
-            recompute=recompute,
-            shard=fixed.shard or shard_of(work, some.pp or 1),
-            schedule="interleaved" if (some.chunks or 1) > 1 else "1f1b",
-        )
+    shards: list[Any] = [shard_of(work, some.pp or 1)]
+    if "parameters" in work.engine.shard and (some.dp or 1) * (some.cp or 1) > 1:
+        shards = [*work.engine.shard]  # where more is shared more is exchanged
+    for recompute in again if some.recompute is None else [some.recompute]:
+        for shard in shards if some.shard is None else [some.shard]:
+            name = some.schedule or ("interleaved" if (some.chunks or 1) > 1 else "1f1b")
+            full = structs.replace(some, recompute=recompute, shard=shard, schedule=name)
+            if not any(find_faults(work, full, batch)):
+                yield full
 
 
 def shard_of(work: Training, p: int) -> Shard:
@@ -143,20 +165,20 @@ def shard_of(work: Training, p: int) -> Shard:
 
 
 def _chunks(work: Training, p: int) -> list[int]:
-    """Stages on a device: numbers that share the blocks out evenly, one in any case.
+    """Stages on a device: few, or a number that shares the blocks out evenly; one in any case.
 
     Where embedding and head count as blocks, or the ends may have fewer, with these.
     """
     more = {"blocks": (2,), "fewer": (0, 1, 2)}.get(work.practice.ends, (0,))
     counted = [work.model.blocks + ends for ends in more]
-    most = max(counted) // p
-    even = [v for v in range(2, most + 1) if any(own % (p * v) == 0 for own in counted)]
-    return [1, *even] if p > 1 else [1]
+    tried = [
+        v
+        for v in range(2, max(counted) // p + 1)
+        if v <= FEW_CHUNKS or any(own % (p * v) == 0 for own in counted)
+    ]
+    return [1, *tried] if p > 1 else [1]
 
 
-def _powers(most: int) -> list[int]:
-    return [2**k for k in range(most.bit_length())]
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+@lru_cache(maxsize=1024)
+def _divisors(n: int, most: int | None = None) -> list[int]:
+    return [d for d in range(1, min(n, most or n) + 1) if n % d == 0]

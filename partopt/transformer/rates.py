@@ -44,7 +44,8 @@ class Rates:
     `peaks` and `bandwidth` are the data sheet's, of products by number format and of memory;
     `products` are what a benchmark finds, `attention` has kernels by name. `link` is a
     device's inside a server of `server` devices, `port` its share of those between servers, `ring`
-    what collectives reach of it: achieved, in one direction.
+    what collectives reach of it: achieved, in one direction. `sizes` are those of the cluster's
+    levels, innermost first.
     """
 
     device: str
@@ -58,6 +59,7 @@ class Rates:
     ring: float
     server: int
     multiprocessors: int
+    sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, file: DeviceFile, topology: Topology) -> Rates:
@@ -92,7 +94,16 @@ class Rates:
             ring=ring,
             server=inner.size,
             multiprocessors=training.multiprocessors.value,
+            sizes=tuple(level.size for level in topology.cluster.levels),
         )
+
+    def holds(self, ranks: int) -> bool:
+        """Whether groups of so many ranks fill the inner levels, and divide the next one."""
+        for size in self.sizes:
+            if ranks % size:
+                return size % ranks == 0
+            ranks //= size
+        return ranks == 1 or not self.sizes
 
     @property
     def taken(self) -> float:

@@ -92,6 +92,11 @@ def questions(draw, trainer):
         facts.pop("ends", None)
     if not model.experts:
         facts = {name: own for name, own in facts.items() if not name.startswith("exchange")}
+    if t == 1 or facts.get("sequence-parallel") == "no":
+        facts.pop("tp-overlap", None)
+    chunks, how = 2 if interleaves and draw(st.booleans()) else 1, draw(st.sampled_from(again))
+    if e == 1 or (p > 1 and chunks == 1) or how == "always":
+        facts.pop("exchange-overlap", None)
     return Laying(
         model=model,
         topology=topology(),
@@ -105,8 +110,8 @@ def questions(draw, trainer):
             ep=e,
             pp=p,
             microbatch=b,
-            chunks=2 if interleaves and draw(st.booleans()) else 1,
-            recompute=draw(st.sampled_from(again)),
+            chunks=chunks,
+            recompute=how,
             shard=draw(st.sampled_from(ways)),
         ),
         facts=facts,

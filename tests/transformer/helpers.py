@@ -43,7 +43,12 @@ RATES = Rates(
     multiprocessors=128,
 )
 PRACTICE = Practice(loss=Loss(passes=12, held=4), attention="flash")
-ENGINE = Engine(waits=("1f1b",), gradients="float32", shard=("none", "optimizer"))
+ENGINE = Engine(
+    waits=("1f1b",),
+    gradients="float32",
+    recompute=("none", "selective", "blocks"),
+    shard=("none", "optimizer"),
+)
 
 
 def training(model: Transformer = LLAMA, **changes: Any) -> Training:

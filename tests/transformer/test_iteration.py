@@ -382,22 +382,100 @@ def test_what_trainers_do_differently_costs_what_it_should():
 @pytest.mark.parametrize(
     ("layout", "batch", "said"),
     [
-        ({"tp": 16}, 32, "layout.tp: 8 heads are not a multiple of 16"),
-        ({"cp": 3}, 32, "layout.cp: 2048 tokens, half a rank's at a time, are not a multiple of 6"),
-        ({"ep": 2}, 32, "layout.ep: 1 experts are not a multiple of 2"),
-        ({"dp": 3}, 32, "layout.dp: 32 samples, in microbatches of 1, are not a multiple of 3"),
-        ({"pp": 4, "chunks": 2}, 32, "layout.pp: 4 x 2 stages of 4 blocks"),
-        ({"pp": 2, "chunks": 2}, 5, "layout.chunks: 5 microbatches are not a multiple of 2"),
+        ({"tp": 3}, 32, "tp: 8 heads are not a multiple of 3"),
+        ({"cp": 3}, 32, "cp: 2048 tokens, half a rank's at a time, are not a multiple of 6"),
+        ({"ep": 2, "dp": 2}, 32, "ep: 1 experts are not a multiple of 2"),
+        ({"dp": 3}, 32, "dp: 32 samples, in microbatches of 1, are not a multiple of 3"),
+        ({"pp": 4, "chunks": 2}, 32, "pp: 4 x 2 stages of 4 blocks"),
+        ({"pp": 2, "chunks": 2}, 5, "chunks: 5 microbatches are not a multiple of 2"),
+        ({"chunks": 2}, 32, "chunks: 2 stages on each of one device"),
+        ({"pp": 2, "schedule": "interleaved"}, 32, "schedule: interleaved with chunks=1"),
+        ({"pp": 2, "chunks": 2, "schedule": "1f1b"}, 32, "schedule: 1f1b with chunks=2"),
+        ({"dp": 2, "shard": "gradients"}, 32, "shard: gradients: the trainer has none, optimizer"),
     ],
 )
-def test_what_does_not_divide_is_said(layout, batch, said):
-    [fault] = find_faults(training(), Layout(**layout), batch)
-    assert said in fault.message
-    assert fault.code == "unsupported-layout"
-    assert [*find_faults(training(), Layout(tp=2, cp=2, pp=2, dp=2), batch=8)] == []
-    assert [*find_faults(training(ends="blocks"), Layout(pp=6), batch=8)] == []
-    assert len([*find_faults(training(), Layout(pp=6), batch=8)]) == 1
-    assert [*find_faults(training(sequence=2047), Layout(tp=2), batch=8)] == []  # whole samples
+def test_what_cannot_be_run_is_said(layout, batch, said):
+    faults = [fault.message for fault in find_faults(training(), Layout(**layout), batch)]
+    assert any(said in fault for fault in faults)
+    assert all(fault.startswith("layout.") for fault in faults)
+    fault = next(find_faults(training(), Layout(**layout), batch))
+    assert (fault.code, fault.fields["part"]) == ("unsupported-layout", said.partition(":")[0])
+
+
+def faults_of(layout, batch=32, **changes):
+    """The parts of a layout, in words, that have a fault."""
+    return {
+        fault.fields["part"]
+        for fault in find_faults(training(**changes), Layout.parse(layout), batch)
+    }
+
+
+MIXED = replace(EXPERTS, blocks=8)
+FSDP = replace(ENGINE, shard=("none", "gradients", "parameters"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "parts"),
+    [
+        ("tp=2,cp=2,pp=2,dp=2", {}, set()),
+        ("pp=6", {"ends": "blocks"}, set()),
+        ("pp=6", {}, {"pp"}),
+        # tokens by tensor and context parallel ranks, where these cut what lies between products
+        ("tp=4", {"sequence": 2046}, {"tp"}),
+        ("tp=4", {"sequence": 2046, "sequence_parallel": False}, set()),
+        ("tp=4,cp=2", {"sequence": 2044}, {"tp"}),
+        ("tp=2", {"model": replace(LLAMA, ffn=3585)}, {"tp"}),
+        # heads of keys are cut, or several ranks have the same
+        ("tp=4", {}, set()),
+        ("tp=4", {"repeats_keys": False}, {"tp"}),
+        ("tp=2", {"model": replace(LLAMA, heads=6, kv_heads=3)}, {"tp"}),
+        ("tp=8,dp=2", {"model": replace(LLAMA, heads=16, kv_heads=16)}, set()),
+        ("tp=16,dp=2", {"model": replace(LLAMA, heads=16, kv_heads=16)}, {"tp"}),
+        # experts lie on the ranks of one stage
+        ("dp=8,ep=8", {"model": MIXED}, set()),
+        ("tp=2,cp=2,dp=2,ep=8", {"model": MIXED}, set()),
+        ("pp=8,ep=8", {"model": MIXED}, {"ep"}),
+        ("dp=4,pp=2,ep=8", {"model": MIXED}, {"ep"}),
+        # embedding and head that share a weight
+        ("pp=2", {"model": replace(LLAMA, tied=True)}, set()),
+        ("pp=2", {"model": replace(LLAMA, tied=True), "parts_ties": False}, {"pp"}),
+        ("dp=2", {"model": replace(LLAMA, tied=True), "parts_ties": False}, set()),
+        # what the trainer does
+        ("recompute=selective", {}, set()),
+        ("recompute=selective", {"engine": replace(ENGINE, recompute=("blocks",))}, {"recompute"}),
+        ("recompute=always", {"engine": replace(ENGINE, recompute=("none",))}, {"recompute"}),
+        ("recompute=2", {"engine": replace(ENGINE, recompute=("none",))}, {"recompute"}),
+        ("cp=2,shard=none", {}, set()),
+        ("cp=2,shard=none", {"engine": FSDP}, {"shard"}),
+        ("pp=2,shard=parameters", {"engine": FSDP}, {"shard"}),
+        # facts that need a part
+        ("tp=2", {"tp_overlap": "buffers"}, set()),
+        ("dp=2", {"tp_overlap": "buffers"}, {"tp"}),
+        ("tp=2", {"tp_overlap": "buffers", "sequence_parallel": False}, {"tp"}),
+        ("ep=2,dp=2", {"model": MIXED, "dispatch_overlap": True}, set()),
+        ("ep=2,dp=2,pp=2,chunks=2", {"model": MIXED, "dispatch_overlap": True}, set()),
+        ("ep=2,dp=2,pp=2", {"model": MIXED, "dispatch_overlap": True}, {"ep"}),
+        ("dp=2", {"model": MIXED, "dispatch_overlap": True}, {"ep"}),
+        (
+            "ep=2,dp=2,recompute=always",
+            {"model": MIXED, "dispatch_overlap": True},
+            {"recompute"},
+        ),
+    ],
+)
+def test_a_part_that_needs_another_has_a_fault_without_it(layout, changes, parts):
+    assert faults_of(layout, **changes) == parts
+
+
+def test_groups_of_ranks_fill_servers_or_divide_them():
+    rates = dataclasses.replace(RATES, server=72, sizes=(72, 2))
+    model = replace(LLAMA, heads=144, kv_heads=144, ffn=144 * 64)
+    work = training(model, rates=rates, sequence=144 * 16)
+    held = {t * c for t in range(1, 73) for c in range(1, 17) if rates.holds(t * c)}
+    assert held == {d for d in range(1, 145) if 72 % d == 0 or d == 144}
+    assert {fault.fields["part"] for fault in find_faults(work, Layout(tp=8, cp=2), 32)} == {"cp"}
+    assert [*find_faults(work, Layout(tp=8, cp=3), 32)] == []
+    assert [*find_faults(work, Layout(tp=16), 32)] != []
 
 
 def test_what_needs_too_much_is_not_timed():
@@ -457,7 +535,12 @@ def test_a_pipeline_of_shards_gathers_a_stage_once():
     assert found.parts["replicas"] == pytest.approx(2 * (gather + scatter) + first / 2)
     held = 2 * each + LLAMA.end_parameters
     assert found.memory["gathered"] == pytest.approx(RESERVED * 6 * held)
-    assert found.memory["buffers"] == 4 * 8 * 2048 * 1024
+    assert found.memory["buffers"] == 2 * 8 * 2048 * 1024  # the first stage receives gradients
+    many = training(replace(LLAMA, blocks=16, vocabulary=64))
+    inside = estimate(many, Layout(pp=4, dp=2, shard="gradients", recompute="always"), 16)
+    assert inside.memory["buffers"] == 2 * 2 * 8 * 2048 * 1024
+    chunks = estimate(many, Layout(pp=2, chunks=4, dp=2, shard="gradients"), 16)
+    assert chunks.memory["buffers"] == 7 * 2 * 8 * 2048 * 1024
 
 
 def test_the_optimizer_s_step():
