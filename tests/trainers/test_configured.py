@@ -178,6 +178,7 @@ MODEL_ARGS=(
     --seq-length 8192 --max-position-embeddings 8192
     --swiglu --disable-bias-linear --untie-embeddings-and-output-weights
     --position-embedding-type rope --attention-dropout 0 --hidden-dropout 0
+    --normalization RMSNorm --rotary-base 500000 --use-rope-scaling
 )
 PARALLEL=(--tensor-model-parallel-size "$TP" --pipeline-model-parallel-size ${PP})
 if [ "$TP" -gt 1 ]; then
@@ -363,7 +364,7 @@ model:
 @pytest.mark.parametrize(("text", "form"), [(BRIDGE, "fp8"), (NEMO, "bfloat16")])
 def test_a_recipe_of_bridge_and_a_document_of_nemo(text, form):
     asked, _ = read("megatron-bridge", text)
-    assert asked.model == model_of("llama3-8b") and asked.format == form
+    assert asked.model.name == "llama3-8b" and asked.format == form
     assert (asked.sequence, asked.global_batch) == (8192, 512)
     own = asked.layout
     assert (own.tp, own.pp, own.chunks, own.shard) == (4, 2, 4, "optimizer")
