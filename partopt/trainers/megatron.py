@@ -330,7 +330,7 @@ PRACTICE = Practice(loss=PLAIN, attention="cudnn", ends="fewer")
 MEGATRON = Trainer(
     name="megatron",
     summary="Megatron-LM: a shell array of arguments, with the pipeline's layout",
-    tried="Megatron Core 0.16.1",
+    tried="Megatron Core 0.16.1, and Megatron-LM at d98e8a64",
     schedules={"1f1b": "1F1B", "interleaved": "interleaved 1F1B"},
     says=Says(
         cuts=HEADS,

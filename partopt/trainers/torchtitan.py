@@ -227,14 +227,13 @@ def _base(about: Modelled | None) -> tuple[str, str, str, list[str]]:
     notes = ["names of modules are those of torchtitan's own models; put yours in as `base`"]
     if not about:
         return _SMALLEST, "", "", notes
-    name = _CONVERTERS.get(about.format)
-    found = _FLAVORS.get(about.model.name)
+    name, found = _CONVERTERS.get(about.format), _FLAVORS.get(about.model.name)
+    converter = f"from torchtitan.components.quantization import {name}\n" if name else ""
     if not found or not _is_shipped(about.model):
         config = f"\nMODEL = {write_config(about.model)}\n"
         if name:
             config += f"CONVERTERS = [{name}.Config()]\n"
             notes.append("make its model with CONVERTERS, without which it trains in bfloat16")
-        converter = f"from torchtitan.components.quantization import {name}\n" if name else ""
         return f"{_SMALLEST}{config}", "", converter, notes
     family, flavor, function = found
     base = f"from torchtitan.models.{family} import model_registry\n"
@@ -242,7 +241,6 @@ def _base(about: Modelled | None) -> tuple[str, str, str, list[str]]:
     given = f'"{flavor}"'
     if name:
         given += f", converters=[{name}.Config()]"
-    converter = f"from torchtitan.components.quantization import {name}\n" if name else ""
     kernel = _KERNELS.get(about.practice.attention, about.practice.attention)
     notes = [
         "yours to add: data, a tokenizer, learning rate, checkpoints",

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from benchmarks.exports import Case, drawn
-from partopt import PartoptError, Plan, export_plan
+from partopt import PartoptError, Plan, Topology, export_plan, read_configuration
 from partopt.trainers.transformer import lay
 from partopt.transformer.config import load_transformer
 from tests.trainers.models import plan_layout
 from tests.trainers.own_code import installed
-from tests.trainers.test_own_configurations import CASES
+from tests.trainers.test_own_configurations import CASES, OWN
 
 HEADS = Path(os.environ.get("TRAINERS_AT_HEAD") or "TRAINERS_AT_HEAD is not set")
 HERE = Path(__file__).parent
@@ -195,6 +195,20 @@ class TestTorchtitan:
             kinds = {"never": "NoneType", "selective": "SelectiveAC"}
             assert said["again"] == kinds.get(own.recompute, "FullAC")
             assert said["compile"][0] == plan.transformer.practice.compiled
+
+    @pytest.mark.parametrize("name", OWN)
+    def test_its_own_configurations_are_read(self, name):
+        """They are as those of 0.3.0, with their batches in tokens."""
+        model, batch, again, tp = OWN[name]
+        text = (HEADS / "torchtitan/torchtitan/models/llama3/config_registry.py").read_text()
+        asked, notes = read_configuration(
+            "torchtitan", text, Topology.load("dgx-h100", 16), function=name
+        )
+        own = asked.layout
+        assert (asked.model, asked.sequence) == (load_transformer(model), 8192)
+        assert (own.microbatch, own.recompute, own.tp) == (batch, again, tp)
+        assert asked.global_batch == batch * 128 // tp
+        assert not notes
 
     def test_its_flavours_are_the_models(self, torchtitan):
         for plan, said in torchtitan:
