@@ -5,8 +5,8 @@
 Each case is a model on a cluster, in a layout, a format and with facts that are drawn. Its plan is
 written for its trainer, and what is written is read again from the text alone. The training that is
 read has the plan's model, layout, seconds and bytes; or the export says in a note what it lacks, or
-refuses the plan. The exit code is 1 where one is another without a word. Beside that, plans for one
-trainer are written for another.
+refuses what the trainer cannot say. The exit code is 1 where one is another without a word, or is
+refused without a reason. Beside that, plans for one trainer are written for another.
 """
 
 from __future__ import annotations
@@ -40,8 +40,18 @@ FACTS = {
 }
 KINDS = [
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2", "gemma", "nemotron"),
-    *("gpt_neox", "starcoder2", "bert", "gpt2", "mixtral", "qwen3_moe"),
+    *("gpt_neox", "starcoder2", "bert", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe"),
 ]
+# what a trainer cannot say of plans that were made for it: nothing else may be refused
+CANNOT = {
+    "megatron": ("`causal` of the model is False",),
+    "megatron-bridge": ("`causal` of the model is False",),
+    "torchtitan": (
+        *("(`tied=together`)", "(`shard`)", "what replicas share is none"),
+        "the format is float16",
+    ),
+    "deepspeed": ("recomputation is selective", "the format is "),
+}
 SCALINGS: tuple[dict[str, Any] | None, ...] = (
     None,
     {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -85,6 +95,7 @@ def drawn_model(rng: random.Random) -> Transformer:
         "num_experts": 16,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 1024,
+        "shared_expert_intermediate_size": rng.choice([0, 2816]),
         "tie_word_embeddings": rng.choice([True, False]),
         "attention_bias": rng.choice([None, True, False]),
         "mlp_bias": rng.choice([None, True, False]),
@@ -185,7 +196,11 @@ def judge(case: Case) -> tuple[str, str]:
     try:
         text = export_plan(plan, case.target, stem="planned")
     except PartoptError as error:
-        return "refused", "; ".join(own.message for own in error.parts)
+        faults = [own.message for own in error.parts]
+        able = case.target == case.asked.trainer and not all(
+            any(why in fault for why in CANNOT[case.target]) for fault in faults
+        )
+        return "REFUSED" if able else "refused", "; ".join(faults)
     notes = " | ".join(text.notes)
     try:
         asked, said = read_configuration(case.target, text.main, case.asked.topology)
@@ -207,7 +222,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draw", type=int, default=400, metavar="N", help="so many plans")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--show", default="SILENT,NOT READ", help="outcomes that are printed")
+    parser.add_argument("--show", default="NOT READ,REFUSED,SILENT", help="outcomes to print")
     arguments = parser.parse_args()
     rng, counts = random.Random(arguments.seed), Counter[tuple[str, str]]()
     print(describe(), flush=True)
@@ -219,12 +234,12 @@ def main() -> int:
         plans += outcome != "no plan"
         if outcome in arguments.show.split(","):
             print(f"{outcome}: {case}\n    {what}", flush=True)
-    names = ("same", "noted", "refused", "NOT READ", "SILENT")
+    names = ("same", "noted", "refused", "NOT READ", "REFUSED", "SILENT")
     print(f"\n{'':16}" + "".join(f"{name:>10}" for name in names))
     for trainer in TRAINERS:
         print(f"{trainer:16}" + "".join(f"{counts[trainer, name]:10}" for name in names))
     wrong = sum(counts[trainer, name] for trainer in TRAINERS for name in names[3:])
-    print(f"\n{wrong} of {plans} plans are another training without a note")
+    print(f"\n{wrong} of {plans} plans are another training without a note, or refused for nothing")
     return int(wrong > 0)
 
 

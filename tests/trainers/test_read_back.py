@@ -9,6 +9,9 @@ from msgspec import structs
 
 from benchmarks.exports import drawn, judge
 from partopt import PartoptError, export_plan, read_configuration
+from partopt.trainers import TRAINERS
+from partopt.trainers.parts import find_parts
+from partopt.trainers.read_back import find_losses
 from partopt.trainers.transformer import lay
 from partopt.transformer.config import load_transformer
 from tests.examples import examples
@@ -115,6 +118,11 @@ def test_facts_that_nothing_depends_on_are_no_note(trainer):
         exported(trainer, layout="tp=1,recompute=always", **given) for given in ({}, own)
     )
     assert text.notes == plain.notes
+    assert "tp_comm_overlap = True" not in text.main and "tp-comm-overlap" not in text.main
+
+
+def test_exchanges_are_hidden_where_there_are_any():
+    assert "--tp-comm-overlap" in flags(exported("megatron", tp_overlap="yes").main)
 
 
 def test_the_converters_of_a_model_that_is_none_of_its_own_are_read_again():
@@ -125,6 +133,36 @@ def test_the_converters_of_a_model_that_is_none_of_its_own_are_read_again():
     assert asked.format == "fp8"
     assert asked.model == load_transformer("mistral-7b")
     assert lay(asked).plan.transformer.format == "fp8"
+
+
+OTHERS = [
+    ("    --num-layers 32", "    --num-layers 30", "`blocks` of the model is 32, it would be 30"),
+    (
+        "--hidden-dropout 0.0",
+        "--hidden-dropout 0.1",
+        "`dropout` of the model is False, it would be",
+    ),
+    ("--seq-length 4096", "--seq-length 2048", "the sequence is 4096, it would be 2048"),
+    ("--global-batch-size 64", "--global-batch-size 32", "the batch is 64, it would be 32"),
+    ("--micro-batch-size 1", "--micro-batch-size 2", "microbatch is 1, it would be 2"),
+    ("--bf16", "--fp16", "the format is bfloat16, it would be float16"),
+    ("-parallel-size 2", "-parallel-size 4", "tp is 2, it would be 4"),
+    ("--use-distributed-optimizer", "", "what replicas share is optimizer, it would be none"),
+    ("Et*17|t*15L", "Et*16|t*16L", "blocks of stages is [17, 15], it would be [16, 16]"),
+    ("    --num-layers 32", "    --num-layers $LAYERS", "--num-layers: depends on LAYERS"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "fault"), OTHERS)
+def test_a_text_that_says_another_training_is_noticed(old, new, fault):
+    plan = plan_layout("megatron", load_transformer("llama3-8b"), "tp=2,pp=2", "bfloat16", {})
+    trainer = TRAINERS["megatron"]
+    parts = find_parts([name for stage in plan.stages for name in stage.modules])
+    text = export_plan(plan, "megatron").main
+    assert find_losses(plan, trainer, parts, text) == ([], [])
+    assert old in text
+    faults = find_losses(plan, trainer, parts, text.replace(old, new, 1)).faults
+    assert [own for own in faults if fault in own]
 
 
 def flags(text):
