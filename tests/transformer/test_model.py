@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from partopt.documents.files import find_shipped, shipped_names
 from partopt.documents.transformer import Numerics, Transformer
 from partopt.errors import PartoptError
+from partopt.transformer import config
 from partopt.transformer.config import load_transformer, read_transformer, write_config
 from tests.transformer.helpers import EXPERTS, GPT
 
@@ -147,6 +148,23 @@ def test_what_no_time_depends_on_is_the_published_model_s(name, expected):
 def test_what_no_time_depends_on_is_read_and_written(changes, expected):
     made = read(**changes)
     assert made.numerics == expected
+    assert read_transformer(json.dumps(write_config(made)).encode(), "it", "mine") == made
+
+
+@pytest.mark.parametrize("kind", config._KINDS)
+def test_every_kind_is_read_and_written(kind):
+    experts = {"num_experts": 60, "num_local_experts": 60, "num_experts_per_tok": 4}
+    made = read(
+        model_type=kind,
+        moe_intermediate_size=1408,
+        **experts,
+        n_layer=32,
+        n_embd=4096,
+        n_head=32,
+        hidden_act="gelu",
+        activation_function="silu",
+    )
+    assert made.numerics.activation == ("silu" if kind == "gpt2" else "gelu")
     assert read_transformer(json.dumps(write_config(made)).encode(), "it", "mine") == made
 
 
