@@ -162,11 +162,16 @@ def read_transformer(content: bytes, where: str, name: str) -> Transformer:
 def named_transformer(text: str) -> Transformer | None:
     """The model in `models/` whose name stands in a text, as `meta-llama/Meta-Llama-3.1-8B`.
 
-    Separators, case and the minor version of Llama 3 do not matter; the longest name counts.
+    Separators, case and the minor version of Llama 3 do not matter; the longest name counts. What
+    is published as `Llama-3-8B` is without the scaled positions of 3.1.
     """
     said = re.sub(r"(llama[-_ ]?3)[._]?[123](?=[-_])", r"\1", text.lower())
     found = [name for name in shipped_names("models") if re.search(_pattern(name), said)]
-    return load_transformer(max(found, key=len)) if found else None
+    model = load_transformer(max(found, key=len)) if found else None
+    if model and model.numerics and "llama-3-" in text.lower():
+        unscaled = structs.replace(model.numerics, rotary_scaling={})
+        return structs.replace(model, numerics=unscaled)
+    return model
 
 
 def _pattern(name: str) -> str:

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from benchmarks.exports import drawn, judge
-from partopt import PartoptError, export_plan, read_configuration
+from partopt import Layout, PartoptError, export_plan, read_configuration
 from partopt.trainers import TRAINERS
 from partopt.trainers.parts import find_parts
 from partopt.trainers.read_back import find_losses
-from partopt.trainers.transformer import lay
+from partopt.trainers.transformer import Laying, lay
 from partopt.transformer.config import load_transformer
 from tests.examples import examples
 from tests.trainers.models import plan_layout
@@ -216,6 +216,62 @@ def test_megatron_is_told_the_factor_of_the_rule_that_it_has():
     assert f"yours to add: the model has rotary_scaling {other}, which the text does not say" in (
         text.notes
     )
+
+
+def test_megatron_is_told_a_shared_expert_and_that_experts_are_whole():
+    model = structs.replace(load_transformer("mixtral-8x7b"), name="shared", ffn=2048)
+    said = flags(exported("megatron", model, "tp=2,ep=8").main)
+    assert {"--moe-shared-expert-intermediate-size 2048", "--ffn-hidden-size 14336"} <= said
+    assert "--expert-tensor-parallel-size 1" in said
+    alone = flags(exported("megatron", model, "tp=1,ep=8").main)
+    assert not {line for line in alone if "expert-tensor-parallel" in line}
+
+
+def test_megatron_is_told_a_bucket_in_parameters_and_how_kernels_are_started():
+    text = exported("megatron", layout="cp=2", bucket="40 MB").main
+    assert "--ddp-bucket-size 10000000" in flags(text)
+    assert "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1" in text
+    assert "CUDA_DEVICE" not in exported("megatron", layout="pp=2").main
+
+
+def of_a_short_sequence(trainer, layout):
+    """What is written for 32 microbatches of two samples of 1,024 tokens, on 16 GPUs."""
+    plan = plan_layout(trainer, load_transformer("llama3-8b"), layout, "bfloat16", {})
+    asked = Laying(
+        model=plan.transformer.model,
+        topology=plan.topology,
+        trainer=trainer,
+        global_batch=64,
+        sequence=1024,
+        layout=Layout.parse(f"{layout},microbatch=2"),
+        facts={},
+    )
+    return export_plan(lay(asked).plan, trainer, stem="planned").main
+
+
+def test_each_trainer_is_told_the_sequence_and_the_batch():
+    megatron = flags(of_a_short_sequence("megatron", "tp=2,pp=2"))
+    assert {"--seq-length 1024", "--max-position-embeddings 1024"} <= megatron
+    assert {"--micro-batch-size 2", "--global-batch-size 64"} <= megatron
+    bridge = of_a_short_sequence("megatron-bridge", "tp=2,pp=2")
+    assert assigned(bridge, "config.dataset.seq_length") == 1024
+    piped, alone = (of_a_short_sequence("torchtitan", own) for own in ("tp=2,pp=2", "tp=2"))
+    for text in (piped, alone):
+        assert assigned(text, "config.training.max_context_length") == 1024
+        assert assigned(text, "config.training.seq_len") == 1024
+        assert "num_tokens_per_microbatch_per_dp_rank = 2 * 1024\n" in text
+        assert "num_tokens_per_train_step = 64 * 1024\n" in text
+        assert assigned(text, "config.training.global_batch_size") == 64
+    # 64 samples over four replicas
+    assert assigned(piped, "config.parallelism.num_pp_microbatches") == 8
+    assert assigned(piped, "config.training.local_batch_size") == 16
+    assert assigned(alone, "config.training.local_batch_size") == 2
+    assert "num_pp_microbatches" not in alone
+    deepspeed = of_a_short_sequence("deepspeed", "tp=4,pp=2")
+    assert assigned(deepspeed, "SEQUENCE") == 1024
+    config = assigned(deepspeed, "CONFIG")
+    assert config["gradient_accumulation_steps"] == 64 // (2 * 2)
+    assert "axes=['pipe', 'data', 'model'], dims=[2, 2, 4]" in deepspeed
 
 
 def test_bridge_is_told_all_of_it_whatever_its_recipe_has():
