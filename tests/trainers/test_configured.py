@@ -31,6 +31,7 @@ MODELS = {
     "torchtitan": ("llama3-8b", "mistral-7b", "qwen3-1.7b", "odd"),
     "deepspeed": ("llama3-8b", "gpt3-6.7b", "odd"),
 }
+ALONE = ("sequence-parallel", "tp-overlap")  # of one tensor parallel rank
 FORMATS = {
     "megatron": ("bfloat16", "float16", "fp8"),
     "megatron-bridge": ("bfloat16", "float16", "fp8"),
@@ -87,7 +88,7 @@ def questions(draw, trainer):
     if trainer == "torchtitan":  # what is compiled says the loss, and asynchronous products need it
         facts = {name: value for name, value in facts.items() if name == "compile"}
     if t == 1:  # nothing is exchanged, and nothing is said of it
-        facts.pop("sequence-parallel", None)
+        facts = {name: own for name, own in facts.items() if name not in ALONE}
     if p == 1:
         facts.pop("ends", None)
     if not model.experts:
