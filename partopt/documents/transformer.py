@@ -20,6 +20,27 @@ Traffic = Annotated[float, msgspec.Meta(ge=0)]
 Pair = tuple[Traffic, Traffic]  # forward and backward
 
 
+class Numerics(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What no time depends on, and without which it is another model.
+
+    Norms are of root mean squares or of layers, with an `epsilon`; with `query_key_norms` each head
+    has two more. The feed-forward's `activation` is the gate's, where it has one. `bias` is that of
+    all products, of attention's, of queries, keys and values alone, or of none. Positions turn
+    `rotary_share` of a head by powers of `rotary_base`, which `rotary_scaling` stretches, in the
+    words of a config.json. `besides` tells what else is otherwise than in Llama's and GPT's blocks.
+    """
+
+    norm: Literal["rms", "layer"] = "rms"
+    epsilon: Annotated[float, msgspec.Meta(gt=0)]
+    query_key_norms: bool = False
+    activation: str = "silu"
+    bias: Literal["none", "queries", "attention", "all"] = "none"
+    rotary_base: Annotated[float, msgspec.Meta(gt=0)] = 10_000
+    rotary_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1
+    rotary_scaling: dict[str, bool | float | str | list[float]] = {}
+    besides: str = ""
+
+
 class Transformer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """An embedding of a `vocabulary`, `blocks` equal blocks, and a head.
 
@@ -28,7 +49,7 @@ class Transformer(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
     of the feed-forward. With `experts` each is `expert_ffn` wide, a token takes
     `experts_per_token`, and `ffn` is the width of a shared one, 0 where there is none. Attention
     may be `causal`, positions `rotary`, the feed-forward `gated`, embedding and head `tied`; there
-    may be `dropout`.
+    may be `dropout`. `numerics` are None where nothing says them.
     """
 
     name: str
@@ -48,6 +69,7 @@ class Transformer(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
     experts: Index = 0
     experts_per_token: Index = 0
     expert_ffn: Index = 0
+    numerics: Numerics | None = None
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Heads that groups of keys do not divide, and experts that are not whole."""

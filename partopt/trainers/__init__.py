@@ -6,12 +6,13 @@ every reason; nothing is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
 from partopt.registry import Registry
 from partopt.trainers.parts import Part, describe, find_parts
+from partopt.trainers.read_back import find_losses
 from partopt.trainers.says import find_faults
 from partopt.trainers.trainer import ANYWHERE, Text, Trainer
 
@@ -66,19 +67,27 @@ def export_plan(
         raise PartoptError(f"nothing is written for {to}", hint, code="unknown-trainer", name=to)
     layers = [name for stage in plan.stages for name in stage.modules]
     parts = parts_of(layers, trainer, rules)
-    faults = [
+    _refuse(plan, to, find_faults(plan, trainer, parts))
+    text = trainer.write(plan, parts, stem)
+    lost = find_losses(plan, trainer, parts, text.main)
+    _refuse(plan, to, lost.faults)
+    kinds = [] if plan.transformer else describe(layers, parts)  # layers that partopt named
+    notes = [*kinds, *text.notes, *lost.notes, *_differences(plan, trainer)]
+    return Text(text.main, text.beside, notes)
+
+
+def _refuse(plan: Plan, to: str, faults: Iterable[str]) -> None:
+    """Raise PartoptError with all of the faults, if there are any."""
+    errors = [
         PartoptError(
             f"{to} cannot say this plan of {plan.profile.name}: {fault}",
             code="target-cannot-say",
             target=to,
         )
-        for fault in find_faults(plan, trainer, parts)
+        for fault in faults
     ]
-    if faults:
-        raise PartoptError.together(faults)
-    text = trainer.write(plan, parts, stem)
-    kinds = [] if plan.transformer else describe(layers, parts)  # layers that partopt named
-    return Text(text.main, text.beside, [*kinds, *text.notes, *_differences(plan, trainer)])
+    if errors:
+        raise PartoptError.together(errors)
 
 
 def parts_of(layers: Sequence[str], trainer: Trainer, rules: Sequence[str]) -> list[Part]:
@@ -98,6 +107,7 @@ def parts_of(layers: Sequence[str], trainer: Trainer, rules: Sequence[str]) -> l
 def _differences(plan: Plan, trainer: Trainer) -> Iterator[str]:
     """Where the trainer does not do quite what the plan counts."""
     told = trainer.schedules is not None and plan.trainer != trainer.name
+    told = told and not (plan.transformer and trainer.read_training)  # whose text is read again
     facts = plan.engine.find_differences(trainer.engine, plan.schedule) if told else []
     if plan.transformer:  # whose state is counted in the layout
         facts = [fact for fact in facts if fact != "optimizer_bytes"]

@@ -139,7 +139,7 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         given["overlap_grad_reduce"] = False
     words = list[str]()
     for name, value in given.items():
-        if value is None or value is False or (name, value) in _BY_DEFAULT:
+        if value is None or value is False or (name in _ALONE and value == 1):
             continue
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         flag = f"--{name.replace('_', '-')}"
@@ -161,6 +161,8 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
 _FIELDS = {
     "num_experts": "model.num_moe_experts",
     "swiglu": "model.gated_linear_unit",
+    "norm_epsilon": "model.layernorm_epsilon",
+    "use_rope_scaling": "model.rope_scaling",
     "fp8_format": "model.fp8",
     "fp4_format": "model.fp4",
     "micro_batch_size": "train.micro_batch_size",
@@ -186,9 +188,10 @@ _RECIPES = {
 }
 _OF_SCRIPTS = (
     *("group_query_attention", "max_position_embeddings", "no_overlap_p2p_communication"),
+    "squared_relu",  # activations are functions there
     *("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format"),  # the recipe of a format says it
 )
-_BY_DEFAULT = [("context_parallel_size", 1), ("expert_model_parallel_size", 1)]
+_ALONE = ("context_parallel_size", "expert_model_parallel_size", "rotary_percent")  # 1 by default
 
 
 def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
@@ -327,7 +330,7 @@ PRACTICE = Practice(loss=PLAIN, attention="cudnn", ends="fewer")
 MEGATRON = Trainer(
     name="megatron",
     summary="Megatron-LM: a shell array of arguments, with the pipeline's layout",
-    tried="Megatron Core 0.16.1",
+    tried="Megatron Core 0.16.1, and Megatron-LM at d98e8a64",
     schedules={"1f1b": "1F1B", "interleaved": "interleaved 1F1B"},
     says=Says(
         cuts=HEADS,

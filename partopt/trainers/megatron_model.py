@@ -16,7 +16,7 @@ from partopt import documents
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
-from partopt.documents.transformer import Format, Loss, Transformer
+from partopt.documents.transformer import Format, Loss, Numerics, Transformer
 from partopt.errors import PartoptError
 from partopt.trainers.settings import Settings
 from partopt.trainers.trainer import Configured
@@ -46,6 +46,11 @@ _FORMATS: dict[Format, tuple[str, ...]] = {
     "fp8": ("fp8", "hybrid", "e4m3"),
     "float16": ("fp16", "float16", "16"),
 }
+_NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
+# what --use-rope-scaling says, beside a factor (core/models/common/embeddings)
+_LLAMA3: dict[str, Any] = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3 |= {"original_max_position_embeddings": 8192.0}
+_FACTOR = 8.0  # by default
 _ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 _REFUSED = {
     "multi_latent_attention": "attention over compressed keys (MLA)",
@@ -88,7 +93,7 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "seq_length": about.sequence,
         "max_position_embeddings": about.sequence,
         "vocab_size": model.vocabulary,
-        "normalization": "RMSNorm" if model.gated else "LayerNorm",
+        **_write_numerics(model),
         "position_embedding_type": "rope" if model.rotary else "learned_absolute",
         "attention_dropout": dropout,
         "hidden_dropout": dropout,
@@ -97,7 +102,6 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "num_query_groups": model.kv_heads if grouped else None,
         **(_experts(plan) if model.experts else {}),
         "swiglu": model.gated,
-        "disable_bias_linear": model.gated,
         "untie_embeddings_and_output_weights": not model.tied,
         "bf16": about.format != "float16",
         "fp16": about.format == "float16",
@@ -105,10 +109,35 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "fp8_recipe": fp8[1],
         "fp4_format": "e2m1" if about.format == "nvfp4" else None,
         "cross_entropy_loss_fusion": practice.loss == FUSED,
-        "tp_comm_overlap": practice.tp_overlap != "none",
+        "tp_comm_overlap": practice.tp_overlap != "none" and (own.tp or 1) > 1,
         "sequence_parallel": practice.sequence_parallel and (own.tp or 1) > 1,
         "grad_reduce_in_bf16": plan.engine.gradients == "parameters",
     }
+
+
+def _write_numerics(model: Transformer) -> dict[str, Any]:
+    own = model.numerics or _usual_numerics(model.gated)
+    scaling = own.rotary_scaling
+    scaled = scaling == _LLAMA3 | {"factor": scaling.get("factor")}
+    return {
+        "normalization": _NORMS[own.norm],
+        "norm_epsilon": own.epsilon,
+        "qk_layernorm": own.query_key_norms,
+        "squared_relu": own.activation == "relu2",
+        "disable_bias_linear": own.bias != "all",
+        "add_qkv_bias": own.bias == "queries",
+        "rotary_base": round(own.rotary_base) if model.rotary else None,
+        "rotary_percent": own.rotary_share if model.rotary else None,
+        "use_rope_scaling": scaled,
+        "rope_scaling_factor": scaling["factor"] if scaled else None,
+    }
+
+
+def _usual_numerics(gated: bool) -> Numerics:
+    """What Megatron has where nothing is said, or a plan does not say it."""
+    if gated:
+        return Numerics(epsilon=1e-5)
+    return Numerics(norm="layer", epsilon=1e-5, activation="gelu", bias="all")
 
 
 def _experts(plan: Plan) -> dict[str, Any]:
@@ -233,6 +262,7 @@ def _model(settings: Settings, script: bool, notes: list[str]) -> Transformer:
         "dropout": _dropout(settings, base),
         "tied": tied,
         "window": _window(settings),
+        "numerics": _read_numerics(settings, base, gated),
     }
     if experts:
         expert_width = base.expert_ffn if base else width
@@ -247,6 +277,38 @@ def _model(settings: Settings, script: bool, notes: list[str]) -> Transformer:
     if settings.faults:
         raise PartoptError.together(settings.faults)
     return name_shape(settings, shape, notes)
+
+
+def _read_numerics(settings: Settings, base: Transformer | None, gated: bool) -> Numerics:
+    """What no time depends on; what depends on a variable is as if it were not said."""
+    named = base.numerics if base else None
+    usual = named or structs.replace(_usual_numerics(gated), norm="layer", bias="all")
+
+    def number(default: float, *names: str) -> float:
+        values = [settings.known(name) for name in names]
+        return next((own for own in values if isinstance(own, int | float) and own > 0), default)
+
+    def said(name: str, default: object) -> object:
+        value = settings.known(name)
+        return default if value is None else value
+
+    norms = {word.lower(): norm for norm, word in _NORMS.items()}
+    scaled = said("use_rope_scaling", said("rope_scaling", named and bool(usual.rotary_scaling)))
+    factor = number(_FACTOR, "rope_scaling_factor")
+    biased = said("add_bias_linear", said("bias", usual.bias == "all"))  # NeMo's is `bias`
+    every = not said("disable_bias_linear", not biased)
+    queries = said("add_qkv_bias", usual.bias == "queries")
+    return structs.replace(
+        usual,
+        norm=norms.get(str(settings.known("normalization")).lower(), usual.norm),
+        epsilon=number(usual.epsilon, "norm_epsilon", "layernorm_epsilon"),
+        query_key_norms=bool(said("qk_layernorm", usual.query_key_norms)),
+        activation="relu2" if settings.known("squared_relu") else usual.activation,
+        bias="all" if every else "queries" if queries else "none",
+        rotary_base=number(usual.rotary_base, "rotary_base"),
+        rotary_share=number(usual.rotary_share, "rotary_percent", "rotary_percentage"),
+        rotary_scaling=_LLAMA3 | {"factor": factor} if scaled else {},
+    )
 
 
 def _window(settings: Settings) -> int:
@@ -332,6 +394,8 @@ def _format(settings: Settings, notes: list[str]) -> Format:
         for word in words:
             if any(recipe in re.sub(r"bf(loat)?16", "", word) for recipe in recipes):
                 return form
+    if settings.has("fp4_format", "fp4"):  # of which there is one recipe
+        return "nvfp4"
     if settings.has("fp16", "fp16.enabled"):
         return "float16"
     stated = scaled or words or settings.has("bf16", "bf16.enabled")

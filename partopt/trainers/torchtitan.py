@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import structs
+
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
@@ -48,6 +50,7 @@ from partopt.trainers.trainer import (
 )
 from partopt.transformer.config import (
     like_shipped,
+    load_transformer,
     named_transformer,
     read_transformer,
     write_config,
@@ -69,7 +72,7 @@ _SCHEDULES = {name: own for own, name in _OWN.items()} | {
 # schedules of torch by their places: with a CSV the name still decides these
 _PLACES = {STRAIGHT: "1F1B", LOOPED: "Interleaved1F1B"}
 
-_MODULE = '''"""{name}: its pipeline, for torchtitan.
+_MODULE = '''"""{name}: its pipeline, for {tried}.
 
 torchrun --nproc-per-node N -m torchtitan.train --module {stem} --config planned
 """
@@ -82,7 +85,9 @@ def planned():
     blocks = len(config.model_spec.model.layers)
     if blocks != {blocks}:
         raise ValueError(f"the model has {{blocks}} blocks, the plan is for {blocks}")
-{settings}    return config
+{settings}    if hasattr(config.training, "max_context_length"):  # after 0.3.0 a batch is in tokens
+{tokens}    else:
+{samples}    return config
 '''
 _SMALLEST = """# the configuration of the model, in place of that of torchtitan's smallest Llama
 from torchtitan.models.llama3.config_registry import llama3_debugmodel as base
@@ -103,6 +108,8 @@ _CONVERTERS: dict[Format, str] = {
     "mxfp8": "MXFP8LinearConverter",
     "nvfp4": "NVFP4LinearConverter",
 }
+_TOKENS = ("num_tokens_per_microbatch_per_dp_rank", "num_tokens_per_train_step")
+_KERNELS = {"cudnn": "cuDNN's kernel", "torch": "torch's flash attention"}
 _NAMING = (
     "import.base",
     "hf_assets_path",
@@ -123,7 +130,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
             option="output",
         )
     P, d = pipeline_size(plan), plan.stages[0].replicas
-    M, size, about = plan.microbatches or 1, plan.microbatch_size, plan.transformer
+    M, about = plan.microbatches or 1, plan.transformer
     shares = plan.shard != "none"
     own = _OWN.get(plan.schedule)
     named = own is not None and M // d >= P  # its 1F1B needs them
@@ -133,7 +140,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     imports = [] if named else ["from pathlib import Path\n"]
     if again:
         imports.append(f"from torchtitan.distributed.activation_checkpoint import {again}\n")
-    base, model, converter, note = _base(about or None)
+    base, model, converter, notes = _base(about or None)
     imports += [converter] * bool(converter)
     alone = P == 1 and len(plan.stages) == 1
     parallelism: dict[str, object] = {
@@ -148,7 +155,6 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
             "pipeline_parallel_schedule": own
             or _PLACES.get(schedule(plan.schedule).shape, "ZBVZeroBubble"),
             "pipeline_parallel_schedule_csv": None if named else _Name(_CSV.format(stem=stem)),
-            "pipeline_parallel_microbatch_size": size,
         }
     parallelism |= {
         "data_parallel_replicate_degree": 1 if shares else d,
@@ -158,18 +164,12 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     lines = [model] * bool(model)
     if not alone:
         lines.append("config.training.disable_cuda_graphs = True  # pipelines need it")
-    training = {
-        **({"seq_len": about.sequence} if about else {}),
-        # without a pipeline a microbatch is a step of accumulation
-        "local_batch_size": size if alone else M // d * size,
-        "global_batch_size": batch_of(plan),
-    }
-    lines += [f"config.training.{name} = {value!r}" for name, value in training.items()]
     lines.append(f"config.activation_checkpoint = {f'{again}.Config()' if again else None}")
     lines += _compiled(about) if about else []
     lines.append("parallelism = config.parallelism")
     lines += [f"parallelism.{name} = {_quoted(value)}" for name, value in parallelism.items()]
     stages = "\n".join(f"    {_modules(parts[own.start : own.stop])}," for own in plan.stages)
+    tokens, samples = _batch_lines(plan)
     main = _MODULE.format(
         name=plain(plan.profile.name),
         stem=stem,
@@ -178,8 +178,32 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         stages="" if alone else f"\nSTAGES = [\n{stages}\n]\n",
         blocks=count_blocks(parts),
         settings="".join(f"    {line}\n" for line in lines),
+        tokens=tokens,
+        samples=samples,
+        tried=TORCHTITAN.tried,
     )
-    return Text(main, {} if named else {".csv": csv_of(plan)}, [note])
+    return Text(main, {} if named else {".csv": csv_of(plan)}, notes)
+
+
+def _batch_lines(plan: Plan) -> list[str]:
+    """Lines that say the batch in tokens, as after 0.3.0, and those that say it in samples."""
+    about, size, batch = plan.transformer, plan.microbatch_size, batch_of(plan)
+    own, piped = (plan.microbatches or 1) // plan.stages[0].replicas, len(plan.stages) > 1
+    context = about.sequence if about else "config.training.max_context_length"
+    tokens = [
+        *[f"training.max_context_length = {context}"] * bool(about),
+        f"training.num_tokens_per_microbatch_per_dp_rank = {size} * {context}",
+        f"training.num_tokens_per_train_step = {batch} * {context}",
+        *[f"parallelism.num_pp_microbatches = {own}"] * piped,
+    ]
+    samples = [
+        *[f"training.seq_len = {context}"] * bool(about),
+        # without a pipeline a microbatch is a step of accumulation
+        f"training.local_batch_size = {own * size if piped else size}",
+        f"training.global_batch_size = {batch}",
+        *[f"parallelism.pipeline_parallel_microbatch_size = {size}"] * piped,
+    ]
+    return ["".join(f"        config.{line}\n" for line in lines) for lines in (tokens, samples)]
 
 
 def _faults(plan: Plan) -> list[str]:
@@ -198,23 +222,37 @@ def _quoted(value: object) -> str:
     return f'"{value}"'
 
 
-def _base(about: Modelled | None) -> tuple[str, str, str, str]:
-    """The import of the base, the line that sets the model, an import it needs, and a note."""
-    note = "names of modules are those of torchtitan's own models; put yours in as `base`"
-    found = about and _FLAVORS.get(about.model.name)
-    if not about or not found:
-        config = f"\nMODEL = {write_config(about.model)}\n" if about else ""
-        return f"{_SMALLEST}{config}", "", "", note
+def _base(about: Modelled | None) -> tuple[str, str, str, list[str]]:
+    """The import of the base, the line that sets the model, an import it needs, and notes."""
+    notes = ["names of modules are those of torchtitan's own models; put yours in as `base`"]
+    if not about:
+        return _SMALLEST, "", "", notes
+    name, found = _CONVERTERS.get(about.format), _FLAVORS.get(about.model.name)
+    converter = f"from torchtitan.components.quantization import {name}\n" if name else ""
+    if not found or not _is_shipped(about.model):
+        config = f"\nMODEL = {write_config(about.model)}\n"
+        if name:
+            config += f"CONVERTERS = [{name}.Config()]\n"
+            notes.append("make its model with CONVERTERS, without which it trains in bfloat16")
+        return f"{_SMALLEST}{config}", "", converter, notes
     family, flavor, function = found
-    name = _CONVERTERS.get(about.format)
     base = f"from torchtitan.models.{family} import model_registry\n"
     base += f"from torchtitan.models.{family}.config_registry import {function} as base\n"
     given = f'"{flavor}"'
     if name:
         given += f", converters=[{name}.Config()]"
-    converter = f"from torchtitan.components.quantization import {name}\n" if name else ""
-    note = "yours to add: data, a tokenizer, learning rate, checkpoints"
-    return base, f"config.model_spec = model_registry({given})", converter, note
+    kernel = _KERNELS.get(about.practice.attention, about.practice.attention)
+    notes = [
+        "yours to add: data, a tokenizer, learning rate, checkpoints",
+        f"its models attend by FlexAttention; the plan counts {kernel}",
+    ]
+    return base, f"config.model_spec = model_registry({given})", converter, notes
+
+
+def _is_shipped(model: Transformer) -> bool:
+    """Whether it is the one of its name, as far as it says."""
+    own = load_transformer(model.name)
+    return structs.replace(own, numerics=model.numerics and own.numerics) == model
 
 
 def _compiled(about: Modelled) -> list[str]:
@@ -276,18 +314,12 @@ def _read_training(settings: Settings, devices: int) -> Configured:
     }
     t, c, p = degree["tensor"], degree["context"], degree["pipeline"]
     replicas = max(1, devices // (t * c * p))
-    local = settings.count("local_batch_size", "training.batch_size", default=8) or 8
-    batch = settings.find("global_batch_size")
-    batch = batch if isinstance(batch, int) and batch > 0 else local * replicas
-    size = settings.count("pipeline_parallel_microbatch_size", default=1) or 1
     model = _model(settings)
-    sequence = settings.count("training.seq_len", "seq_len")
+    sequence = _stated(settings, ("seq_len", "training.max_context_length"), 2048, notes)
+    size, batch = _batch(settings, p, replicas, sequence, notes)
     if settings.faults or model is None:
         raise PartoptError.together(settings.faults)
-    parts = settings.find("module_fqns_per_model_part")
-    blocks = None
-    if isinstance(parts, list) and parts:
-        blocks = [sum(map(bool, map(_BLOCK.fullmatch, own))) for own in _stages(parts)]
+    blocks = _blocks(settings, model)
     said = str(settings.find("pipeline_parallel_schedule") or "1F1B")
     named = _SCHEDULES.get(said, said)
     if p > 1 and named not in ("1f1b", "interleaved"):
@@ -298,7 +330,7 @@ def _read_training(settings: Settings, devices: int) -> Configured:
         chunks = -(-(model.blocks + 2) // (p * each)) if each else 2
     return Configured(
         model=model,
-        sequence=sequence or 1,
+        sequence=sequence,
         global_batch=batch,
         format=_format(settings),
         layout=Layout(
@@ -307,7 +339,7 @@ def _read_training(settings: Settings, devices: int) -> Configured:
             ep=degree["expert"],
             pp=p,
             chunks=max(1, chunks),
-            microbatch=local if p == 1 else size,
+            microbatch=size,
             recompute=_recompute(settings, notes),
             shard=_shard(settings, p, replicas if c == 1 else c * replicas, notes),
         ),
@@ -315,6 +347,44 @@ def _read_training(settings: Settings, devices: int) -> Configured:
         blocks=blocks,
         notes=notes,
     )
+
+
+def _stated(settings: Settings, names: Sequence[str], usual: int, notes: list[str]) -> int:
+    """The number of one of the names, or what every version has by default, which a note tells."""
+    if not any(map(settings.states, names)):
+        notes.append(f"{names[0]}: {usual:,}, torchtitan's default")
+    return settings.count(*names, default=usual) or usual
+
+
+def _batch(
+    settings: Settings, p: int, replicas: int, sequence: int, notes: list[str]
+) -> tuple[int, int]:
+    """Samples of a microbatch and of an iteration, in samples or, after 0.3.0, in tokens."""
+    stated = settings.find("global_batch_size")
+    if any(map(settings.states, _TOKENS)):
+        tokens = _stated(settings, _TOKENS[:1], 16384, notes)
+        size, step = max(1, tokens // sequence), settings.find(_TOKENS[1])
+        if tokens % sequence:
+            notes.append(f"{_TOKENS[0]}: {tokens:,} are counted as {size} of {sequence:,}")
+        local = size * (settings.count("num_pp_microbatches", default=1) or 1 if p > 1 else 1)
+        stated = step // sequence if stated is None and isinstance(step, int) else stated
+    else:
+        local = _stated(settings, ("local_batch_size", "training.batch_size"), 8, notes)
+        size = settings.count("pipeline_parallel_microbatch_size", default=1) or 1
+        size = size if p > 1 else local
+    return size, stated if isinstance(stated, int) and stated > 0 else local * replicas
+
+
+def _blocks(settings: Settings, model: Transformer) -> list[int] | None:
+    """The blocks of each stage, by their modules or by those that stages begin with."""
+    parts = settings.find(_FIELD)
+    if isinstance(parts, list) and parts:
+        return [sum(map(bool, map(_BLOCK.fullmatch, own))) for own in _stages(parts)]
+    points = settings.find("pipeline_parallel_split_points")
+    names = points if isinstance(points, list) else str(points or "").split(",")
+    found = [int(match[1]) for match in map(_BLOCK.fullmatch, map(str, names)) if match]
+    bounds = [0, *found, model.blocks]
+    return [stop - start for start, stop in itertools.pairwise(bounds)] if found else None
 
 
 def _model(settings: Settings) -> Transformer | None:
@@ -363,6 +433,10 @@ def _recompute(settings: Settings, notes: list[str]) -> Any:
     if said not in ("None", "none", "False"):
         if "MemoryBudget" in said or said == "memory_budget":
             notes.append("activation_checkpoint: a memory budget is counted as selective")
+        every = settings.known("selective_ac_option") or 2  # before 0.3.0
+        older = said == "selective" and (settings.form == "document" or bool(stated))
+        if older and every != "op":
+            notes.append(f"selective_ac_option: {every}, every so many blocks, is counted as op")
         return "selective"
     return "never"
 
@@ -471,7 +545,7 @@ COMPILED: dict[str, Any] = {
 TORCHTITAN = Trainer(
     name="torchtitan",
     summary="torchtitan: a configuration module, and the order as CSV",
-    tried="torchtitan 0.3.0",
+    tried="torchtitan 0.3.0, and its main at b5bcd76c",
     schedules=SYNCHRONOUS | _OWN,
     says=Says(
         cuts=PARTS,

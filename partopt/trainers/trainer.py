@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.files import check_writable, write_bytes
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Format, Practice, Transformer
+from partopt.errors import PartoptError, did_you_mean
+from partopt.options import FACTS, invalid, with_facts
 from partopt.trainers.parts import Part
 from partopt.trainers.settings import Settings
 
@@ -152,6 +156,29 @@ class Trainer:
     read_training: ReadTraining | None = None
     reads: str = ""
     example: str = ""
+
+    def run_with(self, facts: Mapping[str, object]) -> tuple[Practice, Engine]:
+        """How it runs a transformer, which it has to know, with some of the facts replaced.
+
+        PartoptError for unknown facts and values.
+        """
+        assert self.practice
+        practice, rest = self.practice, dict[str, object]()
+        for name, value in facts.items():
+            choice = self.choices.get(name.replace("_", "-"))
+            if choice is None and name not in {*FACTS, *Engine.__struct_fields__}:
+                hint = did_you_mean(name, [*self.choices, *FACTS])
+                raise PartoptError(f"no fact `{name}` of {self.name}", hint, code="unknown-fact")
+            if choice is None:
+                rest[name] = value
+            elif str(value) not in choice:
+                raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), choice))
+            else:
+                practice = replace(practice, **choice[str(value)])
+        if practice.tp_overlap == "async" and not practice.compiled:
+            what = "only compiled products are split"
+            raise invalid("async-tp", "yes", what, "add `compile=yes`")
+        return practice, with_facts(self.engine, rest)
 
 
 def plain(name: str) -> str:

@@ -33,9 +33,9 @@ from partopt.documents.transformer import (
     Practice,
     Transformer,
 )
-from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
+from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
-from partopt.options import AUTO, FACTS, MANUAL, invalid, parse_bytes, with_facts
+from partopt.options import AUTO, MANUAL, invalid, parse_bytes
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS, export_plan
 from partopt.trainers.calibration import calibrate
@@ -117,13 +117,13 @@ class Laying:
         if isinstance(again, int) and not self.recomputes_partly:
             what, hint = f"{self.trainer} makes all blocks again or none", "write recompute=always"
             raise invalid("layout", f"recompute={again}", what, hint)
-        practice, rest = _chosen(trainer, self.facts)
+        practice, engine = _run_with(trainer, self.facts)
         return Training(
             model=self.model,
             sequence=self.sequence,
             format=self.format,
             practice=practice,
-            engine=with_facts(trainer.engine, rest),
+            engine=engine,
             rates=rates_of(self.topology),
             calibration=self.calibration,
             repeats_keys=trainer.says.repeats_keys,
@@ -201,11 +201,8 @@ class Laying:
         return full
 
 
-def _chosen(trainer: Trainer, facts: Mapping[str, object]) -> tuple[Practice, dict[str, object]]:
-    """How a trainer runs a transformer, with some of the facts replaced; and facts of its engine.
-
-    PartoptError for a trainer of which it is not known, and for unknown facts and values.
-    """
+def _run_with(trainer: Trainer, facts: Mapping[str, object]) -> tuple[Practice, Engine]:
+    """As `Trainer.run_with`; PartoptError for one of which it is not known, too."""
     if trainer.practice is None:
         able = [name for name, own in TRAINERS.items() if own.practice is not None]
         raise PartoptError(
@@ -214,21 +211,7 @@ def _chosen(trainer: Trainer, facts: Mapping[str, object]) -> tuple[Practice, di
             code="target-cannot-say",
             target=trainer.name,
         )
-    practice, rest = trainer.practice, dict[str, object]()
-    for name, value in facts.items():
-        choice = trainer.choices.get(name.replace("_", "-"))
-        if choice is None and name not in {*FACTS, *Engine.__struct_fields__}:
-            hint = did_you_mean(name, [*trainer.choices, *FACTS])
-            raise PartoptError(f"no fact `{name}` of {trainer.name}", hint, code="unknown-fact")
-        if choice is None:
-            rest[name] = value
-        elif str(value) not in choice:
-            raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), choice))
-        else:
-            practice = structs.replace(practice, **choice[str(value)])
-    if practice.tp_overlap == "async" and not practice.compiled:
-        raise invalid("async-tp", "yes", "only compiled products are split", "add `compile=yes`")
-    return practice, rest
+    return trainer.run_with(facts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from partopt import documents
 from partopt.documents.files import PathLike, find_shipped, shipped_names
-from partopt.documents.transformer import Transformer
+from partopt.documents.transformer import Numerics, Transformer
 from partopt.errors import PartoptError, did_you_mean
 
 _BEGIN = 100_000  # bytes of a file in which a configuration says its model_type
@@ -60,6 +60,45 @@ _KINDS = {
         ("bert", "roberta"),
         _Kind(gated=False, rotary=False, tied=True, causal=False, dropout="hidden_dropout_prob"),
     ),
+}
+_LAYERS = Numerics(norm="layer", epsilon=1e-5, activation="gelu", bias="all")
+# what no time depends on, as configurations in transformers have it by default
+_NUMERICS = {
+    **dict.fromkeys(("llama", "mistral"), Numerics(epsilon=1e-6)),
+    "phi3": Numerics(epsilon=1e-5),
+    "granite": Numerics(epsilon=1e-6, besides="granite's multipliers"),
+    "olmo2": Numerics(epsilon=1e-5, query_key_norms=True, besides="olmo2's norms behind"),
+    "gemma": Numerics(epsilon=1e-6, activation="gelu", besides="gemma's scaled embedding"),
+    "mixtral": Numerics(epsilon=1e-5, rotary_base=1e6),
+    **dict.fromkeys(("qwen2", "qwen2_moe"), Numerics(epsilon=1e-6, bias="queries")),
+    **dict.fromkeys(("qwen3", "qwen3_moe"), Numerics(epsilon=1e-6, query_key_norms=True)),
+    **dict.fromkeys(("gpt2", "starcoder2"), _LAYERS),
+    "gpt_neox": structs.replace(_LAYERS, rotary_share=0.25, besides="gpt_neox's two residuals"),
+    "nemotron": structs.replace(
+        _LAYERS, activation="relu2", bias="none", rotary_share=0.5, besides="nemotron's 1 + weight"
+    ),
+    **dict.fromkeys(
+        ("bert", "roberta"), structs.replace(_LAYERS, epsilon=1e-12, besides="bert's norms behind")
+    ),
+}
+_USUAL = {  # and how they call it
+    "epsilon": "rms_norm_eps",
+    "rotary_base": "rope_theta",
+    "rotary_share": "partial_rotary_factor",
+    "activation": "hidden_act",
+    "bias": "attention_bias",
+}
+_WORDS = {
+    "gpt2": {"epsilon": "layer_norm_epsilon", "activation": "activation_function"},
+    "gpt_neox": {
+        "epsilon": "layer_norm_eps",
+        "rotary_base": "rotary_emb_base",
+        "rotary_share": "rotary_pct",
+    },
+    "nemotron": {"epsilon": "norm_eps"},
+    "starcoder2": {"epsilon": "norm_epsilon", "bias": "use_bias"},
+    "bert": {"epsilon": "layer_norm_eps"},
+    "roberta": {"epsilon": "layer_norm_eps"},
 }
 _HINT = "it plans models of equal blocks: attention and a feed-forward or experts"
 
@@ -123,11 +162,16 @@ def read_transformer(content: bytes, where: str, name: str) -> Transformer:
 def named_transformer(text: str) -> Transformer | None:
     """The model in `models/` whose name stands in a text, as `meta-llama/Meta-Llama-3.1-8B`.
 
-    Separators, case and the minor version of Llama 3 do not matter; the longest name counts.
+    Separators, case and the minor version of Llama 3 do not matter; the longest name counts. What
+    is published as `Llama-3-8B` is without the scaled positions of 3.1.
     """
     said = re.sub(r"(llama[-_ ]?3)[._]?[123](?=[-_])", r"\1", text.lower())
     found = [name for name in shipped_names("models") if re.search(_pattern(name), said)]
-    return load_transformer(max(found, key=len)) if found else None
+    model = load_transformer(max(found, key=len)) if found else None
+    if model and model.numerics and "llama-3-" in text.lower():
+        unscaled = structs.replace(model.numerics, rotary_scaling={})
+        return structs.replace(model, numerics=unscaled)
+    return model
 
 
 def _pattern(name: str) -> str:
@@ -138,12 +182,15 @@ def _pattern(name: str) -> str:
 
 
 def like_shipped(model: Transformer, *ignored: str) -> Transformer | None:
-    """The model in `models/` with the same shape, but for its name and the fields `ignored`."""
+    """The model with the name of one in `models/` of the same shape, and its fields `ignored`.
+
+    What no time depends on stays the model's.
+    """
     for name in shipped_names("models"):
         own = load_transformer(name)
         same = {field: getattr(own, field) for field in ("name", *ignored)}
-        if structs.replace(model, **same) == own:
-            return own
+        if structs.replace(model, **same, numerics=own.numerics) == own:
+            return structs.replace(own, numerics=model.numerics)
     return None
 
 
@@ -167,14 +214,32 @@ def write_config(model: Transformer) -> dict[str, object]:
             raw |= {kind.experts: model.experts, "num_experts_per_tok": model.experts_per_token}
             raw |= {kind.width: model.expert_ffn}
             raw |= {"shared_expert_intermediate_size": model.ffn} if model.ffn else {}
+        raw |= _write_numerics(model, name)
         with suppress(PartoptError):
-            if read_transformer(msgspec.json.encode(raw), name, model.name) == model:
+            read = read_transformer(msgspec.json.encode(raw), name, model.name)
+            if structs.replace(read, numerics=model.numerics and read.numerics) == model:
                 return raw
     raise PartoptError(
         f"{model.name}: no configuration in the form of Hugging Face's has its blocks",
         "gated and plain feed-forwards, positions and experts go together as in models that exist",
         code="unsupported-model",
     )
+
+
+def _write_numerics(model: Transformer, kind: str) -> dict[str, object]:
+    """What no time depends on, as far as a `model_type` has words for it."""
+    own, usual, words = model.numerics, _NUMERICS[kind], _USUAL | _WORDS.get(kind, {})
+    if own is None:
+        return {}
+    raw: dict[str, object] = {words["epsilon"]: own.epsilon}
+    raw |= {words["rotary_base"]: own.rotary_base} if model.rotary else {}
+    raw |= {"rope_scaling": own.rotary_scaling} if own.rotary_scaling else {}
+    for name in ("rotary_share", "activation"):
+        if getattr(own, name) != getattr(usual, name):
+            raw[words[name]] = getattr(own, name)
+    if own.bias != usual.bias:
+        raw |= {words["bias"]: own.bias != "none", "mlp_bias": own.bias == "all"}
+    return raw
 
 
 def _other_blocks(raw: dict[str, Any]) -> Iterator[PartoptError]:
@@ -235,6 +300,7 @@ class _Reader:
             "tied": raw.get("tie_word_embeddings", kind.tied) is True,
             "dropout": dropout != 0,
             "window": self._count("sliding_window", 0) if windowed else 0,
+            "numerics": self._numerics(),
         }
         documents.refuse(self.faults, name)
         return Transformer(
@@ -245,6 +311,40 @@ class _Reader:
             causal=kind.causal,
             **values,
         )
+
+    def _numerics(self) -> Numerics:
+        """What no time depends on: in the words of the kind, or as the kind has it."""
+        kind = self.raw["model_type"]
+        usual, words = _NUMERICS[kind], _USUAL | _WORDS.get(kind, {})
+        newer = self._entries("rope_parameters")  # base, share and scaling, since transformers 5
+        stated = newer | {name: value for name, value in self.raw.items() if value is not None}
+        said = {name: stated[word] for name, word in words.items() if word in stated}
+        if "bias" in said:
+            whole = stated.get("mlp_bias") or usual.bias == "all"
+            said["bias"] = ("all" if whole else "attention") if said["bias"] else "none"
+        if "activation" in said:  # one word for all ways to compute it, as gelu_new
+            word = str(said["activation"]).partition("_")[0]
+            said["activation"] = "silu" if word == "swish" else word
+        scaling = self._entries("rope_scaling") or newer
+        scaling = {key: own for key, own in scaling.items() if key not in words.values()}
+        if "type" in scaling:  # as older configurations call it
+            scaling["rope_type"] = scaling.pop("type")
+        if scaling.get("rope_type") != "default":
+            said["rotary_scaling"] = scaling
+        if not self.kind.rotary:
+            said = {name: own for name, own in said.items() if not name.startswith("rotary")}
+        try:
+            return msgspec.convert(structs.asdict(usual) | said, Numerics)
+        except msgspec.ValidationError as error:
+            what = f"norms, biases or positions: {error}"
+            self.faults.append(PartoptError(what, "check them", code="invalid-value"))
+            return usual
+
+    def _entries(self, name: str) -> dict[str, Any]:
+        """The entries of `name` that are something; none where it has none."""
+        value = self.raw.get(name)
+        own = value if isinstance(value, dict) else {}
+        return {key: entry for key, entry in own.items() if entry is not None}
 
     def _count(self, name: str, default: int | None = None) -> int:
         """The whole number that `name` has."""

@@ -31,6 +31,7 @@ MODELS = {
     "torchtitan": ("llama3-8b", "mistral-7b", "qwen3-1.7b", "odd"),
     "deepspeed": ("llama3-8b", "gpt3-6.7b", "odd"),
 }
+ALONE = ("sequence-parallel", "tp-overlap")  # of one tensor parallel rank
 FORMATS = {
     "megatron": ("bfloat16", "float16", "fp8"),
     "megatron-bridge": ("bfloat16", "float16", "fp8"),
@@ -87,7 +88,7 @@ def questions(draw, trainer):
     if trainer == "torchtitan":  # what is compiled says the loss, and asynchronous products need it
         facts = {name: value for name, value in facts.items() if name == "compile"}
     if t == 1:  # nothing is exchanged, and nothing is said of it
-        facts.pop("sequence-parallel", None)
+        facts = {name: own for name, own in facts.items() if name not in ALONE}
     if p == 1:
         facts.pop("ends", None)
     if not model.experts:
@@ -183,6 +184,7 @@ MODEL_ARGS=(
     --seq-length 8192 --max-position-embeddings 8192
     --swiglu --disable-bias-linear --untie-embeddings-and-output-weights
     --position-embedding-type rope --attention-dropout 0 --hidden-dropout 0
+    --normalization RMSNorm --rotary-base 500000 --use-rope-scaling
 )
 PARALLEL=(--tensor-model-parallel-size "$TP" --pipeline-model-parallel-size ${PP})
 if [ "$TP" -gt 1 ]; then
@@ -368,7 +370,7 @@ model:
 @pytest.mark.parametrize(("text", "form"), [(BRIDGE, "fp8"), (NEMO, "bfloat16")])
 def test_a_recipe_of_bridge_and_a_document_of_nemo(text, form):
     asked, _ = read("megatron-bridge", text)
-    assert asked.model == model_of("llama3-8b") and asked.format == form
+    assert asked.model.name == "llama3-8b" and asked.format == form
     assert (asked.sequence, asked.global_batch) == (8192, 512)
     own = asked.layout
     assert (own.tp, own.pp, own.chunks, own.shard) == (4, 2, 4, "optimizer")
@@ -460,7 +462,25 @@ TOML_CHANGES = [
         "pipeline_parallel_schedule: GPipe is counted as 1F1B, of as many stages",
     ),
     ('mode = "full"', 'mode = "none"', {"recompute": "never"}, ""),
-    ('mode = "full"', 'mode = "selective"', {"recompute": "selective"}, ""),
+    (
+        'mode = "full"',
+        'mode = "selective"',
+        {"recompute": "selective"},
+        "selective_ac_option: 2, every so many blocks, is counted as op",
+    ),
+    (
+        'mode = "full"',
+        'mode = "selective"\nselective_ac_option = "op"',
+        {"recompute": "selective"},
+        "",
+    ),
+    ("local_batch_size = 2\n", "batch_size = 4\n", {"microbatch": 4}, ""),
+    (
+        "local_batch_size = 2\n",
+        "",
+        {"microbatch": 8},
+        "local_batch_size: 8, torchtitan's default",
+    ),
     (
         'mode = "full"',
         'mode = "memory_budget"',
@@ -475,6 +495,63 @@ def test_what_a_configuration_of_torchtitan_says(old, new, layout, note):
     asked, notes = read("torchtitan", TOML.replace(old, new))
     assert {name: getattr(asked.layout, name) for name in layout} == layout
     assert notes == ([note] if note else [])
+
+
+TOKENS = """
+def llama3_8b():
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 8192,
+                                max_context_length=8192),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2),
+    )
+"""
+
+
+def test_newer_versions_of_torchtitan_count_tokens():
+    asked, notes = read("torchtitan", TOKENS)
+    assert (asked.model, asked.sequence) == (model_of("llama3-8b"), 8192)
+    assert (asked.layout.microbatch, asked.global_batch, notes) == (2, 2 * 8, [])
+    step = TOKENS.replace("max_context", "num_tokens_per_train_step=64 * 8192, max_context")
+    assert read("torchtitan", step)[0].global_batch == 64
+    assert read("torchtitan", step, global_batch=32)[0].global_batch == 32
+    assert read("torchtitan", step, sequence=4096)[0].layout.microbatch == 4
+    piped = TOKENS.replace("tensor_", "num_pp_microbatches=4, pipeline_")
+    asked, _ = read("torchtitan", piped)
+    assert (asked.layout.pp, asked.layout.microbatch, asked.global_batch) == (2, 2, 2 * 4 * 8)
+    asked, notes = read("torchtitan", TOKENS.replace("2 * 8192", "12000"))
+    assert asked.layout.microbatch == 1
+    assert notes == ["num_tokens_per_microbatch_per_dp_rank: 12,000 are counted as 1 of 8,192"]
+
+
+def test_older_versions_of_torchtitan_name_the_blocks_that_stages_begin_with():
+    said = '\npipeline_parallel_split_points = ["layers.20"]'
+    asked, notes = read("torchtitan", TOML.replace("[parallelism]", PIPELINE + said))
+    assert (asked.layout.pp, asked.layout.chunks) == (2, 1)
+    assert notes == ["stages of 20-12 blocks are counted as the trainer shares them out by itself"]
+    bare = TOML.replace("seq_len = 8192\n", "").replace("local_batch_size = 2\n", "")
+    asked, notes = read("torchtitan", bare)
+    assert (asked.sequence, asked.layout.microbatch, asked.global_batch) == (2048, 8, 64)
+    assert notes == [
+        f"{name}, torchtitan's default" for name in ("seq_len: 2,048", "local_batch_size: 8")
+    ]
+
+
+DROPOUTS = [("0", "0", False), ("0.1", "0", True), ("0", "0.1", True), ("0.1", "0.1", True)]
+DROPOUTS += [("0", None, True), (None, "0", True), (None, None, True)]
+
+
+@pytest.mark.parametrize(("hidden", "attention", "expected"), DROPOUTS)
+def test_either_dropout_is_one_and_megatron_has_both_by_default(hidden, attention, expected):
+    flags = [
+        f"--{name}-dropout {own}"
+        for name, own in (("attention", attention), ("hidden", hidden))
+        if own
+    ]
+    text = MEGATRON.replace(
+        "--attention-dropout 0 --hidden-dropout 0", " ".join(["--vocab-size 32000", *flags])
+    )
+    assert read("megatron", text)[0].model.dropout is expected
 
 
 def test_stages_of_torchtitan_are_lists_of_modules():
@@ -559,6 +636,8 @@ def test_what_a_trainer_does_not_have_is_not_in_its_best():
 def test_models_by_the_names_that_people_give_them(text, name):
     found = named_transformer(text)
     assert (found and found.name) == name
+    if found and name.startswith("llama3"):  # which Meta published twice
+        assert bool(found.numerics.rotary_scaling) == ("Llama-3-" not in text)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ CASES = {
     "gpt": ("gpt3-13b", "tp=4,pp=2,recompute=selective", "float16", {}),
     "experts": ("mixtral-8x7b", "tp=2,ep=8,pp=2", "bfloat16", {}),
     "facts": ("llama3-8b", "tp=4", "bfloat16", {"tp-overlap": "yes", "loss": "fused"}),
+    "norms of heads": ("qwen3-8b", "tp=2,pp=2", "bfloat16", {}),
 }
 
 
@@ -45,12 +47,14 @@ def flags(text: str) -> dict[str, str | bool]:
 
 # arguments of Megatron-LM whose fields in Megatron Core have other names, or are none
 RENAMED = {"num_experts": "num_moe_experts", "swiglu": "gated_linear_unit", "fp8_format": "fp8"}
+RENAMED["norm_epsilon"] = "layernorm_epsilon"
 OPPOSITE = {"disable_bias_linear": "add_bias_linear", "no_overlap_p2p_communication": "overlap_p2p"}
 OF_TRAINING = {
     "seq_length", "max_position_embeddings", "vocab_size", "position_embedding_type",
     "group_query_attention", "untie_embeddings_and_output_weights", "micro_batch_size",
     "global_batch_size", "use_distributed_optimizer", "overlap_grad_reduce",
     "overlap_param_gather", "use_tp_pp_dp_mapping", "ddp_bucket_size", "grad_reduce_in_bf16",
+    "rotary_base", "rotary_percent", "use_rope_scaling", "rope_scaling_factor",  # of its GPTModel
 }  # fmt: skip
 
 
@@ -74,8 +78,9 @@ def test_megatron_core_accepts_the_shape_and_the_layout(case):
             continue
         field = RENAMED.get(name, name)
         assert field in kinds, name
-        number = isinstance(value, str) and value.replace(".", "").isdecimal()
-        fields[field] = (float(value) if "." in str(value) else int(value)) if number else value
+        number = isinstance(value, str) and re.fullmatch(r"[0-9.]+(e-[0-9]+)?", value)
+        whole = isinstance(value, str) and value.isdecimal()
+        fields[field] = int(value) if whole else float(value) if number else value
     import torch
 
     fields |= {"use_cpu_initialization": True, "pipeline_dtype": torch.bfloat16}
@@ -83,6 +88,10 @@ def test_megatron_core_accepts_the_shape_and_the_layout(case):
     model, layout = plan.transformer.model, plan.layout
     assert (config.num_layers, config.hidden_size) == (model.blocks, model.hidden)
     assert config.num_query_groups == model.kv_heads
+    own = model.numerics
+    assert (config.layernorm_epsilon, config.qk_layernorm) == (own.epsilon, own.query_key_norms)
+    assert config.normalization == {"rms": "RMSNorm", "layer": "LayerNorm"}[own.norm]
+    assert config.add_bias_linear == (own.bias == "all")
     assert config.ffn_hidden_size == (model.ffn or model.expert_ffn)
     assert config.tensor_model_parallel_size == layout.tp
     assert (config.virtual_pipeline_model_parallel_size or 1) == layout.chunks

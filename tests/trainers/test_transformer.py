@@ -222,14 +222,14 @@ def test_megatron_is_told_the_model_the_degrees_and_what_is_made_again():
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("bert-large", ["--attention-dropout 0.1", "--hidden-dropout 0.1", "--kv-channels 64"]),
-        ("bert-large", ["--normalization LayerNorm", "--position-embedding-type learned_absolute"]),
+        ("gpt3-1.3b", ["--attention-dropout 0.1", "--hidden-dropout 0.1", "--kv-channels 128"]),
+        ("gpt3-1.3b", ["--normalization LayerNorm", "--position-embedding-type learned_absolute"]),
         ("llama3-8b", ["--attention-dropout 0.0", "--hidden-dropout 0.0", "--kv-channels 128"]),
         ("llama3-8b", ["--normalization RMSNorm", "--position-embedding-type rope"]),
     ],
 )
 def test_megatron_is_told_the_kind_of_the_model(model, words):
-    """Of BERT as Devlin et al. (2019, appendix A.2) trained it, of Llama 3 as its paper says."""
+    """Of GPT-3 as Brown et al. (2020, section 2.1) have GPT-2's blocks, of Llama 3 as its paper."""
     text = exported("megatron", model, 1, "megatron", 512, 512, "")
     assert [word for word in words if f"    {word}\n" not in text] == []
 

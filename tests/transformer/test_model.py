@@ -7,9 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from partopt.documents.files import find_shipped, shipped_names
-from partopt.documents.transformer import Transformer
+from partopt.documents.transformer import Numerics, Transformer
 from partopt.errors import PartoptError
-from partopt.transformer.config import load_transformer, read_transformer
+from partopt.transformer import config
+from partopt.transformer.config import load_transformer, read_transformer, write_config
 from tests.transformer.helpers import EXPERTS, GPT
 
 LLAMA = {
@@ -73,6 +74,114 @@ def test_what_a_kind_says_without_saying_it():
     assert load_transformer("gpt3-175b").ffn == 4 * 12288
     assert read(sliding_window=1024).window == 1024
     assert read(sliding_window=1024, use_sliding_window=False).window == 0
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama3-8b", Numerics(epsilon=1e-5, rotary_base=500_000, rotary_scaling=LLAMA3)),
+        ("llama2-70b", Numerics(epsilon=1e-5)),
+        ("mixtral-8x7b", Numerics(epsilon=1e-5, rotary_base=1e6)),
+        ("qwen3-30b-a3b", Numerics(epsilon=1e-6, rotary_base=1e6, query_key_norms=True)),
+        ("gpt3-175b", Numerics(norm="layer", epsilon=1e-5, activation="gelu", bias="all")),
+    ],
+)
+def test_what_no_time_depends_on_is_the_published_model_s(name, expected):
+    assert load_transformer(name).numerics == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Numerics(epsilon=1e-6)),  # as LlamaConfig has it
+        ({"rms_norm_eps": 1e-5, "rope_theta": 2e4}, Numerics(epsilon=1e-5, rotary_base=2e4)),
+        ({"rope_scaling": None, "hidden_act": "swish"}, Numerics(epsilon=1e-6)),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            Numerics(epsilon=1e-6, rotary_scaling={"rope_type": "linear", "factor": 2.0}),
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 5e5, **LLAMA3}},  # since transformers 5
+            Numerics(epsilon=1e-6, rotary_base=5e5, rotary_scaling=LLAMA3),
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+            Numerics(epsilon=1e-6, rotary_base=5e5),
+        ),
+        ({"partial_rotary_factor": 0.5}, Numerics(epsilon=1e-6, rotary_share=0.5)),
+        ({"attention_bias": True}, Numerics(epsilon=1e-6, bias="attention")),
+        ({"attention_bias": True, "mlp_bias": True}, Numerics(epsilon=1e-6, bias="all")),
+        ({"attention_bias": False}, Numerics(epsilon=1e-6)),
+        ({"model_type": "qwen2"}, Numerics(epsilon=1e-6, bias="queries")),
+        (
+            {"model_type": "gpt_neox", "rotary_pct": 1.0, "rotary_emb_base": 1e5},
+            Numerics(
+                norm="layer",
+                epsilon=1e-5,
+                activation="gelu",
+                bias="all",
+                rotary_base=1e5,
+                besides="gpt_neox's two residuals",
+            ),
+        ),
+        (
+            {"model_type": "bert", "rope_theta": 2e4, "hidden_act": "gelu_new"},
+            Numerics(
+                norm="layer",
+                epsilon=1e-12,
+                activation="gelu",
+                bias="all",
+                besides="bert's norms behind",
+            ),
+        ),
+    ],
+)
+def test_what_no_time_depends_on_is_read_and_written(changes, expected):
+    made = read(**changes)
+    assert made.numerics == expected
+    assert read_transformer(json.dumps(write_config(made)).encode(), "it", "mine") == made
+
+
+@pytest.mark.parametrize("kind", config._KINDS)
+def test_every_kind_is_read_and_written(kind):
+    experts = {"num_experts": 60, "num_local_experts": 60, "num_experts_per_tok": 4}
+    made = read(
+        model_type=kind,
+        moe_intermediate_size=1408,
+        **experts,
+        n_layer=32,
+        n_embd=4096,
+        n_head=32,
+        hidden_act="gelu",
+        activation_function="silu",
+    )
+    assert made.numerics.activation == ("silu" if kind == "gpt2" else "gelu")
+    assert read_transformer(json.dumps(write_config(made)).encode(), "it", "mine") == made
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rms_norm_eps": 0}, {"rope_theta": "much"}, {"rope_scaling": {"factor": [["x"]]}}],
+)
+def test_wrong_norms_and_positions_are_told(changes):
+    with pytest.raises(PartoptError, match="norms, biases or positions: ") as refused:
+        read(**changes)
+    assert refused.value.code == "invalid-value"
+
+
+def test_a_model_of_which_only_the_shape_is_known_is_written_without_the_rest():
+    bare = replace(read(), numerics=None)
+    raw = write_config(bare)
+    assert not raw.keys() & {"rms_norm_eps", "rope_theta", "rope_scaling"}
 
 
 def test_experts_share_a_feed_forward_where_it_says_so():

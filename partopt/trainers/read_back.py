@@ -1,0 +1,114 @@
+"""What the text that is written for a trainer does not say of a transformer's plan.
+
+The text is read as that of any person is. A model, a format or a layout that comes back otherwise
+is another training; facts that do are what a plan counts and a configuration does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import structs
+
+from partopt.documents.plan import Plan
+from partopt.documents.transformer import Modelled
+from partopt.errors import PartoptError
+from partopt.trainers.parts import Part, count_blocks
+from partopt.trainers.settings import read_settings
+from partopt.trainers.trainer import Configured, Trainer, batch_of
+
+_DEGREES = ("tp", "cp", "ep", "pp", "chunks", "microbatch")
+_OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes")  # of an engine, which the layout says
+# facts of a practice that are none where there is no such thing
+_OF_GROUPS = ("sequence_parallel", "tp_overlap", "regathers")
+_OF_EXPERTS = ("dispatch", "dispatch_overlap")
+
+
+class Losses(NamedTuple):
+    """What makes it another training, and what a person has to know."""
+
+    faults: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def find_losses(plan: Plan, trainer: Trainer, parts: Sequence[Part], text: str) -> Losses:
+    """What a trainer's text for a plan of a transformer lacks, by reading it."""
+    about = plan.transformer
+    if not about or trainer.read_training is None:
+        return Losses()
+    try:
+        found = trainer.read_training(read_settings(text), plan.topology.cluster.devices)
+    except PartoptError as error:
+        return Losses([own.message for own in error.parts])
+    faults = [
+        f"{name} is {planned}, it would be {said}"
+        for name, planned, said in _another_training(plan, about, parts, found)
+        if planned != said
+    ]
+    return Losses(faults, [*_numerics(about, found), *_facts(plan, about, trainer, found)])
+
+
+def _another_training(
+    plan: Plan, about: Modelled, parts: Sequence[Part], found: Configured
+) -> Iterator[tuple[str, object, object]]:
+    """What a training is, as it is planned and as it is said."""
+    for name in about.model.__struct_fields__:
+        if name not in ("name", "numerics"):
+            yield f"`{name}` of the model", getattr(about.model, name), getattr(found.model, name)
+    yield "the format", about.format, found.format
+    yield "the sequence", about.sequence, found.sequence
+    yield "the batch", batch_of(plan), found.global_batch
+    for name in _DEGREES:
+        yield name, getattr(plan.layout, name) or 1, getattr(found.layout, name) or 1
+    yield "recomputation", plan.layout.recompute, found.layout.recompute
+    yield "what replicas share", plan.shard, found.layout.shard
+    if found.blocks is not None and parts:
+        counts = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
+        yield "blocks of stages", counts, list(found.blocks)
+
+
+def _numerics(about: Modelled, found: Configured) -> Iterator[str]:
+    planned, said = about.model.numerics, found.model.numerics
+    if planned is None:
+        yield "the plan does not say norms, biases and positions of the model: plan it again"
+    elif said is not None:
+        for name, own in structs.asdict(planned).items():
+            if own != getattr(said, name):
+                what = str(own) if name == "besides" else f"{name} {own}"
+                yield f"yours to add: the model has {what}, which the text does not say"
+
+
+def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Configured) -> Iterator[str]:
+    """Facts that the plan counts, and that the trainer does not have or cannot be told."""
+    practice, engine = trainer.run_with(found.facts)
+    differing = plan.engine.find_differences(engine, plan.schedule)
+    implied = {*_OF_LAYOUTS}
+    if plan.shard in ("gradients", "parameters") and plan.layout.pp == 1:
+        implied.add("allreduce")  # gradients in shares are scattered in every backward
+    facts = [
+        name if name == "waits" else f"{name}={getattr(plan.engine, name)}"
+        for name in differing
+        if name not in implied
+    ]
+    none = {"ends", *(_OF_GROUPS if (plan.layout.tp or 1) == 1 else ())}
+    none |= {*(_OF_EXPERTS if not about.model.experts else ())}
+    for name in practice.__struct_fields__:
+        planned = getattr(about.practice, name)
+        if name not in none and planned != getattr(practice, name):
+            facts.append(_fact_of(trainer, name, planned))
+    if facts:
+        again = f": `partopt plan --for {trainer.name}`" if plan.trainer != trainer.name else ""
+        what = ", ".join(dict.fromkeys(facts))
+        yield f"the plan counts {what}, and the text of {trainer.name} does not say so{again}"
+
+
+def _fact_of(trainer: Trainer, field: str, planned: object) -> str:
+    """What a person chooses for a field of the practice to be as planned; or the field's name."""
+    ways = [
+        (len(fields), f"{name}={value}")
+        for name, values in trainer.choices.items()
+        for value, fields in values.items()
+        if field in fields and fields[field] == planned
+    ]
+    return min(ways)[1] if ways else field

@@ -1,0 +1,313 @@
+"""An export of a transformer is the training that was planned, or it says what it is not."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from benchmarks.exports import drawn, judge
+from partopt import Layout, PartoptError, export_plan, read_configuration
+from partopt.trainers import TRAINERS
+from partopt.trainers.parts import find_parts
+from partopt.trainers.read_back import find_losses
+from partopt.trainers.transformer import Laying, lay
+from partopt.transformer.config import load_transformer
+from tests.examples import examples
+from tests.trainers.models import plan_layout
+from tests.trainers.readers import assigned
+
+
+@pytest.mark.slow
+@examples(60)
+@given(st.integers(0, 2**32))
+def test_what_is_drawn_is_the_same_training_or_says_what_it_is_not(seed):
+    """`benchmarks/exports.py` draws many more."""
+    outcome, what = judge(drawn(random.Random(seed)))
+    assert outcome in ("same", "noted", "refused", "no plan"), what
+
+
+def exported(trainer, model="llama3-8b", layout="tp=2", form="bfloat16", to=None, **facts):
+    model = load_transformer(model) if isinstance(model, str) else model
+    facts = {name.replace("_", "-"): value for name, value in facts.items()}
+    return export_plan(plan_layout(trainer, model, layout, form, facts), to or trainer)
+
+
+REFUSED = [
+    ({"trainer": "megatron", "model": "bert-base"}, "`causal` of the model is False"),
+    ({"trainer": "megatron-bridge", "model": "bert-base"}, "`causal` of the model is False"),
+    ({"trainer": "torchtitan", "form": "float16"}, "the format is float16, it would be bfloat16"),
+    ({"trainer": "deepspeed", "form": "fp8"}, "the format is fp8, it would be bfloat16"),
+    (
+        {"trainer": "deepspeed", "layout": "tp=2,recompute=selective"},
+        "recomputation is selective, it would be always",
+    ),
+    (
+        {"trainer": "torchtitan", "layout": "tp=8,pp=2,shard=none"},
+        "what replicas share is none, it would be gradients",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "why"), REFUSED)
+def test_another_training_is_refused(asked, why):
+    with pytest.raises(PartoptError) as refused:
+        exported(**asked)
+    assert refused.value.code == "target-cannot-say"
+    assert f"{asked['trainer']} cannot say this plan of " in refused.value.message
+    assert why in refused.value.message
+
+
+def with_numerics(**fields):
+    model = load_transformer("llama3-8b")
+    return structs.replace(model, numerics=structs.replace(model.numerics, **fields))
+
+
+NOTED = [
+    (
+        {"trainer": "torchtitan", "attention": "torch"},
+        "the plan counts attention=torch, and the text of torchtitan does not say so",
+    ),
+    (
+        {"trainer": "torchtitan", "gradients": "parameters"},
+        "the plan counts gradients=parameters, and the text of torchtitan does not say so",
+    ),
+    (
+        {"trainer": "torchtitan"},
+        "its models attend by FlexAttention; the plan counts cuDNN's kernel",
+    ),
+    (
+        {"trainer": "torchtitan", "model": "mistral-7b", "form": "fp8"},
+        "make its model with CONVERTERS, without which it trains in bfloat16",
+    ),
+    (
+        {"trainer": "megatron", "model": with_numerics(activation="gelu")},
+        "yours to add: the model has activation gelu, which the text does not say",
+    ),
+    (
+        {"trainer": "megatron", "model": with_numerics(besides="parallel residuals")},
+        "yours to add: the model has parallel residuals, which the text does not say",
+    ),
+    (
+        {
+            "trainer": "megatron",
+            "model": structs.replace(load_transformer("llama3-8b"), numerics=None),
+        },
+        "the plan does not say norms, biases and positions of the model: plan it again",
+    ),
+    (
+        {"trainer": "megatron", "to": "megatron-bridge", "messages": "split"},
+        "the plan counts messages=split, and the text of megatron-bridge does not say so: "
+        "`partopt plan --for megatron-bridge`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "note"), NOTED)
+def test_what_the_text_does_not_say_is_a_note(asked, note):
+    assert note in exported(**asked).notes
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "megatron-bridge", "torchtitan", "deepspeed"])
+def test_facts_that_nothing_depends_on_are_no_note(trainer):
+    """Of one tensor parallel rank, and of a model without experts."""
+    facts = {"sequence-parallel": "no", "tp-overlap": "yes", "exchange": "copies"}
+    own = facts if trainer.startswith("megatron") else {}
+    plain, text = (
+        exported(trainer, layout="tp=1,recompute=always", **given) for given in ({}, own)
+    )
+    assert text.notes == plain.notes
+    assert "tp_comm_overlap = True" not in text.main and "tp-comm-overlap" not in text.main
+
+
+def test_exchanges_are_hidden_where_there_are_any():
+    assert "--tp-comm-overlap" in flags(exported("megatron", tp_overlap="yes").main)
+
+
+def test_the_converters_of_a_model_that_is_none_of_its_own_are_read_again():
+    text = exported("torchtitan", "mistral-7b", form="fp8").main
+    assert "CONVERTERS = [Float8LinearConverter.Config()]" in text
+    cluster = plan_layout("torchtitan", load_transformer("mistral-7b"), "tp=2", "fp8", {}).topology
+    asked, _ = read_configuration("torchtitan", text, cluster)
+    assert asked.format == "fp8"
+    assert asked.model == load_transformer("mistral-7b")
+    assert lay(asked).plan.transformer.format == "fp8"
+
+
+OTHERS = [
+    ("    --num-layers 32", "    --num-layers 30", "`blocks` of the model is 32, it would be 30"),
+    (
+        "--hidden-dropout 0.0",
+        "--hidden-dropout 0.1",
+        "`dropout` of the model is False, it would be",
+    ),
+    ("--seq-length 4096", "--seq-length 2048", "the sequence is 4096, it would be 2048"),
+    ("--global-batch-size 64", "--global-batch-size 32", "the batch is 64, it would be 32"),
+    ("--micro-batch-size 1", "--micro-batch-size 2", "microbatch is 1, it would be 2"),
+    ("--bf16", "--fp16", "the format is bfloat16, it would be float16"),
+    ("-parallel-size 2", "-parallel-size 4", "tp is 2, it would be 4"),
+    ("--use-distributed-optimizer", "", "what replicas share is optimizer, it would be none"),
+    ("Et*17|t*15L", "Et*16|t*16L", "blocks of stages is [17, 15], it would be [16, 16]"),
+    ("    --num-layers 32", "    --num-layers $LAYERS", "--num-layers: depends on LAYERS"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "fault"), OTHERS)
+def test_a_text_that_says_another_training_is_noticed(old, new, fault):
+    plan = plan_layout("megatron", load_transformer("llama3-8b"), "tp=2,pp=2", "bfloat16", {})
+    trainer = TRAINERS["megatron"]
+    parts = find_parts([name for stage in plan.stages for name in stage.modules])
+    text = export_plan(plan, "megatron").main
+    assert find_losses(plan, trainer, parts, text) == ([], [])
+    assert old in text
+    faults = find_losses(plan, trainer, parts, text.replace(old, new, 1)).faults
+    assert [own for own in faults if fault in own]
+
+
+def flags(text):
+    """The arguments of an exported array, each on its line."""
+    return {line.strip() for line in text.splitlines() if line.startswith("    --")}
+
+
+@pytest.mark.parametrize(
+    ("model", "has", "lacks"),
+    [
+        (
+            "llama3-8b",
+            {"--rotary-base 500000", "--use-rope-scaling", "--rope-scaling-factor 8.0"}
+            | {"--normalization RMSNorm", "--norm-epsilon 1e-05", "--disable-bias-linear"},
+            {"--qk-layernorm", "--add-qkv-bias"},
+        ),
+        (
+            "qwen3-8b",
+            {"--rotary-base 1000000", "--qk-layernorm", "--norm-epsilon 1e-06"},
+            {"--use-rope-scaling"},
+        ),
+        (
+            "gpt3-6.7b",
+            {"--normalization LayerNorm", "--norm-epsilon 1e-05"},
+            {"--rotary-base 10000", "--disable-bias-linear", "--squared-relu"},
+        ),
+    ],
+)
+def test_megatron_is_told_norms_biases_and_positions(model, has, lacks):
+    said = flags(exported("megatron", model).main)
+    assert has <= said
+    assert not lacks & said
+
+
+def test_megatron_is_told_other_activations_biases_and_shares():
+    model = with_numerics(activation="relu2", bias="queries", rotary_share=0.5, rotary_scaling={})
+    said = flags(exported("megatron", model).main)
+    assert {"--squared-relu", "--add-qkv-bias", "--disable-bias-linear"} <= said
+    assert "--rotary-percent 0.5" in said
+    assert not {line for line in said if "rope-scaling" in line}
+
+
+def test_megatron_is_told_the_factor_of_the_rule_that_it_has():
+    """Llama 3.2's is 32; a scaling by another rule is not its own, and a note says so."""
+    scaling = load_transformer("llama3-8b").numerics.rotary_scaling
+    said = flags(exported("megatron", with_numerics(rotary_scaling=scaling | {"factor": 32})).main)
+    assert {"--use-rope-scaling", "--rope-scaling-factor 32"} <= said
+    other = {"rope_type": "yarn", "factor": 4.0}
+    text = exported("megatron", with_numerics(rotary_scaling=other))
+    assert not {line for line in flags(text.main) if "rope-scaling" in line}
+    assert f"yours to add: the model has rotary_scaling {other}, which the text does not say" in (
+        text.notes
+    )
+
+
+def test_megatron_is_told_a_shared_expert_and_that_experts_are_whole():
+    model = structs.replace(load_transformer("mixtral-8x7b"), name="shared", ffn=2048)
+    said = flags(exported("megatron", model, "tp=2,ep=8").main)
+    assert {"--moe-shared-expert-intermediate-size 2048", "--ffn-hidden-size 14336"} <= said
+    assert "--expert-tensor-parallel-size 1" in said
+    alone = flags(exported("megatron", model, "tp=1,ep=8").main)
+    assert not {line for line in alone if "expert-tensor-parallel" in line}
+
+
+def test_megatron_is_told_a_bucket_in_parameters_and_how_kernels_are_started():
+    text = exported("megatron", layout="cp=2", bucket="40 MB").main
+    assert "--ddp-bucket-size 10000000" in flags(text)
+    assert "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1" in text
+    assert "CUDA_DEVICE" not in exported("megatron", layout="pp=2").main
+
+
+def of_a_short_sequence(trainer, layout):
+    """What is written for 32 microbatches of two samples of 1,024 tokens, on 16 GPUs."""
+    plan = plan_layout(trainer, load_transformer("llama3-8b"), layout, "bfloat16", {})
+    asked = Laying(
+        model=plan.transformer.model,
+        topology=plan.topology,
+        trainer=trainer,
+        global_batch=64,
+        sequence=1024,
+        layout=Layout.parse(f"{layout},microbatch=2"),
+        facts={},
+    )
+    return export_plan(lay(asked).plan, trainer, stem="planned").main
+
+
+def test_each_trainer_is_told_the_sequence_and_the_batch():
+    megatron = flags(of_a_short_sequence("megatron", "tp=2,pp=2"))
+    assert {"--seq-length 1024", "--max-position-embeddings 1024"} <= megatron
+    assert {"--micro-batch-size 2", "--global-batch-size 64"} <= megatron
+    bridge = of_a_short_sequence("megatron-bridge", "tp=2,pp=2")
+    assert assigned(bridge, "config.dataset.seq_length") == 1024
+    piped, alone = (of_a_short_sequence("torchtitan", own) for own in ("tp=2,pp=2", "tp=2"))
+    for text in (piped, alone):
+        assert assigned(text, "config.training.max_context_length") == 1024
+        assert assigned(text, "config.training.seq_len") == 1024
+        assert "num_tokens_per_microbatch_per_dp_rank = 2 * 1024\n" in text
+        assert "num_tokens_per_train_step = 64 * 1024\n" in text
+        assert assigned(text, "config.training.global_batch_size") == 64
+    # 64 samples over four replicas
+    assert assigned(piped, "config.parallelism.num_pp_microbatches") == 8
+    assert assigned(piped, "config.training.local_batch_size") == 16
+    assert assigned(alone, "config.training.local_batch_size") == 2
+    assert "num_pp_microbatches" not in alone
+    deepspeed = of_a_short_sequence("deepspeed", "tp=4,pp=2")
+    assert assigned(deepspeed, "SEQUENCE") == 1024
+    config = assigned(deepspeed, "CONFIG")
+    assert config["gradient_accumulation_steps"] == 64 // (2 * 2)
+    assert "axes=['pipe', 'data', 'model'], dims=[2, 2, 4]" in deepspeed
+
+
+def test_bridge_is_told_all_of_it_whatever_its_recipe_has():
+    text = exported("megatron-bridge", "qwen3-8b").main
+    expected = {
+        "layernorm_epsilon": 1e-6,
+        "qk_layernorm": True,
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "add_qkv_bias": False,
+        "rotary_base": 1_000_000,
+        "rotary_percent": 1.0,
+        "rope_scaling": False,
+    }
+    assert {name: assigned(text, f"config.model.{name}") for name in expected} == expected
+
+
+def test_a_script_without_a_word_on_them_has_megatrons_own():
+    script = """#!/bin/bash
+    torchrun pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 \\
+      --num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu --bf16 \\
+      --vocab-size 128256 --untie-embeddings-and-output-weights --seq-length 4096 \\
+      --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0 \\
+      --micro-batch-size 1 --global-batch-size 64
+    """
+    plan = plan_layout("megatron", load_transformer("llama3-8b"), "tp=2", "bfloat16", {})
+    asked, _ = read_configuration("megatron", script, plan.topology)
+    assert asked.model.name == "llama3-8b"
+    found = asked.model.numerics
+    assert (found.norm, found.epsilon, found.bias) == ("layer", 1e-5, "all")
+    assert (found.rotary_base, found.rotary_scaling, found.query_key_norms) == (10_000, {}, False)
+
+
+def test_a_model_of_the_shape_alone_is_not_torchtitans_flavour():
+    """Its flavours have positions and norms of their own."""
+    text = exported("torchtitan", with_numerics(rotary_base=1e4)).main
+    assert "MODEL = {" in text
+    assert "'rope_theta': 10000.0" in text
+    assert "MODEL" not in exported("torchtitan").main
