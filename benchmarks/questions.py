@@ -203,13 +203,14 @@ def drawn_layout(rng: random.Random) -> partopt.Laying:
     if trainer == "deepspeed" and cluster == "gb200-nvl72":  # which flash attention is not known on
         facts = {}
     formats = {"dgx-a100": ["bfloat16"], "dgx-h100": ["bfloat16", "bfloat16", "float16", "fp8"]}
+    known = formats.get(cluster, ["bfloat16", "bfloat16", "fp8", "mxfp8"])
     return partopt.Laying(
         model=model,
         topology=Topology.load(cluster, servers),
         trainer=trainer,
         global_batch=rng.choice([64, 96, 128, 256, 512, 1024, 1536]),
         sequence=rng.choice([1024, 2048, 4096, 6144, 8192, 16384]),
-        format=rng.choice(formats.get(cluster, ["bfloat16", "bfloat16", "fp8", "mxfp8"])),
+        format=rng.choice([own for own in known if own in partopt.TRAINERS[trainer].says.formats]),
         facts=facts,
     )
 

@@ -206,7 +206,10 @@ DEEPSPEED = Trainer(
     summary="DeepSpeed: a PipelineModule with the plan's bounds, and ds_config's fields",
     tried="DeepSpeed 0.19.8",
     schedules={"1f1b": "TrainSchedule"},
-    says=Says(degrees={"tp": "as the layers are made: it has none of its own"}),
+    says=Says(
+        degrees={"tp": "as the layers are made: it has none of its own"},
+        formats=("bfloat16", "float16"),
+    ),
     engine=Engine(
         waits=("1f1b",),
         messages="split",
@@ -233,6 +236,7 @@ DEEPSPEED = Trainer(
         "schedules": "runtime/pipe/schedule.py, TrainSchedule: P - 1 - p forwards first",
         "cuts": "runtime/pipe/module.py, _partition_layers: bounds of layers",
         "degrees": "runtime/pipe/topology.py: an axis `model`",
+        "formats": "runtime/config.py: fp16 and bf16; products in 8 bits are the layers' own",
         "orders": "runtime/pipe/topology.py, ProcessTopology: axes",
         "waits": "runtime/pipe/p2p.py: send and recv, none asynchronous",
         "messages": "runtime/pipe/engine.py, _exec_send_activations: tensor by tensor",

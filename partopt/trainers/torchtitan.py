@@ -557,6 +557,7 @@ TORCHTITAN = Trainer(
         },
         ties=False,
         least_stages=2,
+        formats=("bfloat16", "fp8", "mxfp8", "nvfp4"),
     ),
     engine=Engine(
         waits=("1f1b",),
@@ -592,6 +593,7 @@ TORCHTITAN = Trainer(
         "cuts": "distributed/pipeline_parallel.py: module_fqns_per_model_part",
         "degrees": "distributed/parallel_dims.py",
         "orders": "distributed/parallel_dims.py, build_mesh: pp is the outermost",
+        "formats": "config/configs.py: mixed_precision_param is bfloat16 or float32; converters",
         "waits": "torch 2.13, Schedule1F1B: waits for each send and receive; the runtime, which "
         "runs the others, where they are needed",
         "gradients": "config/configs.py: mixed_precision_reduce is float32",

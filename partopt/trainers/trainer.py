@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.files import check_writable, write_bytes
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Format, Practice, Transformer
+from partopt.documents.transformer import BITS, Format, Practice, Transformer
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import FACTS, invalid, with_facts
 from partopt.trainers.parts import Part
@@ -43,7 +43,7 @@ class Says:
     of ranks; none where ranks do not matter. `degrees` are what it has beside the pipeline, and
     what each must divide; devices may be groups of ranks where it has "tp", more than heads of keys
     where it `repeats_keys`. With `ties` stages may part layers that share parameters;
-    `least_stages` make a pipeline.
+    `least_stages` make a pipeline; `formats` are those of a transformer's products.
     """
 
     cuts: Cuts = ANYWHERE
@@ -54,6 +54,7 @@ class Says:
     repeats_keys: bool = False
     ties: bool = True
     least_stages: int = 1
+    formats: Sequence[Format] = tuple(BITS)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,9 @@ class Laying:
         if isinstance(again, int) and not self.recomputes_partly:
             what, hint = f"{self.trainer} makes all blocks again or none", "write recompute=always"
             raise invalid("layout", f"recompute={again}", what, hint)
+        if self.format not in trainer.says.formats:
+            what = f"{self.trainer} trains in {', '.join(trainer.says.formats)}"
+            raise invalid("dtype", self.format, what, "choose one of these")
         practice, engine = _run_with(trainer, self.facts)
         return Training(
             model=self.model,

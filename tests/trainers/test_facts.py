@@ -5,7 +5,7 @@ import pytest
 
 from partopt import TRAINERS, Trainer
 from partopt.documents.engine import Engine, Layout
-from partopt.documents.transformer import Practice
+from partopt.documents.transformer import BITS, Practice
 from partopt.schedules import SCHEDULES
 
 # of a fact that rests on a rule of partopt's own
@@ -26,9 +26,11 @@ def test_every_fact_has_a_source(trainer):
         facts |= {"schedules"}
     if trainer.says.degrees:
         facts |= {"degrees"}
+    if [*trainer.says.formats] != [*BITS]:
+        facts |= {"formats"}
     assert facts - trainer.sources.keys() == set()
     practiced = {*Practice.__struct_fields__} if trainer.practice else set()
-    said = engine.keys() | {"schedules", "cuts", "degrees", "orders"} | practiced
+    said = engine.keys() | {"schedules", "cuts", "degrees", "orders", "formats"} | practiced
     assert trainer.sources.keys() <= said
     assert all(trainer.sources.values())
 
