@@ -411,8 +411,8 @@ def _facts(settings: Settings, script: bool, t: int, p: int, trainer: str) -> di
         return {"attention": "flash"} if flash else {}
 
     def on(*names: str, default: bool = False) -> bool:
-        value = settings.find(*names)
-        return default if value is None else bool(value)
+        stated = any(settings.value(name) is not None for name in names)
+        return settings.has(*names) if stated else default
 
     fused = on("cross_entropy_loss_fusion", default=not script)
     copies = on("moe_enable_deepep") or settings.find("moe_token_dispatcher_type") == "flex"

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from partopt.errors import PartoptError
 from partopt.trainers.parts import BLOCK, Part, count_blocks
-from partopt.trainers.settings import Called, Settings, read_settings
+from partopt.trainers.program import Called
+from partopt.trainers.settings import Settings, read_settings
 from partopt.trainers.shell import unknown_names
 
 _NUMBERS = re.compile(r"[\[(]?\s*[0-9]{1,9}(\s*,\s*[0-9]{1,9})*\s*,?\s*[\])]?")

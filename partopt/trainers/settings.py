@@ -6,40 +6,65 @@ passes, and the entries of YAML, TOML and JSON are values by path, `training.seq
 
 from __future__ import annotations
 
-import ast
 import json
+import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import yaml
 
 from partopt.errors import PartoptError
-from partopt.trainers.shell import calculate, flag_words, mark, read_script, unknown_names
+from partopt.trainers.program import Program, parse_program
+from partopt.trainers.shell import flag_words, is_unset, mark, read_script, unknown_names
 
 Form = Literal["script", "program", "document"]
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,15}")
-_WORDS = {"true": True, "false": False, "none": None, "null": None}
+_WHOLE = re.compile(r"[+-]?[0-9](_?[0-9]){0,14}")
+_WORDS = {"true": True, "false": False, "none": None, "null": None, "": None}
 _FEW = 3  # flags of a command that trains
-_DEPTH = 8  # functions that call each other
-
-
-class Called(str):
-    """The name of what is called, in place of what it returns."""
+_LONGEST = 200_000  # letters of a text
+_MOST = 100_000  # values of a document
+_DEEP = 40  # of its values in each other
+_COMMENTS = re.compile(
+    r"(\"(?:\\.|[^\"\\])*\")|//[^\n]*|/\*.*?\*/", re.S
+)  # of JSON as people write it
+_COMMAS = re.compile(r"(\"(?:\\.|[^\"\\])*\")|,(?=\s*[}\]])")  # before what closes
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, in C
+_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+_COMPUTED: dict[str, Callable[[list[Any]], Any]] = {
+    "sum": sum,
+    "add": sum,
+    "multiply": math.prod,
+    "divide": lambda numbers: numbers[0] / numbers[1],
+    "int_div": lambda numbers: numbers[0] // numbers[1],
+    "subtract": lambda numbers: numbers[0] - numbers[1],
+}
+# keys under which a document names others that it is made from
+_OTHERS = ("extends", "defaults", "include", "includes", "config", "base_config", "model", "_base_")
+_FILE = re.compile(r"\S+\.(ya?ml|json|toml|py)")
 
 
 class Settings:
     """Values by path, of which the last counts; a path is found by how it ends.
 
     A value that depends on something the text does not have is marked with the name of that. What
-    is asked for and missing is noted in `faults`.
+    is asked for and missing is noted in `faults`. `unread` are the files and functions that may set
+    more than is read, and `variables` a script's own, which are no flags.
     """
 
-    def __init__(self, values: Mapping[str, object], form: Form) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, object],
+        form: Form,
+        unread: Sequence[str] = (),
+        variables: Sequence[str] = (),
+    ) -> None:
         self.values, self.form, self.faults = dict(values), form, list[PartoptError]()
+        self.unread, self.variables = list(dict.fromkeys(unread)), frozenset(variables)
         self._found: dict[str, object] = {}
         for path, value in self.values.items():
             parts = path.split(".")
@@ -75,33 +100,45 @@ class Settings:
         return name in self._found
 
     def has(self, *names: str) -> bool:
-        """Whether one of the names has a value that is not false, zero, none or an empty text."""
+        """Whether one of the names has a value that is not false, zero, none or an empty text.
+
+        Behind a flag alone a variable that is set nowhere is nothing, as in bash.
+        """
+        if any(is_unset(str(self.value(name) or "")) for name in names):
+            return True
         value = self.find(*names)
         return bool(value) and value != "none"
 
     def count(self, *names: str, default: int | None = None) -> int | None:
-        """The whole number of one of the names. A fault where it is none, or is missing."""
+        """The whole number of one of the names, zero where that is the default.
+
+        A fault where it is none, or is missing.
+        """
         before = len(self.faults)
         value = self.find(*names)
         if value is None and len(self.faults) == before and default is None:
             self.refuse_missing(names[0])
         if value is None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= (default != 0):
             return value
-        what = f"{self.show(names[0])}: {value!r} is not a whole number"
+        kind = "positive" if value == 0 else "whole"
+        what = f"{self.show(names[0])}: {str(value)!r:.60} is not a {kind} number"
         self.faults.append(PartoptError(what, "give a number", code="invalid-value", path=names[0]))
         return default
 
     def refuse_missing(self, name: str) -> None:
         """Note that a value is needed that the text does not have."""
         what = f"{self.show(name)}: the configuration does not say it"
+        if self.unread:
+            what += f"; {', '.join(self.unread[:4])} may, which is not read"
         hint = f"give it: `arguments={name}=N`"
         self.faults.append(PartoptError(what, hint, code="missing-setting", path=name))
 
     def show(self, name: str) -> str:
         """A name as the text writes it."""
-        return f"--{name.replace('_', '-')}" if self.form == "script" else name
+        is_flag = self.form == "script" and name not in self.variables
+        return f"--{name.replace('_', '-')}" if is_flag else name
 
     def _refuse_unknown(self, name: str, unknown: Sequence[str]) -> None:
         variables = ", ".join(unknown)
@@ -124,9 +161,18 @@ def read_settings(
     where a program has several and none is named.
     """
     given = dict(given or {})
-    values, form = _read(text, given, function)
+    if len(text) > _LONGEST:
+        what = f"a text of {len(text):,} letters is too long: no configuration has so many"
+        raise PartoptError(what, "give the configuration alone", code="malformed-script")
+    try:
+        read = _read(text, given, function)
+    except RecursionError:
+        what = "values or expressions lie too deep in each other"
+        hint = "give the configuration alone"
+        raise PartoptError(what, hint, code="malformed-script") from None
     added = {name.replace("-", "_"): convert(value) for name, value in given.items()}
-    return Settings(values | added, form)
+    values = {name: value for name, value in read.values.items() if name not in added}
+    return Settings(values | added, read.form, read.unread, read.variables)
 
 
 def convert(text: str) -> object:
@@ -141,221 +187,181 @@ def convert(text: str) -> object:
     return text
 
 
-def _read(
-    text: str, given: Mapping[str, str], function: str | None
-) -> tuple[dict[str, object], Form]:
-    for parse in (json.loads, tomllib.loads):
-        with suppress(ValueError, RecursionError):
-            parsed = parse(text)
-            if isinstance(parsed, dict):
-                return dict(_flat(parsed)), "document"
-    if not text.startswith("#!") and (tree := parse_program(text)) is not None:
-        return _Program(tree, given).read(function), "program"
-    if not text.startswith("#!"):
-        with suppress(yaml.YAMLError, RecursionError, ValueError):
-            parsed = yaml.safe_load(text)
-            if isinstance(parsed, dict):
-                return dict(_flat(parsed)), "document"
-    return _of_script(text, given), "script"
+class _Document:
+    """The entries of a document by path, with what they refer to."""
+
+    def __init__(self, parsed: Mapping[Any, object], given: Mapping[str, str]) -> None:
+        self.given, self.unread, self.count = given, list[str](), 0
+        self.flags = 0  # keys that are flags
+        self.values = dict(self.flatten(parsed, ""))
+        for path, value in self.values.items():
+            if isinstance(value, str) and "${" in value:
+                self.resolve(path, 0)
+
+    def flatten(self, parsed: Mapping[Any, object], before: str) -> Iterator[tuple[str, object]]:
+        """Entries by path."""
+        for key, value in parsed.items():
+            self.flags += str(key).startswith("--")
+            path = f"{before}{str(key).removeprefix('--')}".replace("-", "_")
+            self.count += _size(value) if isinstance(value, list) else 1
+            if self.count > _MOST or path.count(".") > _DEEP:
+                what = f"{path[:40]}: the document has too many values, or too deep in each other"
+                raise PartoptError(what, "write it out", code="malformed-script", path=path[:40])
+            if key in _OTHERS:
+                self.unread += _files(value)
+            if isinstance(value, str) and "${" not in value:
+                value = mark(path) if value == "???" else convert(value)
+            yield path, value
+            if isinstance(value, dict):
+                yield from self.flatten(value, f"{path}.")
+
+    def resolve(self, path: str, depth: int) -> object:
+        """The value at a path, with what its references give in their place."""
+        value = self.values[path]
+        if not isinstance(value, str):
+            return value
+        while found := _REFERENCE.search(value):
+            self.values[path] = mark(value)  # for one that refers to itself
+            inside = self.refer(found[1].strip(), path, depth + 1)
+            if found[0] == value:
+                self.values[path] = convert(inside) if isinstance(inside, str) else inside
+                return self.values[path]
+            value = value[: found.start()] + str(inside) + value[found.end() :]
+            if len(value) > 1000:
+                value = mark(path)
+        self.values[path] = convert(value)
+        return self.values[path]
+
+    def refer(self, inside: str, path: str, depth: int) -> object:
+        """What a reference gives: a value, one computed, or one of the environment."""
+        name, colon, rest = inside.partition(":")
+        if name in _COMPUTED and colon:
+            words = [convert(word) for word in rest.split(",")]
+            with suppress(TypeError, ValueError, ArithmeticError, IndexError):
+                return _COMPUTED[name](words)
+            return "".join(map(mark, unknown_names(rest))) or mark(inside)
+        if name == "oc.env":
+            name, colon, rest = rest.partition(",")
+        if colon or name in self.given:
+            return self.given.get(name) or rest.strip()
+        dots = len(name) - len(name.lstrip("."))
+        parents = path.split(".")[: -dots or None]
+        target = ".".join([*parents, name[dots:]]) if dots else name
+        known = target in self.values and depth < _DEEP
+        return self.resolve(target, depth) if known else mark(name[dots:])
 
 
-def parse_program(text: str) -> ast.Module | None:
-    """The syntax of a program in Python; None where the text is none."""
-    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.parse(text)
+def _size(values: list[Any]) -> int:
+    """How many values a list has, those in its lists and entries, too; not much more than most."""
+    count, rest = 0, [values]
+    while rest and count <= _MOST:
+        value: Any = rest.pop()
+        count += 1
+        if isinstance(value, list | dict):
+            count += len(value)
+            rest += value.values() if isinstance(value, dict) else value
+    return count
+
+
+def _files(value: object) -> Iterator[str]:
+    """The names of files in a value, or of the parts that `defaults` lists."""
+    if isinstance(value, list):
+        for element in value[:20]:
+            pairs = element.items() if isinstance(element, dict) else [("", element)]
+            names = (f"{key}/{name}".strip("/") for key, name in pairs)
+            yield from (name for name in names if name not in ("_self_", "None"))
+    elif isinstance(value, str) and _FILE.fullmatch(value):
+        yield value
+
+
+def _parse_yaml(text: str) -> object:
+    """What YAML says. PartoptError where it lies too deep in each other, or has too many values."""
+    sizes = dict[str | None, int]()  # of what has a name, by it
+    open_ = list[tuple[str | None, int]]([(None, 0)])
+    for event in yaml.parse(text, Loader=_LOADER):
+        size = 0
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_.append((event.anchor, 1))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            name, size = open_.pop()
+            sizes[name] = size
+        elif isinstance(event, yaml.AliasEvent):
+            size = sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+        open_[-1] = open_[-1][0], open_[-1][1] + size
+        if open_[-1][1] > _MOST or len(open_) > 2 * _DEEP:
+            what = "the document has too many values, or too deep in each other"
+            raise PartoptError(what, "write it out", code="malformed-script")
+    return yaml.load(text, Loader=_LOADER)
+
+
+def _parse_toml(text: str) -> object:
+    """What TOML says. A ValueError where a key has too many parts."""
+    if any(line.partition("=")[0].count(".") > _DEEP for line in text.splitlines()):
+        raise ValueError("too deep")
+    return tomllib.loads(text)
+
+
+def _parse_json(text: str) -> object:
+    """What JSON says, with comments and commas before what closes."""
+    plain = _COMMENTS.sub(lambda found: found[1] or "", text)
+    return json.loads(_COMMAS.sub(lambda found: found[1] or "", plain))
+
+
+def _parse(text: str, given: Mapping[str, str], *forms: Callable[[str], object]) -> _Read | None:
+    """What a text says in the first of the forms that it has; None where it has none."""
+    for form in forms:
+        with suppress(ValueError, yaml.YAMLError, RecursionError):
+            parsed = form(text)
+            if isinstance(parsed, dict):
+                found = _Document(parsed, given)
+                script = found.flags > len(found.values) // 2
+                return _Read(found.values, "script" if script else "document", found.unread)
     return None
 
 
-def _flat(parsed: Mapping[Any, object], before: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in parsed.items():
-        path = f"{before}{key}".replace("-", "_")
-        if isinstance(value, str):  # one that is worked out elsewhere is not known
-            value = mark(value) if "${" in value else convert(value)
-        yield path, value
-        if isinstance(value, dict):
-            yield from _flat(value, f"{path}.")
+@dataclass
+class _Read:
+    """What is read of a text, in the words of `Settings`."""
+
+    values: dict[str, object]
+    form: Form
+    unread: list[str] = field(default_factory=list)
+    variables: Sequence[str] = ()
 
 
-def _of_script(text: str, given: Mapping[str, str]) -> dict[str, object]:
+def _read(text: str, given: Mapping[str, str], function: str | None) -> _Read:
+    document = _parse(text, given, json.loads, _parse_toml)
+    if document is None and not text.startswith("#!"):
+        if (tree := parse_program(text)) is not None:
+            program = Program(tree, {name: convert(value) for name, value in given.items()})
+            return _Read(program.read(function), "program", program.unread)
+        document = _parse(text, given, _parse_json, _parse_yaml)
+    return document or _read_script(text, given)
+
+
+def _read_script(text: str, given: Mapping[str, str]) -> _Read:
     """Variables, the entries of texts in JSON, and flags: of the command that has most, at last.
 
     Where no command has flags they are those in the variables.
     """
     script = read_script(text, given)
-    found: dict[str, object] = {name: convert(own) for name, own in script.variables.items()}
-    for own in script.texts:
-        with suppress(ValueError, RecursionError):
-            parsed = json.loads(own)
-            found |= dict(_flat(parsed)) if isinstance(parsed, dict) else {}
+    found: dict[str, object] = {name: convert(value) for name, value in script.variables.items()}
+    unread = list(script.unread)
+    for written in script.texts:
+        document = _parse(written, given, _parse_json)
+        found |= document.values if document else {}
     commands = sorted(map(flag_words, script.commands), key=len)
     if not commands or len(commands[-1]) < _FEW:
         words = [word for value in script.variables.values() for word in value.split()]
         commands.append(flag_words(words))
+    names = dict.fromkeys(flag.replace("-", "_") for flags in commands for flag in flags)
+    for flag, words in commands[-1].items():
+        if "config" in flag and words and words[0] not in script.written:
+            unread += [word for word in words[:1] if _FILE.fullmatch(word)]
     for flags in commands:
         for flag, words in flags.items():
             value: object = list(words) if len(words) > 1 else True
             found[flag.replace("-", "_")] = convert(words[0]) if len(words) == 1 else value
-    return found
-
-
-class _Program:
-    """What a program assigns, passes and calls, in the order in which its statements stand."""
-
-    def __init__(self, tree: ast.Module, given: Mapping[str, str]) -> None:
-        self.given, self.found = given, dict[str, object]()
-        self.names = {name: convert(value) for name, value in given.items()}
-        self.functions = {
-            node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
-        }
-        self.tree, self.depth = tree, 0
-
-    def read(self, function: str | None) -> dict[str, object]:
-        """Run through the module, then the function, or the only one that sets anything."""
-        self._run([own for own in self.tree.body if not isinstance(own, ast.FunctionDef)])
-        if function is not None and function not in self.functions:
-            raise PartoptError(
-                f"no function {function}",
-                f"choose {', '.join(self.functions) or 'none: there are no functions'}",
-                code="no-such-function",
-                name=function,
-            )
-        if function is not None:
-            self._call(function)
-            return self.found
-        before = dict(self.found)
-        different: dict[str, dict[str, object]] = {}
-        for name in self.functions:
-            self.found = dict(before)
-            self._call(name)
-            if self.found != before:
-                different[name] = self.found
-        called = {
-            node.func.id
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        }
-        free = {name: own for name, own in different.items() if name not in called}
-        if len(free) > 1:
-            raise PartoptError(
-                f"{len(free)} functions make configurations: {', '.join(list(free)[:12])}",
-                "name one behind the file: FILE:FUNCTION",
-                code="several-layouts",
-            )
-        return next(iter((free or different).values()), before)
-
-    def _call(self, name: str) -> None:
-        """Run through a function, arguments at their defaults."""
-        self.depth += 1
-        function = self.functions[name]
-        spec = function.args
-        pairs = [*zip(spec.args[::-1], spec.defaults[::-1], strict=False)]
-        pairs += [(a, d) for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if d]
-        for argument, default in pairs:
-            self._set("", argument.arg, self._value(default))
-        if self.depth < _DEPTH:
-            self._run(function.body)
-        self.depth -= 1
-
-    def _run(self, body: Sequence[ast.stmt]) -> None:
-        for node in body:
-            match node:
-                case ast.Assign(targets=targets, value=value):
-                    for target in targets:
-                        self._assign(target, value)
-                case ast.AnnAssign(target=target, value=ast.expr() as value):
-                    self._assign(target, value)
-                case ast.ImportFrom(module=str(module), names=names):
-                    for own in names:
-                        path = f"import.{own.asname or own.name}"
-                        self.found[path] = f"{module}.{own.name}"
-                case ast.Return(value=ast.expr() as value) | ast.Expr(value=value):
-                    self._inside("", value)
-                case (
-                    ast.ClassDef(body=own)
-                    | ast.FunctionDef(body=own)
-                    | ast.With(body=own)
-                    | ast.Try(body=own)
-                ):
-                    self._run(own)
-                case ast.If(test=test, body=own, orelse=other):
-                    self._run(own if self._value(test) is not False else [])
-                    self._run(other if self._value(test) is not True else [])
-
-    def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        path = _path(target)
-        if path:
-            self._inside(path, value)
-            self._set(path.rpartition(".")[0], path.rpartition(".")[2], self._value(value))
-
-    def _set(self, before: str, name: str, value: object) -> None:
-        path = f"{before}.{name}" if before else name
-        if "." not in path and path not in self.given:
-            self.names[path] = value
-        self.found.pop(path, None)
-        self.found[path] = value
-
-    def _inside(self, path: str, node: ast.expr) -> None:
-        """What an expression passes to what it calls, and has in its dictionaries and lists."""
-        match node:
-            case ast.Call(func=function, args=args, keywords=keywords):
-                name = _path(function)
-                if isinstance(function, ast.Attribute):
-                    self._inside(path, function.value)
-                if name in self.functions:
-                    self._call(name)
-                literal = next((own for own in map(self._value, args) if own is not None), True)
-                if name:
-                    self._set(path, name.rpartition(".")[2], literal)
-                for own in args:
-                    self._inside(path, own)
-                for keyword in keywords:
-                    self._pass(path, keyword.arg, keyword.value)
-            case ast.Dict(keys=keys, values=values):
-                for key, own in zip(keys, values, strict=True):
-                    self._pass(path, self._value(key) if key else None, own)
-            case ast.List(elts=elements) | ast.Tuple(elts=elements):
-                for own in elements:
-                    self._inside(path, own)
-            case ast.Attribute(value=own):
-                self._inside(path, own)
-            case ast.Name(id=name) if path:  # what was set in it
-                for own_path, value in list(self.found.items()):
-                    if own_path.startswith(f"{name}."):
-                        self._set(path, own_path.removeprefix(f"{name}."), value)
-
-    def _pass(self, path: str, name: object, value: ast.expr) -> None:
-        if isinstance(name, str):
-            self._inside(f"{path}.{name}" if path else name, value)
-            self._set(path, name, self._value(value))
-
-    def _value(self, node: ast.expr) -> object:
-        """The value of an expression; a mark where it is not known."""
-        match node:
-            case ast.Call() if path := _path(node):
-                return Called(path)
-            case ast.Attribute() if path := _path(node):
-                return path.removeprefix("torch.")
-            case ast.List(elts=elements) | ast.Tuple(elts=elements):
-                return [self._value(own) for own in elements]
-            case ast.Dict():
-                with suppress(ValueError, TypeError):
-                    return ast.literal_eval(node)
-                return None
-        with suppress(ValueError, TypeError):
-            return calculate(node, lambda name: self.names.get(name, mark(name)))
-        return mark(ast.unparse(node)[:40])
-
-
-def _path(node: ast.expr) -> str:
-    """`a.b.c` of names and attributes, `a["b"]` likewise; of a call, what is called."""
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=value, attr=name):
-            before = _path(value)
-            return f"{before}.{name}" if before else name
-        case ast.Subscript(value=value, slice=ast.Constant(value=str(name))):
-            return f"{_path(value)}.{name}"
-        case ast.Call(func=function):
-            return _path(function)
-    return ""
+    return _Read(found, "script", unread, [name for name in script.variables if name not in names])

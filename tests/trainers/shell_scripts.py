@@ -1,0 +1,214 @@
+"""Shell scripts at random, harmless to run: assignments, and one command `train` at the end."""
+
+from __future__ import annotations
+
+from random import Random
+
+NAMES = ["A", "B", "C", "D"]
+ARRAYS = ["X", "Y"]
+TEXTS = [
+    "",
+    "1",
+    "2",
+    "8",
+    "07B",
+    "a b",
+    "--x 3",
+    "it's",
+    'say "hi"',
+    "a/b/c.d.sh",
+    " edge ",
+    "$A",
+    "Full",
+]
+SIGNS = [*"+-*/%<>&|^", "**", "<=", ">=", "==", "!=", "&&", "||", "<<", ">>"]
+LITERAL = ["1", "2", "7", "0x10", "010", "12", "3"]
+
+
+class Writer:
+    """Writes one script; `depth` bounds what stands in each other."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.functions = Random(seed), 0
+
+    def pick(self, *among: str) -> str:
+        return self.random.choice(among)
+
+    def script(self) -> str:
+        """Variables, some statements, and `train` with words."""
+        lines = [f"{name}={self.random.choice('1234')}" for name in NAMES]
+        lines += ["X=(1 'b c')", "Y=()", "N=3", "I=0"]
+        lines += [self.statement(2) for _ in range(self.random.randint(1, 6))]
+        words = " ".join(self.word() for _ in range(self.random.randint(1, 5)))
+        return "\n".join(lines) + f"\n{self.run(words)}\n"
+
+    def run(self, words: str) -> str:
+        continued = words.replace(" ", " \\\n  ", 1)
+        return self.pick(
+            f"train {words}",
+            f"train {continued}",
+            f"echo run &>/dev/null; train {words} 2>/dev/null",
+            f'set -- {words}\ntrain "$@" $# ${{1:-none}}',
+            f'T=({words})\ntrain "${{T[@]}}" ${{#T[@]}}',
+            f'T="{self.quoted()} --tail 1"\ntrain $T {words}',
+            f'T="\\\n  --a 1 \\\n  --b {self.quoted()} \\\n"\ntrain $T',
+        )
+
+    def quoted(self) -> str:
+        """What stands in double quotes."""
+        return "".join(
+            self.pick("a", " ", "\\\n", "\\$A", "\\\\", "'", "#", ";", "|", self.expansion(2))
+            for _ in range(self.random.randint(0, 4))
+        )
+
+    def word(self) -> str:
+        """A word as it is written."""
+        parts = [
+            self.pick(
+                "w",
+                "--flag",
+                "=",
+                "\\ ",
+                "'q r'",
+                "{1,2}",
+                "''",
+                f'"{self.quoted()}"',
+                self.expansion(2),
+            )
+            for _ in range(self.random.randint(1, 3))
+        ]
+        return "".join(parts)
+
+    def number(self, depth: int) -> str:
+        """An expression of whole numbers."""
+        if not depth:
+            return self.pick(*LITERAL, "N", "$N", "${N}", "I")
+        one, other = self.number(depth - 1), self.number(depth - 1)
+        return self.pick(
+            one,
+            f"({one})",
+            f"- {one}",
+            f"!{one}",
+            f"({one} ? {other} : {one})",
+            f"{one} {self.pick(*SIGNS)} {other}",
+            f"{one} + {other} * 2",
+        )
+
+    def expansion(self, depth: int) -> str:
+        """A value of a variable, or what is made of one."""
+        name, array = self.pick(*NAMES), self.pick(*ARRAYS)
+        inner = self.pick("d", "x y", "$B", "${C}")
+        return self.pick(
+            f"${{{name}}}",
+            f"${{{array}[@]}}",
+            f"${{{array}[*]}}",
+            f"${{#{array}[@]}}",
+            f"${{{array}[0]}}",
+            f"${{{array}[-1]:-none}}" if array == "X" else f"${{{array}:-none}}",
+            f"${array}",
+            f"${{#{name}}}",
+            f"${{{name}:-{inner}}}",
+            f"${{{name}-{inner}}}",
+            f"${{{name}:+{inner}}}",
+            f"${{{name}%.*}}",
+            f"${{{name}%%/*}}",
+            f"${{{name}#*/}}",
+            f"${{{name}##*/}}",
+            f"${{{name}/b/Z}}",
+            f"${{{name}//[a-c]/-}}",
+            f"${{{name}:0:2}}",
+            f"${{{name}:1}}",
+            f"${{{name}^^}}",
+            f"${{{name},,}}",
+            f"${{{array}[@]/b/k}}",
+            f"${{{array}[@]:1:1}}",
+            f"$(({self.number(depth)} ))" if depth else "$N",
+            f"$(echo {name.lower()} ${name})",
+            "$(seq 1 3)",
+            f"`echo ${name}`",
+        )
+
+    def condition(self, depth: int) -> str:
+        name, value = self.pick(*NAMES), self.pick("1", "2", '"a b"', "Full")
+        test = self.pick("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
+        simple = self.pick(
+            f'[ "${name}" = {value} ]',
+            f'[ "${name}" != {value} ]',
+            f"[ $N {test} {self.pick('1', '3')} ]",
+            f'[ -z "${name}" ]',
+            f'[ -n "${name}" -a $N -gt 1 ]',
+            f"[[ ${name} == {self.pick('[12]*', 'a*', value)} ]]",
+            f'[[ ${name} != "{self.pick("1", "*")}" ]]',
+            f"[[ -n ${name} && $N {test} 3 ]]",
+            f"[[ ! -z ${name} || ( $N {test} 2 && 1 -eq 1 ) ]]",
+            f"[[ ${name} =~ ^[0-9]+(B|b)?$ ]]",
+            "[ -z $NOWHERE ]",
+            f"(( {self.number(1)} ))",
+            f'! test -n "${name}"',
+            "true",
+            "false",
+        )
+        if not depth:
+            return simple
+        return self.pick(simple, f"{simple} {self.pick('&&', '||')} {self.condition(depth - 1)}")
+
+    def block(self, depth: int) -> str:
+        return "\n".join(f"  {self.statement(depth - 1)}" for _ in range(self.random.randint(1, 2)))
+
+    def statement(self, depth: int) -> str:
+        """An assignment, or, where `depth` allows, what has others in it."""
+        name, array, words = (
+            self.pick(*NAMES),
+            self.pick(*ARRAYS),
+            " ".join(self.word() for _ in "12"),
+        )
+        simple = self.pick(
+            f"{name}={self.word()}",
+            f'{name}="{self.quoted()}"',
+            f"{name}+={self.word()}",
+            f'export {name}="{self.quoted()}" N=4',
+            f"{name}='{self.pick(*[text for text in TEXTS if chr(39) not in text])}'",
+            f"{array}=({words})",
+            f"{array}+=({words}\n  # not this: 'x\n  last\n)",
+            f'{array}=("${{{array}[@]}}" {self.word()})',
+            f"{array}[1]={self.word()}",
+            f"{array}={self.word()}",
+            f"N=$(({self.number(2)} ))",
+            "N=$((N % 5))",
+            "((N += 2)); ((I++)) || true",
+            f"{name}=$N; N=3",
+            f": ${{{name}:={self.pick('d', 'x')}}}",
+            f"unset {name}; {name}=3",
+            f"eval \"{name}='e f'\"",
+            f'eval "{array}=({self.pick("1 2", "$A")})"',
+            f"{self.condition(0)} && {name}=and",
+            f"{self.condition(0)} || {name}=or",
+            f"{{ {name}=group; }}",
+            f"( {name}=apart )",
+            f"read -r {name} {self.pick('<<<', '<<<')} 'z'; {name}=5",
+            f'cat <<EOT >/dev/null\n{{"a": ${name}}}\nEOT',
+        )
+        if not depth:
+            return simple
+        body, other = self.block(depth), self.block(depth)
+        self.functions += 1
+        f = f"f{self.functions}"
+        one, other_one, none = self.condition(1), self.condition(0), self.pick("0", "2", "3")
+        J, K = f"J{depth}", f"K{depth}"
+        options = f'--flag) {name}=$2; shift;;\n    *) {array}+=("$1");;'
+        return self.pick(
+            simple,
+            f"if {one}; then\n{body}\nelif {other_one}; then\n{other}\nelse\n{body}\nfi",
+            f"if {one}\nthen\n{body}\nfi",
+            f"case ${name} in\n  1|2) {simple} ;;\n  a*)\n{body}\n  ;;\n  *) :;;\nesac",
+            f"for {name} in {words}; do\n{body}\ndone",
+            f"for (({J} = 0; {J} < {none}; {J}++)); do\n{body}\n((I > 5)) && break\ndone",
+            f"{K}=0\nwhile [ ${K} -lt {none} ]; do\n{K}=$(({K} + 1))\n{body}\ndone",
+            f"for {name} in 1 2 3; do\n  if [ ${name} = 2 ]; then "
+            f"{self.pick('continue', 'break')}; fi\n  N=$((N * 2))\ndone",
+            f"{f}() {{\n  local {name}=$1 L=2\n  {array}+=($2 $#)\n{body}\n  "
+            f"{self.pick('return', ':')}\n}}\n{f} {words}",
+            f"function {f} {{\n{body}\n}}\n{f}",
+            f'set -- {words}\nwhile [[ $# -gt 0 ]]; do\n  case "$1" in\n    {options}\n  esac\n'
+            "  shift\ndone",
+        )
