@@ -66,6 +66,67 @@ class Model(torch.nn.Module):
 build = Model
 example_inputs = lambda batch_size: torch.randn(batch_size, 4)
 """
+# configurations of trainers in every language that is read, with the idioms of each
+SHELL = """#!/bin/bash
+#SBATCH --nodes=2 --gpus-per-node=8
+source env.sh
+TP=${TP:-2}; PP=$((8 / TP > 4 ? 4 : 8 / TP))
+if [ -z "$MBS" ]; then MBS=1; elif [[ $MBS == a* || -f x ]]; then exit 1; fi
+A=(--num-layers 16 --hidden-size 1024 # sizes
+   --num-attention-heads 16)
+for i in 1 2; do GBS=$((${GBS:-16} * 2)); done
+case $TP in 2|4) A+=("--seq-length 1024");; *) A+=(--seq-length 512);; esac
+f() { local V=${1%k}; echo $((V * 1000)); }
+cat <<EOT > ds.json
+{"train_micro_batch_size_per_gpu": $MBS, "zero_optimization": {"stage": 1}}
+EOT
+O=" --micro-batch-size $MBS \\
+    --global-batch-size $GBS --vocab-size $(f 32k) --bf16 $MORE"
+srun bash -c "torchrun --nnodes \\$N pretrain_gpt.py ${A[*]} $O \\
+    --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP" 2>&1 | tee log
+"""
+FLAGS = """ENV: {A: 1}
+BASE: &base
+  --num-layers: 16
+  --hidden-size: 1024
+ARGS:
+  <<: *base
+  --num-attention-heads: ${ARGS.hidden_size}
+  --seq-length: ${multiply:2, ${.num_attention_heads}}
+  --micro-batch-size: ${MBS:1}
+  --vocab-size: 32000
+  --bf16: true
+"""
+RECIPE = """from lib import Bridge, base, common, with_batch
+GB = 8 * 4
+def part(tp=2, *, wide=False):
+    return dict(tensor_model_parallel_size=tp * 2 if wide else tp)
+def recipe(name="llama3-8b", seq=2048):
+    cfg = base()
+    cfg.model = Bridge.from_hf_pretrained(name, **part(4)).to_provider()
+    cfg.model.seq_length = seq
+    for i in range(2):
+        cfg.train.micro_batch_size = i + 1
+    if seq > 1024 and cfg.model:
+        cfg.train["global_batch_size"] = GB
+    common(cfg)
+    return with_batch(cfg, 64)
+"""
+TITAN = """[model]
+name = "llama3"
+flavor = "8B" # or 70B
+[training]
+local_batch_size = 1
+seq_len = 2048
+[parallelism]
+tensor_parallel_degree = 2
+"""
+CONFIGURATIONS = {
+    "megatron": [SHELL, FLAGS],
+    "deepspeed": [SHELL],
+    "megatron-bridge": [RECIPE],
+    "torchtitan": [TITAN],
+}
 PLAUSIBLE = """
 1 2 3 4 8 -1 0 1,2 2,2 5,9 1e3 nan inf 1e400 auto all - -- . .. / * = a=b a=1 *2* head=head cpu gloo
 x.json x.csv x.et x.svg x.html x.py x.txt p.json plan.json c.yaml m.py v100-pcie h100 gpipe optimal
@@ -330,6 +391,9 @@ def find_subjects() -> dict[str, Document | Options]:
         reader = f"import {trainer} {{}} --profile t.json --topology c.yaml --servers 1"
         reader += "" if trainer in ("vllm", "sglang", "accelerate") else " --microbatches 8"
         found[f"layout of {trainer}"] = Document(texts, [f"{reader} --effort quick"])
+    for trainer, texts in CONFIGURATIONS.items():
+        reader = f"import {trainer} {{}} --topology dgx-h100 --servers 1 --set MORE= --json"
+        found[f"configuration of {trainer}"] = Document(texts, [reader])
     return found | {f"options of {name}": Options(line) for name, line in COMMANDS.items()}
 
 

@@ -17,6 +17,7 @@ Format = Literal["bfloat16", "float16", "fp8", "mxfp8", "nvfp4"]
 BITS: dict[Format, int] = {"bfloat16": 16, "float16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
 
 Traffic = Annotated[float, msgspec.Meta(ge=0)]
+_MOST = 1000  # blocks: published models have up to 126
 Pair = tuple[Traffic, Traffic]  # forward and backward
 
 
@@ -74,6 +75,7 @@ class Transformer(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Heads that groups of keys do not divide, and experts that are not whole."""
         faults = {
+            "blocks": (self.blocks > _MOST, f"is more than the {_MOST:,} that can be planned"),
             "kv_heads": (self.heads % self.kv_heads, f"does not divide the {self.heads} heads"),
             "ffn": (not self.ffn + self.experts, "where there are no experts"),
             "expert_ffn": (
