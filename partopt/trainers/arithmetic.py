@@ -44,10 +44,7 @@ _COMMA, _ASSIGN, _CHOICE, _UNARY = 1, 2, 3, 15  # how much these bind
 
 
 def calculate_whole(
-    text: str,
-    look_up: Callable[[str], str],
-    assign: Callable[[str, str], None],
-    depth: int = 0,
+    text: str, look_up: Callable[[str], str], assign: Callable[[str, str], None], depth: int = 0
 ) -> int | None:
     """The value of an expression; None where it depends on what is not known.
 

@@ -257,6 +257,7 @@ class Program:
                 if isinstance(holder, Record):
                     return holder[name] if name in holder else mark(_path(node))
                 path = _path(node)
+                self.spend(path.count("."))
                 is_local = _is_unknown(holder) and not isinstance(holder, Called)
                 is_constant = path and not (is_local and path[0].islower())
                 is_constant = is_constant or path.startswith("torch.")

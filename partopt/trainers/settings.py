@@ -29,10 +29,9 @@ _FEW = 3  # flags of a command that trains
 _LONGEST = 200_000  # letters of a text
 _MOST = 100_000  # values of a document
 _DEEP = 40  # of its values in each other
-_COMMENTS = re.compile(
-    r"(\"(?:\\.|[^\"\\])*\")|//[^\n]*|/\*.*?\*/", re.S
-)  # of JSON as people write it
-_COMMAS = re.compile(r"(\"(?:\\.|[^\"\\])*\")|,(?=\s*[}\]])")  # before what closes
+# what people write in JSON, beside strings: comments, and commas before what closes
+_COMMENTS = re.compile(r"(\"(?:\\.|[^\"\\])*\")|//[^\n]*|/\*.*?\*/", re.S)
+_COMMAS = re.compile(r"(\"(?:\\.|[^\"\\])*\")|,(?=\s*[}\]])")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, in C
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _COMPUTED: dict[str, Callable[[list[Any]], Any]] = {
@@ -131,7 +130,7 @@ class Settings:
         """Note that a value is needed that the text does not have."""
         what = f"{self.show(name)}: the configuration does not say it"
         if self.unread:
-            what += f"; {', '.join(self.unread[:4])} may, which is not read"
+            what += f"; {', '.join(self.unread[:2])} may, which is not read"
         hint = f"give it: `arguments={name}=N`"
         self.faults.append(PartoptError(what, hint, code="missing-setting", path=name))
 
@@ -141,7 +140,7 @@ class Settings:
         return f"--{name.replace('_', '-')}" if is_flag else name
 
     def _refuse_unknown(self, name: str, unknown: Sequence[str]) -> None:
-        variables = ", ".join(unknown)
+        variables = ", ".join(f"${name}" if name.isdecimal() else name for name in unknown)
         hint = f"give it: `arguments={name}=VALUE`"
         if re.fullmatch(r"\w+", unknown[0]):
             hint = f"give it: `arguments={unknown[0]}=VALUE`"

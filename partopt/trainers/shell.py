@@ -117,11 +117,7 @@ class Script:
 
     def cut(self, size: tuple[int, int, int]) -> None:
         """Leave out what came behind this size."""
-        del (
-            self.texts[size[0] :],
-            self.commands[size[1] :],
-            self.unread[size[2] :],
-        )
+        del (self.texts[size[0] :], self.commands[size[1] :], self.unread[size[2] :])
 
 
 def read_script(text: str, given: Mapping[str, str]) -> Script:
@@ -152,14 +148,10 @@ def read_script(text: str, given: Mapping[str, str]) -> Script:
 
 def _of_scheduler(text: str) -> dict[str, str]:
     """The variables that Slurm sets for options in `#SBATCH` lines; of SGE's, hosts and queue."""
-    asked = dict[str, str]()
+    asked, long = dict[str, str](), {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus"}
+    option_value = re.compile(r"(?:^|\s)-{1,2}([a-zA-Z][\w-]*)(?:=|\s+)([^\s<>-]\S*)")
     for line in re.findall(r"^#SBATCH[ \t]+([^#\n]*)", text, re.M):
-        for name, value in re.findall(
-            r"(?:^|\s)-{1,2}([a-zA-Z][\w-]*)(?:=|\s+)([^\s<>-]\S*)", line
-        ):
-            asked[
-                {"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus"}.get(name, name)
-            ] = value
+        asked |= {long.get(name, name): value for name, value in option_value.findall(line)}
     found = {"SLURM_NNODES": asked.get("nodes", ""), "SLURM_JOB_NUM_NODES": asked.get("nodes", "")}
     for option in ("ntasks-per-node", "gpus-per-node", "cpus-per-task", "gpus-per-task", "gpus"):
         found[f"SLURM_{option.upper().replace('-', '_')}"] = asked.get(option, "")
