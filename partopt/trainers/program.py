@@ -255,6 +255,8 @@ class Program:
             case ast.Attribute(value=owner, attr=name):
                 holder = self.evaluate(owner)
                 if isinstance(holder, Record):
+                    if base and name not in holder:  # what a name is given, to set fields of it
+                        self.set(holder, name, Record(mark(_path(node))))
                     return holder[name] if name in holder else mark(_path(node))
                 path = _path(node)
                 self.spend(path.count("."))
@@ -265,7 +267,7 @@ class Program:
             case ast.Subscript(value=owner, slice=key):
                 holder, index = self.evaluate(owner), self.evaluate(key)
                 with suppress(TypeError, LookupError):
-                    if not _is_unknown(holder):
+                    if isinstance(holder, dict | list):
                         return holder[index]
                 return _unknown(node)
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
@@ -278,7 +280,7 @@ class Program:
             case ast.UnaryOp(op=op, operand=operand):
                 value = self.evaluate(operand)
                 if _is_unknown(value):
-                    return value
+                    return _unknown(node)
                 if isinstance(op, ast.Not):
                     return not value
                 return -value if isinstance(value, int | float) else _unknown(node)
@@ -307,7 +309,7 @@ class Program:
         texts = isinstance(left, str | list) or isinstance(right, str | list)
         for value in (left, right):
             if _is_unknown(value):
-                return value
+                return value if isinstance(value, str) else _unknown(node)
             size = abs(value) if isinstance(value, int | float) else 0
             size = len(value) if isinstance(value, str | list) else size
             if size > (_LONGEST if texts else _MOST):
@@ -420,7 +422,9 @@ def _unknown(node: ast.AST) -> str:
 
 
 def _is_unknown(value: object) -> bool:
-    return isinstance(value, str) and (isinstance(value, Called) or bool(unknown_names(value)))
+    if isinstance(value, str):
+        return isinstance(value, Called) or bool(unknown_names(value))
+    return isinstance(value, Record) and bool(value.made_by)
 
 
 def _shown(value: object) -> object:

@@ -28,6 +28,7 @@ _WORDS = {"true": True, "false": False, "none": None, "null": None, "": None}
 _FEW = 3  # flags of a command that trains
 _LONGEST = 200_000  # letters of a text
 _MOST = 100_000  # values of a document
+_LARGE = 10**12  # of a count
 _DEEP = 40  # of its values in each other
 # what people write in JSON, beside strings: comments, and commas before what closes
 _COMMENTS = re.compile(r"(\"(?:\\.|[^\"\\])*\")|//[^\n]*|/\*.*?\*/", re.S)
@@ -119,9 +120,10 @@ class Settings:
             self.refuse_missing(names[0])
         if value is None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and value >= (default != 0):
-            return value
-        kind = "positive" if value == 0 else "whole"
+        number = value if isinstance(value, int) and not isinstance(value, bool) else -1
+        if (default != 0) <= number < _LARGE:
+            return number
+        kind = "positive" if number == 0 else "plausible" if number > 0 else "whole"
         what = f"{self.show(names[0])}: {str(value)!r:.60} is not a {kind} number"
         self.faults.append(PartoptError(what, "give a number", code="invalid-value", path=names[0]))
         return default

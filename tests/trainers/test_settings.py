@@ -279,6 +279,16 @@ def test_a_recipe_that_calls_another_changes_its_result():
     assert read_settings(RECIPES, {"tp": "2", "fast": "true"}, "small").find("tensor") == 99
 
 
+def test_a_part_of_what_is_imported_has_a_name_of_its_own():
+    text = (
+        "from lib import base\ndef f():\n  c = base()\n  p = c.part\n  p.tp = 2\n  c.part.pp = 4\n"
+        "  if hasattr(c, 'x'):\n    c.a = 1\n  else:\n    c.b = 2\n  n = c.other\n  return c\n"
+    )
+    found = read_settings(text)
+    assert [found.find(name) for name in ("part.tp", "part.pp", "a", "b")] == [2, 4, 1, 2]
+    assert found.find("n") is None and "depends on c.other" in found.faults[0].message
+
+
 def test_what_imported_functions_set_is_named():
     found = read_settings(RECIPES, function="imported")
     assert found.unread == ["base_recipe", "common"] and found.find("batch") == 768
