@@ -19,6 +19,10 @@ BITS: dict[Format, int] = {"bfloat16": 16, "float16": 16, "fp8": 8, "mxfp8": 8, 
 Traffic = Annotated[float, msgspec.Meta(ge=0)]
 _MOST = 1000  # blocks: published models have up to 126
 Pair = tuple[Traffic, Traffic]  # forward and backward
+# how blocks are shared out to stages: a way, or those of each stage, `17-20-22-21`
+Ends = Annotated[
+    str, msgspec.Meta(pattern=r"^(stage|blocks|layers|fewer|free|[0-9]{1,4}(-[0-9]{1,4}){1,999})$")
+]
 
 
 class Numerics(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -240,7 +244,7 @@ class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     `sends` between stages are whole, or a part of each tensor parallel rank. `ends` says how blocks
     are shared out to stages: evenly, with the head beside the last ones; with embedding and head a
     block each; with embedding, norm and head a layer each; fewer at the ends where all others have
-    as many then; or freely, the last device fewer.
+    as many then; freely, the last device fewer; or those of each stage, as `17-20-22-21`.
     `selective` recomputation makes attention again, or every second product; then `kept_selective`
     remains. `stops_early`: what is made again ends before the block's last product.
 
@@ -265,7 +269,7 @@ class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     sums: Literal["product", "autograd"] = "product"
     exchange: Literal["scatter", "float32"] = "scatter"
     sends: Literal["parts", "whole"] = "parts"
-    ends: Literal["stage", "blocks", "layers", "fewer", "free"] = "stage"
+    ends: Ends = "stage"
     selective: Literal["attention", "operations"] = "attention"
     kept_selective: Kept | None = None
     stops_early: bool = False

@@ -29,6 +29,8 @@ PARTS: Final = "parts"  # with a block, the final norm or the head; embedding an
 HEADS: Final = "heads"  # with a block or the head, of which the final norm is a part
 BLOCKS: Final = "blocks"  # with a block, so that no stage is without one
 
+_BLOCKS = r"[0-9]{1,4}(-[0-9]{1,4}){1,999}"  # of each stage
+
 Cuts = Literal["anywhere", "parts", "heads", "blocks"]
 Order = Literal["stages", "pipelines"]  # ranks next to each other are those of a stage, a pipeline
 
@@ -120,6 +122,7 @@ class Configured:
 Write = Callable[[Plan, Sequence[Part], str], Text]
 Read = Callable[[str, Sequence[str], Sequence[Part]], Reading]
 ReadTraining = Callable[[Settings, int], Configured]
+Words = Callable[[Plan], Mapping[str, object]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +140,8 @@ class Trainer:
     layer is, where `says.cuts` asks for it; `stem` names the file without its ending, for files
     that name each other. It `trains`, or runs forwards alone. `faults` finds what else it cannot
     say of a plan. `read(text, layers, parts)` reads a text, of which `reads` and `example` tell
-    what it is. `read_training(settings, devices)` reads all of a transformer's training.
+    what it is. `read_training(settings, devices)` reads all of a transformer's training; of its
+    plan `words(plan)` are the settings that people have, where these are not those that it writes.
     """
 
     name: str
@@ -155,6 +159,7 @@ class Trainer:
     faults: Callable[[Plan], Sequence[str]] = lambda plan: ()
     read: Read | None = None
     read_training: ReadTraining | None = None
+    words: Words | None = None
     reads: str = ""
     example: str = ""
 
@@ -172,6 +177,8 @@ class Trainer:
                 raise PartoptError(f"no fact `{name}` of {self.name}", hint, code="unknown-fact")
             if choice is None:
                 rest[name] = value
+            elif name == "ends" and re.fullmatch(_BLOCKS, str(value)):
+                practice = replace(practice, ends=str(value))
             elif str(value) not in choice:
                 raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), choice))
             else:

@@ -123,6 +123,10 @@ def _faults(work: Training, own: Degrees, layout: Layout, batch: int) -> Iterato
     ends = 2 if practice.ends in ("blocks", "fewer") else 0
     if p * v > model.blocks + ends:
         yield "pp", f"{p} x {v} stages of {model.blocks} blocks"
+    stated = stated_blocks(practice.ends)
+    wrong = len(stated) != p * v or sum(stated) != model.blocks or 0 in stated[1:-1]
+    if stated and wrong:
+        yield "ends", f"{practice.ends[:60]} are not {p} x {v} stages of {model.blocks} blocks"
     if p > 1 and model.tied and not work.parts_ties:
         yield "pp", "embedding and head share their weight, which this trainer keeps in one stage"
     if v > 1 and p == 1:
@@ -187,9 +191,11 @@ def stage_blocks(L: int, p: int, v: int, ends: str, head: float) -> list[int]:
     embedding, norm and head as a layer each ("layers"). "free": the last device has so many fewer
     that the slowest, with a head as long as `head` blocks, is as fast as can be. "fewer": that too
     of devices of one stage; with chunks, the last stage has one fewer, or the first and the last,
-    where all others have as many then.
+    where all others have as many then. Or those that `ends` states.
     """
     S = p * v
+    if stated := stated_blocks(ends):
+        return stated
     if p > 1 and (ends == "free" or (ends == "fewer" and v == 1)):
         return _free_blocks(L, p, v, head)
     first, last = {"blocks": (1, 1), "layers": (1, 2)}.get(ends, (0, 0)) if S > 1 else (0, 0)
@@ -198,6 +204,11 @@ def stage_blocks(L: int, p: int, v: int, ends: str, head: float) -> list[int]:
     whole, left = divmod(L + first + last, S)
     counts = [whole + (stage < left) for stage in range(S)]
     return [max(0, n - first * (i == 0) - last * (i == S - 1)) for i, n in enumerate(counts)]
+
+
+def stated_blocks(ends: str) -> list[int]:
+    """Blocks of each stage that `17-20-22-21` states; none where `ends` is a way."""
+    return [int(count) for count in ends.split("-")] if ends[0].isdecimal() else []
 
 
 def _free_blocks(L: int, p: int, v: int, head: float) -> list[int]:
