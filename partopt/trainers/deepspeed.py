@@ -13,7 +13,7 @@ from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Loss, Modelled, Practice, Scores
 from partopt.errors import PartoptError
-from partopt.trainers.megatron_model import read_training
+from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, malformed, read_numbers
 from partopt.trainers.settings import Settings, read_settings
@@ -128,6 +128,23 @@ def _model(about: Modelled) -> str:
     )
 
 
+def _words(plan: Plan) -> dict[str, object]:
+    """The flags of Megatron-DeepSpeed that say a layout."""
+    own, about = plan.layout, plan.transformer
+    again = own.recompute != "never"
+    ends = about.practice.ends if about else "stage"
+    return {
+        "--tensor-model-parallel-size": own.tp,
+        "--pipeline-model-parallel-size": own.pp,
+        "--micro-batch-size": own.microbatch,
+        "--recompute-granularity": "full" if again else None,
+        "--recompute-method": "uniform" if again else None,
+        "--zero-stage": int(own.shard == "optimizer"),
+        "--use-flash-attn-v2": bool(about and about.practice.scores is None),
+        "--pp-partition-method": "type:transformer|embedding" if ends == "blocks" else None,
+    }
+
+
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     """Stage s has the layers from bound s up to bound s + 1."""
     bounds = read_numbers(text, "BOUNDS", _EXAMPLE)
@@ -231,6 +248,7 @@ DEEPSPEED = Trainer(
             "scores": {"scores": Scores(forward=9, backward=11, kept=5)},
             "flash": {"scores": None},
         },
+        "ends": {name: {"ends": name} for name in ("stage", "blocks")},
     },
     sources={
         "schedules": "runtime/pipe/schedule.py, TrainSchedule: P - 1 - p forwards first",
@@ -254,7 +272,7 @@ DEEPSPEED = Trainer(
         "sequence_parallel": "Megatron-DeepSpeed, arguments.py: --sequence-parallel is off",
         "sums": "runtime/pipe/engine.py: autograd adds to the gradient that there is",
         "ends": "Megatron-DeepSpeed, model/gpt_model.py: partition_method type:transformer, blocks "
-        "evenly",
+        "evenly; bigscience's --pp-partition-method type:transformer|embedding, these too",
         "keeps_outputs": "runtime/pipe/engine.py, pipe_buffers: a stage's outputs stay",
         "buffer_bytes": "runtime/zero/stage_1_and_2.py: three buckets of 5e8 elements, beside "
         "CUDA's context and buffers of NCCL; assumed",
@@ -263,6 +281,7 @@ DEEPSPEED = Trainer(
     suffix=".py",
     read=_read,
     read_training=_read_training,
+    words=_words,
     reads="DeepSpeed: a script of Megatron-DeepSpeed; or bounds of the stages, from 0 to the "
     "number of layers",
     example=_EXAMPLE,

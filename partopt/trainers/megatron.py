@@ -21,14 +21,8 @@ from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Practice
 from partopt.errors import PartoptError
-from partopt.trainers.megatron_model import (
-    BUCKET_ITEM,
-    FUSED,
-    PLAIN,
-    model_arguments,
-    read_training,
-    with_layout,
-)
+from partopt.trainers.megatron_arguments import read_training, with_layout
+from partopt.trainers.megatron_model import BUCKET_ITEM, FUSED, PLAIN, model_arguments
 from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
 from partopt.trainers.reading import check_count, find_count, find_value, malformed, read_literal
 from partopt.trainers.settings import Settings, read_settings
@@ -189,6 +183,7 @@ _RECIPES = {
 _OF_SCRIPTS = (
     *("group_query_attention", "max_position_embeddings", "no_overlap_p2p_communication"),
     "squared_relu",  # activations are functions there
+    "accumulate_allreduce_grads_in_fp32",
     *("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format"),  # the recipe of a format says it
 )
 _ALONE = ("context_parallel_size", "expert_model_parallel_size", "rotary_percent")  # 1 by default

@@ -52,8 +52,9 @@ class Settings:
     """Values by path, of which the last counts; a path is found by how it ends.
 
     A value that depends on something the text does not have is marked with the name of that. What
-    is asked for and missing is noted in `faults`. `unread` are the files and functions that may set
-    more than is read, and `variables` a script's own, which are no flags.
+    is asked for and missing is noted in `faults`, names that are asked for in `asked`. `unread` are
+    the files and functions that may set more than is read, and `variables` a script's own, which
+    are no flags.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class Settings:
         form: Form,
         unread: Sequence[str] = (),
         variables: Sequence[str] = (),
+        text: str = "",
     ) -> None:
-        self.values, self.form, self.faults = dict(values), form, list[PartoptError]()
+        self.values, self.form, self.text = dict(values), form, text
+        self.faults, self.asked = list[PartoptError](), set[str]()
         self.unread, self.variables = list(dict.fromkeys(unread)), frozenset(variables)
         self._found: dict[str, object] = {}
         for path, value in self.values.items():
@@ -76,8 +79,7 @@ class Settings:
 
         One that is not known is a fault, and None.
         """
-        for name in names:
-            value = self._found.get(name)
+        for name, value in [(name, self.value(name)) for name in names]:
             if value is None:
                 continue
             if isinstance(value, str) and (unknown := unknown_names(value)):
@@ -88,6 +90,7 @@ class Settings:
 
     def value(self, name: str) -> object:
         """The value of a name, or the mark of one that is not known; None where it has none."""
+        self.asked.add(name.rpartition(".")[2])
         return self._found.get(name)
 
     def known(self, name: str) -> object:
@@ -128,10 +131,10 @@ class Settings:
         self.faults.append(PartoptError(what, "give a number", code="invalid-value", path=names[0]))
         return default
 
-    def refuse_missing(self, name: str) -> None:
+    def refuse_missing(self, name: str, why: str = "") -> None:
         """Note that a value is needed that the text does not have."""
-        what = f"{self.show(name)}: the configuration does not say it"
-        if self.unread:
+        what = f"{self.show(name)}: {why or 'the configuration does not say it'}"
+        if self.unread and not why:
             what += f"; {', '.join(self.unread[:2])} may, which is not read"
         hint = f"give it: `arguments={name}=N`"
         self.faults.append(PartoptError(what, hint, code="missing-setting", path=name))
@@ -173,7 +176,7 @@ def read_settings(
         raise PartoptError(what, hint, code="malformed-script") from None
     added = {name.replace("-", "_"): convert(value) for name, value in given.items()}
     values = {name: value for name, value in read.values.items() if name not in added}
-    return Settings(values | added, read.form, read.unread, read.variables)
+    return Settings(values | added, read.form, read.unread, read.variables, text)
 
 
 def convert(text: str) -> object:

@@ -66,6 +66,11 @@ def mark(name: str) -> str:
     return f"{_MARK}{_BLANK.join(name[:_SHOWN].split())}{_MARK}"
 
 
+def strip_marks(text: str) -> str:
+    """A value without what is not known of it."""
+    return _MARKED.sub("", text)
+
+
 def unknown_names(text: str) -> list[str]:
     """The names of what is not known in a value."""
     return [name.replace(_BLANK, " ") for name in dict.fromkeys(_MARKED.findall(text))]

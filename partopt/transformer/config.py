@@ -162,10 +162,14 @@ def read_transformer(content: bytes, where: str, name: str) -> Transformer:
 def named_transformer(text: str) -> Transformer | None:
     """The model in `models/` whose name stands in a text, as `meta-llama/Meta-Llama-3.1-8B`.
 
-    Separators, case and the minor version of Llama 3 do not matter; the longest name counts. What
-    is published as `Llama-3-8B` is without the scaled positions of 3.1.
+    Separators, case and the minor version of Llama 3 do not matter, nor what NeMo has inside,
+    `Llama31Config8B`; the longest name counts. What is published as `Llama-3-8B` is without the
+    scaled positions of 3.1.
     """
-    said = re.sub(r"(llama[-_ ]?3)[._]?[123](?=[-_])", r"\1", text.lower())
+    said = re.sub(r"(moe)?(config|modelprovider)[-_]?(?=[0-9])", "-", text.lower())
+    said = re.sub(
+        r"(llama[-_ ]?3)[._]?[123](?=[-_])", r"\1", re.sub(r"gpt-(?=[0-9.]+b)", "gpt3-", said)
+    )
     found = [name for name in shipped_names("models") if re.search(_pattern(name), said)]
     model = load_transformer(max(found, key=len)) if found else None
     if model and model.numerics and "llama-3-" in text.lower():
@@ -181,17 +185,22 @@ def _pattern(name: str) -> str:
     return "[-_ ]?".join(joined.get(run, run) for run in runs) + "(?![a-z0-9])"
 
 
-def like_shipped(model: Transformer, *ignored: str) -> Transformer | None:
-    """The model with the name of one in `models/` of the same shape, and its fields `ignored`.
+def like_shipped(model: Transformer) -> Transformer | None:
+    """The model with the name of one in `models/` of the same shape.
 
     What no time depends on stays the model's.
     """
-    for name in shipped_names("models"):
-        own = load_transformer(name)
+    return next(iter(alike_shipped(model)), None)
+
+
+def alike_shipped(model: Transformer, *ignored: str) -> list[Transformer]:
+    """The models with the name of one in `models/` of the same shape, and its fields `ignored`."""
+    found = []
+    for own in map(load_transformer, shipped_names("models")):
         same = {field: getattr(own, field) for field in ("name", *ignored)}
         if structs.replace(model, **same, numerics=own.numerics) == own:
-            return structs.replace(own, numerics=model.numerics)
-    return None
+            found.append(structs.replace(own, numerics=model.numerics))
+    return found
 
 
 def write_config(model: Transformer) -> dict[str, object]:

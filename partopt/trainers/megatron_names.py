@@ -1,0 +1,128 @@
+"""Names of Megatron's arguments: others for the same, and those that are not read as they say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from partopt.errors import PartoptError
+from partopt.trainers.program import Called
+from partopt.trainers.settings import Settings
+
+# other names of arguments: NeMo's, Bridge's, Megatron-DeepSpeed's, MindSpeed's
+_NAMES: dict[str, tuple[str, ...]] = {
+    "num_layers": ("encoder_num_layers",),
+    "num_query_groups": ("num_key_value_heads",),
+    "num_experts": ("num_moe_experts",),
+    "moe_router_topk": ("topk",),
+    "seq_length": ("encoder_seq_length",),
+    "micro_batch_size": ("train_micro_batch_size_per_gpu", "mbs"),
+    "global_batch_size": ("train_batch_size", "gbs"),
+    "recompute_granularity": ("activations_checkpoint_granularity",),
+    "recompute_method": ("activations_checkpoint_method",),
+    "recompute_num_layers": ("activations_checkpoint_num_layers", "checkpoint_num_layers"),
+    "tensor_model_parallel_size": ("tensor_parallelism",),
+    "pipeline_model_parallel_size": ("pipeline_parallelism",),
+    "context_parallel_size": ("context_parallelism",),
+    "expert_model_parallel_size": ("moe_expert_parallel_size", "expert_parallelism"),
+    "expert_tensor_parallel_size": ("expert_tensor_parallelism",),
+    "num_virtual_stages_per_pipeline_rank": (
+        "virtual_pipeline_model_parallel_size",
+        "virtual_pipeline_parallelism",
+    ),
+    "sequence_parallel": ("sequence_parallelism",),
+    "num_layers_in_first_pipeline_stage": ("decoder_first_pipeline_num_layers",),
+    "num_layers_in_last_pipeline_stage": ("decoder_last_pipeline_num_layers",),
+    "partition_method": ("pp_partition_method",),
+}
+# what is refused, and what is not counted as it is written, by names of arguments
+_REFUSED = {
+    "attention over compressed keys (MLA)": "multi_latent_attention",
+    "multi-token prediction": "mtp_num_layers",
+    "blocks of several kinds": "heterogeneous_layers_config_path hybrid_override_pattern "
+    "heterogeneous_layers_config_encoded_json hybrid_layer_pattern is_hybrid_model "
+    "linear_attention_freq experimental_attention_variant",
+    "training of few weights, as LoRA": "peft peft_scheme lora_target_modules lora_r",
+}
+_NOT_COUNTED = {
+    "the batch is taken to be whole from the beginning": "rampup_batch_size "
+    "step_batch_size_schedule",
+    "the checkpoint says the shape; where the text says it, that is taken": "use_checkpoint_args",
+    "nothing is offloaded": "cpu_offloading cpu_offloading_num_layers optimizer_cpu_offload "
+    "fine_grained_activation_offloading optimizer_offload_policy cpu_optimizer",
+    "graphs of CUDA are not counted": "cuda_graph_impl enable_cuda_graph external_cuda_graph",
+    "every rank is counted to keep what it recomputes from": "distribute_saved_activations "
+    "partition_activations",
+    "state is counted in float32": "use_precision_aware_optimizer",
+    "all replicas are counted to share one state": "num_distributed_optimizer_instances",
+    "sequence parallelism of DeepSpeed is not counted": "ds_sequence_parallel_size",
+    "tokens are counted to be spread evenly over experts": "moe_expert_capacity_factor",
+    "parameters are counted as gathered in 16 bits": "fp8_param_gather",
+}
+# words of arguments that change time, memory or the model, whoever has them
+_MATTERS = re.compile(
+    r"recompute|offload|cuda_graph|wgrad|fsdp|residual|partial_activation|hierarchical|capacity"
+    r"|shared_expert|cp_comm|parallel_algo|gather_with|kernel|^no_.*fusion|swap|reuse|overlap|async"
+    r"|sparse|quant|fp32|compress|spec$|ascend|coc_|turbo|memory_|pipeline|stage|layers|attention"
+    r"|optimizer|expert|parallel|shard|embed_|fuse|cache|_dtype|deterministic|invariant|dropping"
+    r"|latent|mhc|mamba|dsa_|gdp_|remat|stash|kitchen|buckets|variable_seq|mlp_chunks|block_specs"
+    r"|rope_freq|fp4_param|symmetric|no_persist|qk_clip|(^|_)mup"
+)
+# of these words, but read elsewhere, of data, or as it is counted
+_NO_MATTER = re.compile(
+    r"_.*|.*(path|save|load|log|interval|ckpt|init|dropout|softmax|router|_mask.*|backend|data.*)"
+    r"|attention_type|(pipeline_)?model_parallel(_size|_layout)?|use_flash_attn.*|use_fused.*"
+    r"|(no_masked_softmax_fusion|optimizer|pipeline_dtype|sequence_parallel)"
+    r"|overlap_(param_gather|p2p_communication)|.*_(config|cfg|parallelism_type|in_fp32)|router.*"
+    r"|(log|abort|apply|normalize|inference|rl|decoupled|wandb|tensorboard|no_pipeline|empty"
+    r"|distributed|nccl|ckpt|barrier|scatter_gather|tp_comm_(bulk|split|atomic))_.*"
+)
+_HOLDS = (dict, Called)  # what has settings in it
+_SHOWN = 12  # names in a note
+
+
+def find(settings: Settings, name: str) -> object:
+    """The value of an argument by any of its names."""
+    return settings.find(name, *_NAMES.get(name, ()))
+
+
+def count(settings: Settings, name: str, default: int | None = None) -> int | None:
+    """The whole number of an argument by any of its names."""
+    return settings.count(name, *_NAMES.get(name, ()), default=default)
+
+
+def note_arguments(settings: Settings) -> Iterator[str]:
+    """What is not counted as it is written; a fault for what is not planned."""
+    for what, names in _REFUSED.items():
+        for name in [own for own in names.split() if settings.has(own)][:1]:
+            message = f"{settings.show(name)}: {what}: not planned"
+            fault = PartoptError(message, "leave it out", code="unsupported-model", path=name)
+            settings.faults.append(fault)
+    for what, names in _NOT_COUNTED.items():
+        said = filter(settings.has, names.split())
+        yield from (f"{settings.show(name)}: {what}" for name in said)
+    kernels = settings.find("attention_backend"), settings.find("transformer_impl")
+    writes = kernels[0] in ("unfused", "local") or kernels[1] == "local"
+    if writes and not settings.has("use_flash_attn"):
+        yield "attention is counted as a kernel that writes no scores"
+    if settings.find("position_embedding_type") == "alibi":
+        yield f"{settings.show('position_embedding_type')}: alibi is counted as learned positions"
+    optimizer = find(settings, "optimizer")
+    if isinstance(optimizer, str) and "adam" not in optimizer.lower():
+        yield f"{settings.show('optimizer')}: its state is counted as Adam's"
+
+
+def note_unread(settings: Settings) -> Iterator[str]:
+    """The arguments that nothing has asked for and that may change what is planned."""
+    values = settings.values.items()
+    names = {path.rpartition(".")[2]: own for path, own in values if not isinstance(own, _HOLDS)}
+    rest = names.keys() - settings.asked - settings.variables
+    stated = [name for name, value in names.items() if value and name in rest]
+    unread = [own for own in stated if _MATTERS.search(own) and not _NO_MATTER.fullmatch(own)]
+    if unread:
+        said = ", ".join(map(settings.show, unread[:_SHOWN]))
+        more = f" and {len(unread) - _SHOWN} more" if len(unread) > _SHOWN else ""
+        yield f"not read, and may change time, memory or the model: {said}{more}"
+    if settings.unread:
+        said = ", ".join(settings.unread[:_SHOWN])
+        yield f"not read, and may set more: {said}"
