@@ -542,6 +542,31 @@ COMPILED: dict[str, Any] = {
     "compiled": True,
 }
 
+
+def _words(plan: Plan) -> dict[str, object]:
+    """The keys of TOML that say a layout, which are fields and flags, too."""
+    own, about = plan.layout, plan.transformer
+    again = {"never": "none", "selective": "selective"}.get(str(own.recompute), "full")
+    keeps, shares = own.shard != "parameters", own.shard != "none"
+    piped = (own.pp or 1) > 1
+    degrees = {"tensor": own.tp, "context": own.cp, "expert": own.ep, "pipeline": own.pp}
+    parallelism = {
+        **{f"{name}_parallel_degree": degree for name, degree in degrees.items()},
+        "pipeline_parallel_schedule": _OWN.get(plan.schedule) if piped else None,
+        "pipeline_parallel_microbatch_size": own.microbatch if piped else None,
+        "data_parallel_replicate_degree": 1 if shares else own.dp,
+        "data_parallel_shard_degree": own.dp if shares else 1,
+        "fsdp_reshard_after_forward": "never" if keeps else "always",
+        "enable_async_tensor_parallel": bool(about and about.practice.tp_overlap == "async"),
+    }
+    return {
+        **{f"parallelism.{name}": value for name, value in parallelism.items()},
+        "training.local_batch_size": None if piped else own.microbatch,
+        "activation_checkpoint.mode": again,
+        "compile.enable": bool(about and about.practice.compiled),
+    }
+
+
 TORCHTITAN = Trainer(
     name="torchtitan",
     summary="torchtitan: a configuration module, and the order as CSV",
@@ -628,6 +653,7 @@ TORCHTITAN = Trainer(
     faults=_faults,
     read=_read,
     read_training=_read_training,
+    words=_words,
     reads="torchtitan: a configuration module, TOML or command; or module_fqns_per_model_part",
     example=_EXAMPLE,
 )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -39,6 +40,7 @@ from partopt.options import AUTO, MANUAL, invalid, parse_bytes
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS, export_plan
 from partopt.trainers.calibration import calibrate
+from partopt.trainers.others import refuse_others
 from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import Trainer
 from partopt.transformer.as_profile import profile_of, rates_of
@@ -360,6 +362,7 @@ def read_configuration(
     for names, value in ((_SEQUENCE, sequence), (_BATCH, global_batch)):
         values |= {name: str(value) for name in names if value is not None}
     settings = read_settings(text, values, function)
+    refuse_others(settings, trainer)
     if not settings.values.keys() - values.keys():
         raise PartoptError(
             "a layout alone does not say the model",
@@ -401,6 +404,9 @@ def _with_ends(
         degrees = Degrees.of(training, tried.fill(training), asked.global_batch)
         if stage_counts(training, degrees) == list(blocks):
             return tried, notes
+    if others:
+        ends = "-".join(map(str, blocks))
+        return dataclasses.replace(asked, facts={**asked.facts, "ends": ends}), notes
     said = "-".join(map(str, blocks[:16])) + "-.." * (len(blocks) > 16)
     what = f"stages of {said} blocks are counted as the trainer shares them out by itself"
     return asked, [*notes, what]
@@ -451,22 +457,29 @@ def compare_layout(asked: Laying, progress: Progress = ignore_progress) -> Compa
 
 def _changes(yours: Plan, best: Plan, trainer: str) -> list[tuple[str, str, str]]:
     """What differs in the configurations of two plans, by the names that the trainer has for it."""
+    words = TRAINERS.lookup(trainer).words or partial(_written, trainer=trainer)
     with suppress(PartoptError):  # a plan that the trainer cannot say
-        old, new = (read_settings(export_plan(each, trainer).main) for each in (yours, best))
-        names = dict.fromkeys([*old.values, *new.values])
+        old, new = words(yours), words(best)
+        names = dict.fromkeys([*old, *new])
         return [
-            (new.show(name), _shown(old.values.get(name)), _shown(new.values.get(name)))
+            (name, _shown(old.get(name)), _shown(new.get(name)))
             for name in names
-            if old.values.get(name) != new.values.get(name) and _is_setting(name, new.values)
+            if old.get(name) != new.get(name)
         ]
     return []
 
 
-def _is_setting(name: str, values: Mapping[str, object]) -> bool:
-    """Whether it is a value that is set, not what holds others or is made from them."""
-    value = values.get(name)
-    holds = isinstance(value, dict) or "--" in str(value)
-    return not holds and name != "STAGES" and not name.endswith("parts.list")
+def _written(plan: Plan, trainer: str) -> dict[str, object]:
+    """The settings that are written of a plan, but for what holds others: fields or flags.
+
+    Variables of the environment are called that.
+    """
+    settings = read_settings(export_plan(plan, trainer).main)
+    names = {name: settings.show(name).removeprefix("config.") for name in settings.values}
+    names |= {name: f"{name} (environment)" for name in names if name.isupper()}
+    values = settings.values.items()
+    holds = [name for name, value in values if isinstance(value, dict) or "--" in str(value)]
+    return {names[name]: value for name, value in values if name not in holds}
 
 
 def _shown(value: object) -> str:

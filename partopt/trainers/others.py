@@ -1,0 +1,65 @@
+"""Trainers whose configurations are not read, by what only these have."""
+
+from __future__ import annotations
+
+import re
+
+from partopt.errors import PartoptError
+from partopt.trainers.settings import Settings
+
+# names of settings, and programs or modules where the text has no shape
+_OTHERS = {
+    "GPT-NeoX": (r"pipe_parallel_size", r"deepy\.py|gpt[-_]neox"),
+    "nanotron": (r"pp_engine|is_llama_config", r"nanotron"),
+    "OLMo-core": (r"d_model", r"olmo_core|olmo"),
+    "Axolotl": (r"base_model|sequence_len", r"axolotl"),
+    "LLaMA-Factory": (r"finetuning_type", r"llama-?factory(-cli)?"),
+    "torchtune": (r"_component_", r"torchtune|tune run"),
+    "MaxText": (r"base_emb_dim|(ici|dcn)_\w*parallelism|per_device_batch_size", r"maxtext"),
+    "Levanter": (r"axis_resources|num_train_steps", r"levanter"),
+    "LitGPT": (r"litgpt\w*", r"litgpt|lit_gpt"),
+    "LLM Foundry": (r"sharding_strategy", r"llm-?foundry|composer"),
+    "ChatLearn": (r"runtime_args", r"chatlearn\w*"),
+    "veRL": (r"actor_rollout_ref", r"verl"),
+    "Megatron-FSDP": (r"use_(megatron|custom)_fsdp", r"megatron_fsdp"),
+    "FSDP2 in Megatron": (r"use_torch_fsdp2", r"torch_fsdp2"),
+    "a Trainer of transformers": (
+        r"per_device_train_batch_size|fsdp_config|distributed_type",
+        r"accelerate launch|run_clm\.py|trl|openrlhf",
+    ),
+}
+_HINT = (
+    "partopt reads Megatron-LM, Megatron Bridge and NeMo, Megatron-DeepSpeed and torchtitan; of "
+    "another say the model and the layout: partopt plan config.json --layout tp=8,pp=4 ..."
+)
+
+
+def refuse_others(settings: Settings, trainer: str) -> None:
+    """Raise PartoptError, with its name, for the configuration of a trainer that is not read."""
+    name = _find_other(settings)
+    if name:
+        what = f"the configuration is of {name}, which is not read"
+        raise PartoptError(what, _HINT, code="unsupported-trainer", name=name)
+    if trainer == "megatron" and settings.form == "script" and settings.has("deepspeed"):
+        raise PartoptError(
+            "--deepspeed: the script is of Megatron-DeepSpeed",
+            "partopt import deepspeed",
+            code="unsupported-trainer",
+            name="deepspeed",
+        )
+
+
+def _find_other(settings: Settings) -> str:
+    """The name of the trainer; empty where it may be one that is read."""
+    names = [path.rpartition(".")[2] for path, value in settings.values.items() if value]
+    shaped = {"num_layers", "hidden_size", "hf_assets_path"} & {*names}
+    begins = r"(?im)(^\s*(from|import)\s+|-m\s+|^\s*|/|\s)"  # whose paths may be called anything
+    text = (
+        "" if shaped or settings.form == "document" else re.sub(r"(?m)^\s*#.*", "", settings.text)
+    )
+    for name, (setting, programs) in _OTHERS.items():
+        if any(re.fullmatch(setting, own) for own in names):
+            return name
+        if re.search(rf"{begins}({programs})(?=[\s./:])", text):
+            return name
+    return ""
