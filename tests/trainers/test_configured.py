@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,13 @@ from partopt.documents.engine import Layout
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.trainers import TRAINERS, export_plan
-from partopt.trainers.transformer import Laying, compare_layout, lay, read_configuration
+from partopt.trainers.transformer import (
+    Laying,
+    _changes,
+    compare_layout,
+    lay,
+    read_configuration,
+)
 from partopt.transformer.config import (
     like_shipped,
     load_transformer,
@@ -301,8 +309,8 @@ def test_all_that_is_missing_is_said_at_once():
     [
         ("--multi-latent-attention", "MLA"),
         ("--mtp-num-layers 1", "multi-token prediction"),
-        ("--use-megatron-fsdp", "FSDP in Megatron"),
-        ("--moe-layer-freq 2", "blocks of two kinds"),
+        ("--use-megatron-fsdp", "Megatron-FSDP"),
+        ("--num-experts 8 --moe-layer-freq 2", "--moe-layer-freq: blocks of two kinds"),
         ("--window-size all", "'all' is not a number of tokens"),
     ],
 )
@@ -319,10 +327,16 @@ def test_what_is_not_counted_is_said():
         assert words in said
 
 
-def test_uneven_stages_are_counted_as_the_trainer_shares_them_out():
+def test_uneven_stages_are_planned_as_they_are():
     layout = "--pipeline-model-parallel-layout 'Et*20|t*12L'"
-    _, notes = read("megatron", MEGATRON.replace("--bf16", f"--bf16 {layout}"))
-    assert "stages of 20-12 blocks are counted as the trainer shares them out by itself" in notes
+    asked, notes = read("megatron", MEGATRON.replace("--bf16", f"--bf16 {layout}"))
+    assert asked.facts["ends"] == "20-12" and len(notes) == 1
+    assert [stage.stop for stage in lay(asked).plan.stages] == [
+        21,
+        35,
+    ]  # behind the embedding, with the head
+    with pytest.raises(PartoptError, match=r"ends: 20-13 are not 2 x 1 stages of 32 blocks"):
+        lay(dataclasses.replace(asked, facts={"ends": "20-13"}))
     even = "--pipeline-model-parallel-layout 'E(t|)*31tL'"
     asked, notes = read("megatron", MEGATRON.replace("--bf16", f"--bf16 {even}"))
     assert asked.layout.chunks == 16 and len(notes) == 1
@@ -358,6 +372,7 @@ model:
   encoder_seq_length: 8192
   activation: fast-swiglu
   position_embedding_type: rope
+  rotary_base: 500000.0
   share_embeddings_and_output_weights: false
   hidden_dropout: 0.0
   attention_dropout: 0.0
@@ -606,6 +621,28 @@ def test_the_best_is_no_slower_and_the_changes_are_what_differs():
         flag, values = f"--{name}-model-parallel-size", (getattr(own, part), getattr(layout, part))
         assert changes.get(flag, (str(values[0]),) * 2) == tuple(map(str, values))
     assert not any("layers" in name and "num" in name for name in changes)  # of the same model
+
+
+WORDS = [
+    ("megatron-bridge", BRIDGE, "model.tensor_model_parallel_size", r"(model|ddp|train)\.\w+"),
+    ("deepspeed", DEEPSPEED, "--tensor-model-parallel-size", r"--[a-z0-9-]+"),
+    ("torchtitan", TOML, "activation_checkpoint.mode", r"[a-z]+(_checkpoint)?\.[a-z_]+"),
+]
+
+
+@pytest.mark.parametrize(("trainer", "text", "one", "form"), WORDS, ids=lambda own: own[:12])
+def test_changes_are_in_the_words_of_the_configuration(trainer, text, one, form):
+    names = [name for name, _, _ in compare_layout(read(trainer, text)[0]).changes]
+    assert one in names and len({*names}) == len(names)
+    assert all(re.fullmatch(form, name) for name in names)
+
+
+def test_a_variable_of_the_environment_is_no_flag():
+    alone = MEGATRON.replace("TP:-4", "TP:-1").replace("PP=2", "PP=4")
+    asked, _ = read("megatron", alone)
+    plans = [lay(dataclasses.replace(asked, layout=Layout(tp=tp))).plan for tp in (1, 2)]
+    changes = {name: new for name, _, new in _changes(*plans, "megatron")}
+    assert changes["CUDA_DEVICE_MAX_CONNECTIONS (environment)"] == "1"
 
 
 def test_the_best_of_its_own_layout_changes_nothing():

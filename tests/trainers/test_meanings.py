@@ -1,0 +1,472 @@
+"""What arguments of Megatron mean: the model, the layout, and what is said of the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.trainers.transformer import lay, read_configuration
+from partopt.transformer.iteration import Degrees, stage_counts
+
+FLAGS = {
+    "num-layers": 80, "hidden-size": 8192, "ffn-hidden-size": 28672, "num-attention-heads": 64,
+    "num-query-groups": 8, "seq-length": 4096, "micro-batch-size": 1, "global-batch-size": 256,
+    "tensor-model-parallel-size": 8, "pipeline-model-parallel-size": 4, "rotary-base": 10000,
+}  # fmt: skip
+ALONE = (
+    "--group-query-attention --swiglu --untie-embeddings-and-output-weights --bf16 --use-rotary-"
+    "position-embeddings --attention-dropout 0 --hidden-dropout 0 --sequence-parallel"
+)
+
+
+def script(changed="", without=(), program="pretrain_gpt.py"):
+    """A script of the model of 70 billion parameters, with other flags."""
+    said = {f"--{name}": value for name, value in FLAGS.items() if name not in without}
+    flags = " ".join(f"{name} {value}" for name, value in said.items())
+    rest = " ".join(flag for flag in ALONE.split() if flag[2:] not in without)
+    return f"#!/bin/bash\ntorchrun {program} {flags} {rest} {changed}\n"
+
+
+def read(changed="", *without, trainer="megatron", servers=4, **given):
+    """The question of such a script, and notes."""
+    text = script(changed, without)
+    return read_configuration(trainer, text, Topology.load("dgx-h100", servers), given)
+
+
+def facts_of(asked):
+    training = asked.training
+    degrees = Degrees.of(training, asked.fill(training), asked.global_batch)
+    about = {"form": asked.format, "stages": stage_counts(training, degrees)}
+    return {**asked.facts, **vars_of(asked.layout), **vars_of(asked.model), **about}
+
+
+def vars_of(own):
+    return {name: getattr(own, name) for name in own.__struct_fields__}
+
+
+VOCABULARIES = [
+    ("--vocab-size 1000", 1000),
+    ("--vocab-size 1000 --make-vocab-size-divisible-by 128", 1024),
+    ("--vocab-size 50000 --padded-vocab-size 50304", 50304),
+    ("--pad-vocab-size-to 250880 --tokenizer-type GPT2BPETokenizer", 250880),
+    ("--vocab-file /data/gpt2-vocab.json", 51200),  # 50,257 filled up to 8 x 128
+    ("--vocab-file /data/gpt2-vocab.json --make-vocab-size-divisible-by 1", 50264),  # by 8
+    ("--tokenizer-type GPT2BPETokenizer", 51200),
+    ("--tokenizer-type Llama2Tokenizer --tokenizer-model /my/tokenizer.model", 32000),
+    ("--tokenizer-type Llama3Tokenizer", 128256),
+    ("--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-70B", 128256),
+    ("--tokenizer-model Qwen/Qwen2.5-72B --make-vocab-size-divisible-by 1", 152064),
+    ("--tokenizer-model Qwen/Qwen3-32B --make-vocab-size-divisible-by 1", 151936),
+    ("--patch-tokenizer-type LLama3Tokenizer --extra-vocab-size 256", 128256),
+    ("--patch-tokenizer-type LLamaTokenizer --extra-vocab-size 1", 32001),
+    ("--patch-tokenizer-type Qwen2Tokenizer --extra-vocab-size 421", 152064),
+    ("--tokenizer-type PretrainedFromHF --model-type-hf llama2", 32000),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), VOCABULARIES)
+def test_the_vocabulary_follows_what_is_said(flags, words):
+    asked, _ = read(flags)
+    assert asked.model.vocabulary == words
+
+
+@pytest.mark.parametrize(("base", "name"), [("10000", "llama2-70b"), ("500000.0", "llama3-70b")])
+def test_the_rotary_base_tells_two_models_of_one_shape_apart(base, name):
+    asked, notes = read(f"--rotary-base {base}", "rotary-base")
+    assert asked.model.name == name
+    assert f"as {name} of the same shape has" in notes[0]
+    with pytest.raises(PartoptError, match=r"llama2-70b has 32,000, llama3-70b has 128,256"):
+        read("", "rotary-base")
+
+
+def test_the_words_of_an_unknown_tokenizer_are_asked_for():
+    own = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model our/words-of-250k"
+    with pytest.raises(PartoptError, match="the words of our/words-of-250k are not known"):
+        read(own)
+    assert read(own, vocab_size="250000")[0].model.vocabulary == 250_000
+    for nothing in ("/data/tokenizer.model", "'your tokenizer path'", "$TOKENIZER"):
+        assert read(f"--tokenizer-model {nothing}")[0].model.vocabulary == 32_000
+
+
+MODELS = [
+    ("--hidden-dropout 0.1", {"dropout": True}, ""),  # two unequal dropouts
+    ("--attention-dropout 0.1", {"dropout": True}, ""),
+    ("--window-size 1023,0 --window-attn-skip-freq 1", {"window": 0}, ""),
+    ("--window-size 1023,0 --window-attn-skip-freq [1]*80", {"window": 1024}, ""),
+    ("--window-size 7", {"window": 8}, ""),
+    ("--num-experts 1", {"experts": 0, "ffn": 28672}, ""),
+    ("--num-experts 8 --moe-layer-freq -1 --first-k-dense-replace -1", {"experts": 8}, ""),
+    ("--num-experts 8 --moe-layer-freq '([1]*80)'", {"experts": 8, "ffn": 0}, ""),
+    ("--num-experts 8 --moe-layer-freq [0]*80", {"experts": 0, "ffn": 28672}, ""),
+    ("--num-experts 8 --moe-shared-expert-intermediate-size 0", {"ffn": 0}, ""),
+    ("--ffn-hidden-size 21824", {"ffn": 21824}, "ffn-hidden-size"),
+    ("--num-experts 8 --moe-token-dispatcher-type alltoall", {"expert_ffn": 28672}, ""),
+    ("", {"ffn": 8192 * 8 // 3 // 64 * 64}, "ffn-hidden-size"),
+    ("--quick-geglu", {"ffn": 4 * 8192, "gated": True}, "ffn-hidden-size swiglu"),
+    ("", {"ffn": 4 * 8192, "gated": False}, "ffn-hidden-size swiglu"),
+    ("--encoder-num-layers 40", {"blocks": 40}, "num-layers"),
+    ("--num_layers=40 --hidden_size 4096", {"blocks": 40, "hidden": 4096}, "num-layers"),
+    ("--num-layers 82 --noop-layers 80,81", {"blocks": 80}, "num-layers"),
+]
+
+
+@pytest.mark.parametrize(("flags", "values", "without"), MODELS)
+def test_the_model_is_as_its_arguments_say(flags, values, without):
+    asked, _ = read(f"{flags} --vocab-size 32000", *without.split())
+    assert {name: facts_of(asked)[name] for name in values} == values
+
+
+def test_a_dropout_that_is_not_said_is_as_by_default():
+    flags = "--hidden-dropout 0 --vocab-size 1000"
+    asked, _ = read(flags, "attention-dropout", "0", "hidden-dropout")
+    assert asked.model.dropout
+    assert not read("--vocab-size 1000")[0].model.dropout
+
+
+TRAININGS = [
+    ("--recompute-activations", {"recompute": "selective"}, ""),
+    ("--recompute-granularity selective", {"recompute": "selective"}, ""),
+    ("--recompute-granularity full --recompute-method uniform", {"recompute": "always"}, ""),
+    ("--activations-checkpoint-method uniform", {"recompute": "always"}, ""),  # of 2021
+    ("--activations-checkpoint-method block --activations-checkpoint-num-layers 3",
+     {"recompute": 3}, ""),
+    ("--recompute-method uniform", {"recompute": "never"}, ""),
+    ("--checkpoint-activations", {"recompute": "always"}, ""),
+    ("--recompute-granularity full --recompute-method block --recompute-num-layers 20",
+     {"recompute": "always"}, ""),  # of 20 in a stage
+    ("--recompute-granularity full --recompute-method block --recompute-num-layers 5"
+     " --num-layers-per-virtual-pipeline-stage 10", {"recompute": 5, "chunks": 2}, ""),
+    ("--recompute-granularity full --recompute-method block --recompute-num-layers 10"
+     " --enable-recompute-layers-per-pp-rank --num-layers-per-virtual-pipeline-stage 10",
+     {"recompute": 5, "chunks": 2}, ""),
+    ("--account-for-embedding-in-pipeline-split --num-layers 79", {"stages": [19, 20, 20, 20]},
+     "num-layers"),
+    ("--num-layers-per-virtual-pipeline-stage 20", {"chunks": 1}, ""),
+    ("--num-virtual-stages-per-pipeline-rank 5", {"chunks": 5}, ""),
+    ("--num-layers-per-virtual-pipeline-stage 5", {"chunks": 4}, ""),
+    ("--use-distributed-optimizer", {"shard": "optimizer"}, ""),
+    ("", {"shard": "none"}, ""),
+    ("--grad-reduce-in-bf16", {"gradients": "parameters"}, ""),
+    ("--main-grads-dtype bf16", {"gradients": "parameters"}, ""),
+    ("--fp16", {"gradients": "parameters", "form": "float16"}, "bf16"),
+    ("--fp16 --accumulate-allreduce-grads-in-fp32", {"gradients": None}, "bf16"),
+    ("--accumulate-allreduce-grads-in-fp32", {"gradients": None}, ""),
+    ("--fp8-hybrid", {"form": "fp8"}, ""),
+    ("", {"ends": "stage"}, ""),
+    ("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+     " --num-layers 78", {"ends": "blocks"}, "num-layers"),
+    ("--account-for-loss-in-pipeline-split --num-layers 79", {"stages": [20, 20, 20, 19]},
+     "num-layers"),
+    ("--decoder-first-pipeline-num-layers 17", {"stages": [17, 21, 21, 21]}, ""),
+    ("--decoder-last-pipeline-num-layers 14", {"stages": [22, 22, 22, 14]}, ""),
+    ("--decoder-first-pipeline-num-layers 18 --decoder-last-pipeline-num-layers 18"
+     " --num-virtual-stages-per-pipeline-rank 2", {"stages": [9, 11, 11, 9, 9, 11, 11, 9]}, ""),
+    ("--num-layer-list 17,20,22,21", {"stages": [17, 20, 22, 21]}, ""),
+    ("--noop-layers 79 --num-layers-per-virtual-pipeline-stage 10",
+     {"stages": [10, 10, 10, 10, 10, 10, 10, 9], "chunks": 2}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "values", "without"), TRAININGS)
+def test_the_training_is_as_its_arguments_say(flags, values, without):
+    asked, _ = read(f"{flags} --vocab-size 32000", *without.split())
+    assert {name: facts_of(asked).get(name) for name in values} == values
+    assert lay(asked).plan.layout.pp == 4
+
+
+def test_the_stages_of_a_plan_are_those_that_are_listed():
+    asked, _ = read("--num-layer-list 17,20,22,21")
+    stages = lay(asked).plan.stages
+    assert [stage.stop - stage.start for stage in stages] == [18, 20, 22, 23]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--num-layer-list 17,20,22,20", "17-20-22-20"),
+        ("--num-layer-list 40,40", "40-40"),
+        ("--num-layer-list x", "none"),
+        ("--decoder-first-pipeline-num-layers 17 --num-layers 79", "17-20-20-20"),
+        ("--decoder-last-pipeline-num-layers 100", "-7--7--7-100"),
+    ],
+)
+def test_stages_that_do_not_make_the_model_are_refused(flags, said):
+    with pytest.raises(PartoptError, match=f"stages of {said} blocks are not 4 x 1 of"):
+        read(f"--vocab-size 32000 {flags}")
+
+
+NOTES = [
+    ("--rampup-batch-size 16 16 1000", "--rampup-batch-size: the batch is taken to be whole"),
+    ("--use-checkpoint-args", "--use-checkpoint-args: the checkpoint says the shape"),
+    ("--recompute-activations --recompute-modules mlp", "--recompute-modules: selective"),
+    ("--recompute-granularity full --recompute-num-layers 4", "recomputed one by one"),
+    ("--fancy-kernels 3", "not read, and may change time, memory or the model: --fancy-kernels"),
+    ("--fp32-residual-connection", "may change time, memory or the model: --fp32-residual"),
+    ("--no-bias-swiglu-fusion", "model: --no-bias-swiglu-fusion"),
+    ("--optimizer muon", "--optimizer: its state is counted as Adam's"),
+    ("--num-experts 8", "--moe-token-dispatcher-type: allgather is counted as alltoall"),
+    ("--fp8-format hybrid --fp8-param-gather", "gathered in 16 bits"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), NOTES)
+def test_what_is_not_read_is_named(flags, words):
+    _, notes = read(f"{flags} --vocab-size 32000")
+    assert words in " / ".join(notes)
+
+
+HUGE = "99999999999"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        f"--num-layers {HUGE} --num-experts 8 --moe-layer-freq 2",
+        f"--num-layers {HUGE} --pipeline-model-parallel-size {HUGE} --noop-layers 3",
+        f"--num-layers {HUGE} --num-virtual-stages-per-pipeline-rank 9999999 --noop-layers 3",
+        "--num-experts 8 --moe-layer-freq " + "+".join(["[0]*9999"] * 999 + ["[1]"]),
+    ],
+)
+def test_huge_numbers_are_refused_at_once(flags):
+    with pytest.raises(PartoptError):
+        lay(read(f"{flags} --vocab-size 1000")[0])
+
+
+SILENT = (
+    "--lr 1e-4 --min-lr 0 --adam-beta1 0.9 --weight-decay 0.1 --clip-grad 1 --seed 3 --log-interval"
+    " 1 --save /x --load /x --save-interval 5 --tensorboard-dir /t --wandb-project p"
+    " --train-iters 9"
+    " --eval-iters 3 --data-path /d --split 99,1,0 --num-workers 3 --init-method-std 0.01"
+    " --distributed-timeout-minutes 3 --ckpt-format torch --norm-epsilon 1e-5 --optimizer adam"
+    " --use-flash-attn --attention-softmax-in-fp32 --no-load-optim --exit-duration-in-mins 30"
+    " --distributed-backend nccl --lr-warmup-fraction 0.1 --no-mmap-bin-files --log-throughput"
+    " --log-memory-to-tensorboard --abort-on-unmet-fused-kernel-constraints"
+    " --max-position-embeddings 4096 --disable-bias-linear --normalization RMSNorm --manual-gc"
+)
+
+
+def test_what_changes_nothing_is_passed_over():
+    assert read(f"{SILENT} --vocab-size 32000")[1] == []
+
+
+REFUSED = [
+    (
+        "--tensor-model-parallel-size 0",
+        "tensor-model-parallel-size",
+        "'0' is not a positive number",
+    ),
+    ("--num-layers 0", "num-layers", "--num-layers: '0' is not a positive number"),
+    (
+        "--micro-batch-size 0",
+        "micro-batch-size",
+        "--micro-batch-size: '0' is not a positive number",
+    ),
+    ("--window-size 1023,0 --window-attn-skip-freq 4", "", "--window-attn-skip-freq: blocks of"),
+    ("--num-experts 8 --first-k-dense-replace 3", "", "--first-k-dense-replace: blocks of two"),
+    ("--num-experts 8 --moe-layer-freq [0]+[1]*79", "", "--moe-layer-freq: blocks of two kinds"),
+    ("--num-experts 8 --moe-layer-freq some", "", "'some' does not say which blocks"),
+    ("--hybrid-layer-pattern M*M", "", "blocks of several kinds"),
+    ("--use-checkpoint-args", "num-query-groups", "the checkpoint says it"),
+    ("--deepspeed --vocab-size 1000", "", "--deepspeed: the script is of Megatron-DeepSpeed"),
+    ("--use-torch-fsdp2", "num-layers", "FSDP2 in Megatron"),
+]
+
+
+@pytest.mark.parametrize(("flags", "without", "words"), REFUSED)
+def test_what_cannot_be_planned_is_refused(flags, without, words):
+    with pytest.raises(PartoptError) as raised:
+        read(flags, *without.split())
+    assert words in raised.value.message
+
+
+DEEPSPEED = """#!/bin/bash
+cat <<EOT > ds.json
+{"zero_optimization": {"stage": 0}, "bf16": {"enabled": true}}
+EOT
+"""
+ZERO = [
+    ("", "optimizer", "float32"),  # the optimizer of bfloat16 shares its state by itself
+    ('"stage": 1', "optimizer", None),
+    ('"fp16": {"enabled": true}', "none", None),
+]
+
+
+@pytest.mark.parametrize(("changed", "shard", "gradients"), ZERO)
+def test_what_replicas_share_in_deepspeed(changed, shard, gradients):
+    config = DEEPSPEED
+    if "stage" in changed:
+        config = config.replace('"stage": 0', changed)
+    elif changed:
+        config = config.replace('"bf16": {"enabled": true}', changed)
+    flags = "--deepspeed --vocab-size 32000 --no-query-key-layer-scaling"
+    text = config + script(flags, ["bf16"]).replace("#!/bin/bash\n", "")
+    asked, _ = read_configuration("deepspeed", text, Topology.load("dgx-h100", 4))
+    assert (asked.layout.shard, asked.facts.get("gradients")) == (shard, gradients)
+
+
+def test_stages_of_deepspeed_are_as_its_partition_method_says():
+    flags = "--deepspeed --vocab-size 1000 --num-layers 78 --pp-partition-method"
+    asked, _ = read(f"{flags} 'type:transformer|embedding'", "num-layers", trainer="deepspeed")
+    assert facts_of(asked)["stages"] == [19, 20, 20, 19]
+    flags = f"{flags} type:transformer"
+    asked, _ = read(f"{flags} --pipeline-model-parallel-size 2 --pp-partition-method embed",
+                    "num-layers", trainer="deepspeed")  # fmt: skip
+    assert facts_of(asked)["stages"] == [39, 39] and asked.facts["ends"] == "blocks"
+    asked, _ = read(flags, "num-layers", trainer="deepspeed")
+    assert facts_of(asked)["stages"] == [20, 20, 19, 19]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--num-experts 8", "--expert-interval: blocks of two kinds"),
+        ("--zero-stage 3", "ZeRO stage 3"),
+    ],
+)
+def test_what_pipelines_of_deepspeed_do_not_have(flags, words):
+    with pytest.raises(PartoptError, match=words):
+        read(f"--deepspeed --vocab-size 1000 {flags}", trainer="deepspeed")
+
+
+def test_a_configuration_of_deepspeed_alone_is_refused_by_its_stage_first():
+    text = '{"zero_optimization": {"stage": 3}, "train_batch_size": 32}'
+    with pytest.raises(PartoptError) as raised:
+        read_configuration("deepspeed", text, Topology.load("dgx-h100", 1))
+    assert raised.value.message.startswith("ZeRO stage 3")
+
+
+RECIPE = """
+from nemo.collections.llm.gpt.model.mixtral import MixtralConfig8x7B, MixtralModel
+
+
+def model():
+    return run.Config(MixtralModel, config=run.Config(MixtralConfig8x7B))
+
+
+def trainer(tensor_parallelism: int = 2, pipeline_parallelism: int = 4, virtual: int = 8):
+    strategy = run.Config(
+        nl.MegatronStrategy,
+        tensor_model_parallel_size=tensor_parallelism,
+        pipeline_model_parallel_size=pipeline_parallelism,
+        virtual_pipeline_model_parallel_size=virtual,
+        expert_model_parallel_size=8,
+        sequence_parallel=True,
+        ddp=run.Config(DistributedDataParallelConfig, grad_reduce_in_fp32=True),
+    )
+    return run.Config(nl.Trainer, plugins=bf16_mixed(), strategy=strategy)
+
+
+def recipe():
+    return run.Partial(
+        pretrain,
+        model=model(),
+        trainer=trainer(),
+        data=run.Config(MockDataModule, seq_length=4096, global_batch_size=512, micro_batch_size=1),
+    )
+"""
+
+
+def bridge(text, function=None, **given):
+    return read_configuration(
+        "megatron-bridge", text, Topology.load("dgx-h100", 16), given, function=function
+    )
+
+
+def test_a_recipe_of_nemo_names_its_model_by_a_class():
+    asked, notes = bridge(RECIPE, "recipe")
+    assert asked.model.name == "mixtral-8x7b" and asked.format == "bfloat16"
+    own = asked.layout
+    assert (own.tp, own.pp, own.chunks, own.ep, own.shard) == (2, 4, 8, 8, "optimizer")
+    assert "the shape of mixtral-8x7b, which MixtralConfig8x7B names" in notes
+    assert "an expert's split over 2 ranks is not counted: whole ones are" in notes
+    assert asked.facts == {"ends": "stage"}
+
+
+def test_arguments_of_a_recipe_that_is_imported_are_read_by_their_names():
+    text = """
+from nemo.collections import llm
+
+recipe = llm.llama3_70b.trainer(tensor_parallelism=8, pipeline_parallelism=4,
+    virtual_pipeline_parallelism=5, context_parallelism=2, sequence_parallelism=True)
+data = Data(seq_length=8192, gbs=64, mbs=1)
+"""
+    asked, _ = bridge(text)
+    own = asked.layout
+    assert (asked.model.name, asked.global_batch) == ("llama3-70b", 64)
+    assert (own.tp, own.pp, own.chunks, own.cp, own.microbatch) == (8, 4, 5, 2, 1)
+
+
+def test_a_batch_that_is_nowhere_is_asked_for():
+    for name in ("global_batch_size", "micro_batch_size", "seq_length"):
+        text = RECIPE.replace(f"{name}=", "other=")
+        with pytest.raises(PartoptError, match=f"{name}: the configuration does not say it"):
+            bridge(text, "recipe")
+
+
+@pytest.mark.parametrize(
+    ("changed", "form"),
+    [
+        ("plugins=precision('fp8_cs')", "fp8"),
+        ("plugins=bf16_with_mxfp8()", "mxfp8"),
+        ("precision='16-mixed'", "float16"),
+    ],
+)
+def test_the_format_is_that_of_a_recipe_of_precision(changed, form):
+    assert bridge(RECIPE.replace("plugins=bf16_mixed()", changed), "recipe")[0].format == form
+
+
+def test_float32_is_said_not_to_be_planned():
+    _, notes = bridge(RECIPE.replace("plugins=bf16_mixed()", "precision=32"), "recipe")
+    assert "precision 32: float32 is not planned, bfloat16 is counted" in notes
+
+
+def test_training_of_few_weights_is_refused():
+    lora = RECIPE.replace("trainer=trainer(),", "trainer=trainer(), peft='lora',")
+    with pytest.raises(PartoptError, match="peft: training of few weights, as LoRA: not planned"):
+        bridge(lora, "recipe")
+
+
+def test_experts_of_a_model_that_has_none_are_as_its_feed_forward():
+    text = RECIPE.replace("MixtralConfig8x7B", "Llama3Config8B")
+    text = text.replace("sequence_parallel=True", "num_moe_experts=8")
+    model = bridge(text, "recipe")[0].model
+    assert (model.experts, model.expert_ffn, model.ffn) == (8, 14336, 0)
+
+
+def test_the_name_of_a_run_is_not_its_model():
+    asked, _ = read("--model-name llama3-8b --vocab-size 1000", "swiglu", "use-rotary")
+    assert (asked.model.gated, asked.model.blocks) == (False, 80)
+
+
+def test_a_model_is_named_on_the_command_line():
+    asked, _ = read("", *FLAGS, *(name[2:] for name in ALONE.split() if "swiglu" in name),
+                    model_name="llama3-8b", seq_length="2048", micro_batch_size="1")  # fmt: skip
+    assert asked.model.name == "llama3-8b"
+
+
+OTHERS = [
+    ("pipe_parallel_size: 4\nmodel_parallel_size: 2\nnum_layers: 44\n", "GPT-NeoX"),
+    ("parallelism: {pp: 2, pp_engine: 1f1b}\nmodel: {x: 1}\n", "nanotron"),
+    ("from olmo_core.train import TrainerConfig\n\nrun = TrainerConfig(steps=3)\n", "OLMo-core"),
+    ("base_model: meta-llama/Llama-3-8B\nmicro_batch_size: 2\n", "Axolotl"),
+    ("stage: sft\nfinetuning_type: lora\n", "LLaMA-Factory"),
+    ("model:\n  _component_: torchtune.models.llama3.llama3_8b\n", "torchtune"),
+    ("#!/bin/bash\npython3 -m maxtext.train base.yml ici_fsdp_parallelism=8\n", "MaxText"),
+    ("trainer:\n  train_batch_size: 512\nnum_train_steps: 9\n", "Levanter"),
+    ("#!/bin/bash\ntorchrun -m verl.trainer.sft a=1\n", "veRL"),
+    ("#!/bin/bash\naccelerate launch run.py --per-device-train-batch-size 1\n", "a Trainer of"),
+    ("use_megatron_fsdp: true\nhidden_size: 4096\n", "Megatron-FSDP"),
+]
+
+
+@pytest.mark.parametrize(("text", "name"), OTHERS, ids=lambda own: own[:12])
+@pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
+def test_another_trainer_is_refused_by_its_name(text, name, trainer):
+    with pytest.raises(PartoptError, match=f"the configuration is of {name}") as raised:
+        read_configuration(trainer, text, Topology.load("dgx-h100", 1))
+    assert "partopt reads Megatron-LM, Megatron Bridge and NeMo" in raised.value.hint
+
+
+def test_a_path_that_is_called_as_another_trainer_is_none():
+    assert read("--vocab-size 32000 --data-path /home/nanotron/data --save /verl/x")[0]
