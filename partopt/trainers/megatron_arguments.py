@@ -26,6 +26,7 @@ from partopt.trainers.shell import unknown_names
 from partopt.trainers.trainer import Configured
 from partopt.transformer.config import named_transformer
 
+_OF_BERT = r"(?m)^[^#\n]*pretrain_bert\.py"
 _GATED = ("swiglu", "fast-swiglu", "geglu", "reglu")
 # formats by words of their recipes, the first that is said
 _FORMATS: dict[Format, tuple[str, ...]] = {
@@ -143,6 +144,7 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
         "ffn": width,
         "vocabulary": usual("vocabulary", 0),
         "gated": gated,
+        "causal": usual("causal", not re.search(_OF_BERT, settings.text)),
         "rotary": rotary,
         "dropout": _dropout(settings, usual("dropout", True)),
         "tied": tied,

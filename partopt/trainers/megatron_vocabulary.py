@@ -22,7 +22,7 @@ _TOKENIZERS = {
     r"mixtral-8x|mistral-7b-v0\.1": 32_000,
     r"qwen-?2\.?5|qwen2": 151_936,  # 152,064 of those of 7 billion and more
     r"qwen-?3": 151_936,
-    r"bigscience/(bloom|tokenizer)": 250_680,
+    r"bigscience/(bloom|tokenizer)|bloomtokenizer": 250_680,
     r"deepseek-(v3|r1)": 129_280,
 }
 _QWEN_WIDE, _WIDE = 152_064, 3584
@@ -81,8 +81,10 @@ def _find_vocabulary(
             exact = settings.count(name) or 1
             return exact, exact
     divisor = settings.count("make_vocab_size_divisible_by", default=0) or 0
-    stated = settings.find("vocab_size") is not None
-    words = settings.count("vocab_size", default=usual) or 0
+    # beside a model that is named, a constant of another file is that of a tokenizer for tests
+    value = settings.known("vocab_size") if usual else settings.find("vocab_size")
+    stated = value is not None and not (usual and isinstance(value, str))
+    words = (settings.count("vocab_size", default=usual) or 0) if stated else usual
     if not words:
         words = _of_tokenizer(settings, hidden, notes)
         divisor = divisor or _DIVISOR * (not settings.has("extra_vocab_size"))

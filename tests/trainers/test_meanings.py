@@ -62,7 +62,31 @@ VOCABULARIES = [
     ("--patch-tokenizer-type LLamaTokenizer --extra-vocab-size 1", 32001),
     ("--patch-tokenizer-type Qwen2Tokenizer --extra-vocab-size 421", 152064),
     ("--tokenizer-type PretrainedFromHF --model-type-hf llama2", 32000),
+    ("--patch-tokenizer-type BloomTokenizerFromHF", 250880),
 ]
+
+
+def test_a_program_of_bert_attends_both_ways():
+    cluster = Topology.load("dgx-h100", 4)
+    for program, causal in (("pretrain_gpt.py", True), ("pretrain_bert.py", False)):
+        text = script("--vocab-size 32000", program=program)
+        assert read_configuration("megatron", text, cluster)[0].model.causal is causal
+
+
+def test_a_constant_of_another_file_is_not_the_vocabulary_of_a_named_model():
+    text = """from shared import NULL_WORDS
+
+def recipe():
+    cfg = common()
+    cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-8B")
+    cfg.tokenizer.vocab_size = NULL_WORDS
+    cfg.model.seq_length = 4096
+    cfg.train.global_batch_size = 64
+    cfg.train.micro_batch_size = 1
+    return cfg
+"""
+    asked, _ = read_configuration("megatron-bridge", text, Topology.load("dgx-h100", 1))
+    assert asked.model.vocabulary == 128_256
 
 
 @pytest.mark.parametrize(("flags", "words"), VOCABULARIES)
@@ -448,6 +472,8 @@ def test_a_model_is_named_on_the_command_line():
 OTHERS = [
     ("pipe_parallel_size: 4\nmodel_parallel_size: 2\nnum_layers: 44\n", "GPT-NeoX"),
     ("parallelism: {pp: 2, pp_engine: 1f1b}\nmodel: {x: 1}\n", "nanotron"),
+    (script("--decoder-seq-length 128"), "T5 in Megatron"),
+    (script("--mamba-state-dim 128"), "Mamba in Megatron"),
     ("from olmo_core.train import TrainerConfig\n\nrun = TrainerConfig(steps=3)\n", "OLMo-core"),
     ("base_model: meta-llama/Llama-3-8B\nmicro_batch_size: 2\n", "Axolotl"),
     ("stage: sft\nfinetuning_type: lora\n", "LLaMA-Factory"),

@@ -47,7 +47,7 @@ KINDS = {
     "of shares": lambda: choose(asked(trainer="torchtitan", facts={"compile": "no"})).best.plan,
     "beside the best": lambda: (
         compare_layout(
-            asked(layout="tp=4", facts={"sequence-parallel": "no", "bucket": 10**7})
+            asked(layout="tp=2", facts={"sequence-parallel": "no", "bucket": 10**7})
         ).yours.plan
     ),
     "of one layout, measured": lambda: lay(asked(layout="dp=4", measured=MEASURED)).plan,
