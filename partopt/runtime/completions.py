@@ -1,66 +1,77 @@
-"""When what a rank sends is sent, and what it exchanges exchanged, while it goes on.
-
-Under NCCL `work.wait()` does not wait: it makes the stream wait that is current. In the stream of
-the model that would end all overlap; in one of its own the wait may lie in the same queue of the
-hardware as the model, and hold it all the same, for ever where the other rank needs what comes
-next. So a thread asks every work again and again whether it is done, and no stream waits.
-"""
+"""When what a rank sends is sent, and what it exchanges exchanged, while it goes on."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from partopt.runtime.actions import Times
+from partopt.runtime.clock import Clock
 from partopt.runtime.context import Context, lost_connections
-
-POLL_S = 1e-4  # between two questions: so late may an end be noted
-
-Note = Callable[[int], None]  # takes down a time of `time.perf_counter_ns`
 
 
 class _Begun(NamedTuple):
-    """A work that is not known to be done, the memory that it needs, and who is told of its end."""
+    """A work that is not known to be done, the memory that it needs, and where its end is noted."""
 
     work: Any
     memory: Any
-    note: Note
+    times: Times
+    place: Any
 
 
 class Completions:
-    """Under gloo: a thread waits for sends in turn, and a future tells of exchanges.
+    """Under gloo: a thread waits for sends in turn, and futures tell of exchanges.
 
     gloo tells nobody that a send is done who does not wait for it.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self._begun: queue.Queue[_Begun | None] = queue.Queue()
         self._thread: threading.Thread | None = None  # from the first work on
         self._failure: Exception | None = None
+        self._watched, self._noted = 0, threading.Semaphore(0)
 
-    def keep(self, work: Any, memory: Any, note: Note) -> None:
-        """Keep what is sent until it is; then `note` gets the time."""
+    def keep(self, work: Any, memory: Any, times: Times, place: Any, line: Hashable) -> None:
+        """Keep what is sent until it is, and note when that is.
+
+        Works of one `line` end in the order in which they begin.
+        """
         if self._failure is not None:
             raise self._failure
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
-        self._begun.put(_Begun(work, memory, note))
+        self._begun.put(_Begun(work, memory, times, place))
 
-    def tell(self, work: Any, note: Note) -> None:
-        """Let `note` get the time at which an exchange ends, soon after that."""
-        work.get_future().add_done_callback(lambda _: note(time.perf_counter_ns()))
+    def watch(self, works: Sequence[Any], times: Times, place: Any, line: Hashable) -> None:
+        """Note when the last of the works of an exchange ends, soon after that."""
 
-    def drain(self) -> None:
-        """Wait until all that is kept is done."""
+        def note(_: Any) -> None:
+            times[place] = time.perf_counter_ns()
+            self._noted.release()
+
+        self._watched += len(works)
+        for work in works:
+            work.get_future().add_done_callback(note)
+
+    def settle(self) -> None:
+        """Wait within a step until all that is kept is sent."""
         self._begun.join()
         if self._failure is not None:
             raise self._failure
+
+    def drain(self) -> None:
+        """Wait behind a step until all is sent, exchanged and noted."""
+        self.settle()
+        for _ in range(self._watched):
+            self._noted.acquire()
+        self._watched = 0
 
     def close(self) -> None:
         """End the thread; what is not done yet is left to the process group."""
@@ -71,47 +82,52 @@ class Completions:
             try:
                 with lost_connections():
                     begun.work.wait()
-                begun.note(time.perf_counter_ns())
+                begun.times[begun.place] = time.perf_counter_ns()
             except Exception as error:
                 self._failure = error
             del begun  # a message is kept no longer
             self._begun.task_done()
 
 
-class PolledCompletions(Completions):
-    """Under NCCL: a thread asks whether works are done, in whatever order they end."""
+class StreamCompletions(Completions):
+    """Under NCCL: a stream for each line waits for its works, and an event there is their end.
 
-    def tell(self, work: Any, note: Note) -> None:
-        """Let `note` get the time at which an exchange ends; a future is done at its launch."""
-        self.keep(work, None, note)
+    `work.wait()` holds the stream that is current, which must not be the model's; the host only
+    asks now and then whether memory can go.
+    """
 
-    def _run(self) -> None:
-        if self.device.type == "cuda":  # else the thread would open the first GPU
-            torch.cuda.set_device(self.device)
-        pending: list[_Begun] = []
-        while True:
-            try:
-                begun = self._begun.get(timeout=POLL_S if pending else None)
-            except queue.Empty:
-                pending = [each for each in pending if not self._ends(each)]
-                continue
-            if begun is None:
-                return
-            pending.append(begun)
-            del begun
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self._streams: dict[Hashable, Any] = defaultdict(torch.cuda.Stream)
+        self._kept: deque[tuple[Any, Any]] = deque()  # events, with the memory until they come
 
-    def _ends(self, begun: _Begun) -> bool:
-        try:
-            if not begun.work.is_completed():
-                return False
-            begun.note(time.perf_counter_ns())
-        except Exception as error:
-            self._failure = error
-        self._begun.task_done()
-        return True
+    def keep(self, work: Any, memory: Any, times: Times, place: Any, line: Hashable) -> None:
+        """Keep what is sent until its event has come, and note when that is."""
+        self._kept.append((self._note(work, times, place, line), memory))
+        while self._kept and self._kept[0][0].query():
+            self._kept.popleft()
+
+    def watch(self, works: Sequence[Any], times: Times, place: Any, line: Hashable) -> None:
+        """Note when the last of the works of an exchange ends."""
+        for work in works[-1:]:
+            self._note(work, times, place, line)
+
+    def settle(self) -> None:
+        """Wait for nothing: a host that waits for its device may wait for another's host."""
+
+    def drain(self) -> None:
+        """Keep nothing more: the clock waits for the device at the end of a step."""
+        self._kept.clear()
+
+    def _note(self, work: Any, times: Times, place: Any, line: Hashable) -> Any:
+        with torch.cuda.stream(self._streams[line]), lost_connections():
+            work.wait()
+            event = self.clock.now()
+        self.clock.note(times, place, event)
+        return event
 
 
-def completions_of(context: Context) -> Completions:
+def completions_of(context: Context, clock: Clock) -> Completions:
     """What notes the ends of a rank's works."""
-    made = PolledCompletions if context.backend == "nccl" else Completions
-    return made(context.device)
+    return StreamCompletions(clock) if context.backend == "nccl" else Completions()

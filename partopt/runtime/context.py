@@ -106,6 +106,7 @@ class Context:
     backend: str = "gloo"  # or "nccl"
     groups: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     connected: set[tuple[Any, ...]] = field(default_factory=set)  # keys of `groups`
+    made: dict[Any, Any] = field(default_factory=dict)  # what steps have in common, by keys
 
     def group(self, ranks: Sequence[int], name: str | Direction = "") -> Any:
         """The process group of `ranks`, made once for each name.
@@ -118,6 +119,13 @@ class Context:
             with lost_connections():
                 self.groups[key] = dist.new_group(sorted(ranks), timeout=limit)
         return self.groups[key]
+
+    def once(self, key: Any, make: Callable[[], Made]) -> Made:
+        """What `make` makes, which is kept for the steps that come."""
+        if key not in self.made:
+            self.made[key] = make()
+        found: Made = self.made[key]
+        return found
 
     def channel(self, direction: Direction) -> Any:
         """The process group of messages in a direction, which NCCL, without tags, keeps in order.

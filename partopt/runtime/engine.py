@@ -7,6 +7,7 @@ between ranks (`messages`), and sums of gradients and optimizer steps (`updates`
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
@@ -26,7 +27,8 @@ from partopt.runtime.context import (
     SENDING,
     Context,
 )
-from partopt.runtime.messages import Channel, Messages, check_cuts, check_queues
+from partopt.runtime.messages import Channel, Messages, check_cuts
+from partopt.runtime.postings import Exchange, waits_in_exchanges
 from partopt.runtime.stage import Stage
 from partopt.runtime.updates import OptimizerOf, Tied, Updates, check_tied
 from partopt.schedules import order, schedule
@@ -56,17 +58,16 @@ def execute(
     Raises PartoptError where the plan cannot run, another rank is lost, or stages disagree on what
     crosses a cut.
     """
-    if context.backend == "nccl":
-        check_queues(plan.schedule)
     run = RankRun(plan, stage_of, context, steps, microbatches, optimizer_of, tied)
-    channel = Channel(context, run.order)
+    channel = Channel(context, plan, run.order)
     with run.begin():
         given = context.device, run.clock, run.completions
-        loop = _Loop(run, Messages(run.stages, run.actions, channel, run.record, *given))
+        loop = _Loop(run, Messages(run.stages, channel, run.record, *given))
         for step in range(steps):
             run.begin_step(step)
             for action in run.actions:
                 loop.run_action(step, action)
+            loop.begin_due(step, len(run.actions))
             context.progress.note(EXCHANGING)
             run.updates.finish_exchanges()
             context.progress.note(SENDING)
@@ -113,9 +114,9 @@ class RankRun:
         }
         check_cuts(self.stages, context)
         parameters = {s: stage.parameters for s, stage in self.stages.items()}
-        self.clock, self.completions = clock_of(context), completions_of(context)
-        given = parameters, optimizer_of, tied, self.completions
-        self.updates = Updates(plan, self.order, context, *given)
+        self.clock = clock_of(context)
+        self.completions = completions_of(context, self.clock)
+        self.updates = Updates(plan, self.order, context, parameters, optimizer_of, tied)
         self.record = RankRecord(context.rank, context.host, steps, len(self.actions))
 
     @contextlib.contextmanager
@@ -136,16 +137,13 @@ class RankRun:
 
     def end_step(self) -> None:
         """Wait until everything is sent, exchanged and in the record."""
-        self.completions.drain()
         self.clock.end_step()
+        self.completions.drain()
 
     def begin_exchange(self, step: int, action: Action) -> None:
         """Begin to exchange gradients, and note in the record when that ends."""
-
-        def note_done(when_ns: int) -> None:
-            self.record.exchanged[step, action.place] = when_ns
-
-        self.updates.begin_exchange(action.stage, action.microbatch, note_done)
+        works, line = self.updates.begin_exchange(action.stage), ("exchange", action.stage)
+        self.completions.watch(works, self.record.exchanged, (step, action.place), line)
 
 
 class _Loop:
@@ -153,9 +151,22 @@ class _Loop:
 
     def __init__(self, run: RankRun, messages: Messages) -> None:
         self.run, self.messages = run, messages
-        # an asynchronous stage that blocks exchanges its gradients before it sends them on
-        self.blocks = run.plan.engine.allreduce == "blocking" and run.plan.microbatches is None
+        self.blocks = waits_in_exchanges(run.plan)
         self.held_back: tuple[Action, list[Tensor]] | None = None
+        self.due = deque(messages.channel.postings_in(run.actions, run.record.steps))
+        early = messages.channel.postings or []
+        self.early = {each.what for each in early if isinstance(each.what, Exchange)}
+        self.taken: dict[Exchange, Action] = {}  # of those, whose gradients are taken
+
+    def begin_due(self, step: int, place: int, behind: bool = False) -> None:
+        """Begin what is due before an action, or `behind` it and before its send."""
+        now = 2 * (step * (len(self.run.actions) + 1) + place) + behind
+        while self.due and self.due[0].place <= now:
+            what = self.due.popleft().what
+            if isinstance(what, Exchange):
+                self.run.begin_exchange(step, self.taken.pop(what))
+            else:
+                self.messages.post(what)
 
     def run_action(self, step: int, action: Action) -> None:
         """Wait for what an action needs of other ranks, run it, and send what it made."""
@@ -164,6 +175,7 @@ class _Loop:
         progress, record, clock = run.context.progress, run.record, run.clock
         waits = EXCHANGING if kind == U else RECEIVING
         progress.act(step, kind, s, action.microbatch, waits)
+        self.begin_due(step, place)
         if kind == F:  # before its input has come, and in no time of the action
             run.stages[s].prepare(number)
         received = self.messages.receive(step, action)
@@ -172,28 +184,36 @@ class _Loop:
         progress.note(EXCHANGING if kind == A else COMPUTING)
         clock.note(record.begin, (step, place))
         if kind == A:
-            run.begin_exchange(step, action)
+            run.updates.take_gradients(s, action.microbatch)
+            if (exchange := Exchange(s, action.microbatch)) in self.early:
+                self.taken[exchange] = action
+            else:
+                run.begin_exchange(step, action)
             if self.held_back is not None:
                 run.updates.finish_exchange(s)
+                self.begin_due(step, place, behind=True)
                 self.messages.send(step, *self.held_back)
                 self.held_back = None
         else:
             made = self._compute(action, number, received)
-            if self.blocks and kind == B and self._is_exchanged_after(action):
+            self.begin_due(step, place, behind=True)
+            if self.blocks and kind == B and self._exchange_after(action):
                 self.held_back = action, made
             else:
                 self.messages.send(step, action, made)
         clock.note(record.end, (step, place))
-        self.messages.replace_receive(action)
         if run.plan.waits and action.message_out:
             progress.note(SENDING)
-            self.messages.settle(step)
+            # two ranks that send to each other would wait for ever
+            self.begin_due(step, place + 1)
+            run.completions.settle()
 
     def _compute(self, action: Action, number: int, received: list[Tensor]) -> list[Tensor]:
         """What the action makes for another stage, of the microbatch known as `number`."""
         kind, s, updates = action.kind, action.stage, self.run.updates
         stage, versions = self.run.stages[s], updates.versions.get(s)
-        if kind in (B, W) and self._is_exchanged_after(action):
+        exchange = self._exchange_after(action)
+        if kind in (B, W) and exchange and exchange not in self.early:
             updates.begin_last_backward(s)
         if kind == F:
             if versions:
@@ -215,7 +235,10 @@ class _Loop:
             updates.step(s)
         return []
 
-    def _is_exchanged_after(self, action: Action) -> bool:
-        """Whether the exchange of its stage's gradients comes next."""
+    def _exchange_after(self, action: Action) -> Exchange | None:
+        """The exchange of its stage's gradients, if that comes next."""
         after = self.run.actions[action.place + 1 : action.place + 2]
-        return any(each.kind == A and each.stage == action.stage for each in after)
+        for each in after:
+            if each.kind == A and each.stage == action.stage:
+                return Exchange(each.stage, each.microbatch)
+        return None

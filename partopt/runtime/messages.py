@@ -6,31 +6,25 @@ of a rank tensors are handed over as they are.
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.runtime.actions import Action, RankRecord, Route, actions_of
+from partopt.runtime.actions import Action, RankRecord, Route
 from partopt.runtime.clock import Clock
 from partopt.runtime.completions import Completions
 from partopt.runtime.context import Context, Direction, lost_connections
+from partopt.runtime.postings import Posting, kept_postings
 from partopt.runtime.stage import Crossing, Stage, check_made, with_gradient
-from partopt.schedules.order import KINDS, B, F, Order
+from partopt.schedules.order import B, F, Order
 
-# receives that are posted before they are used. Under NCCL one that waits for its message keeps the
-# device from all that waits for a device at rest: a kernel that is loaded, an allocator that tries
-# again, a stream that shares its queue. There each is posted where it is waited for.
-AHEAD = {"gloo": 3, "nccl": 0}
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-# queues of the hardware that a schedule needs on this engine: with fewer a send that waits for its
-# receiver holds the work behind it on which that receiver depends
-FEWEST_QUEUES = {"interleaved-zb": 3}
+AHEAD = 3  # receives that are posted under gloo before they are used
 _ALIGNMENT = 16  # bytes: each tensor of a message begins where its number format may
 
 
@@ -75,19 +69,21 @@ class Packing:
 
 
 class Channel:
-    """The process groups and tags of messages.
+    """How messages of a plan go from rank to rank.
 
-    Under gloo each message has a tag of its own within a step. NCCL has no tags: there each
-    direction of a pair of ranks has a group, in which messages keep their order.
+    Under gloo each message has a tag of its own within a step, and receives are posted a few
+    actions ahead. NCCL has no tags: there each direction of a pair of ranks has a group, in which
+    messages keep the order of `postings`.
     """
 
-    def __init__(self, context: Context, order: Order) -> None:
+    def __init__(self, context: Context, plan: Plan, order: Order) -> None:
         self.microbatches = int(order.microbatch.max()) + 1
-        self.ahead = AHEAD[context.backend]
-        self.groups: dict[Flow, Any] = {}
+        self.groups: dict[tuple[int, int], Any] = {}  # by source and destination
+        self.postings: list[Posting] | None = None
         if context.backend == "nccl":
-            found = sorted(directions_of(order, apart=hardware_queues() == 1).items())
-            self.groups = {flow: context.channel(direction) for flow, direction in found}
+            every = kept_postings(plan, order, context)
+            self.groups = direction_groups(context, every)
+            self.postings = every.get(context.rank, [])
 
     def send(self, message: Tensor, route: Route) -> Any:
         """Begin to send a message."""
@@ -101,71 +97,47 @@ class Channel:
 
     def _group_and_tag(self, route: Route) -> tuple[Any, int]:
         if self.groups:
-            return self.groups[_flow_of(route)], 0
+            return self.groups[route.source, route.destination], 0
         return None, 2 * (route.stage * self.microbatches + route.microbatch) + (route.kind != F)
 
-
-Flow = tuple[int, int, int, int]  # what routes have in common: kind, stage, source, destination
-
-
-def check_queues(name: str) -> None:
-    """Raise PartoptError where a run of the schedule `name` would stop for want of queues."""
-    if (queues := hardware_queues()) < FEWEST_QUEUES.get(name, 1):
-        raise PartoptError(
-            f"{name} with {CONNECTIONS}={queues}: a rank would wait for ever for what lies behind "
-            "its own message in the one queue of its GPU",
-            f"unset {CONNECTIONS}, or run it with `engine=torch`",
-            code="cannot-run",
-        )
-
-
-def hardware_queues() -> int:
-    """The queues of a GPU in which all its streams lie; people set 1 for Megatron."""
-    return int(os.environ.get(CONNECTIONS, "8"))
+    def postings_in(self, actions: Sequence[Action], steps: int) -> Iterator[Posting]:
+        """What is posted in all steps, each of which has a place for an action more than it has."""
+        places = [2 * step * (len(actions) + 1) for step in range(steps)]
+        if self.postings is not None:
+            for place in places:
+                yield from (Posting(place + each.place, each.what) for each in self.postings)
+            return
+        receiving = [each for each in actions if each.message_in]
+        routes = [each.message_in for each in receiving] * steps
+        behind = [place + 2 * each.place + 2 for place in places for each in receiving]
+        for place, route in zip([0] * AHEAD + behind, routes, strict=False):
+            assert route is not None
+            yield Posting(place, route)
 
 
-def directions_of(order: Order, apart: bool = False) -> dict[Flow, Direction]:
-    """The group of each flow of messages: one for a pair of ranks and a direction.
-
-    Flows have groups of their own where they are kept `apart`, and where a pair does not receive in
-    the order in which it sends.
-    """
-    sent: defaultdict[tuple[int, int], list[Route]] = defaultdict(list)
-    received: defaultdict[tuple[int, int], list[Route]] = defaultdict(list)
-    for rank in range(order.ranks):
-        for action in actions_of(order, rank):
-            if route := action.message_out:
-                sent[route.source, route.destination].append(route)
-            if route := action.message_in:
-                received[route.source, route.destination].append(route)
-    found = {}
-    for pair, routes in sent.items():
-        together = routes == received[pair] and not apart
-        for flow in map(_flow_of, routes):
-            found[flow] = Direction(*pair, "" if together else f"{KINDS[flow[0]]}{flow[1]}")
-    return found
-
-
-def _flow_of(route: Route) -> Flow:
-    return route.kind, route.stage, route.source, route.destination
+def direction_groups(
+    context: Context, postings: Mapping[int, Sequence[Posting]]
+) -> dict[tuple[int, int], Any]:
+    """A group for each direction of a pair of ranks that has messages; every rank makes all."""
+    routes = [each.what for own in postings.values() for each in own]
+    pairs = {each[3:] for each in routes if isinstance(each, Route)}
+    return {pair: context.channel(Direction(*pair)) for pair in sorted(pairs)}
 
 
 class _Posted(NamedTuple):
     """A receive that is posted: the tensors that will be there, and a stamp of its posting."""
 
-    route: Route
     tensors: list[Tensor]
     work: Any
     stamp: Any
 
 
 class Messages:
-    """The messages of one rank in `record.steps` times its `actions`, with their times."""
+    """The messages of one rank, with their times in its `record`."""
 
     def __init__(
         self,
         stages: Mapping[int, Stage],
-        actions: Sequence[Action],
         channel: Channel,
         record: RankRecord,
         device: torch.device,
@@ -182,11 +154,15 @@ class Messages:
             self.incoming[F, s] = Packing(stage.receives)
             self.incoming[B, s] = Packing(with_gradient(stage.sends))
         self.local: dict[Route, list[Tensor]] = {}
-        routes = [each.message_in for each in actions if each.message_in]
-        # with their steps, in the order in which they are received
-        self.routes = deque((step, route) for step in range(record.steps) for route in routes)
-        self.posted: deque[_Posted] = deque()
-        self._post_receives(channel.ahead)
+        self.posted: dict[Route, deque[_Posted]] = {}  # gloo has those of two steps at once
+
+    def post(self, route: Route) -> None:
+        """Post a receive, into new memory, which is parted before the message is there."""
+        packing = self.incoming[route.kind, route.receiver]
+        message = torch.empty(packing.size, dtype=torch.uint8, device=self.device)
+        stamp = self.clock.now()
+        work, tensors = self.channel.receive(message, route), packing.unpack(message)
+        self.posted.setdefault(route, deque()).append(_Posted(tensors, work, stamp))
 
     def receive(self, step: int, action: Action) -> list[Tensor]:
         """Wait for what an action needs from another stage."""
@@ -195,42 +171,13 @@ class Messages:
             return []
         if route.is_local:
             return self.local.pop(route)
-        self._post_receives(1)
-        first = self.posted.popleft()
-        assert first.route == route, f"{route} received in the place of {first.route}"
+        first = self.posted[route].popleft()
         with lost_connections():
             first.work.wait()
         place = step, action.place
         self.clock.note(self.record.receive_posted, place, first.stamp)
         self.clock.note(self.record.received, place)
         return self.incoming[route.kind, route.receiver].give_back(first.tensors)
-
-    def settle(self, step: int) -> None:
-        """Wait until everything is sent, within a step.
-
-        What comes next is posted before: two ranks that send to each other would wait for ever.
-        """
-        if self.routes and self.routes[0][0] == step:
-            self._post_receives(1)
-        self.completions.drain()
-
-    def replace_receive(self, action: Action) -> None:
-        """Post a receive for that of an action, which is over: no action waits for the posting."""
-        if action.message_in:
-            self._post_receives(self.channel.ahead)
-
-    def _post_receives(self, number: int) -> None:
-        """Post receives, while any are left, until so many are posted.
-
-        They go into new memory, which is parted before the message is there.
-        """
-        while len(self.posted) < number and self.routes:
-            _, route = self.routes.popleft()
-            packing = self.incoming[route.kind, route.receiver]
-            message = torch.empty(packing.size, dtype=torch.uint8, device=self.device)
-            stamp = self.clock.now()
-            work, tensors = self.channel.receive(message, route), packing.unpack(message)
-            self.posted.append(_Posted(route, tensors, work, stamp))
 
     def send(self, step: int, action: Action, tensors: Sequence[Tensor]) -> None:
         """Begin to send what an action made to the stage that needs it, if there is one.
@@ -246,13 +193,9 @@ class Messages:
         packing, record = self.outgoing[route.kind, action.stage], self.record
         check_made(action.stage, tensors, packing.crossings)
         message, place = packing.pack(tensors, self.device), (step, action.place)
-
-        def note_sent(when_ns: int) -> None:
-            record.sent[place] = when_ns
-
         work = self.channel.send(message, route)
         self.clock.note(record.send_posted, place)
-        self.completions.keep(work, message, note_sent)
+        self.completions.keep(work, message, record.sent, place, route.destination)
 
 
 def check_cuts(stages: Mapping[int, Stage], context: Context) -> None:

@@ -61,6 +61,22 @@ def step_by_mean(optimizer: Optimizer, microbatches: int) -> None:
     optimizer.register_step_pre_hook(divide)
 
 
+def warm_up(
+    make: Callable[[Sequence[nn.Parameter]], Optimizer], parameters: Sequence[nn.Parameter]
+) -> None:
+    """Run what an update runs, on as many small parameters, whose kernels are those of these."""
+    small = [
+        nn.Parameter(each.detach()[(slice(0, 2),) * each.dim()].clone()) for each in parameters
+    ]
+    optimizer = make(small)
+    for _ in range(2):  # the first step makes the state
+        for each in small:
+            each.grad = torch.zeros_like(each)
+        optimizer.step()
+    for dtype in {each.dtype for each in small}:  # a bucket has one
+        torch.cat([each.detach().reshape(-1) for each in small if each.dtype == dtype])
+
+
 class SharedOptimizer:
     """Each replica in `group` steps some of the parameters whole, and sends them to the others.
 

@@ -46,6 +46,10 @@ BACKENDS = ("auto", "gloo", "nccl")
 ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # signals that end a run
 GRACE_S = 5.0  # for ranks to say why they fail behind the first, and to end
 JOIN_S = 120.0  # until all processes have joined
+# Of CUDA, for ranks: kernels are loaded before the first step and not in it, and no two streams
+# share a queue of the hardware. People set one queue for Megatron.
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+CUDA = {"CUDA_MODULE_LOADING": "EAGER", CONNECTIONS: "32"}
 _HOST = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
 
@@ -62,6 +66,14 @@ def choose_backend(name: str, ranks_here: int) -> str:
     devices = torch.cuda.device_count() if built else 0
     if name == "gloo" or (name == "auto" and not devices):
         return "gloo"
+    given = os.environ.get(CONNECTIONS, "32")
+    if not (given.isdecimal() and 1 <= int(given) <= 32):
+        raise PartoptError(
+            f'{CONNECTIONS}="{given}" is no number of queues from 1 to 32',
+            f"unset {CONNECTIONS}: ranks take 32",
+            code="invalid-environment",
+            option="backend",
+        )
     what, hint = "this torch was built without NCCL", "`backend=gloo` is for processors"
     if built:
         if is_under_torchrun():
@@ -220,6 +232,8 @@ def _open_store(ranks: int) -> Any:
 def _take_device(backend: str, number: int | None = None) -> torch.device:
     """The device of this rank: its GPU, by default the one of a launcher's rank, or the CPU."""
     if backend == "nccl":
+        for name, value in CUDA.items():  # before CUDA begins, which reads them once
+            os.environ.setdefault(name, value)
         number = local_device(torch.cuda.device_count()) if number is None else number
         torch.cuda.set_device(number)
         return torch.device("cuda", number)

@@ -18,8 +18,9 @@ from partopt.runtime.buffers import BufferState, buffer_slots
 from partopt.runtime.cuts import check_cuts, cut_before, own_parameter_names, with_stride
 from partopt.runtime.events import Key, Record
 from partopt.runtime.forward import StageForward, absent
+from partopt.runtime.messages import Packing
 from partopt.runtime.split_backward import WeightPart, backward_of_inputs
-from partopt.runtime.stage import Crossing, Stage
+from partopt.runtime.stage import Crossing, Stage, with_gradient
 from partopt.runtime.weightless import has_no_values
 
 
@@ -263,18 +264,26 @@ class ReplayStage(Stage):
         return {name: each for name, each in buffers.items() if each is not None}
 
     def warm_up(self, inputs: Inputs, device: torch.device) -> None:
-        """Run a forward and a backward on zeros and these inputs, and leave no trace of them.
+        """Run forwards, backwards and packing, on zeros and these inputs, and leave no trace.
 
-        A GPU loads a kernel when it first runs, and may wait for all its work before it does.
+        A GPU loads a kernel when it first runs, and may wait for all its work before it does; of
+        a second backward the one that adds gradients up.
         """
         numbers, buffers, number = RandomNumbers(), BufferState(self._module.changing), -1
-        self._inputs[number] = inputs
         received = [
             torch.zeros(each.shape, dtype=each.dtype, device="cpu" if each.on_host else device)
             for each in self.receives
         ]
-        sent = zip(self.forward(number, received), self.sends, strict=True)
-        self.backward(number, [torch.zeros_like(made) for made, each in sent if each.gradient])
+        for _ in range(2):
+            self._inputs[number] = inputs
+            made = self.forward(number, received)
+            sent = zip(made, self.sends, strict=True)
+            back = self.backward(
+                number, [torch.zeros_like(own) for own, each in sent if each.gradient]
+            )
+        for tensors, crossings in ((made, self.sends), (back, with_gradient(self.receives))):
+            packing = Packing(crossings)
+            packing.give_back(packing.unpack(packing.pack(tensors, device)))
         self.losses.pop(number, None)
         for parameter in self.parameters:
             parameter.grad = None

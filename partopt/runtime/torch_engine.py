@@ -1,8 +1,8 @@
 """Executes a plan on torch's own pipeline runtime, where it can run the plan's schedule.
 
-torch executes the order, written as its CSV: it adds the messages, in its own order, and calls the
-stages. What it lacks stays the project's: sums of gradients over replicas, tied parameters and
-optimizer steps (`updates`).
+torch executes the order with its messages, written as its CSV, and calls the stages. What it lacks
+stays the project's: sums of gradients over replicas, tied parameters and optimizer steps
+(`updates`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.runtime.actions import Action, RankRecord
+from partopt.runtime.actions import Action, RankRecord, Route, actions_of
 from partopt.runtime.context import (
     COMPUTING,
     EXCHANGING,
@@ -33,10 +33,12 @@ from partopt.runtime.context import (
     lost_connections,
 )
 from partopt.runtime.engine import RankRun
+from partopt.runtime.messages import direction_groups
+from partopt.runtime.postings import Posting, kept_postings
 from partopt.runtime.stage import Crossing, Stage, check_made, with_gradient
 from partopt.runtime.updates import OptimizerOf, Tied
 from partopt.schedules import order, schedule
-from partopt.schedules.order import A, B, F, I, R, U, W
+from partopt.schedules.order import KINDS, A, B, F, I, R, U, W
 from partopt.schedules.torch_csv import pipelines, to_csv
 
 # d   pipelines side by side, the replicas of every stage; pipeline k gets the microbatches g with
@@ -76,9 +78,9 @@ def execute_on_torch(
 ) -> RankRecord:
     """Execute `plan` on all ranks of `context` with torch's runtime; the record of this one.
 
-    Everything is as `partopt.runtime.engine.execute` says, but for messages. torch posts receives
-    where its own order has them, waits for sends at the end of a step alone, whatever the plan's
-    `comm` is, and has a buffer for every microbatch of an iteration. `microbatches` are for
+    Everything is as `partopt.runtime.engine.execute` says, but for messages. torch sends each
+    tensor of a cut for itself, waits for sends at the end of a step alone, whatever the plan's
+    `waits` are, and has a buffer for every microbatch of an iteration. `microbatches` are for
     asynchronous schedules, which torch cannot run.
 
     In the record `received` is when the action began, `send_posted` when torch was about to post a
@@ -119,13 +121,31 @@ class TorchRun(RankRun):
         }
         # every rank makes all groups, in one order
         groups = [self.context.group(each, "pipeline") for each in ranks]
+        postings = kept_postings(self.plan, self.order, self.context)
+        self.directions: dict[tuple[int, int], Any] = {}
+        if self.context.backend == "nccl":  # one for all would be one stream for all
+            self.directions = direction_groups(self.context, postings)
         self.k = next((k for k, own in enumerate(ranks) if self.context.rank in own), None)
         if self.k is not None:
             self.torch_stages = [TorchStage(self, s, groups[self.k]) for s in self.stages]
-            # rows of the CSV in the order of rank, as a group has them; now they are of `ranks`
-            lines = to_csv(self.order, layout).splitlines(keepends=True)
-            rows = dict(zip(ranks[self.k], lines, strict=True))
-            self.text = "".join(rows[rank] for rank in sorted(rows))
+            rows = (self._cells(rank, postings.get(rank, [])) for rank in sorted(ranks[self.k]))
+            self.text = "".join(",".join(row) + "\n" for row in rows)
+
+    def _cells(self, rank: int, postings: Sequence[Posting]) -> list[str]:
+        """A rank's actions and messages as torch writes them: 1RECV_F0, 1F0, 1SEND_F0."""
+        cells: list[tuple[int, str]] = []
+        for place, route in postings:
+            if isinstance(route, Route):
+                what = f"RECV_{KINDS[route.kind]}{route.microbatch // self.d}"
+                cells.append((place, f"{route.receiver}{what}"))
+        for action in actions_of(self.order, rank):
+            kind, m, place = KINDS[action.kind], action.microbatch // self.d, 2 * action.place
+            if action.kind != U:
+                what = "REDUCE_GRAD" if action.kind == A else f"{kind}{m}"
+                cells.append((place, f"{action.stage}{what}"))
+            if sent := action.message_out:
+                cells.append((place + 1, f"{action.stage}SEND_{KINDS[sent.kind]}{m}"))
+        return [cell for _, cell in sorted(cells, key=lambda each: each[0])]  # receives first
 
     def make_runtime(self) -> None:
         """Make torch's runtime, which may send messages."""
@@ -165,6 +185,15 @@ class TorchRun(RankRun):
         self.clock.note(record.end, place)
         self.context.progress.note(RECEIVING)
 
+    def direct(self, operations: Sequence[dist.P2POp]) -> list[dist.P2POp]:
+        """The messages, each in the group of its direction where there is one."""
+        own = self.context.rank
+        for each in operations:
+            pair = (own, each.peer) if each.op == dist.isend else (each.peer, own)
+            if group := self.directions.get(pair):
+                each.group, each.group_peer = group, dist.get_group_rank(group, each.peer)
+        return list(operations)
+
     def note_send(self, kind: int, s: int, m: int) -> None:
         """Note that what an action made is about to be sent."""
         place = self.by_microbatch[kind, s, m].place
@@ -174,6 +203,7 @@ class TorchRun(RankRun):
         """Begin to exchange the gradients of a stage, where it has replicas or something tied."""
         if action := self.by_microbatch.get((A, s, 0)):
             with self.timed(A, s):
+                self.updates.take_gradients(s, action.microbatch)
                 self.begin_exchange(self.step, action)
 
 
@@ -185,7 +215,8 @@ def _whole(kind: int) -> int:
 class Runtime(_PipelineScheduleRuntime):
     """torch's runtime for stages that compute their own loss and its gradients.
 
-    It runs `microbatches` through the pipeline, in the order that the CSV `text` spells.
+    It runs `microbatches` through the pipeline, in the order that the CSV `text` spells, with
+    its messages.
     """
 
     def __init__(self, stages: Sequence[TorchStage], microbatches: int, text: str) -> None:
@@ -198,7 +229,7 @@ class Runtime(_PipelineScheduleRuntime):
         with tempfile.TemporaryFile("w") as file:  # no name is left where this process is killed
             file.write(text)
             file.seek(0)
-            self._load_csv(f"/dev/fd/{file.fileno()}", format="compute_only")
+            self._load_csv(f"/dev/fd/{file.fileno()}", format="compute_comms")
         with lost_connections():
             self._initialize_stages((), {})  # or the first step would make the buffers
 
@@ -292,16 +323,24 @@ class TorchStage(PipelineStage):
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """The sends of a forward, which are posted next; torch keeps the tensors with them."""
-        operations = super().get_fwd_send_ops(fwd_chunk_id)
+        operations = self.run.direct(super().get_fwd_send_ops(fwd_chunk_id))
         del self.fwd_cache[fwd_chunk_id]
         self.run.note_send(F, self.stage_index, fwd_chunk_id)
         return operations
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """The sends of a backward, which are posted next."""
-        operations = super().get_bwd_send_ops(bwd_chunk_id)
+        operations = self.run.direct(super().get_bwd_send_ops(bwd_chunk_id))
         self.run.note_send(B, self.stage_index, bwd_chunk_id)
         return operations
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """The receives of a forward."""
+        return self.run.direct(super().get_fwd_recv_ops(fwd_chunk_id))
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """The receives of a backward."""
+        return self.run.direct(super().get_bwd_recv_ops(bwd_chunk_id))
 
     def _outgoing(
         self, tensors: Sequence[Tensor], own: Sequence[Crossing], every: Sequence[Crossing]

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ from partopt.runtime.context import Context
 from partopt.runtime.cuts import check_cuts, own_parameter_names, shared_parameters
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
-from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean
+from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean, warm_up
 from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage, StageModule, materialise
 from partopt.runtime.torch_engine import execute_on_torch
@@ -251,8 +252,9 @@ class RankTraining:
             if shared and stage.replicas > 1
         }
         if context.backend == "nccl":
-            for own in self.stages.values():
+            for s, own in self.stages.items():
                 own.warm_up(training.draw_inputs(0, context.device), context.device)
+                warm_up(partial(self._optimizer_of, s), own.parameters)
 
     def _make_stages(self) -> dict[int, ReplayStage]:
         training, device = self.training, self.context.device
@@ -306,12 +308,15 @@ class RankTraining:
             if stage.parameters:
                 self._stepper_of(s, stage.parameters)
 
+    def _optimizer_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Optimizer:
+        training = self.training
+        return optimizer_of(training.source, training.plan.optimizer, self.rates[s], parameters)
+
     def _stepper_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Stepper:
         """What steps stage s, the same in every step: its optimizer, or that of all replicas."""
 
         def make(own: Sequence[nn.Parameter]) -> Optimizer:
-            training, plan = self.training, self.training.plan
-            made = optimizer_of(training.source, plan.optimizer, self.rates[s], own)
+            training, plan, made = self.training, self.training.plan, self._optimizer_of(s, own)
             if training.asynchronous:
                 orders = order(plan.schedule, layout_of(plan, training.microbatches))
                 step_by_mean(made, batch_of_stage(plan, orders, s))

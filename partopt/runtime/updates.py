@@ -8,7 +8,6 @@ its gradients are there, and the buckets of every replica in one order.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.runtime.completions import Completions
 from partopt.runtime.context import Context, lost_connections
 from partopt.runtime.versions import DoubleBuffered, Step, Versions, batch_of_stage, gradient_of
 from partopt.schedules import schedule
@@ -80,13 +78,11 @@ class Sum:
         parameters: Sequence[nn.Parameter],
         group: Any,
         bucket_bytes: float,
-        completions: Completions,
     ) -> None:
-        self.buckets = list(buckets_of(parameters, bucket_bytes))
-        self.group, self.completions = group, completions
-        self.begun: list[tuple[Tensor, Any]] = []  # of the first buckets: what is sent, its work
-        self._done: Callable[[int], None] | None = None
-        self._ended_ns: list[int] = []  # of buckets, noted by other threads
+        self.buckets, self.group = list(buckets_of(parameters, bucket_bytes)), group
+        # of the first buckets, what is summed, and of the first of those their works
+        self.taken: list[Tensor] = []
+        self.begun: list[Any] = []
         self._made: set[int] = set()  # parameters, by id
         self._handles: list[Any] = []
 
@@ -98,26 +94,28 @@ class Sum:
             for parameter in bucket
         ]
 
-    def begin_rest(self, done: Callable[[int], None]) -> None:
-        """Begin the buckets that are left; `done` gets the time at which the last was exchanged."""
+    def take_rest(self) -> None:
+        """Take the gradients that are left from their parameters."""
         for handle in self._handles:
             handle.remove()
-        while len(self.begun) < len(self.buckets):
-            self._begin_next()
-        self._done = done
-        self._tell_done()
+        while len(self.taken) < len(self.buckets):
+            self._take_next()
+
+    def begin_rest(self) -> list[Any]:
+        """Begin the buckets that are taken; the works of all."""
+        for whole in self.taken[len(self.begun) :]:
+            with lost_connections():
+                self.begun.append(dist.all_reduce(whole, group=self.group, async_op=True))
+        return self.begun
 
     def finish(self) -> None:
         """Wait for the sums, and give them to the parameters as their gradients."""
-        for bucket, (whole, work) in zip(self.buckets, self.begun, strict=True):
+        for bucket, whole, work in zip(self.buckets, self.taken, self.begun, strict=True):
             with lost_connections():
                 work.wait()
             sizes = [parameter.numel() for parameter in bucket]
             for parameter, summed in zip(bucket, torch.split(whole, sizes), strict=True):
                 parameter.grad = summed.view_as(parameter)
-        if len(self._ended_ns) < len(self.buckets) and self._done is not None:
-            # the last note is on its way in another thread; where it comes later, it counts
-            self._done(time.perf_counter_ns())
 
     def _note_made(self, parameter: Tensor) -> None:
         """Begin the buckets that are next, where all of their gradients are there."""
@@ -132,25 +130,15 @@ class Sum:
         while len(self.begun) < len(self.buckets):
             if not self._made.issuperset(map(id, self.buckets[len(self.begun)])):
                 break
-            self._begin_next()
+            self._take_next()
+            self.begin_rest()
 
-    def _begin_next(self) -> None:
-        bucket = self.buckets[len(self.begun)]
-        whole = torch.cat([gradient_of(parameter).reshape(-1) for parameter in bucket])
+    def _take_next(self) -> None:
+        bucket = self.buckets[len(self.taken)]
+        parts = [gradient_of(parameter).reshape(-1) for parameter in bucket]
+        self.taken.append(torch.cat(parts))
         for parameter in bucket:
             parameter.grad = None
-        with lost_connections():
-            work: Any = dist.all_reduce(whole, group=self.group, async_op=True)
-        self.begun.append((whole, work))
-        self.completions.tell(work, self._note_ended)
-
-    def _note_ended(self, when_ns: int) -> None:
-        self._ended_ns.append(when_ns)
-        self._tell_done()
-
-    def _tell_done(self) -> None:
-        if self._done is not None and len(self._ended_ns) == len(self.buckets) > 0:
-            self._done(max(self._ended_ns))
 
 
 def buckets_of(
@@ -186,9 +174,7 @@ class Updates:
         parameters: Mapping[int, Sequence[nn.Parameter]],
         optimizer_of: OptimizerOf | None,
         tied: Sequence[Tied],
-        completions: Completions,
     ) -> None:
-        self.completions = completions
         self.context, self.parameters, self.tied = context, parameters, tied
         self.steps: dict[int, Step] = {
             s: optimizer_of(s, own).step for s, own in parameters.items() if optimizer_of and own
@@ -240,21 +226,21 @@ class Updates:
             if s not in self.exchanging:
                 versions.end_round(microbatch)  # of one replica: a round is a microbatch
 
-    def begin_exchange(self, s: int, number: int, done: Callable[[int], None]) -> None:
-        """Begin to exchange the gradients of round `number`, once the one before has ended.
-
-        The rank goes on meanwhile, as the simulated one does; `done` is called with the time at
-        which it ends.
-        """
+    def take_gradients(self, s: int, number: int) -> None:
+        """Take the gradients of round `number` to be exchanged, once the one before has ended."""
         group = self.replicas[s]
         if group is not None:
-            begun = self.watched.pop(s, None) or self._sum(s, group)
-            begun.begin_rest(done)
+            taken = self.watched.pop(s, None) or self._sum(s, group)
+            taken.take_rest()
             self.finish_exchange(s)
-            self.sums[s] = number, begun
+            self.sums[s] = number, taken
+
+    def begin_exchange(self, s: int) -> list[Any]:
+        """Begin to exchange them; the works of it. The rank goes on, as the simulated one does."""
+        return self.sums[s][1].begin_rest() if s in self.sums else []
 
     def _sum(self, s: int, group: Any) -> Sum:
-        return Sum(self.untied[s], group, self.bucket_bytes, self.completions)
+        return Sum(self.untied[s], group, self.bucket_bytes)
 
     def finish_exchange(self, s: int) -> None:
         """Wait for the exchange of a stage, if one has begun; asynchronous, step by its sums."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -33,22 +32,17 @@ class _Work:
 
     def __init__(self, device: FakeDevice, size: int, works: list[Any], time: Tensor) -> None:
         self.device, self.works, self.time = device, works, time
-        self.lock = threading.Lock()  # a thread asks whether it is done while the rank waits for it
         self.came_s = device.current.end_s = max(device.current.end_s, device.host.now_s())
         self.takes_s = LATENCY_S + size / BYTES_PER_S
 
     def end_s(self) -> float:
-        with self.lock:
-            while self.works:  # each once: gloo would wait for another
-                self.works.pop().wait()
+        while self.works:  # each once: gloo would wait for another
+            self.works.pop().wait()
         return max(self.came_s, float(self.time)) + self.takes_s
 
     def wait(self, *_: Any) -> bool:
         self.device.current.wait_until(self.end_s())
         return True
-
-    def is_completed(self) -> bool:
-        return self.device.host.now_s() >= self.end_s()
 
 
 @contextlib.contextmanager

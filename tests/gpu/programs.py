@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -19,34 +19,38 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from partopt.documents.plan import Plan
 from partopt.runtime import engine as own_engine
-from partopt.runtime.completions import Completions
+from partopt.runtime import postings
+from partopt.runtime.actions import actions_of
 from partopt.runtime.context import Context, Progress
-from partopt.runtime.torch_engine import TorchRun
-from partopt.schedules.order import KINDS
+from partopt.runtime.messages import Channel
+from partopt.runtime.postings import Posting
+from partopt.runtime.torch_engine import TorchRun, TorchStage
+from partopt.runtime.updates import Sum, Updates
+from partopt.schedules.order import KINDS, Order
 from tests.gpu.device import FakeDevice, installed
 from tests.runtime import stages
 from tests.runtime.cases import Case, Engine, run_case
 
-COMPUTE, SEND, RECEIVE, COLLECTIVE, WAIT, KEEP, DRAIN, MEET, SYNCHRONIZE = (
+COMPUTE, SEND, RECEIVE, COLLECTIVE, WAIT, MEET, SYNCHRONIZE = (
     "compute",
     "send",
     "receive",
     "collective",
     "wait",
-    "keep",
-    "drain",
     "meet",
     "synchronize",
 )
+COMPUTE_STREAM = 0
 
 
 class Step(NamedTuple):
     """A step of a program: a call of the host.
 
-    `number` is that of a work: of the one that it begins, waits for, or keeps. `group` are the
-    ranks and the name of a communicator; of a message `peer` is the other rank, `what` its bytes,
-    and of compute the action.
+    `number` is that of a work: of the one that it begins or waits for. `stream` is the current one.
+    `group` are the ranks and the name of a communicator; of a message `peer` is the other rank, and
+    `what` says which it is, of compute the action.
     """
 
     kind: str
@@ -54,18 +58,7 @@ class Step(NamedTuple):
     group: tuple[tuple[int, ...], str] = ((), "")
     peer: int = -1
     what: str = ""
-
-
-class _Work:
-    def __init__(self, program: list[Step], number: int) -> None:
-        self.program, self.number = program, number
-
-    def wait(self) -> bool:
-        self.program.append(Step(WAIT, self.number))
-        return True
-
-    def is_completed(self) -> bool:
-        return True
+    stream: int = COMPUTE_STREAM
 
 
 class _Noted(FakeDevice):
@@ -78,18 +71,53 @@ class _Noted(FakeDevice):
     def synchronize(self, *_: Any) -> None:
         self.program.append(Step(SYNCHRONIZE))
 
+    @property
+    def place(self) -> int:
+        """The number of the stream that is current."""
+        return self.streams.index(self.current)
 
-def program_of(case: Case, rank: int, engine: Engine, pairs: bool = True) -> list[Step]:
+
+class _Work:
+    def __init__(self, device: _Noted, number: int) -> None:
+        self.device, self.number = device, number
+
+    def wait(self) -> bool:
+        self.device.program.append(Step(WAIT, self.number, stream=self.device.place))
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def posted_ahead(actions: int) -> Callable[[Plan, Order], dict[int, list[Posting]]]:
+    """What rules out nothing: receives as many actions before their use, in no common sequence."""
+
+    in_sequence = postings.postings_of
+
+    def postings_of(plan: Plan, order: Order) -> dict[int, list[Posting]]:
+        found = {}
+        for rank, own in in_sequence(plan, order).items():
+            uses = {each.message_in: each.place for each in actions_of(order, rank)}
+            found[rank] = sorted(
+                each._replace(place=2 * max(0, uses[each.what] - actions))
+                for each in own
+                if each.what in uses  # else an exchange
+            )
+        return found
+
+    return postings_of
+
+
+def program_of(case: Case, rank: int, engine: Engine) -> list[Step]:
     """The program of a rank in a case of `tests.runtime.cases`, on an engine.
 
-    A message without a group of its own goes over a communicator of its two ranks where NCCL makes
-    `pairs`, as it does unless a group is bound to its device, or else over the whole group's.
+    A message goes over the communicator of its group, which is bound to its device.
     """
     program: list[Step] = []
     store = FakeStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=case.plan.world_size)
     try:
-        with _noted(program, pairs), installed(_Noted(program)):
+        with installed(_Noted(program)) as device, _noted(program, device):
             cpu = torch.device("cpu")
             context = Context(rank, case.plan.world_size, cpu, Progress(), backend="nccl")
             run_case(case, context, engine)
@@ -99,20 +127,19 @@ def program_of(case: Case, rank: int, engine: Engine, pairs: bool = True) -> lis
 
 
 @contextlib.contextmanager
-def _noted(program: list[Step], pairs: bool) -> Iterator[None]:
+def _noted(program: list[Step], device: _Noted) -> Iterator[None]:
     numbers, groups = itertools.count(), itertools.count()
     names: dict[Any, str] = {}  # of groups, by themselves
+    labels: dict[int, tuple[str, Tensor]] = {}  # of messages, by the identity of their tensors
 
     def begin(kind: str, group: tuple[tuple[int, ...], str], peer: int = -1, what: str = "") -> Any:
-        program.append(Step(kind, next(numbers), group, peer, what))
-        return _Work(program, program[-1].number)
+        program.append(Step(kind, next(numbers), group, peer, what, device.place))
+        return _Work(device, program[-1].number)
 
     def message(kind: str, tensor: Tensor, peer: int | None, group: Any, place: int | None) -> Any:
         ranks = tuple(dist.get_process_group_ranks(group))
         other = ranks[place] if peer is None else peer  # type: ignore[index]
-        between = tuple(sorted((other, dist.get_rank()))) if pairs else ranks
-        name = names[group] + " of a pair" * pairs
-        return begin(kind, (between, name), other, str(tensor.numel() * tensor.itemsize))
+        return begin(kind, (ranks, names[group]), other, labels.pop(id(tensor), ("byte",))[0])
 
     def isend(tensor, dst=None, group=None, tag=0, group_dst=None):
         return message(SEND, tensor, dst, group, group_dst)
@@ -121,16 +148,11 @@ def _noted(program: list[Step], pairs: bool) -> Iterator[None]:
         tensor.fill_(1)
         return message(RECEIVE, tensor, src, group, group_src)
 
-    def batch(operations: Sequence[Any]) -> list[Any]:
-        return [
-            each.op(each.tensor, each.peer, each.group, each.tag)
-            for each in sorted(operations, key=lambda each: each.op is isend)
-        ]
-
     def collective(name, tensor, *_, group=None, async_op=False, **__):
         group = dist.group.WORLD if group is None else group
         ranks = tuple(dist.get_process_group_ranks(group))
-        work = begin(COLLECTIVE, (ranks, names.get(group, "")), what=f"{name} {tensor.numel()}")
+        label = labels.pop(id(tensor), (f"{name} {tensor.numel()}",))[0]
+        work = begin(COLLECTIVE, (ranks, names.get(group, "")), what=label)
         return work if async_op else work.wait() and None
 
     new_group = dist.new_group
@@ -159,20 +181,43 @@ def _noted(program: list[Step], pairs: bool) -> Iterator[None]:
             yield
         program.append(Step(COMPUTE, what=f"{s}{KINDS[kind]}{m}"))
 
-    keep, drain = Completions.keep, Completions.drain
+    def labelled(transfer):
+        def begin_labelled(self, message, route):
+            labels[id(message)] = f"{KINDS[route.kind]}{route.stage}.{route.microbatch}", message
+            return transfer(self, message, route)
 
-    def kept(self, work, memory, note):
-        program.append(Step(KEEP, work.number))
-        keep(self, work, memory, note)
+        return begin_labelled
 
-    def drained(self):
-        program.append(Step(DRAIN))
-        drain(self)
+    def labelled_batch(kind, operations, to):
+        def made(self, m):
+            found = operations(self, m)
+            for part, each in enumerate(found):
+                labels[id(each.tensor)] = f"{kind}{self.stage_index + to}.{m}.{part}", each.tensor
+            return found
+
+        return made
+
+    summing, take_next = Updates._sum, Sum._take_next
+
+    def sum_of(self, s, group):
+        made = summing(self, s, group)
+        made.stage = s
+        return made
+
+    def take_bucket(self):
+        number, cat = len(self.taken), torch.cat
+
+        def cat_labelled(tensors):
+            whole = cat(tensors)
+            labels[id(whole)] = f"stage {self.stage} bucket {number}", whole
+            return whole
+
+        with mock.patch.object(torch, "cat", cat_labelled):
+            take_next(self)
 
     replaced = {
         "isend": isend,
         "irecv": irecv,
-        "batch_isend_irecv": batch,
         "all_reduce": functools.partial(collective, "all-reduce"),
         "broadcast": functools.partial(collective, "broadcast"),
         "barrier": lambda: program.append(Step(MEET)),
@@ -187,8 +232,14 @@ def _noted(program: list[Step], pairs: bool) -> Iterator[None]:
             (own_engine, "check_cuts", lambda *_: None),
             (own_engine._Loop, "_compute", compute),
             (TorchRun, "timed", timed_action),
-            (Completions, "keep", kept),
-            (Completions, "drain", drained),
+            (Channel, "send", labelled(Channel.send)),
+            (Channel, "receive", labelled(Channel.receive)),
+            (TorchStage, "get_fwd_send_ops", labelled_batch("F", TorchStage.get_fwd_send_ops, 0)),
+            (TorchStage, "get_bwd_send_ops", labelled_batch("B", TorchStage.get_bwd_send_ops, 0)),
+            (TorchStage, "get_fwd_recv_ops", labelled_batch("F", TorchStage.get_fwd_recv_ops, -1)),
+            (TorchStage, "get_bwd_recv_ops", labelled_batch("B", TorchStage.get_bwd_recv_ops, 1)),
+            (Updates, "_sum", sum_of),
+            (Sum, "_take_next", take_bucket),
             (stages.LinearStage, "_inputs", _inputs),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))

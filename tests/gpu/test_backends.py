@@ -1,5 +1,7 @@
 """A run that is meant for GPUs goes to GPUs, whatever starts it, or ends with an error."""
 
+import os
+
 import pytest
 import torch
 
@@ -24,6 +26,9 @@ def start(monkeypatch):
         monkeypatch.setattr(processes.torch.cuda, "device_count", lambda: devices)
         for name in {*TORCHRUN, *SRUN}:
             monkeypatch.delenv(name, raising=False)
+        for name in ("CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"):
+            monkeypatch.setenv(name, "")  # what a test sets is gone behind it
+            monkeypatch.delenv(name)
         for name, value in dict(variables).items():
             monkeypatch.setenv(name, str(value))
 
@@ -87,5 +92,26 @@ def test_a_group_of_nccl_is_bound_to_the_gpu_of_its_rank(start, monkeypatch):
         context: Context = run_here(lambda context: context, "nccl")
     assert given["device_id"] == context.device == torch.device("cuda", 5)
     assert (context.backend, device.number) == ("nccl", 5)
+    # before CUDA begins: every kernel is loaded at once, and no two streams share a queue
+    assert os.environ["CUDA_MODULE_LOADING"] == "EAGER"
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     run_here(lambda context: context, "gloo")
     assert given["device_id"] is None
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with installed(device):
+        run_here(lambda context: context, "nccl")
+    assert os.environ["CUDA_MODULE_LOADING"] == "LAZY"
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+
+
+@pytest.mark.parametrize("given", ["", "0", "33", "many"])
+def test_a_number_of_queues_that_is_none_is_an_error(start, monkeypatch, given):
+    start(2)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given)
+    with pytest.raises(PartoptError, match=f'CUDA_DEVICE_MAX_CONNECTIONS="{given}"') as raised:
+        choose_backend("auto", 2)
+    assert "unset CUDA_DEVICE_MAX_CONNECTIONS" in raised.value.hint
+    assert choose_backend("gloo", 2) == "gloo"
+    start(0)
+    assert choose_backend("auto", 2) == "gloo"

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from partopt.errors import PartoptError
-from partopt.runtime import messages
+from partopt.runtime import postings
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.measured import measured_execution, stage_seconds
 from partopt.simulator.execution import execute as simulate
 from tests.gpu import nccl
 from tests.gpu.nccl import rehearse
+from tests.gpu.programs import posted_ahead
 from tests.helpers import flat
 from tests.runtime import sleeping
 from tests.runtime.cases import cases, run_case
@@ -33,10 +34,10 @@ def train(context, case):
 
 
 def train_at_once(context, case):
-    """Without a use of the groups before, and with receives that are posted ahead."""
+    """Without a use of the groups before, and with receives that keep to no sequence."""
     with (
         mock.patch.object(Context, "connect", lambda self: None),
-        mock.patch.dict(messages.AHEAD, nccl=3),
+        mock.patch.object(postings, "postings_of", posted_ahead(3)),
     ):
         return train(context, case)
 

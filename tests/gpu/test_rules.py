@@ -1,4 +1,4 @@
-"""No schedule stops under NCCL's rules, on either engine, whatever its replicas are.
+"""No schedule stops under NCCL's rules, on either engine, whatever waits and whatever its replicas.
 
 The programs are those that the engines run; what would stop them, were they otherwise, is told too.
 """
@@ -6,26 +6,25 @@ The programs are those that the engines run; what would stop them, were they oth
 from __future__ import annotations
 
 import functools
+import random
 
 import pytest
 
 from partopt.cost.memory import COMMUNICATORS
-from partopt.errors import PartoptError
-from partopt.runtime import messages
-from partopt.runtime.completions import Completions
+from partopt.documents.engine import OWN
+from partopt.runtime import postings
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import MIRRORED, STRAIGHT
-from tests.gpu.programs import COLLECTIVE, RECEIVE, SEND, program_of
-from tests.gpu.rules import run
+from tests.gpu.programs import COLLECTIVE, COMPUTE, RECEIVE, SEND, posted_ahead, program_of
+from tests.gpu.rules import CALLS, run
 from tests.runtime.cases import Case, cases
 from tests.runtime.plans import looped, straight
 
-# those of a GPU, and the fewest in which every schedule can run; a queue for each stream only
-# loosens an order in which these begin
-QUEUES = (8, 3)
+QUEUES = (8, 3, 32)
+DRAWS = 2  # of places where hosts wait, and of the queues in which streams lie
 
 
 def large_cases():
@@ -41,146 +40,120 @@ def large_cases():
             yield Case(f"{name} large", looped(name, 4, chunks, 16, 2), None, 1)
 
 
-CASES = {case.name: case for case in cases()}
-LARGE = {case.name: case for case in large_cases()}
+def planned(case):
+    """The case with its engine as `partopt plan` says it."""
+    facts = {name: getattr(OWN, name) for name in ("waits", "bucket_bytes")}
+    return case._replace(name=f"{case.name} as planned", plan=case.plan.with_engine(**facts))
+
+
+CASES = {case.name: case for case in [*cases(), *large_cases()]}
+WAITING = [planned(case) for case in CASES.values() if case.plan.schedule in OWN.waits]
+CASES |= {case.name: case for case in WAITING}
+ON_TORCH = [name for name, case in CASES.items() if not can_say(case.plan)]
 
 
 @functools.cache
-def programs(name, engine=execute, pairs=True):
+def programs(name, engine=execute):
     """The programs of all ranks in a case."""
-    case = CASES.get(name) or LARGE[name]
-    return [program_of(case, rank, engine, pairs) for rank in range(case.plan.world_size)]
+    case = CASES[name]
+    return [program_of(case, rank, engine) for rank in range(case.plan.world_size)]
 
 
-@pytest.fixture
-def one_queue(monkeypatch):
-    monkeypatch.setenv(messages.CONNECTIONS, "1")
-    programs.cache_clear()
-    yield
-    programs.cache_clear()
+def waits_of(found):
+    """Where hosts wait for their devices: nowhere, everywhere, and at drawn places."""
+    calls = [(r, k) for r, own in enumerate(found) for k, each in enumerate(own)]
+    calls = [(r, k) for r, k in calls if found[r][k].kind in CALLS]
+    yield {}
+    yield {"waits": lambda *_: True}
+    for first in (True, False):  # of each kind of action on each stage, or any but those
+        firsts = set(first_actions(found))
+        yield {"waits": lambda r, k, firsts=firsts, first=first: ((r, k) in firsts) == first}
+    for seed in range(DRAWS):
+        drawn = random.Random(seed)
+        for share in (0.02, 0.3):
+            chosen = set(drawn.sample(calls, max(1, round(share * len(calls)))))
+            yield {"waits": lambda r, k, chosen=chosen: (r, k) in chosen, "seed": seed}
+
+
+def first_actions(found):
+    for rank, own in enumerate(found):
+        seen = set()
+        for place, step in enumerate(own):
+            kind = step.what.rstrip("0123456789")
+            if step.kind == COMPUTE and kind not in seen:
+                seen.add(kind)
+                yield rank, place
+
+
+def check(name, engine):
+    found = programs(name, engine)
+    for number, options in enumerate(waits_of(found)):
+        for queues in (QUEUES[number % len(QUEUES)], 1):
+            assert run(found, queues, **options) == [], (queues, options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_no_case_stops(name):
-    for queues in QUEUES:
-        assert run(programs(name), queues) == []
-    check_communicators(name)
-    check_directions(name)
+    check(name, execute)
+    check_communicators(programs(name))
+    check_directions(programs(name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CASES if not can_say(CASES[name].plan)])
+@pytest.mark.parametrize("name", ON_TORCH)
 def test_no_case_stops_on_torch(name):
-    """In one queue all begins in the order of its call, which more queues only loosen."""
-    for pairs in (True, False):
-        assert run(programs(name, execute_on_torch, pairs), 1) == []
+    check(name, execute_on_torch)
+    check_communicators(programs(name, execute_on_torch))
+    check_directions(programs(name, execute_on_torch))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LARGE)
-def test_no_large_case_stops(name):
-    for queues in QUEUES:
-        assert run(programs(name), queues) == []
-    check_communicators(name)
+def check_directions(found):
+    """A pair of ranks has a group in each direction, which is that of all its messages.
+
+    torch tries its own group with a byte before the first step.
+    """
+    for rank, own in enumerate(found):
+        messages = [step for step in own if step.kind in (SEND, RECEIVE) and step.what != "byte"]
+        groups = {(rank, step.peer, step.kind): step.group for step in messages}
+        assert len(set(groups.values())) == len(groups)
+        assert all(step.group == groups[rank, step.peer, step.kind] for step in messages)
 
 
-def has_too_few(name):
-    return (CASES.get(name) or LARGE[name]).plan.schedule in messages.FEWEST_QUEUES
-
-
-def check_in_one_queue(name):
-    if not has_too_few(name):
-        assert run(programs(name), 1) == []
-        return
-    with pytest.raises(PartoptError, match="interleaved-zb with CUDA_DEVICE_MAX_CONNECTIONS=1"):
-        programs(name)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_queue")
-@pytest.mark.parametrize("name", CASES)
-def test_in_one_queue_a_case_runs_or_is_refused(name):
-    check_in_one_queue(name)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_queue")
-@pytest.mark.parametrize("name", LARGE)
-def test_in_one_queue_a_large_case_runs_or_is_refused(name):
-    check_in_one_queue(name)
-
-
-def stops(name, queues=None):
-    case = CASES[name]
-    ranks = range(case.plan.world_size)
-    return bool(run([program_of(case, rank, execute) for rank in ranks], queues))
-
-
-@pytest.mark.slow
-def test_what_is_refused_would_stop(monkeypatch):
-    monkeypatch.setattr(messages, "FEWEST_QUEUES", {})
-    for queues in (1, 2):
-        monkeypatch.setenv(messages.CONNECTIONS, str(queues))
-        assert stops("interleaved-zb on 4", queues)
-
-
-@pytest.mark.slow
-def test_groups_that_are_first_used_in_a_step_stop_a_run(monkeypatch):
-    monkeypatch.setattr(Context, "connect", lambda self: None)
-    assert stops("dualpipe on 4")
-    monkeypatch.setitem(messages.AHEAD, "nccl", 3)
-    assert stops("1f1b on 2") and stops("gpipe on 4")
-
-
-@pytest.mark.slow
-def test_sends_that_the_stream_of_the_model_waits_for_stop_a_run(monkeypatch):
-    keep = Completions.keep
-
-    def wait(self, work, memory, note):
-        work.wait()
-        keep(self, work, memory, note)
-
-    monkeypatch.setattr(Completions, "keep", wait)
-    assert stops("1f1b on 4") and stops("zbv on 4") and stops("interleaved-zb on 4")
-    assert not stops("gpipe on 4")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("queues", [None, 8, 1])
-def test_receives_ahead_stop_a_run(queues, monkeypatch):
-    """A step begins with a device at rest, which one that waits for a message is not."""
-    monkeypatch.setitem(messages.AHEAD, "nccl", 3)
-    assert stops("one step", queues) and stops("1f1b on 4", queues)
-    monkeypatch.setitem(messages.AHEAD, "nccl", 0)
-    assert not stops("one step", queues)
-
-
-def test_a_rank_that_waits_for_its_sends_has_posted_what_comes_next(monkeypatch):
-    monkeypatch.setattr(messages.Messages, "settle", lambda own, _: own.completions.drain())
-    assert stops("serial messages")
-
-
-def directions(name):
-    """The groups of messages on each rank."""
-    every = [{step.group for step in own if step.kind in (SEND, RECEIVE)} for own in programs(name)]
-    pairs = [
-        {(rank, step.peer, step.kind) for step in own if step.kind in (SEND, RECEIVE)}
-        for rank, own in enumerate(programs(name))
-    ]
-    return list(map(len, every)), list(map(len, pairs))
-
-
-def check_directions(name):
-    """A pair of ranks has a group in each direction."""
-    groups, pairs = directions(name)
-    # where the order of arrival is not that of sending, a pair has more
-    assert groups == pairs or CASES[name].plan.schedule in ("zbv", "dualpipev", "interleaved-zb")
-
-
-def check_communicators(name):
+def check_communicators(found):
     """The reserve counts the communicators of a rank."""
-    for own in programs(name):
-        kinds = (SEND, RECEIVE, COLLECTIVE)
-        made = {step.group for step in own if step.kind in kinds}
+    for own in found:
+        made = {step.group for step in own if step.kind in (SEND, RECEIVE, COLLECTIVE)}
         assert len(made) + 1 <= COMMUNICATORS  # and that of all ranks
+
+
+# --- what would stop a run --------------------------------------------------------------------
+
+
+def stops(name, queues=None, **options):
+    case = CASES[name]
+    found = [program_of(case, rank, execute) for rank in range(case.plan.world_size)]
+    return bool(run(found, queues, **options))
+
+
+@pytest.mark.slow
+def test_receives_out_of_the_sequence_stop_a_run(monkeypatch):
+    """Just in time where a host waits, and a few actions ahead everywhere."""
+    everywhere, moved = {"waits": lambda *_: True}, [posted_ahead(k) for k in range(4)]
+    monkeypatch.setattr(postings, "postings_of", moved[0])
+    assert not stops("interleaved on 2")
+    assert stops("interleaved on 2", **everywhere) and stops("naive [1, 2, 1]", **everywhere)
+    monkeypatch.setattr(postings, "postings_of", moved[2])
+    assert stops("1f1b on 4", **everywhere)
+    monkeypatch.setattr(postings, "postings_of", moved[3])
+    assert not stops("1f1b on 2")
+    monkeypatch.setattr(Context, "connect", lambda self: None)  # groups that nobody has used
+    assert stops("1f1b on 2")
+
+
+@pytest.mark.slow
+def test_an_exchange_that_a_rank_begins_before_others_come_to_it_stops_a_run(monkeypatch):
+    everywhere = {"waits": lambda *_: True}
+    assert not stops("1f1b [1, 2, 1]", **everywhere)
+    monkeypatch.setattr(postings, "_early_exchanges", lambda *_: [])
+    assert stops("1f1b [1, 2, 1]", **everywhere)

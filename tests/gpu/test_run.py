@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from partopt.runtime.clock import DeviceClock
 from partopt.runtime.context import Context, Progress
 from partopt.runtime.cuts import Cut, cut_before
 from partopt.runtime.messages import Packing
+from partopt.runtime.optimizers import warm_up
 from partopt.runtime.run import RunOptions
 from partopt.runtime.stage import Crossing
 from partopt.runtime.training import Training
@@ -128,22 +130,54 @@ class Counted(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
-def test_one_forward_and_backward_warm_up_and_leave_nothing(recompute):
+def test_all_that_a_step_runs_is_run_before_and_leaves_nothing(recompute, monkeypatch):
     case = replayed(
         lambda: nn.Sequential(*[nn.Sequential(Counted(), nn.Tanh()) for _ in range(3)]),
         lambda n: torch.randn(n, 4),
     )
+    packed, pack = [], Packing.pack
+    monkeypatch.setattr(Packing, "pack", lambda *own: packed.append(own) or pack(*own))
     for stage in case.stages(case.thirds(), recompute=recompute):
         before = {name: each.clone() for name, each in stage.model.state_dict().items()}
         Counted.forwards = Counted.backwards = 0
         numbers = RandomNumbers()
+        packed.clear()
+        summed = [[] for _ in stage.parameters]
+        hooks = [
+            each.register_post_accumulate_grad_hook(lambda own, seen=seen: seen.append(own.grad))
+            for each, seen in zip(stage.parameters, summed, strict=True)
+        ]
         stage.warm_up(case.inputs[0], torch.device("cpu"))
-        assert (Counted.forwards, Counted.backwards) == (1 + recompute, 1)
+        assert (Counted.forwards, Counted.backwards) == (2 + 2 * recompute, 2)
+        assert len(packed) == 2  # what is sent, and what goes back
+        # of the second backward gradients are added to those of the first, not put in their place
+        assert all(len(seen) == 2 and seen[0] is seen[1] for seen in summed)
+        for hook in hooks:
+            hook.remove()
         assert not numbers.advanced()
         assert not stage.losses
         assert all(each.grad is None for each in stage.parameters)
         for name, each in stage.model.state_dict().items():
             assert each.is_meta or torch.equal(each, before[name])
+
+
+class Rated(torch.optim.SGD):
+    """An optimizer that notes what it steps."""
+
+    stepped: ClassVar = []
+
+    def step(self, closure=None):
+        Rated.stepped.append([tuple(each.shape) for each in self.param_groups[0]["params"]])
+        return super().step(closure)
+
+
+def test_an_optimizer_is_tried_on_small_parameters_of_the_same_dimensions():
+    layer = nn.Linear(8, 4)
+    before = [each.clone() for each in layer.parameters()]
+    warm_up(Rated, list(layer.parameters()))
+    assert Rated.stepped == [[(2, 2), (2,)]] * 2
+    assert all(map(torch.equal, before, layer.parameters()))
+    assert all(each.grad is None for each in layer.parameters())
 
 
 # --- the clock --------------------------------------------------------------------------------

@@ -1,0 +1,153 @@
+"""Where a rank posts its receives: all ranks keep to one sequence of actions and messages.
+
+A message that waits for its other rank holds, on a GPU, what comes behind it: the stream of its
+communicator, its queue of the hardware, and a host that waits for the whole device, as one does
+that loads a kernel or frees memory. In one sequence nothing stops, whatever waits: the first
+message that is not done has nothing undone before it on any rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import structs
+
+from partopt.cost.memory import recomputes_apart
+from partopt.documents.plan import Plan
+from partopt.documents.topology import Level
+from partopt.runtime.actions import Route
+from partopt.runtime.context import Context
+from partopt.schedules.order import A, B, F, I, Order
+from partopt.simulator.engine import simulate
+from partopt.simulator.timeline import Timeline
+from partopt.simulator.work import Work, work_of
+
+_NS_PER_S = 1e9
+
+
+class Exchange(NamedTuple):
+    """An all-reduce of a stage's gradients."""
+
+    stage: int
+    round: int
+
+
+class Posting(NamedTuple):
+    """What a rank begins at a place in its row: a receive, or an exchange that others come to late.
+
+    Before action k of the row the place is 2 k, behind it and before its send 2 k + 1.
+    """
+
+    place: int
+    what: Route | Exchange
+
+
+class _Key(NamedTuple):
+    """A place in the sequence; at one time messages follow each other by their senders."""
+
+    time: float
+    source: int
+
+
+def kept_postings(plan: Plan, order: Order, context: Context) -> dict[int, list[Posting]]:
+    """`postings_of` the steps of a run, of which each has a plan and an order alike."""
+    key = "postings", id(plan), len(order.kind)
+    _, found = context.once(key, lambda: (plan, postings_of(plan, order)))
+    return found
+
+
+def postings_of(plan: Plan, order: Order) -> dict[int, list[Posting]]:
+    """What each rank that has anything to post begins, in its order.
+
+    The sequence is that of the ends of actions in a simulation. So a receive is posted before the
+    action during which its message is made, and is there in time.
+    """
+    timeline = simulate(replace(order, joined=np.zeros_like(order.joined)), _work(plan))
+    made = _times_made(plan, timeline)
+    ends = [timeline.end[own].tolist() for own in map(slice, order.rows, order.rows[1:])]
+    found: defaultdict[int, list[tuple[_Key, Posting]]] = defaultdict(list)
+
+    sent = timeline.transfers
+    columns = (sent.kind, sent.stage, sent.microbatch, sent.source, sent.destination)
+    for route in itertools.starmap(Route, zip(*(each.tolist() for each in columns), strict=True)):
+        rank, time = route.destination, made[route.kind, route.stage, route.microbatch]
+        place = 2 * bisect_left(ends[rank], time)
+        if ends[rank][place // 2] == time:  # an action ends as the message is made
+            place += 1 if route.source < rank else 2
+        found[rank].append((_Key(time, route.source), Posting(place, route)))
+    # buckets of gradients are exchanged within the last backward, else they are behind it
+    overlaps = plan.microbatches is not None and plan.engine.allreduce == "overlap"
+    early = [] if waits_in_exchanges(plan) else _early_exchanges(order, timeline)
+    for rank, time, exchange in early:
+        key = _Key(time, -1 if overlaps else order.ranks)
+        place = 2 * bisect_left(ends[rank], time if overlaps else np.nextafter(time, np.inf))
+        found[rank].append((key, Posting(place, exchange)))
+    return {rank: [each for _, each in sorted(own)] for rank, own in found.items()}
+
+
+def _times_made(plan: Plan, timeline: Timeline) -> dict[tuple[int, int, int], float]:
+    """When each message is there to be sent, by kind, stage and microbatch."""
+    order, blocks = timeline.order, waits_in_exchanges(plan)
+    columns = order.kind.tolist(), order.stage.tolist(), order.microbatch.tolist()
+    ends, found = timeline.end.tolist(), {}
+    for place, (kind, stage, microbatch) in enumerate(zip(*columns, strict=True)):
+        if kind in (F, B, I):
+            found[F if kind == F else B, stage, microbatch] = ends[place]
+        elif kind == A and blocks:  # the backward before it is sent on behind it
+            before = columns[2][place - 1]
+            found[B, stage, before] = ends[place]
+    return found
+
+
+def waits_in_exchanges(plan: Plan) -> bool:
+    """Whether an asynchronous stage exchanges its gradients before it sends them on."""
+    return plan.microbatches is None and plan.engine.allreduce == "blocking"
+
+
+def _early_exchanges(order: Order, timeline: Timeline) -> Iterator[tuple[int, float, Exchange]]:
+    """The ranks that come to an exchange before others, and when the last one comes to it."""
+    ranks = np.repeat(np.arange(order.ranks), np.diff(order.rows))
+    came: defaultdict[Exchange, list[tuple[int, float]]] = defaultdict(list)
+    for place in np.flatnonzero(order.kind == A).tolist():
+        exchange = Exchange(int(order.stage[place]), int(order.microbatch[place]))
+        came[exchange].append((int(ranks[place]), float(timeline.start[place])))
+    for exchange, every in came.items():
+        last = max(time for _, time in every)
+        yield from ((rank, last, exchange) for rank, time in every if time < last)
+
+
+def _work(plan: Plan) -> Work:
+    """The plan's work in whole nanoseconds, of which every host finds the same sums.
+
+    Messages are as slow as the slowest between any two replicas.
+    """
+    work, topology = work_of(plan, recomputes_apart(plan)), plan.topology
+    every = [[*before, *behind] for before, behind in itertools.pairwise([[], *work.ranks])]
+    level_of = [topology.common_level(min(ranks), max(ranks)) for ranks in every]
+    levels = [topology.levels[max(k, 1) - 1] for k in level_of]
+    latency_s, byte_s = (
+        np.array([*found, 0.0])
+        for found in (
+            [each.latency_s for each in levels],
+            [1.0 / each.bandwidth_bytes_per_s for each in levels],
+        )
+    )
+    forward, back = _NS_PER_S * (latency_s + work.crossing * byte_s)
+    nothing = np.zeros_like(work.gradient_bytes)
+    alike = Level(name="all", size=topology.devices, bandwidth_bytes_per_s=1.0)
+    return Work(
+        ranks=work.ranks,
+        seconds=np.maximum(1.0, np.rint(_NS_PER_S * work.seconds)),
+        cut_bytes=np.rint(forward),
+        back_bytes=np.rint(back),
+        gradient_bytes=nothing,
+        tied_s=nothing + 1.0,  # so that a send behind an exchange comes after it
+        topology=structs.replace(topology, levels=[alike]),
+        blocking=work.blocking,
+    )
