@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import register_pytree_node, tree_map_only
 
 from partopt.errors import PartoptError
 
@@ -69,6 +69,13 @@ def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
     if isinstance(inputs, tuple | list):
         return tuple(place(value, device, dtype) for value in inputs)
     return inputs
+
+
+def pin(inputs: Inputs) -> Inputs:
+    """The same inputs, those of the host in memory from which a GPU copies while that goes on."""
+    return tree_map_only(
+        Tensor, lambda each: each.pin_memory() if each.device.type == "cpu" else each, inputs
+    )
 
 
 def tokens_per_sample(inputs: Inputs, size: int) -> int | None:

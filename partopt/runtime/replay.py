@@ -244,7 +244,7 @@ class ReplayStage(Stage):
         recompute: bool = False,
     ) -> None:
         self._module, self._inputs_of, self._scale = module, inputs_of, scale
-        self._recomputes = recompute
+        self._recomputes, self.needs_inputs = recompute, True
         self.model = module.whole
         self.own_parameters = dict(module.named_parameters())
         self.parameters = [each for each in self.own_parameters.values() if each.requires_grad]
@@ -274,8 +274,14 @@ class ReplayStage(Stage):
             torch.zeros(each.shape, dtype=each.dtype, device="cpu" if each.on_host else device)
             for each in self.receives
         ]
+        self.needs_inputs = not 0 < self._module.stage < self._module.stages - 1
+        if not self.needs_inputs:
+            try:
+                self._module(*received)
+            except PartoptError as error:
+                self.needs_inputs = error.code == "inputs-missing"
         for _ in range(2):
-            self._inputs[number] = inputs
+            self._inputs[number] = inputs if self.needs_inputs else None
             made = self.forward(number, received)
             sent = zip(made, self.sends, strict=True)
             back = self.backward(
@@ -292,7 +298,7 @@ class ReplayStage(Stage):
 
     def prepare(self, microbatch: int) -> None:
         """Have the model's own inputs of a microbatch ready, whose forward comes next."""
-        self._inputs[microbatch] = self._inputs_of(microbatch)
+        self._inputs[microbatch] = self._inputs_of(microbatch) if self.needs_inputs else None
 
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
         """Run the forward; where the stage recomputes, only its inputs are kept."""

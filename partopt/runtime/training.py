@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +19,7 @@ from partopt.profiler.as_trained import cast
 from partopt.profiler.device import choose_dtype
 from partopt.profiler.source import ModelSource
 from partopt.profiler.step import loss_of_output
-from partopt.profiler.tensors import Inputs, Loss, place
+from partopt.profiler.tensors import Inputs, Loss, pin, place
 from partopt.profiler.weightless import RandomNumbers, build_without_weights, fake_mode
 from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
@@ -102,11 +102,14 @@ class Training:
 
     def draw_inputs(self, number: int, device: torch.device) -> Inputs:
         """Example inputs, drawn with a seed of microbatch `number`: every rank draws the same."""
+        return place(self.draw_on_host(number), device, self.dtype)
+
+    def draw_on_host(self, number: int) -> Inputs:
+        """The same as the model's file makes them."""
         before = RandomNumbers()
         self.draw_numbers(number)
         try:
-            inputs = self.source.example_inputs(self.plan.microbatch_size)
-            return place(inputs, device, self.dtype)
+            return self.source.example_inputs(self.plan.microbatch_size)
         finally:
             before.restore()
 
@@ -166,6 +169,7 @@ class Microbatches:
         if training.source.data is not None:
             self.data = iter(training.source.replica_data(self.rank, self.replicas))
         self.taken = 0
+        self.drawn: dict[int, Inputs] = {}  # on the host, before a step needs them
         self.made: dict[int, tuple[Inputs, float]] = {}  # with the uses that are left
 
     def __call__(self, number: int) -> Inputs:
@@ -173,13 +177,23 @@ class Microbatches:
         inputs, left = self.made.pop(number, (None, 0.0))
         if left == 0:
             left = self.uses
-            if self.data is None:
-                inputs = self.training.draw_inputs(number, self.device)
-            else:
-                inputs = place(self._next(number), self.device, self.training.dtype)
+            self.draw([number])
+            inputs = place(self.drawn.pop(number), self.device, self.training.dtype)
         if left > 1:
             self.made[number] = inputs, left - 1
         return inputs
+
+    def draw(self, numbers: Iterable[int]) -> None:
+        """Have inputs on the host, pinned for a GPU, so that no step draws or pins any."""
+        for number in numbers:
+            if number not in self.drawn:
+                example = self.training.draw_on_host
+                inputs = example(number) if self.data is None else self._next(number)
+                self.drawn[number] = pin(inputs) if self.device.type == "cuda" else inputs
+
+    def draw_step(self, first: int, microbatches: int) -> None:
+        """Have those of this replica in a step, which begins with microbatch `first`."""
+        self.draw(range(first + self.rank, first + microbatches, self.replicas))
 
     def skip(self, microbatches: int) -> None:
         """Pass over what earlier runs have trained on: so many microbatches of all replicas."""
@@ -274,6 +288,9 @@ class RankTraining:
         Where it does not `learn`, weights stay and the gradients of the step are left.
         """
         training = self.training
+        for s, stage in self.stages.items():
+            if stage.needs_inputs:
+                self.inputs[s].draw_step(self.first, training.microbatches)
         # of dropout: the same, whether the steps before ran here or in another run
         training.draw_numbers(self.steps * self.context.ranks + self.context.rank)
         run = execute_on_torch if training.engine == "torch" else execute

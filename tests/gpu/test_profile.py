@@ -73,6 +73,21 @@ def test_a_failure_keeps_the_sizes_that_were_finished(device):
     assert [each.microbatch_size for each in stopped.value.profile.measurements] == [1]
 
 
+def test_an_optimizers_step_is_timed_behind_other_work(device, monkeypatch):
+    """Its launches take the host longer than the device, which has its gradients yet to make."""
+    step = torch.optim.AdamW.step
+
+    def launch(self, closure=None):
+        for _ in range(4):
+            device.host.sleep(1e-3)
+            device.launch(0.2e-3)
+        return step(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", launch)
+    measured = profile(layers(device, *FOUR)).measurements[0]
+    assert measured.optimizer_s == pytest.approx(0.8e-3, rel=0.01)
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_nothing_waits_or_is_calibrated_inside_of_a_timed_step(device, steps):
     def tell(_size, done, of):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from typing import ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,15 +24,23 @@ from partopt.runtime import check, link_measurement, run
 from partopt.runtime.clock import DeviceClock
 from partopt.runtime.context import Context, Progress
 from partopt.runtime.cuts import Cut, cut_before
+from partopt.runtime.engine import RankRun
 from partopt.runtime.messages import Packing
 from partopt.runtime.optimizers import warm_up
+from partopt.runtime.processes import run_local
 from partopt.runtime.run import RunOptions
 from partopt.runtime.stage import Crossing
-from partopt.runtime.training import Training
+from partopt.runtime.training import Microbatches, RankTraining, Training
 from tests.gpu.device import FakeDevice, PaperTime, installed
 from tests.gpu.nccl import rehearse
 from tests.helpers import flat
-from tests.runtime.replayed import replayed
+from tests.runtime.replayed import (
+    replayed,
+    run_backwards,
+    run_forwards,
+    summed_gradients,
+    worst_error,
+)
 
 MODEL = """
 import torch
@@ -137,7 +146,7 @@ def test_all_that_a_step_runs_is_run_before_and_leaves_nothing(recompute, monkey
     )
     packed, pack = [], Packing.pack
     monkeypatch.setattr(Packing, "pack", lambda *own: packed.append(own) or pack(*own))
-    for stage in case.stages(case.thirds(), recompute=recompute):
+    for s, stage in enumerate(case.stages(case.thirds(), recompute=recompute)):
         before = {name: each.clone() for name, each in stage.model.state_dict().items()}
         Counted.forwards = Counted.backwards = 0
         numbers = RandomNumbers()
@@ -148,7 +157,8 @@ def test_all_that_a_step_runs_is_run_before_and_leaves_nothing(recompute, monkey
             for each, seen in zip(stage.parameters, summed, strict=True)
         ]
         stage.warm_up(case.inputs[0], torch.device("cpu"))
-        assert (Counted.forwards, Counted.backwards) == (2 + 2 * recompute, 2)
+        tried = int(s == 1)  # once without the model's inputs, which it may not need
+        assert (Counted.forwards, Counted.backwards) == (2 + 2 * recompute + tried, 2)
         assert len(packed) == 2  # what is sent, and what goes back
         # of the second backward gradients are added to those of the first, not put in their place
         assert all(len(seen) == 2 and seen[0] is seen[1] for seen in summed)
@@ -159,6 +169,79 @@ def test_all_that_a_step_runs_is_run_before_and_leaves_nothing(recompute, monkey
         assert all(each.grad is None for each in stage.parameters)
         for name, each in stage.model.state_dict().items():
             assert each.is_meta or torch.equal(each, before[name])
+
+
+class Masked(nn.Module):
+    """A chain whose layers compute with the model's inputs too, or with the first one's alone."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+        self.reads = reads
+
+    def forward(self, x):
+        made = x
+        for layer in self.layers:
+            made = layer(made * x.abs() if self.reads else made)
+        return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reads", [False, True])
+def test_stages_between_the_first_and_the_last_get_inputs_where_they_compute_with_them(reads):
+    case = replayed(lambda: Masked(reads), lambda n: torch.randn(n, 4))
+    stages = case.stages(case.thirds())
+    asked = []
+    for s, stage in enumerate(stages):
+        stage.warm_up(case.inputs[0], torch.device("cpu"))
+        inputs_of = stage._inputs_of
+        stage._inputs_of = lambda m, s=s, given=inputs_of: asked.append(s) or given(m)
+    losses, gradients, _ = case.reference
+    torch.testing.assert_close(run_forwards(stages), losses)
+    run_backwards(stages)
+    assert worst_error(summed_gradients(stages), gradients) < 1e-6
+    assert set(asked) == ({0, 1, 2} if reads else {0, 2})
+
+
+@pytest.mark.slow
+def test_inputs_are_drawn_and_pinned_before_a_step(made, monkeypatch):
+    model, plan, _ = made
+    training, cpu = Training(plan, find_model(model), 4), torch.device("cpu")
+    expected = [Microbatches(training, cpu, (1, 2))(number) for number in (5, 7)]
+    pinned, pin_memory = [], torch.Tensor.pin_memory
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda own: pinned.append(own) or own)
+    inputs = Microbatches(training, torch.device("cuda", 0), (1, 2))
+    inputs.draw_step(4, 4)
+    assert (len(pinned), list(inputs.drawn)) == (2, [5, 7])
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(Training, "draw_on_host", None)  # nothing is drawn any more
+    inputs.device = cpu
+    assert all(map(torch.equal, [inputs(5), inputs(7)], expected))
+    assert not inputs.drawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torch", "partopt"])
+def test_a_step_begins_with_its_inputs_drawn(made, monkeypatch, engine):
+    model, plan, _ = made
+    training = Training(plan, find_model(model), 4, engine=engine)
+
+    def first_and_last(context):
+        own, drawn = RankTraining(training, context), []
+        begin = RankRun.begin_step
+
+        def noted(self, step):
+            drawn.append({s: list(inputs.drawn) for s, inputs in own.inputs.items()})
+            begin(self, step)
+
+        with mock.patch.object(RankRun, "begin_step", noted):
+            own.step()
+            own.end_step()
+            own.step()
+        return drawn
+
+    found = run_local(2, first_and_last, start="fork")
+    assert found == [[{s: [0, 1, 2, 3]}, {s: [4, 5, 6, 7]}] for s in (0, 1)]
 
 
 class Rated(torch.optim.SGD):
