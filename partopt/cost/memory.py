@@ -34,11 +34,14 @@ _MASTER_BYTES = 4  # the fp32 copy of a 16-bit parameter
 SHARDED = {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}
 GATHERED = 2  # layers whose parameters are whole: of the one that runs, and of the next
 
-# Communicators of NCCL: a rank has one for all ranks, one for the replicas of a stage, and one for
-# each direction of a pair that sends messages, as `partopt.runtime` makes them: so many or fewer.
-# Each has buffers of 4 MiB for a channel (NCCL_BUFFSIZE in NVIDIA's NCCL user guide). Its 16
-# channels are assumed, until a GPU says.
-COMMUNICATORS, COMMUNICATOR_BYTES = 11, 16 * 4 * 2**20
+# Communicators of NCCL, as `partopt.runtime` makes them: one for all ranks, one for a pipeline, one
+# for the replicas of a stage, and one for each direction of a pair that sends messages: so many or
+# fewer (tied parameters and shares of the optimizer have more). Of a group that exchanges gradients
+# 544 to 688 MB were seen on A100s (NVIDIA/nccl issue 964), of a pair on H100s 10 MiB to receive and
+# 2 MiB to send in each of 32 channels (1685); a direction has `CHANNELS`.
+COLLECTIVES, COLLECTIVE_BYTES = 3, 688_000_000
+DIRECTIONS, CHANNELS, CHANNEL_BYTES = 9, 4, 12 * 2**20
+COMMUNICATOR_BYTES = COLLECTIVES * COLLECTIVE_BYTES + DIRECTIONS * CHANNELS * CHANNEL_BYTES
 FIXED_BYTES, SHARE = 1_000_000_000, 0.03  # see `reserve_of`
 
 
@@ -231,6 +234,6 @@ def reserve_of(profile: Profile, limit_bytes: int | None) -> Reserve:
             weights = 2 * chain.trained_bytes(*whole) + chain.frozen_bytes(*whole)
             kept = chain.stash_bytes(*whole) + chain.transient(split=False)(*whole)
             excess = max(excess, measured.peak_memory_bytes - weights - kept)
-    assumed, own = FIXED_BYTES + SHARE * limit_bytes, COMMUNICATORS * COMMUNICATOR_BYTES
+    assumed, own = FIXED_BYTES + SHARE * limit_bytes, COMMUNICATOR_BYTES
     basis: Literal["measured", "assumed"] = "measured" if excess > assumed else "assumed"
     return Reserve(size_bytes=round(max(excess, assumed)) + own, basis=basis)

@@ -39,7 +39,8 @@ class RankSeconds(documents.Part, frozen=True, kw_only=True):
 
     `forward_s` and `backward_s` are the mean of its actions, of all stages that it holds; the
     others are seconds in all: spent waiting for messages, for gradients to be exchanged, and for
-    other ranks to compute. `peak_memory_bytes` are those of tensors; null where nobody counted.
+    other ranks to compute. `peak_memory_bytes` are those of tensors; null where nobody counted. On
+    a GPU its allocator took `reserved_bytes` for them, and `device_bytes` are in use there in all.
     """
 
     forward_s: Seconds
@@ -48,6 +49,8 @@ class RankSeconds(documents.Part, frozen=True, kw_only=True):
     allreduce_s: Seconds
     idle_s: Seconds
     peak_memory_bytes: Bytes | None = None
+    reserved_bytes: Bytes | None = None
+    device_bytes: Bytes | None = None
 
 
 class StageSeconds(documents.Part, frozen=True, kw_only=True):

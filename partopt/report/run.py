@@ -64,13 +64,20 @@ def _whole(run: Run) -> str:
     peaks = fullest.predicted.peak_memory_bytes, fullest.measured.peak_memory_bytes
     if None not in peaks:
         rows.append((f"peak memory, rank {fullest.rank}", format_bytes, *peaks))
+    # what no plan predicts: context, libraries, communicators, fragments
+    for what, size in (
+        ("its allocator has", fullest.measured.reserved_bytes),
+        ("its GPU has in use", fullest.measured.device_bytes),
+    ):
+        if size is not None:
+            rows.append((what, format_bytes, None, size))
     table = table_of(
         rows,
         [
             Column("", lambda own: own[0], "text"),
-            Column("PREDICTED", lambda own: own[1](own[2])),
+            Column("PREDICTED", lambda own: "-" if own[2] is None else own[1](own[2])),
             Column("MEASURED", lambda own: own[1](own[3])),
-            Column("ERROR", lambda own: error(own[2], own[3])),
+            Column("ERROR", lambda own: "-" if own[2] is None else error(own[2], own[3])),
         ],
     )
     return f"{table}\n{speed_text(run.samples_per_s, run.plan.tokens_per_sample)}"

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from partopt.cost.memory import CHANNELS
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.device import HEADROOM, free_host_bytes
 from partopt.schedules.order import KINDS, U
@@ -117,8 +118,18 @@ class Context:
         if key not in self.groups:
             limit = timedelta(seconds=self.wait_s)
             with lost_connections():
-                self.groups[key] = dist.new_group(sorted(ranks), timeout=limit)
+                self.groups[key] = dist.new_group(
+                    sorted(ranks), timeout=limit, pg_options=self._options(name)
+                )
         return self.groups[key]
+
+    def _options(self, name: str | Direction) -> Any:
+        """NCCL takes memory and processors for every channel of a group: messages have few."""
+        if not isinstance(name, Direction) or not dist.is_nccl_available():
+            return None
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.max_ctas = CHANNELS
+        return options
 
     def once(self, key: Any, make: Callable[[], Made]) -> Made:
         """What `make` makes, which is kept for the steps that come."""

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,16 +45,24 @@ BUSY = 1.5  # processes that want to run, over cores, above which a machine is b
 _NS = 1e-9
 
 
+class MemoryTaken(NamedTuple):
+    """Bytes of a rank at most: of tensors, of the allocator for them, of all on its GPU."""
+
+    peak_memory_bytes: int | None
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
+
+
 @dataclass
 class RankResult:
-    """What a rank found: its records of the steps, their mean losses, its peak memory.
+    """What a rank found: its records of the steps, their mean losses, its memory.
 
     On a CPU that was counted in `counted_step`, which took longer by that.
     """
 
     records: list[RankRecord]
     losses: list[float]
-    peak_bytes: int | None
+    memory: MemoryTaken
     counted_step: int | None
     device: str
     check: Check | None
@@ -117,8 +126,10 @@ def put_together(
             RunRank(
                 rank=rank,
                 stages=held,
-                predicted=_rank_seconds(predicted, rank, int(predicted.peak_memory_bytes[rank])),
-                measured=_rank_seconds(measured, rank, results[rank].peak_bytes),
+                predicted=_rank_seconds(
+                    predicted, rank, MemoryTaken(int(predicted.peak_memory_bytes[rank]))
+                ),
+                measured=_rank_seconds(measured, rank, results[rank].memory),
             )
             for rank, held in sorted(plan.stages_by_rank().items())
         ],
@@ -132,7 +143,7 @@ def _seconds(execution: Execution) -> float:
     return execution.makespan_s if execution.steady is None else execution.period_s
 
 
-def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> RankSeconds:
+def _rank_seconds(execution: Execution, rank: int, memory: MemoryTaken) -> RankSeconds:
     timeline, order, shares = execution.timeline, execution.order, execution.shares
     own = slice(order.rows[rank], order.rows[rank + 1])
     taken, kind = (timeline.end - timeline.start)[own], order.kind[own]
@@ -143,7 +154,7 @@ def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> Ra
         transfer_s=float(shares.transfer_s[rank]),
         allreduce_s=float(shares.allreduce_s[rank]),
         idle_s=float(shares.idle_s[rank]),
-        peak_memory_bytes=peak_bytes,
+        **memory._asdict(),
     )
 
 

@@ -15,7 +15,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.run import MachineLoad
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid
-from partopt.profiler.device import describe_device
+from partopt.profiler.device import describe_device, release_memory
 from partopt.profiler.source import ModelSource, find_model
 from partopt.runtime.check import check_first
 from partopt.runtime.checkpoint import (
@@ -26,7 +26,7 @@ from partopt.runtime.checkpoint import (
     save,
 )
 from partopt.runtime.context import Context
-from partopt.runtime.measured import RankResult, TrainingRun, put_together
+from partopt.runtime.measured import MemoryTaken, RankResult, TrainingRun, put_together
 from partopt.runtime.processes import choose_backend, is_under_torchrun, ranks_of_host, run_ranks
 from partopt.runtime.tensor_memory import TensorMemory, counted_step, held_by
 from partopt.runtime.torch_engine import can_say
@@ -140,6 +140,7 @@ class _Main:
         options, steps = self.options, self.options.steps
         checking = context.device if options.check_device == "auto" else torch.device("cpu")
         outcome = check_first(self.training, context, checking) if options.check else None
+        release_memory()  # of the whole model, which the run has no room for
         own = RankTraining(self.training, context)
         if self.start is not None:
             resume(own, self.start)
@@ -161,10 +162,18 @@ class _Main:
             if options.folder is not None and (due or step + 1 == steps):
                 save(own, options.folder)
             context.say(f"step {step + 1} of {steps}: loss {losses[-1]:.6g}, {seconds:.3g} s")
-        if cuda:
-            peak = torch.cuda.max_memory_allocated(context.device)
         device = describe_device(context.device).name
-        return RankResult(records, losses, peak, counted, device, outcome)
+        memory = memory_of(context.device, peak)
+        return RankResult(records, losses, memory, counted, device, outcome)
+
+
+def memory_of(device: torch.device, counted: int | None) -> MemoryTaken:
+    """What a rank took of the memory of its GPU; on a CPU what its tensors were `counted` to be."""
+    if device.type != "cuda":
+        return MemoryTaken(counted)
+    free, total = torch.cuda.mem_get_info(device)
+    peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return MemoryTaken(*peaks, total - free)
 
 
 def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> Training:

@@ -11,7 +11,7 @@ from partopt.search.verify import verify
 from tests.helpers import flat, measurement, profile_of, with_memory_of
 
 GB = 10**9
-MESSAGES_GB = 11 * 16 * 4 * 2**20 / GB  # channels of 4 MiB
+MESSAGES_GB = (3 * 688e6 + 9 * 4 * 12 * 2**20) / GB  # three groups, nine directions of 4 channels
 CLUSTER = flat(2, memory_bytes=40 * GB)
 
 

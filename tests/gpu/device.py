@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 
 CYCLES_PER_S = 1e9  # of `torch.cuda._sleep`
+FRAGMENTS_BYTES = 2**20  # of the allocator, beside the largest sum of tensors
 
 
 class HostTime:
@@ -75,6 +76,7 @@ class FakeDevice:
         self.default = Stream(self)
         self.current = self.default
         self.allocated_bytes = self.peak_bytes = 0
+        self.others_bytes = 0  # of the context, of communicators
         self.error: Exception | None = None
         self.log: list[str] = []
         self.number = 0  # of the device that is set
@@ -229,10 +231,11 @@ def installed(device: FakeDevice) -> Iterator[FakeDevice]:
         "_sleep": lambda cycles: device.launch(cycles / CYCLES_PER_S),
         "memory_allocated": lambda *_: device.allocated_bytes,
         "max_memory_allocated": lambda *_: device.peak_bytes,
+        "max_memory_reserved": lambda *_: device.peak_bytes + FRAGMENTS_BYTES,
         "reset_peak_memory_stats": reset_peak,
         "empty_cache": lambda: None,
         "mem_get_info": lambda *_: (
-            device.memory_bytes - device.allocated_bytes,
+            device.memory_bytes - device.allocated_bytes - device.others_bytes,
             device.memory_bytes,
         ),
         "get_rng_state_all": list,

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
+from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from partopt import Job, Plan, Topology, run_source, solve
+from partopt.cost.memory import CHANNELS
 from partopt.documents.run import Run
 from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.profiler.tensors import place
 from partopt.profiler.weightless import RandomNumbers
+from partopt.report.run import render as render_run
 from partopt.runtime import check, link_measurement, run
 from partopt.runtime.clock import DeviceClock
-from partopt.runtime.context import Context, Progress
+from partopt.runtime.context import Context, Direction, Progress
 from partopt.runtime.cuts import Cut, cut_before
 from partopt.runtime.engine import RankRun
 from partopt.runtime.messages import Packing
@@ -31,7 +36,7 @@ from partopt.runtime.processes import run_local
 from partopt.runtime.run import RunOptions
 from partopt.runtime.stage import Crossing
 from partopt.runtime.training import Microbatches, RankTraining, Training
-from tests.gpu.device import FakeDevice, PaperTime, installed
+from tests.gpu.device import FRAGMENTS_BYTES, FakeDevice, PaperTime, installed
 from tests.gpu.nccl import rehearse
 from tests.helpers import flat
 from tests.runtime.replayed import (
@@ -42,6 +47,7 @@ from tests.runtime.replayed import (
     worst_error,
 )
 
+GB, MEMORY = 10**9, ("reserved_bytes", "device_bytes")
 MODEL = """
 import torch
 from torch import nn
@@ -343,6 +349,60 @@ def test_a_model_that_the_device_does_not_hold_is_told_of_before_anything_starts
 def test_where_a_check_cannot_be(options, expected):
     with pytest.raises(PartoptError, match=expected):
         RunOptions(**options)
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+def test_memory_is_that_of_tensors_of_the_allocator_and_of_the_device():
+    with installed(FakeDevice(memory_bytes=10**9)) as device:
+        device.allocate(2 * 10**8)
+        device.free(10**8)
+        device.others_bytes = 3 * 10**8
+        found = run.memory_of(torch.device("cuda", 0), None)
+    assert found == (2 * 10**8, 2 * 10**8 + FRAGMENTS_BYTES, 4 * 10**8)
+    assert run.memory_of(torch.device("cpu"), 5) == (5, None, None)
+
+
+@pytest.mark.slow
+def test_a_page_has_the_memory_that_no_plan_predicts(made):
+    model, plan, _ = made
+    document = run_source(plan, model, steps=2).document
+    assert "its allocator has" not in render_run(document)
+    ranks = [
+        structs.replace(each, measured=structs.replace(each.measured, **dict.fromkeys(MEMORY, GB)))
+        for each in document.ranks
+    ]
+    text = render_run(structs.replace(document, ranks=ranks))
+    for row in ("its allocator has", "its GPU has in use"):
+        assert re.search(rf"{row} +- +1 GB +-", text)
+
+
+def test_groups_of_a_direction_have_few_channels(monkeypatch):
+    """So much memory NCCL takes for each, and processors of the device; rings need theirs."""
+    made = []
+    options = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", options, raising=False)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda *_, **given: made.append(given))
+    context = Context(0, 2, torch.device("cpu"), Progress(), backend="nccl")
+    context.channel(Direction(0, 1))
+    context.group([0, 1])
+    assert made[0]["pg_options"].config.max_ctas == CHANNELS
+    assert made[1]["pg_options"] is None
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_check_is_given_back_before_the_run(made, monkeypatch):
+    model, plan, _ = made
+    asked = []
+    monkeypatch.setattr(run, "check_first", lambda *_: asked.append("check"))
+    monkeypatch.setattr(run, "release_memory", lambda: asked.append("release"))
+    monkeypatch.setattr(run, "RankTraining", lambda *_: asked.append("train") or 1 / 0)
+    context = Alone(0, 2, torch.device("cpu"), Progress())
+    with pytest.raises(ZeroDivisionError):
+        run._Main(Training(plan, find_model(model), 4), RunOptions(check=True), None)(context)
+    assert asked == ["check", "release", "train"]
 
 
 # --- all of it --------------------------------------------------------------------------------
