@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 LIMIT_S = 300.0  # of one command
 _LINES = 20  # of its output that are kept where it fails
 MODEL = "partopt.profiler.small"
+ONE = """name: one
+device: {name: GPU}
+levels:
+  - {name: host, link: pcie, size: 1, bandwidth: 10 GB/s}
+"""
 
 
 @click.command()
@@ -37,7 +42,8 @@ def command(output: str, force: bool, as_json: bool) -> None:
     """Say what this machine is, and try on it all that partopt does with a device.
 
     Versions and devices; an exchange of each kind between two ranks; links, a profile, a plan and a
-    run of a small model. What is missing is said so. All of it goes into one file, which has no
+    run of a small model: with one GPU one rank on it too, with several on both engines, of four
+    where there are four. What is missing is said so. All of it goes into one file, which has no
     names of hosts or people: send it along with a question.
 
     Exits with 1 where something failed.
@@ -129,19 +135,30 @@ def _diagnose(folder: Path) -> Diagnosis:
     trial = _Trial(folder, list(host.checks))
     partopt = "partopt"
     exchanges = trial.run("exchanges", ["partopt.runtime.exchanges", host.backend])
-    ends = ["--ranks", "2", "--sizes", "4kB,64kB,1MB", "--repetitions", "5", "--accept-poor"]
-    ends += ["--backend", host.backend, "--json", "-o", "links.yaml"]
+    gpus = len(host.devices)
+    ranks = 4 if host.backend == "nccl" and gpus >= 4 else 2
+    ends = ["--ranks", f"{ranks}", "--sizes", "4kB,64kB,1MB", "--repetitions", "5"]
+    ends += ["--accept-poor", "--backend", host.backend, "--json", "-o", "links.yaml"]
     links = trial.run("links", [partopt, "topology", "measure", *ends])
     trial.run("profile", [partopt, "profile", MODEL, "--microbatch", "4,8", "-o", "profile.json"])
-    shape = ["--planner", "straight", "--schedule", "1f1b", "--microbatches", "4"]
-    cluster = "links.yaml" if links is not None else "v100-pcie"
-    trial.run(
-        "plan",
-        [partopt, "plan", "profile.json", "--topology", cluster, *shape, "-o", "plan.json"],
-        "profile.json",
-    )
-    steps = ["--backend", host.backend, "--steps", "3", "--check", "-o", "run.json"]
-    trial.run("run", [partopt, "run", "plan.json", MODEL, *steps], "plan.json")
+
+    def plan(name: str, cluster: str, file: str) -> None:
+        shape = ["--planner", "straight", "--schedule", "1f1b", "--microbatches", "4", "-o", file]
+        known = ["profile.json", "--topology", cluster]
+        trial.run(name, [partopt, "plan", *known, *shape], "profile.json")
+
+    def run(name: str, file: str, *options: str) -> None:
+        steps = ["--steps", "3", "--check", *options]
+        trial.run(name, [partopt, "run", file, MODEL, *steps], file)
+
+    plan("plan", "links.yaml" if links is not None else "v100-pcie", "plan.json")
+    run("run", "plan.json", "--backend", host.backend, "-o", "run.json")
+    if host.backend == "nccl":  # the default ran; and the other
+        run("run, partopt's engine", "plan.json", "--engine", "partopt")
+    elif gpus:
+        (folder / "one.yaml").write_text(ONE)
+        plan("plan for one GPU", "one.yaml", "one.json")
+        run("run on one GPU", "one.json", "--backend", "nccl")
     found: list[Exchange] = (
         [] if exchanges is None else msgspec.json.decode(exchanges, type=list[Exchange])
     )

@@ -51,6 +51,7 @@ from partopt.profiler.step import (
 )
 from partopt.profiler.summary import (
     note_busy_machine,
+    note_device,
     note_launch_bound,
     note_missing_backwards,
     note_optimizer,
@@ -363,6 +364,7 @@ def _collect(measurer: Measurer, identity: Model) -> Profile | None:
         *note_overhead(measurements),
         *note_launch_bound(measurements, measurer.layers),
         *note_throttled(measurer.describe_environment()),
+        *note_device(settings, measurer.describe_environment()),
         *note_busy_machine(subject),
     ]
     return Profile(

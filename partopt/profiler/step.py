@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
@@ -191,13 +192,22 @@ class _Place:
         self._layer = layer
 
 
+USUAL_CAUSE = "an index that lies outside of a table is the usual cause"
+
+
 def device_failed(where: str, error: Exception, **fields: Any) -> PartoptError:
     """The error of a device that failed at its work; `where` says which."""
     what = str(error).strip().partition("\n")[0]
+    ranks = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return PartoptError(
         f"the device failed {where}: {what}",
-        "an index that lies outside of a table is the usual cause; CUDA_LAUNCH_BLOCKING=1 in the "
-        "environment shows the line",
+        f"{USUAL_CAUSE}; "
+        + (
+            "profile one rank's part alone to see the line: with CUDA_LAUNCH_BLOCKING=1 several "
+            "wait for each other"
+            if ranks
+            else "CUDA_LAUNCH_BLOCKING=1 in the environment shows the line"
+        ),
         code="device-failed",
         **fields,
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import torch
+
 from partopt.documents import Note
 from partopt.documents.profile import Environment, Layer, LayerMeasurement, Measurement
 from partopt.profiler.device import is_out_of_memory
 from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Structure
-from partopt.profiler.settings import Subject
+from partopt.profiler.settings import Settings, Subject
 from partopt.profiler.source import describe
 from partopt.profiler.step import LayerTimes
 from partopt.profiler.units import name_some
@@ -127,6 +129,22 @@ def note_throttled(environment: Environment) -> Iterator[Note]:
         if environment.sm_clock_hz is not None:
             text += f" to {environment.sm_clock_hz / 1e6:.0f} MHz"
         yield Note(code="throttled", text=text, fields={"reasons": reasons})
+
+
+def note_device(settings: Settings, environment: Environment) -> Iterator[Note]:
+    """Notes on a GPU that computes no bfloat16 of its own, and on one that is a part of another."""
+    if settings.torch_device.type != "cuda":
+        return
+    properties = torch.cuda.get_device_properties(settings.torch_device)
+    if properties.major < 8 and "bfloat16" in (settings.dtype, settings.autocast):
+        text = (
+            f"compute capability {properties.major}.{properties.minor} has no units for bfloat16, "
+            "which 8.0 brought: products are computed otherwise, and slower; `dtype=float16` has"
+        )
+        yield Note(code="emulated", text=text)
+    if "MIG" in properties.name and environment.sm_clock_hz is None:
+        text = "the device is a part of a GPU (MIG), which tells no clock rate: whether one was "
+        yield Note(code="no-clock", text=text + "lowered is not known")
 
 
 def note_busy_machine(subject: Subject) -> Iterator[Note]:

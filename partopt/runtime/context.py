@@ -242,11 +242,22 @@ class Context:
 
 @contextlib.contextmanager
 def lost_connections() -> Iterator[None]:
-    """Raise PartoptError where another process is gone: what torch says names only a socket."""
+    """Raise PartoptError where another process is gone, or has the same GPU.
+
+    What torch says names only a socket.
+    """
     try:
         yield
     except RuntimeError as error:
         text = str(error)
+        if "Duplicate GPU" in text:
+            raise PartoptError(
+                "two ranks of a host have one GPU, which NCCL refuses",
+                "start as many ranks on a host as it has GPUs, and show each its own or all to "
+                "all (CUDA_VISIBLE_DEVICES); `backend=gloo` is for processors",
+                code="no-such-device",
+                option="backend",
+            ) from error
         if not any(each in text for each in _LOST):
             raise
         raise PartoptError(

@@ -31,6 +31,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.options import invalid
 from partopt.profiler.device import keep_freed_memory
+from partopt.profiler.step import USUAL_CAUSE
 from partopt.runtime.context import (
     FIELDS,
     FINISHED,
@@ -91,9 +92,9 @@ def local_device(devices: int) -> int:
     Raises PartoptError where there is none.
     """
     number = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID"))
-    # srun may show each task its GPU alone; torchrun shows all to all
-    alone = devices == 1 and "TORCHELASTIC_RUN_ID" not in os.environ
-    if alone:
+    # srun may show each task its GPU alone; under torchrun what it starts may
+    shown = "TORCHELASTIC_RUN_ID" not in os.environ or "CUDA_VISIBLE_DEVICES" in os.environ
+    if devices == 1 and shown:
         return 0
     if number is None:
         what = f"LOCAL_RANK is not set, and torch sees {devices} GPUs"
@@ -286,6 +287,8 @@ class Failure:
         reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate" in reason
         hint = "it ran out of memory: plan for less memory" if full else ""
+        if not full and "CUDA error" in reason:
+            hint = f"{USUAL_CAUSE}: `partopt profile` on one GPU names the layer"
         return cls(rank, reason, hint, details, time_s=now_s)
 
     @classmethod

@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jsonschema
 import pytest
 
+from partopt import describe_host
 from partopt.cli import doctor
-from partopt.documents.doctor import Diagnosis
+from partopt.documents.doctor import Accelerator, Diagnosis
 from tests.forked import Forked
 
 MISSING = {"GPU", "second GPU", "NCCL"}  # of a torch for processors
@@ -93,6 +95,47 @@ def test_what_fails_or_hangs_is_said_and_the_rest_is_tried(partopt, tmp_path, mo
     )
     assert checks["plan"].text == "not tried: there is no profile.json"
     assert checks["run"].status == "missing"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "ranks", "runs"),
+    [
+        (0, "gloo", "2", {"run": "gloo"}),
+        (1, "gloo", "2", {"run": "gloo", "run on one GPU": "nccl"}),
+        (2, "nccl", "2", {"run": "nccl", "run, partopt's engine": None}),
+        (8, "nccl", "4", {"run": "nccl", "run, partopt's engine": None}),
+    ],
+)
+def test_what_is_tried_follows_the_gpus(partopt, tmp_path, monkeypatch, gpus, backend, ranks, runs):
+    host = describe_host()
+    devices = [Accelerator(device=host.machine.processor)] * gpus
+    monkeypatch.setattr(
+        "partopt.describe_host", lambda: host._replace(devices=devices, backend=backend)
+    )
+    tried = []
+
+    def run(command, cwd, **_):
+        tried.append(command[3:])
+        if "-o" in command and "plan" in command:  # `run` needs it
+            (Path(cwd) / command[command.index("-o") + 1]).write_text("{}")
+        if "profile" in command:
+            (Path(cwd) / "profile.json").write_text("{}")
+        return subprocess.CompletedProcess(command, 0, b"[]" if len(tried) == 1 else b"{}", b"")
+
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    monkeypatch.setattr(doctor._Trial, "load", lambda *_: None)
+    path = tmp_path / "d.json"
+    assert partopt("doctor", "-o", path).code == 0
+    names = [each.name for each in Diagnosis.load(str(path)).checks]
+    assert [each for each in names if each.startswith("run")] == [*runs]
+    [measured] = [each for each in tried if each[:2] == ["topology", "measure"]]
+    assert measured[measured.index("--ranks") + 1] == ranks
+    backends = [
+        each[each.index("--backend") + 1] if "--backend" in each else None
+        for each in tried
+        if each[0] == "run"
+    ]
+    assert backends == [*runs.values()]
 
 
 def test_a_file_that_is_there_is_kept(partopt, tmp_path):

@@ -64,6 +64,7 @@ class FakeDevice:
         memory_bytes: int = 80 * 10**9,
         name: str = "Paper GPU",
         devices: int = 1,
+        capability: int = 9,
     ) -> None:
         self.host = HostTime() if host is None else host
         self.launch_s, self.memory_bytes, self.name, self.devices = (
@@ -72,6 +73,7 @@ class FakeDevice:
             name,
             devices,
         )
+        self.capability = capability  # of CUDA, without what is behind its point
         self.streams: list[Stream] = []
         self.default = Stream(self)
         self.current = self.default
@@ -192,7 +194,7 @@ def installed(device: FakeDevice) -> Iterator[FakeDevice]:
     properties = SimpleNamespace(
         name=device.name,
         total_memory=device.memory_bytes,
-        major=9,
+        major=device.capability,
         minor=0,
         multi_processor_count=132,
         uuid="GPU-paper",
@@ -221,7 +223,7 @@ def installed(device: FakeDevice) -> Iterator[FakeDevice]:
         "current_device": lambda: device.number,
         "get_device_name": lambda *_: device.name,
         "get_device_properties": lambda *_: properties,
-        "get_device_capability": lambda *_: (9, 0),
+        "get_device_capability": lambda *_: (device.capability, 0),
         "Event": lambda enable_timing=False, **_: Event(device, enable_timing),
         "Stream": lambda *_, **__: Stream(device),
         "current_stream": lambda *_: device.current,

@@ -24,7 +24,7 @@ def start(monkeypatch):
 
     def begin(devices, variables=()):
         monkeypatch.setattr(processes.torch.cuda, "device_count", lambda: devices)
-        for name in {*TORCHRUN, *SRUN}:
+        for name in {*TORCHRUN, *SRUN, "CUDA_VISIBLE_DEVICES"}:
             monkeypatch.delenv(name, raising=False)
         for name in ("CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"):
             monkeypatch.setenv(name, "")  # what a test sets is gone behind it
@@ -45,6 +45,34 @@ def test_under_a_launcher_a_rank_takes_its_gpu_of_those_it_sees(start, variables
         return
     assert choose_backend("auto", 32) == choose_backend("nccl", 32) == "nccl"
     assert processes.local_device(devices) == device
+
+
+def test_a_rank_of_torchrun_that_is_shown_one_gpu_takes_it(start):
+    start(1, TORCHRUN | {"CUDA_VISIBLE_DEVICES": "5"})
+    assert choose_backend("auto", 8) == "nccl"
+    assert processes.local_device(1) == 0
+
+
+def test_two_ranks_on_one_gpu_are_told_what_to_do(start, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError(
+            "NCCL error in: init.cpp, invalid usage\nDuplicate GPU detected : rank 1 and rank 0 "
+            "both on CUDA device 1b000"
+        )
+
+    start(1, TORCHRUN | {"CUDA_VISIBLE_DEVICES": "0"})
+    monkeypatch.setattr(processes.dist, "init_process_group", refuse)
+    monkeypatch.setattr(processes, "_die_with_parent", lambda _: None)
+    with installed(FakeDevice()), pytest.raises(PartoptError, match="have one GPU") as raised:
+        run_here(lambda context: context, "nccl")
+    assert "CUDA_VISIBLE_DEVICES" in raised.value.hint
+
+
+def test_a_rank_whose_device_fails_is_told_where_to_look():
+    error = torch.AcceleratorError("CUDA error: device-side assert triggered")
+    failure = processes.Failure.of(1, error)
+    assert "an index that lies outside of a table" in failure.hint
+    assert "CUDA_LAUNCH_BLOCKING" not in failure.hint
 
 
 def test_the_ranks_of_a_host_are_those_that_srun_says(start):

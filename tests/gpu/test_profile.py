@@ -15,6 +15,8 @@ from partopt.profiler import ProfilingStopped
 from partopt.profiler.conditions import ClockRate
 from partopt.profiler.device import CudaClock
 from partopt.profiler.measuring import profile_of
+from partopt.profiler.step import device_failed
+from partopt.profiler.summary import note_device
 from partopt.report.profile import render_sizes
 from tests.forked import start_ranks
 from tests.gpu.device import FakeDevice, PaperTime, installed
@@ -50,6 +52,37 @@ def test_a_failure_of_the_device_names_its_layer(device, direction):
         f"the device failed in the {direction} of 2: CUDA error: device-side assert triggered"
     )
     assert "CUDA_LAUNCH_BLOCKING=1" in failed.value.hint
+
+
+def test_ranks_of_a_group_are_not_told_to_wait_for_each_other(monkeypatch):
+    """Under CUDA_LAUNCH_BLOCKING=1 a host waits within an exchange for the other's."""
+    dist = torch.distributed
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    error = device_failed("in a step", RuntimeError("CUDA error: device-side assert triggered"))
+    assert "profile one rank's part alone" in error.hint
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    error = device_failed("in a step", RuntimeError("CUDA error: device-side assert triggered"))
+    assert error.hint.endswith("CUDA_LAUNCH_BLOCKING=1 in the environment shows the line")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "dtype", "rate_hz", "codes"),
+    [
+        ("Tesla V100", 7, "bfloat16", 1e9, ["emulated"]),
+        ("Tesla V100", 7, "float16", None, []),
+        ("A100", 8, "bfloat16", None, []),
+        ("A100 MIG 1g.5gb", 8, "float32", None, ["no-clock"]),
+        ("A100 MIG 1g.5gb", 8, "float32", 1e9, []),
+    ],
+)
+def test_what_a_device_lacks_is_noted(name, capability, dtype, rate_hz, codes):
+    environment = Environment(torch="2", python="3", partopt="0", sm_clock_hz=rate_hz)
+    settings = SimpleNamespace(torch_device=torch.device("cuda"), dtype=dtype, autocast=None)
+    with installed(FakeDevice(name=name, capability=capability)):
+        assert [each.code for each in note_device(settings, environment)] == codes
+        cpu = SimpleNamespace(torch_device=torch.device("cpu"), dtype=dtype, autocast=None)
+        assert [*note_device(cpu, environment)] == []
 
 
 @pytest.mark.parametrize("forwards", [1, 4, 9, 14])
