@@ -7,7 +7,6 @@ between ranks (`messages`), and sums of gradients and optimizer steps (`updates`
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
@@ -62,7 +61,7 @@ def execute(
     channel = Channel(context, plan, run.order)
     with run.begin():
         given = context.device, run.clock, run.completions
-        loop = _Loop(run, Messages(run.stages, channel, run.record, *given))
+        loop = _Loop(run, Messages(run.stages, run.actions, channel, run.record, *given))
         for step in range(steps):
             run.begin_step(step)
             for action in run.actions:
@@ -153,7 +152,6 @@ class _Loop:
         self.run, self.messages = run, messages
         self.blocks = waits_in_exchanges(run.plan)
         self.held_back: tuple[Action, list[Tensor]] | None = None
-        self.due = deque(messages.channel.postings_in(run.actions, run.record.steps))
         early = messages.channel.postings or []
         self.early = {each.what for each in early if isinstance(each.what, Exchange)}
         self.taken: dict[Exchange, Action] = {}  # of those, whose gradients are taken
@@ -161,8 +159,9 @@ class _Loop:
     def begin_due(self, step: int, place: int, behind: bool = False) -> None:
         """Begin what is due before an action, or `behind` it and before its send."""
         now = 2 * (step * (len(self.run.actions) + 1) + place) + behind
-        while self.due and self.due[0].place <= now:
-            what = self.due.popleft().what
+        due = self.messages.due
+        while due and due[0].place <= now:
+            what = due.popleft().what
             if isinstance(what, Exchange):
                 self.run.begin_exchange(step, self.taken.pop(what))
             else:

@@ -133,11 +133,15 @@ class _Posted(NamedTuple):
 
 
 class Messages:
-    """The messages of one rank, with their times in its `record`."""
+    """The messages of one rank in `record.steps` times its `actions`, with their times.
+
+    `due` is what it has yet to begin, exchanges among it.
+    """
 
     def __init__(
         self,
         stages: Mapping[int, Stage],
+        actions: Sequence[Action],
         channel: Channel,
         record: RankRecord,
         device: torch.device,
@@ -154,6 +158,7 @@ class Messages:
             self.incoming[F, s] = Packing(stage.receives)
             self.incoming[B, s] = Packing(with_gradient(stage.sends))
         self.local: dict[Route, list[Tensor]] = {}
+        self.due = deque(channel.postings_in(actions, record.steps))
         self.posted: dict[Route, deque[_Posted]] = {}  # gloo has those of two steps at once
 
     def post(self, route: Route) -> None:
