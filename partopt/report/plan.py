@@ -42,9 +42,9 @@ _PARTS = {
     "reserve": ("reserved", "xx"),
 }
 _WHY = {
-    "assumed": " (1.7 GB and 3 %)",
+    "assumed": " (3.5 GB and 3 %)",
     "computed": " (buffers, and what the allocator holds)",
-    "measured": " (the profiled peak beyond the formulas', and 0.7 GB)",
+    "measured": " (the profiled peak beyond the formulas', and 2.5 GB)",
 }
 
 

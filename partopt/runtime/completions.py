@@ -96,10 +96,9 @@ class StreamCompletions(Completions):
     asks now and then whether memory can go.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, streams: dict[Hashable, Any]) -> None:
         super().__init__()
-        self.clock = clock
-        self._streams: dict[Hashable, Any] = defaultdict(torch.cuda.Stream)
+        self.clock, self._streams = clock, streams
         self._kept: deque[tuple[Any, Any]] = deque()  # events, with the memory until they come
 
     def keep(self, work: Any, memory: Any, times: Times, place: Any, line: Hashable) -> None:
@@ -130,4 +129,7 @@ class StreamCompletions(Completions):
 
 def completions_of(context: Context, clock: Clock) -> Completions:
     """What notes the ends of a rank's works."""
-    return StreamCompletions(clock) if context.backend == "nccl" else Completions()
+    if context.backend != "nccl":
+        return Completions()
+    streams = context.once("completions", lambda: defaultdict[Hashable, Any](torch.cuda.Stream))
+    return StreamCompletions(clock, streams)

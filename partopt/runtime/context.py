@@ -129,6 +129,7 @@ class Context:
             return None
         options = dist.ProcessGroupNCCL.Options()
         options.config.max_ctas = CHANNELS
+        options._timeout = timedelta(seconds=self.wait_s)  # or torch warns that it takes the other
         return options
 
     def once(self, key: Any, make: Callable[[], Made]) -> Made:

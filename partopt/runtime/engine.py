@@ -236,8 +236,7 @@ class _Loop:
 
     def _exchange_after(self, action: Action) -> Exchange | None:
         """The exchange of its stage's gradients, if that comes next."""
-        after = self.run.actions[action.place + 1 : action.place + 2]
-        for each in after:
+        for each in self.run.actions[action.place + 1 : action.place + 2]:
             if each.kind == A and each.stage == action.stage:
                 return Exchange(each.stage, each.microbatch)
         return None

@@ -48,13 +48,6 @@ class Posting(NamedTuple):
     what: Route | Exchange
 
 
-class _Key(NamedTuple):
-    """A place in the sequence; at one time messages follow each other by their senders."""
-
-    time: float
-    source: int
-
-
 def kept_postings(plan: Plan, order: Order, context: Context) -> dict[int, list[Posting]]:
     """`postings_of` the steps of a run, of which each has a plan and an order alike."""
     key = "postings", id(plan), len(order.kind)
@@ -71,7 +64,8 @@ def postings_of(plan: Plan, order: Order) -> dict[int, list[Posting]]:
     timeline = simulate(replace(order, joined=np.zeros_like(order.joined)), _work(plan))
     made = _times_made(plan, timeline)
     ends = [timeline.end[own].tolist() for own in map(slice, order.rows, order.rows[1:])]
-    found: defaultdict[int, list[tuple[_Key, Posting]]] = defaultdict(list)
+    # by rank, each at its place in the sequence: at one time messages follow by their senders
+    found: defaultdict[int, list[tuple[float, int, Posting]]] = defaultdict(list)
 
     sent = timeline.transfers
     columns = (sent.kind, sent.stage, sent.microbatch, sent.source, sent.destination)
@@ -80,15 +74,14 @@ def postings_of(plan: Plan, order: Order) -> dict[int, list[Posting]]:
         place = 2 * bisect_left(ends[rank], time)
         if ends[rank][place // 2] == time:  # an action ends as the message is made
             place += 1 if route.source < rank else 2
-        found[rank].append((_Key(time, route.source), Posting(place, route)))
+        found[rank].append((time, route.source, Posting(place, route)))
     # buckets of gradients are exchanged within the last backward, else they are behind it
     overlaps = plan.microbatches is not None and plan.engine.allreduce == "overlap"
     early = [] if waits_in_exchanges(plan) else _early_exchanges(order, timeline)
     for rank, time, exchange in early:
-        key = _Key(time, -1 if overlaps else order.ranks)
         place = 2 * bisect_left(ends[rank], time if overlaps else np.nextafter(time, np.inf))
-        found[rank].append((key, Posting(place, exchange)))
-    return {rank: [each for _, each in sorted(own)] for rank, own in found.items()}
+        found[rank].append((time, -1 if overlaps else order.ranks, Posting(place, exchange)))
+    return {rank: [each for *_, each in sorted(own)] for rank, own in found.items()}
 
 
 def _times_made(plan: Plan, timeline: Timeline) -> dict[tuple[int, int, int], float]:
@@ -129,15 +122,10 @@ def _work(plan: Plan) -> Work:
     """
     work, topology = work_of(plan, recomputes_apart(plan)), plan.topology
     every = [[*before, *behind] for before, behind in itertools.pairwise([[], *work.ranks])]
-    level_of = [topology.common_level(min(ranks), max(ranks)) for ranks in every]
-    levels = [topology.levels[max(k, 1) - 1] for k in level_of]
-    latency_s, byte_s = (
-        np.array([*found, 0.0])
-        for found in (
-            [each.latency_s for each in levels],
-            [1.0 / each.bandwidth_bytes_per_s for each in levels],
-        )
-    )
+    crossed = [topology.common_level(min(ranks), max(ranks)) for ranks in every]
+    levels = [topology.levels[max(k, 1) - 1] for k in crossed]
+    latency_s = np.array([*(level.latency_s for level in levels), 0.0])
+    byte_s = np.array([*(1.0 / level.bandwidth_bytes_per_s for level in levels), 0.0])
     forward, back = _NS_PER_S * (latency_s + work.crossing * byte_s)
     nothing = np.zeros_like(work.gradient_bytes)
     alike = Level(name="all", size=topology.devices, bandwidth_bytes_per_s=1.0)

@@ -288,7 +288,7 @@ class Failure:
         full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate" in reason
         hint = "it ran out of memory: plan for less memory" if full else ""
         if not full and "CUDA error" in reason:
-            hint = f"{USUAL_CAUSE}: `partopt profile` on one GPU names the layer"
+            hint = f"{USUAL_CAUSE}: a profile on one GPU names the layer"
         return cls(rank, reason, hint, details, time_s=now_s)
 
     @classmethod
