@@ -234,6 +234,7 @@ def test_a_step_begins_with_its_inputs_drawn(made, monkeypatch, engine):
 
     def first_and_last(context):
         own, drawn = RankTraining(training, context), []
+        own.draws_ahead = True
         begin = RankRun.begin_step
 
         def noted(self, step):
