@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -45,27 +44,22 @@ BUSY = 1.5  # processes that want to run, over cores, above which a machine is b
 _NS = 1e-9
 
 
-class MemoryTaken(NamedTuple):
-    """Bytes of a rank at most: of tensors, of the allocator for them, of all on its GPU."""
-
-    peak_memory_bytes: int | None
-    reserved_bytes: int | None = None
-    device_bytes: int | None = None
-
-
 @dataclass
 class RankResult:
-    """What a rank found: its records of the steps, their mean losses, its memory.
+    """What a rank found: its records of the steps, their mean losses, its peak memory.
 
-    On a CPU that was counted in `counted_step`, which took longer by that.
+    On a CPU that was counted in `counted_step`, which took longer by that. On a GPU the allocator
+    took `reserved_bytes`, and `device_bytes` are in use in all.
     """
 
     records: list[RankRecord]
     losses: list[float]
-    memory: MemoryTaken
+    peak_bytes: int | None
     counted_step: int | None
     device: str
     check: Check | None
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,10 +120,12 @@ def put_together(
             RunRank(
                 rank=rank,
                 stages=held,
-                predicted=_rank_seconds(
-                    predicted, rank, MemoryTaken(int(predicted.peak_memory_bytes[rank]))
+                predicted=_rank_seconds(predicted, rank, int(predicted.peak_memory_bytes[rank])),
+                measured=structs.replace(
+                    _rank_seconds(measured, rank, results[rank].peak_bytes),
+                    reserved_bytes=results[rank].reserved_bytes,
+                    device_bytes=results[rank].device_bytes,
                 ),
-                measured=_rank_seconds(measured, rank, results[rank].memory),
             )
             for rank, held in sorted(plan.stages_by_rank().items())
         ],
@@ -143,7 +139,7 @@ def _seconds(execution: Execution) -> float:
     return execution.makespan_s if execution.steady is None else execution.period_s
 
 
-def _rank_seconds(execution: Execution, rank: int, memory: MemoryTaken) -> RankSeconds:
+def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> RankSeconds:
     timeline, order, shares = execution.timeline, execution.order, execution.shares
     own = slice(order.rows[rank], order.rows[rank + 1])
     taken, kind = (timeline.end - timeline.start)[own], order.kind[own]
@@ -154,7 +150,7 @@ def _rank_seconds(execution: Execution, rank: int, memory: MemoryTaken) -> RankS
         transfer_s=float(shares.transfer_s[rank]),
         allreduce_s=float(shares.allreduce_s[rank]),
         idle_s=float(shares.idle_s[rank]),
-        **memory._asdict(),
+        peak_memory_bytes=peak_bytes,
     )
 
 

@@ -244,7 +244,9 @@ class ReplayStage(Stage):
         recompute: bool = False,
     ) -> None:
         self._module, self._inputs_of, self._scale = module, inputs_of, scale
-        self._recomputes, self.needs_inputs = recompute, True
+        self._recomputes = recompute
+        # draws ahead on a GPU alone: a processor that draws does not compute
+        self.needs_inputs, self.draws_ahead = True, False
         self.model = module.whole
         self.own_parameters = dict(module.named_parameters())
         self.parameters = [each for each in self.own_parameters.values() if each.requires_grad]
@@ -280,6 +282,7 @@ class ReplayStage(Stage):
                 self._module(*received)
             except PartoptError as error:
                 self.needs_inputs = error.code == "inputs-missing"
+        self.draws_ahead = self.needs_inputs
         for _ in range(2):
             self._inputs[number] = inputs if self.needs_inputs else None
             made = self.forward(number, received)

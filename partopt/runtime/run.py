@@ -26,7 +26,7 @@ from partopt.runtime.checkpoint import (
     save,
 )
 from partopt.runtime.context import Context
-from partopt.runtime.measured import MemoryTaken, RankResult, TrainingRun, put_together
+from partopt.runtime.measured import RankResult, TrainingRun, put_together
 from partopt.runtime.processes import choose_backend, is_under_torchrun, ranks_of_host, run_ranks
 from partopt.runtime.tensor_memory import TensorMemory, counted_step, held_by
 from partopt.runtime.torch_engine import can_say
@@ -163,17 +163,15 @@ class _Main:
                 save(own, options.folder)
             context.say(f"step {step + 1} of {steps}: loss {losses[-1]:.6g}, {seconds:.3g} s")
         device = describe_device(context.device).name
-        memory = memory_of(context.device, peak)
-        return RankResult(records, losses, memory, counted, device, outcome)
+        peak, *others = gpu_memory(context.device) if cuda else (peak,)
+        return RankResult(records, losses, peak, counted, device, outcome, *others)
 
 
-def memory_of(device: torch.device, counted: int | None) -> MemoryTaken:
-    """What a rank took of the memory of its GPU; on a CPU what its tensors were `counted` to be."""
-    if device.type != "cuda":
-        return MemoryTaken(counted)
+def gpu_memory(device: torch.device) -> tuple[int, int, int]:
+    """Bytes that tensors and the allocator took of a GPU at most, and that are in use there."""
     free, total = torch.cuda.mem_get_info(device)
     peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return MemoryTaken(*peaks, total - free)
+    return *peaks, total - free
 
 
 def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> Training:

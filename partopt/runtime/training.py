@@ -265,8 +265,6 @@ class RankTraining:
             for s, stage in enumerate(plan.stages)
             if shared and stage.replicas > 1
         }
-        # a processor that draws does not compute, and its memory is that of the model
-        self.draws_ahead = context.backend == "nccl"
         if context.backend == "nccl":
             for s, own in self.stages.items():
                 own.warm_up(training.draw_inputs(0, context.device), context.device)
@@ -290,8 +288,8 @@ class RankTraining:
         Where it does not `learn`, weights stay and the gradients of the step are left.
         """
         training = self.training
-        for s, stage in self.stages.items() if self.draws_ahead else ():
-            if stage.needs_inputs:
+        for s, stage in self.stages.items():
+            if stage.draws_ahead:
                 self.inputs[s].draw_step(self.first, training.microbatches)
         # of dropout: the same, whether the steps before ran here or in another run
         training.draw_numbers(self.steps * self.context.ranks + self.context.rank)

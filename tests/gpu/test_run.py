@@ -234,7 +234,8 @@ def test_a_step_begins_with_its_inputs_drawn(made, monkeypatch, engine):
 
     def first_and_last(context):
         own, drawn = RankTraining(training, context), []
-        own.draws_ahead = True
+        for stage in own.stages.values():
+            stage.draws_ahead = True
         begin = RankRun.begin_step
 
         def noted(self, step):
@@ -360,9 +361,8 @@ def test_memory_is_that_of_tensors_of_the_allocator_and_of_the_device():
         device.allocate(2 * 10**8)
         device.free(10**8)
         device.others_bytes = 3 * 10**8
-        found = run.memory_of(torch.device("cuda", 0), None)
+        found = run.gpu_memory(torch.device("cuda", 0))
     assert found == (2 * 10**8, 2 * 10**8 + FRAGMENTS_BYTES, 4 * 10**8)
-    assert run.memory_of(torch.device("cpu"), 5) == (5, None, None)
 
 
 @pytest.mark.slow
