@@ -3,6 +3,7 @@
 import pytest
 
 from partopt.cost.memory import STATE_BYTES
+from partopt.documents.engine import Layout
 from partopt.job import Job
 from partopt.search.does_not_fit import find_fitting, list_tried
 from partopt.search.solve import solve
@@ -59,6 +60,14 @@ def test_as_few_parts_as_will_do_are_freed(options, freed):
     ]
     assert given == freed
     assert ("`schedule=auto`" in list_tried(job)) == ("planner" not in options)
+
+
+def test_a_layout_is_freed_with_the_numbers_of_replicas():
+    job = job_of(schedule="1f1b", microbatches=8, layout=Layout(pp=2), replication="uniform")
+    freed = [(own.layout == Layout(), own.replication == "free") for own in jobs_tried(job)]
+    assert freed == sorted(freed)
+    assert (freed[0][0], freed[-1]) == (False, (True, True))
+    assert "`layout`" in list_tried(job)
 
 
 def test_the_answer_is_the_first_that_fits_by_the_options_that_it_changes():
