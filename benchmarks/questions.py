@@ -1,11 +1,13 @@
-"""Freer questions beside narrower ones: where does leaving a part open lose?
+"""Freer questions beside narrower ones: where does leaving a part open, or having more, lose?
 
-    python benchmarks/questions.py [--draw N | --layouts N] [--seed S]
+    python benchmarks/questions.py [--draw N | --layouts N] [--less] [--seed S]
 
 Each case is a model on a cluster, asked as freely as can be, and with one part fixed after another.
 A freer answer must reach `LEAST` of the narrower one; a row beside a plan under "auto" must be as
-good as that schedule by name. Without `--draw` the cases are those below; drawn ones have other
-models, clusters, batches and trainers. The exit code is 1 where one loses.
+good as that schedule by name. With `--less` it is asked with fewer servers, less memory, slower
+links and a smaller batch instead: none of these may be faster. Without `--draw` the cases are those
+below; drawn ones have other models, clusters, batches and trainers. The exit code is 1 where one
+loses.
 
 With `--layouts` the questions are of layouts of transformers, for trainers that run them. A free
 one stands beside narrower ones, in which a part has another value that exists. Counted are narrower
@@ -25,6 +27,8 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from msgspec import structs
 
 import partopt
 from benchmarks.machine import describe
@@ -98,6 +102,14 @@ CASES = [
         [{"schedule": "zbv"}, {"schedule": "interleaved"}],
     ),
     Case(
+        "gnmt.v100-published.float32",
+        "v100-pcie",
+        16,
+        None,
+        {"schedule": "1f1b", "global_batch": 4096},
+        [{"microbatch_size": 32}],
+    ),
+    Case(
         "llama-70b.h100-estimated.bfloat16",
         "dgx-h100",
         16,
@@ -108,11 +120,13 @@ CASES = [
 ]
 
 
-def ask(case: Case, options: dict[str, Any]) -> tuple[Plan | None, list[Plan]]:
+def ask(
+    case: Case, options: dict[str, Any], topology: Topology | None = None
+) -> tuple[Plan | None, list[Plan]]:
     """The plan that fits, None where none was found, and the plans beside it."""
-    profile, topology = Profile.load(case.profile), Topology.load(case.topology, case.servers)
+    topology = topology or Topology.load(case.topology, case.servers)
     try:
-        job = Job(profile, topology, **options)
+        job = Job(Profile.load(case.profile), topology, **options)
         found = partopt.solve_for(job, case.trainer) if case.trainer else partopt.solve(job)
     except PartoptError:
         return None, []
@@ -150,15 +164,43 @@ def drawn(rng: random.Random) -> Case:
 def compared(case: Case) -> Iterator[tuple[str, float, float, float]]:
     """What is asked, the freer answer, the narrower one in samples/s, and the share to reach."""
     plan, beside = ask(case, case.free)
-    free = plan.predicted.samples_per_s if plan else NOTHING
+    free = samples_per_s((plan, beside))
     for part in case.narrower:
-        other, _ = ask(case, case.free | part)
-        yield str(part), free, other.predicted.samples_per_s if other else NOTHING, LEAST
+        yield str(part), free, samples_per_s(ask(case, case.free | part)), LEAST
     if case.free["schedule"] == "auto" and case.trainer is None:
         for row in beside:
-            other, _ = ask(case, case.free | {"schedule": row.schedule})
-            alone = other.predicted.samples_per_s if other else NOTHING
+            alone = samples_per_s(ask(case, case.free | {"schedule": row.schedule}))
             yield f"row {row.schedule}", row.predicted.samples_per_s, alone, ROW
+
+
+def with_less(case: Case) -> Iterator[tuple[str, float, float, float]]:
+    """As `compared`, with less of one thing after another."""
+    whole = Topology.load(case.topology, case.servers)
+    free = samples_per_s(ask(case, case.free))
+    batch, memory = case.free["global_batch"], whole.device.memory_bytes
+    outer = whole.levels[-1]
+    asked: list[tuple[str, dict[str, Any], Topology]] = [
+        ("half of the batch", {"global_batch": batch // 2}, whole)
+    ]
+    if memory is not None:
+        asked += [
+            (f"{part:.0%} of the memory", {"memory": int(part * memory)}, whole)
+            for part in (0.9, 0.7)
+        ]
+    for size in sorted({outer.size * 7 // 8, outer.size * 3 // 4, outer.size // 2} - {0}):
+        levels = [*whole.levels[:-1], structs.replace(outer, size=size)]
+        asked.append((f"{size} {outer.name}s", {}, structs.replace(whole, levels=levels)))
+    for k, level in enumerate(whole.levels):
+        slower = structs.replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / 2)
+        levels = [*whole.levels[:k], slower, *whole.levels[k + 1 :]]
+        asked.append((f"{level.name} at half", {}, structs.replace(whole, levels=levels)))
+    for what, options, topology in asked:
+        yield what, free, samples_per_s(ask(case, case.free | options, topology)), LEAST
+
+
+def samples_per_s(found: tuple[Plan | None, list[Plan]]) -> float:
+    """Of the plan that fits; `NOTHING` where there is none."""
+    return found[0].predicted.samples_per_s if found[0] else NOTHING
 
 
 # what a narrower question may fix of a layout
@@ -301,6 +343,7 @@ def main() -> int:
     parser.add_argument("--draw", type=int, metavar="N", help="so many drawn cases instead")
     parser.add_argument("--layouts", type=int, metavar="N", help="so many draws of transformers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--less", action="store_true", help="with less of everything in turn")
     arguments = parser.parse_args()
     if arguments.layouts:
         print(describe(), flush=True)
@@ -318,7 +361,7 @@ def main() -> int:
         ]
         print(f"\n{' '.join(map(str, words))}, {case.free}")
         began = time.perf_counter()
-        for what, free, narrow, least in compared(case):
+        for what, free, narrow, least in (with_less if arguments.less else compared)(case):
             asked += 1
             lost += (worse := free < least * narrow)
             share = free / narrow if narrow else float("inf")

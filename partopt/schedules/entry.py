@@ -113,6 +113,7 @@ class Schedule:
     uneven: bool = False  # its stages may have unequal numbers of replicas
     # recomputation is an action of its own, R, done while a device waits for the gradient
     recomputes: bool = False
+    repeats: bool = False  # between fill and drain a row is the same steps again and again
     one_at_a_time: bool = False  # devices overlap nothing: one microbatch is on its way at a time
     counts: StageCounts = no_stage_counts
     in_flight: DeviceCounts = no_device_counts

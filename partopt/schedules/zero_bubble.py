@@ -57,6 +57,7 @@ ZB_H1 = Schedule(
     summary="1F1B with backwards in two parts: a third of its bubble",
     row=row,
     split=True,
+    repeats=True,
     counts=_counts,
     bubble=FILLED_DRAIN,
     torch_class="ScheduleInterleavedZeroBubble",  # with one chunk a device

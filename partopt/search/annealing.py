@@ -26,7 +26,8 @@ RECUT = 0.6  # of the steps that change places: all cuts are chosen again
 # how much worse, relative to the period, a step is that is taken now and then: at first, at last
 HOT, COLD = 0.05, 0.002
 TRIES = 20  # steps for each unit of the budget: most are ruled out
-PATIENCE = 600  # steps in a row of which none is simulated, after which there is little left to see
+# steps in a row for each stage, of which none is simulated, after which there is little left to see
+PATIENCE = 60
 KINDS = ("cut",) * 9 + ("give",) * 6 + ("swap", "swap", "split", "split", "merge", "merge")
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ def anneal(begin: Found, judge: Judge, rng: random.Random, budget: float, enough
     They end where `budget` is spent, as `Judge.spent` counts, or at a plan of `enough_s` seconds.
     """
     now = best = begin
-    for share in shares_spent(lambda: judge.spent, budget, PATIENCE):
+    for share in shares_spent(lambda: judge.spent, budget, PATIENCE * begin.shape.stages):
         if best.seconds <= enough_s:
             break
         heat = HOT * (COLD / HOT) ** share

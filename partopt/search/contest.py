@@ -36,7 +36,7 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "uniform": "`replication=uniform`",
     "none": "`replication=none`",
 }
-EQUAL = 8  # equal pipelines with which `optimal` begins beside its own plans
+EQUAL = 16  # equal pipelines with which `optimal` begins beside its own plans
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from partopt.cost.plan import price
-from partopt.cost.problem import Partition, Problem, partition_of
+from partopt.cost.problem import Assignment, Partition, Problem, partition_of
 from partopt.documents.plan import Plan
 from partopt.planners.layouts import Bounds
 from partopt.search.annealing import shares_spent
@@ -46,7 +46,10 @@ class Cuts:
     def cut(self, bounds: Bounds) -> Partition:
         """The partition between these boundaries."""
         stages = zip(self.stages, pairwise(bounds), strict=True)
-        moved = [replace(own, start=start, stop=stop) for own, (start, stop) in stages]
+        moved = [
+            Assignment(start, stop, own.ranks, own.recompute, own.first)
+            for own, (start, stop) in stages
+        ]
         return replace(self.partition, stages=moved)
 
     def busiest_s(self, bounds: Bounds) -> float:

@@ -18,6 +18,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.schedules import schedule
+from partopt.search.rows import may_fit
 from partopt.search.solve import solve
 
 
@@ -30,6 +31,9 @@ class Fitting:
 
 
 def _solve(job: Job) -> Plan:
+    """The best plan; PartoptError where none fits for certain."""
+    if job.planner_name is None and not may_fit(job):
+        raise PartoptError("no plan fits the memory", code="no-plan-fits")
     return solve(job).plan
 
 

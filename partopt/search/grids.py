@@ -160,7 +160,7 @@ class Grid:
         levels, mean = self.topology.levels, 1 / len(self.ranks[0])
         latency_s = np.array([0.0, *(level.latency_s for level in levels)])
         byte_s = np.array([0.0, *(1 / level.bandwidth_bytes_per_s for level in levels)])
-        return latency_s[self.levels].sum() * mean, byte_s[self.levels].sum(axis=1) * mean
+        return float(latency_s[self.levels].sum()) * mean, byte_s[self.levels].sum(axis=1) * mean
 
     @cached_property
     def ports(self) -> Floats:

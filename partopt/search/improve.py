@@ -124,8 +124,12 @@ class Improvement:
                 shape = shape_of(replace(partition, stages=rough), devices)
                 if not judge.costs.chooses_recompute:
                     shape = replace(shape, recompute=(None,) * shape.stages)
-                if valid(shape, judge.costs) and judge.costs.slowest_s(shape) < self.best_s:
-                    found.append(judge.best(shape))
+                if valid(shape, judge.costs):
+                    found += [
+                        judge.best(each)
+                        for each in dict.fromkeys([shape, optimal.recut(judge.costs, shape)])
+                        if each is not None and judge.costs.slowest_s(each) < self.best_s
+                    ]
         self._keep(found)
 
     def _anneal(self, budget: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from partopt.cost.problem import Problem, Progress
@@ -14,7 +15,7 @@ from partopt.job import Job
 from partopt.options import AUTO, EFFORTS
 from partopt.schedules import SCHEDULES
 from partopt.search.contest import Contest, Plans, contestants
-from partopt.search.variants import Variant, Within, least_s, variants_of
+from partopt.search.variants import ANY, Variant, Within, least_s, variants_of
 
 REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
 QUICK = "quick"  # the effort at which several schedules are searched at first
@@ -57,9 +58,7 @@ def search_rows(
     come near the best after a quick search are searched again. PartoptError where every schedule is
     refused.
     """
-    names = [job.schedule]
-    if job.schedule == AUTO:
-        names = [name for name in within.schedules or SCHEDULES if SCHEDULES[name].tried_by_auto]
+    names = _schedules(job, within)
     first = QUICK if len(names) > 1 else job.effort
     found, refusals = list[tuple[Search, Row]](), dict[str, PartoptError]()
     for done, name in enumerate(names):
@@ -80,6 +79,22 @@ def search_rows(
             if row.best.fits and row.best.predicted.samples_per_s * CLOSE >= fastest:
                 rows[place] = search.best_row(job.effort)
     return sorted(rows, key=lambda row: order_of(row.best))
+
+
+def may_fit(job: Job) -> bool:
+    """Whether some plan of a job, of no planner that it names, may fit: known without a search."""
+    for name in _schedules(job, ANY):
+        with suppress(PartoptError):
+            if any(variant.may_fit for variant in variants_of(job, name, ANY)):
+                return True
+    return False
+
+
+def _schedules(job: Job, within: Within) -> list[str]:
+    """The schedules that a job leaves open, or its own."""
+    if job.schedule != AUTO:
+        return [job.schedule]
+    return [name for name in within.schedules or SCHEDULES if SCHEDULES[name].tried_by_auto]
 
 
 class Search:

@@ -9,7 +9,7 @@ rows of numbers, looked up by their layers and replicas, and groups of ranks bri
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from partopt.simulator.steady import (
 from partopt.simulator.work import Costs, Groups, Links, action_seconds, early_of
 
 ACTIONS = 1000  # of a simulation: as many take about as long as beginning one
+FEWER = 0.6  # of the microbatches: where more are needed to see how they go on, all are simulated
 KEPT_ACTIONS = 1_000_000  # of orders that are remembered
 
 Floats = NDArray[np.float64]
@@ -102,7 +103,6 @@ class Simulations:
             return math.inf
         if run is None:
             return math.inf
-        self.spent += len(run.actions.kind) / ACTIONS
         limit = self.problem.memory_bytes
         return period_s if limit is None or self._needs(candidate, run) <= limit else math.inf
 
@@ -176,16 +176,45 @@ class Simulations:
         count = M or microbatches_at_first(candidate.counts[0].warmup, replicas)
         if 2 * len(replicas) * count > ACTION_LIMIT:
             return None, math.inf
+        for fewer in self._fewer(candidate):
+            run = self._run(candidate, fewer)
+            steady = None if run.is_stuck else self._steady(candidate, run, fewer)
+            left = count - fewer  # which take as long as the cycle that was seen
+            if steady and steady.settled and left % steady.microbatches == 0:
+                self.spent += len(run.actions.kind) * count / fewer / ACTIONS
+                return run, (run.makespan_s + left * steady.period_s) / count
         while True:
             run = self._run(candidate, count)
             if run.is_stuck:
                 return None, math.inf
-            if M is not None:
-                return run, run.makespan_s / M
-            steady = self._steady(candidate, run, count)
-            if steady.settled or is_long(count, replicas):
-                return run, steady.period_s
+            steady = None if M is not None else self._steady(candidate, run, count)
+            if steady is None or steady.settled or is_long(count, replicas):
+                self.spent += len(run.actions.kind) / ACTIONS
+                return run, steady.period_s if steady else run.makespan_s / count
             count *= 2
+
+    def _fewer(self, candidate: Candidate) -> Iterator[int]:
+        """Numbers of microbatches that may show how an iteration goes on, at most `FEWER` of all.
+
+        They are whole cycles of all replicas fewer.
+        """
+        M, lcm = self.problem.microbatches, math.lcm(*candidate.replicas)
+        if M is None or not self.entry.repeats:
+            return
+        enough = 5 * (self._flying(candidate, M) + 2 * max(candidate.replicas)) + 8 * lcm
+        for least in (enough, 3 * enough):
+            fewer = M - (M - least) // (2 * lcm) * 2 * lcm
+            if fewer <= FEWER * M:
+                yield fewer
+
+    def _flying(self, candidate: Candidate, microbatches: int) -> int:
+        """Microbatches in flight in the whole pipeline, of so many."""
+        counts, replicas = candidate.counts, candidate.replicas
+        if self.problem.microbatches is None:  # the first stage has them all
+            return min(counts[0].warmup + 1, -(-microbatches // replicas[0])) * replicas[0]
+        behind = len(replicas) * max(replicas) * self.entry.split  # whose second parts wait
+        most = max((own.warmup + 1) * r for own, r in zip(counts, replicas, strict=True))
+        return most + behind
 
     def _run(self, candidate: Candidate, microbatches: int) -> Run:
         """The order of a plan that passes so many microbatches through, executed."""
@@ -230,9 +259,9 @@ class Simulations:
         replicas = candidate.replicas
         x = np.empty((microbatches, 5 * len(replicas)))
         given = run.actions.kind, run.actions.stage, run.actions.microbatch, run.actions.start
-        fill_starts(x, *given, run.network.sent, run.done, np.array(replicas))
-        in_flight = min(candidate.counts[0].warmup + 1, -(-microbatches // replicas[0]))
-        return steady_of(x, run.makespan_s, in_flight * replicas[0], replicas)
+        rounds = run.done if self.entry.asynchronous else run.done[:0]
+        fill_starts(x, *given, run.network.sent, rounds, np.array(replicas))
+        return steady_of(x, run.makespan_s, self._flying(candidate, microbatches), replicas)
 
     # ---- memory -------------------------------------------------------------------------------
 

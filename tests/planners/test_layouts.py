@@ -26,6 +26,13 @@ def test_groups_of_servers_need_not_be_equal():
     assert sorted(groupings(3)) == [(1, 1, 1), (1, 2), (2, 1), (3,)]
 
 
+def test_unequal_groups_are_tried_of_up_to_sixteen_members():
+    unequal = {n: [own for own in groupings(n) if len(set(own)) > 1] for n in (7, 16, 17)}
+    assert unequal[7] == [(first, 7 - first) for first in range(1, 7)]
+    assert unequal[16] == [(first, 16 - first) for first in range(1, 16) if first != 8]
+    assert unequal[17] == []
+
+
 @pytest.mark.parametrize("sizes", [(8, 128), (4, 4, 8), (256,), (1024, 2), (7, 13), (1, 1)])
 def test_a_layout_has_few_places_and_no_rank_twice(sizes):
     given = topology(*[(size, 1.0) for size in sizes])

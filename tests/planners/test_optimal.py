@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from partopt.cost.problem import FREE, NONE, Problem
 from partopt.errors import PartoptError
+from partopt.job import Job
 from partopt.planners import optimal, ranks
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, Shape, layouts_of
 from partopt.simulator import execute
 from tests.examples import examples
-from tests.helpers import WAITING
+from tests.helpers import WAITING, flat, measurement, profile_of
 from tests.planners.problems import (
     chain,
     clusters,
@@ -410,3 +411,15 @@ def test_stages_that_cannot_be_are_not_said_to_want_memory():
     error = optimal.nothing_fits(given.with_(stages=3))
     assert error.message == "optimal: no plan of 3 stages on 4 devices was found"
     assert "`stages`" in error.hint and "memory" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("measured", "size", "told"),
+    [((1,), 1, False), ((2,), 2, False), ((1, 2), 1, False), ((1, 2), 2, True)],
+)
+def test_smaller_microbatches_are_advised_where_they_were_measured(measured, size, told):
+    every = [measurement([1.0] * 2, [1.0] * 2, [1] * 2, each) for each in measured]
+    job = Job(profile_of(every, [10**6] * 2), flat(2), memory="1 kB", microbatch_size=size)
+    with pytest.raises(PartoptError) as raised:
+        optimal.plan(job.problem)
+    assert ("smaller microbatches" in raised.value.hint) == told

@@ -3,8 +3,11 @@
 import pytest
 
 from partopt.cost.memory import STATE_BYTES
+from partopt.documents.engine import Layout
 from partopt.job import Job
+from partopt.search import does_not_fit
 from partopt.search.does_not_fit import find_fitting, list_tried
+from partopt.search.rows import may_fit
 from partopt.search.solve import solve
 from tests.helpers import chain_profile, flat, uniform_profile
 
@@ -59,6 +62,37 @@ def test_as_few_parts_as_will_do_are_freed(options, freed):
     ]
     assert given == freed
     assert ("`schedule=auto`" in list_tried(job)) == ("planner" not in options)
+
+
+def test_a_layout_is_freed_with_the_numbers_of_replicas():
+    job = job_of(schedule="1f1b", microbatches=8, layout=Layout(pp=2), replication="uniform")
+    freed = [(own.layout == Layout(), own.replication == "free") for own in jobs_tried(job)]
+    assert freed == sorted(freed)
+    assert (freed[0][0], freed[-1]) == (False, (True, True))
+    assert "`layout`" in list_tried(job)
+
+
+def test_what_cannot_fit_is_not_searched(monkeypatch):
+    searched = []
+    monkeypatch.setattr(does_not_fit, "solve", searched.append)
+    assert find_fitting(job_of(schedule="auto", microbatches=8, recompute="never")) is None
+    assert searched == []
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "interleaved", "pipedream"])
+def test_what_fits_may_fit(schedule):
+    """Layers of 1 to 8 MB of parameters and as much of activations, with ever less memory."""
+    sizes = [(k % 8 + 1) * 10**6 for k in range(6)]
+    kept = [((k,), size) for k, size in enumerate(sizes)]
+    profile = chain_profile([1e-3] * 6, parameter_bytes=sizes, stash_groups=kept)
+    batch = {} if schedule == "pipedream" else {"microbatches": 4}
+    fits = []
+    for memory in ("90 MB", "70 MB", "50 MB", "40 MB", "10 MB"):
+        job = Job(profile, flat(3), schedule=schedule, memory=memory, effort="quick", **batch)
+        fits.append(solve(job).plan.fits)
+        assert may_fit(job) >= fits[-1]
+    assert fits[0] and not fits[-1]
+    assert not may_fit(job)
 
 
 def test_the_answer_is_the_first_that_fits_by_the_options_that_it_changes():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec import structs
 
 import partopt
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
 from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError
 from partopt.job import Job
@@ -17,6 +19,7 @@ from tests.helpers import chain_profile, flat, two_level
 from tests.search.problems import slow
 
 LEAST = 0.995  # of the narrower answer
+GNMT = {"schedule": "1f1b", "global_batch": 4096}
 
 
 def drawn(seed: int, share: float | None = 0.5, layers: int = 8) -> Job:
@@ -127,3 +130,36 @@ def test_nothing_fits_a_device_that_holds_no_layer():
 
 def test_flat_clusters_have_no_level_to_leave_out():
     assert solve(Job(drawn(2, None).profile, flat(1))).plan.stages[0].replicas == 1
+
+
+@pytest.mark.slow
+@pytest.mark.full_effort
+def test_more_servers_are_never_slower():
+    """56 and 64 devices once had slower plans than 48, which are whole servers in a row: these were
+    cut by their compute alone, and behind nested ones none of them was annealed.
+    """
+    profile = Profile.load("gnmt.v100-published.float32")
+    rates = [
+        answer(Job(profile, Topology.load("v100-pcie", servers), **GNMT))
+        for servers in (12, 14, 16, 17)
+    ]
+    assert rates == sorted(rates)
+    assert rates[0] > 4500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_more_memory_faster_links_and_a_larger_batch_are_never_slower(seed):
+    job = drawn(seed)
+    less = job.topology.levels
+    slow = [
+        structs.replace(own, bandwidth_bytes_per_s=own.bandwidth_bytes_per_s / 2) for own in less
+    ]
+    memory = job.topology.device.memory_bytes
+    rate = answer(job)
+    for narrower in (
+        job.with_(topology=structs.replace(job.topology, levels=slow)),
+        job.with_(memory=round(0.8 * memory)),
+        job.with_(microbatches=4),
+    ):
+        assert rate >= LEAST * answer(narrower)

@@ -6,9 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import Job, solve
+from partopt.cost.plan import under
 from partopt.documents.profile import Group
+from partopt.search.compare import compare
 from partopt.search.scaling import scale_plans
 from partopt.search.tables import comparison_of, scaling_of
+from partopt.search.warmup import simulate_at_warmup
 from tests.helpers import flat, uniform_profile
 
 CLUSTER = flat(4, 1e9, memory_bytes=10**9)
@@ -21,7 +24,7 @@ def plan(**options):
 def test_a_row_of_a_comparison_is_of_its_plan():
     plans = {
         "slow": plan(cuts=[1], replicas=[1, 1]),
-        "fast": plan(cuts=[4], replicas=[2, 2]),
+        "fast": plan(cuts=[3], replicas=[2, 2]),
         "none fits": plan(cuts=[4], replicas=[2, 2], memory="1 kB"),
     }
     alone = plan(planner="data_parallel")
@@ -36,10 +39,24 @@ def test_a_row_of_a_comparison_is_of_its_plan():
         assert row.speedup_over_data_parallel == alone.predicted.period_s / predicted.period_s
         assert row.speedup_over_one_device == predicted.speedup_over_one_device
     assert (rows["fast"].price, rows["none fits"].price) == (None, None)
+    assert rows["none fits"].period_s < rows["fast"].period_s
     ratio = rows["slow"].period_s / rows["fast"].period_s
     assert rows["slow"].price == pytest.approx(ratio - 1) and ratio > 1.5
     assert (table.model, table.layers, table.schedule) == ("chain", 8, "pipedream")
     assert comparison_of(plans, None).rows[0].speedup_over_data_parallel is None
+
+
+def test_a_plan_for_other_microbatches_is_compared_at_the_best_warm_up_for_these():
+    """With two of them no stage does more than one forward first, which starves a pipeline."""
+    split = {"cuts": [2, 4, 6], "replicas": [1] * 4, "schedule": "1f1b-eager"}
+    few = plan(microbatches=2, **split)
+    assert {stage.warmup for stage in few.stages} == {0, 1}
+    job = Job(uniform_profile(8), CLUSTER, schedule="1f1b-eager", microbatches=16)
+    (row,) = [own for own in compare(job, ["gpipe"], {"few": few})[0].rows if own.planner == "few"]
+    assert row.period_s == plan(microbatches=16, **split).predicted.period_s
+    priced = under(few, microbatches=16)
+    starved = simulate_at_warmup(priced, [stage.warmup for stage in few.stages])
+    assert row.period_s < starved.predicted.period_s
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
