@@ -21,6 +21,7 @@ from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
+from partopt.planners.optimal import over_ranks
 from partopt.schedules import schedule
 from partopt.search.bound import certify_simulated, lower_bound_s
 from partopt.search.grids import GRID, GridSearch
@@ -36,7 +37,8 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "uniform": "`replication=uniform`",
     "none": "`replication=none`",
 }
-EQUAL = 16  # equal pipelines with which `optimal` begins beside its own plans
+# equal pipelines with which `optimal` begins beside its own plans; those of many devices take long
+EQUAL, FEW = 16, 8
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 
 
@@ -189,7 +191,8 @@ def plan_alone(name: str, problem: Problem, beat_s: float = math.inf) -> tuple[P
 def _improve(variant: Variant, others: Iterable[Partition]) -> Improvement:
     """The search for the best plan of the planner `optimal`."""
     cells, lower_s = variant.coarse[1], lower_bound_s(variant.problem)
-    equal = (each.partition.on_layers(cells) for each in variant.grids[:EQUAL])
+    many = FEW if over_ranks(variant.problem) else EQUAL
+    equal = (each.partition.on_layers(cells) for each in variant.grids[:many])
     return Improvement(variant, [*others, *equal], lower_s)
 
 

@@ -125,9 +125,10 @@ class Improvement:
                 if not judge.costs.chooses_recompute:
                     shape = replace(shape, recompute=(None,) * shape.stages)
                 if valid(shape, judge.costs):
+                    recut = None if self.ranked else optimal.recut(judge.costs, shape)
                     found += [
                         judge.best(each)
-                        for each in dict.fromkeys([shape, optimal.recut(judge.costs, shape)])
+                        for each in dict.fromkeys([shape, recut])
                         if each is not None and judge.costs.slowest_s(each) < self.best_s
                     ]
         self._keep(found)

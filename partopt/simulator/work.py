@@ -288,7 +288,7 @@ class Work:
         head_start_s, tail = np.array(early, dtype=np.float64).T.copy()
         return self.groups.rings(self.gradient_bytes, head_start_s, tail)
 
-    @property
+    @cached_property
     def groups(self) -> Groups:
         """The ranks of all stages."""
         return self.links.groups(tuple(map(tuple, self.ranks)))
