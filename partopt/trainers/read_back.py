@@ -61,10 +61,13 @@ def _another_training(
     yield "the batch", batch_of(plan), found.global_batch
     for name in _DEGREES:
         yield name, getattr(plan.layout, name) or 1, getattr(found.layout, name) or 1
-    yield "recomputation", plan.layout.recompute, found.layout.recompute
+    counts = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
+    recompute = plan.layout.recompute
+    if isinstance(recompute, int) and parts and recompute >= max(counts):
+        recompute = "always"
+    yield "recomputation", recompute, found.layout.recompute
     yield "what replicas share", plan.shard, found.layout.shard
     if found.blocks is not None and parts:
-        counts = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
         yield "blocks of stages", counts, list(found.blocks)
 
 

@@ -127,6 +127,23 @@ def test_facts_that_nothing_depends_on_are_no_note(trainer):
     assert "tp_comm_overlap = True" not in text.main and "tp-comm-overlap" not in text.main
 
 
+def test_as_many_blocks_as_a_stage_has_are_all():
+    assert (
+        "--recompute-num-layers 1" in exported("megatron", layout="pp=8,chunks=4,recompute=1").main
+    )
+
+
+def test_another_number_of_blocks_is_noticed():
+    model = load_transformer("llama3-8b")
+    plan = plan_layout("megatron", model, "pp=4,recompute=7", "bfloat16", {})
+    parts = find_parts([name for stage in plan.stages for name in stage.modules])
+    text, flag = export_plan(plan, "megatron").main, "--recompute-num-layers"
+    for blocks, said in ((6, "6"), (9, "always")):
+        other = text.replace(f"{flag} 7", f"{flag} {blocks}")
+        faults = find_losses(plan, TRAINERS["megatron"], parts, other).faults
+        assert list(faults) == [f"recomputation is 7, it would be {said}"]
+
+
 def test_exchanges_are_hidden_where_there_are_any():
     assert "--tp-comm-overlap" in flags(exported("megatron", tp_overlap="yes").main)
 
