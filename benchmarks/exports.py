@@ -152,14 +152,21 @@ def differences(plan: Plan, asked: Laying) -> dict[str, str]:
     )
     layout = {
         name: getattr(plan.layout, name) or 1
-        for name in ("tp", "cp", "ep", "pp", "chunks", "microbatch", "recompute", "shard")
+        for name in ("tp", "cp", "ep", "pp", "chunks", "microbatch", "shard")
     }
+    # blocks have numbers; as many as the largest stage has are all
+    most = max(sum(name[-1].isdecimal() for name in stage.modules) for stage in plan.stages)
+    recompute = [
+        "always" if isinstance(again, int) and again >= most else again
+        for again in (plan.layout.recompute, asked.layout.recompute)
+    ]
     pairs = [
         ("model", one, other),
         ("format", about.format, asked.format),
         ("sequence", about.sequence, asked.sequence),
         ("batch", plan.microbatch_size * (plan.microbatches or 0), asked.global_batch),
         *((name, own, getattr(asked.layout, name) or 1) for name, own in layout.items()),
+        ("recompute", *recompute),
     ]
     found = {name: f"{name} of the training" for name, own, read in pairs if own != read}
     planned, read = about.model.numerics, asked.model.numerics

@@ -62,10 +62,11 @@ def _another_training(
     for name in _DEGREES:
         yield name, getattr(plan.layout, name) or 1, getattr(found.layout, name) or 1
     counts = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
-    recompute = plan.layout.recompute
-    if isinstance(recompute, int) and parts and recompute >= max(counts):
-        recompute = "always"
-    yield "recomputation", recompute, found.layout.recompute
+    planned, said = (  # as many blocks as a stage has are all
+        "always" if isinstance(again, int) and parts and again >= max(counts) else again
+        for again in (plan.layout.recompute, found.layout.recompute)
+    )
+    yield "recomputation", planned, said
     yield "what replicas share", plan.shard, found.layout.shard
     if found.blocks is not None and parts:
         yield "blocks of stages", counts, list(found.blocks)
@@ -85,14 +86,13 @@ def _numerics(about: Modelled, found: Configured) -> Iterator[str]:
 def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Configured) -> Iterator[str]:
     """Facts that the plan counts, and that the trainer does not have or cannot be told."""
     practice, engine = trainer.run_with(found.facts)
-    differing = plan.engine.find_differences(engine, plan.schedule)
-    implied = {*_OF_LAYOUTS}
     if plan.shard in ("gradients", "parameters") and plan.layout.pp == 1:
-        implied.add("allreduce")  # gradients in shares are scattered in every backward
+        engine = structs.replace(engine, allreduce="overlap")  # scattered in every backward
+    differing = plan.engine.find_differences(engine, plan.schedule)
     facts = [
         name if name == "waits" else f"{name}={getattr(plan.engine, name)}"
         for name in differing
-        if name not in implied
+        if name not in _OF_LAYOUTS
     ]
     none = {"ends", *(_OF_GROUPS if (plan.layout.tp or 1) == 1 else ())}
     none |= {*(_OF_EXPERTS if not about.model.experts else ())}
