@@ -370,7 +370,7 @@ class Program:
         """What a function of the language returns for plain values."""
         if name == "range":
             found = range(*args)
-            self.spend(len(found))
+            self.spend(len(found[: _WORK + 1]))  # len refuses 2**63
             return list(found)
         functions: dict[str, Callable[..., Any]] = {"len": len, "int": int, "max": max, "min": min}
         return functions.get(name, list)(*args)

@@ -331,6 +331,7 @@ HOSTILE = {
     "terms": "a = " + "1+" * 90_000 + "1",
     "parentheses": "a = " + "(" * 90_000,
     "calls": "".join(f"def f{i}():\n  f{i + 1}(); f{i + 1}()\n" for i in range(30)),
+    "a range": f"for a in range({'9' * 30}):\n x = 1\n",
     "loops": "for a in range(999):\n for b in range(999):\n  for c in range(999):\n   x = 1\n",
     "lists of lists": "a = [1]\n" + "a = [a, a, a, a, a, a, a, a]\n" * 12,
     "objects": "a = C(x=1)\n" + "a = C(p=a, q=a, r=a, s=a)\n" * 14,
