@@ -423,8 +423,8 @@ def group_levels(levels: Sequence[Level], ranks: int, copies: int = 1) -> list[L
         inside *= level.size
     raise PartoptError(
         f"groups of {ranks} ranks do not divide {sizes}",
-        "choose a cluster whose inner levels a group fills, or divides: here "
-        f"{', '.join(map(str, sorted(fitting)[:8]))} ranks would do",
+        "choose a cluster whose inner levels a group fills, or divides; here groups can have "
+        f"{', '.join(map(str, sorted(fitting)[:8]))} ranks",
         code="unfit-group",
         ranks=ranks,
     )

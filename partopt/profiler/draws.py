@@ -33,7 +33,7 @@ class Draws:
         self.seen = self.skips = self.paused = False
 
     @contextlib.contextmanager
-    def followed(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """The context in which they are noted, and fixed."""
         numpy: Any = sys.modules.get("numpy")
         places: list[tuple[Any, str]] = [(torch, "rand"), (random, "random"), (random, "uniform")]

@@ -56,7 +56,7 @@ from partopt.profiler.summary import (
     note_missing_backwards,
     note_optimizer,
     note_overhead,
-    note_skipped,
+    note_random_skips,
     note_throttled,
     note_uneven_layers,
     note_unscaled_inputs,
@@ -201,7 +201,7 @@ class Measurer:
         check_same_inputs(size, inputs, subject.group)
         tracker, structure = self.see(inputs)
         if subject.draws.skips and not self.layers:  # once: it is the same at every size
-            self.notes.append(note_skipped())
+            self.notes.append(note_random_skips())
         self.tokens_per_sample = tokens_per_sample(inputs, size)
         self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
         if len(self._input_elements) == min(2, len(settings.sizes)):
@@ -317,7 +317,7 @@ def profile_of(
         hold_still(subject.settings.torch_device),
         open_compiled(subject) as plain,
         under_autocast(plain) as ready,
-        ready.draws.followed(),
+        ready.draws.watch(),
     ):
         if resumed is not None:
             _check_same_subject(resumed, identity, ready)

@@ -239,7 +239,7 @@ def note_uneven_layers(names: Sequence[str]) -> Iterator[Note]:
     )
 
 
-def note_skipped() -> Note:
+def note_random_skips() -> Note:
     """The note of a model that skips at random what is measured here."""
     text = (
         "training skips layers at random, as layer drop and stochastic depth do: times and memory "

@@ -70,7 +70,7 @@ def choose_backend(name: str, ranks_here: int) -> str:
     given = os.environ.get(CONNECTIONS, "32")
     if not (given.isdecimal() and 1 <= int(given) <= 32):
         raise PartoptError(
-            f'{CONNECTIONS}="{given}" is no number of queues from 1 to 32',
+            f'{CONNECTIONS}="{given}" must be a number of queues from 1 to 32',
             f"unset {CONNECTIONS}: ranks take 32",
             code="invalid-environment",
             option="backend",

@@ -70,11 +70,13 @@ class _Reader:
     ) -> None:
         self.text, self.at, self.depth = text.rstrip(), 0, depth
         self.look_up, self.assign, self.skips = look_up, assign, False
+        self.kind: str | None = None
+        self.token = ""
         self.advance()
 
     def advance(self) -> str:
         """Go to the next token; gives the one that is left."""
-        before = getattr(self, "token", "")
+        before = self.token
         found = _TOKEN.match(self.text, self.at)
         if found is None and self.at < len(self.text):
             raise ValueError(f"unexpected {self.text[self.at]}")

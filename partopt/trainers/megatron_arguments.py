@@ -103,7 +103,7 @@ def read_training(settings: Settings, devices: int, trainer: str) -> Configured:
 
 def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Transformer:
     """The shape: of a model that is named, with what is said otherwise, or as it is said."""
-    base, fields = _named(settings, notes), trainer == "megatron-bridge"
+    base, fields = _find_named(settings, notes), trainer == "megatron-bridge"
 
     def usual(field: str, otherwise: Any = None) -> Any:
         return getattr(base, field) if base else otherwise
@@ -166,7 +166,7 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     return name_shape(settings, shape, ranks, notes)
 
 
-def _named(settings: Settings, notes: list[str]) -> Transformer | None:
+def _find_named(settings: Settings, notes: list[str]) -> Transformer | None:
     """The model that a text without a shape names: itself, or in what it calls."""
     if settings.form == "script" and settings.value("num_layers") is not None:
         return None

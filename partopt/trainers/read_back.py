@@ -20,7 +20,7 @@ from partopt.trainers.trainer import Configured, Trainer, batch_of
 
 _DEGREES = ("tp", "cp", "ep", "pp", "chunks", "microbatch")
 _OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes")  # of an engine, which the layout says
-# facts of a practice that are none where there is no such thing
+# facts that change nothing without tensor parallel ranks, or without experts
 _OF_GROUPS = ("sequence_parallel", "tp_overlap", "regathers")
 _OF_EXPERTS = ("dispatch", "dispatch_overlap")
 

@@ -19,7 +19,7 @@ _NUMBERS = re.compile(r"[\[(]?\s*[0-9]{1,9}(\s*,\s*[0-9]{1,9})*\s*,?\s*[\])]?")
 def find_value(settings: Settings, name: str) -> object:
     """The value of a setting; None where it has none. PartoptError where it is computed."""
     value = settings.value(name)
-    if _is_computed(value):
+    if _has_unknown(value):
         raise PartoptError(
             f"{name} is computed, and nothing is executed here",
             "print it, and give what is printed",
@@ -93,9 +93,9 @@ def check_count(said: int, what: str, there: int) -> None:
         )
 
 
-def _is_computed(value: object) -> bool:
+def _has_unknown(value: object) -> bool:
     if isinstance(value, list):
-        return any(map(_is_computed, value))
+        return any(map(_has_unknown, value))
     return isinstance(value, Called) or (isinstance(value, str) and bool(unknown_names(value)))
 
 

@@ -226,8 +226,7 @@ class _Reader:
             case ("apart", body):
                 return self.run_apart(partial(self.run, body))[1]
             case ("!", inside):
-                status = self.command(inside)
-                return None if status is None else not status
+                return _negate(self.command(inside))
             case ("|", parts):
                 statuses = [self.run_apart(partial(self.command, part))[1] for part in parts]
                 self.output = None
@@ -535,8 +534,7 @@ class _Reader:
         """Whether the words of `[ ]` hold."""
         match words:
             case ["!", *rest] if len(words) != 3 or words[1] not in ("=", "==", "!="):
-                inside = self.brackets(rest)
-                return None if inside is None else not inside
+                return _negate(self.brackets(rest))
             case ["(", *inside_words, ")"]:
                 return self.brackets(inside_words)
         for how in ("-o", "-a"):
@@ -560,8 +558,7 @@ class _Reader:
                     return _either((left, self.double_brackets(words[place + 1 :])), how == "||")
         match words:
             case ["!", *rest]:
-                inside = self.double_brackets(rest)
-                return None if inside is None else not inside
+                return _negate(self.double_brackets(rest))
             case ["(", *inside_words, ")"]:
                 return self.double_brackets(inside_words)
             case [first, "=" | "==" | "!=" as sign, second]:
@@ -624,9 +621,9 @@ class _Reader:
 
     def words(self, raw: str) -> list[str]:
         """The words that one expands to."""
-        for place in _unquoted(raw, "{") if "{" in raw else ():
+        for place in _find_unquoted(raw, "{") if "{" in raw else ():
             braces = _BRACES.match(raw, place)
-            inside = _listed(braces[1]) if braces and raw[place - 1 : place] != "$" else []
+            inside = _expand_braces(braces[1]) if braces and raw[place - 1 : place] != "$" else []
             if braces and inside:
                 self.spend(len(inside) * (5 + len(raw) // 20))
                 written = [f"{raw[:place]}{text}{raw[braces.end() :]}" for text in inside]
@@ -691,14 +688,14 @@ class _Reader:
                 found.append(text[i:end])
             elif c == "`":
                 end = quoted_end(text, i)
-                found.append(self.printed(text[i + 1 : end - 1], text[i:end]))
+                found.append(self.capture(text[i + 1 : end - 1], text[i:end]))
             elif text.startswith("$((", i):
                 end = closing(text, i + 1)
                 value, marks = self.calculate(text[i + 3 : end - 2])
                 found.append(marks if value is None else str(value))
             elif text.startswith("$(", i):
                 end = closing(text, i + 1)
-                found.append(self.printed(text[i + 2 : end - 1], text[i:end]))
+                found.append(self.capture(text[i + 2 : end - 1], text[i:end]))
             elif text.startswith("${", i):
                 end = closing(text, i + 1, "{", "}")
                 found.append(self.parameter(text[i + 2 : end - 1]))
@@ -712,7 +709,7 @@ class _Reader:
         self.spend(len(result) // 20 + len(result) // _LONGEST * _WORK)
         return result
 
-    def printed(self, script: str, written: str) -> str:
+    def capture(self, script: str, written: str) -> str:
         """What commands print, where no other programs are needed for it; else its mark."""
         outer, self.output = self.output, ""
         before = self.found.size()
@@ -827,6 +824,11 @@ def _marks(text: str) -> list[str]:
     return [found[0] for found in _MARKED.finditer(text)]
 
 
+def _negate(holds: bool | None) -> bool | None:
+    """Whether a condition does not hold; None where that is not known."""
+    return None if holds is None else not holds
+
+
 def _either(found: Sequence[bool | None], decides: bool) -> bool | None:
     """Whether one of two holds, or both: either decides it where it is `decides`."""
     if decides in found:
@@ -846,7 +848,7 @@ def _escape(text: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", text)
 
 
-def _listed(inside: str) -> list[str]:
+def _expand_braces(inside: str) -> list[str]:
     """What `{1..3}` or `{a,b}` stands for; none where it is neither."""
     if numbers := re.fullmatch(r"(-?[0-9]{1,6})\.\.(-?[0-9]{1,6})", inside):
         first, last = int(numbers[1]), int(numbers[2])
@@ -855,7 +857,7 @@ def _listed(inside: str) -> list[str]:
     return inside.split(",") if "," in inside else []
 
 
-def _unquoted(raw: str, letter: str) -> Iterator[int]:
+def _find_unquoted(raw: str, letter: str) -> Iterator[int]:
     """The places of a letter outside of quotations and expansions."""
     i = 0
     while i < len(raw):

@@ -517,9 +517,9 @@ def _fsdp_bytes(
 
     A pipeline keeps the stage gathered, and whole gradients in float32; else the embedding and the
     head stay, or all where gradients alone are shared, two blocks are gathered and one is
-    scattered. In a pipeline each stage has a buffer
-    for every input and gradient that it receives in an iteration (torch 2.13, pipelining/stage.py,
-    _prepare_forward_infra and _prepare_backward_infra).
+    scattered. In a pipeline each stage has a buffer for every input and gradient that it receives
+    in an iteration (torch 2.13, pipelining/stage.py, _prepare_forward_infra and
+    _prepare_backward_infra).
     """
     model, practice, (t, _, _, p, v, _, m, shape, _) = work.model, work.practice, own
     stays, received = layout.shard == "gradients", 2 * v - (d == 0) - (d == p - 1)
