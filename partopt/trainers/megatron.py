@@ -21,7 +21,7 @@ from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Practice
 from partopt.errors import PartoptError
-from partopt.trainers.megatron_arguments import read_training, with_layout
+from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.megatron_model import BUCKET_ITEM, FUSED, PLAIN, model_arguments
 from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
 from partopt.trainers.reading import check_count, find_count, find_value, malformed, read_literal
@@ -221,9 +221,9 @@ def _read_training(trainer: str) -> ReadTraining:
     """A reader of all of a transformer's training, with the stages of the pipeline's layout."""
 
     def read(settings: Settings, devices: int) -> Configured:
-        found = read_training(settings, devices, trainer)
         layout = settings.find(_LAYOUT)
-        return with_layout(found, _segments(layout)) if layout else found
+        stated = [segment.count("t") for segment in _segments(layout)] if layout else None
+        return read_training(settings, devices, trainer, stated)
 
     return read
 

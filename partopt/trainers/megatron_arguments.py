@@ -5,7 +5,6 @@ Megatron Bridge, NeMo and Megatron-DeepSpeed have the same arguments under names
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
@@ -43,9 +42,12 @@ _ZERO = ("zero_optimization.stage", "zero_stage")
 _UNPLANNED = ("32", "fp32", "float32", "32-true")  # formats
 
 
-def read_training(settings: Settings, devices: int, trainer: str) -> Configured:
+def read_training(
+    settings: Settings, devices: int, trainer: str, stated: Sequence[int] | None = None
+) -> Configured:
     """A transformer's training on so many devices, as the arguments or fields of `trainer` say.
 
+    `stated` are the blocks of each stage of a pipeline's layout, which goes before other arguments.
     Raises PartoptError with all that is missing, and for what is not planned.
     """
     fields = trainer == "megatron-bridge"  # whose defaults are others than those of arguments
@@ -75,6 +77,8 @@ def read_training(settings: Settings, devices: int, trainer: str) -> Configured:
     noop = _noop_blocks(settings)
     chunks = _chunks(settings, model.blocks + len(noop), p)
     blocks = _stages(settings, model.blocks + len(noop), p, chunks, noop)
+    if stated is not None:
+        chunks, blocks = max(1, len(stated) // p), list(stated)
     most = max(blocks) if blocks else -(-model.blocks // (p * chunks))
     layout = Layout(
         tp=t,
@@ -436,11 +440,3 @@ def _facts(settings: Settings, t: int, p: int, trainer: str) -> dict[str, object
     if bucket := settings.count("ddp_bucket_size", "bucket_size", default=0):
         found["bucket"] = bucket * BUCKET_ITEM
     return found
-
-
-def with_layout(found: Configured, segments: Sequence[str]) -> Configured:
-    """The training with the blocks of each stage of a pipeline's layout."""
-    blocks = [segment.count("t") for segment in segments]
-    chunks = len(blocks) // (found.layout.pp or 1)
-    layout = structs.replace(found.layout, chunks=max(1, chunks))
-    return dataclasses.replace(found, layout=layout, blocks=blocks)

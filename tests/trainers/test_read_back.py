@@ -133,6 +133,11 @@ def test_as_many_blocks_as_a_stage_has_are_all():
     )
 
 
+def test_a_stage_with_more_blocks_than_others_makes_as_many_again_as_is_said():
+    text = exported("megatron", layout="tp=2,pp=2,recompute=16").main
+    assert "Et*17|t*15L" in text and "--recompute-num-layers 16" in text
+
+
 def test_another_number_of_blocks_is_noticed():
     model = load_transformer("llama3-8b")
     plan = plan_layout("megatron", model, "pp=4,recompute=7", "bfloat16", {})
