@@ -89,6 +89,16 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     shard: Shard | None = None
     schedule: str | None = None
 
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether replicas hold shares of gradients, alone or with those of parameters."""
+        return self.shard in ("gradients", "parameters")
+
+    @property
+    def scatters_early(self) -> bool:
+        """Whether each backward scatters its gradients: they are in shares, without a pipeline."""
+        return self.shares_gradients and (self.pp or 1) == 1
+
     def with_inside(self, inside: Layout) -> Layout:
         """The layout with what is inside the layers of its profile: degrees, recomputation."""
         names = ("tp", "cp", "ep", "recompute")

@@ -314,9 +314,7 @@ def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:
         "experts' gradients have fewer replicas than it exchanges them over": (
             longer and (own.ep or 1) > 1
         ),
-        "it gathers and scatters all blocks at once, not one by one": (
-            p == 1 and plan.shard in ("gradients", "parameters")
-        ),
+        "it gathers and scatters all blocks at once, not one by one": own.scatters_early,
         "it hides replicas' exchange behind the last backward alone": p == 1,
         "the closed form takes chunks of unequal blocks for equal": longer and interleaved,
         "it sends and receives in turn, where the trainer does both at once": (

@@ -86,8 +86,8 @@ def _numerics(about: Modelled, found: Configured) -> Iterator[str]:
 def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Configured) -> Iterator[str]:
     """Facts that the plan counts, and that the trainer does not have or cannot be told."""
     practice, engine = trainer.run_with(found.facts)
-    if plan.shard in ("gradients", "parameters") and plan.layout.pp == 1:
-        engine = structs.replace(engine, allreduce="overlap")  # scattered in every backward
+    if plan.layout.scatters_early:
+        engine = structs.replace(engine, allreduce="overlap")
     differing = plan.engine.find_differences(engine, plan.schedule)
     facts = [
         name if name == "waits" else f"{name}={getattr(plan.engine, name)}"

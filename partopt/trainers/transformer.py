@@ -554,7 +554,7 @@ def _options(asked: Laying, training: Training, found: Estimate) -> dict[str, An
     facts: dict[str, Any] = {"optimizer_bytes": max(0.0, state)}
     if "in shares" in memory and BITS[training.format] < 16:
         facts["gathered_bytes"] = BITS[training.format] / 8
-    if "in shares" in memory and layout.pp == 1:  # gradients are scattered in every backward
+    if layout.scatters_early:
         facts["allreduce"] = "overlap"
     return {
         "trainer": asked.trainer,

@@ -70,8 +70,8 @@ class Degrees(NamedTuple):
         if isinstance(recompute, int):
             again, recompute = min(1.0, recompute * p * v / work.model.blocks), "always"
         assert recompute != "auto"
-        fsdp = layout.shard in ("gradients", "parameters")
-        return cls(t, c, e, p, v, n, batch // (n * b), Shape(b, t, c, e, recompute, fsdp), again)
+        shape = Shape(b, t, c, e, recompute, layout.shares_gradients)
+        return cls(t, c, e, p, v, n, batch // (n * b), shape, again)
 
     @property
     def devices(self) -> int:
