@@ -124,19 +124,14 @@ def is_long(microbatches: int, replicas: Sequence[int]) -> bool:
 
 def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
     """x of a timeline."""
-    order, sent, done = timeline.order, timeline.transfers, timeline.collectives
+    order, crossed, done = timeline.order, timeline.transfers, timeline.collectives
     S, G = len(replicas), int(order.microbatch[order.kind == F].max()) + 1
-    x = np.full((G, 5 * S), np.nan)
-    for column, part in ((0, order), (2 * S, sent)):
-        start = timeline.start if part is order else sent.start
-        for first, kinds in ((column, (F,)), (column + S, (B, I))):
-            own = np.isin(part.kind, kinds)
-            x[part.microbatch[own], first + part.stage[own]] = start[own]
-    counts = np.array(replicas)[done.stage]  # a round's start is that of all its microbatches
-    turns = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    own = np.repeat(np.arange(len(counts)), counts)
-    microbatch = done.round[own] * counts[own] + turns
-    x[microbatch, 4 * S + done.stage[own]] = done.start[own]
+    x, sent = np.empty((G, 5 * S)), np.full((2, S, G), np.nan)
+    way = np.isin(crossed.kind, (B, I)).astype(np.int64)
+    sent[way, crossed.stage, crossed.microbatch] = crossed.start
+    rounds = np.column_stack([done.stage, done.round, done.start])
+    given = order.kind, order.stage, order.microbatch, timeline.start
+    fill_starts(x, *given, sent, rounds, np.array(replicas))
     return x
 
 
