@@ -62,11 +62,9 @@ def _another_training(
     for name in _DEGREES:
         yield name, getattr(plan.layout, name) or 1, getattr(found.layout, name) or 1
     counts = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
-    planned, said = (  # as many blocks as a stage has are all
-        "always" if isinstance(again, int) and parts and again >= max(counts) else again
-        for again in (plan.layout.recompute, found.layout.recompute)
-    )
-    yield "recomputation", planned, said
+    again = plan.layout.recompute
+    all_blocks = isinstance(again, int) and parts and again >= max(counts)
+    yield "recomputation", "always" if all_blocks else again, found.layout.recompute
     yield "what replicas share", plan.shard, found.layout.shard
     if found.blocks is not None and parts:
         yield "blocks of stages", counts, list(found.blocks)
