@@ -60,6 +60,7 @@ _ONE_OF: dict[str, Collection[str]] = {
 }
 _SOME_OF: dict[str, Collection[str]] = {
     "waits": SCHEDULES,
+    "in_turn": SCHEDULES,
     "recompute": get_args(Recomputation),
     "shard": get_args(Shard),
 }
@@ -235,8 +236,9 @@ def normalise(options: Options) -> Options:
         _check_alone(name, getattr(options, name), kind)
     _check_parts(options)
     engine = with_facts(options.engine, options.facts)
-    for name in engine.waits:
-        _known("waits", name, SCHEDULES)
+    for fact in ("waits", "in_turn"):
+        for name in getattr(engine, fact):
+            _known(fact, name, SCHEDULES)
     said, layout = _said_by_layout(options), options.layout
     degrees = structs.replace(layout, **dict.fromkeys(_HELD_ELSEWHERE))
     said |= {"engine": engine, "layout": degrees}
@@ -255,7 +257,8 @@ def normalise(options: Options) -> Options:
 def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
     """The engine with `facts` in place of its own, values as people write them.
 
-    `waits`, `recompute` and `shard` are names, "1f1b,gpipe", where "none" alone is no schedule;
+    `waits`, `in_turn`, `recompute` and `shard` are names, "1f1b,gpipe", where "none" alone is no
+    schedule;
     `bucket` and `reserve` are bytes or "50 MB", `optimizer_bytes` a number. Raises PartoptError for
     an unknown fact or value.
     """
@@ -265,7 +268,8 @@ def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
         if name in _ONE_OF:
             changes[name] = _known(name, text, _ONE_OF[name])
         elif name in _SOME_OF:
-            words = [] if (name, text) == ("waits", "none") else text.split(",")
+            empty = text == "none" and _SOME_OF[name] is SCHEDULES
+            words = [] if empty else text.split(",")
             changes[name] = tuple(_known(name, word.strip(), _SOME_OF[name]) for word in words)
         elif name == "optimizer_bytes":
             changes[name] = _state_bytes(value)

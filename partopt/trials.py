@@ -165,7 +165,7 @@ class Uniform:
             chunks=self.chunks if entry.shape == LOOPED else None,
             cuts=list(range(1, S)),
             recompute="always" if self.recompute else "never",
-            facts=self.facts,
+            facts={"in_turn": "none"} | dict(self.facts),  # as papers have it
         )
         return planners.plan("manual", job.problem)
 

@@ -63,8 +63,11 @@ def test_messages_are_why_the_forms_differ():
     found = {own.schedule: own for own in partopt.try_schedules(pipeline).tried}
     assert found["gpipe"].iteration_s == pytest.approx(33 + 2 * 3 * 0.1)
     assert found["gpipe"].closed_form.reason == "messages take 100.0 ms"
-    assert found["1f1b"].closed_form.reason == "messages take 100.0 ms, and devices wait for them"
     assert not any(own.closed_form.agrees for own in found.values())
+    waiting = partopt.Uniform(transfer="100 ms", facts={"waits": "1f1b"})
+    [own] = partopt.try_schedules(waiting, ["1f1b"]).tried
+    assert own.iteration_s > found["1f1b"].iteration_s
+    assert own.closed_form.reason == "messages take 100.0 ms, and devices wait for them"
 
 
 def test_a_form_that_does_not_hold_says_where_it_does():

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from partopt import SCHEDULES, Uniform, try_schedule
-from partopt.documents.engine import OWN
 
 DOCS = Path(__file__).parents[1]
 FROM, TO = "<!-- python docs/.site/schedules.py writes what follows -->\n", "<!-- up to here -->\n"
@@ -19,7 +18,6 @@ def parts() -> Iterator[str]:
         facts = [f"Waits `{entry.bubble.text}`{where}"]
         facts += ["never flushes"] if entry.asynchronous else []
         facts += ["stages may have unequal replicas"] if entry.uneven else []
-        facts += ["devices wait for their messages"] if name in OWN.waits else []
         yield f"\n### {name}\n\n![{entry.summary}](pictures/schedule-{name}.svg)\n"
         yield f"\n{'; '.join(facts)}.\n"
 

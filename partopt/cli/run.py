@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @options.option(
     "--engine",
     "NAME",
-    "torch's pipeline runtime (torch), partopt's own (partopt), or torch's where it can.",
+    "partopt's own (partopt), torch's pipeline runtime (torch), or auto, that of the plan.",
     default="auto",
 )
 @click.option("--rate", type=float, default=1e-3, show_default=True, help="Learning rate.")

@@ -170,6 +170,7 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
         recompute=[stage.recomputes_whole for stage in plan.stages],
         warmup=[stage.warmup for stage in plan.stages],
         tied=[stage.tied_exchange_s > 0 for stage in plan.stages],
+        in_turn=plan.schedule in plan.engine.in_turn,
     )
 
 

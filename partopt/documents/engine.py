@@ -24,7 +24,8 @@ class Engine(documents.Part, frozen=True, kw_only=True):
     """What the engine of a trainer does.
 
     `waits` are the schedules under which devices wait for their messages; under others these
-    overlap with compute. `messages` says whether the tensors of a cut are one message or one each,
+    overlap with compute. `in_turn` are those whose joined forwards and backwards it runs one after
+    the other. `messages` says whether the tensors of a cut are one message or one each,
     `gradients` the number format in which gradients are kept and exchanged, `allreduce` whether
     replicas exchange them beside the last backward, in buckets of `bucket_bytes`, or behind it.
     `buffers` says which microbatches have receive buffers. `recompute` and `shard` are the ways in
@@ -35,6 +36,7 @@ class Engine(documents.Part, frozen=True, kw_only=True):
     """
 
     waits: tuple[str, ...] = ()
+    in_turn: tuple[str, ...] = ()
     messages: Messages = "packed"
     gradients: Gradients = "parameters"
     allreduce: AllReduce = "overlap"
@@ -52,8 +54,12 @@ class Engine(documents.Part, frozen=True, kw_only=True):
         names.append("gathered_bytes")
         names += ["bucket_bytes"] if self.allreduce == other.allreduce == "overlap" else []
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
-        waits = (schedule in self.waits) != (schedule in other.waits)
-        return ["waits", *found] if waits else found
+        of_schedules = [
+            name
+            for name in ("waits", "in_turn")
+            if (schedule in getattr(self, name)) != (schedule in getattr(other, name))
+        ]
+        return of_schedules + found
 
     @property
     def recomputes_blocks(self) -> bool:
@@ -64,9 +70,17 @@ class Engine(documents.Part, frozen=True, kw_only=True):
         return "blocks" in self.recompute and "stage" not in self.recompute
 
 
-# what executes plans by `partopt run`: they are for it where no trainer is named
-PARTOPT = "partopt"
-OWN = Engine(waits=("1f1b",), recompute=("none", "stage"), shard=("none", "optimizer"))
+# the engines that execute plans by `partopt run`; plans are for its own where no trainer is named
+PARTOPT, TORCH = "partopt", "torch"
+_JOINING = ("dualpipe", "dualpipev")
+OWN = Engine(in_turn=_JOINING, recompute=("none", "stage"), shard=("none", "optimizer"))
+OF_TORCH = Engine(
+    in_turn=_JOINING,
+    messages="split",
+    allreduce="blocking",
+    buffers="all",
+    recompute=("none", "stage"),
+)
 
 
 class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

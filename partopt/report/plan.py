@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from partopt.documents.engine import PARTOPT
+from partopt.documents.engine import PARTOPT, TORCH
 from partopt.documents.plan import Plan, needed_bytes, proof_of
 from partopt.documents.stage import Load, Stage, stages_text
 from partopt.printable import shorten
@@ -172,16 +172,18 @@ def _recomputed(plan: Plan) -> str:
 
 
 def _trainer(plan: Plan) -> Iterator[tuple[str, str]]:
-    """For which trainer the plan is; where none was named and it never flushes, what that means."""
+    """For which trainer and engine the plan is; where it never flushes, what that means."""
     if plan.trainer != PARTOPT:
-        yield "trainer", plan.trainer
+        yield "trainer", plan.trainer + ("'s pipeline runtime" if plan.trainer == TORCH else "")
     elif plan.microbatches is None:
         stale = ", with stale weights" if any(s.weight_versions > 1 for s in plan.stages) else ""
         yield (
             "trainer",
-            f"partopt; {plan.schedule} is asynchronous{stale}. For trainers that flush: "
-            "`for=megatron`, `for=torchtitan`, `for=deepspeed`",
+            f"partopt's own engine; {plan.schedule} is asynchronous{stale}. For trainers that "
+            "flush: `for=megatron`, `for=torchtitan`, `for=deepspeed`",
         )
+    else:
+        yield "trainer", "partopt's own engine; for torch's: `for=torch`"
 
 
 def _loads(plan: Plan) -> Lines:

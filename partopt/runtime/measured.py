@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.memory import recomputes_apart
 from partopt.cost.plan import layout_of
+from partopt.documents.engine import OF_TORCH, OWN, TORCH, Engine
 from partopt.documents.plan import Plan
 from partopt.documents.run import (
     Check,
@@ -32,8 +33,9 @@ from partopt.documents.run import (
 )
 from partopt.runtime.actions import RankRecord, actions_of
 from partopt.runtime.training import Training
-from partopt.schedules import order, schedule
+from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.order import KINDS, A, B, F, I, Order, R, U, W
+from partopt.simulator.conditions import Conditions, apply_conditions
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution, execute
 from partopt.simulator.steady import steady_state
@@ -82,7 +84,7 @@ def put_together(
     # the first one warms up
     later = [step for step in range(1, len(steps)) if step != first.counted_step] or [0]
     middle = sorted(later, key=lambda step: seconds[step])[(len(later) - 1) // 2]
-    measured, predicted = every[middle], execute(plan)
+    measured, predicted = every[middle], execute(as_run(plan, training.engine, backend))
     document = Run(
         plan=RanPlan(
             model=plan.profile.name,
@@ -129,9 +131,24 @@ def put_together(
             )
             for rank, held in sorted(plan.stages_by_rank().items())
         ],
-        remarks=list(_remarks(load, backend, len(results))),
+        remarks=list(_remarks(load, backend, len(results), predicted.plan.engine, plan)),
     )
     return TrainingRun(document, measured)
+
+
+def as_run(plan: Plan, engine: str, backend: str) -> Plan:
+    """The plan with the facts of the engine that runs it, and what its stages hold by these.
+
+    Its own engine exchanges gradients as the plan says, and waits for messages over gloo alone.
+    """
+    facts = OF_TORCH if engine == TORCH else OWN
+    changes = {name: getattr(facts, name) for name in ("gradients", "buffers")}
+    changes["in_turn"] = ",".join(facts.in_turn)
+    if engine == TORCH:
+        changes["allreduce"] = facts.allreduce
+    if engine == TORCH or backend == "nccl":
+        changes["waits"] = "none"
+    return apply_conditions(plan, Conditions(facts=changes), ACTION_LIMIT)
 
 
 def _seconds(execution: Execution) -> float:
@@ -154,7 +171,14 @@ def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> Ra
     )
 
 
-def _remarks(load: MachineLoad, backend: str, ranks: int) -> Iterator[str]:
+def _remarks(
+    load: MachineLoad, backend: str, ranks: int, engine: Engine, plan: Plan
+) -> Iterator[str]:
+    if differing := plan.engine.find_differences(engine, plan.schedule):
+        yield (
+            f"the plan is for {plan.trainer}; this engine differs in {', '.join(differing)}, and "
+            "is predicted as it runs"
+        )
     if load.before > BUSY * load.cores:
         yield (
             f"the machine was busy: {load.before:.1f} processes wanted to run on {load.cores} "

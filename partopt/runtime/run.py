@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from partopt.documents.engine import PARTOPT, TORCH
 from partopt.documents.plan import Plan
 from partopt.documents.run import MachineLoad
 from partopt.errors import PartoptError, did_you_mean
@@ -36,7 +37,7 @@ from partopt.schedules import schedule
 from partopt.simulator.execution import execute as simulate
 
 CHECK_DEVICES = ("auto", "cpu")
-ENGINES = ("auto", "torch", "partopt")
+ENGINES = ("auto", TORCH, PARTOPT)
 ROUNDS = 8  # of an asynchronous plan in a step, times what is in flight
 
 
@@ -45,8 +46,8 @@ class RunOptions:
     """How a plan is run.
 
     A step is an iteration; of an asynchronous plan it is `microbatches` from an empty pipeline to
-    an empty one. `engine` is "torch", its pipeline runtime, the default where that can run the
-    plan, or "partopt", which runs every plan. With `check` a first step is held against one
+    an empty one. `engine` is "torch", its pipeline runtime, by default of plans for torch, or
+    "partopt", which runs every plan. With `check` a first step is held against one
     process, on the GPU of rank 0 or where `check_device` is "cpu" on the host, and dropped.
     Checkpoints are written into the folder `save` at the end and after
     `every` so many steps; `resume` is a folder of them, whose last is gone on from, under this plan
@@ -184,7 +185,7 @@ def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> Training:
     if engine not in ENGINES:
         raise invalid("engine", engine, "unknown engine", did_you_mean(engine, ENGINES))
     reason = can_say(plan)
-    if engine == "torch" and reason is not None:
+    if engine == TORCH and reason is not None:
         raise PartoptError(
             f"`engine=torch`: {reason}",
             "`engine=partopt` runs every plan",
@@ -192,7 +193,7 @@ def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> Training:
             option="engine",
         )
     if engine == "auto":
-        engine = "torch" if reason is None else "partopt"
+        engine = TORCH if plan.trainer == TORCH and reason is None else PARTOPT
     for s, stage in enumerate(plan.stages) if source.data is not None else ():
         if passing % stage.replicas:
             raise PartoptError(

@@ -120,7 +120,8 @@ def write_rows(
     microbatch[numbered] += chunks.k[at[numbered]]
     counts = np.zeros(layout.devices + 1, dtype=np.int64)
     counts[ranks + 1] = length
-    return Order(kind, stage, microbatch, every.joined[place], np.cumsum(counts))
+    joined = every.joined[place] & (not layout.in_turn)
+    return Order(kind, stage, microbatch, joined, np.cumsum(counts))
 
 
 def _ranges(first: Integers, length: Integers) -> Integers:

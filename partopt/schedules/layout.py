@@ -32,7 +32,8 @@ class Layout:
     `ranks[s][k]` is the rank of replica k of stage s; `microbatches` pass through in all;
     `recompute[s]` tells whether stage s keeps its input alone, `tied[s]` whether it exchanges
     gradients with other stages; `warmup[s]` are the forwards that each replica of stage s does
-    before its first backward, for schedules that take it.
+    before its first backward, for schedules that take it. `in_turn`: a forward and a backward that
+    the schedule joins run one after the other.
     """
 
     ranks: Sequence[Sequence[int]]
@@ -41,6 +42,7 @@ class Layout:
     recompute: Sequence[bool] = ()
     warmup: Sequence[int] | None = None
     tied: Sequence[bool] = ()
+    in_turn: bool = False
 
     def exchanges(self, s: int) -> bool:
         """Whether stage s exchanges gradients, over its replicas or with other stages."""

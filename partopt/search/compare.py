@@ -53,7 +53,7 @@ def compare(
     stated = job.with_(microbatch_size=problem.chain.microbatch_size)
     notes = [*job.notes, *own]
     for name, plan in (plans or {}).items():
-        found[name] = _price_again(name, plan, problem)
+        found[name] = _price_again(name, plan, stated)
         notes += _notes_of(name, plan, problem)
     base = found.get("data_parallel") or _data_parallel(problem)
     kept = {name: find_within(stated, progress) for name, find_within in (restricted or {}).items()}
@@ -77,8 +77,10 @@ def _data_parallel(problem: Problem) -> Plan | None:
     return None
 
 
-def _price_again(name: str, plan: Plan, problem: Problem) -> Plan:
-    """The stages of a plan, priced and simulated for this problem."""
+def _price_again(name: str, plan: Plan, job: Job) -> Plan:
+    """The stages of a plan, priced and simulated for this job, on the plan's own engine."""
+    of_other = {"trainer": plan.trainer, "engine": plan.engine}
+    problem = job.with_(**(of_other if plan.trainer != job.trainer else {})).problem
     devices = problem.topology.devices
     if [module for stage in plan.stages for module in stage.modules] != problem.chain.names:
         raise PartoptError(

@@ -248,6 +248,7 @@ class Simulations:
                 whole.tolist(),
                 warmups,
                 tied.tolist(),
+                self.problem.schedule in self.problem.engine.in_turn,
             ),
         )
         if self._actions + len(found.kind) <= KEPT_ACTIONS:

@@ -14,7 +14,9 @@ PARTOPT = Trainer(
     engine=OWN,
     sources={
         "schedules": "partopt.runtime.engine: every action in the order of the plan",
-        "waits": "partopt.runtime.engine: as the plan says, in the order of the actions",
+        "waits": "partopt.runtime.engine: messages go on beside compute; over gloo it waits for "
+        "those of a plan that says so",
+        "in_turn": "partopt.runtime.engine: one action after the other",
         "messages": "partopt.runtime.messages: the tensors of a cut are one message",
         "gradients": "autograd's own, in the number format of the parameters",
         "allreduce": "partopt.runtime.updates: beside the last backward",

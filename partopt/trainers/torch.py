@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from partopt.cost.plan import layout_of
 from partopt.documents import encode
-from partopt.documents.engine import Engine, Layout
+from partopt.documents.engine import OF_TORCH, Layout
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, schedule
@@ -80,8 +81,8 @@ if __name__ == "__main__":
 
 
 def csv_of(plan: Plan) -> str:
-    """The CSV of one pipeline of the plan."""
-    layout = layout_of(plan)
+    """The CSV of one pipeline of the plan, joined actions as they are."""
+    layout = replace(layout_of(plan), in_turn=False)
     return to_csv(order(plan.schedule, layout), layout)
 
 
@@ -172,6 +173,7 @@ _SOURCES = {
     "schedules": "distributed/pipelining/schedules.py, _PipelineScheduleRuntime: any order",
     "waits": "distributed/pipelining/schedules.py, _PipelineScheduleRuntime: sends and receives "
     "are posted, and waited for where they are needed",
+    "in_turn": "distributed/pipelining/schedules.py, OVERLAP_F_B: the forward, then the backward",
     "messages": "distributed/pipelining/stage.py: an operation for each tensor",
     "gradients": "autograd's own, in the number format of the parameters",
     "allreduce": "partopt.runtime.torch_engine: behind the last backward",
@@ -179,15 +181,13 @@ _SOURCES = {
     "recompute": "partopt.runtime: a stage keeps its input",
     "shard": "partopt.runtime.own_loop: whole parameters are stepped",
 }
-_ENGINE = Engine(messages="split", allreduce="blocking", buffers="all", recompute=("none", "stage"))
-
 TORCH = Trainer(
     name="torch",
     summary="torch: a program for torchrun on torch's pipeline runtime, for any model",
     tried="torch 2.13.0",
     schedules=SYNCHRONOUS,
     says=Says(recomputed="each", orders=()),
-    engine=_ENGINE,
+    engine=OF_TORCH,
     sources=_SOURCES,
     write=_write,
     suffix=".py",
@@ -199,7 +199,7 @@ TORCH_CSV = Trainer(
     tried="torch 2.13.0",
     schedules=SYNCHRONOUS,
     says=Says(recomputed="each", orders=(), degrees={"tp": "as the stages are made"}),
-    engine=_ENGINE,
+    engine=OF_TORCH,
     sources=_SOURCES
     | {
         "degrees": "a stage is any module",

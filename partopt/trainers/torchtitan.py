@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from partopt.documents.engine import Engine, Layout
+from partopt.documents.engine import OF_TORCH, Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import (
@@ -586,6 +586,7 @@ TORCHTITAN = Trainer(
     ),
     engine=Engine(
         waits=("1f1b",),
+        in_turn=OF_TORCH.in_turn,
         messages="split",
         gradients="float32",
         allreduce="blocking",

@@ -209,7 +209,7 @@ def test_a_layout_is_compared_and_planned_as_its_trainer_runs_it(partopt, given,
     (row,) = [row for row in compared["rows"] if row["planner"] == "megatron layout"]
     assert row["period_s"] == plan["predicted"]["period_s"]
     split = ["--cuts", "6,10,12", "--replicas", "1,1,1,1"]
-    own = partopt("plan", given[1], *words, *split).document
+    own = partopt("plan", given[1], *words, *split, "--with", "waits=1f1b").document
     assert own["predicted"] == plan["predicted"]
     eager = partopt("plan", given[1], *words[:-1], "1f1b-eager", *split).document
     assert eager["predicted"]["period_s"] < 0.999 * row["period_s"]

@@ -126,7 +126,7 @@ def test_the_trainer_of_the_example_is_planned_for_written_and_read(monkeypatch)
     assert [stage.layers for stage in again.stages] == [stage.layers for stage in plan.stages]
     assert again.layout == plan.layout
     facts = structs.asdict(trainer.engine)
-    known = {fact for fact in facts if facts[fact] not in (None, msgspec.UNSET)}
+    known = {fact for fact in facts if facts[fact] not in (None, msgspec.UNSET, ())}
     assert known <= trainer.sources.keys()
 
 

@@ -67,8 +67,9 @@ def test_a_plan_is_read_at_a_glance():
         "slack    cut before stage 1 (after layer 1) 100%, ports of stage 0 100%,",
         "         all-reduce of stage 0 100%, memory of stage 0 56% (112 kB)",
         "flight   NOAM 2: microbatches in flight for each replica of the first stage",
-        "trainer  partopt; pipedream is asynchronous, with stale weights. For trainers",
-        "         that flush: `for=megatron`, `for=torchtitan`, `for=deepspeed`",
+        "trainer  partopt's own engine; pipedream is asynchronous, with stale weights.",
+        "         For trainers that flush: `for=megatron`, `for=torchtitan`,",
+        "         `for=deepspeed`",
         "memory   88 kB on each device of stage 0, 44% of 200 kB",
         "         █████▓▓▒▒▒▒▒░░░░░░░░░░====··································",
         "         █ parameters 16 kB, ▓ gradients 8 kB, ▒ optimizer 16 kB,",
@@ -112,7 +113,7 @@ def test_memory_is_held_against_the_limit_with_what_a_backward_takes():
 def loads(plan, limit=None):
     """The lines on what binds and what is slack, as one each."""
     page = click.unstyle(render(limited(plan, limit))).split("\nbinds    ")[1]
-    lines = re.split(r"\n(?:flight|memory) ", page)[0].replace("\n         ", " ")
+    lines = re.split(r"\n(?:flight|trainer|memory) ", page)[0].replace("\n         ", " ")
     return lines.split("\nslack    ")
 
 

@@ -3,13 +3,16 @@
 import pytest
 
 from partopt.cost.plan import layout_of
+from partopt.documents.engine import OF_TORCH, OWN, PARTOPT, TORCH
 from partopt.documents.run import MachineLoad
 from partopt.runtime.actions import RankRecord, actions_of
-from partopt.runtime.measured import RankResult, put_together
+from partopt.runtime.measured import RankResult, as_run, put_together
 from partopt.runtime.training import Training
 from partopt.schedules import order
 from partopt.schedules.order import B, F
+from partopt.simulator.execution import execute
 from tests.helpers import flat
+from tests.runtime.plans import looped, straight
 from tests.simulator.plans import plan_of
 
 MS = 10**6  # in nanoseconds
@@ -88,3 +91,44 @@ def test_what_makes_a_run_doubtful_is_remarked(idle, before, backend, remarks):
     assert [each.partition(" before the run")[0].partition(", and what")[0] for each in found] == (
         remarks
     )
+
+
+SERIAL = straight("1f1b", [1] * 4, 8, cuts=[8] * 3, topology=flat(4, 50.0))
+SERIAL = SERIAL.with_engine(waits=("1f1b",))
+PAIRED = looped("dualpipev", 4, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("plan", "engine", "backend", "longer"),
+    [
+        (SERIAL, PARTOPT, "gloo", False),  # its own engine waits there, as the plan says
+        (SERIAL, PARTOPT, "nccl", True),
+        (SERIAL, TORCH, "gloo", True),
+        (PAIRED, PARTOPT, "gloo", True),
+        (PAIRED.with_engine(in_turn=OWN.in_turn), PARTOPT, "nccl", False),
+    ],
+)
+def test_what_is_predicted_is_what_the_engine_issues(plan, engine, backend, longer):
+    found = as_run(plan, engine, backend)
+    planned_s, ran_s = execute(plan).makespan_s, execute(found).makespan_s
+    assert ran_s < planned_s * 0.99 if longer else ran_s == planned_s
+
+
+def test_torch_has_a_buffer_for_every_microbatch_and_exchanges_behind_the_backward():
+    plan = straight("1f1b", [2, 2], 16, weights=[1000, 1000], cuts=[50]).with_engine(bucket_bytes=1)
+    own, torch = (as_run(plan, engine, "nccl") for engine in (PARTOPT, TORCH))
+    assert (torch.engine.allreduce, torch.engine.buffers) == (OF_TORCH.allreduce, "all")
+    assert torch.peak_memory_bytes > own.peak_memory_bytes
+    assert execute(torch).makespan_s > execute(own).makespan_s
+
+
+def test_a_plan_for_another_engine_is_told_of():
+    assert document([4, 4], None).remarks == []
+    other = PLAN.with_engine(waits=("1f1b",), gradients="float32")
+    results = [RankResult([record(4, 0)], [1.0], 1000, None, "cpu", None)]
+    load = MachineLoad(cores=2, before=0.0, after=0.0)
+    for engine, names in ((PARTOPT, "gradients"), (TORCH, "waits, gradients, allreduce, buffers")):
+        [remark] = put_together(
+            Training(other, None, M, engine=engine), results, load, "gloo"
+        ).document.remarks
+        assert f"the plan is for partopt; this engine differs in {names}, and" in remark

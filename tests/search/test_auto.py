@@ -168,7 +168,8 @@ def test_more_devices_than_microbatches_may_stay_idle():
 def test_all_schedules_together_are_no_slower_than_each_alone():
     """Engines of `1f1b` wait for slow messages and those of the others do not."""
     stated = slow(8, two_level(2, 2, 12e9, 1.25e9))
-    job = Job(stated.profile, stated.topology, schedule="auto", global_batch=8)
+    facts = {"waits": "1f1b"}
+    job = Job(stated.profile, stated.topology, schedule="auto", global_batch=8, facts=facts)
     together = solve(job)
     alone = {
         name: solve(job.with_(schedule=name)).plan.predicted.samples_per_s

@@ -22,6 +22,8 @@ def test_every_fact_has_a_source(trainer):
     facts = engine.keys() - {name for name in RULES if engine[name] in (None, msgspec.UNSET)}
     if engine["allreduce"] == "blocking":
         facts -= {"bucket_bytes"}
+    if not engine["in_turn"]:
+        facts -= {"in_turn"}
     if trainer.schedules is not None:
         facts |= {"schedules"}
     if trainer.says.degrees:
@@ -65,7 +67,8 @@ def test_a_choice_replaces_facts_and_the_first_is_the_default_or_one_of_the_trai
 
 
 def test_facts_are_of_schedules_that_there_are(trainer):
-    assert {*trainer.engine.waits, *(trainer.schedules or {})} <= {*SCHEDULES}
+    named = {*trainer.engine.waits, *trainer.engine.in_turn, *(trainer.schedules or {})}
+    assert named <= {*SCHEDULES}
     assert trainer.name in TRAINERS
     assert (trainer.read is None) == (trainer.reads == "") == (trainer.example == "")
     assert (trainer.write is None) == (trainer.suffix == "")
@@ -91,10 +94,10 @@ ENGINES = {
     "torchtitan": "split float32 blocking all none,selective,blocks none,gradients,parameters",
     "deepspeed": "split parameters blocking flight none,blocks,stage none,optimizer",
     "colossalai": "split parameters blocking flight none,blocks none,optimizer",
-    "partopt": "packed parameters overlap flight none,stage none,optimizer",
 }
 # and where they do not
 ENGINES |= {
+    "partopt": "packed parameters overlap flight none,stage none,optimizer",
     "torch": "split parameters blocking all none,stage none",
     "torchgpipe": "split parameters blocking flight none,stage none",
     "vllm": "packed parameters overlap flight none,selective,blocks,stage "
@@ -108,7 +111,7 @@ def test_engines_do_what_their_sources_say(trainer):
     facts = [own.messages, own.gradients, own.allreduce, own.buffers]
     facts += [",".join(own.recompute), ",".join(own.shard)]
     assert " ".join(facts) == ENGINES[name]
-    assert own.waits == (("1f1b",) if [*ENGINES].index(name) < 5 else ())
+    assert own.waits == (("1f1b",) if [*ENGINES].index(name) < 4 else ())
     assert (own.optimizer_bytes, own.reserve_bytes) == (None, None)
 
 

@@ -60,7 +60,7 @@ def test_the_document_is_shown(partopt, plan_file, tmp_path):
     page = partopt("show", tmp_path / "flows.json").out
     assert page.splitlines()[:4] == [
         "model    chain, microbatch 1, on flat-4",
-        "plan     manual: 2-2, schedule 1f1b, 45.80 ms an iteration of 8",
+        "plan     manual: 2-2, schedule 1f1b, 45.40 ms an iteration of 8",
         "flows    6, of which 2 are critical",
         "",
     ]
