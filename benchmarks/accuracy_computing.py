@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from machine import watch_others
 
-from partopt import Job, Plan, measure_source, run_source, solve
+from partopt import TRAINERS, Job, Plan, measure_source, run_source, solve
 from partopt.documents.profile import Profile
 from partopt.documents.run import Run
 from partopt.documents.stage import Stage
@@ -119,7 +119,7 @@ def step_s(profile: Profile) -> float:
 
 
 def runs(measured: Profiles, topology: Topology, quick: bool) -> Iterator[Found]:
-    """A run of every plan; torch has receive buffers for all microbatches."""
+    """A run of every plan, on the engine that it is for."""
     torch.set_num_threads(1)  # processes are forked
     model, before = measured.model, measured.together
     for schedule, options, engine in CASES[:2] if quick else CASES:
@@ -127,8 +127,8 @@ def runs(measured: Profiles, topology: Topology, quick: bool) -> Iterator[Found]
         if asynchronous and model.name == "gpt":
             continue  # its ties: several stages update one parameter
         microbatches = {} if asynchronous else {"microbatches": MICROBATCHES}
-        buffers = {"facts": {"buffers": "all"}} if engine == "torch" else {}
-        given = options | microbatches | buffers
+        runs_on = {"trainer": engine, "engine": TRAINERS[engine].engine}
+        given = options | microbatches | runs_on
         plan: Plan = solve(Job(before, topology, schedule=schedule, **given)).plan
         others = watch_others()
         run = run_source(plan, model.source, arguments=model.arguments, steps=STEPS, engine=engine)

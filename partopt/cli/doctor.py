@@ -153,8 +153,8 @@ def _diagnose(folder: Path) -> Diagnosis:
 
     plan("plan", "links.yaml" if links is not None else "v100-pcie", "plan.json")
     run("run", "plan.json", "--backend", host.backend, "-o", "run.json")
-    if host.backend == "nccl":  # the default ran; and the other
-        run("run, partopt's engine", "plan.json", "--engine", "partopt")
+    if host.backend == "nccl":  # its own engine ran; and the other
+        run("run, torch's engine", "plan.json", "--engine", "torch")
     elif gpus:
         (folder / "one.yaml").write_text(ONE)
         plan("plan for one GPU", "one.yaml", "one.json")

@@ -102,8 +102,8 @@ def test_what_fails_or_hangs_is_said_and_the_rest_is_tried(partopt, tmp_path, mo
     [
         (0, "gloo", "2", {"run": "gloo"}),
         (1, "gloo", "2", {"run": "gloo", "run on one GPU": "nccl"}),
-        (2, "nccl", "2", {"run": "nccl", "run, partopt's engine": None}),
-        (8, "nccl", "4", {"run": "nccl", "run, partopt's engine": None}),
+        (2, "nccl", "2", {"run": "nccl", "run, torch's engine": None}),
+        (8, "nccl", "4", {"run": "nccl", "run, torch's engine": None}),
     ],
 )
 def test_what_is_tried_follows_the_gpus(partopt, tmp_path, monkeypatch, gpus, backend, ranks, runs):
