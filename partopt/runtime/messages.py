@@ -20,52 +20,12 @@ from partopt.runtime.actions import Action, RankRecord, Route
 from partopt.runtime.clock import Clock
 from partopt.runtime.completions import Completions
 from partopt.runtime.context import Context, Direction, lost_connections
+from partopt.runtime.packing import Packing
 from partopt.runtime.postings import Posting, kept_postings
-from partopt.runtime.stage import Crossing, Stage, check_made, with_gradient
+from partopt.runtime.stage import Stage, check_made, with_gradient
 from partopt.schedules.order import B, F, Order
 
 AHEAD = 3  # receives that are posted under gloo before they are used
-_ALIGNMENT = 16  # bytes: each tensor of a message begins where its number format may
-
-
-class Packing:
-    """How the tensors of a cut lie in a message of `size` bytes; never none, for others wait."""
-
-    def __init__(self, crossings: Sequence[Crossing]) -> None:
-        self.crossings = list(crossings)
-        self.places: list[slice] = []  # the bytes of each tensor
-        stop = 0
-        for each in crossings:
-            start = -(-stop // _ALIGNMENT) * _ALIGNMENT
-            stop = start + torch.Size(each.shape).numel() * each.dtype.itemsize
-            self.places.append(slice(start, stop))
-        self.size = max(1, stop)
-
-    def pack(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-        """The message: uint8, shape (size,), on the device. A single tensor there is not copied."""
-        placed = [each.detach().to(device).contiguous() for each in tensors]
-        parts = [each.view(-1).view(torch.uint8) for each in placed]
-        if len(parts) == 1 and len(parts[0]) == self.size:
-            return parts[0]
-        message = torch.empty(self.size, dtype=torch.uint8, device=device)
-        for part, place in zip(parts, self.places, strict=True):
-            message[place] = part
-        return message
-
-    def unpack(self, message: Tensor) -> list[Tensor]:
-        """The tensors in a message, which share its memory; it may come later.
-
-        Each counts its own changes (`.data`), so that a stage may change one in place.
-        """
-        return [
-            message[place].view(crossing.dtype).view(crossing.shape).data
-            for crossing, place in zip(self.crossings, self.places, strict=True)
-        ]
-
-    def give_back(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors of a message that is there, each where its stage has it."""
-        pairs = zip(tensors, self.crossings, strict=True)
-        return [each.cpu() if crossing.on_host else each for each, crossing in pairs]
 
 
 class Channel:

@@ -18,7 +18,7 @@ from partopt.runtime.buffers import BufferState, buffer_slots
 from partopt.runtime.cuts import check_cuts, cut_before, own_parameter_names, with_stride
 from partopt.runtime.events import Key, Record
 from partopt.runtime.forward import StageForward, absent
-from partopt.runtime.messages import Packing
+from partopt.runtime.packing import Packing
 from partopt.runtime.split_backward import WeightPart, backward_of_inputs
 from partopt.runtime.stage import Crossing, Stage, with_gradient
 from partopt.runtime.weightless import has_no_values

@@ -30,8 +30,8 @@ from partopt.runtime.clock import DeviceClock
 from partopt.runtime.context import Context, Direction, Progress
 from partopt.runtime.cuts import Cut, cut_before
 from partopt.runtime.engine import RankRun
-from partopt.runtime.messages import Packing
 from partopt.runtime.optimizers import warm_up
+from partopt.runtime.packing import Packing
 from partopt.runtime.processes import run_local
 from partopt.runtime.run import RunOptions
 from partopt.runtime.stage import Crossing

@@ -7,7 +7,8 @@ from partopt.errors import PartoptError
 from partopt.runtime.actions import Route, actions_of
 from partopt.runtime.context import Context, Progress
 from partopt.runtime.engine import execute
-from partopt.runtime.messages import Packing, check_cuts
+from partopt.runtime.messages import check_cuts
+from partopt.runtime.packing import Packing
 from partopt.runtime.stage import Crossing
 from partopt.runtime.updates import Tied
 from partopt.schedules.order import B, F
