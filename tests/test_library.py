@@ -1,6 +1,5 @@
 """The public library: what is in it, what it costs to import, and who uses nothing else."""
 
-import ast
 import subprocess
 import sys
 
@@ -36,13 +35,6 @@ def test_every_public_name_is_there_and_described():
     assert set(partopt.__all__) <= set(dir(partopt))
     with pytest.raises(AttributeError, match="no attribute 'plan_it'"):
         partopt.plan_it  # noqa: B018
-
-
-def test_type_checkers_see_the_names_that_are_imported_late():
-    source = ast.parse((ROOT / "partopt/__init__.py").read_text())
-    checked = next(node for node in source.body if isinstance(node, ast.If))
-    seen = {alias.name: node.module for node in checked.body for alias in node.names}
-    assert seen == partopt._PLACES
 
 
 def test_importing_is_quick_and_imports_nothing_heavy():
