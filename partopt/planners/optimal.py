@@ -7,6 +7,15 @@ For each layout of the devices (`partopt.planners.layouts`) and each number of s
 is the time of the slowest stage of layers from i on, in s stages on the last q places. Costs are
 arrays over all [i, j) (`partopt.planners.costs`). Places may stay idle: T(s, i, q - 1) counts too.
 
+    layers    0 . . . i . . . . j . . . . . . N
+                      [ stage   )[ s - 1 more  )
+    places    0 . . . . U-q . . . U-q+r . . . U       the first r of those that are left are its own
+
+T is filled from the end of the chain: for s = 1 the last stage takes all layers from i on; for each
+s more every cut j and every r is tried, and the best is kept with its j and r. The plan is read off
+from T(S, 0, U) forward. A place is some ranks of the cluster in a fixed order, so that what a cut
+costs follows from where U - q lies: inside a server, or between two.
+
     N, S   layers, stages
     U, q   places of the layout, and those that are left
     r      places of a stage

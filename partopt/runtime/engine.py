@@ -1,7 +1,16 @@
 """Executes a plan: every rank runs its row of the order that the simulator runs, on its stages.
 
 One engine for all schedules. What a schedule is lies in its order; what is added here are messages
-between ranks (`messages`), and sums of gradients and optimizer steps (`updates`).
+between ranks (`messages`), and sums of gradients and optimizer steps (`updates`). A step of 1F1B on
+two ranks, the second stage with a replica beside it:
+
+    rank 0   F0 F1       B0 F2       B1          B2   U
+               \  \     /     \     /           /
+    rank 1      F0 B0      F1 B1      F2 B2 A .. U
+
+For every action a rank posts the receives that are due (`postings`), waits for its input, computes
+on its stage (`stage`), sends the result, and notes when all that was. A begins the sum of gradients
+over replicas, beside what comes next; U waits for it and steps the optimizer.
 """
 
 from __future__ import annotations
