@@ -1,4 +1,4 @@
-"""Executes a plan: every rank runs its row of the order that the simulator runs, on its stages.
+r"""Executes a plan: every rank runs its row of the order that the simulator runs, on its stages.
 
 One engine for all schedules. What a schedule is lies in its order; what is added here are messages
 between ranks (`messages`), and sums of gradients and optimizer steps (`updates`). A step of 1F1B on
