@@ -188,8 +188,8 @@ def with_less(case: Case) -> Iterator[tuple[str, float, float, float]]:
             for part in (0.9, 0.7)
         ]
     for size in sorted({outer.size * 7 // 8, outer.size * 3 // 4, outer.size // 2} - {0}):
-        levels = [*whole.levels[:-1], structs.replace(outer, size=size)]
-        asked.append((f"{size} {outer.name}s", {}, structs.replace(whole, levels=levels)))
+        fewer = whole.resize(whole.devices // outer.size * size)
+        asked.append((f"{outer.name} of {size}", {}, fewer))
     for k, level in enumerate(whole.levels):
         slower = structs.replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / 2)
         levels = [*whole.levels[:k], slower, *whole.levels[k + 1 :]]

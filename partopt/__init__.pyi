@@ -7,7 +7,7 @@ from partopt.documents.profile import Profile as Profile
 from partopt.documents.repeat import repeat as repeat
 from partopt.documents.stage import Stage as Stage
 from partopt.documents.topology import Topology as Topology
-from partopt.errors import PartoptError as PartoptError
+from partopt.errors import Interrupted as Interrupted, PartoptError as PartoptError
 from partopt.html_report import write_report as write_report
 from partopt.importers import IMPORTERS as IMPORTERS, import_profile as import_profile
 from partopt.importers.run import import_run as import_run

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from partopt.printable import cut
@@ -62,6 +63,34 @@ class PartoptError(Exception):
         )
         whole.parts = parts
         return whole
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a search: `found` is the best until then, as the interrupted function gives it.
+
+    Where nothing was found yet, KeyboardInterrupt itself is raised.
+    """
+
+    def __init__(self, found: Any) -> None:
+        super().__init__()
+        self.found = found
+
+
+@contextmanager
+def found_until_then(so_far: Callable[[Any], Any]) -> Iterator[None]:
+    """Where this context is interrupted, Interrupted carries what was found until then.
+
+    `so_far` makes it of what a function inside found, None where none says so. Where it is None or
+    a PartoptError, nothing was found.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        with suppress(PartoptError):
+            found = so_far(getattr(stopped, "found", None))
+            if found is not None:
+                raise Interrupted(found) from None
+        raise KeyboardInterrupt(*stopped.args) from None
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = _LISTED) -> str:

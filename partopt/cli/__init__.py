@@ -29,7 +29,7 @@ from click.shell_completion import (
 )
 
 from partopt import __version__
-from partopt.cli.terminal import columns, is_dumb, say
+from partopt.cli.terminal import INTERRUPTED, columns, is_dumb, say
 from partopt.cli.words import as_flags
 from partopt.errors import PartoptError, did_you_mean
 from partopt.printable import shorten, without_numbers
@@ -64,7 +64,6 @@ _TRAINING = {
 }  # verbs in whose process models may train
 _YOUNG = 200_000  # objects made since the collector's last pass, in the other verbs
 COMPLETE = "_PARTOPT_COMPLETE"  # in the environment: SHELL_source or SHELL_complete
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 INTERNAL = 70
 _SHOWN = 3  # errors of one file

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, planning, values
-from partopt.cli.terminal import Tell, progress, say, say_page
+from partopt.cli.terminal import Tell, leave_if_interrupted, say, say_page, search
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
 
@@ -65,15 +65,19 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     planning.choose_schedule(given, own["targets"], several=False)
     job = planning.job(profile, given)
     print_notes(job.notes)
-    found = _compare_planners(job, own, as_json)
-    if not as_json:
+    found, interrupted = _compare_planners(job, own, as_json)
+    if not (as_json or interrupted):
         say(f"\nnext:    partopt {_next(profile, job, own, found, given)}", err=True)
     if output:
         options.write_table(found, output, force)
+    leave_if_interrupted(interrupted)
 
 
-def _compare_planners(job: Job, own: Mapping[str, Any], as_json: bool) -> Comparison:
-    """Every planner on one profile, a person's own plans, and those within what trainers say."""
+def _compare_planners(job: Job, own: Mapping[str, Any], as_json: bool) -> tuple[Comparison, str]:
+    """Every planner on one profile, a person's own plans, and those within what trainers say.
+
+    The second value says where Ctrl-C interrupted it.
+    """
     import partopt
     from partopt.report.plans import render_comparison
 
@@ -86,14 +90,15 @@ def _compare_planners(job: Job, own: Mapping[str, Any], as_json: bool) -> Compar
         return partopt.solve_for(job, target, rules=own["rules"], progress=tell).plan
 
     within = {f"for {name}": partial(plan_for, name) for name in own["targets"]}
-    with progress() as tell:
-        result, notes = partopt.compare(job, own["chosen"], plans, tell, within)
+    (result, notes), interrupted = search(
+        lambda tell: partopt.compare(job, own["chosen"], plans, tell, within)
+    )
     print_notes(note for note in notes if note not in job.notes)
     if as_json:
         options.write_json(result)
     else:
         say_page(render_comparison(result))
-    return result
+    return result, interrupted
 
 
 def _next(

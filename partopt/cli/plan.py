@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, planning, values
-from partopt.cli.terminal import Tell, ascii_only, progress, say, say_page
+from partopt.cli.terminal import (
+    Tell,
+    ascii_only,
+    leave_if_interrupted,
+    progress,
+    say,
+    say_page,
+    search,
+)
 from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
 from partopt.documents.files import find_shipped
 from partopt.documents.transformer import BITS
@@ -58,8 +66,8 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 def command(profile: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
     """Cut PROFILE, a file, - or a shipped name, into stages for a cluster.
 
-    Every candidate is simulated. Prints the stages, what to expect of them, and
-    the runners-up. Exits with 1, and writes no plan, where none fits.
+    Every candidate is simulated. Prints the stages and what to expect, after
+    Ctrl-C of the best so far. Exits with 1 and writes no plan where none fits.
 
     \b
     Example:
@@ -97,14 +105,14 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     if scaling is not None:
         _print_scaling(job, options.integers(scaling, "--scaling"), weak, as_json, output, force)
     else:
-        with progress() as tell:
-            result = _solve(job, target, rules, tell)
+        result, interrupted = search(lambda tell: _solve(job, target, rules, tell))
         print_notes(note for note in result.notes if note not in job.notes)
         if as_json:
             options.write_json(result.document)
         elif output != "-":
             _print_page(result, job)
         if not result.fits:
+            leave_if_interrupted(interrupted)
             command = partial(_command, profile, output, given)
             with progress() as tell:
                 raise does_not_fit(
@@ -115,6 +123,7 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
         if picture:
             _draw(result, job, picture, force)
         options.say_wrote(output, picture)
+        leave_if_interrupted(interrupted)
         if not as_json and output != "-" and (scale := _scale(profile, given, result.plan)):
             say(f"hint:  from how many devices on a pipeline is faster: {scale}", err=True)
     if not as_json and output != "-":
@@ -213,6 +222,6 @@ def _print_scaling(
     """The best plan on each of several numbers of devices."""
     import partopt
 
-    with progress() as tell:
-        found = partopt.scale(job, devices, weak, tell)
+    found, interrupted = search(lambda tell: partopt.scale(job, devices, weak, tell))
     options.print_scaling(found, as_json, output, force)
+    leave_if_interrupted(interrupted)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TextIO
+from typing import NamedTuple, TextIO, TypeVar
 
 import click
 
+from partopt.errors import Interrupted
 from partopt.printable import printable
 from partopt.report.text import command_lines
 
+T = TypeVar("T")
 Tell = Callable[[str, int, int], None]  # what is done, how much of it, and how much there is
 
 _NARROWEST, _USUAL, _WIDEST = 60, 80, 200  # columns
@@ -31,6 +34,8 @@ _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")  # of a command
 _WHOLE = re.compile(r'^[^:]*/[^:]*(?=: )|"[^"]{,40}"|--[a-z][a-z-]* [^\s-]\S*')
 _JOINT = "\0"  # in place of a blank at which no line ends; messages have no control characters
 _PATIENCE_S = 1.0  # before a bar is shown
+_OFTEN_S = 0.1  # between two reports of the same work that are shown
+INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 def columns(stream: TextIO | None = None) -> int:
@@ -154,12 +159,17 @@ def progress() -> Iterator[Tell]:
     from rich.markup import escape
     from rich.progress import Progress
 
-    began = time.monotonic()
+    began, told_s, last = time.monotonic(), -math.inf, ""
     bar = Progress(console=Console(stderr=True), transient=True)
     task = bar.add_task("", total=None)
 
     def tell(what: str, done: int, total: int) -> None:
-        if time.monotonic() - began > _PATIENCE_S:
+        nonlocal told_s, last
+        now_s = time.monotonic()
+        if what == last and now_s - told_s < _OFTEN_S:
+            return
+        told_s, last = now_s, what
+        if now_s - began > _PATIENCE_S:
             bar.start()
         bar.update(task, description=escape(printable(what)), completed=done, total=total)
 
@@ -167,3 +177,33 @@ def progress() -> Iterator[Tell]:
         yield tell
     finally:
         bar.stop()
+
+
+def search(find: Callable[[Tell], T]) -> tuple[T, str]:
+    """What `find` finds, with a progress bar; and where Ctrl-C interrupted it, nowhere: "".
+
+    Leaves with exit code 130 where it found nothing until then.
+    """
+    where = "at its beginning"
+
+    def note(what: str, done: int, total: int) -> None:
+        nonlocal where
+        where = f"at {done / total:.0%} of {what}"
+        tell(what, done, total)
+
+    with progress() as tell:
+        try:
+            return find(note), ""
+        except Interrupted as stopped:
+            return stopped.found, where
+        except KeyboardInterrupt:
+            pass
+    say(f"interrupted {where}, before a plan was found: nothing is written", err=True)
+    raise click.exceptions.Exit(INTERRUPTED)
+
+
+def leave_if_interrupted(where: str) -> None:
+    """Say where a search was interrupted whose best is shown, and leave with exit code 130."""
+    if where:
+        say(f"interrupted {where}: this is the best until then", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options
-from partopt.cli.terminal import ascii_only, progress, say, say_page
+from partopt.cli.terminal import ascii_only, leave_if_interrupted, progress, say, say_page, search
 from partopt.cli.words import LARGER
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.units import format_bytes
@@ -62,27 +62,30 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
     )
     if given["scaling"] is not None:
         devices = options.integers(given["scaling"], "--scaling")
-        with progress() as tell:
-            table = partopt.scale_layouts(asked, devices, given["weak"], tell)
+        table, interrupted = search(
+            lambda tell: partopt.scale_layouts(asked, devices, given["weak"], tell)
+        )
         options.print_scaling(table, as_json, output, given["force"])
+        leave_if_interrupted(interrupted)
         if not as_json and output != "-":
             rest = shlex.join(_words(given.keys() - {"scaling", "weak", "force"}))
             say(f"next:    {rest} -o plan.json", err=True)
         return
-    with progress() as tell:
-        chosen = partopt.choose(asked, tell)
+    chosen, interrupted = search(lambda tell: partopt.choose(asked, tell))
     found = chosen.best.plan
     if as_json:
         options.write_json(found)
     elif output != "-":
         say_page(render(found, ascii_only()))
     if not found.fits:
+        leave_if_interrupted(interrupted)
         raise _does_not_fit(found, asked, _fitting(asked, given, output))
     if output and not (as_json and output == "-"):
         found.save(output, given["force"])
     if given["picture"]:
         partopt.draw(found, given["picture"], profile=chosen.best.profile, force=given["force"])
     options.say_wrote(output, given["picture"])
+    leave_if_interrupted(interrupted)
     if output and output != "-":
         file = shlex.quote(output)
         say(f"next:    partopt show {file}; partopt export {file} --to {asked.trainer}", err=True)

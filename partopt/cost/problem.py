@@ -41,6 +41,7 @@ from partopt.errors import PartoptError
 
 # what is being done, how much of it is done, and the total
 Progress = Callable[[str, int, int], None]
+Tell = Callable[[float], None]  # the share of one part that is done
 
 CONTIGUOUS = "contiguous"  # the ranks of a stage are consecutive
 FREE: Final = "free"  # any replicas; "uniform": the same in every stage
@@ -55,6 +56,15 @@ NESTED = "nested"  # pipelines inside the members of a level, replicated over th
 
 def ignore_progress(what: str, done: int, total: int) -> None:
     """Ignore a progress report."""
+
+
+def ignore_share(share: float) -> None:
+    """Ignore how much is done."""
+
+
+def share_of(progress: Progress, what: str, part: int, parts: int) -> Tell:
+    """Reports of the share that is done of one of several parts of the same work."""
+    return lambda share: progress(what, round(100 * (part + share)), 100 * parts)
 
 
 class Known(dict[object, Any]):

@@ -33,7 +33,7 @@ from itertools import islice, product
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.problem import FREE, NONE, Decision, Problem
+from partopt.cost.problem import FREE, NONE, Decision, Problem, Tell, ignore_share, share_of
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners import ranks
 from partopt.planners.costs import StageCosts
@@ -99,13 +99,18 @@ def plans(costs: StageCosts) -> list[Shape]:
     if over_ranks(problem):
         return [shape for mode in costs.modes for shape in ranks.plans(costs, mode)]
     found: dict[Shape, float] = {}
-    for places in layouts_of(problem.topology):
-        for shape in layout_plans(costs, places, min(STAGES, int(NUMBERS) // costs.N**2 + 8)):
+    layouts = list(layouts_of(problem.topology))
+    for done, places in enumerate(layouts):
+        tell = share_of(problem.progress, "dynamic program", done, len(layouts))
+        most = min(STAGES, int(NUMBERS) // costs.N**2 + 8)
+        for shape in layout_plans(costs, places, most, tell):
             found[shape] = costs.estimate_s(shape)
     return sorted(found, key=lambda shape: found[shape])
 
 
-def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape]:
+def layout_plans(
+    costs: StageCosts, places: Places, most: int, tell: Tell = ignore_share
+) -> Iterator[Shape]:
     """The best plans on one layout, of each number of stages up to `most` or of the one asked for.
 
     Where all stages have as many replicas, of each number of them too.
@@ -133,7 +138,7 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
         else:
             runs = [each] if each else []
         for stages, full in product(runs, (False, True) if costs.short else (False,)):
-            yield from slowest_fastest(costs, places, sizes, stages, full, replicas)
+            yield from slowest_fastest(costs, places, sizes, stages, full, replicas, tell)
         if costs.buses and request.stages is None:
             for shape in least_bus_load(costs, places, sizes, replicas):
                 yield from _fitting(costs, shape)
@@ -146,6 +151,7 @@ def slowest_fastest(
     stages: Sequence[int],
     full: bool = False,
     replicas: int | None = None,
+    tell: Tell = ignore_share,
 ) -> Iterator[Shape]:
     """For each number of `stages` the plan on `places` whose slowest stage is fastest.
 
@@ -159,6 +165,7 @@ def slowest_fastest(
     choice = np.zeros((U + 1, 3, S + 1, N + 1), dtype=np.int32)
     T[:, 0, N], suffix = 0.0, np.empty(N + 1)
     for q in range(step, U + 1, step):
+        tell(q / U)
         T[q, 1:] = T[q - step, 1:]
         for r in _widths(places[U - q :], sizes, replicas):
             for again in costs.modes:

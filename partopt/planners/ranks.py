@@ -143,6 +143,7 @@ class _Program:
         """
         costs, P, N = self.costs, self.P, self.costs.N
         C, common = costs.C[self.again], costs.problem.topology.common_level
+        costs.problem.progress("dynamic program", 0, 1)
         fewest, cost = np.full(N + 1, np.inf), np.full(N + 1, np.inf)
         away_behind = np.zeros(N + 1)  # seconds that a microbatch is behind the cut
         choice = np.zeros((N + 1, 3), dtype=int)  # end, replicas, idle ranks behind

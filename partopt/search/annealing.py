@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from partopt.cost.problem import NONE
+from partopt.cost.problem import NONE, Tell, ignore_share
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
 from partopt.planners.optimal import recut
@@ -30,16 +30,26 @@ TRIES = 20  # steps for each unit of the budget: most are ruled out
 PATIENCE = 60
 KINDS = ("cut",) * 9 + ("give",) * 6 + ("swap", "swap", "split", "split", "merge", "merge")
 
+TOLD = 50  # steps between two reports of which none is simulated
+
 T = TypeVar("T")
 
 
-def anneal(begin: Found, judge: Judge, rng: random.Random, budget: float, enough_s: float) -> Found:
+def anneal(
+    begin: Found,
+    judge: Judge,
+    rng: random.Random,
+    budget: float,
+    enough_s: float,
+    tell: Tell = ignore_share,
+) -> Found:
     """The best plan that steps from one lead to, ever fewer of which lead up.
 
     They end where `budget` is spent, as `Judge.spent` counts, or at a plan of `enough_s` seconds.
+    `tell` is told of the share that is spent.
     """
     now = best = begin
-    for share in shares_spent(lambda: judge.spent, budget, PATIENCE * begin.shape.stages):
+    for share in shares_spent(lambda: judge.spent, budget, PATIENCE * begin.shape.stages, tell):
         if best.seconds <= enough_s:
             break
         heat = HOT * (COLD / HOT) ** share
@@ -54,7 +64,9 @@ def anneal(begin: Found, judge: Judge, rng: random.Random, budget: float, enough
     return best
 
 
-def shares_spent(spent: Callable[[], float], budget: float, patience: int) -> Iterator[float]:
+def shares_spent(
+    spent: Callable[[], float], budget: float, patience: int, tell: Tell
+) -> Iterator[float]:
     """Before every step the share of the budget that is spent, of which `spent` tells.
 
     They end with the budget, or its `TRIES`, or where so many steps in a row spent nothing.
@@ -66,6 +78,8 @@ def shares_spent(spent: Callable[[], float], budget: float, patience: int) -> It
         seen = spent()
         if idle > patience:
             return
+        if not idle or tries % TOLD == 1:
+            tell((seen - before) / budget)
         yield (seen - before) / budget
 
 

@@ -35,10 +35,14 @@ def lower_bound_s(problem: Problem) -> float:
     sizes = [1] if problem.request.replication == NONE else range(1, P + 1)
     if len(sizes) * (N + 1) ** 2 > NUMBERS:
         return computing_s
-    costs = StageCosts(problem.coarsen())
-    tables = {r: _least(costs, r) for r in sizes}
-    asked = [[r] for r in sizes] if costs.even else [list(sizes)]
-    return max(computing_s, min(_slowest_stage_s(tables, own, P) for own in asked))
+    costs, tables, slowest_s = StageCosts(problem.coarsen()), dict[int, Table](), list[float]()
+    for r in sizes:
+        problem.progress("bound", len(tables), len(sizes))
+        tables[r] = _least(costs, r)
+    for own in [[r] for r in sizes] if costs.even else [list(sizes)]:
+        problem.progress("bound", len(slowest_s), len(sizes))
+        slowest_s.append(_slowest_stage_s(tables, own, P))
+    return max(computing_s, min(slowest_s))
 
 
 def _least(costs: StageCosts, r: int) -> Table:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from partopt.cost.plan import price
 from partopt.cost.problem import Problem, Progress, ignore_progress, partition_of
 from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.documents.tables import Comparison
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, found_until_then
 from partopt.job import Job
 from partopt.search import contest
-from partopt.search.rows import Search
+from partopt.search.rows import Row, Search
 from partopt.search.sizes import search_sizes
 from partopt.search.tables import comparison_of
-from partopt.search.variants import ANY, variants_of
+from partopt.search.variants import ANY, part_of, variants_of
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
 
@@ -34,39 +35,67 @@ def compare(
     are ways to plan within what a trainer can say, by name: rows say what that costs. All are at
     one microbatch size, at which the fastest of the planners' is fastest, unless the job says
     which. The second value holds the notes. Raises PartoptError for a planner that would ignore an
-    option, and for a plan of another model or of more devices.
+    option, and for a plan of another model or of more devices; Interrupted with the rows until
+    then, and notes.
     """
     for name in planners:
         contest.check_planner(name, job.problem)
+    found, kept, notes = dict[str, Plan](), dict[str, Plan](), [*job.notes]
 
-    if planners:
+    def until_then(searched: tuple[Problem, contest.Plans] | None) -> Any:
+        every = found | kept or (searched[1].plans if searched else {})
+        base = every.get("data_parallel")
+        return (comparison_of(every, base, list(kept)), notes) if every else None
 
-        def find(each: Job, tell: Progress, beat_s: float) -> contest.Plans:
-            return _compete(planners, each.problem.with_(progress=tell), beat_s)
-
-        by_size = search_sizes(job, progress, find, lambda found: found.best)
-        size, (found, own) = next(iter(by_size.items()))
-        problem = job.with_(microbatch_size=size).problem
-    else:
-        row = Search(variants_of(job, job.schedule, ANY, progress), None).best_row(job.effort)
-        problem, found, own = row.problem, dict(row.plans), list(row.notes)
-    stated = job.with_(microbatch_size=problem.chain.microbatch_size)
-    notes = [*job.notes, *own]
-    for name, plan in (plans or {}).items():
-        found[name] = _price_again(name, plan, stated)
-        notes += _notes_of(name, plan, problem)
-    base = found.get("data_parallel") or _data_parallel(problem)
-    kept = {name: find_within(stated, progress) for name, find_within in (restricted or {}).items()}
+    with found_until_then(until_then):
+        problem, searched = _search(job, planners, progress)
+        found |= searched.plans
+        notes += searched.notes
+        stated = job.with_(microbatch_size=problem.chain.microbatch_size)
+        for name, plan in (plans or {}).items():
+            found[name] = _price_again(name, plan, stated)
+            notes += _notes_of(name, plan, problem)
+        base = found.get("data_parallel") or _data_parallel(problem)
+        for name, find_within in (restricted or {}).items():
+            kept[name] = find_within(stated, part_of(progress, name, 2))
     return comparison_of(found | kept, base, list(kept)), notes
+
+
+def _search(job: Job, planners: Sequence[str], progress: Progress) -> tuple[Problem, contest.Plans]:
+    """The plans of `planners`, by default of all, at the best microbatch size, and its problem."""
+    if not planners:
+        search = Search(variants_of(job, job.schedule, ANY, progress), None)
+        with found_until_then(lambda _: (row := search.row_so_far()) and _of_row(row)):
+            return _of_row(search.best_row(job.effort))
+
+    def find(each: Job, tell: Progress, beat_s: float) -> contest.Plans:
+        return _compete(planners, each.problem.with_(progress=tell), beat_s)
+
+    def at_best(by_size: Mapping[int, contest.Plans]) -> tuple[Problem, contest.Plans]:
+        size, found = next(iter(by_size.items()))
+        return job.with_(microbatch_size=size).problem, found
+
+    with found_until_then(lambda by_size: by_size and at_best(by_size)):
+        return at_best(search_sizes(job, progress, find, lambda found: found.best))
+
+
+def _of_row(row: Row) -> tuple[Problem, contest.Plans]:
+    return row.problem, contest.Plans(row.plans, list(row.notes))
 
 
 def _compete(planners: Sequence[str], problem: Problem, beat_s: float) -> contest.Plans:
     """The plans of `planners`, and notes."""
     found: dict[str, Plan] = {}
     notes: list[Note] = []
-    for name in planners:
-        found[name], own = contest.plan_alone(name, problem, beat_s)
-        notes += own
+
+    def until_then(last: Plan | None) -> contest.Plans | None:
+        every = found if last is None else found | {name: last}
+        return contest.Plans(every, notes) if every else None
+
+    with found_until_then(until_then):
+        for name in planners:
+            found[name], own = contest.plan_alone(name, problem, beat_s)
+            notes += own
     return contest.Plans(found, notes)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from partopt.cost.plan import price
 from partopt.cost.problem import Decision, Partition, Problem
 from partopt.documents import Note
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, found_until_then
 from partopt.planners import PLANNERS, required_features
 from partopt.planners.optimal import over_ranks
 from partopt.schedules import schedule
@@ -115,7 +115,8 @@ class Contest:
         plans, decided = dict[str, Plan](), self._decisions
         if OPTIMAL in self.names:
             try:
-                plans[OPTIMAL] = _certify(self._optimal, effort, beat_s)
+                plan = self._optimal.best_plan(effort, beat_s)
+                plans[OPTIMAL] = _certify(self._optimal, plan)
             except PartoptError as error:
                 self._refused[OPTIMAL] = error
         if GRID in self.names:
@@ -141,6 +142,15 @@ class Contest:
         ]
         notes += [note for name in decided if name in plans for note in decided[name].notes]
         return Plans({name: plans[name] for name in self.names if name in plans}, notes)
+
+    def plans_so_far(self) -> Plans | None:
+        """The simulated plans of a search that is interrupted; None where there are none."""
+        plans, made = dict(self._simulated), vars(self)  # what was made, and is not made now
+        if "_grid" in made and (plan := self._grid.plan_so_far()):
+            plans[GRID] = plan
+        if "_optimal" in made and (plan := self._optimal.plan_so_far()):
+            plans[OPTIMAL] = _certify(self._optimal, plan)
+        return Plans(plans, []) if plans else None
 
     def _simulate(self, name: str) -> Plan:
         if name not in self._simulated:
@@ -183,7 +193,9 @@ def plan_alone(name: str, problem: Problem, beat_s: float = math.inf) -> tuple[P
     if name == OPTIMAL:
         planners.check_schedule(name, problem.schedule)
         improvement = _improve(Variant(problem), list(_rivals(problem)))
-        return _certify(improvement, problem.effort, beat_s), []
+        certify = partial(_certify, improvement)
+        with found_until_then(lambda _: (plan := improvement.plan_so_far()) and certify(plan)):
+            return certify(improvement.best_plan(problem.effort, beat_s)), []
     decision = planners.decide(name, problem)
     return _simulate(name, decision, problem), list(decision.notes)
 
@@ -196,9 +208,9 @@ def _improve(variant: Variant, others: Iterable[Partition]) -> Improvement:
     return Improvement(variant, [*others, *equal], lower_s)
 
 
-def _certify(improvement: Improvement, effort: str, beat_s: float) -> Plan:
-    """The best plan that is found at an effort, with the bound."""
-    problem, plan = improvement.problem, improvement.best_plan(effort, beat_s)
+def _certify(improvement: Improvement, plan: Plan) -> Plan:
+    """A plan that was found, with the bound."""
+    problem = improvement.problem
     return certify_simulated(plan, improvement.lower_s * (problem.microbatches or 1), problem)
 
 
@@ -218,7 +230,7 @@ def _simulate(name: str, decision: Decision, problem: Problem) -> Plan:
     """A decision, simulated; nothing is known of one that does not fit."""
     problem.progress(f"simulating {name}", 0, 1)
     plan = price(decision.partition, problem, name, decision.certificate)
-    plan = simulate_with_best_warmup(plan)
+    plan = simulate_with_best_warmup(plan, problem.progress)
     return plan if plan.fits else replace(plan, certificate=None)
 
 

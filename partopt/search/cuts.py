@@ -11,7 +11,15 @@ from itertools import pairwise
 import numpy as np
 
 from partopt.cost.plan import price
-from partopt.cost.problem import Assignment, Partition, Problem, partition_of
+from partopt.cost.problem import (
+    Assignment,
+    Partition,
+    Problem,
+    Tell,
+    ignore_share,
+    partition_of,
+    share_of,
+)
 from partopt.documents.plan import Plan
 from partopt.planners.layouts import Bounds
 from partopt.search.annealing import shares_spent
@@ -66,12 +74,14 @@ class Cuts:
         return seconds
 
 
-def anneal_cuts(bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float) -> Bounds:
+def anneal_cuts(
+    bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float, tell: Tell = ignore_share
+) -> Bounds:
     """The best cuts that steps lead to, each of which is better or, at first, hardly worse."""
     if len(bounds) - 1 in (1, bounds[-1]):  # one stage, or one layer a stage
         return bounds
     now = best = bounds
-    for share in shares_spent(lambda: cuts.spent, budget, PATIENCE):
+    for share in shares_spent(lambda: cuts.spent, budget, PATIENCE, tell):
         heat = HOT * (COLD / HOT) ** share
         allowed_s = cuts.seconds(now) * (1 - heat * math.log(1 - rng.random()))
         other = _step(now, rng)
@@ -105,7 +115,8 @@ def move_cuts(plan: Plan, problem: Problem) -> Plan:
     ]
     cuts = Cuts(replace(partition, stages=stages), Simulations(stated))
     start = (0, *(own.stop for own in stages))
-    best = anneal_cuts(start, cuts, random.Random(0), BUDGET)
+    tell = share_of(problem.progress, "moving cuts", 0, 1)
+    best = anneal_cuts(start, cuts, random.Random(0), BUDGET, tell)
     if cuts.seconds(best) >= cuts.seconds(start):
         return plan
     return simulate_plan(price(cuts.cut(best).on_layers(bounds), problem, plan.planner))

@@ -27,7 +27,15 @@ from partopt.cost.collectives import allreduce_over, exposed
 from partopt.cost.links import port_rate
 from partopt.cost.memory import memory_table, ranges_bytes
 from partopt.cost.plan import price
-from partopt.cost.problem import CONTIGUOUS, NESTED, NONE, Assignment, Partition, Problem
+from partopt.cost.problem import (
+    CONTIGUOUS,
+    NESTED,
+    NONE,
+    Assignment,
+    Partition,
+    Problem,
+    share_of,
+)
 from partopt.cost.sharding import ALLREDUCE, Exchange, exchange_topology, half_ways
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
@@ -409,6 +417,7 @@ def grids(problem: Problem) -> list[Gridded]:
     """Every grid of a problem, whose chain is short, in the order of their estimates."""
     entry, splits, found = SCHEDULES[problem.schedule], Splits(problem), list[Gridded]()
     for p, d, v in _sizes(problem, entry, splits.N):
+        problem.progress("estimating grids", p, min(problem.topology.devices, splits.N))
         bounds = splits.plain(p * entry.stages_a_device(v))
         if bounds is not None:
             stated = problem.with_(chunks=v)
@@ -484,6 +493,10 @@ class GridSearch:
             self._try_grids(SIMULATED * BUDGET[stage])
             self._anneal((1 - SIMULATED) * (BUDGET[stage] - before))
             self._stages += 1
+        return self.plan_so_far()
+
+    def plan_so_far(self) -> Plan | None:
+        """The best simulated plan that was found; None where none of them fits."""
         if not self._pool:
             return None
         _, best = min(self._pool, key=lambda own: own[0])
@@ -511,10 +524,12 @@ class GridSearch:
 
     def _anneal(self, budget: float) -> None:
         """Anneal the cuts of the best, ever fewer of them."""
-        for many in ROUNDS:
+        for number, many in enumerate(ROUNDS):
             self._pool.sort(key=lambda own: own[0])
             share = budget / len(ROUNDS) / max(1, min(many, len(self._pool)))
             for place, (seconds, each) in enumerate(self._pool[:many]):
-                bounds = anneal_cuts(each.bounds, each.cuts, random.Random(0), share)
+                part, parts = number * many + place, len(ROUNDS) * many
+                tell = share_of(self.problem.progress, "annealing cuts", part, parts)
+                bounds = anneal_cuts(each.bounds, each.cuts, random.Random(0), share, tell)
                 if each.cuts.seconds(bounds) < seconds:
                     self._pool[place] = each.cuts.seconds(bounds), replace(each, bounds=bounds)

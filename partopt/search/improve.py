@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import inf
 
 from partopt.cost.plan import price
-from partopt.cost.problem import Partition, Problem
+from partopt.cost.problem import Partition, Problem, share_of
 from partopt.documents.plan import Plan
 from partopt.options import EFFORTS
 from partopt.planners import optimal
@@ -58,22 +58,33 @@ class Improvement:
         if self.lower_s < beat_s:
             for stage in EFFORTS[self._stages : EFFORTS.index(effort) + 1]:
                 self._go_on(BUDGET[stage] * (LARGE if self.ranked else 1), beat_s)
-        if not self.found:
-            many = 3 if self.lower_s < beat_s else 1
-            every = (_price(s.partition().on_layers(cells), problem) for s in self.starts[:many])
-            plans = list(map(simulate_with_best_warmup, every))
-            return min(plans, key=lambda plan: plan.peak_memory_bytes)
-        best, judge = self.found[0], self.judge
+        if self.found:
+            return self._plan_of(self.found[0])
+        many = 3 if self.lower_s < beat_s else 1
+        every = (_price(s.partition().on_layers(cells), problem) for s in self.starts[:many])
+        plans = [simulate_with_best_warmup(each, problem.progress) for each in every]
+        return min(plans, key=lambda plan: plan.peak_memory_bytes)
+
+    def plan_so_far(self) -> Plan | None:
+        """The best plan that was found, also in a search that is interrupted."""
+        found = [each for each in (*self.found, *self._of_kind.values()) if each.seconds < inf]
+        return self._plan_of(min(found, key=lambda each: each.seconds)) if found else None
+
+    def _plan_of(self, best: Found) -> Plan:
+        """The plan of one that was found, cut between all layers, simulated."""
+        problem, cells, judge = self.problem, self.cells, self.judge
+        problem.progress("simulating the best", 0, 2)
         if cells != problem.boundaries():
             best, judge, cells = _recut_finely(best, problem, cells)
+        problem.progress("simulating the best", 1, 2)
         plan = _price(best.shape.partition().on_layers(cells), problem)
         if not judge.entry.takes_warmup:
-            return simulate_with_best_warmup(plan)
+            return simulate_with_best_warmup(plan, problem.progress)
         own = simulate_at_warmup(plan, judge.warmups(best.shape, best.way, best.more))
         if self.ranked:
             return own
         return max(
-            (own, simulate_with_best_warmup(plan)),
+            (own, simulate_with_best_warmup(plan, problem.progress)),
             key=lambda each: (each.fits, each.predicted.samples_per_s),
         )
 
@@ -101,6 +112,7 @@ class Improvement:
             if spent > (limit if best_s < inf else budget) or best_s <= self.enough_s:
                 break
             self._tried += 1
+            self.problem.progress("simulating starts", self._tried, len(self.starts))
             if judge.costs.slowest_s(shape) < best_s:
                 key = (shape if self.ranked else shape.stages), shape.places
                 own = judge.best(shape, PACED if self.ranked else ())
@@ -137,11 +149,12 @@ class Improvement:
         """Anneal the best plans, ever fewer of them."""
         rounds = ROUNDS[-2:] if self.ranked else ROUNDS
         for number, many in enumerate(rounds):
-            starts, self.found = self.found, self.found[many:]
-            for done, each in enumerate(starts[:many]):
-                self.problem.progress("annealing", number * many + done, len(rounds) * many)
-                share = budget / len(rounds) / many
-                self._keep([anneal(each, self.judge, self._rng, share, self.enough_s)])
+            share, total = budget / len(rounds) / many, len(rounds) * many
+            for done, each in enumerate(self.found[:many]):
+                tell = share_of(self.problem.progress, "annealing", number * many + done, total)
+                self.found[done] = anneal(each, self.judge, self._rng, share, self.enough_s, tell)
+            again = [*self.found[many:], *self.found[:many]]
+            self.found = sorted(again, key=lambda each: each.seconds)
 
     def _keep(self, found: Iterable[Found]) -> None:
         """Add plans that fit to those found."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from partopt.cost.problem import Problem, Progress
 from partopt.documents import Note
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, EFFORTS
 from partopt.schedules import SCHEDULES
 from partopt.search.contest import Contest, Plans, contestants
-from partopt.search.variants import ANY, Variant, Within, least_s, variants_of
+from partopt.search.variants import ANY, Variant, Within, least_s, part_of, variants_of
 
 REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
 QUICK = "quick"  # the effort at which several schedules are searched at first
@@ -56,28 +56,34 @@ def search_rows(
 
     `shown` are planners whose plans are wanted beside the best. Of several schedules those that
     come near the best after a quick search are searched again. PartoptError where every schedule is
-    refused.
+    refused; Interrupted with the rows until then.
     """
     names = _schedules(job, within)
     first = QUICK if len(names) > 1 else job.effort
-    found, refusals = list[tuple[Search, Row]](), dict[str, PartoptError]()
-    for done, name in enumerate(names):
-        if len(names) > 1:
-            progress("schedules", done, len(names))
-        try:
-            variants = variants_of(job, name, within, progress)
-            search = Search(variants, shown, alone=len(names) == 1)
-            found.append((search, search.best_row(first)))
-        except PartoptError as error:
-            refusals[error.message] = error
-    if not found:
+    searches, refusals = list[Search](), dict[str, PartoptError]()
+    with found_until_then(lambda _: _rows_of(searches) or None):
+        for done, name in enumerate(names):
+            at = f"{name}, {done + 1} of {len(names)}"
+            try:
+                variants = variants_of(job, name, within, part_of(progress, at, len(names)))
+                searches.append(Search(variants, shown, alone=len(names) == 1))
+                searches[-1].best_row(first)
+            except PartoptError as error:
+                refusals[error.message] = error
+        if first != job.effort and (rows := _rows_of(searches)):
+            fastest = rows[0].best.predicted.samples_per_s
+            for search in searches:
+                row = search.row_so_far()
+                if row and row.best.fits and row.best.predicted.samples_per_s * CLOSE >= fastest:
+                    search.best_row(job.effort)
+    if not (rows := _rows_of(searches)):
         raise PartoptError.together(refusals.values())
-    rows = [row for _, row in found]
-    if first != job.effort:
-        fastest = min(rows, key=lambda row: order_of(row.best)).best.predicted.samples_per_s
-        for place, (search, row) in enumerate(found):
-            if row.best.fits and row.best.predicted.samples_per_s * CLOSE >= fastest:
-                rows[place] = search.best_row(job.effort)
+    return rows
+
+
+def _rows_of(searches: Iterable[Search]) -> list[Row]:
+    """The rows of those that found plans, the best first."""
+    rows = [row for search in searches if (row := search.row_so_far())]
     return sorted(rows, key=lambda row: order_of(row.best))
 
 
@@ -125,6 +131,14 @@ class Search:
         for stage in EFFORTS[self._stages : EFFORTS.index(effort) + 1]:
             self._go_on(stage)
             self._stages += 1
+        row = self.row_so_far()
+        assert row
+        return row
+
+    def row_so_far(self) -> Row | None:
+        """The best plan that was found, also in a search that is interrupted, and others."""
+        if not self._found:
+            return None
         variant = min(self._found, key=self._order)
         plans, notes = self._found[variant]
         best = [self._found[each].best for each in sorted(self._found, key=self._order)]
@@ -151,6 +165,11 @@ class Search:
                 self._found[variant] = self._contests[variant].hold(stage, beat_s)
             except PartoptError as error:
                 refusals[error.message] = error
+            except KeyboardInterrupt:
+                contest = self._contests.get(variant)
+                if contest and (plans := contest.plans_so_far()):
+                    self._found[variant] = plans
+                raise
             else:
                 done += 1
         if not self._found:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
 from partopt.documents.tables import Scaling
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL
 from partopt.schedules import schedule
 from partopt.search import contest
 from partopt.search.solve import solve
 from partopt.search.tables import scaling_of
+from partopt.search.variants import part_of
 
 
 def scale(
@@ -22,8 +23,12 @@ def scale(
     weak: bool = False,
     progress: Progress = ignore_progress,
 ) -> Scaling:
-    """How `job` scales: its best plan on each number of `devices`. Errors as `scale_plans`."""
-    return scaling_of(scale_plans(job, devices, weak, progress))
+    """How `job` scales: its best plan on each number of `devices`. Errors as `scale_plans`.
+
+    Interrupted carries the rows until then.
+    """
+    with found_until_then(lambda plans: plans and scaling_of(plans)):
+        return scaling_of(scale_plans(job, devices, weak, progress))
 
 
 def scale_plans(
@@ -38,14 +43,16 @@ def scale_plans(
 
     Strong scaling keeps the batch of an iteration; `weak`: it grows with the devices, from the
     first number on. Raises PartoptError, before anything is planned, for numbers that the topology
-    cannot be cut down or grown to, and for options that go with one number of devices.
+    cannot be cut down or grown to, and for options that go with one number of devices; Interrupted
+    with the plans that are finished.
     """
     _check(job, devices, weak)
     jobs = [_on(job, count, devices[0], weak) for count in devices]
     plans: list[Plan] = []
-    for each in jobs:
-        progress("scaling", len(plans), len(devices))
-        plans.append(solve(each, progress).plan)
+    with found_until_then(lambda _: plans or None):
+        for count, each in zip(devices, jobs, strict=True):
+            tell = part_of(progress, f"{count} devices", len(devices))
+            plans.append(solve(each, tell).plan)
     return plans
 
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from partopt.cost.problem import Progress
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, found_until_then
 from partopt.job import Job
 from partopt.search.rows import order_of
-from partopt.search.variants import at_size, least_s
+from partopt.search.variants import least_s, part_of
 
 Found = TypeVar("Found")
 
@@ -26,19 +26,25 @@ def search_sizes(
 
     `find` is told below how many seconds per microbatch a plan is faster than the best so far, and
     `best` is the best plan of what was found. A size that cannot be faster is left out. Raises
-    PartoptError where every size is refused.
+    PartoptError where every size is refused, and Interrupted with what was found until then.
     """
     jobs = sorted(job.at_each_size(), key=lambda each: least_s(each.problem))
     found: dict[int, Found] = {}
     refusals: dict[str, PartoptError] = {}
     fastest = 0.0  # of the plans that fit, samples/s
+
+    def best_first(last: Found | None = None) -> dict[int, Found]:
+        every = found if last is None else found | {size: last}
+        return dict(sorted(every.items(), key=lambda item: order_of(best(item[1]))))
+
     for each in jobs:
         size = each.problem.chain.microbatch_size
         if fastest * least_s(each.problem) >= 1:
             continue
-        tell = progress if len(jobs) == 1 else at_size(size, progress)
+        tell = part_of(progress, f"microbatch {size}", len(jobs))
         try:
-            found[size] = find(each, tell, size / fastest if fastest else math.inf)
+            with found_until_then(lambda last: best_first(last) or None):
+                found[size] = find(each, tell, size / fastest if fastest else math.inf)
         except PartoptError as error:
             refusals[error.message] = error
         else:
@@ -46,4 +52,4 @@ def search_sizes(
             fastest = max(fastest, plan.predicted.samples_per_s if plan.fits else 0.0)
     if not found:
         raise PartoptError.together(refusals.values())
-    return dict(sorted(found.items(), key=lambda item: order_of(best(item[1]))))
+    return best_first()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import msgspec
 
 from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents import Note
 from partopt.documents.plan import Certificate, Plan, RunnerUp
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.search import contest
 from partopt.search.advice import note_data_parallel
-from partopt.search.rows import search_rows
+from partopt.search.rows import Row, search_rows
 from partopt.search.sizes import search_sizes
 from partopt.search.variants import ANY, Variant, Within
 
@@ -63,13 +64,25 @@ def solve(job: Job, progress: Progress = ignore_progress, within: Within = ANY) 
     all of it `within` what plans may be. Under "auto" the alternatives are the best under each of
     the other schedules. A plan that does not fit is returned where none was found that does:
     `fits`. `progress(what, done, total)` is called now and then. Raises PartoptError where there is
-    none.
+    none, and Interrupted with the result until then.
     """
     if job.planner_name is not None:
-        found = search_sizes(job, progress, _solve_by_planner, lambda result: result.plan)
-        results = list(found.values())
-        return replace(results[0], by_size=tuple(result.plan for result in results))
-    rows = search_rows(job, within, progress, () if job.schedule == AUTO else _SHOWN)
+        with found_until_then(lambda found: found and _of_sizes(found)):
+            best = attrgetter("plan")
+            return _of_sizes(search_sizes(job, progress, _solve_by_planner, best))
+    with found_until_then(lambda rows: rows and _of_rows(job, rows)):
+        shown = () if job.schedule == AUTO else _SHOWN
+        return _of_rows(job, search_rows(job, within, progress, shown))
+
+
+def _of_sizes(found: Mapping[int, Result]) -> Result:
+    """The best of the results at several microbatch sizes, the first."""
+    results = list(found.values())
+    return replace(results[0], by_size=tuple(result.plan for result in results))
+
+
+def _of_rows(job: Job, rows: Sequence[Row]) -> Result:
+    """The best plan of the rows, and others beside it."""
     if job.schedule == AUTO:
         best, *others = as_fixed([row.best for row in rows])
         return Result(best, tuple(others), tuple(job.notes), (best,))
@@ -88,8 +101,10 @@ def _solve_by_planner(job: Job, progress: Progress, beat_s: float) -> Result:
     problem, name = job.problem.with_(progress=progress), job.planner_name
     assert name is not None
     contest.check_planner(name, problem)
-    best, own = contest.plan_alone(name, problem, beat_s)
-    plans = _beside(name, problem)
+    best: Plan | None = None
+    with found_until_then(lambda plan: (own := plan or best) and Result(own, (), (), (own,))):
+        best, own = contest.plan_alone(name, problem, beat_s)
+        plans = _beside(name, problem)
     notes = [*job.notes, *own, *note_data_parallel(best, plans)]
     others = sorted(plans.values(), key=lambda other: -other.predicted.samples_per_s)
     best, *others = as_fixed([best, *others])

@@ -156,7 +156,7 @@ def variants_of(
     found, refusals = list[Variant](), dict[str, PartoptError]()
     sizes = job.sizes or [measured.microbatch_size for measured in job.profile.measured()]
     for size in sizes:
-        tell = progress if len(sizes) == 1 else at_size(size, progress)
+        tell = part_of(progress, f"microbatch {size}", len(sizes))
         try:
             found += _at_size(job, name, size, within, tell)
         except PartoptError as error:
@@ -166,9 +166,11 @@ def variants_of(
     return found
 
 
-def at_size(size: int, progress: Progress) -> Progress:
-    """Reports of what is being done that say at which microbatch size."""
-    return lambda what, done, total: progress(f"microbatch {size}: {what}", done, total)
+def part_of(progress: Progress, part: str, parts: int) -> Progress:
+    """Reports of what is being done that say in which part, where there are several."""
+    if parts == 1:
+        return progress
+    return lambda what, done, total: progress(f"{part}: {what}", done, total)
 
 
 def _at_size(

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from partopt.cost.links import transfer_s
 from partopt.cost.memory import kept_by, with_counts
 from partopt.cost.plan import under
+from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
@@ -190,7 +191,7 @@ class Trial(NamedTuple):
         return tuple(stage.warmup for stage in self.execution.plan.stages)
 
 
-def simulate_with_best_warmup(plan: Plan) -> Plan:
+def simulate_with_best_warmup(plan: Plan, progress: Progress = ignore_progress) -> Plan:
     """`simulate_plan`, under a schedule that takes warm-ups at that with the shortest period.
 
     That warm-up keeps to the memory of a device where any does. Nothing is searched where the
@@ -202,7 +203,7 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
         return simulate_plan(plan)
     check_actions(plan)
     usual = try_warmup(plan)
-    best = _best(plan, usual)
+    best = _best(plan, usual, progress)
     return _predicted(best, usual) if best else simulate_plan(plan)  # which says why
 
 
@@ -243,7 +244,7 @@ def _predicted(best: Trial, usual: Trial | None) -> Plan:
     return replace(found, predicted=replace(found.predicted, formula_period_s=formula_s))
 
 
-def _best(plan: Plan, usual: Trial | None) -> Trial | None:
+def _best(plan: Plan, usual: Trial | None, progress: Progress) -> Trial | None:
     """The best of `usual` and of the `WAYS` that fit; ever deeper ones until nothing can be gained.
 
     One that does not fit where none does, and None where all deadlock.
@@ -253,6 +254,7 @@ def _best(plan: Plan, usual: Trial | None) -> Trial | None:
     enough_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
     best = usual if usual is not None and usual.fits else None
     for own in map(stages.warmups, WAYS) if stages is not None else ():
+        progress("simulating warm-ups", 0, 1)
         in_flight = max((w + 1) * r for w, r in zip(own, replicas, strict=True))
         long = len(replicas) * (plan.microbatches or in_flight) > SEARCH_LIMIT
         if best is not None and (long or spent > PATIENCE or best.period_s <= enough_s):
@@ -264,10 +266,10 @@ def _best(plan: Plan, usual: Trial | None) -> Trial | None:
             best = found
     if best is None:
         return usual or try_warmup(plan, blocking_warmups(replicas))
-    return best if best is usual else _leaner(plan, usual, best, PATIENCE - spent)
+    return best if best is usual else _leaner(plan, usual, best, PATIENCE - spent, progress)
 
 
-def _leaner(plan: Plan, usual: Trial | None, best: Trial, left: float) -> Trial:
+def _leaner(plan: Plan, usual: Trial | None, best: Trial, left: float, progress: Progress) -> Trial:
     """`best`, or the same period to WORTHWHILE with fewer microbatches in flight.
 
     The warm-up is bisected between that of `usual`, by default none, and of `best`, until as many
@@ -278,6 +280,7 @@ def _leaner(plan: Plan, usual: Trial | None, best: Trial, left: float) -> Trial:
     steps = max(b - a for a, b in zip(low, high, strict=True))
     short, enough = 0, steps
     while enough - short > 1 and left > 0:
+        progress("simulating warm-ups", 0, 1)
         middle = (enough + short) // 2
         own = [
             min(b, a + -(-max(0, b - a) * middle // steps)) for a, b in zip(low, high, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +30,7 @@ from partopt.cost.problem import (
 )
 from partopt.documents import Note
 from partopt.documents.plan import Plan
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, CHOSEN_BY_AUTO, MANUAL
 from partopt.schedules import SCHEDULES
@@ -59,7 +59,7 @@ def solve_for(
 
     `rules` are those of `export_plan`; the alternatives are what else was found that it can say.
     Raises PartoptError where the job asks for what the trainer cannot do, and with the reasons
-    where no plan that it can say was found.
+    where no plan that it can say was found; Interrupted with the result until then.
     """
     trainer, job = TRAINERS.lookup(to), job_for(job, to, rules)
     return solve_within(job, trainer, _parts_of(job, trainer, rules), progress)
@@ -124,15 +124,17 @@ def solve_within(
     _check_model(job, trainer, parts)
     job, within = restrict(job, trainer, parts)
     notes = [*job.notes] if trainer.trains else [*job.notes, _inference(trainer)]
-    if job.planner_name is None:
-        found = [plan for row in search_rows(job, within, progress) for plan in row.every]
-    else:
-        results = list(_by_planner(job, within, progress))
-        found = [result.plan for result in results]
-        own = [note for result in results for note in result.notes] if trainer.trains else []
-        notes += [note for note in own if note not in notes]
-    said = _Said(job, trainer, parts)
-    plans = [plan for plan in map(said.put, found) if plan is not None]
+    said, plans = _Said(job, trainer, parts, progress), list[Plan]()
+    with found_until_then(lambda found: _ranked(plans or said.put_all(found or ()), job, notes)):
+        found, own = _search(job, within, progress)
+        notes += [note for note in own if trainer.trains and note not in notes]
+        plans += said.put_all(found)
+        firsts: dict[object, int] = {}  # of each number of stages the best
+        for place, plan in enumerate(plans):
+            firsts.setdefault((plan.schedule, len(plan.stages)), place)
+        improve = said.improve if job.planner_name is None else said.recompute_fewer
+        for place in list(firsts.values())[:_STARTS]:
+            plans[place] = improve(plans[place])
     if not plans:
         faults = dict.fromkeys(f for plan in found for f in find_faults(plan, trainer, parts))
         raise PartoptError(
@@ -142,13 +144,11 @@ def solve_within(
             code="no-plan",
             target=trainer.name,
         )
-    plans.sort(key=order_of)
-    firsts: dict[object, int] = {}  # of each number of stages the best
-    for place, plan in enumerate(plans):
-        firsts.setdefault((plan.schedule, len(plan.stages)), place)
-    improve = said.improve if job.planner_name is None else said.recompute_fewer
-    for place in list(firsts.values())[:_STARTS]:
-        plans[place] = improve(plans[place])
+    return _ranked(plans, job, notes)
+
+
+def _ranked(plans: Sequence[Plan], job: Job, notes: Sequence[Note]) -> Result:
+    """The best of the plans, and others. PartoptError where none has the layout that is fixed."""
     distinct: dict[object, Plan] = {}  # of equal stages the first, or of each schedule
     for plan in sorted(plans, key=order_of):
         stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
@@ -172,8 +172,14 @@ class _Said:
     job: Job
     trainer: Trainer
     parts: Sequence[Part]
+    progress: Progress
 
-    def put(self, plan: Plan) -> Plan | None:
+    def put_all(self, plans: Iterable[Plan]) -> list[Plan]:
+        """Those that the trainer can say, as it would run them; the best first."""
+        able = [said for plan in plans if (said := self._put(plan)) is not None]
+        return sorted(able, key=order_of)
+
+    def _put(self, plan: Plan) -> Plan | None:
         """The plan, or as the trainer would run it; None where it cannot say it either way.
 
         It would have the ranks of a stage next to each other, at the schedule's own warm-up.
@@ -199,6 +205,7 @@ class _Said:
         """With fewer blocks made again, and cuts moved in the simulator, where that helps."""
         plan = self.recompute_fewer(plan)
         problem, start = problem_from_plan(plan, self.job.profile), plan
+        problem = problem.with_(progress=self.progress)
         if plan.planner not in _SEARCHED:
             start = structs.replace(plan, planner=_SEARCHED[-1], certificate=None)
             problem = problem.with_(stages=None, replication=FREE, costs=None)
@@ -229,13 +236,25 @@ def _with_bound_of(plan: Plan, changed: Plan, problem: Problem) -> Plan:
     return certify_simulated(changed, plan.certificate.lower_bound_s, problem)
 
 
-def _by_planner(job: Job, within: Within, progress: Progress) -> Iterator[Result]:
-    """What the job's planner finds; all stages recompute, or none, where they have to be alike."""
+def _search(job: Job, within: Within, progress: Progress) -> tuple[list[Plan], Sequence[Note]]:
+    """All plans that are found within what the trainer can, and notes; Interrupted with plans."""
+    if job.planner_name is None:
+        with found_until_then(lambda rows: [plan for row in rows or () for plan in row.every]):
+            rows = search_rows(job, within, progress)
+            return [plan for row in rows for plan in row.every], ()
+    results = list[Result]()
+    with found_until_then(lambda last: [own.plan for own in (*results, last) if own]):
+        _plan_by_planner(job, within, progress, results)
+    return [own.plan for own in results], [note for own in results for note in own.notes]
+
+
+def _plan_by_planner(job: Job, within: Within, progress: Progress, found: list[Result]) -> None:
+    """Add what its planner finds; all stages recompute, or none, where they have to be alike."""
     modes = ["never", "always"] if within.alike and job.recompute == "auto" else [job.recompute]
     refusals: dict[str, PartoptError] = {}
     for mode in modes:
         try:
-            yield solve(job.with_(recompute=mode), progress)
+            found.append(solve(job.with_(recompute=mode), progress))
         except PartoptError as error:
             refusals[error.message] = error
     if len(refusals) == len(modes):

@@ -11,9 +11,10 @@ from msgspec import structs
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
 from partopt.documents.tables import Scaling, ScalingRow
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, found_until_then
 from partopt.search.scaling import check_numbers, grow
 from partopt.search.tables import scaling_of
+from partopt.search.variants import part_of
 from partopt.trainers.transformer import Laying, choose
 from partopt.transformer.layouts import any_fits
 
@@ -30,7 +31,8 @@ def scale_layouts(
 
     Strong scaling keeps the global batch; `weak`: it grows with the devices, from the first number
     on. Raises PartoptError, before anything is planned, for numbers that the topology cannot be cut
-    down or grown to; and where the trainer has no layout on one of them.
+    down or grown to; and where the trainer has no layout on one of them. Interrupted carries the
+    rows until then.
     """
     check_numbers(devices)
     batches = [
@@ -42,12 +44,19 @@ def scale_layouts(
         for count, batch in zip(devices, batches, strict=True)
     ]
     plans: list[Plan] = []
-    for count, question in zip(devices, sized, strict=True):
-        progress("scaling", len(plans), len(devices))
-        try:
-            plans.append(choose(question, progress).best.plan)
-        except PartoptError as error:
-            raise error.at(f"{count} devices") from None
+    with found_until_then(lambda _: _table(asked, plans) if plans else None):
+        for count, question in zip(devices, sized, strict=True):
+            where = f"{count} devices"
+            try:
+                tell = part_of(progress, where, len(devices))
+                plans.append(choose(question, tell).best.plan)
+            except PartoptError as error:
+                raise error.at(where) from None
+    return _table(asked, plans)
+
+
+def _table(asked: Laying, plans: Sequence[Plan]) -> Scaling:
+    """The table of plans, whose gains are over the first."""
     table = scaling_of(plans)
     first = table.rows[0]
 

@@ -34,7 +34,7 @@ from partopt.documents.transformer import (
     Practice,
     Transformer,
 )
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL, invalid, parse_bytes
 from partopt.simulator.execution import simulate_plan
@@ -233,7 +233,7 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
     All are estimated in closed form; those of the first `JUDGED` that differ and come within `NEAR`
     of the fastest are simulated, and the best of these with its blocks cut freely, which is shown.
     Where none fits, the plan is of the layout that needs least. Raises PartoptError where there is
-    none.
+    none. Interrupted carries the best until then, a plan as of a question that fixes its layout.
     """
     training, devices = asked.training, asked.topology.cluster.devices
     progress("estimating layouts", 0, 1)
@@ -245,22 +245,36 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
         return Chosen(best=lay_as(asked, training, found.least.layout), found=found)
     laid, shortest = list[Laid](), USUALLY
     near = differing(found.fitting, MOST_JUDGED, ["microbatch"])
-    for done, own in enumerate(near):
-        fit = [each.seconds for each in laid if each.plan.fits]
-        if done >= JUDGED and fit and own.seconds * shortest > min(fit):
-            break
-        progress("simulating layouts", done, len(near))
-        laid.append(lay_as(asked, training, own.layout))
-        shortest = min(shortest, USUALLY * laid[-1].seconds / own.seconds)
-    laid.sort(key=lambda each: (not each.plan.fits, each.seconds))
-    best = _cut_freely(asked, laid[0])
-    best = best.with_about(tried=found.tried, beside=_others(best, laid[1:], found))
-    for own in found.left_out[:MOST_JUDGED]:
-        left = lay_as(asked, training, own.layout)
-        if left.plan.fits and left.seconds < best.seconds:
-            best = best.with_about(left_out=_beside(own, best, left, True))
-            break
+
+    def until_then(_: object) -> Chosen | None:
+        if not laid:
+            return None
+        best = min(laid, key=_order)
+        return Chosen(best=best.with_about(asked=best.estimate.layout), found=found)
+
+    with found_until_then(until_then):
+        for done, own in enumerate(near):
+            fit = [each.seconds for each in laid if each.plan.fits]
+            if done >= JUDGED and fit and own.seconds * shortest > min(fit):
+                break
+            progress("simulating layouts", done, len(near))
+            laid.append(lay_as(asked, training, own.layout))
+            shortest = min(shortest, USUALLY * laid[-1].seconds / own.seconds)
+        laid.sort(key=_order)
+        best = _cut_freely(asked, laid[0])
+        best = best.with_about(tried=found.tried, beside=_others(best, laid[1:], found))
+        for done, own in enumerate(found.left_out[:MOST_JUDGED]):
+            progress("simulating layouts that are left out", done, MOST_JUDGED)
+            left = lay_as(asked, training, own.layout)
+            if left.plan.fits and left.seconds < best.seconds:
+                best = best.with_about(left_out=_beside(own, best, left, True))
+                break
     return Chosen(best=best, found=found)
+
+
+def _order(laid: Laid) -> tuple[bool, float]:
+    """Those that fit first, and of them the fastest."""
+    return not laid.plan.fits, laid.seconds
 
 
 def _no_layout(asked: Laying, training: Training) -> PartoptError:

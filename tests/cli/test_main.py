@@ -148,7 +148,8 @@ def test_warnings_of_libraries_are_not_for_users(partopt, monkeypatch):
 def test_an_interruption_leaves_with_130(partopt, profile_file, broken):
     broken(KeyboardInterrupt())
     outcome = partopt("plan", profile_file(), "--topology", "v100-pcie")
-    assert (outcome.code, outcome.out, outcome.err.strip()) == (130, "", "interrupted")
+    assert (outcome.code, outcome.out) == (130, "")
+    assert outcome.err.startswith("interrupted at ")
 
 
 @pytest.mark.slow

@@ -102,7 +102,8 @@ def test_where_all_sizes_are_refused_each_reason_is_given_once():
 def test_progress_says_which_size():
     told = []
     solve(Job(SIZES, flat(4), memory="20 GB"), lambda what, done, total: told.append(what))
-    assert {what.split(":")[0] for what in told} == {f"microbatch {size}" for size in (2, 4)}
+    sizes = {what.split(":")[0] for what in told if "estimating grids" not in what}
+    assert sizes == {f"microbatch {size}" for size in (2, 4)}  # 1 is not searched
 
 
 def test_the_page_has_a_line_of_them(partopt, profile_file, topology_file):
