@@ -31,23 +31,21 @@ class Fitting:
 
 
 def _solve(job: Job) -> Plan:
-    """The best plan; PartoptError where none fits for certain."""
-    if job.planner_name is None and not may_fit(job):
-        raise PartoptError("no plan fits the memory", code="no-plan-fits")
     return solve(job).plan
 
 
 def find_fitting(job: Job, ask: Callable[[Job], Plan] = _solve) -> Fitting | None:
     """The options with which the best plan of `job` fits, where it has none that does.
 
-    `ask` gives the best plan of a job. As few parts are freed as will do: recomputation, the
-    microbatch size, the layout and the planner, then what replicas share, the optimizer, and the
-    schedule. None where nothing that was tried fits.
+    `ask` gives the best plan of a job, and is not asked where none fits for certain. As few parts
+    are freed as will do: recomputation, the microbatch size, the layout and the planner, then what
+    replicas share, the optimizer, and the schedule. None where nothing that was tried fits.
     """
     for changes in _freed(job):
         with suppress(PartoptError):
-            plan = ask(job.with_(**changes))
-            if plan.fits:
+            freed = job.with_(**changes)
+            hopeless = freed.planner_name is None and not may_fit(freed)
+            if not hopeless and (plan := ask(freed)).fits:
                 options = {n: value for n, value in changes.items() if value != getattr(job, n)}
                 return Fitting(options, plan.predicted.samples_per_s)
     return None

@@ -13,14 +13,16 @@ from tests.helpers import chain_profile, flat, uniform_profile
 
 
 def jobs_tried(job):
-    """The jobs that are tried, in order, where none fits."""
+    """The jobs that are tried, in order, where none fits and each may."""
     tried = []
 
     def ask(changed):
         tried.append(changed)
         return solve(job).plan
 
-    assert find_fitting(job, ask) is None
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(does_not_fit, "may_fit", lambda _: True)
+        assert find_fitting(job, ask) is None
     return tried
 
 
@@ -73,10 +75,25 @@ def test_a_layout_is_freed_with_the_numbers_of_replicas():
 
 
 def test_what_cannot_fit_is_not_searched(monkeypatch):
+    """Neither by `solve` nor as it is asked for a trainer."""
     searched = []
     monkeypatch.setattr(does_not_fit, "solve", searched.append)
-    assert find_fitting(job_of(schedule="auto", microbatches=8, recompute="never")) is None
+    job = job_of(schedule="auto", microbatches=8, recompute="never")
+    assert find_fitting(job) is None
+    assert find_fitting(job, searched.append) is None
     assert searched == []
+
+
+def test_what_a_named_planner_may_fit_is_asked():
+    """It is not counted in advance what it may fit."""
+    asked, job = [], job_of(planner="gpipe")
+
+    def ask(changed):
+        asked.append(changed.planner_name)
+        return solve(job).plan
+
+    assert find_fitting(job, ask) is None
+    assert set(asked) == {"gpipe"}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "interleaved", "pipedream"])
