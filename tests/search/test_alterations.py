@@ -18,6 +18,8 @@ from partopt.search.verify import verify
 from tests.search.alterations import Alteration, alterations
 from tests.search.plans import KINDS, Made
 
+pytestmark = pytest.mark.any_effort
+
 LABELS = {
     "topology.name",
     "topology.device.name",

@@ -11,11 +11,18 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
+from partopt.search import grids, improve
+from partopt.search.contest import Contest
+from partopt.search.rows import Search
+from partopt.search.simulations import Simulations
 from partopt.search.solve import solve
 from partopt.search.variants import ANY, Within, variants_of
 from partopt.simulator.execution import execute, simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 from tests.search.problems import at_each_size, best_by_schedule, slow
+from tests.search.test_recorded import seconds_of
+
+pytestmark = pytest.mark.any_effort
 
 BOTH = ["never", "always"]
 
@@ -232,3 +239,46 @@ def test_replicas_are_as_a_trainer_and_the_job_have_them(equal, asked, replicati
 )
 def test_recomputation_is_tried_where_memory_is_short(within, options, ways):
     assert [own.request.recompute for own in variants(within, **options)] == ways
+
+
+def search_of(profile, cluster, **options):
+    job = Job(profile, cluster, schedule="1f1b", microbatches=8, **options)
+    return Search(variants_of(job, "1f1b", ANY))
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_from_one_effort_to_the_next(monkeypatch):
+    """Every stage is searched once, in its turn, however many are asked for at a time."""
+    held, hold = [], Contest.hold
+    monkeypatch.setattr(
+        Contest, "hold", lambda own, *asked: held.append(asked[0]) or hold(own, "quick", *asked[1:])
+    )
+    search = search_of(uniform_profile(6), flat(4))
+    begun = []
+    for effort in ("quick", "quick", "normal", "quick", "thorough", "thorough"):
+        search.best_row(effort)
+        begun.append(list(held))
+    quick, normal, thorough = ["quick"], ["quick", "normal"], ["quick", "normal", "thorough"]
+    assert begun == [quick, quick, normal, normal, thorough, thorough]
+    held.clear()
+    search_of(uniform_profile(6), flat(4)).best_row("thorough")
+    assert held == thorough
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_stages_one_by_one_find_what_all_at_once_do(schedule, monkeypatch):
+    """At the same steps: of plans with any replicas, and of equal pipelines."""
+    for budget in (improve.BUDGET, grids.BUDGET):
+        for effort, units in (("quick", 20.0), ("normal", 60.0), ("thorough", 120.0)):
+            monkeypatch.setitem(budget, effort, units)
+    job = Job(slow(9, flat(4, 2e9)).profile, flat(4, 2e9), schedule=schedule, microbatches=8)
+    steps, found = [], []
+    for efforts in (["thorough"], ["quick", "normal", "thorough"]):
+        search, count = Search(variants_of(job, schedule, ANY)), []
+        with monkeypatch.context() as patched:
+            count = seconds_of(patched, Simulations, "seconds")
+            found.append([search.best_row(effort).best for effort in efforts][-1])
+        steps.append(len(count))
+    assert found[0] == found[1]
+    assert steps[0] == steps[1]

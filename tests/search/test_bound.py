@@ -9,15 +9,16 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from partopt.cost.plan import under
-from partopt.cost.problem import Partition, Problem, consecutive
+from partopt.cost.problem import Partition, Problem, consecutive, problem_of
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
-from partopt.search.bound import lower_bound_s
+from partopt.search.bound import lower_bound_s, scope
 from partopt.search.warmup import simulate_with_best_warmup
 from partopt.simulator.execution import execute
 from tests.cost.test_estimate_and_simulation import NESTING, contiguous, nested, problems
 from tests.examples import examples
+from tests.helpers import BLOCKING, WAITING, flat, uniform_profile
 from tests.planners.problems import chain, priced, problem, topology
 
 FILTERED = [HealthCheck.filter_too_much, HealthCheck.too_slow]
@@ -125,3 +126,22 @@ def test_the_bound_is_what_the_best_plan_takes(what):
     assert plan.fits
     assert plan.predicted.period_s == pytest.approx(seconds)
     assert lower_bound_s(given) == pytest.approx(seconds)
+
+
+def test_what_plans_have_to_keep_to_is_said():
+    """Of each condition once with it, and once without."""
+    plain = problem_of(uniform_profile(4), flat(4), schedule="1f1b", microbatches=8)
+    stated = {
+        "64 MB a device": plain.with_(memory_bytes=64 * 10**6),
+        "2 stages": plain.with_(stages=2),
+        "replication uniform": plain.with_(replication="uniform"),
+        "all recomputed": plain.with_(recompute="always"),
+        "serial transfers": plain.with_(engine=WAITING),
+        "blocking all-reduces": plain.with_(engine=BLOCKING),
+        "any warm-up": plain.with_(schedule="1f1b-eager"),
+        "1 places to cut": plain.with_(cut_at=[0, 2]),
+    }
+    usual = scope(plain)
+    assert usual == "plans under 1f1b, 8 microbatches of 1"
+    assert {words for words, other in stated.items() if words in scope(other)} == set(stated)
+    assert not any(words in usual for words in stated)

@@ -16,6 +16,8 @@ from partopt.search.variants import Variant
 from tests.examples import examples
 from tests.helpers import BLOCKING, chain_profile, flat, two_level, uniform_profile
 
+pytestmark = pytest.mark.any_effort
+
 AUTOMATIC = {name for name in PLANNERS if name != "manual"}
 UNEQUAL = chain_profile(
     [3e-3, 1e-3, 4e-3, 1e-3, 5e-3, 9e-3, 2e-3, 6e-3],
@@ -163,3 +165,16 @@ def test_the_naive_iteration_of_replicas_is_what_they_take():
         planners.plan("data_parallel", stated),
     )
     assert simulated.predicted.iteration_s == pytest.approx(formula.predicted.iteration_s)
+
+
+def test_a_schedule_that_optimal_cannot_plan_for_is_refused():
+    with pytest.raises(PartoptError) as raised:
+        contest.plan_alone("optimal", problem(schedule="interleaved", microbatches=8))
+    assert raised.value.code == "planner-cannot-plan-for-schedule"
+
+
+def test_what_is_found_so_far_is_not_searched_for():
+    """A search that is interrupted before it begins makes nothing more."""
+    begun = contest.Contest(["optimal", GRID], Variant(problem(schedule="1f1b", microbatches=8)))
+    assert begun.plans_so_far() is None
+    assert not {"_optimal", "_grid"} & vars(begun).keys()

@@ -18,7 +18,7 @@ from partopt.documents.profile import Profile
 from partopt.errors import Interrupted
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.any_effort]
 
 DRAWS = 5  # interruptions of each search
 
@@ -98,6 +98,16 @@ def test_an_interrupted_comparison_has_the_rows_until_then() -> None:
         found = [pair[0] for pair in until_then if pair is not None]
         assert found
         assert all({row.planner for row in table.rows} <= rows for table in found)
+
+
+def test_planners_before_the_one_that_is_interrupted_have_their_rows() -> None:
+    job = po.Job(sized(1), CLUSTER, effort="quick", schedule="1f1b", global_batch=32)
+    *until_then, _ = interruptions(
+        lambda tell: po.compare(job, ["gpipe", "optimal", "data_parallel"], None, tell)
+    )
+    rows = [[row.planner for row in pair[0].rows] for pair in until_then if pair is not None]
+    assert all("gpipe" in found for found in rows)
+    assert any({"gpipe", "optimal"} <= set(found) for found in rows)
 
 
 def test_an_interrupted_scaling_has_the_rows_that_are_finished() -> None:

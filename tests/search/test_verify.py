@@ -31,6 +31,8 @@ from tests.examples import examples
 from tests.helpers import measurement, profile_of, two_level, uniform_profile
 from tests.search.plans import KINDS, manual, plan_of
 
+pytestmark = pytest.mark.any_effort
+
 
 def failed(plan: Plan, problem: Problem) -> list[str]:
     """The checks that do not hold of a plan that was written and read again."""
