@@ -21,6 +21,7 @@ from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, found_until_then
 from partopt.planners import PLANNERS, required_features
+from partopt.planners.layouts import PLACES
 from partopt.planners.optimal import over_ranks
 from partopt.schedules import schedule
 from partopt.search.bound import certify_simulated, lower_bound_s
@@ -39,6 +40,7 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
 }
 # equal pipelines with which `optimal` begins beside its own plans; those of many devices take long
 EQUAL, FEW = 16, 8
+FEWER = 24  # and plans on fewer servers, of each number of them
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 
 
@@ -104,7 +106,12 @@ class Contest:
 
     @cached_property
     def _grid(self) -> GridSearch:
-        return GridSearch(self.variant.plain, self.variant.grids, self.variant.coarse[1])
+        variant, cells = self.variant, self.variant.coarse[1]
+        # a batch is often divided by powers of two alone
+        others = variant.fewer if variant.problem.topology.levels[-1].size.bit_count() > 1 else []
+        alike = [variant, *(other for other in others if other.coarse[1] == cells)]
+        every = (grid for each in alike for grid in each.grids)
+        return GridSearch(variant.plain, sorted(every, key=lambda each: each.estimate_s), cells)
 
     def hold(self, effort: str, beat_s: float = math.inf) -> Plans:
         """The simulated plans at an effort; notes say which planners refuse, and why.
@@ -205,7 +212,13 @@ def _improve(variant: Variant, others: Iterable[Partition]) -> Improvement:
     cells, lower_s = variant.coarse[1], lower_bound_s(variant.problem)
     many = FEW if over_ranks(variant.problem) else EQUAL
     equal = (each.partition.on_layers(cells) for each in variant.grids[:many])
-    return Improvement(variant, [*others, *equal], lower_s)
+    fewer = (
+        shape.partition().on_layers(other.coarse[1])
+        for other in variant.fewer
+        if variant.problem.topology.devices <= PLACES
+        for shape in other.starts[:FEWER]
+    )
+    return Improvement(variant, [*others, *equal, *fewer], lower_s)
 
 
 def _certify(improvement: Improvement, plan: Plan) -> Plan:

@@ -23,6 +23,7 @@ BUDGET = {"quick": 500.0, "normal": 1800.0, "thorough": 25_000.0}  # as `Judge.s
 LARGE = 3.6  # times as much for the program over ranks, whose plans have many stages
 STARTS = 0.2  # of the budget, for the plans of the dynamic program
 RANKED = 0.6  # of that of the program over ranks
+ALIKE = 2  # plans of others on the same places with as many stages that are annealed
 ROUNDS = (12, 4, 1)  # plans that are annealed in each round; all rounds have the same budget
 PACED = (2, 3, 0)  # numbers of warm-ups at which plans of the program over ranks are tried
 FINE = 1000  # ranges of layers, between which the cuts of the best plan are chosen again
@@ -123,7 +124,7 @@ class Improvement:
         self._keep(better.values())
 
     def _try_others(self) -> None:
-        """Simulate the plans of other planners that cut where this chain may be cut."""
+        """As `_try_starts`, of plans of others that cut where this chain may be cut."""
         judge, devices = self.judge, self.problem.topology.devices
         number = {cell: k for k, cell in enumerate(self.cells)}
         found = []
@@ -143,7 +144,10 @@ class Improvement:
                         for each in dict.fromkeys([shape, recut])
                         if each is not None and judge.costs.slowest_s(each) < self.best_s
                     ]
-        self._keep(found)
+        of_kind: dict[tuple[int, Places], list[Found]] = {}
+        for each in sorted(found, key=lambda each: each.seconds):
+            of_kind.setdefault((each.shape.stages, each.shape.places), []).append(each)
+        self._keep(each for own in of_kind.values() for each in own[:ALIKE])
 
     def _anneal(self, budget: float) -> None:
         """Anneal the best plans, ever fewer of them."""

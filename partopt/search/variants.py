@@ -13,7 +13,7 @@ from functools import cached_property
 
 from msgspec import structs
 
-from partopt.cost.problem import FREE, Problem, Progress, ignore_progress
+from partopt.cost.problem import FREE, Known, Problem, Progress, ignore_progress
 from partopt.documents.engine import PARTOPT
 from partopt.documents.stage import Shard
 from partopt.errors import PartoptError
@@ -73,6 +73,17 @@ class Variant:
             every = (each for other in self.alike for each in other.grids)
             return sorted(every, key=lambda each: each.estimate_s)
         return grids(self.coarse[0])
+
+    @cached_property
+    def fewer(self) -> list[Variant]:
+        """The same on fewer members of the outermost level: one less, and a power of two."""
+        problem = self.problem
+        topology, size = problem.topology, problem.topology.levels[-1].size
+        if size == 1:
+            return []
+        inside, power = topology.devices // size, 1 << (size - 1).bit_length() - 1
+        smaller = [topology.resize(inside * n) for n in dict.fromkeys([size - 1, power])]
+        return [Variant(problem.with_(topology=other, known=Known())) for other in smaller]
 
     @cached_property
     def costs(self) -> StageCosts:

@@ -282,3 +282,9 @@ def test_stages_one_by_one_find_what_all_at_once_do(schedule, monkeypatch):
         steps.append(len(count))
     assert found[0] == found[1]
     assert steps[0] == steps[1]
+
+
+def test_a_row_has_each_plan_once():
+    row = search_of(uniform_profile(6), flat(4)).best_row("quick")
+    others = [plan for plan in row.plans.values() if plan is not row.best]
+    assert [id(plan) for plan in row.every] == [id(plan) for plan in (row.best, *others)]
