@@ -47,21 +47,21 @@ def repeat(profile: Profile, blocks: str, count: int) -> Profile:
     layers = [series.copy(profile.layers[old], old, new) for new, old in order]
     larger = _trained_bytes(layers) / (_trained_bytes(profile.layers) or 1)
 
-    def deepen(each: Measurement) -> Measurement:
-        if each.out_of_memory:
-            return each
+    def deepen(measurement: Measurement) -> Measurement:
+        if measurement.out_of_memory:
+            return measurement
         tensors = Counter[tuple[int, tuple[int, ...], bool]]()
         kept = Counter[tuple[tuple[int, ...], int]]()
-        for tensor in each.tensors:
+        for tensor in measurement.tensors:
             for made, *read in series.spread([tensor.producer, *tensor.consumers]):
                 tensors[made, tuple(sorted(read)), tensor.gradient] += tensor.bytes
-        for group in each.stash_groups:
+        for group in measurement.stash_groups:
             for maker, found in series.spread_kept(group):
                 kept[tuple(sorted(found)), maker] += group.bytes
-        deeper = [each.layers[old] for _, old in order]
-        longer = _seconds(deeper) / (_seconds(each.layers) or 1)
+        deeper = [measurement.layers[old] for _, old in order]
+        longer = _seconds(deeper) / (_seconds(measurement.layers) or 1)
         return replace(
-            each,
+            measurement,
             layers=deeper,
             tensors=[
                 Tensor(producer=made, consumers=list(read), bytes=size, gradient=gradient)
@@ -71,8 +71,10 @@ def repeat(profile: Profile, blocks: str, count: int) -> Profile:
                 StashGroup(layers=list(found), bytes=size, producer=None if made < 0 else made)
                 for (found, made), size in sorted(kept.items())
             ],
-            step_s=None if each.step_s is None else each.step_s * longer,
-            optimizer_s=None if each.optimizer_s is None else each.optimizer_s * larger,
+            step_s=None if measurement.step_s is None else measurement.step_s * longer,
+            optimizer_s=None
+            if measurement.optimizer_s is None
+            else measurement.optimizer_s * larger,
             peak_memory_bytes=None,
         )
 
@@ -84,7 +86,7 @@ def repeat(profile: Profile, blocks: str, count: int) -> Profile:
     return replace(
         profile,
         layers=layers,
-        measurements=[deepen(each) for each in profile.measurements],
+        measurements=[deepen(measurement) for measurement in profile.measurements],
         notes=[*profile.notes, Note(code="repeated", text=text, fields=fields)],
     )
 
@@ -122,37 +124,38 @@ class _Series:
             return replace(layer, measured_as=like)
 
         def rename(name: str) -> str:
-            """The name, with the number of a layer's own block moved on."""
-            own = self.pattern.match(name)
-            if own is None or own[2] != match[2]:
+            """The name, with the number of the layer's block moved on."""
+            parts = self.pattern.match(name)
+            if parts is None or parts[2] != match[2]:
                 return name
-            return f"{own[1]}{int(own[2]) + shift}{name[own.end() :]}"
+            return f"{parts[1]}{int(parts[2]) + shift}{name[parts.end() :]}"
 
         return replace(
             layer,
             name=rename(layer.name),
             measured_as=old if old < self.third else like,
             shared_parameters=[
-                replace(each, name=rename(each.name)) for each in layer.shared_parameters
+                replace(parameter, name=rename(parameter.name))
+                for parameter in layer.shared_parameters
             ],
         )
 
     def spread(self, layers: Sequence[int]) -> Iterator[list[int]]:
         """Sets of layers of the deep model for one of the short one, each in its order.
 
-        What the second block shares with its successor is there once for each copy. What came from
+        What the second block shares with its successor is there once for every copy. What came from
         before it is there once: all copies have it if the third block has it too, else the first.
         """
         if self.second <= min(layers) < self.third:
-            far = [self.of(each)[0] for each in layers if each >= self.fourth]
-            near = [each for each in layers if each < self.fourth]
+            far = [self.of(layer)[0] for layer in layers if layer >= self.fourth]
+            near = [layer for layer in layers if layer < self.fourth]
             for shift in range(0, (self.added + 1) * self.size, self.size):
-                yield [each + shift for each in near] + far
+                yield [layer + shift for layer in near] + far
             return
         found: list[int] = []
-        for each in layers:
-            alone = self.second <= each < self.third and each + self.size not in layers
-            found += [each] if alone else self.of(each)
+        for layer in layers:
+            alone = self.second <= layer < self.third and layer + self.size not in layers
+            found += [layer] if alone else self.of(layer)
         yield found
 
     def spread_kept(self, group: StashGroup) -> Iterator[tuple[int, list[int]]]:
@@ -166,22 +169,22 @@ class _Series:
 
         Layers of the block and of the next one are counted from `start`, those behind as they are.
         """
-        own, near = range(start, start + self.size), range(start, start + 2 * self.size)
+        block, near = range(start, start + self.size), range(start, start + 2 * self.size)
         layers = [
             (layer.call, layer.type, layer.parameter_bytes, layer.frozen_bytes)
             for layer in profile.layers[start : start + self.size]
         ]
         lives = Counter[object]()
-        for number, each in enumerate(profile.measured()):
+        for number, measurement in enumerate(profile.measured()):
             held: list[tuple[list[int], int, bool | None]] = [
-                *(([t.producer, *t.consumers], t.bytes, t.gradient) for t in each.tensors),
+                *(([t.producer, *t.consumers], t.bytes, t.gradient) for t in measurement.tensors),
                 *(
                     ([*([] if g.producer is None else [g.producer]), *g.layers], g.bytes, None)
-                    for g in each.stash_groups
+                    for g in measurement.stash_groups
                 ),
             ]
             for found, size_bytes, gradient in held:
-                if min(found) in own:
+                if min(found) in block:
                     places = tuple((at in near, at - start * (at in near)) for at in found)
                     lives[number, places, size_bytes, gradient] += 1
         return layers, lives
@@ -198,17 +201,17 @@ class _Pair(_Series):
     def spread(self, layers: Sequence[int]) -> Iterator[list[int]]:
         """Sets of layers of the deep model for one of the short one, each in its order.
 
-        What came from before both blocks all copies have. What the two share each pair of
+        What came from before both blocks all copies have. What the two share every pair of
         neighbours shares. What the second shares with what follows only the last copy does.
         """
         shifts = range(0, (self.added + 1) * self.size, self.size)
-        places = {self.place(each) for each in layers}
+        places = {self.place(layer) for layer in layers}
         if self.SECOND not in places or {self.BEFORE, self.FIRST} <= places:
-            yield [deep for each in layers for deep in self.of(each)]
+            yield [deep for layer in layers for deep in self.of(layer)]
         elif self.AFTER in places:
-            yield [self.of(each)[-1] for each in layers]
+            yield [self.of(layer)[-1] for layer in layers]
         else:
-            yield from ([each + shift for each in layers] for shift in shifts)
+            yield from ([layer + shift for layer in layers] for shift in shifts)
 
     BEFORE, FIRST, SECOND, AFTER = range(4)
 
@@ -225,23 +228,23 @@ class _Pair(_Series):
         size, layers = self.size, profile.layers
         blocks = [
             [
-                (each.call, each.type, each.parameter_bytes, each.frozen_bytes)
-                for each in layers[start : start + size]
+                (layer.call, layer.type, layer.parameter_bytes, layer.frozen_bytes)
+                for layer in layers[start : start + size]
             ]
             for start in (self.first, self.second)
         ]
         if self.first < 0 or blocks[0] != blocks[1]:
             return False
         following: dict[int, Counter[object]] = {self.FIRST: Counter(), self.SECOND: Counter()}
-        for number, each in enumerate(profile.measured()):
+        for number, measurement in enumerate(profile.measured()):
             held = [
                 *(
                     ([t.producer], [t.producer, *t.consumers], t.bytes, t.gradient)
-                    for t in each.tensors
+                    for t in measurement.tensors
                 ),
                 *(
                     ([] if g.producer is None else [g.producer], g.layers, g.bytes, None)
-                    for g in each.stash_groups
+                    for g in measurement.stash_groups
                 ),
             ]
             for made, spans, size_bytes, gradient in held:
@@ -251,8 +254,8 @@ class _Pair(_Series):
                 begins, ends = self.place(spans[0]), self.place(max(spans))
                 if begins in following and begins == min(places) < ends:
                     start = self.first if begins == self.FIRST else self.second
-                    own = made if spans[0] in made else spans
-                    at = tuple(it - start for it in own if self.place(it) == begins)
+                    counted = made if spans[0] in made else spans
+                    at = tuple(layer - start for layer in counted if self.place(layer) == begins)
                     following[begins][number, spans[0] in made, at, gradient] += size_bytes
         return following[self.FIRST] == following[self.SECOND]
 
@@ -304,12 +307,15 @@ def _seconds(layers: Sequence[LayerMeasurement]) -> float:
 def _trained_bytes(layers: Sequence[Layer]) -> int:
     """Bytes of the parameters that have a gradient, shared ones once."""
     shared: dict[str, SharedParameter] = {
-        each.name: each for layer in layers for each in layer.shared_parameters if not each.frozen
+        parameter.name: parameter
+        for layer in layers
+        for parameter in layer.shared_parameters
+        if not parameter.frozen
     }
-    own = sum(
+    unshared = sum(
         layer.parameter_bytes
         - layer.frozen_bytes
-        - sum(each.bytes for each in layer.shared_parameters if not each.frozen)
+        - sum(parameter.bytes for parameter in layer.shared_parameters if not parameter.frozen)
         for layer in layers
     )
-    return own + sum(each.bytes for each in shared.values())
+    return unshared + sum(parameter.bytes for parameter in shared.values())

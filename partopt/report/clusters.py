@@ -13,21 +13,21 @@ from partopt.units import format_bandwidth, format_bytes, format_seconds
 
 
 def render_topologies(topologies: dict[str, Topology]) -> str:
-    """A row for each topology: name, devices, their kind, their memory, and the levels."""
+    """A row for every topology: name, devices, their kind, their memory, and the levels."""
 
-    def memory(own: tuple[str, Topology]) -> str:
-        size = own[1].device.memory_bytes
+    def memory(row: tuple[str, Topology]) -> str:
+        size = row[1].device.memory_bytes
         return "-" if size is None else format_bytes(size)
 
-    def levels(own: tuple[str, Topology]) -> str:
-        return " > ".join(f"{level.size} {level.link or level.name}" for level in own[1].levels)
+    def levels(row: tuple[str, Topology]) -> str:
+        return " > ".join(f"{level.size} {level.link or level.name}" for level in row[1].levels)
 
     return table_of(
         topologies.items(),
         [
-            Column("NAME", lambda own: own[0], "text"),
-            Column("DEVICES", lambda own: str(own[1].devices)),
-            Column("KIND", lambda own: own[1].device.name, "text"),
+            Column("NAME", lambda row: row[0], "text"),
+            Column("DEVICES", lambda row: str(row[1].devices)),
+            Column("KIND", lambda row: row[1].device.name, "text"),
             Column("MEMORY", memory),
             Column("LEVELS, INNERMOST FIRST", levels, "text"),
         ],
@@ -35,23 +35,23 @@ def render_topologies(topologies: dict[str, Topology]) -> str:
 
 
 def render_topology(topology: Topology) -> str:
-    """The devices, and a row for each level, innermost first."""
+    """The devices, and a row for every level, innermost first."""
     memory, price = topology.device.memory_bytes, topology.device.price_per_hour
-    each = "" if memory is None else f", {format_bytes(memory)} each"
-    each += f", {format_money(price)} an hour each" if price else ""
+    details = "" if memory is None else f", {format_bytes(memory)} each"
+    details += f", {format_money(price)} an hour each" if price else ""
     rows = table_of(
         topology.levels,
         [
-            Column("LEVEL", lambda own: own.name, "text"),
-            Column("LINK", lambda own: own.link or "-", "text"),
-            Column("SIZE", lambda own: str(own.size)),
-            Column("BANDWIDTH", lambda own: format_bandwidth(own.bandwidth_bytes_per_s)),
-            Column("LINKS", lambda own: str(own.links)),
-            Column("LATENCY", lambda own: format_seconds(own.latency_s)),
-            Column("KIND", lambda own: "bus" if own.bus else "switched", "text", spare=1),
+            Column("LEVEL", lambda level: level.name, "text"),
+            Column("LINK", lambda level: level.link or "-", "text"),
+            Column("SIZE", lambda level: str(level.size)),
+            Column("BANDWIDTH", lambda level: format_bandwidth(level.bandwidth_bytes_per_s)),
+            Column("LINKS", lambda level: str(level.links)),
+            Column("LATENCY", lambda level: format_seconds(level.latency_s)),
+            Column("KIND", lambda level: "bus" if level.bus else "switched", "text", spare=1),
         ],
     )
-    head = f"{topology.name}: {topology.devices} x {topology.device.name}{each}"
+    head = f"{topology.name}: {topology.devices} x {topology.device.name}{details}"
     note = "Bandwidth is of one link of one member, in one direction."
     notes = map(paragraph, [*_engine_lines(topology), note])
     return "\n".join([f"{paragraph(head)}\n\n{rows}\n", *notes])
@@ -79,12 +79,12 @@ def render_links(links: FittedLinks) -> str:
     table = table_of(
         links.comparisons,
         [
-            Column("LEVEL", lambda own: own.level, "text"),
-            Column("TRAFFIC", lambda own: own.what, "text"),
-            Column("SIZE", lambda own: format_bytes(own.size_bytes)),
-            Column("MEASURED", lambda own: format_seconds(own.measured_s)),
-            Column("FITTED", lambda own: format_seconds(own.fitted_s)),
-            Column("ERROR", lambda own: f"{own.error:+z.1%}{' poor' if own.is_poor else ''}"),
+            Column("LEVEL", lambda row: row.level, "text"),
+            Column("TRAFFIC", lambda row: row.what, "text"),
+            Column("SIZE", lambda row: format_bytes(row.size_bytes)),
+            Column("MEASURED", lambda row: format_seconds(row.measured_s)),
+            Column("FITTED", lambda row: format_seconds(row.fitted_s)),
+            Column("ERROR", lambda row: f"{row.error:+z.1%}{' poor' if row.is_poor else ''}"),
         ],
     )
     hosts = len(set(measurement.hosts))

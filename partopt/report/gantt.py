@@ -1,6 +1,6 @@
 """A timeline in a terminal, a line a rank.
 
-A line shows the rank's actions as letters and microbatches, or what each moment is mostly spent on.
+A line shows the rank's actions as letters and microbatches, or what a moment is mostly spent on.
 Windows of a long timeline stand side by side, all at one scale.
 """
 
@@ -57,13 +57,13 @@ def render(
 ) -> str:
     """The timeline in `width` columns, a line a rank, or one for all ranks that do the same.
 
-    Where actions are wide enough they bear their letters and microbatches, `F0 B0`; otherwise each
+    Where actions are wide enough they bear their letters and microbatches, `F0 B0`; otherwise a
     character stands for what its rank does in that time, kinds in proportion. A rank's second chunk
     has small letters. The last column is the share of the time at work, where one window shows it.
     Several windows have headings with their times, and a cut mark between them.
     """
     windows = timeline.windows
-    if not timeline.ranks or any(each.end_s <= each.begin_s for each in windows):
+    if not timeline.ranks or any(window.end_s <= window.begin_s for window in windows):
         return "nothing happens"
     alike: dict[Hashable, list[RankTimeline]] = {}
     for rank in timeline.ranks:
@@ -77,12 +77,12 @@ def render(
     cut, idle = (":", ".") if ascii_only else ("┊", "·")
     fill = " " if colour else "-" if ascii_only else "─"
     lines, looks = [], set()
-    for name, ranks, own in zip(names, alike.values(), rows, strict=True):
+    for name, ranks, slots in zip(names, alike.values(), rows, strict=True):
         parts = []
         for view in views:
-            shares = _shares(own, ranks[0], view)
+            shares = _shares(slots, ranks[0], view)
             if view.names:
-                shown, texts = _name_actions(own, shares, view, idle, fill)
+                shown, texts = _name_actions(slots, shares, view, idle, fill)
             else:
                 shown, texts = _diffuse(shares, idle)
             looks |= {*shown.tolist()}
@@ -92,13 +92,13 @@ def render(
         lines.append(f"{name:>{label}}  {cut.join(parts)}{busy}")
     head = [f"{'RANK':>{label}}  {_axis(views[0], windows[0].end_s)} BUSY"]
     if len(windows) > 1:
-        titles = ("", [each.what for each in windows]), ("RANK", map(span_text, windows))
+        titles = ("", [window.what for window in windows]), ("RANK", map(span_text, windows))
         head = [
             f"{name:>{label}}  {cut.join(_fit(text, views[0].columns) for text in texts)}".rstrip()
             for name, texts in titles
         ]
     legend = _legend(looks, views[0], idle, colour)
-    if any(own.pair.any() for own in rows):
+    if any(slots.pair.any() for slots in rows):
         legend.append("two at once: side by side")
     note = [timeline.note] if timeline.note else []
     bold = [click.style(line, bold=True) for line in head]
@@ -123,29 +123,31 @@ def _views(windows: Sequence[DrawnWindow], rows: list[Slots], columns: int) -> l
     The shortest kind of action takes whole columns where that costs little of the width, so that
     equal actions look equal.
     """
-    span = max(each.end_s - each.begin_s for each in windows)
+    span = max(window.end_s - window.begin_s for window in windows)
     short = span
-    for own in rows:  # a forward, or a backward where that is shorter; joined ones are halved
-        seconds = (own.end - own.start) / np.where(own.pair > 0, 2, 1)
-        medians = [np.median(seconds[own.kind == k]) for k in (F, B, I) if (own.kind == k).any()]
+    for slots in rows:  # a forward, or a backward where that is shorter; joined ones are halved
+        seconds = (slots.end - slots.start) / np.where(slots.pair > 0, 2, 1)
+        medians = [
+            np.median(seconds[slots.kind == k]) for k in (F, B, I) if (slots.kind == k).any()
+        ]
         short = min([short, *(float(median) for median in medians if median > 0)])
-    each = short * columns / span
-    whole, cell = int(each + 1e-9), span / columns
-    if whole >= 2 or (whole == 1 and each < 1.25):
+    action_columns = short * columns / span
+    whole, cell = int(action_columns + 1e-9), span / columns
+    if whole >= 2 or (whole == 1 and action_columns < 1.25):
         cell = short / whole
         columns = min(columns, int(np.ceil(span / cell - 1e-6)))
     return [_View(window.begin_s, cell, columns, whole >= 1) for window in windows]
 
 
-def _shares(own: Slots, rank: RankTimeline, view: _View) -> Floats:
-    """Share of each column that each look takes, shape (2 kinds, columns).
+def _shares(slots: Slots, rank: RankTimeline, view: _View) -> Floats:
+    """Share of every column that a look takes, shape (2 kinds, columns).
 
     Two joined actions are halves of their time; all-reduces take only what is idle otherwise.
     """
     edges = view.begin + view.cell * np.arange(view.columns + 1, dtype=np.float64)
     shares = np.zeros((2 * len(KINDS), view.columns))
-    starts, ends = _side_by_side(own)
-    looks = own.kind + ODD * (own.chunk % 2)
+    starts, ends = _side_by_side(slots)
+    looks = slots.kind + ODD * (slots.chunk % 2)
     for look in np.unique(looks):
         chosen = looks == look
         shares[look] = _cover(starts[chosen], ends[chosen], edges) / view.cell
@@ -156,14 +158,16 @@ def _shares(own: Slots, rank: RankTimeline, view: _View) -> Floats:
     return shares
 
 
-def _side_by_side(own: Slots) -> tuple[Floats, Floats]:
+def _side_by_side(slots: Slots) -> tuple[Floats, Floats]:
     """Starts and ends, those of two joined actions as halves of their time."""
-    middle = (own.start + own.end) / 2
-    return np.where(own.pair == 2, middle, own.start), np.where(own.pair == 1, middle, own.end)
+    middle = (slots.start + slots.end) / 2
+    return np.where(slots.pair == 2, middle, slots.start), np.where(
+        slots.pair == 1, middle, slots.end
+    )
 
 
 def _cover(starts: Floats, ends: Floats, edges: Floats) -> Floats:
-    """Seconds between each two `edges` that the intervals cover, shape (edges - 1,).
+    """Seconds between two `edges` that the intervals cover, shape (edges - 1,).
 
     The intervals are in order and do not overlap.
     """
@@ -174,7 +178,7 @@ def _cover(starts: Floats, ends: Floats, edges: Floats) -> Floats:
 
 
 def _diffuse(shares: Floats, idle: str) -> tuple[Looks, list[str]]:
-    """A look for each column, in the long run in proportion to the shares.
+    """A look for every column, in the long run in proportion to the shares.
 
     Of the looks in a column, it takes the one that is owed most; never one that is not there.
     """
@@ -191,13 +195,13 @@ def _diffuse(shares: Floats, idle: str) -> tuple[Looks, list[str]]:
 
 
 def _name_actions(
-    own: Slots, shares: Floats, view: _View, idle: str, fill: str
+    slots: Slots, shares: Floats, view: _View, idle: str, fill: str
 ) -> tuple[Looks, list[str]]:
-    """Each action in the columns that it takes, with its letter and, if it has room, its number."""
+    """Actions in the columns that they take, with letters and, where there is room, numbers."""
     looks = np.where(shares[A] > 0.5, A, IDLE).astype(np.int64)
     texts = [idle if look == IDLE else KINDS[A] for look in looks.tolist()]
-    edges = np.rint((np.stack(_side_by_side(own)) - view.begin) / view.cell).astype(np.int64)
-    columns = own.kind, own.microbatch, own.chunk, *edges.clip(0, view.columns)
+    edges = np.rint((np.stack(_side_by_side(slots)) - view.begin) / view.cell).astype(np.int64)
+    columns = slots.kind, slots.microbatch, slots.chunk, *edges.clip(0, view.columns)
     for kind, microbatch, chunk, first, last in zip(*map(np.ndarray.tolist, columns), strict=True):
         look, room = kind + ODD * (chunk % 2), last - first
         looks[first:last] = look
@@ -229,7 +233,7 @@ def _coloured(text: str, look: int) -> str:
 
 
 def _axis(view: _View, end: float) -> str:
-    """A stroke at each tick, and after it the time."""
+    """A stroke at every tick, and after it the time."""
     text = [" "] * view.columns
     end = min(end, view.begin + view.cell * view.columns)
     for time, label in ticks(view.begin, end, max(2, view.columns // 12)):

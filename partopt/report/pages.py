@@ -79,14 +79,14 @@ def render_verification(verification: Verification, spell: Callable[[str], str] 
 def render_flows(flows: Flows) -> str:
     """The plan, and its flows as a table, first those that cost most."""
 
-    def name(own: FlowTime) -> str:
-        kind = own.kind if own.stage is None else f"{own.kind} {own.stage}"
-        return kind if own.source is None else f"{kind} {own.source} to {own.destination}"
+    def name(flow: FlowTime) -> str:
+        kind = flow.kind if flow.stage is None else f"{flow.kind} {flow.stage}"
+        return kind if flow.source is None else f"{kind} {flow.source} to {flow.destination}"
 
-    def costs(own: FlowTime) -> str:
-        if own.critical is None or own.per_second is None:
+    def costs(flow: FlowTime) -> str:
+        if flow.critical is None or flow.per_second is None:
             return "?"
-        return f"{own.per_second:.2f}" if own.critical else "-"
+        return f"{flow.per_second:.2f}" if flow.critical else "-"
 
     time = f"{format_seconds(flows.period_s)} a microbatch"
     if flows.iteration_s is not None:
@@ -100,17 +100,17 @@ def render_flows(flows: Flows) -> str:
     if not flows.flows:
         return label_lines(head)
     table = table_of(
-        sorted(flows.flows, key=lambda own: (-(own.saved or 0.0), -own.share)),
+        sorted(flows.flows, key=lambda flow: (-(flow.saved or 0.0), -flow.share)),
         [
             Column("FLOW", name, "whole"),
-            Column("RANKS", lambda own: ranks_text(own.ranks, stretch(12, least=12)), "whole"),
-            Column("BYTES", lambda own: format_bytes(own.bytes), spare=2),
-            Column("TIMES", lambda own: f"{own.times:.4g}", spare=1),
-            Column("LEVEL", lambda own: own.level, "text"),
-            Column("TAKES", lambda own: format_seconds(own.takes_s)),
-            Column("SHARE", lambda own: f"{own.share:.1%}", spare=3),
+            Column("RANKS", lambda flow: ranks_text(flow.ranks, stretch(12, least=12)), "whole"),
+            Column("BYTES", lambda flow: format_bytes(flow.bytes), spare=2),
+            Column("TIMES", lambda flow: f"{flow.times:.4g}", spare=1),
+            Column("LEVEL", lambda flow: flow.level, "text"),
+            Column("TAKES", lambda flow: format_seconds(flow.takes_s)),
+            Column("SHARE", lambda flow: f"{flow.share:.1%}", spare=3),
             Column("COSTS", costs),
-            Column("SAVED", lambda own: "-" if own.saved is None else f"{own.saved:.1%}"),
+            Column("SAVED", lambda flow: "-" if flow.saved is None else f"{flow.saved:.1%}"),
         ],
         gap=1,
     )
@@ -138,6 +138,8 @@ def flows_csv(flows: Flows) -> str:
     rows.writerow(FlowTime.__struct_fields__)
     for flow in flows.flows:
         values = structs.astuple(flow)
-        lists = [" ".join(map(str, each)) if isinstance(each, list) else each for each in values]
+        lists = [
+            " ".join(map(str, value)) if isinstance(value, list) else value for value in values
+        ]
         rows.writerow([{True: "yes", False: "no"}[v] if isinstance(v, bool) else v for v in lists])
     return file.getvalue()

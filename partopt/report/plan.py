@@ -61,8 +61,9 @@ def render(
     outcome = [(label, spell(text)) for label, text in _outcome(plan, ascii_only)]
     if len(by_size) > 1:
         tried = [
-            f"microbatch {own.microbatch_size}: {_speed(own)}{'' if own.fits else ', does not fit'}"
-            for own in by_size
+            f"microbatch {best.microbatch_size}: {_speed(best)}"
+            + ("" if best.fits else ", does not fit")
+            for best in by_size
         ]
         outcome.append(("tried", "; ".join(tried)))
     return "\n\n".join([head(plan), _stages(plan, ascii_only), label_lines(outcome)])
@@ -75,10 +76,10 @@ def _speed(plan: Plan) -> str:
 def _stages(plan: Plan, ascii_only: bool) -> str:
     """The table of the stages; BUSY is against the busiest or, of rounds, against the period."""
 
-    def sync(own: tuple[int, Stage]) -> str:
+    def sync(row: tuple[int, Stage]) -> str:
         # one all-reduce an iteration, or one for every round of r microbatches
-        each = 1 if plan.microbatches else own[1].replicas
-        return format_seconds(own[1].gradients_s / each) if own[1].gradients_s else "-"
+        divisor = 1 if plan.microbatches else row[1].replicas
+        return format_seconds(row[1].gradients_s / divisor) if row[1].gradients_s else "-"
 
     def busy_s(stage: Stage) -> float:
         exchanged = 0.0 if plan.microbatches else stage.gradients_s
@@ -88,16 +89,16 @@ def _stages(plan: Plan, ascii_only: bool) -> str:
     return table_of(
         enumerate(plan.stages),
         [
-            Column("#", lambda own: str(own[0])),
-            Column("LAYERS", lambda own: _layers(own[1], stretch(20, 0.6)), "text"),
+            Column("#", lambda row: str(row[0])),
+            Column("LAYERS", lambda row: _layers(row[1], stretch(20, 0.6)), "text"),
             Column(
-                "RANKS", lambda own: ranks_text(own[1].ranks, stretch(14, 0.4, least=14)), "whole"
+                "RANKS", lambda row: ranks_text(row[1].ranks, stretch(14, 0.4, least=14)), "whole"
             ),
-            Column("COMPUTE", lambda own: format_seconds(own[1].compute_s / own[1].replicas)),
+            Column("COMPUTE", lambda row: format_seconds(row[1].compute_s / row[1].replicas)),
             Column("SYNC", sync),
-            Column("FLIGHT", lambda own: str(own[1].in_flight), spare=2),
-            Column("MEMORY", lambda own: format_bytes(own[1].memory.total_bytes)),
-            Column("BUSY", lambda own: bar(busy_s(own[1]) / whole, 4, ascii_only), "text", 1),
+            Column("FLIGHT", lambda row: str(row[1].in_flight), spare=2),
+            Column("MEMORY", lambda row: format_bytes(row[1].memory.total_bytes)),
+            Column("BUSY", lambda row: bar(busy_s(row[1]) / whole, 4, ascii_only), "text", 1),
         ],
     )
 
@@ -146,8 +147,8 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     if plan.layout.recompute not in ("never", "always"):
         yield "", f"activations recomputed in {_recomputed(plan)}"
     if plan.idle_ranks:
-        each = plan.topology.group_ranks
-        idle, devices = len(plan.idle_ranks) * each, plan.topology.devices * each
+        group_ranks = plan.topology.group_ranks
+        idle, devices = len(plan.idle_ranks) * group_ranks, plan.topology.devices * group_ranks
         ranks = "rank" if len(plan.idle_ranks) == 1 else "ranks"
         which = shorten(format_ranks(plan.idle_ranks), 40)
         yield "idle", f"{idle} of {devices} devices: {ranks} {which}"
@@ -244,7 +245,7 @@ def memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
         "reserve": reserve.size_bytes,
     }
     parts = {name: size for name, size in parts.items() if size > 0}
-    # each part's cells end where it would, rounded
+    # the cells of a part end where it would, rounded
     room, whole, done, cells = width() - _LABEL, sum(parts.values()), 0, ""
     words: list[str] = []
     for name, size in parts.items():
@@ -263,13 +264,13 @@ def memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
 
 
 def device_parts(stages: Sequence[Stage]) -> dict[str, int]:
-    """Bytes of each part on a device that holds `stages`, of which one backward runs at a time."""
+    """Bytes of every part on a device that holds `stages`, of which one backward runs at a time."""
     held = [stage.memory for stage in stages]
     return {
-        "parameters": sum(own.parameters_bytes for own in held),
-        "gradients": sum(own.gradients_bytes for own in held),
-        "optimizer": sum(own.optimizer_bytes for own in held),
-        "activations": sum(own.activations_bytes for own in held),
-        "buffers": sum(own.buffers_bytes for own in held),
-        "transient": max(own.transient_bytes for own in held),
+        "parameters": sum(memory.parameters_bytes for memory in held),
+        "gradients": sum(memory.gradients_bytes for memory in held),
+        "optimizer": sum(memory.optimizer_bytes for memory in held),
+        "activations": sum(memory.activations_bytes for memory in held),
+        "buffers": sum(memory.buffers_bytes for memory in held),
+        "transient": max(memory.transient_bytes for memory in held),
     }

@@ -36,14 +36,14 @@ _TIMES = "x ONE, x DP: times one device, data parallelism."
 _SAME = 1e-3  # of the samples/s: what is nearer loses nothing
 
 # The rows of a table of rates are pairs: a row of the document, and its rate.
-_FITS = Column("FITS", lambda own: "yes" if own[0].fits else "no", "whole")
-_MEMORY = Column("MEMORY", lambda own: format_bytes(own[0].peak_memory_bytes))
+_FITS = Column("FITS", lambda pair: "yes" if pair[0].fits else "no", "whole")
+_MEMORY = Column("MEMORY", lambda pair: format_bytes(pair[0].peak_memory_bytes))
 
 
 def _rated(rows: Sequence[Any]) -> tuple[Column, list[tuple[Any, float]]]:
     """The column of the speeds of `rows`, and these with their rates."""
     unit, rates = speeds([row.predicted if isinstance(row, Plan) else row for row in rows])
-    column = Column(f"{unit.upper()}/S", lambda own: format_number(own[1]))
+    column = Column(f"{unit.upper()}/S", lambda pair: format_number(pair[1]))
     return column, list(zip(rows, rates, strict=True))
 
 
@@ -52,29 +52,29 @@ def render_comparison(comparison: Comparison) -> str:
 
     The last column shows what a trainer costs, what money buys, or the variance of the stages.
     """
-    price = Column("PRICE", lambda own: "" if own[0].price is None else f"{own[0].price:+.1%}")
+    price = Column("PRICE", lambda pair: "" if pair[0].price is None else f"{pair[0].price:+.1%}")
     last, meaning = price, "PRICE: period longer than the best."
     if all(row.price is None for row in comparison.rows):
-        last = Column("PER 1.00", lambda own: bought(own[0].figures))
+        last = Column("PER 1.00", lambda pair: bought(pair[0].figures))
         meaning = "PER 1.00: samples for 1.00."
         if not any_price(comparison.rows):
-            last = Column("VAR", lambda own: _variance(own[0].stage_variance_s2 * 1e6))
+            last = Column("VAR", lambda pair: _variance(pair[0].stage_variance_s2 * 1e6))
             meaning = "VAR: variance of stages, ms^2."
 
-    def over_data_parallel(own: Any) -> str:
-        ratio = own[0].speedup_over_data_parallel
+    def over_data_parallel(pair: Any) -> str:
+        ratio = pair[0].speedup_over_data_parallel
         return "-" if ratio is None else f"{ratio:.2f}"
 
     speed, rows = _rated(comparison.rows)
     table = table_of(
         rows,
         [
-            Column("PLANNER", lambda own: shorten(own[0].planner, stretch(17, 0.5, 13)), "whole"),
-            Column("SHAPE", lambda own: shorten(own[0].shape, stretch(8, 0.5)), "text"),
-            Column("STAGES", lambda own: str(own[0].stages), spare=2),
-            Column("PERIOD", lambda own: format_seconds(own[0].period_s)),
+            Column("PLANNER", lambda pair: shorten(pair[0].planner, stretch(17, 0.5, 13)), "whole"),
+            Column("SHAPE", lambda pair: shorten(pair[0].shape, stretch(8, 0.5)), "text"),
+            Column("STAGES", lambda pair: str(pair[0].stages), spare=2),
+            Column("PERIOD", lambda pair: format_seconds(pair[0].period_s)),
             speed,
-            Column("x ONE", lambda own: f"{own[0].speedup_over_one_device:.2f}"),
+            Column("x ONE", lambda pair: f"{pair[0].speedup_over_one_device:.2f}"),
             Column("x DP", over_data_parallel, spare=3),
             _MEMORY,
             _FITS,
@@ -107,31 +107,31 @@ def render_scaling(scaling: Scaling) -> str:
     transformer the layout stands in place of the planner.
     """
 
-    def batch(own: Any) -> str:
-        return batch_text(own[0].microbatch_size, own[0].microbatches)
+    def batch(pair: Any) -> str:
+        return batch_text(pair[0].microbatch_size, pair[0].microbatches)
 
     chosen = [
-        Column("PLANNER", lambda own: shorten(own[0].planner, stretch(13, 0.4)), "text"),
-        Column("SHAPE", lambda own: shorten(own[0].shape, stretch(9, 0.6)), "text"),
-        Column("BOUND BY", lambda own: own[0].bound_by, "text"),
+        Column("PLANNER", lambda pair: shorten(pair[0].planner, stretch(13, 0.4)), "text"),
+        Column("SHAPE", lambda pair: shorten(pair[0].shape, stretch(9, 0.6)), "text"),
+        Column("BOUND BY", lambda pair: pair[0].bound_by, "text"),
     ]
     if scaling.rows[0].layout:
         chosen = [
-            Column("MFU", lambda own: f"{mfu:.1%}" if (mfu := _mfu(own[0])) else "", spare=2),
-            Column("LAYOUT", lambda own: layout_name(own[0].layout), "text"),
+            Column("MFU", lambda pair: f"{mfu:.1%}" if (mfu := _mfu(pair[0])) else "", spare=2),
+            Column("LAYOUT", lambda pair: layout_name(pair[0].layout), "text"),
         ]
     speed, rows = _rated(scaling.rows)
-    gain = Column("x ONE", lambda own: f"{own[0].speedup_over_one_device:.2f}")
+    gain = Column("x ONE", lambda pair: f"{pair[0].speedup_over_one_device:.2f}")
     if any_price(scaling.rows):
-        gain = Column("PER 1.00", lambda own: bought(own[0].figures))
+        gain = Column("PER 1.00", lambda pair: bought(pair[0].figures))
     table = table_of(
         rows,
         [
-            Column("DEVICES", lambda own: str(own[0].devices)),
+            Column("DEVICES", lambda pair: str(pair[0].devices)),
             Column("BATCH", batch, "text", spare=2),
             speed,
             gain,
-            Column("EFFICIENCY", lambda own: f"{own[0].efficiency:.0%}", spare=1),
+            Column("EFFICIENCY", lambda pair: f"{pair[0].efficiency:.0%}", spare=1),
             *chosen,
             _FITS,
         ],
@@ -163,8 +163,8 @@ def render_schedules(plans: Sequence[Plan]) -> str:
     unequal replicas of the stages; BATCH: samples of a microbatch x M.
     """
 
-    def grid(own: Any) -> str:
-        plan: Plan = own[0]
+    def grid(pair: Any) -> str:
+        plan: Plan = pair[0]
         if len({stage.replicas for stage in plan.stages}) > 1:
             return shorten(plan.shape, stretch(10))
         held = plan.stages_by_rank()
@@ -173,25 +173,27 @@ def render_schedules(plans: Sequence[Plan]) -> str:
         pipelines = plan.stages[0].replicas // (2 if mirrored else 1)
         return f"{pipelines}x{len(held) // pipelines}" + (f"x{chunks}" if chunks > 1 else "")
 
-    def recomputed(own: Any) -> str:
-        how = own[0].layout.recompute
+    def recomputed(pair: Any) -> str:
+        how = pair[0].layout.recompute
         return f"first {how}" if isinstance(how, int) else "some" if how == "auto" else str(how)
 
     speed, rows = _rated(plans)
     return table_of(
         rows,
         [
-            Column("SCHEDULE", lambda own: own[0].schedule, "whole"),
+            Column("SCHEDULE", lambda pair: pair[0].schedule, "whole"),
             Column("GRID", grid, "text"),
-            Column("BATCH", lambda own: f"{own[0].microbatch_size}x{own[0].microbatches}", "text"),
+            Column(
+                "BATCH", lambda pair: f"{pair[0].microbatch_size}x{pair[0].microbatches}", "text"
+            ),
             Column("RECOMP.", recomputed, "text", spare=1),
             Column(
                 "ITERATION",
-                lambda own: format_seconds(own[0].predicted.iteration_s or 0.0),
+                lambda pair: format_seconds(pair[0].predicted.iteration_s or 0.0),
                 spare=3,
             ),
             speed,
-            Column("BUBBLE", lambda own: f"{own[0].predicted.bubble:.1%}", spare=2),
+            Column("BUBBLE", lambda pair: f"{pair[0].predicted.bubble:.1%}", spare=2),
             _MEMORY,
             _FITS,
         ],
@@ -205,21 +207,21 @@ def render_beside(plan: Plan, others: Sequence[Plan]) -> str:
     It says how the other plan compares with `plan`, and whether it fits.
     """
 
-    def speedup(own: Plan) -> str:
-        return speedup_text(own.predicted.speedup_over_one_device, own.topology)
+    def speedup(other: Plan) -> str:
+        return speedup_text(other.predicted.speedup_over_one_device, other.topology)
 
-    def verdict(own: Plan) -> str:
-        faster = own.predicted.samples_per_s > plan.predicted.samples_per_s
-        return "does not fit" if not own.fits else "faster" if faster else ""
+    def verdict(other: Plan) -> str:
+        faster = other.predicted.samples_per_s > plan.predicted.samples_per_s
+        return "does not fit" if not other.fits else "faster" if faster else ""
 
     return table_of(
         others,
         [
-            Column("BESIDE IT", lambda own: own.planner, "text"),
-            Column("SHAPE", lambda own: shorten(own.shape, stretch(12)), "text"),
-            Column("PERIOD", lambda own: format_seconds(own.predicted.period_s)),
+            Column("BESIDE IT", lambda other: other.planner, "text"),
+            Column("SHAPE", lambda other: shorten(other.shape, stretch(12)), "text"),
+            Column("PERIOD", lambda other: format_seconds(other.predicted.period_s)),
             Column("SPEED", speedup, spare=1),
-            Column("MEMORY", lambda own: format_bytes(own.peak_memory_bytes)),
+            Column("MEMORY", lambda other: format_bytes(other.peak_memory_bytes)),
             Column("", verdict, "whole"),
         ],
     )
@@ -235,7 +237,7 @@ def render_layout(plan: Plan, recut: Plan | None, best: Plan | None, trainer: st
         others.append(best)
     table = f"{render_beside(plan, others)}\n\n" if others else ""
     lost = "; ".join(_losses(plan, recut, best, trainer))
-    fitting = next((each for each in (best, recut) if each is not None and each.fits), None)
+    fitting = next((better for better in (best, recut) if better is not None and better.fits), None)
     if not plan.fits and fitting is not None:
         speed = speed_text(fitting.predicted.samples_per_s, fitting.profile.tokens_per_sample)
         lost = f"all: it does not fit, and {speed} do"

@@ -29,8 +29,8 @@ def render(
 ) -> str:
     """The measured microbatch sizes, then the layers at the largest of them.
 
-    A bar shows each layer's share of the time, a star a layer measured by another one. Layers and
-    blocks that repeat are shown once, and of very many rows the first and the last; each layer has
+    A bar shows a layer's share of the time, a star a layer measured by another one. Layers and
+    blocks that repeat are shown once, and of very many rows the first and the last; every layer has
     a row with `all_layers`, an option that is written as `spell` does.
     """
     measurement = profile.measured()[-1]
@@ -53,7 +53,7 @@ def render(
 
 
 def render_sizes(profile: Profile) -> str:
-    """What was measured on what, and a row for each microbatch size."""
+    """What was measured on what, and a row for every microbatch size."""
     known, tokens = profile.environment, profile.model.tokens_per_sample
     versions = [
         ("torch", known.torch),
@@ -72,46 +72,57 @@ def render_sizes(profile: Profile) -> str:
         tokens and f"{tokens:,} tokens a sample",
     ]
     head = [
-        ("model", f"{profile.model.name}: {', '.join(each for each in about if each)}"),
+        ("model", f"{profile.model.name}: {', '.join(part for part in about if part)}"),
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
         *_condition_lines(profile),
         *([("group", f"{profile.group_ranks} ranks; numbers of one")] if profile.group else []),
         *basis_lines(profile.estimated_for),
     ]
 
-    def layers_s(own: Measurement) -> float:
-        return sum(layer.forward_s + layer.backward_s for layer in own.layers)
+    def layers_s(measurement: Measurement) -> float:
+        return sum(layer.forward_s + layer.backward_s for layer in measurement.layers)
 
     def known_or_dash(
         value: Callable[[Measurement], Number | None], form: Callable[[Number], str]
     ) -> Callable[[Measurement], str]:
-        def cell(own: Measurement) -> str:
-            found = None if own.out_of_memory else value(own)
+        def cell(measurement: Measurement) -> str:
+            found = None if measurement.out_of_memory else value(measurement)
             return "-" if found is None else form(found)
 
         return cell
 
-    def step(own: Measurement) -> str:
-        if own.out_of_memory:
+    def step(measurement: Measurement) -> str:
+        if measurement.out_of_memory:
             return "out of memory"
-        return "-" if own.step_s is None else format_seconds(own.step_s)
+        return "-" if measurement.step_s is None else format_seconds(measurement.step_s)
 
-    def rate(own: Measurement) -> float:
-        return own.microbatch_size / layers_s(own)
+    def rate(measurement: Measurement) -> float:
+        return measurement.microbatch_size / layers_s(measurement)
 
     sizes = table_of(
         profile.measurements,
         [
-            Column("MICROBATCH", lambda own: str(own.microbatch_size)),
+            Column("MICROBATCH", lambda measurement: str(measurement.microbatch_size)),
             Column("STEP", step),
             Column("LAYERS", known_or_dash(layers_s, format_seconds)),
-            Column("COVERAGE", known_or_dash(lambda own: own.coverage, "{:.1%}".format)),
-            Column("OVERHEAD", known_or_dash(lambda own: own.overhead, "{:.2f}".format), spare=2),
+            Column(
+                "COVERAGE", known_or_dash(lambda measurement: measurement.coverage, "{:.1%}".format)
+            ),
+            Column(
+                "OVERHEAD",
+                known_or_dash(lambda measurement: measurement.overhead, "{:.2f}".format),
+                spare=2,
+            ),
             Column("SAMPLES/S", known_or_dash(rate, format_number)),
             Column(
-                "OPTIMIZER", known_or_dash(lambda own: own.optimizer_s, format_seconds), spare=1
+                "OPTIMIZER",
+                known_or_dash(lambda measurement: measurement.optimizer_s, format_seconds),
+                spare=1,
             ),
-            Column("PEAK", known_or_dash(lambda own: own.peak_memory_bytes, format_bytes)),
+            Column(
+                "PEAK",
+                known_or_dash(lambda measurement: measurement.peak_memory_bytes, format_bytes),
+            ),
         ],
         gap=1,
     )
@@ -132,15 +143,15 @@ def _condition_lines(profile: Profile) -> Iterator[tuple[str, str]]:
         and f"attention {' and '.join(known.attention)}",
     ]
     if any(settings):
-        yield "settings", ", ".join(each for each in settings if each)
+        yield "settings", ", ".join(setting for setting in settings if setting)
     lowered = f"lowered by {' and '.join(known.throttled_by)}" if known.throttled_by else ""
     rate = f"{known.sm_clock_hz / 1e6:.0f} MHz" if known.sm_clock_hz else ""
     if rate or lowered:
-        yield "clock", ", ".join(each for each in (rate, lowered) if each)
+        yield "clock", ", ".join(part for part in (rate, lowered) if part)
 
 
 def _alike(profile: Profile, measurement: Measurement) -> list[Hashable]:
-    """A key for each layer, equal for those that differ in nothing but numbers in their names."""
+    """A key for every layer, equal for those that differ in nothing but numbers in their names."""
     return [
         (
             without_numbers(layer.name),
@@ -159,10 +170,10 @@ def choose_rows(keys: Sequence[Hashable]) -> tuple[list[Row], int]:
     """Rows of layers that are alike where their `keys` are equal, and how many are left out."""
 
     def written(folds: Sequence[Fold], step: int = 1) -> Iterator[Row]:
-        return ((place, own.times) for own in folds[::step] for place in own.block[::step])
+        return ((place, run.times) for run in folds[::step] for place in run.block[::step])
 
     folds = fold(keys, _LEAST_SAVED)
-    count = sum(each.length for each in folds)
+    count = sum(run.length for run in folds)
     if count <= _MOST_ROWS:
         return list(written(folds)), 0
     last = list(islice(written(folds, -1), _MOST_ROWS - _FIRST))[::-1]

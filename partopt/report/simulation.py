@@ -111,17 +111,17 @@ def group_devices(document: SimulationDocument) -> list[DeviceGroup]:
     for rank in document.ranks:
         groups.setdefault(tuple(rank.stages), []).append(rank)
     found = []
-    for stages, own in sorted(groups.items()):
-        seconds = [[getattr(rank, name) for *_, name in SHARES] for rank in own]
+    for stages, ranks in sorted(groups.items()):
+        seconds = [[getattr(rank, name) for *_, name in SHARES] for rank in ranks]
         parts = np.array(seconds) / document.window_s
         found.append(
             DeviceGroup(
                 stages=stages,
-                ranks=[rank.rank for rank in own],
+                ranks=[rank.rank for rank in ranks],
                 parts=parts.mean(axis=0),
                 work=float(parts[:, 0].max()),
-                in_flight=max(rank.peak_in_flight for rank in own),
-                memory_bytes=max(rank.peak_memory_bytes for rank in own),
+                in_flight=max(rank.peak_in_flight for rank in ranks),
+                memory_bytes=max(rank.peak_memory_bytes for rank in ranks),
             )
         )
     return found
@@ -135,8 +135,8 @@ def _share_table(document: SimulationDocument, ascii_only: bool) -> str:
     """
 
     def share(place: int) -> Callable[[DeviceGroup], str]:
-        def cell(own: DeviceGroup) -> str:
-            part = float(own.parts[place])
+        def cell(group: DeviceGroup) -> str:
+            part = float(group.parts[place])
             return "-" if part < _SOME else "<1%" if part < 0.005 else f"{part:.0%}"
 
         return cell
@@ -153,19 +153,19 @@ def _share_table(document: SimulationDocument, ascii_only: bool) -> str:
     table = table_of(
         shown,
         [
-            Column("#", lambda own: ",".join(map(str, own.stages)), "text"),
-            Column("RANKS", lambda own: ranks_text(own.ranks, stretch(11, least=11)), "whole"),
-            Column("TIME", lambda own: _bar(own.parts, ascii_only), "text", spare=1),
+            Column("#", lambda group: ",".join(map(str, group.stages)), "text"),
+            Column("RANKS", lambda group: ranks_text(group.ranks, stretch(11, least=11)), "whole"),
+            Column("TIME", lambda group: _bar(group.parts, ascii_only), "text", spare=1),
             *shares,
-            Column("FLIGHT", lambda own: str(own.in_flight)),
-            Column("MEMORY", lambda own: format_bytes(own.memory_bytes)),
+            Column("FLIGHT", lambda group: str(group.in_flight)),
+            Column("MEMORY", lambda group: format_bytes(group.memory_bytes)),
         ],
         gap=1,
     )
     cycle = "the iteration"
     if document.settled is not None:
         cycle = "a cycle of the steady state" if document.settled else "the time"
-    most = np.max([own.parts for own in groups], axis=0)
+    most = np.max([group.parts for group in groups], axis=0)
     used = [
         f"{name} {what}"
         for (name, what, _), part in zip(SHARES, most, strict=True)
@@ -192,18 +192,18 @@ def _bar(parts: Floats, ascii_only: bool) -> str:
 
 
 def _level_table(document: SimulationDocument) -> str:
-    """A row for each level: its links, how busy its ports are, and all that was sent over it.
+    """A row for every level: its links, how busy its ports are, and all that was sent over it.
 
     Of the ports of a level the busiest counts, in shares of the time.
     """
     table = table_of(
         zip(document.topology.levels, document.levels, strict=True),
         [
-            Column("LEVEL", lambda own: own[0].name, "text"),
-            Column("LINK", lambda own: link_text(own[0]), "text"),
-            Column("TRANSFERS", lambda own: f"{own[1].transfer_share:.1%}"),
-            Column("ALL-REDUCES", lambda own: f"{own[1].allreduce_share:.1%}"),
-            Column("SENT", lambda own: format_bytes(own[1].sent_bytes)),
+            Column("LEVEL", lambda row: row[0].name, "text"),
+            Column("LINK", lambda row: link_text(row[0]), "text"),
+            Column("TRANSFERS", lambda row: f"{row[1].transfer_share:.1%}"),
+            Column("ALL-REDUCES", lambda row: f"{row[1].allreduce_share:.1%}"),
+            Column("SENT", lambda row: format_bytes(row[1].sent_bytes)),
         ],
     )
     note = "How long the busiest port of a level is in use; SENT is all messages over it."
@@ -281,7 +281,7 @@ def _variation(document: SimulationDocument) -> Lines:
     varied = document.variation
     if isinstance(varied, msgspec.UnsetType):
         return []
-    parts = [f"rank {each.rank} takes {each.factor:g} times as long" for each in varied.slow]
+    parts = [f"rank {slow.rank} takes {slow.factor:g} times as long" for slow in varied.slow]
     if len(parts) > _SLOW + 1:
         parts[_SLOW:] = [f"{len(parts) - _SLOW} more ranks are slow"]
     if varied.jitter:

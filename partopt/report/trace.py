@@ -1,4 +1,4 @@
-"""A timeline as a Chrome trace, which Perfetto shows: a process for each rank.
+"""A timeline as a Chrome trace, which Perfetto shows: a process a rank.
 
 Rank k is process k + 1, since viewers take process 0 and thread 0 for the idle ones of a kernel.
 Each has a track of what it computes, tracks of what it sends and of its all-reduces, and counters
@@ -32,7 +32,7 @@ Event = dict[str, Any]
 
 
 class _Flows(NamedTuple):
-    """Where the flow of each of n transfers begins and ends: tracks, and times in nanoseconds."""
+    """Where the flows of n transfers begin and end: tracks, and times in nanoseconds."""
 
     made_tid: Integers  # shape (n,)
     made_at: Integers
@@ -72,10 +72,10 @@ def _pieces(timeline: Timeline, plan: Plan) -> Iterator[bytes]:
     yield b'{"displayTimeUnit":"ms","otherData":%s,"traceEvents":[\n' % json.encode(about)
     comma = b""
     for rank in working_ranks(order).tolist():
-        own = sent[first[rank] : first[rank + 1]]
+        of_rank = sent[first[rank] : first[rank + 1]]
         events = [
             *_actions(timeline, plan, rank),
-            *_transfers(timeline, plan, rank, own, flows),
+            *_transfers(timeline, plan, rank, of_rank, flows),
             *_allreduces(timeline, plan, rank),
             *_counter(rank, "in flight", "microbatches", in_flight_over_time(timeline, rank)),
             *_counter(rank, "memory", "bytes", memory_over_time(timeline, plan, rank)),
@@ -87,8 +87,8 @@ def _pieces(timeline: Timeline, plan: Plan) -> Iterator[bytes]:
 
 def _actions(timeline: Timeline, plan: Plan, rank: int) -> Iterator[Event]:
     """What a rank computes; the second of two joined actions has a track to itself."""
-    own = slots(timeline, rank)
-    stages = np.unique(own.stage).tolist()
+    of_rank = slots(timeline, rank)
+    stages = np.unique(of_rank.stage).tolist()
     replica = {s: plan.stages[s].ranks.index(rank) for s in stages}
     real = plan.topology.real_ranks(rank)  # more than one where the rank is a group
     name = f"rank {rank}" if len(real) == 1 else f"rank {rank} ({real.start}-{real.stop - 1})"
@@ -99,11 +99,17 @@ def _actions(timeline: Timeline, plan: Plan, rank: int) -> Iterator[Event]:
     yield _event("M", "process_name", rank, _COMPUTE, args=names)
     yield _event("M", "process_sort_index", rank, _COMPUTE, args={"sort_index": rank})
     yield from _track(rank, _COMPUTE, "compute")
-    if own.pair.any():
+    if of_rank.pair.any():
         yield from _track(rank, _JOINED, "compute, at the same time")
     modules = {s: plan.stages[s].modules for s in stages}
     layers = {s: " .. ".join(dict.fromkeys([names[0], names[-1]])) for s, names in modules.items()}
-    columns = (own.kind, own.stage, own.microbatch, own.pair, *_clock(own.start, own.end))
+    columns = (
+        of_rank.kind,
+        of_rank.stage,
+        of_rank.microbatch,
+        of_rank.pair,
+        *_clock(of_rank.start, of_rank.end),
+    )
     for kind, s, number, pair, ts, dur in _rows(*columns):
         if kind == A and dur == 0:
             continue  # the rank does not wait; the all-reduce has its own track
@@ -115,18 +121,24 @@ def _actions(timeline: Timeline, plan: Plan, rank: int) -> Iterator[Event]:
 
 
 def _transfers(
-    timeline: Timeline, plan: Plan, rank: int, own: Integers, flows: _Flows
+    timeline: Timeline, plan: Plan, rank: int, of_rank: Integers, flows: _Flows
 ) -> Iterator[Event]:
     """What a rank sends: slices with their bytes, and the flows through them.
 
     A flow leads from the action that makes a message to the one that takes it.
     """
     sent = timeline.transfers
-    begin, seconds = _clock(sent.start[own], sent.end[own])
+    begin, seconds = _clock(sent.start[of_rank], sent.end[of_rank])
     lanes = _lanes(begin, seconds)
     yield from _tracks(rank, _TRANSFERS, "sends", lanes)
-    about = (own, sent.kind[own], sent.stage[own], sent.microbatch[own], sent.destination[own])
-    ends = (column[own] for column in flows)
+    about = (
+        of_rank,
+        sent.kind[of_rank],
+        sent.stage[of_rank],
+        sent.microbatch[of_rank],
+        sent.destination[of_rank],
+    )
+    ends = (column[of_rank] for column in flows)
     for number, kind, s, microbatch, to, ts, dur, lane, *flow in _rows(
         *about, begin, seconds, lanes, *ends
     ):
@@ -134,15 +146,15 @@ def _transfers(
         what, tid = ("activations" if kind == F else "gradients"), _TRANSFERS + lane
         args = {"bytes": size, "source": rank, "destination": to, "microbatch": microbatch}
         yield _slice(rank, tid, f"{s}{KINDS[kind]}{microbatch} to rank {to}", what, ts, dur, args)
-        own_flow: Event = {"cat": "message", "id": number}
+        message: Event = {"cat": "message", "id": number}
         made_tid, made_at, taken_tid, taken_at = flow
-        yield _event("s", what, rank, made_tid, **own_flow, ts=made_at / 1000)
-        yield _event("t", what, rank, tid, **own_flow, ts=ts / 1000)
-        yield _event("f", what, to, taken_tid, **own_flow, ts=taken_at / 1000, bp="e")
+        yield _event("s", what, rank, made_tid, **message, ts=made_at / 1000)
+        yield _event("t", what, rank, tid, **message, ts=ts / 1000)
+        yield _event("f", what, to, taken_tid, **message, ts=taken_at / 1000, bp="e")
 
 
 def _flows(timeline: Timeline) -> _Flows:
-    """The flow of each transfer, from the action that makes the message to the one that takes it.
+    """The flow of every transfer, from the action that makes the message to the one that takes it.
 
     It leaves in the last moment of the former and arrives at the start of the latter.
     """
@@ -166,15 +178,17 @@ def _allreduces(timeline: Timeline, plan: Plan, rank: int) -> Iterator[Event]:
     """The all-reduces in which a rank takes part, as it does in those of all of its stages."""
     order, done = timeline.order, timeline.collectives
     stages = np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]])
-    own = np.flatnonzero(np.isin(done.stage, stages))
-    begin, seconds = _clock(done.start[own], done.end[own])
+    of_rank = np.flatnonzero(np.isin(done.stage, stages))
+    begin, seconds = _clock(done.start[of_rank], done.end[of_rank])
     lanes = _lanes(begin, seconds)
     yield from _tracks(rank, _ALLREDUCES, "all-reduces", lanes)
     tied = {
         s: sum(flow.bytes for flow in plan.communication if flow.kind == "tied" and flow.stage == s)
         for s in stages.tolist()
     }
-    for s, number, ts, dur, lane in _rows(done.stage[own], done.round[own], begin, seconds, lanes):
+    for s, number, ts, dur, lane in _rows(
+        done.stage[of_rank], done.round[of_rank], begin, seconds, lanes
+    ):
         stage = plan.stages[s]
         args = {
             "stage": s,
@@ -204,7 +218,7 @@ def _clock(start: NDArray[np.float64], end: NDArray[np.float64]) -> tuple[Intege
 
 
 def _lanes(begin: Integers, seconds: Integers) -> Integers:
-    """For each of some slices the first lane that is free at its start, shape of `begin`."""
+    """For some slices the first lane that is free at its start, shape of `begin`."""
     lanes = np.zeros(len(begin), dtype=np.int64)
     free: list[int] = []
     for place in np.lexsort((seconds, begin)).tolist():

@@ -48,22 +48,22 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     assert about
     work = training_of(plan, about)
     batch = plan.microbatch_size * (plan.microbatches or 1)
-    own = Degrees.of(work, about.layout, batch)
+    degrees = Degrees.of(work, about.layout, batch)
     parts = estimate(work, about.layout, batch).parts
-    lines = [*_head(plan, about), *_times(plan, about, batch), *_measured(work, own)]
-    lines += _cuts(plan, about, work, own)
+    lines = [*_head(plan, about), *_times(plan, about, batch), *_measured(work, degrees)]
+    lines += _cuts(plan, about, work, degrees)
     where = _where(parts, work)
     lines += [("" if place else "where", line) for place, line in enumerate(where)]
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
-    trust = enumerate(_trust(plan, about, _basis(work, own.shape), parts))
+    trust = enumerate(_trust(plan, about, _basis(work, degrees.shape), parts))
     lines += [("" if place else "trust", text) for place, text in trust]
     pages = [label_lines(lines)]
     rows, columns, note = layout_table(plan)
     if rows:
         pages.append(f"{table_of(rows, columns, gap=1)}\n{note}")
     if arithmetic:
-        pages.append(_block(work, own))
+        pages.append(_block(work, degrees))
     return "\n\n".join(pages)
 
 
@@ -75,10 +75,13 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     about = plan.transformer
     if not about or not about.beside:
         return [], [], ""
-    own_s, figures = plan.predicted.iteration_s or plan.predicted.period_s, plan.predicted.figures
+    simulated_s, figures = (
+        plan.predicted.iteration_s or plan.predicted.period_s,
+        plan.predicted.figures,
+    )
     first = LayoutBeside(
         layout=about.layout,
-        iteration_s=own_s,
+        iteration_s=simulated_s,
         simulated=True,
         memory_bytes=needed_bytes(plan),
         fits=plan.fits,
@@ -88,35 +91,35 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     rows, mfu = [first, *about.beside], figures.mfu if figures else None
     limit_bytes = (plan.memory_limit_bytes or 0) + plan.reserve.size_bytes
 
-    def utilisation(own: LayoutBeside) -> str:
-        return f"{(mfu or 0.0) * own_s / own.iteration_s:.1%}"
+    def utilisation(row: LayoutBeside) -> str:
+        return f"{(mfu or 0.0) * simulated_s / row.iteration_s:.1%}"
 
-    def why(own: LayoutBeside) -> str:
-        change = own.iteration_s / first.iteration_s - 1
-        if not own.fits:
-            return f"{change:+.1%}, no room: {format_bytes(own.memory_bytes - limit_bytes)} over"
-        part = f"{_NAMES.get(own.part, own.part)} {own.part_s / first.iteration_s:+.1%}"
+    def why(row: LayoutBeside) -> str:
+        change = row.iteration_s / first.iteration_s - 1
+        if not row.fits:
+            return f"{change:+.1%}, no room: {format_bytes(row.memory_bytes - limit_bytes)} over"
+        part = f"{_NAMES.get(row.part, row.part)} {row.part_s / first.iteration_s:+.1%}"
         return f"{change:+.1%}: {part}"
 
     columns = [
-        Column("TP", lambda own: str(own.layout.tp)),
-        Column("CP", lambda own: str(own.layout.cp)),
-        *([Column("EP", lambda own: str(own.layout.ep))] if about.model.experts else []),
-        Column("PP", lambda own: _pipeline(own.layout)),
-        Column("DP", lambda own: str(own.layout.dp)),
-        Column("MB", lambda own: str(own.layout.microbatch)),
+        Column("TP", lambda row: str(row.layout.tp)),
+        Column("CP", lambda row: str(row.layout.cp)),
+        *([Column("EP", lambda row: str(row.layout.ep))] if about.model.experts else []),
+        Column("PP", lambda row: _pipeline(row.layout)),
+        Column("DP", lambda row: str(row.layout.dp)),
+        Column("MB", lambda row: str(row.layout.microbatch)),
         Column(
-            "AGAIN", lambda own: _AGAIN.get(str(own.layout.recompute), str(own.layout.recompute))
+            "AGAIN", lambda row: _AGAIN.get(str(row.layout.recompute), str(row.layout.recompute))
         ),
         Column(
             "TIME",
-            lambda own: f"{'' if own.simulated else '~'}{format_seconds(own.iteration_s)}",
+            lambda row: f"{'' if row.simulated else '~'}{format_seconds(row.iteration_s)}",
         ),
         *([Column("MFU", utilisation)] if mfu else []),
-        Column("MEMORY", lambda own: format_bytes(own.memory_bytes)),
-        Column("AGAINST THE FIRST", lambda own: "" if own is first else why(own), "text"),
+        Column("MEMORY", lambda row: format_bytes(row.memory_bytes)),
+        Column("AGAINST THE FIRST", lambda row: "" if row is first else why(row), "text"),
     ]
-    count = sum(own.simulated for own in rows)
+    count = sum(row.simulated for row in rows)
     note = f"{about.tried:,} layouts estimated, {count} simulated; ~ is the closed form"
     if about.calibration:
         note += "; blocks are measured, or scaled by what was measured"
@@ -151,39 +154,50 @@ def _in_a_line(plan: Plan) -> str:
     mfu = plan.predicted.figures.mfu if plan.predicted.figures else None
     simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
     words = [format_seconds(simulated_s), f"MFU {mfu:.1%}" if mfu else "", layout_text(plan)]
-    return ", ".join([own for own in words if own] + ([] if plan.fits else ["DOES NOT FIT"]))
+    return ", ".join([word for word in words if word] + ([] if plan.fits else ["DOES NOT FIT"]))
 
 
 def _pipeline(layout: Layout) -> str:
     return f"{layout.pp}x{layout.chunks}" if (layout.chunks or 1) > 1 else str(layout.pp)
 
 
-def _more(own: Estimate, best: Estimate) -> str:
+def _more(yours: Estimate, best: Estimate) -> str:
     """The part of an iteration that grew most."""
-    names = dict.fromkeys([*own.parts, *best.parts])
-    grown = {name: own.parts.get(name, 0.0) - best.parts.get(name, 0.0) for name in names}
+    names = dict.fromkeys([*yours.parts, *best.parts])
+    grown = {name: yours.parts.get(name, 0.0) - best.parts.get(name, 0.0) for name in names}
     name, more = max(grown.items(), key=lambda item: item[1])
     return f"{_NAMES.get(name, name)} {more / best.seconds:+.1%}"
 
 
-def layout_name(own: Layout) -> str:
+def layout_name(layout: Layout) -> str:
     """A layout in few letters: `tp 8, pp 4x5, dp 2`, and what is not 1 or never."""
-    rare = [(name, getattr(own, name) or 1) for name in ("cp", "ep")]
-    words = [f"tp {own.tp}", *(f"{name} {value}" for name, value in rare if value > 1)]
-    words += [f"pp {_pipeline(own)}", f"dp {own.dp}", f"mb {own.microbatch}"]
-    again = _AGAIN.get(str(own.recompute), f"{own.recompute} blocks")
+    rare = [(name, getattr(layout, name) or 1) for name in ("cp", "ep")]
+    words = [f"tp {layout.tp}", *(f"{name} {value}" for name, value in rare if value > 1)]
+    words += [f"pp {_pipeline(layout)}", f"dp {layout.dp}", f"mb {layout.microbatch}"]
+    again = _AGAIN.get(str(layout.recompute), f"{layout.recompute} blocks")
     return ", ".join(words + ([] if again == "-" else [f"{again} again"]))
 
 
 def layout_text(plan: Plan) -> str:
     """The layout of a plan in words: `tp 8, pp 4 x 5 chunks, dp 1, microbatch 1`."""
-    own = plan.layout
-    pipeline = f"pp {own.pp} x {own.chunks} chunks" if (own.chunks or 1) > 1 else f"pp {own.pp}"
-    rare = [f"cp {own.cp}" * ((own.cp or 1) > 1), f"ep {own.ep}" * ((own.ep or 1) > 1)]
-    again = own.recompute
+    layout = plan.layout
+    pipeline = (
+        f"pp {layout.pp} x {layout.chunks} chunks"
+        if (layout.chunks or 1) > 1
+        else f"pp {layout.pp}"
+    )
+    rare = [f"cp {layout.cp}" * ((layout.cp or 1) > 1), f"ep {layout.ep}" * ((layout.ep or 1) > 1)]
+    again = layout.recompute
     said = f"recompute {again} blocks" if isinstance(again, int) else f"recompute {again}"
-    words = [f"tp {own.tp}", *rare, pipeline, f"dp {own.dp}", f"microbatch {own.microbatch}", said]
-    return ", ".join([word for word in words if word] + [f"shard {own.shard}"])
+    words = [
+        f"tp {layout.tp}",
+        *rare,
+        pipeline,
+        f"dp {layout.dp}",
+        f"microbatch {layout.microbatch}",
+        said,
+    ]
+    return ", ".join([word for word in words if word] + [f"shard {layout.shard}"])
 
 
 def _head(plan: Plan, about: Modelled) -> Lines:
@@ -226,32 +240,34 @@ def _basis(work: Training, shape: Shape) -> str:
     return "measured" if work.is_measured(shape) else "scaled"
 
 
-def _measured(work: Training, own: Degrees) -> Lines:
+def _measured(work: Training, degrees: Degrees) -> Lines:
     """What was measured of a block, and how much more it is than what is computed."""
-    calibration, scale = work.calibration, work.scale(own.shape)
+    calibration, scale = work.calibration, work.scale(degrees.shape)
     if calibration is None:
         return []
     known = f", bytes kept x {scale.kept:.3g}" if calibration.blocks[0].kept_bytes else ""
-    sizes = ", ".join(str(each.microbatch_size) for each in calibration.blocks)
+    sizes = ", ".join(str(block.microbatch_size) for block in calibration.blocks)
     return [
         (
             "block",
-            f"{_basis(work, own.shape)}: forward x {scale.forward:.3g}, backward x "
+            f"{_basis(work, degrees.shape)}: forward x {scale.forward:.3g}, backward x "
             f"{scale.backward:.3g}{known} of what is computed",
         ),
         ("", f"{calibration.name}, measured at tp {calibration.ranks}, microbatch {sizes}"),
     ]
 
 
-def _cuts(plan: Plan, about: Modelled, work: Training, own: Degrees) -> Lines:
+def _cuts(plan: Plan, about: Modelled, work: Training, degrees: Degrees) -> Lines:
     """The blocks of stages where these differ, and what they would take if they were cut freely."""
-    counts = stage_counts(work, own)
-    runs = [(blocks, len(list(each))) for blocks, each in itertools.groupby(counts)]
-    said = ", ".join(f"{own} in {many} stages" if many > 1 else f"{own}" for own, many in runs)
+    counts = stage_counts(work, degrees)
+    runs = [(blocks, len(list(stages))) for blocks, stages in itertools.groupby(counts)]
+    said = ", ".join(
+        f"{blocks} in {many} stages" if many > 1 else f"{blocks}" for blocks, many in runs
+    )
     parts = [f"blocks {said}"] if len(runs) > 1 else []
     if about.freely_s:
-        own_s = plan.predicted.iteration_s or about.closed_s
-        change = f"{format_seconds(about.freely_s)}, {about.freely_s / own_s - 1:+.1%}"
+        iteration_s = plan.predicted.iteration_s or about.closed_s
+        change = f"{format_seconds(about.freely_s)}, {about.freely_s / iteration_s - 1:+.1%}"
         parts.append(f"with ends=free {change}")
     return [("cuts", "; ".join(parts))] if parts else []
 
@@ -259,7 +275,7 @@ def _cuts(plan: Plan, about: Modelled, work: Training, own: Degrees) -> Lines:
 def _where(parts: Mapping[str, float], work: Training) -> Iterator[str]:
     """Shares of the closed form's seconds, the largest first; apart what was scaled."""
     whole = sum(parts.values())
-    shown = {name: own for name, own in parts.items() if own >= _LEAST * whole}
+    shown = {name: seconds for name, seconds in parts.items() if seconds >= _LEAST * whole}
     groups: dict[str, list[str]] = {"scaled": [], "computed": []}
     for name, seconds in sorted(shown.items(), key=lambda item: -item[1]):
         basis = "scaled" if name in _OF_BLOCKS and work.is_scaled(name) else "computed"
@@ -283,9 +299,9 @@ def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) 
         yield f"simulated {change:+.1%} against the closed form: {_difference(plan, about, parts)}"
     if has_odd_widths(about.model):
         yield f"{ODD}: kernels are slower at them than is computed"
-    levels, own = plan.topology.cluster.levels, about.layout
-    sharing = (own.cp or 1) * (own.dp or 1)
-    over_servers = sharing > 1 and (own.tp or 1) * sharing > levels[0].size
+    levels, layout = plan.topology.cluster.levels, about.layout
+    sharing = (layout.cp or 1) * (layout.dp or 1)
+    over_servers = sharing > 1 and (layout.tp or 1) * sharing > levels[0].size
     measured = any(
         level.allreduce and level.allreduce.bandwidth_bytes_per_s for level in levels[1:]
     )
@@ -307,14 +323,14 @@ def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:
 
     All of it is in what links carry: on infinitely fast ones both take as long.
     """
-    own, simulated_s = about.layout, plan.predicted.iteration_s or plan.predicted.period_s
-    p, interleaved, longer = own.pp or 1, (own.chunks or 1) > 1, simulated_s > about.closed_s
+    layout, simulated_s = about.layout, plan.predicted.iteration_s or plan.predicted.period_s
+    p, interleaved, longer = layout.pp or 1, (layout.chunks or 1) > 1, simulated_s > about.closed_s
     exchanges = parts.get("replicas", 0.0) > parts.get("sends", 0.0)
     causes = {
         "experts' gradients have fewer replicas than it exchanges them over": (
-            longer and (own.ep or 1) > 1
+            longer and (layout.ep or 1) > 1
         ),
-        "it gathers and scatters all blocks at once, not one by one": own.scatters_early,
+        "it gathers and scatters all blocks at once, not one by one": layout.scatters_early,
         "it hides replicas' exchange behind the last backward alone": p == 1,
         "the closed form takes chunks of unequal blocks for equal": longer and interleaved,
         "it sends and receives in turn, where the trainer does both at once": (
@@ -332,26 +348,26 @@ def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:
     return next(why for why, here in causes.items() if here)
 
 
-def _block(work: Training, own: Degrees) -> str:
+def _block(work: Training, degrees: Degrees) -> str:
     """What a block takes of a microbatch on a rank, part by part."""
-    block = work.block(own.shape)
-    basis = _basis(work, own.shape)
+    block = work.block(degrees.shape)
+    basis = _basis(work, degrees.shape)
     some = "computed" if basis == "computed" else "scaled"
 
     def row(name: str, forward_s: float, backward_s: float, of: str) -> tuple[str, ...]:
-        seconds = [format_seconds(each) if each else "" for each in (forward_s, backward_s)]
+        seconds = [format_seconds(pass_s) if pass_s else "" for pass_s in (forward_s, backward_s)]
         return _NAMES.get(name, name), *seconds, of
 
     rows = [
-        row(name, *each, some if work.is_scaled(name) else "computed")
-        for name, each in block.parts.items()
-        if sum(each)
+        row(name, *seconds, some if work.is_scaled(name) else "computed")
+        for name, seconds in block.parts.items()
+        if sum(seconds)
     ]
     if block.again_s:
         rows.append(row("made again", 0.0, block.again_s, some))
         basis = some
     rows.append(row("a block", block.forward_s, block.backward_s + block.again_s, basis))
-    products = [f"{each.n:,.0f} x {each.k:,.0f}" for each in work.products(own.shape)]
+    products = [f"{product.n:,.0f} x {product.k:,.0f}" for product in work.products(degrees.shape)]
     ends_s = format_seconds(block.head_s), format_seconds(block.embedding_s)
     table = table_of(
         rows,
@@ -368,7 +384,7 @@ def _block(work: Training, own: Degrees) -> str:
             "",
             label_lines(
                 [
-                    ("tokens", f"{work.tokens(own.shape):,.0f} of a rank"),
+                    ("tokens", f"{work.tokens(degrees.shape):,.0f} of a rank"),
                     ("products", f"of these with weights {', '.join(products)}"),
                     ("kept", f"{format_bytes(round(block.saved_bytes))} of a microbatch"),
                     ("ends", f"head {ends_s[0]}, embedding {ends_s[1]}, forward and backward"),

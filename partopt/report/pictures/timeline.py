@@ -47,15 +47,15 @@ _MOST = 10_000  # actions of them
 def picture(execution: Execution, window: tuple[float, float] | None = None) -> Picture:
     """The timeline of an execution, or the seconds of it in `window`.
 
-    Beside each row are the share of the time at work and the most memory that the rank holds. Of a
+    Beside every row are the share of the time at work and the most memory that the rank holds. Of a
     timeline of very many actions the beginning is drawn. Raises PartoptError where there is nothing
     or too much to draw.
     """
     windows = drawn_windows(execution, _COLUMNS)
     spans = [(windows[0].begin_s, windows[-1].end_s), (windows[0].begin_s, windows[0].end_s)]
     for begin, end in spans if window is None else [window]:
-        own = DrawnWindow(what="all", begin_s=begin, end_s=end)
-        drawn = drawn_timeline(execution.timeline, [own], _ROWS, _MOST)
+        shown = DrawnWindow(what="all", begin_s=begin, end_s=end)
+        drawn = drawn_timeline(execution.timeline, [shown], _ROWS, _MOST)
         if drawn is not None:
             break
     else:
@@ -65,7 +65,7 @@ def picture(execution: Execution, window: tuple[float, float] | None = None) -> 
             code="too-many-actions",
             limit=_MOST,
         )
-    if not any(each.start_s and each.start_s[0] < end for each in drawn.ranks):
+    if not any(rank.start_s and rank.start_s[0] < end for rank in drawn.ranks):
         raise PartoptError(
             "there is nothing to draw",
             "choose a window in which something happens",
@@ -83,15 +83,15 @@ def picture(execution: Execution, window: tuple[float, float] | None = None) -> 
 
 
 def _draw(execution: Execution, drawn: DrawnTimeline, heading: Heading) -> Sheet:
-    rows, window = [read_row(each) for each in drawn.ranks], drawn.windows[0]
-    own = Slots._make(np.concatenate(column) for column in zip(*rows, strict=True))
-    y = np.repeat(np.arange(len(rows)), [len(each.kind) for each in rows])
-    halves = 2 if own.pair.any() else 1
+    rows, window = [read_row(rank) for rank in drawn.ranks], drawn.windows[0]
+    actions = Slots._make(np.concatenate(column) for column in zip(*rows, strict=True))
+    y = np.repeat(np.arange(len(rows)), [len(slots.kind) for slots in rows])
+    halves = 2 if actions.pair.any() else 1
     row = max(_LOWEST, min(_HIGHEST * (1.5 if halves > 1 else 1), _ALL / len(rows)))
     for outer in (COLUMN, FULL):
         wide = outer - _LEFT - _RIGHT
         per_second = 72 * wide / (window.end_s - window.begin_s)
-        size = _number_size(own, per_second, 72 * row / halves)
+        size = _number_size(actions, per_second, 72 * row / halves)
         if size:
             break
     sheet = Sheet(heading, outer)
@@ -100,7 +100,7 @@ def _draw(execution: Execution, drawn: DrawnTimeline, heading: Heading) -> Sheet
     axes = sheet.axes(_LEFT, wide, row * len(rows))
     axes.set_xlim(window.begin_s, window.end_s)
     axes.set_ylim(len(rows), 0)
-    handles = _draw_actions(axes, own, y, per_second, size)
+    handles = _draw_actions(axes, actions, y, per_second, size)
     for place, rank in enumerate(drawn.ranks):
         starts, ends = np.array([rank.allreduce_start_s, rank.allreduce_end_s])
         if len(starts):
@@ -110,7 +110,7 @@ def _draw(execution: Execution, drawn: DrawnTimeline, heading: Heading) -> Sheet
     _label_axes(axes, drawn, row, 8 if outer == FULL else 5)
     sheet.down += _AXIS
     remarks = [text for _, text in basis_lines(execution.plan.profile.estimated)]
-    if own.chunk.any():
+    if actions.chunk.any():
         remarks.insert(0, "every second stage of a rank is darker")
     if window.end_s < execution.makespan_s and window.begin_s == 0:
         part = format_seconds(window.end_s), format_seconds(execution.makespan_s)
@@ -123,21 +123,23 @@ def _draw(execution: Execution, drawn: DrawnTimeline, heading: Heading) -> Sheet
     return sheet
 
 
-def _number_size(own: Slots, per_second: float, height: float) -> float:
+def _number_size(actions: Slots, per_second: float, height: float) -> float:
     """Points of the numbers that fit the boxes of most microbatches; 0 where they are too small.
 
     `per_second` are the points of a second, `height` those of a row or of half of it.
     """
-    seconds = (own.end - own.start)[own.kind != U]
+    seconds = (actions.end - actions.start)[actions.kind != U]
     if not 0 < len(seconds) <= _MOST_NUMBERS:
         return 0.0
-    digits = len(str(own.microbatch.max()))
+    digits = len(str(actions.microbatch.max()))
     room = float(np.quantile(seconds, 0.1)) * per_second - 0.8
     size = min(_LARGEST, room / (_DIGIT * digits), height * (1 - 2 * _GAP) * 0.85)
     return size if size >= _SMALLEST else 0.0
 
 
-def _draw_actions(axes: Axes, own: Slots, y: Any, per_second: float, size: float) -> dict[int, str]:
+def _draw_actions(
+    axes: Axes, actions: Slots, y: Any, per_second: float, size: float
+) -> dict[int, str]:
     """Boxes on bands that show where a rank is idle, with numbers where they fit.
 
     `y` are the rows of the actions. Gives the colours of the kinds that are drawn.
@@ -145,11 +147,11 @@ def _draw_actions(axes: Axes, own: Slots, y: Any, per_second: float, size: float
     begin, end = axes.get_xlim()
     bands = np.arange(axes.get_ylim()[0])
     draw_boxes(axes, begin, end, bands + _GAP, bands + 1 - _GAP, facecolor=FAINT, lw=0)
-    left, right = own.start.clip(begin, end), own.end.clip(begin, end)
-    top = y + np.where(own.pair == 2, 0.5, _GAP)
-    low = y + np.where(own.pair == 1, 0.5, 1 - _GAP)
-    line = 0.3 if np.median(own.end - own.start) * per_second > 1.7 else 0.0
-    looks, colours = 2 * own.kind + own.chunk % 2, {}
+    left, right = actions.start.clip(begin, end), actions.end.clip(begin, end)
+    top = y + np.where(actions.pair == 2, 0.5, _GAP)
+    low = y + np.where(actions.pair == 1, 0.5, 1 - _GAP)
+    line = 0.3 if np.median(actions.end - actions.start) * per_second > 1.7 else 0.0
+    looks, colours = 2 * actions.kind + actions.chunk % 2, {}
     for look in np.unique(looks[right > left]).tolist():
         chosen = (right > left) & (looks == look)
         kind, dark = divmod(look, 2)
@@ -157,7 +159,7 @@ def _draw_actions(axes: Axes, own: Slots, y: Any, per_second: float, size: float
         colours[kind] = COLOURS[KINDS[kind]][0]
         sides = left[chosen], right[chosen], top[chosen], low[chosen]
         draw_boxes(axes, *sides, facecolor=colour, edgecolor="white", lw=line)
-        for *side, number in zip(*sides, own.microbatch[chosen], strict=True):
+        for *side, number in zip(*sides, actions.microbatch[chosen], strict=True):
             room = (side[1] - side[0]) * per_second
             if size and kind != U and room >= _DIGIT * size * len(str(number)):
                 middle = (side[0] + side[1]) / 2, (side[2] + side[3]) / 2
@@ -186,12 +188,12 @@ def _step(row: float) -> int:
 def _write_ends(
     sheet: Sheet, execution: Execution, drawn: DrawnTimeline, right: float, row: float
 ) -> None:
-    """At each row's end the share of the time at work, and the most bytes that the rank holds."""
+    """At every row's end the share of the time at work, and the most bytes that the rank holds."""
     shares = execution.shares.compute_s / (execution.end_s - execution.start_s)
     peaks = execution.peak_memory_bytes
-    columns = [(_BUSY, "busy", [f"{shares[each.rank]:.0%}" for each in drawn.ranks])]
+    columns = [(_BUSY, "busy", [f"{shares[rank.rank]:.0%}" for rank in drawn.ranks])]
     if peaks.any():
-        texts = [format_bytes(int(peaks[each.rank])) for each in drawn.ranks]
+        texts = [format_bytes(int(peaks[rank.rank])) for rank in drawn.ranks]
         columns.append((_PEAK, "peak", texts))
     look: Any = {"size": SMALL, "ha": "right"}
     for beside, name, texts in columns:

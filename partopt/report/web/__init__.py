@@ -54,7 +54,7 @@ class Shown(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table, whose cell of each row is a text or a bar; `colour` is a bar's part."""
+    """A column of a table, whose cell of a row is a text or a bar; `colour` is a bar's part."""
 
     heading: str
     cell: Callable[[Any], Any]
@@ -112,19 +112,19 @@ def render(
         memory=_memory_table(plan),
         runners_up=_beside_table(plan),
         advice=advice,
-        beside=[(own.name, _pictures(own, own.name), own.text) for own in documents[1:]],
+        beside=[(shown.name, _pictures(shown, shown.name), shown.text) for shown in documents[1:]],
         proof=_proof(plan),
         commands=commands,
-        digests=[(own.name, own.sha256) for own in documents],
+        digests=[(shown.name, shown.sha256) for shown in documents],
     )
 
 
-def _pictures(own: Shown, name: str) -> Markup:
+def _pictures(shown: Shown, name: str) -> Markup:
     """The picture of a document, and that for narrow screens where it is another."""
-    if own.narrow == own.svg:
-        return _inline(own.svg, name)
-    narrow = _inline(own.narrow, f"{name}-narrow", "narrow")
-    return _inline(own.svg, name, "broad") + narrow
+    if shown.narrow == shown.svg:
+        return _inline(shown.svg, name)
+    narrow = _inline(shown.narrow, f"{name}-narrow", "narrow")
+    return _inline(shown.svg, name, "broad") + narrow
 
 
 def _inline(svg: bytes, name: str, kind: str = "") -> Markup:
@@ -213,36 +213,36 @@ def _share_table(document: SimulationDocument) -> dict[str, Any]:
     """Where the time of the devices goes, a row for those that hold the same stages."""
     words = [what for _, what, _ in SHARES]
 
-    def time(own: Any) -> dict[str, Any]:
-        return _bar(zip(words, own.parts.tolist(), _COLOURS, strict=True))
+    def time(group: Any) -> dict[str, Any]:
+        return _bar(zip(words, group.parts.tolist(), _COLOURS, strict=True))
 
     def share(place: int) -> Callable[[Any], str]:
-        return lambda own: f"{own.parts[place]:.1%}" if own.parts[place] else "-"
+        return lambda group: f"{group.parts[place]:.1%}" if group.parts[place] else "-"
 
     return _table(
         group_devices(document),
         [
-            Column("stages", lambda own: ", ".join(map(str, own.stages)), left=True),
-            Column("ranks", lambda own: format_ranks(own.ranks), left=True),
+            Column("stages", lambda group: ", ".join(map(str, group.stages)), left=True),
+            Column("ranks", lambda group: format_ranks(group.ranks), left=True),
             Column("time", time, left=True),
             *(Column(words[n], share(n), colour=_COLOURS[n]) for n in range(len(words))),
-            Column("in flight", lambda own: own.in_flight),
-            Column("peak memory", lambda own: format_bytes(own.memory_bytes)),
+            Column("in flight", lambda group: group.in_flight),
+            Column("peak memory", lambda group: format_bytes(group.memory_bytes)),
         ],
         f"Shares of {format_seconds(document.window_s)}.",
     )
 
 
 def _level_table(document: SimulationDocument) -> dict[str, Any]:
-    """The links of each level, and how busy its busiest port is."""
+    """The links of every level, and how busy their busiest port is."""
     return _table(
         zip(document.topology.levels, document.levels, strict=True),
         [
-            Column("level", lambda own: own[0].name, left=True),
-            Column("links", lambda own: link_text(own[0]), left=True),
-            Column("messages", lambda own: f"{own[1].transfer_share:.1%}"),
-            Column("all-reduces", lambda own: f"{own[1].allreduce_share:.1%}"),
-            Column("sent", lambda own: format_bytes(round(own[1].sent_bytes))),
+            Column("level", lambda row: row[0].name, left=True),
+            Column("links", lambda row: link_text(row[0]), left=True),
+            Column("messages", lambda row: f"{row[1].transfer_share:.1%}"),
+            Column("all-reduces", lambda row: f"{row[1].allreduce_share:.1%}"),
+            Column("sent", lambda row: format_bytes(round(row[1].sent_bytes))),
         ],
     )
 
@@ -260,22 +260,22 @@ def _stage_table(plan: Plan) -> dict[str, Any]:
     return _table(
         enumerate(plan.stages),
         [
-            Column("#", lambda own: own[0], left=True),
+            Column("#", lambda row: row[0], left=True),
             Column("layers", layers, left=True),
-            Column("ranks", lambda own: format_ranks(own[1].ranks), left=True),
-            Column("forward", lambda own: format_seconds(own[1].forward_s)),
-            Column("backward", lambda own: format_seconds(own[1].backward_s)),
-            Column("all-reduce", lambda own: or_dash(own[1].allreduce_s, format_seconds)),
-            Column("sends", lambda own: or_dash(own[1].output_bytes, format_bytes)),
-            Column("in flight", lambda own: own[1].in_flight),
-            Column("activations", lambda own: recomputed_text(own[1]), True),
+            Column("ranks", lambda row: format_ranks(row[1].ranks), left=True),
+            Column("forward", lambda row: format_seconds(row[1].forward_s)),
+            Column("backward", lambda row: format_seconds(row[1].backward_s)),
+            Column("all-reduce", lambda row: or_dash(row[1].allreduce_s, format_seconds)),
+            Column("sends", lambda row: or_dash(row[1].output_bytes, format_bytes)),
+            Column("in flight", lambda row: row[1].in_flight),
+            Column("activations", lambda row: recomputed_text(row[1]), True),
         ],
         "Seconds and bytes of one microbatch on one replica.",
     )
 
 
 def _memory_table(plan: Plan) -> dict[str, Any]:
-    """The memory of a device of each stage, by parts, against the limit."""
+    """The memory of a device of every stage, by parts, against the limit."""
     limit = plan.memory_limit_bytes
     most = max([limit or 1, *(stage.memory.total_bytes for stage in plan.stages)])
     rows = [
@@ -284,7 +284,7 @@ def _memory_table(plan: Plan) -> dict[str, Any]:
     ]
 
     def part(name: str) -> Callable[[Any], str]:
-        return lambda own: format_bytes(own[1][name]) if own[1][name] else "-"
+        return lambda row: format_bytes(row[1][name]) if row[1][name] else "-"
 
     note = "No limit is known." if limit is None else f"The limit is {format_bytes(limit)}."
     if plan.reserve.size_bytes:
@@ -292,14 +292,14 @@ def _memory_table(plan: Plan) -> dict[str, Any]:
     return _table(
         rows,
         [
-            Column("stage", lambda own: own[0], left=True),
+            Column("stage", lambda row: row[0], left=True),
             Column(
                 "of the limit",
-                lambda own: _bar((name, own[1][name] / most, MEMORY[name]) for name in MEMORY),
+                lambda row: _bar((name, row[1][name] / most, MEMORY[name]) for name in MEMORY),
                 left=True,
             ),
             *(Column(name, part(name), colour=MEMORY[name]) for name in MEMORY),
-            Column("all", lambda own: format_bytes(plan.stages[own[0]].memory.total_bytes)),
+            Column("all", lambda row: format_bytes(plan.stages[row[0]].memory.total_bytes)),
         ],
         note,
     )
@@ -309,7 +309,9 @@ def _beside_table(plan: Plan) -> dict[str, Any] | None:
     """The layouts or plans that were found beside the plan, where it says them."""
     rows, columns, note = layout_table(plan)
     if rows:
-        titles = [Column(own.heading, own.cell, own.kind != "number") for own in columns]
+        titles = [
+            Column(column.heading, column.cell, column.kind != "number") for column in columns
+        ]
         return _table(rows, titles, note)
     if not plan.runners_up:
         return None
@@ -317,13 +319,13 @@ def _beside_table(plan: Plan) -> dict[str, Any] | None:
     return _table(
         [RunnerUp.of(plan), *plan.runners_up],
         [
-            Column("planner", lambda own: own.planner, left=True),
-            Column("schedule", lambda own: own.schedule, left=True),
-            Column("microbatch", lambda own: own.microbatch_size),
-            Column("shape", lambda own: own.shape, left=True),
-            Column("period", lambda own: format_seconds(own.period_s)),
-            Column("speed", lambda own: speed_text(own.samples_per_s, tokens)),
-            Column("memory", lambda own: format_bytes(own.peak_memory_bytes)),
-            Column("fits", lambda own: "yes" if own.fits else "no", left=True),
+            Column("planner", lambda row: row.planner, left=True),
+            Column("schedule", lambda row: row.schedule, left=True),
+            Column("microbatch", lambda row: row.microbatch_size),
+            Column("shape", lambda row: row.shape, left=True),
+            Column("period", lambda row: format_seconds(row.period_s)),
+            Column("speed", lambda row: speed_text(row.samples_per_s, tokens)),
+            Column("memory", lambda row: format_bytes(row.peak_memory_bytes)),
+            Column("fits", lambda row: "yes" if row.fits else "no", left=True),
         ],
     )
