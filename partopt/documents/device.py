@@ -155,13 +155,15 @@ class DeviceFile(documents.Part, frozen=True, kw_only=True):
         yield from (("bandwidth", self.bandwidth), ("launch", self.launch))
         for field in msgspec.structs.fields(Efficiency):
             yield f"efficiency.{field.name}", getattr(self.efficiency, field.name)
-        if own := self.training:
-            yield from ((f"training.peaks.{name}", peak) for name, peak in own.peaks.items())
-            yield from ((f"training.products.{name}", each) for name, each in own.products.items())
-            kernels = own.attention.items()
-            yield from ((f"training.attention.{name}", each) for name, each in kernels)
-            yield from (("training.limit", own.limit), ("training.rated", own.rated))
-            yield "training.multiprocessors", own.multiprocessors
+        if training := self.training:
+            yield from ((f"training.peaks.{name}", peak) for name, peak in training.peaks.items())
+            yield from (
+                (f"training.products.{name}", number) for name, number in training.products.items()
+            )
+            kernels = training.attention.items()
+            yield from ((f"training.attention.{name}", number) for name, number in kernels)
+            yield from (("training.limit", training.limit), ("training.rated", training.rated))
+            yield "training.multiprocessors", training.multiprocessors
 
 
 def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:
@@ -187,11 +189,11 @@ def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:
 
 def _numbers(raw: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """The mappings with a value or with shares, each with its path."""
-    for key, each in raw.items():
-        if isinstance(each, dict) and each.keys() & {"value", "share"}:
-            yield f"{path}{key}", each
-        elif isinstance(each, dict):
-            yield from _numbers(each, f"{path}{key}.")
+    for key, entry in raw.items():
+        if isinstance(entry, dict) and entry.keys() & {"value", "share"}:
+            yield f"{path}{key}", entry
+        elif isinstance(entry, dict):
+            yield from _numbers(entry, f"{path}{key}.")
 
 
 class Roofline(documents.Part, frozen=True, kw_only=True):
@@ -261,11 +263,11 @@ def read_device(content: bytes, where: str) -> DeviceFile:
 @functools.cache
 def shipped_file(name: str) -> tuple[str, DeviceFile] | None:
     """The file of the device that goes by `name`, with the name it is shipped as; else None."""
-    for own in shipped_names("devices"):
-        path = shipped_folder("devices") / f"{own}.yaml"
+    for shipped in shipped_names("devices"):
+        path = shipped_folder("devices") / f"{shipped}.yaml"
         file = read_device(path.read_bytes(), str(path))
-        if name.lower() in {known.lower() for known in (own, file.name, *file.aliases)}:
-            return own, file
+        if name.lower() in {known.lower() for known in (shipped, file.name, *file.aliases)}:
+            return shipped, file
     return None
 
 
@@ -330,7 +332,9 @@ def _command(profile: Profile, topology: Topology) -> str:
             for key, value in model.arguments.items()
         }
         options["arguments"] = json.dumps(words)
-    options["microbatch_sizes"] = [each.microbatch_size for each in profile.measurements]
+    options["microbatch_sizes"] = [
+        measurement.microbatch_size for measurement in profile.measurements
+    ]
     if profile.dtype in formats:
         options["dtype"] = profile.dtype
     if profile.autocast:

@@ -80,4 +80,4 @@ class Diagnosis(documents.Document, frozen=True, kw_only=True, omit_defaults=Tru
     @property
     def failed(self) -> list[str]:
         """The names of the checks that failed."""
-        return [each.name for each in self.checks if each.status == "failed"]
+        return [check.name for check in self.checks if check.status == "failed"]

@@ -110,7 +110,7 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def scatters_early(self) -> bool:
-        """Whether each backward scatters its gradients: they are in shares, without a pipeline."""
+        """Whether every backward scatters its gradients: they are in shares, without a pipeline."""
         return self.shares_gradients and (self.pp or 1) == 1
 
     def with_inside(self, inside: Layout) -> Layout:
@@ -147,7 +147,7 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
         Those are `tp`, `microbatch`, `shard` and `schedule`.
         """
-        pp, replicas = len({tuple(each.ranks) for each in stages}), {s.replicas for s in stages}
+        pp, replicas = len({tuple(stage.ranks) for stage in stages}), {s.replicas for s in stages}
         again = [stage for stage in stages if stage.recompute]
         partly = {stage.blocks_again for stage in again if stage.first_again is not None}
         most = max((stage.blocks_again for stage in again), default=0)

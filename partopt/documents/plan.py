@@ -190,7 +190,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> str:
-        """Replicas of each stage, as the PipeDream paper writes them: `15-1`.
+        """Replicas of every stage, as the PipeDream paper writes them: `15-1`.
 
         Runs of five or more equal counts are folded: `1x64`.
         """
@@ -250,7 +250,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         )
 
     def stages_by_rank(self) -> dict[int, list[int]]:
-        """The stages that each rank with work holds, in their order.
+        """The stages that every rank with work holds, in their order.
 
         A rank holds several where the schedule has several chunks on a device.
         """
@@ -262,7 +262,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
 
     @property
     def slowest_device_s(self) -> float:
-        """Compute seconds for each microbatch that passes, of the device with the most."""
+        """Compute seconds for every microbatch that passes, of the device with the most."""
         held = self.stages_by_rank().values()
         return max(
             sum(self.stages[s].compute_s / self.stages[s].replicas for s in stages)
@@ -289,14 +289,14 @@ class Plan(documents.Document, frozen=True, kw_only=True):
 
         With `fewer`, the number of stages requested is a maximum.
         """
-        request, own = self.request, len(self.stages)
+        request, planned = self.request, len(self.stages)
         yield from self.find_other_degrees()
         if (
             request.stages is not None
-            and own != request.stages
-            and not (fewer and own < request.stages)
+            and planned != request.stages
+            and not (fewer and planned < request.stages)
         ):
-            yield f"{request.stages} stages requested, {own} planned"
+            yield f"{request.stages} stages requested, {planned} planned"
         replicas = {stage.replicas for stage in self.stages}
         if (request.replication == "uniform" and len(replicas) > 1) or (
             request.replication == "none" and replicas != {self.copies}
@@ -494,9 +494,9 @@ def _flow_faults(plan: Plan) -> Iterator[PartoptError]:
     for index, flow in enumerate(plan.communication):
         place = f"communication[{index}]"
         ends = [s for s in (flow.source, flow.destination, flow.stage) if s is not None]
-        own = ("source", "destination") if flow.kind == "send" else ("stage",)
-        if None in (getattr(flow, name) for name in own):
-            yield _fault(f"{place}: {flow.kind} without its {' and '.join(own)}")
+        needed = ("source", "destination") if flow.kind == "send" else ("stage",)
+        if None in (getattr(flow, name) for name in needed):
+            yield _fault(f"{place}: {flow.kind} without its {' and '.join(needed)}")
         elif max(ends) >= len(plan.stages):
             hint = f"stages are numbered 0 to {len(plan.stages) - 1}"
             yield _fault(f"{place}: no stage {max(ends)}", hint)
@@ -506,8 +506,8 @@ def _flow_faults(plan: Plan) -> Iterator[PartoptError]:
 
 def _layout_faults(plan: Plan) -> Iterator[PartoptError]:
     """Fields of the layout that are missing, or others than the stages say."""
-    own = plan.layout
-    rest = {name: getattr(own, name) for name in ("microbatch", "shard", "schedule")}
+    layout = plan.layout
+    rest = {name: getattr(layout, name) for name in ("microbatch", "shard", "schedule")}
     stated = Layout.of(plan.stages, plan.copies, tp=plan.topology.group_ranks, **rest)
     if plan.transformer:
         inside = plan.transformer.layout
@@ -517,7 +517,7 @@ def _layout_faults(plan: Plan) -> Iterator[PartoptError]:
             what = f"{ranks} ranks of a group, and the topology has {plan.topology.group_ranks}"
             yield _fault(f"transformer.layout: {what}")
     for name in Layout.__struct_fields__:
-        found, value = getattr(stated, name), getattr(own, name)
+        found, value = getattr(stated, name), getattr(layout, name)
         if value != found or (name in rest and value is None):
             what = "missing" if value is None else f"{value}, and the stages have {found}"
             yield _fault(f"layout.{name}: {what}")

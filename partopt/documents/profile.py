@@ -241,7 +241,7 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
         if path is not None:
             return cls.load(path)
         shipped = map(cls.load, shipped_names("profiles"))
-        return next((each for each in shipped if each.sha256() == sha256), None)
+        return next((profile for profile in shipped if profile.sha256() == sha256), None)
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults beyond types: indices out of range, sizes not ascending, no time to plan with."""
@@ -250,15 +250,17 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
                 what = f'"{dtype}" is not a number format that partopt knows'
                 yield _fault(field, what, did_you_mean(dtype, DTYPES))
         yield from _layer_faults(self.layers)
-        sizes = [each.microbatch_size for each in self.measurements]
+        sizes = [measurement.microbatch_size for measurement in self.measurements]
         if sizes != sorted(set(sizes)):
             what = f"microbatch sizes {sizes} are not ascending"
             yield _fault("measurements", what, "list each size once, the smallest first")
         if not self.measured():
             what = "every microbatch size ran out of memory"
             yield _fault("measurements", what, "measure a smaller size")
-        for position, each in enumerate(self.measurements):
-            yield from _measurement_faults(each, len(self.layers), f"measurements[{position}]")
+        for position, measurement in enumerate(self.measurements):
+            yield from _measurement_faults(
+                measurement, len(self.layers), f"measurements[{position}]"
+            )
 
     def measured(self) -> list[Measurement]:
         """The measurements that did not run out of memory, by ascending microbatch size."""
@@ -344,25 +346,27 @@ def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
             )
 
 
-def _measurement_faults(each: Measurement, layers: int, place: str) -> Iterator[PartoptError]:
-    if each.out_of_memory:
-        if each.layers:
+def _measurement_faults(
+    measurement: Measurement, layers: int, place: str
+) -> Iterator[PartoptError]:
+    if measurement.out_of_memory:
+        if measurement.layers:
             what = "given although the size ran out of memory"
             yield _fault(f"{place}.layers", what, "drop the layers or out_of_memory")
         return
-    if len(each.layers) != layers:
-        what = f"{len(each.layers)} measurements for {layers} layers"
+    if len(measurement.layers) != layers:
+        what = f"{len(measurement.layers)} measurements for {layers} layers"
         yield _fault(f"{place}.layers", what, "give one for each layer, in order")
         return
-    for index, layer in enumerate(each.layers):
+    for index, layer in enumerate(measurement.layers):
         if layer.backward_input_s is not None and layer.backward_input_s > layer.backward_s:
             what = "longer than backward_s, of which it is a part"
             yield _fault(f"{place}.layers[{index}].backward_input_s", what, "measure it again")
-    if not any(layer.forward_s + layer.backward_s for layer in each.layers):
+    if not any(layer.forward_s + layer.backward_s for layer in measurement.layers):
         hint = "there is nothing to plan with; measure it again"
         yield _fault(f"{place}.layers", "no layer takes any time", hint)
     numbered = f"layers are numbered 0 to {layers - 1}"
-    for index, tensor in enumerate(each.tensors):
+    for index, tensor in enumerate(measurement.tensors):
         path = f"{place}.tensors[{index}]"
         for layer_index in itertools.chain([tensor.producer], tensor.consumers):
             if layer_index >= layers:
@@ -370,7 +374,7 @@ def _measurement_faults(each: Measurement, layers: int, place: str) -> Iterator[
         if min(tensor.consumers) <= tensor.producer:
             what = f"consumed by layer {min(tensor.consumers)}, before it is made"
             yield _fault(path, what, "layers are in execution order")
-    for index, group in enumerate(each.stash_groups):
+    for index, group in enumerate(measurement.stash_groups):
         if max(group.layers) >= layers:
             path, what = f"{place}.stash_groups[{index}]", f"there is no layer {max(group.layers)}"
             yield _fault(path, what, numbered)

@@ -154,8 +154,10 @@ def decode(content: bytes, expected: type[Struct], where: str) -> Struct:
 
     Raises PartoptError that names `where` and the path of every fault found.
     """
-    own = msgspec.structs.fields(expected)[0]  # its schema
-    schema = str(own.default if own.default is not msgspec.NODEFAULT else own.default_factory())
+    field = msgspec.structs.fields(expected)[0]
+    schema = str(
+        field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    )
     raw, document = None, None
     unreadable = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
     try:  # at once, where it is valid and of this version
@@ -369,20 +371,20 @@ def _is_newer(raw: object, known: str, where: str) -> bool:
 
     Raises PartoptError where it is not a document of that kind, or is of another major version.
     """
-    found, own = raw.get("schema") if isinstance(raw, dict) else None, _SCHEMA.fullmatch(known)
-    assert own is not None
-    kind, match = own["name"], _SCHEMA.fullmatch(found) if isinstance(found, str) else None
+    found, expected = raw.get("schema") if isinstance(raw, dict) else None, _SCHEMA.fullmatch(known)
+    assert expected is not None
+    kind, match = expected["name"], _SCHEMA.fullmatch(found) if isinstance(found, str) else None
     if not isinstance(found, str):
         message = f'{where}: has no "schema": not a partopt {kind}'
         hint = f'a {kind} begins with {{"schema": "{known}"'
     elif match is None or match["name"] != kind:
         message = f"{where}: " + cut(f'schema: "{found}" is not a partopt {kind}')
         hint = f'a file with "schema": "{known}" is expected here'
-    elif match["major"] != own["major"]:
+    elif match["major"] != expected["major"]:
         message = f"{where}: schema: version {match['major']} of {kind} is not known"
         hint = f'this partopt reads "{known}"'
     else:
-        return int(match["minor"] or 0) > int(own["minor"] or 0)
+        return int(match["minor"] or 0) > int(expected["minor"] or 0)
     raise PartoptError(message, hint, code="unknown-schema", found=found, expected=known)
 
 

@@ -221,19 +221,19 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
     @property
     def fullest(self) -> RankTime:
         """The rank that needs most memory; of equal ones the lowest."""
-        return max(self.ranks, key=lambda each: each.peak_memory_bytes)
+        return max(self.ranks, key=lambda rank: rank.peak_memory_bytes)
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults that the types do not express."""
         names = [level.name for level in self.topology.levels]
-        if [each.level for each in self.levels] != names:
+        if [use.level for use in self.levels] != names:
             yield _fault("levels", "not the levels of the topology", f"name {', '.join(names)}")
         if self.window_end_s <= self.window_start_s:
             yield _fault("window_end_s", "not after window_start_s", "give the window a length")
         yield from timeline_faults(self.timeline)
 
 
-InFlight = Annotated[list[Index], msgspec.Meta(min_length=1)]  # of each device
+InFlight = Annotated[list[Index], msgspec.Meta(min_length=1)]  # of every device
 
 
 class ClosedForm(documents.Part, frozen=True, kw_only=True):
@@ -311,7 +311,7 @@ class TrialDocument(documents.Document, frozen=True, kw_only=True):
 def timeline_faults(timeline: DrawnTimeline | None) -> Iterator[PartoptError]:
     """What cannot be drawn of a document's timeline."""
     if timeline is not None:
-        times = [time for each in timeline.windows for time in (each.begin_s, each.end_s)]
+        times = [time for window in timeline.windows for time in (window.begin_s, window.end_s)]
         if times != sorted(times):
             yield _fault("timeline.windows", "not one after the other", "give them in their order")
     for index, row in enumerate(timeline.ranks if timeline else []):

@@ -140,8 +140,8 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 def device_bytes(stages: Sequence[Stage]) -> int:
     """Bytes on a device that holds `stages`: one of them runs at a time."""
     memory = [stage.memory for stage in stages]
-    held = sum(each.total_bytes - each.transient_bytes for each in memory)
-    return held + max(each.transient_bytes for each in memory)
+    held = sum(of_stage.total_bytes - of_stage.transient_bytes for of_stage in memory)
+    return held + max(of_stage.transient_bytes for of_stage in memory)
 
 
 class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

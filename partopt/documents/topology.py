@@ -80,20 +80,20 @@ class Level(documents.Part, frozen=True, kw_only=True):
 
     @property
     def copy_byte_s(self) -> float:
-        """Seconds that each byte of a message takes of its devices."""
+        """Seconds that every byte of a message takes of its devices."""
         return 1 / self.copy_bytes_per_s if self.copy_bytes_per_s else 0.0
 
     @property
     def allreduce_bandwidth_bytes_per_s(self) -> float:
         """What one link carries in one direction of an all-reduce."""
-        own = self.allreduce and self.allreduce.bandwidth_bytes_per_s
-        return own or self.bandwidth_bytes_per_s
+        rate = self.allreduce and self.allreduce.bandwidth_bytes_per_s
+        return rate or self.bandwidth_bytes_per_s
 
     @property
     def allreduce_latency_s(self) -> float:
         """Seconds of one step of an all-reduce."""
-        own = self.allreduce.latency_s if self.allreduce else UNSET
-        return self.latency_s if isinstance(own, UnsetType) else own
+        latency_s = self.allreduce.latency_s if self.allreduce else UNSET
+        return self.latency_s if isinstance(latency_s, UnsetType) else latency_s
 
 
 class Grouping(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -220,7 +220,7 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     def in_groups(self, ranks: int, copies: int = 1) -> Self:
         """The topology whose devices are groups of `ranks` ranks; itself where they are that.
 
-        Of each group's ranks `copies` hold the same parameters. Raises PartoptError for groups that
+        Of a group's ranks `copies` hold the same parameters. Raises PartoptError for groups that
         do not divide it.
         """
         if (ranks, copies) == (self.group_ranks, self.group_copies):
@@ -242,17 +242,17 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def group_ranks(self) -> int:
-        """Real ranks of each device: N of a topology of groups, else 1."""
+        """Real ranks of a device: N of a topology of groups, else 1."""
         return 1 if self.group is None else self.group.ranks
 
     @property
     def group_copies(self) -> int:
-        """Real ranks of each device that hold the same parameters."""
+        """Real ranks of a device that hold the same parameters."""
         return 1 if self.group is None else self.group.copies
 
     @property
     def own_levels(self) -> list[Level]:
-        """Of each level, the level of the cluster: what one link of one member achieves there."""
+        """Of every level, the level of the cluster: what one link of one member achieves there."""
         names = {level.name for level in self.levels}
         return [level for level in self.cluster.levels if level.name in names]
 
@@ -290,7 +290,7 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
             )
 
     def notes(self) -> list[documents.Note]:
-        """A note for each level that is faster than the one inside it: likely a wrong order."""
+        """A note for every level that is faster than the one inside it: likely a wrong order."""
         return [
             documents.Note(
                 code="inverted-levels",
@@ -347,7 +347,9 @@ def _too_large(levels: int, devices: int) -> str:
 def _level_faults(raw: dict[str, Any], servers: int | None) -> Iterator[PartoptError]:
     """What is wrong with the levels of a file together, whatever else is wrong with each."""
     listed = raw.get("levels")
-    levels = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    levels = (
+        [level for level in listed if isinstance(level, dict)] if isinstance(listed, list) else []
+    )
     if levels != listed:
         return
     names = [level.get("name") for level in levels]
@@ -389,7 +391,7 @@ def group_levels(levels: Sequence[Level], ranks: int, copies: int = 1) -> list[L
 
     A profile of a group (tensor, sequence or context parallel) holds the numbers of one rank: its
     shard of the parameters, what it keeps, its bytes at a cut. Memory, cuts and all-reduces are
-    then priced as without groups, on levels that carry what one rank of each group may use.
+    then priced as without groups, on levels that carry what one rank of every group may use.
 
     Context parallel ranks, `copies` of the same parameters, exchange them together: ranks of a
     group on one port that are copies share what a collective takes of it, up to what they reach
@@ -436,17 +438,17 @@ def _share(level: Level, size: int, sharers: int) -> Level:
     rate = level.bandwidth_bytes_per_s * level.links / (sharers * links)
     rates = level.allreduce
     if rates and rates.bandwidth_bytes_per_s:
-        own = rates.bandwidth_bytes_per_s * level.links / (sharers * links)
-        rates = replace(rates, bandwidth_bytes_per_s=own)
+        allreduce_rate = rates.bandwidth_bytes_per_s * level.links / (sharers * links)
+        rates = replace(rates, bandwidth_bytes_per_s=allreduce_rate)
     return replace(level, size=size, links=links, bandwidth_bytes_per_s=rate, allreduce=rates)
 
 
 def _speed_up(level: Level, times: float, most: float) -> Level:
     """A level whose collectives are so many times as fast, up to `most` bytes/s of all links."""
-    own = level.allreduce_bandwidth_bytes_per_s
-    rate = max(own, min(times * own, most / level.links))
+    current = level.allreduce_bandwidth_bytes_per_s
+    rate = max(current, min(times * current, most / level.links))
     rates = replace(level.allreduce or AllReduceRates(), bandwidth_bytes_per_s=rate)
-    return level if rate == own else replace(level, allreduce=rates)
+    return level if rate == current else replace(level, allreduce=rates)
 
 
 # The file, in which quantities carry their units; partopt.units says what a bare number lacks.
@@ -502,10 +504,10 @@ def _read_device(file: _DeviceFile) -> Device:
 
 def _read_level(file: _LevelFile) -> Level:
     allreduce: AllReduceRates | UnsetType = UNSET
-    if own := file.allreduce:
+    if rates := file.allreduce:
         allreduce = AllReduceRates(
-            bandwidth_bytes_per_s=UNSET if own.bandwidth is None else _bandwidth(own.bandwidth),
-            latency_s=UNSET if own.latency is None else _duration(own.latency),
+            bandwidth_bytes_per_s=UNSET if rates.bandwidth is None else _bandwidth(rates.bandwidth),
+            latency_s=UNSET if rates.latency is None else _duration(rates.latency),
         )
     return Level(
         name=file.name,
@@ -522,7 +524,7 @@ def _read_level(file: _LevelFile) -> Level:
 
 
 def _dump_level(level: Level) -> dict[str, Any]:
-    own = level.allreduce
+    rates = level.allreduce
     return _given(
         name=level.name,
         size=level.size,
@@ -534,10 +536,10 @@ def _dump_level(level: Level) -> dict[str, Any]:
         overhead=_text(level.overhead_s, "s"),
         copy=_text(level.copy_bytes_per_s, "B/s"),
         allreduce=_given(
-            bandwidth=_text(own.bandwidth_bytes_per_s, "B/s"),
-            latency=None if own.latency_s is UNSET else f"{own.latency_s!r} s",
+            bandwidth=_text(rates.bandwidth_bytes_per_s, "B/s"),
+            latency=None if rates.latency_s is UNSET else f"{rates.latency_s!r} s",
         )
-        if own
+        if rates
         else None,
     )
 

@@ -143,7 +143,7 @@ class Transformer(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def active_parameters(self) -> int:
-        """Those that multiply each token: the experts that it takes, and the head."""
+        """Those that multiply every token: the experts that it takes, and the head."""
         taken = self.experts_per_token * self.matrices * self.hidden * self.expert_ffn
         return self.blocks * (self.dense_parameters + taken) + self.end_parameters
 
@@ -312,7 +312,7 @@ class Calibration(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Sizes that are not ascending."""
-        sizes = [each.microbatch_size for each in self.blocks]
+        sizes = [block.microbatch_size for block in self.blocks]
         if sizes != sorted(set(sizes)):
             what = f"blocks: microbatch sizes {sizes} are not ascending"
             hint = "list each size once, the smallest first"

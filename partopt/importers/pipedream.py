@@ -143,10 +143,10 @@ def _stash_groups(
     kept: dict[int, set[int]] = {}
     for node in order:
         sources = [storage[n] for n in graph.predecessors(node.number)]
-        own = not sources or not ("inplace" in node.module or node.type in _VIEWS)
+        has_storage = not sources or not ("inplace" in node.module or node.type in _VIEWS)
         storage[node.number] = root = (
             node
-            if own
+            if has_storage
             else max(sources, key=lambda source: (source.activation_bytes, -source.number))
         )
         users = {index[n] for n in graph.successors(node.number)}

@@ -1,6 +1,6 @@
 """Times of layers from a run of a plan, put into the profile that the plan was made from.
 
-A run knows what each stage took; its layers are scaled alike. Bytes are the profile's.
+A run knows what every stage took; its layers are scaled alike. Bytes are the profile's.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def import_run(run: Run, onto: Profile, where: str = "run") -> Profile:
     for stage in run.stages:
         stop = stage.start + len(stage.modules)
         backward_s = max(0.0, _backward_s(stage) - chain.steps_s(stage.start, stop))
-        own = measured.layers[stage.start : stop]
-        layers += spread(own, stage.forward_s, backward_s, stage.backward_weight_s)
+        of_stage = measured.layers[stage.start : stop]
+        layers += spread(of_stage, stage.forward_s, backward_s, stage.backward_weight_s)
     stepped = [stage.optimizer_s for stage in run.stages if stage.optimizer_s is not None]
     optimizer_s = sum(stepped) if len(stepped) == len(run.stages) else measured.optimizer_s
     same = onto.device.name == run.device

@@ -19,7 +19,7 @@ from partopt.errors import PartoptError
 
 def measurement_of(onto: Profile, microbatch_size: int) -> Measurement:
     """What the profile measured at the size that ran; PartoptError where it did not."""
-    known = {each.microbatch_size: each for each in onto.measured()}
+    known = {measurement.microbatch_size: measurement for measurement in onto.measured()}
     if microbatch_size not in known:
         raise PartoptError(
             f"{onto.model.name} was not measured at a microbatch size of {microbatch_size}",
@@ -40,9 +40,9 @@ def spread(
 
     `weight_s` is the part of the backward for the weights, by default the share that it was.
     """
-    apart = weight_s is not None or any(each.backward_input_s is not None for each in layers)
-    weights = [_weight_s(each) for each in layers]
-    inputs = [each.backward_s - own for each, own in zip(layers, weights, strict=True)]
+    apart = weight_s is not None or any(layer.backward_input_s is not None for layer in layers)
+    weights = [_weight_s(layer) for layer in layers]
+    inputs = [layer.backward_s - weight for layer, weight in zip(layers, weights, strict=True)]
     if weight_s is None:
         whole = sum(weights) + sum(inputs)
         weight_s = backward_s * (sum(weights) / whole if whole else 0.5)
@@ -51,14 +51,14 @@ def spread(
         replace(
             layer,
             forward_s=forward,
-            backward_s=own + other,
-            backward_input_s=own if apart else None,
+            backward_s=of_input + of_weight,
+            backward_input_s=of_input if apart else None,
             forward_stdev_s=0.0,
             backward_stdev_s=0.0,
         )
-        for layer, forward, own, other in zip(
+        for layer, forward, of_input, of_weight in zip(
             layers,
-            _in_proportion(forward_s, [each.forward_s for each in layers]),
+            _in_proportion(forward_s, [layer.forward_s for layer in layers]),
             _in_proportion(backward_s - weight_s, inputs),
             _in_proportion(weight_s, weights),
             strict=True,
@@ -106,4 +106,4 @@ def _weight_s(layer: LayerMeasurement) -> float:
 def _in_proportion(seconds: float, before: list[float]) -> list[float]:
     """`seconds` divided as `before` is; evenly where that is nothing."""
     total = sum(before)
-    return [seconds * (each / total if total else 1 / len(before)) for each in before]
+    return [seconds * (part / total if total else 1 / len(before)) for part in before]

@@ -122,8 +122,8 @@ def import_times(
         forward_s, backward_s, weight_s = _medians(seconds, number)
         if stage.recompute:
             backward_s = max(backward_s - forward_s, 0.0)
-        own = measured.layers[stage.start : stage.stop]
-        layers += spread(own, forward_s, backward_s, weight_s)
+        of_stage = measured.layers[stage.start : stage.stop]
+        layers += spread(of_stage, forward_s, backward_s, weight_s)
     passes = min(len(seconds["F", stage]) for stage in planned)
     text = (
         f"times are medians of {passes} passes in {', '.join(wheres)}"
@@ -141,7 +141,7 @@ def import_times(
 def _add_actions(trace: Trace, where: str, seconds: Seconds) -> bool:
     """Add the seconds of the actions of one process; whether its first step was left out."""
     ranges = list(trace.of(_ANNOTATION))
-    actions = [(each, match) for each in ranges if (match := _ACTION.fullmatch(each.name))]
+    actions = [(event, match) for event in ranges if (match := _ACTION.fullmatch(event.name))]
     if not actions:
         raise PartoptError(
             f"{where}: no action of a pipeline: no range such as PP:0F0",
@@ -150,14 +150,14 @@ def _add_actions(trace: Trace, where: str, seconds: Seconds) -> bool:
             code="stages-not-in-trace",
         )
     _refuse_overlaps([event for event, _ in actions], where)
-    steps = [each.ts for each in ranges if each.name.startswith(_STEP)]
+    steps = [event.ts for event in ranges if event.name.startswith(_STEP)]
     begin = steps[1] if len(steps) >= _WARM else -math.inf
     work = _work_of(trace)
 
     def inside(event: Event) -> float:
         """Seconds of the work that begins while the event runs."""
         low, high = (bisect.bisect_left(work, (at, 0.0)) for at in (event.ts, event.end))
-        return sum(own_s for _, own_s in work[low:high])
+        return sum(work_s for _, work_s in work[low:high])
 
     for event, match in actions:
         if event.ts >= begin:
@@ -169,9 +169,9 @@ def _add_actions(trace: Trace, where: str, seconds: Seconds) -> bool:
 
 
 def _work_of(trace: Trace) -> list[tuple[float, float]]:
-    """When each piece of computing began, in microseconds, and its seconds, in order of time.
+    """When a piece of computing began, in microseconds, and its seconds, in order of time.
 
-    On a GPU these are the kernels, each at its launch; on a CPU the operations that are in no other
+    On a GPU these are the kernels, at their launches; on a CPU the operations that are in no other
     one of their thread.
     """
     kernels = list(trace.of(*_ON_DEVICE))
@@ -181,8 +181,8 @@ def _work_of(trace: Trace) -> list[tuple[float, float]]:
             ends[event.tid] = event.end
             if not event.name.startswith(_MESSAGES):
                 found.append((event.ts, event.dur / 1e6))
-    launches = {each.args.correlation: each.ts for each in trace.of(*_LAUNCHES)}
-    callers = {each.args.external: each.ts for each in trace.of(_OPERATION)}
+    launches = {launch.args.correlation: launch.ts for launch in trace.of(*_LAUNCHES)}
+    callers = {operation.args.external: operation.ts for operation in trace.of(_OPERATION)}
     for kernel in kernels:
         if not kernel.name.startswith(_MESSAGES):
             links = kernel.args
@@ -218,14 +218,14 @@ def _device(traces: Sequence[Trace], name: str | None) -> Device:
     """The device that computed: a GPU where there are kernels."""
     if not any(True for trace in traces for _ in trace.of(*_ON_DEVICE)):
         return Device(name=name or "CPU of a trace", type="cpu")
-    known = next((each for trace in traces for each in trace.devices), DeviceProperties())
+    known = next((device for trace in traces for device in trace.devices), DeviceProperties())
     name = name or known.name or "GPU of a trace"
     return Device(name=name, type="cuda", memory_bytes=known.memory_bytes)
 
 
 def _refuse_overlaps(events: Sequence[Event], where: str) -> None:
-    for _, own in itertools.groupby(sorted(events, key=_thread), _thread):
-        for first, second in itertools.pairwise(own):
+    for _, of_thread in itertools.groupby(sorted(events, key=_thread), _thread):
+        for first, second in itertools.pairwise(of_thread):
             if second.ts < first.end - _ROUNDING:
                 raise PartoptError(
                     f"{where}: {printable(second.name)} begins at {second.ts:.3f} us, before "

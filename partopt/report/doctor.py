@@ -21,20 +21,25 @@ def render(found: Diagnosis) -> str:
         "NCCL": known.nccl,
     }
     head = [
-        ("versions", ", ".join(f"{name} {own}" for name, own in versions.items() if own)),
+        (
+            "versions",
+            ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        ),
         ("machine", f"{machine.system}, {machine.cores} cores, {_device(machine.processor)}"),
-        *(("device", _accelerator(number, each)) for number, each in enumerate(found.devices)),
+        *(("device", _accelerator(number, device)) for number, device in enumerate(found.devices)),
         ("backend", f"{found.backend}, between two ranks"),
     ]
     checks = table_of(
         found.checks,
         [
-            Column("CHECK", lambda each: each.name, "text"),
-            Column("RESULT", lambda each: each.status, "text"),
-            Column("TIME", lambda each: "-" if each.seconds is None else f"{each.seconds:.1f} s"),
+            Column("CHECK", lambda check: check.name, "text"),
+            Column("RESULT", lambda check: check.status, "text"),
+            Column(
+                "TIME", lambda check: "-" if check.seconds is None else f"{check.seconds:.1f} s"
+            ),
         ],
     )
-    texts = [(each.status, f"{each.name}: {each.text}") for each in found.checks if each.text]
+    texts = [(check.status, f"{check.name}: {check.text}") for check in found.checks if check.text]
 
     def seconds(value: float | None) -> str:
         return "-" if value is None else format_seconds(value)
@@ -42,10 +47,10 @@ def render(found: Diagnosis) -> str:
     exchanges = table_of(
         found.exchanges,
         [
-            Column("EXCHANGE", lambda each: each.kind, "text"),
-            Column("SIZE", lambda each: format_bytes(each.bytes)),
-            Column("FIRST", lambda each: seconds(each.first_s)),
-            Column("AFTER IT", lambda each: seconds(each.seconds)),
+            Column("EXCHANGE", lambda exchange: exchange.kind, "text"),
+            Column("SIZE", lambda exchange: format_bytes(exchange.bytes)),
+            Column("FIRST", lambda exchange: seconds(exchange.first_s)),
+            Column("AFTER IT", lambda exchange: seconds(exchange.seconds)),
         ],
     )
     parts = [label_lines(head), checks, exchanges if found.exchanges else "", label_lines(texts)]
@@ -57,6 +62,6 @@ def _device(device: Device) -> str:
     return f"{device.name}{memory}"
 
 
-def _accelerator(number: int, each: Accelerator) -> str:
-    reaches = f", reaches {', '.join(map(str, each.reaches))}" if each.reaches else ""
-    return f"{number}: {_device(each.device)}, capability {each.capability}{reaches}"
+def _accelerator(number: int, accelerator: Accelerator) -> str:
+    reaches = f", reaches {', '.join(map(str, accelerator.reaches))}" if accelerator.reaches else ""
+    return f"{number}: {_device(accelerator.device)}, capability {accelerator.capability}{reaches}"

@@ -30,7 +30,7 @@ class Fold(NamedTuple):
 
 
 def fold(keys: Sequence[Hashable], least_saved: int = 1) -> list[Fold]:
-    """The list as folds, in order: from each place the repetition that leaves out most elements.
+    """The list as folds, in order: from every place the repetition that leaves out most elements.
 
     Elements are alike where their `keys` are equal. Elements in a row that repeat nothing, or whose
     repetition leaves out fewer than `least_saved`, are one block that is there once. Of repetitions
@@ -63,7 +63,7 @@ def fold(keys: Sequence[Hashable], least_saved: int = 1) -> list[Fold]:
 
 
 def _run_lengths(same: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """For each place, of how many elements from there on all are true."""
+    """For every place, of how many elements from there on all are true."""
     places = np.arange(len(same))
     ends = np.where(same, len(same), places)
     return np.asarray(np.minimum.accumulate(ends[::-1])[::-1] - places, dtype=np.int64)

@@ -86,7 +86,7 @@ def read_row(rank: RankTimeline) -> Slots:
 
 def _unit(seconds: float) -> tuple[str, float]:
     """The unit in which seconds are written, and how many make a second."""
-    return next((each for each in _UNITS if abs(seconds) * each[1] >= 0.99995), _UNITS[-1])
+    return next((unit for unit in _UNITS if abs(seconds) * unit[1] >= 0.99995), _UNITS[-1])
 
 
 def span_text(window: DrawnWindow) -> str:

@@ -38,9 +38,9 @@ def head(of: Plan | SimulationDocument) -> str:
         if isinstance(of, Plan)
         else (of.model, of.layers, of.parameter_bytes, of.stages)
     )
-    each = "" if of.topology.group is None else " a rank"
+    holder = "" if of.topology.group is None else " a rank"
     stages = "1 stage" if count == 1 else f"{count} stages"
-    about = f"{layers} layers, {format_bytes(weights)} of parameters{each}"
+    about = f"{layers} layers, {format_bytes(weights)} of parameters{holder}"
     plan = f"{stages}, {shorten(of.shape, stretch(40))}, schedule {of.schedule}"
     return label_lines(
         [
@@ -61,8 +61,8 @@ def recomputed_text(stage: Stage) -> str:
 def cluster_lines(topology: Topology) -> Lines:
     """The cluster, and the groups that its ranks are in."""
 
-    def levels(own: Topology) -> str:
-        return ", ".join(f"{each.name} ({each.size}, {link_text(each)})" for each in own.levels)
+    def levels(of: Topology) -> str:
+        return ", ".join(f"{level.name} ({level.size}, {link_text(level)})" for level in of.levels)
 
     cluster, N = topology.cluster, topology.group_ranks
     devices = f"{topology.name}, {cluster.devices} x {topology.device.name}"
@@ -140,12 +140,12 @@ def speed_text(samples_per_s: float, tokens: float | None) -> str:
 
 
 def speeds(rows: Sequence[Rated]) -> tuple[str, list[float]]:
-    """`tokens` and how many each row does in a second, where all know them, else `samples`."""
+    """`tokens` and how many every row does in a second, where all know them, else `samples`."""
     tokens = [tokens_per_sample(row) for row in rows]
-    known = [each for each in tokens if each is not None]
+    known = [count for count in tokens if count is not None]
     if len(known) < len(rows):
         return "samples", [row.samples_per_s for row in rows]
-    return "tokens", [row.samples_per_s * each for row, each in zip(rows, known, strict=True)]
+    return "tokens", [row.samples_per_s * count for row, count in zip(rows, known, strict=True)]
 
 
 def speed_lines(rated: Rated, peak: str = "") -> Lines:
@@ -172,10 +172,10 @@ def format_money(amount: float) -> str:
 
 def hourly_lines(topology: Topology) -> Lines:
     """What a device and the whole cluster cost, where a price is known."""
-    each, devices = topology.device.price_per_hour, topology.cluster.devices
-    if not each:
+    price, devices = topology.device.price_per_hour, topology.cluster.devices
+    if not price:
         return []
-    text = f"{format_money(each)} a device an hour, {format_money(each * devices)} for all"
+    text = f"{format_money(price)} a device an hour, {format_money(price * devices)} for all"
     return [("price", text)]
 
 

@@ -24,7 +24,7 @@ _KINDS = {
 def render(run: Run) -> str:
     """The page.
 
-    Each rank has two lines, what was predicted and what was measured: the mean of a forward and of
+    Every rank has two lines, what was predicted and what was measured: the mean of a forward and of
     a backward, and for the whole iteration or cycle the seconds of waiting, by what for. Above them
     is the memory of the rank that held the most.
     """
@@ -74,10 +74,10 @@ def _whole(run: Run) -> str:
     table = table_of(
         rows,
         [
-            Column("", lambda own: own[0], "text"),
-            Column("PREDICTED", lambda own: "-" if own[2] is None else own[1](own[2])),
-            Column("MEASURED", lambda own: own[1](own[3])),
-            Column("ERROR", lambda own: "-" if own[2] is None else error(own[2], own[3])),
+            Column("", lambda row: row[0], "text"),
+            Column("PREDICTED", lambda row: "-" if row[2] is None else row[1](row[2])),
+            Column("MEASURED", lambda row: row[1](row[3])),
+            Column("ERROR", lambda row: "-" if row[2] is None else error(row[2], row[3])),
         ],
     )
     return f"{table}\n{speed_text(run.samples_per_s, run.plan.tokens_per_sample)}"
@@ -96,14 +96,14 @@ def _ranks(run: Run) -> str:
             yield "", "", "measured", rank.measured
 
     def seconds(kind: str) -> Callable[[Any], str]:
-        return lambda own: format_seconds(getattr(own[3], kind))
+        return lambda row: format_seconds(getattr(row[3], kind))
 
     return table_of(
         halves(),
         [
-            Column("RANK", lambda own: own[0]),
-            Column("STAGES", lambda own: own[1], "text", spare=1),
-            Column("", lambda own: own[2], "text"),
+            Column("RANK", lambda row: row[0]),
+            Column("STAGES", lambda row: row[1], "text", spare=1),
+            Column("", lambda row: row[2], "text"),
             *(Column(heading, seconds(kind)) for heading, kind in _KINDS.items()),
         ],
         gap=1,

@@ -65,7 +65,7 @@ def table_of(rows: Iterable[Any], columns: Sequence[Column], gap: int = 2) -> st
     """Lines of a table, headings in bold, no wider than the page where texts can make room."""
     rows = list(rows)
     cells = [[column.heading, *map(column.cell, rows)] for column in columns]
-    natural = [max(map(len, own)) for own in cells]
+    natural = [max(map(len, column)) for column in cells]
     widths, shown = list(natural), list(range(len(columns)))
     spare = sorted((n for n in shown if columns[n].spare), key=lambda n: columns[n].spare)
     while sum(widths[n] for n in shown) + gap * (len(shown) - 1) > width():

@@ -50,7 +50,7 @@ def _pipeline(document: TrialDocument, chunks: int = 1) -> str:
 
 def _outcome(document: TrialDocument, tried: Tried) -> Lines:
     def by_device(numbers: Sequence[float]) -> str:
-        """`4, 3, 2, 1`: of each device; of many the first and the last, of equal ones one."""
+        """`4, 3, 2, 1`: of every device; of many the first and the last, of equal ones one."""
         first, *others = [f"{number:g}" for number in numbers]
         if len(set(numbers)) == 1:
             return first
@@ -81,7 +81,7 @@ def _verdict(form: ClosedForm) -> str:
 
 
 def _tables(document: TrialDocument) -> list[str]:
-    """A row for each schedule that ran, a line for each that cannot, and why forms differ."""
+    """A row for every schedule that ran, a line for each that cannot, and why forms differ."""
 
     def ends(numbers: Sequence[float]) -> str:
         """`4..1`: of the first and the last device."""
@@ -91,17 +91,20 @@ def _tables(document: TrialDocument) -> list[str]:
     table = table_of(
         document.tried,
         [
-            Column("SCHEDULE", lambda own: own.schedule, "whole"),
-            Column("ITERATION", lambda own: format_seconds(own.iteration_s)),
-            Column("BUBBLE", lambda own: f"{own.bubble:.1%}"),
-            Column("CLOSED FORM", lambda own: own.closed_form.formula, "whole", spare=2),
-            Column("OF IT", lambda own: f"{own.closed_form.bubble:.1%}", spare=1),
-            Column("IN FLIGHT", lambda own: ends(own.in_flight)),
-            Column("ACTIVATIONS", lambda own: ends(own.activations)),
+            Column("SCHEDULE", lambda tried: tried.schedule, "whole"),
+            Column("ITERATION", lambda tried: format_seconds(tried.iteration_s)),
+            Column("BUBBLE", lambda tried: f"{tried.bubble:.1%}"),
+            Column("CLOSED FORM", lambda tried: tried.closed_form.formula, "whole", spare=2),
+            Column("OF IT", lambda tried: f"{tried.closed_form.bubble:.1%}", spare=1),
+            Column("IN FLIGHT", lambda tried: ends(tried.in_flight)),
+            Column("ACTIVATIONS", lambda tried: ends(tried.activations)),
         ],
         gap=1,
     )
-    refused = [paragraph(own.message, f"{own.schedule:<14} ", " " * 15) for own in document.refused]
+    refused = [
+        paragraph(refusal.message, f"{refusal.schedule:<14} ", " " * 15)
+        for refusal in document.refused
+    ]
     reasons: dict[str, list[str]] = {}
     for tried in document.tried:
         if not tried.closed_form.agrees:

@@ -47,7 +47,7 @@ def check(path: str, force: bool = False, beside: Sequence[str] = ()) -> str:
 
     `beside` are other forms, which the hint names.
     """
-    hint = f"choose {', '.join(f'.{each}' for each in (*beside, *FORMS))}"
+    hint = f"choose {', '.join(f'.{name}' for name in (*beside, *FORMS))}"
     form = documents.check_form(path, [f".{form}" for form in FORMS], hint)
     documents.check_writable(path, force)
     return form.removeprefix(".")
@@ -108,7 +108,7 @@ def draw_timeline(
     if form not in FORMS:
         raise PartoptError(
             f"unsupported format '.{form}' of a figure",
-            f"choose {', '.join(f'.{each}' for each in FORMS)}",
+            f"choose {', '.join(f'.{name}' for name in FORMS)}",
             code="unsupported-format",
             form=form,
         )

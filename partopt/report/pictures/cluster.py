@@ -35,17 +35,17 @@ _PAIRS = 4096  # of ranks that send to each other, by which a cut is looked at a
 _FOLDED = 64  # devices from which on equal neighbours are drawn once
 _SHOWN = 256  # devices that are drawn
 _ACROSS = 8  # devices beside each other, unless they are many
-# inches: above the rows, above each row, within, between; and the least width with a title
+# inches: above the rows, above every row, within, between; and the least width with a title
 _HEAD, _BUS, _PAD, _GAP, _NARROWEST = 0.13, 0.11, 0.05, 0.04, 0.9
 _THIN, _THICK = 0.3, 4.0  # points of a link that is never busy, and of one that always is
 _NUMBER = 5.5  # points of a stage's number
 
 
 def port_use(plan: Plan) -> dict[Port, float]:
-    """The share of the time for which each port (k, c) is busy; ports without traffic are left out.
+    """The share of the time for which ports (k, c) are busy; those without traffic are left out.
 
     A message takes the ports of the level at which its ends part, and on a bus those of all its
-    members. All-reduces count as rings from each rank to the next higher one, whatever the
+    members. All-reduces count as rings from every rank to the next higher one, whatever the
     algorithm; exchanges of tied parameters are not counted.
     """
     cuts = (_sent(plan, cut) for cut in range(1, len(plan.stages)))
@@ -53,7 +53,7 @@ def port_use(plan: Plan) -> dict[Port, float]:
 
 
 def cut_use(plan: Plan) -> dict[int, float]:
-    """The share of the time for which each cut keeps a port busy, the busiest one."""
+    """The share of the time for which every cut keeps a port busy, the busiest one."""
     return {
         cut: max(_busy(plan, _sent(plan, cut)).values(), default=0.0)
         for cut in range(1, len(plan.stages))
@@ -71,7 +71,7 @@ def _sent(plan: Plan, cut: int) -> Iterator[Message]:
 
 
 def _reduced(plan: Plan) -> Iterator[Message]:
-    """What neighbours in the ring of each stage's replicas send."""
+    """What neighbours in the ring of a stage's replicas send."""
     for stage in plan.stages:
         r = stage.replicas
         size = 2 * (r - 1) / r * stage.trained_bytes / (plan.microbatches or r)
@@ -103,7 +103,7 @@ def _busy(plan: Plan, messages: Iterable[Message]) -> dict[Port, float]:
 
 
 def use_lines(plan: Plan, used: dict[Port, float]) -> list[str]:
-    """Each level, its links, and the time that its bytes take of the port that has the most.
+    """Every level, its links, and the time that its bytes take of the port that has the most.
 
     Bytes are divided by the rate of the port, and all-reduces are counted as rings: over other ways
     the share can exceed 100 %.
@@ -111,7 +111,9 @@ def use_lines(plan: Plan, used: dict[Port, float]) -> list[str]:
     lines = []
     for k, level in enumerate(plan.topology.levels, 1):
         if level.size > 1:
-            most = max((share for (own, _), share in used.items() if own == k), default=0.0)
+            most = max(
+                (share for (port_level, _), share in used.items() if port_level == k), default=0.0
+            )
             lines.append(f"{level.name} {link_text(level)}: bytes over rate {most:.1%} of the time")
     return lines
 
@@ -142,11 +144,11 @@ class Box:
 
 
 def boxes_of(plan: Plan, width: float) -> Box:
-    """The cluster of a plan in at most `width` inches, each box at its place."""
+    """The cluster of a plan in at most `width` inches, every box at its place."""
     topology, held = plan.topology, plan.stages_by_rank()
     stages = [tuple(held.get(rank, ())) for rank in range(topology.devices)]
     box = _box(topology, topology.outermost_level, 0, stages)
-    shown = sum(each.k == 0 for each in box.within())
+    shown = sum(inner.k == 0 for inner in box.within())
     _size(box, width, 0.3 if shown <= 32 else 0.22 if shown <= 128 else 0.16)
     _place(box, 0.0, 0.0)
     return box
@@ -162,8 +164,10 @@ def _box(topology: Topology, k: int, c: int, stages: Sequence[tuple[int, ...]]) 
     size, count = topology.group_size(k - 1), topology.levels[k - 1].size
     members: list[Box] = []
     for member in range(c * count, (c + 1) * count):
-        own, before = (stages[each * size : (each + 1) * size] for each in (member, member - 1))
-        if members and topology.devices >= _FOLDED and k > 1 and own == before:
+        of_member, of_previous = (
+            stages[number * size : (number + 1) * size] for number in (member, member - 1)
+        )
+        if members and topology.devices >= _FOLDED and k > 1 and of_member == of_previous:
             members[-1].times += 1
         elif members and len(members) >= max(1, _SHOWN // size):
             box.hidden = (c + 1) * count - member
@@ -182,22 +186,22 @@ def _size(box: Box, width: float, cell: float) -> None:
     [members], room = box.rows, width - 2 * _PAD
     for member in members:
         _size(member, room, cell)
-    each = max(member.width for member in members) + _GAP
-    across = max(1, min(len(members), int((room + _GAP) / each)))
+    pitch = max(member.width for member in members) + _GAP
+    across = max(1, min(len(members), int((room + _GAP) / pitch)))
     across = min(across, _ACROSS) if len(members) <= 2 * _ACROSS else across
     across = -(-len(members) // -(-len(members) // across))  # in rows of equal length
     box.rows = [members[at : at + across] for at in range(0, len(members), across)]
     rows = [max(member.height for member in row) + _BUS + _GAP for row in box.rows]
-    box.width = max(each * across - _GAP + 2 * _PAD, _NARROWEST)
+    box.width = max(pitch * across - _GAP + 2 * _PAD, _NARROWEST)
     box.height = _HEAD + sum(rows) - _GAP + _PAD
 
 
 def _place(box: Box, left: float, top: float) -> None:
     box.left, box.top = left, top
-    down, each = top + _HEAD, max((m.width for row in box.rows for m in row), default=0.0) + _GAP
+    down, pitch = top + _HEAD, max((m.width for row in box.rows for m in row), default=0.0) + _GAP
     for row in box.rows:
         for place, member in enumerate(row):
-            _place(member, left + _PAD + place * each, down + _BUS)
+            _place(member, left + _PAD + place * pitch, down + _BUS)
         down += _BUS + _GAP + max(member.height for member in row)
 
 
@@ -208,12 +212,12 @@ def draw(sheet: Sheet, plan: Plan, used: dict[Port, float], bound: int) -> None:
     axes.set_xlim(0, box.width)
     axes.set_ylim(box.height, 0)
     axes.set_axis_off()
-    for each in box.within():
-        if each.k == 0:
-            held = [s for s, stage in enumerate(plan.stages) if each.c in stage.ranks]
-            _draw_device(axes, each, held, bound)
+    for inner in box.within():
+        if inner.k == 0:
+            held = [s for s, stage in enumerate(plan.stages) if inner.c in stage.ranks]
+            _draw_device(axes, inner, held, bound)
         else:
-            _draw_group(axes, plan.topology, each, used)
+            _draw_group(axes, plan.topology, inner, used)
 
 
 def _draw_device(axes: Axes, box: Box, held: list[int], bound: int) -> None:

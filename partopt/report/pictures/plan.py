@@ -82,8 +82,8 @@ def picture(
         f"{'; '.join(stages)}{f'; and {more} more' if more else ''}."
     )
     predicted = plan.predicted
-    own = heading(plan, about, plan.microbatches, predicted.period_s, predicted.bubble)
-    return Picture(own, partial(_draw, plan, profile, alternatives, width))
+    head = heading(plan, about, plan.microbatches, predicted.period_s, predicted.bubble)
+    return Picture(head, partial(_draw, plan, profile, alternatives, width))
 
 
 def heading(
@@ -93,9 +93,9 @@ def heading(
 
     `about` is a sentence of what the picture shows.
     """
-    each = plan.topology.group_ranks
-    devices, used = plan.topology.devices * each, len(plan.stages_by_rank()) * each
-    groups = "" if each == 1 else f" in groups of {each}"
+    group_ranks = plan.topology.group_ranks
+    devices, used = plan.topology.devices * group_ranks, len(plan.stages_by_rank()) * group_ranks
+    groups = "" if group_ranks == 1 else f" in groups of {group_ranks}"
     time = f"{format_seconds(period_s)} a microbatch"
     if plan.microbatches is not None and microbatches is not None:
         time = f"{format_seconds(period_s * microbatches)} an iteration"
@@ -171,7 +171,7 @@ def _draw(
 def _draw_times(axes: Axes, plan: Plan, chain: Chain | None) -> None:
     """Forward above and backward below the axis, in the colours of the stages.
 
-    They are of each layer of `chain`; without it, of each stage, as wide as it has layers. Cuts are
+    They are of the layers of `chain`; without it, of stages, as wide as they have layers. Cuts are
     as thick as busy, and red where they bind; of very many that alone is drawn.
     """
     layers, sizes = plan.stages[-1].stop, np.array([len(stage.layers) for stage in plan.stages])
@@ -234,9 +234,15 @@ def _draw_coloured(
     """Bars of one colour together; without a line around them where there are many."""
     look: Any = {"edgecolor": "white", "linewidth": 0.4 if many <= _CROWDED else 0.0}
     for colour in dict.fromkeys(colours.tolist()):
-        own = colours == colour
+        of_colour = colours == colour
         draw_bars(
-            axes, places[own], heights[own], widths[own], bottom[own], facecolor=colour, **look
+            axes,
+            places[of_colour],
+            heights[of_colour],
+            widths[of_colour],
+            bottom[of_colour],
+            facecolor=colour,
+            **look,
         )
 
 
@@ -264,7 +270,7 @@ def _draw_memory(sheet: Sheet, plan: Plan) -> None:
     width = min(0.8, _WIDEST * len(held) / sheet.inside)
     line: Any = {"edgecolor": GREY, "linewidth": 0.3 if len(held) <= _CROWDED else 0.0}
     for name, colour in MEMORY.items():
-        sizes = np.array([own[name] for own in parts], dtype=float)
+        sizes = np.array([device[name] for device in parts], dtype=float)
         draw_bars(axes, bars, sizes, width, bottom, facecolor=colour, **line)
         bottom += sizes
     peak, limit = float(bottom.max()), plan.memory_limit_bytes
@@ -285,20 +291,21 @@ def _draw_memory(sheet: Sheet, plan: Plan) -> None:
         axes.text(len(held) - 0.45, top * 1.03, text, size=SMALL, **look)
     bytes_axis(axes, "memory")
     labels = [
-        ",".join(map(str, own)) if len(own) <= 4 else f"{own[0]},{own[1]}..{own[-1]}"
-        for own in held
+        ",".join(map(str, stages)) if len(stages) <= 4 else f"{stages[0]},{stages[1]}..{stages[-1]}"
+        for stages in held
     ]
     # labels that have no room beside each other are turned or, if too long for that, left out
-    room, widest = sheet.inside / len(held), max(text_width(each, SMALL) for each in labels) + 0.05
+    room = sheet.inside / len(held)
+    widest = max(text_width(label, SMALL) for label in labels) + 0.05
     turned = 2 * room < widest < 0.8
     step = max(1, int(np.ceil((0.11 if turned else widest) / room)))
     axes.set_xticks(bars[::step], labels[::step], rotation=90 if turned else 0)
     axes.set_xlabel("stages of a device", labelpad=2)
     axes.tick_params(axis="x", length=0)
     sheet.down += 0.24 + (widest if turned else 0.11)
-    for place, (stages, own) in enumerate(zip(held, parts, strict=True)):
-        words = [f"{name} {format_bytes(size)}" for name, size in own.items() if size]
-        whole = f"{stages_text(stages)}: {format_bytes(sum(own.values()))}"
+    for place, (stages, size_of) in enumerate(zip(held, parts, strict=True)):
+        words = [f"{name} {format_bytes(size)}" for name, size in size_of.items() if size]
+        whole = f"{stages_text(stages)}: {format_bytes(sum(size_of.values()))}"
         sheet.tell(axes, place - 0.5, place + 0.5, ", ".join([whole, *words]))
 
 

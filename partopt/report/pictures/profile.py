@@ -1,4 +1,4 @@
-"""A profile as a picture: what each layer takes and holds, and what crosses the cuts."""
+"""A profile as a picture: what layers take and hold, and what crosses the cuts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _STASH = "#F0E442"
 
 
 class Columns(NamedTuple):
-    """The layers of each column, as many as its block has repeats; and the blocks.
+    """The layers of every column, as many as its block has repeats; and the blocks.
 
     The start of a block is its first column.
     """
@@ -74,11 +74,11 @@ def columns_of(profile: Profile) -> Columns:
 def columns_from(alike: Sequence[Hashable]) -> Columns:
     """The columns of layers of which equal ones in `alike` are alike."""
     columns = Columns([], [])
-    for own in fold(alike):
-        if own.times > 1:
-            columns.folds.append(own._replace(start=len(columns.layers)))
+    for run in fold(alike):
+        if run.times > 1:
+            columns.folds.append(run._replace(start=len(columns.layers)))
         columns.layers.extend(
-            [layer + own.length * time for time in range(own.times)] for layer in own.block
+            [layer + run.length * time for time in range(run.times)] for layer in run.block
         )
     return columns
 
@@ -110,7 +110,7 @@ def _draw(
     width = min(widest - LEFT - RIGHT, max(COLUMN, _COLUMN * count))
     sheet = Sheet(heading, width + LEFT + RIGHT)
     marks = [
-        ((own.start + own.length / 2) * width / count, f"x {own.times}") for own in columns.folds
+        ((run.start + run.length / 2) * width / count, f"x {run.times}") for run in columns.folds
     ]
     lines = stack_labels(marks, SMALL)
     sheet.down += 0.05 + _MARK * max((line + 1 for line in lines if line is not None), default=0)
@@ -118,8 +118,8 @@ def _draw(
         if line is not None:
             look: Any = {"size": SMALL, "ha": "center", "va": "bottom"}
             sheet.text(LEFT + middle, sheet.down - 0.04 - _MARK * line, text, **look)
-    for own in columns.folds:  # a line above each block that stands for several
-        ends = ((own.start + 0.2) * width / count, (own.start + own.length - 0.2) * width / count)
+    for run in columns.folds:  # a line above every block that stands for several
+        ends = ((run.start + 0.2) * width / count, (run.start + run.length - 0.2) * width / count)
         down = sheet.down - 0.02
         sheet.line([(LEFT + end, down) for end in ends], color="black", linewidth=0.8)
     panels = [sheet.panel(_TIME, width)]
@@ -137,7 +137,7 @@ def _draw(
         panels.append(sheet.panel(_SENT, width))
         _draw_sent(panels[2], chain, columns)
     step = max(1, int(np.ceil(0.1 * count / width)))
-    firsts = [own[0] for own in columns.layers[::step]]
+    firsts = [layers[0] for layers in columns.layers[::step]]
     names = [fit(f"{n} {profile.layers[n].name}", _NAMES, _LETTERS) for n in firsts]
     for axes in panels:
         axes.set_xlim(-0.5, count - 0.5)
@@ -152,15 +152,15 @@ def _draw(
 
 
 def _spread(values: Floats, columns: Columns) -> list[Floats]:
-    """Mean, least and most of each column's layers, shape (columns,)."""
-    each = [values[layers] for layers in columns.layers]
-    return [np.array([form(own) for own in each]) for form in (np.mean, np.min, np.max)]
+    """Mean, least and most of every column's layers, shape (columns,)."""
+    by_column = [values[layers] for layers in columns.layers]
+    return [np.array([form(column) for column in by_column]) for form in (np.mean, np.min, np.max)]
 
 
 def _draw_bars(
     axes: Axes, columns: Columns, above: Floats, over: str, below: Floats, under: str
 ) -> None:
-    """Two bars for each column, on and below the axis.
+    """Two bars for every column, on and below the axis.
 
     A line goes from the least to the most of its layers.
     """
@@ -176,7 +176,7 @@ def _draw_bars(
 
 
 def _draw_sent(axes: Axes, chain: Chain, columns: Columns) -> None:
-    """The bytes over the cut after each column as a step line, the fewest with a dot."""
+    """The bytes over the cut after every column as a step line, the fewest with a dot."""
     sent, best = chain.a[1:], int(np.argmin(chain.a[1:-1]))
     mean = _spread(sent, columns)[0]
     cuts = np.arange(len(mean)) + 0.5

@@ -48,7 +48,7 @@ _LONGEST = 300  # characters: longer texts are shortened before they are measure
 _STYLE: Any = {
     "figure.dpi": 300,
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Arial"],  # each text of an SVG names them all
+    "font.sans-serif": ["DejaVu Sans", "Arial"],  # every text of an SVG names them all
     "font.size": SIZE,
     "axes.linewidth": 0.5,
     "axes.labelsize": SIZE,
@@ -273,7 +273,7 @@ def pack(parts: Sequence[str], inches: float, size: float) -> list[str]:
     A part that is wider than a line is shortened.
     """
     lines: list[str] = []
-    for part in (fit(each, inches - 0.05, size) for each in parts if each):
+    for part in (fit(text, inches - 0.05, size) for text in parts if text):
         longer = f"{lines[-1]}, {part}" if lines else ""
         if longer and text_width(longer, size) <= inches - 0.05:
             lines[-1] = longer
@@ -283,7 +283,7 @@ def pack(parts: Sequence[str], inches: float, size: float) -> list[str]:
 
 
 def stack_labels(places: Sequence[tuple[float, str]], size: float) -> list[int | None]:
-    """The line of each label, from 0, such that none overlaps; None where it has no room.
+    """The line of every label, from 0, such that none overlaps; None where it has no room.
 
     `places` are the middles of the labels, in inches, and their texts.
     """

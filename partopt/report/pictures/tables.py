@@ -94,22 +94,22 @@ def points_of_layouts(plan: Plan) -> list[Point]:
     """A transformer's plan and the layouts beside it, as points; an empty list for other plans."""
     rows, _, _ = layout_table(plan)
     unit, [rate] = speeds([plan.predicted])
-    own_s = plan.predicted.iteration_s or plan.predicted.period_s
-    best = min((own for own in rows if own.fits), key=lambda own: own.iteration_s, default=None)
+    iteration_s = plan.predicted.iteration_s or plan.predicted.period_s
+    best = min((row for row in rows if row.fits), key=lambda row: row.iteration_s, default=None)
 
-    def name(own: LayoutBeside) -> str:
-        mark = "this plan: " if own is rows[0] else "best: " if own is best else ""
-        return f"{mark}{layout_name(own.layout)}"
+    def name(row: LayoutBeside) -> str:
+        mark = "this plan: " if row is rows[0] else "best: " if row is best else ""
+        return f"{mark}{layout_name(row.layout)}"
 
     return [
         Point(
-            name(own),
-            rate * own_s / own.iteration_s,
+            name(row),
+            rate * iteration_s / row.iteration_s,
             unit,
-            own.memory_bytes,
-            own.fits,
+            row.memory_bytes,
+            row.fits,
         )
-        for own in rows
+        for row in rows
     ]
 
 
@@ -184,7 +184,7 @@ def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> Non
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
     axes.set_xlabel("memory of the fullest device", labelpad=2)
     axes.set_ylabel(f"{points[0].unit}/s")
-    # names from the fastest down, a line apart, each with a line to its point
+    # names from the fastest down, a line apart, with lines to their points
     left, down = LEFT + width + 0.3, float("-inf")
     ranked = sorted(points, key=lambda point: -point.speed)
     if not beside:
@@ -194,12 +194,12 @@ def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> Non
             sheet.down += _LINE
         return
     for n, point in enumerate(ranked):
-        own = place(point)[1]
+        point_down = place(point)[1]
         lowest = high + height - _LINE * (len(points) - 1 - n)
-        down = max(down + _LINE, high, min(own, lowest))
+        down = max(down + _LINE, high, min(point_down, lowest))
         name = fit(point.name, _NAMES - 0.3, SMALL)
         sheet.text(left, down, name, size=SMALL, va="center_baseline")
-        ends = place(point), (LEFT + width + 0.08, own)
+        ends = place(point), (LEFT + width + 0.08, point_down)
         sheet.line([*ends, (left - 0.03, down)], color=GREY, linewidth=0.3)
     sheet.down += 0.33
 
@@ -267,7 +267,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
     unit, rates = speeds(rows)
     devices, heights = [row.devices for row in rows], [max(rate, 1e-9) for rate in rates]
     ideal = heights[0] / devices[0]
-    axes.plot(devices, [ideal * each for each in devices], color=GREY, lw=0.8, ls="--")
+    axes.plot(devices, [ideal * count for count in devices], color=GREY, lw=0.8, ls="--")
     axes.plot(devices, heights, color=BLUE, lw=1.2)
     for row, speed in zip(rows, heights, strict=True):
         full = BLUE if row.fits else "white"
@@ -287,8 +287,8 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
     axes.tick_params(which="minor", length=0)
     axes.set_ylabel(f"{unit}/s (log scale)", fontsize=SIZE)
     # numbers of devices that have room, and below them, on several lines, the shapes
-    middles = [(math.log2(each) - low) / (high - low) * _SCALE for each in devices]
-    numbers = [(at, str(each)) for at, each in zip(middles, devices, strict=True)]
+    middles = [(math.log2(count) - low) / (high - low) * _SCALE for count in devices]
+    numbers = [(at, str(count)) for at, count in zip(middles, devices, strict=True)]
     shown = [line == 0 for line in stack_labels(numbers, SMALL)]
     for (middle, number), has_room in zip(numbers, shown, strict=True):
         if has_room:
@@ -317,7 +317,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
 
 
 def run_picture(run: Run) -> Picture:
-    """The whole as bars, and below it a panel for each part that takes time: a bar a rank."""
+    """The whole as bars, and below it a panel for every part that takes time: a bar a rank."""
     plan = run.plan
     unit = "a microbatch" if schedule(plan.schedule).asynchronous else "an iteration"
     parts = (
@@ -384,7 +384,7 @@ def _draw_whole(axes: Axes, run: Run) -> None:
 
 
 def _draw_part(axes: Axes, name: str, predicted: Any, measured: Any) -> None:
-    """A bar for what was measured of each rank, a line across it for what was predicted."""
+    """A bar for what was measured of every rank, a line across it for what was predicted."""
     label, colour = _PARTS[name]
     places = np.arange(len(measured))
     draw_bars(axes, places, measured, 0.7, facecolor=colour, edgecolor=GREY, linewidth=0.3)

@@ -40,24 +40,24 @@ def timeline_of(timeline: DrawnTimeline, end_s: float) -> WebTimeline:
     Times are in whole numbers of `tick_s`, rows in the order of their ranks.
     """
     windows, rows, exchanged = timeline.windows, [], False
-    tick_s = max(each.end_s - each.begin_s for each in windows) / _TICKS
+    tick_s = max(window.end_s - window.begin_s for window in windows) / _TICKS
     used: list[int] = []  # the kinds of actions, which rows number
     for rank in timeline.ranks:
-        own = read_row(rank)
-        used += sorted({*own.kind.tolist()} - {*used})
-        start = np.rint(own.start / tick_s).astype(np.int64)
+        actions = read_row(rank)
+        used += sorted({*actions.kind.tolist()} - {*used})
+        start = np.rint(actions.start / tick_s).astype(np.int64)
         exchanges = np.stack([rank.allreduce_start_s, rank.allreduce_end_s], axis=1) / tick_s
         exchanged |= len(exchanges) > 0
         rows.append(
             {
                 "rank": rank.rank,
                 "stages": rank.stages,
-                "kind": [used.index(kind) for kind in own.kind.tolist()],
-                "chunk": own.chunk.tolist(),
-                "microbatch": own.microbatch.tolist(),
-                "pair": own.pair.tolist(),
+                "kind": [used.index(kind) for kind in actions.kind.tolist()],
+                "chunk": actions.chunk.tolist(),
+                "microbatch": actions.microbatch.tolist(),
+                "pair": actions.pair.tolist(),
                 "start": start.tolist(),
-                "length": (np.rint(own.end / tick_s).astype(np.int64) - start).tolist(),
+                "length": (np.rint(actions.end / tick_s).astype(np.int64) - start).tolist(),
                 "exchanges": np.rint(exchanges).astype(np.int64).tolist(),
             }
         )
@@ -77,7 +77,7 @@ def timeline_of(timeline: DrawnTimeline, end_s: float) -> WebTimeline:
         "ranks": rows,
     }
     letters = [KINDS[kind] for kind in sorted(used)] + ["A"] * exchanged
-    headings = [f"{each.what.capitalize()}, {span_text(each)}" for each in windows]
+    headings = [f"{window.what.capitalize()}, {span_text(window)}" for window in windows]
     gaps = [
         f"{format_seconds(then.begin_s - now.end_s)} left out"
         for now, then in itertools.pairwise(windows)
@@ -90,7 +90,7 @@ def _sentence(timeline: DrawnTimeline, end_s: float) -> str:
     windows, whole = timeline.windows, format_seconds(end_s)
     text = f"The first {format_seconds(windows[0].end_s)} of {whole}"
     if len(windows) > 1:
-        *others, last = (_PARTS[each.what] for each in windows)
+        *others, last = (_PARTS[window.what] for window in windows)
         text = f"{', '.join(others)} and {last} of {whole}".capitalize()
     elif windows[0].what == "all":
         text = f"All {whole}"
