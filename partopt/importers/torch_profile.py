@@ -45,7 +45,7 @@ Seconds = defaultdict[tuple[str, int], list[float]]  # by kind (F, B, I, W; U: u
 
 
 class Links(msgspec.Struct, frozen=True):
-    """What links a kernel to its launch; each is missing where it does not apply."""
+    """What links a kernel to its launch; a part is missing where it does not apply."""
 
     external: int | None = msgspec.field(default=None, name="External id")
     correlation: int | None = None

@@ -161,13 +161,12 @@ def _shares(slots: Slots, rank: RankTimeline, view: _View) -> Floats:
 def _side_by_side(slots: Slots) -> tuple[Floats, Floats]:
     """Starts and ends, those of two joined actions as halves of their time."""
     middle = (slots.start + slots.end) / 2
-    return np.where(slots.pair == 2, middle, slots.start), np.where(
-        slots.pair == 1, middle, slots.end
-    )
+    starts = np.where(slots.pair == 2, middle, slots.start)
+    return starts, np.where(slots.pair == 1, middle, slots.end)
 
 
 def _cover(starts: Floats, ends: Floats, edges: Floats) -> Floats:
-    """Seconds between two `edges` that the intervals cover, shape (edges - 1,).
+    """Seconds between neighbouring `edges` that the intervals cover, shape (edges - 1,).
 
     The intervals are in order and do not overlap.
     """

@@ -38,9 +38,9 @@ def head(of: Plan | SimulationDocument) -> str:
         if isinstance(of, Plan)
         else (of.model, of.layers, of.parameter_bytes, of.stages)
     )
-    holder = "" if of.topology.group is None else " a rank"
+    per_rank = "" if of.topology.group is None else " a rank"
     stages = "1 stage" if count == 1 else f"{count} stages"
-    about = f"{layers} layers, {format_bytes(weights)} of parameters{holder}"
+    about = f"{layers} layers, {format_bytes(weights)} of parameters{per_rank}"
     plan = f"{stages}, {shorten(of.shape, stretch(40))}, schedule {of.schedule}"
     return label_lines(
         [

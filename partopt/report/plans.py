@@ -100,7 +100,7 @@ def _variance(value: float) -> str:
 
 
 def render_scaling(scaling: Scaling) -> str:
-    """The best plan on each number of devices, and where a price is known the best of these.
+    """The best plan on every number of devices, and where a price is known the best of these.
 
     BATCH: samples of a microbatch x M, where an iteration has a number of microbatches. PER 1.00:
     samples for one unit of money, where a price is known, in place of the speed-up. Of a
@@ -157,7 +157,7 @@ def _choice(row: ScalingRow) -> str:
 
 
 def render_schedules(plans: Sequence[Plan]) -> str:
-    """A line for the best plan under each schedule that was tried for one problem.
+    """A line for the best plan under every schedule that was tried for one problem.
 
     GRID: pipelines side by side x devices of each, x stages of a device where it has several, or
     unequal replicas of the stages; BATCH: samples of a microbatch x M.
@@ -202,9 +202,9 @@ def render_schedules(plans: Sequence[Plan]) -> str:
 
 
 def render_beside(plan: Plan, others: Sequence[Plan]) -> str:
-    """A line for each of `others`, plans of the same problem.
+    """Lines for `others`, plans of the same problem.
 
-    It says how the other plan compares with `plan`, and whether it fits.
+    They say how the other plans compare with `plan`, and whether they fit.
     """
 
     def speedup(other: Plan) -> str:
@@ -228,7 +228,7 @@ def render_beside(plan: Plan, others: Sequence[Plan]) -> str:
 
 
 def render_layout(plan: Plan, recut: Plan | None, best: Plan | None, trainer: str) -> str:
-    """A trainer's layout beside better plans, and what `plan` loses to each.
+    """A trainer's layout beside better plans, and what `plan` loses to them.
 
     `recut` has as many stages and replicas, `best` is the best that `trainer` runs.
     """

@@ -102,27 +102,16 @@ def render_sizes(profile: Profile) -> str:
     sizes = table_of(
         profile.measurements,
         [
-            Column("MICROBATCH", lambda measurement: str(measurement.microbatch_size)),
+            Column("MICROBATCH", lambda row: str(row.microbatch_size)),
             Column("STEP", step),
             Column("LAYERS", known_or_dash(layers_s, format_seconds)),
-            Column(
-                "COVERAGE", known_or_dash(lambda measurement: measurement.coverage, "{:.1%}".format)
-            ),
-            Column(
-                "OVERHEAD",
-                known_or_dash(lambda measurement: measurement.overhead, "{:.2f}".format),
-                spare=2,
-            ),
+            Column("COVERAGE", known_or_dash(lambda row: row.coverage, "{:.1%}".format)),
+            Column("OVERHEAD", known_or_dash(lambda row: row.overhead, "{:.2f}".format), spare=2),
             Column("SAMPLES/S", known_or_dash(rate, format_number)),
             Column(
-                "OPTIMIZER",
-                known_or_dash(lambda measurement: measurement.optimizer_s, format_seconds),
-                spare=1,
+                "OPTIMIZER", known_or_dash(lambda row: row.optimizer_s, format_seconds), spare=1
             ),
-            Column(
-                "PEAK",
-                known_or_dash(lambda measurement: measurement.peak_memory_bytes, format_bytes),
-            ),
+            Column("PEAK", known_or_dash(lambda row: row.peak_memory_bytes, format_bytes)),
         ],
         gap=1,
     )

@@ -87,8 +87,8 @@ def _pieces(timeline: Timeline, plan: Plan) -> Iterator[bytes]:
 
 def _actions(timeline: Timeline, plan: Plan, rank: int) -> Iterator[Event]:
     """What a rank computes; the second of two joined actions has a track to itself."""
-    of_rank = slots(timeline, rank)
-    stages = np.unique(of_rank.stage).tolist()
+    actions = slots(timeline, rank)
+    stages = np.unique(actions.stage).tolist()
     replica = {s: plan.stages[s].ranks.index(rank) for s in stages}
     real = plan.topology.real_ranks(rank)  # more than one where the rank is a group
     name = f"rank {rank}" if len(real) == 1 else f"rank {rank} ({real.start}-{real.stop - 1})"
@@ -99,17 +99,12 @@ def _actions(timeline: Timeline, plan: Plan, rank: int) -> Iterator[Event]:
     yield _event("M", "process_name", rank, _COMPUTE, args=names)
     yield _event("M", "process_sort_index", rank, _COMPUTE, args={"sort_index": rank})
     yield from _track(rank, _COMPUTE, "compute")
-    if of_rank.pair.any():
+    if actions.pair.any():
         yield from _track(rank, _JOINED, "compute, at the same time")
     modules = {s: plan.stages[s].modules for s in stages}
     layers = {s: " .. ".join(dict.fromkeys([names[0], names[-1]])) for s, names in modules.items()}
-    columns = (
-        of_rank.kind,
-        of_rank.stage,
-        of_rank.microbatch,
-        of_rank.pair,
-        *_clock(of_rank.start, of_rank.end),
-    )
+    starts, seconds = _clock(actions.start, actions.end)
+    columns = (actions.kind, actions.stage, actions.microbatch, actions.pair, starts, seconds)
     for kind, s, number, pair, ts, dur in _rows(*columns):
         if kind == A and dur == 0:
             continue  # the rank does not wait; the all-reduce has its own track
@@ -131,13 +126,8 @@ def _transfers(
     begin, seconds = _clock(sent.start[of_rank], sent.end[of_rank])
     lanes = _lanes(begin, seconds)
     yield from _tracks(rank, _TRANSFERS, "sends", lanes)
-    about = (
-        of_rank,
-        sent.kind[of_rank],
-        sent.stage[of_rank],
-        sent.microbatch[of_rank],
-        sent.destination[of_rank],
-    )
+    columns = (sent.kind, sent.stage, sent.microbatch, sent.destination)
+    about = (of_rank, *(column[of_rank] for column in columns))
     ends = (column[of_rank] for column in flows)
     for number, kind, s, microbatch, to, ts, dur, lane, *flow in _rows(
         *about, begin, seconds, lanes, *ends

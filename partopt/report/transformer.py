@@ -75,13 +75,10 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     about = plan.transformer
     if not about or not about.beside:
         return [], [], ""
-    simulated_s, figures = (
-        plan.predicted.iteration_s or plan.predicted.period_s,
-        plan.predicted.figures,
-    )
+    figures = plan.predicted.figures
     first = LayoutBeside(
         layout=about.layout,
-        iteration_s=simulated_s,
+        iteration_s=plan.predicted.iteration_s or plan.predicted.period_s,
         simulated=True,
         memory_bytes=needed_bytes(plan),
         fits=plan.fits,
@@ -92,7 +89,7 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     limit_bytes = (plan.memory_limit_bytes or 0) + plan.reserve.size_bytes
 
     def utilisation(row: LayoutBeside) -> str:
-        return f"{(mfu or 0.0) * simulated_s / row.iteration_s:.1%}"
+        return f"{(mfu or 0.0) * first.iteration_s / row.iteration_s:.1%}"
 
     def why(row: LayoutBeside) -> str:
         change = row.iteration_s / first.iteration_s - 1
@@ -181,23 +178,13 @@ def layout_name(layout: Layout) -> str:
 def layout_text(plan: Plan) -> str:
     """The layout of a plan in words: `tp 8, pp 4 x 5 chunks, dp 1, microbatch 1`."""
     layout = plan.layout
-    pipeline = (
-        f"pp {layout.pp} x {layout.chunks} chunks"
-        if (layout.chunks or 1) > 1
-        else f"pp {layout.pp}"
-    )
+    chunks = f" x {layout.chunks} chunks" if (layout.chunks or 1) > 1 else ""
     rare = [f"cp {layout.cp}" * ((layout.cp or 1) > 1), f"ep {layout.ep}" * ((layout.ep or 1) > 1)]
     again = layout.recompute
     said = f"recompute {again} blocks" if isinstance(again, int) else f"recompute {again}"
-    words = [
-        f"tp {layout.tp}",
-        *rare,
-        pipeline,
-        f"dp {layout.dp}",
-        f"microbatch {layout.microbatch}",
-        said,
-    ]
-    return ", ".join([word for word in words if word] + [f"shard {layout.shard}"])
+    words = [f"tp {layout.tp}", *rare, f"pp {layout.pp}{chunks}", f"dp {layout.dp}"]
+    words += [f"microbatch {layout.microbatch}", said, f"shard {layout.shard}"]
+    return ", ".join(word for word in words if word)
 
 
 def _head(plan: Plan, about: Modelled) -> Lines:

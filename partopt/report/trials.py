@@ -81,7 +81,7 @@ def _verdict(form: ClosedForm) -> str:
 
 
 def _tables(document: TrialDocument) -> list[str]:
-    """A row for every schedule that ran, a line for each that cannot, and why forms differ."""
+    """A row for every schedule that ran, a line for what cannot run, and why forms differ."""
 
     def ends(numbers: Sequence[float]) -> str:
         """`4..1`: of the first and the last device."""

@@ -94,7 +94,6 @@ def points_of_layouts(plan: Plan) -> list[Point]:
     """A transformer's plan and the layouts beside it, as points; an empty list for other plans."""
     rows, _, _ = layout_table(plan)
     unit, [rate] = speeds([plan.predicted])
-    iteration_s = plan.predicted.iteration_s or plan.predicted.period_s
     best = min((row for row in rows if row.fits), key=lambda row: row.iteration_s, default=None)
 
     def name(row: LayoutBeside) -> str:
@@ -104,7 +103,7 @@ def points_of_layouts(plan: Plan) -> list[Point]:
     return [
         Point(
             name(row),
-            rate * iteration_s / row.iteration_s,
+            rate * rows[0].iteration_s / row.iteration_s,
             unit,
             row.memory_bytes,
             row.fits,

@@ -143,7 +143,7 @@ def _inline(svg: bytes, name: str, kind: str = "") -> Markup:
 
 
 def _tiles(plan: Plan, simulation: SimulationDocument) -> list[tuple[str, str, bool]]:
-    """What is read first: each number, what it is, and whether it is bad."""
+    """What is read first: numbers, what they are, and whether they are bad."""
     predicted, N = plan.predicted, plan.topology.group_ranks
     pace = format_seconds(predicted.period_s), "a microbatch in steady state"
     if predicted.iteration_s is not None:
