@@ -1,7 +1,7 @@
 """What one real step shows of the layers apart from time: tensors, memory, parameters, operations.
 
 - *Tensors.* A storage is the layer's that wrote it; a view is its base's, a write in place renews
-  it. Parameters and buffers belong to a module, the model's own inputs to nobody: every stage reads
+  it. Parameters and buffers belong to a module, the model's inputs to nobody: every stage reads
   them from the data loader. So does code between units that works on nothing but such inputs (an
   attention mask made from the ids): every stage can do it for itself.
 - *Stash.* What autograd keeps for the backward counts once, with every layer that it is kept for: a

@@ -1,6 +1,6 @@
 """The first step of a run against one process that has the whole model.
 
-Of an asynchronous plan that process learns with weights as old as each stage has them. The model
+Of an asynchronous plan that process learns with weights as old as the stages have them. The model
 runs a microbatch after the other, from the empty pipeline of a step to the empty one. Before each,
 every stage gets the weights that its forward has by the plan's order. How old they are is counted
 here; of the versions that the engine keeps nothing is used.
@@ -389,7 +389,7 @@ def used_versions(plan: Plan, orders: Order, s: int, M: int) -> list[int]:
 
 
 def visible_rates(whole: WholeModel, names: Sequence[Sequence[str]]) -> list[float]:
-    """The rate of each stage, which has the parameters `names`, for plain SGD.
+    """The rate of every stage, which has the parameters `names`, for plain SGD.
 
     Under a rate that is good for training, weights one update older give nearly the same gradients:
     what used the wrong ones would pass for rounding. Here an update of a stage alone, by the

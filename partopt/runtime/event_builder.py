@@ -47,7 +47,7 @@ _NUMBERS = (bool, int, float, complex)
 
 @dataclass(frozen=True)
 class Call:
-    """A call before it runs: the leaves of its arguments, and how often each was written to.
+    """A call before it runs: the leaves of its arguments, and how often they were written to.
 
     `run` are the arguments that the call really gets, `leaves` those that the model gave it.
     """

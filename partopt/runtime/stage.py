@@ -49,7 +49,7 @@ class Stage(Protocol):
     def recompute(self, microbatch: int) -> None:
         """Run the forward once more from the kept inputs, for a backward that comes next.
 
-        A backward that comes without it recomputes on its own.
+        A backward that comes without it recomputes by itself.
         """
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Executes a plan on torch's own pipeline runtime, where it can run the plan's schedule.
+"""Executes a plan on torch's pipeline runtime, where it can run the plan's schedule.
 
 torch executes the order with its messages, written as its CSV, and calls the stages. What it lacks
 stays the project's: sums of gradients over replicas, tied parameters and optimizer steps

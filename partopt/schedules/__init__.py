@@ -127,7 +127,7 @@ def _warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
     """Forwards before the first backward of every stage: those of the layout, else the usual ones.
 
     They are 0 for several stages on a device: the rows of such schedules know theirs. Raises
-    PartoptError where the layout states another warm-up than a schedule with one of its own has.
+    PartoptError where the layout states another warm-up than that of a schedule that has one.
     """
     if entry.shape != STRAIGHT:
         return [0] * len(layout.ranks)
@@ -153,7 +153,7 @@ def _warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
 def _places(
     layout: Layout, chunks: Chunks, v: int, warmup: Sequence[int], shape: str
 ) -> tuple[list[Place], NDArray[np.int64], NDArray[np.int64]]:
-    """The places that differ, which of them each rank with work has, and the first that has each.
+    """The places that differ, the place of every rank with work, and the first rank of every place.
 
     All chunks of a device must get equally many microbatches.
     """

@@ -101,7 +101,7 @@ class Schedule:
 
     Facts with a default are those of a schedule with a flush and one stage on every device. It
     states `counts` or, with several stages on a device, `in_flight`. ValueError where facts
-    contradict each other.
+    contradict one another.
     """
 
     name: str

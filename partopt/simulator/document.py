@@ -173,8 +173,8 @@ def drawn_windows(execution: Execution, columns: int = COLUMNS) -> list[DrawnWin
     if end_s <= columns / _NARROWEST * turn_s:
         what: What = "all" if end_s == execution.makespan_s else "beginning"
         return [DrawnWindow(what=what, begin_s=0.0, end_s=end_s)]
-    column_s = columns / 3 * turn_s
-    span = min(max(full_s, column_s / _READABLE), column_s / _NARROWEST)
+    third_s = columns / 3 * turn_s
+    span = min(max(full_s, third_s / _READABLE), third_s / _NARROWEST)
     windows = [DrawnWindow(what="beginning", begin_s=0.0, end_s=span)]
     # the middle, or a cycle, from a forward of the first stage on where one begins near by
     middle = (end_s - span) / 2

@@ -1,4 +1,4 @@
-"""A plan executed by its schedule, or by an order of the user's, and the prediction from it."""
+"""A plan executed by its schedule, or by a user's order, and the prediction from it."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def microbatches_in(text: str, plan: Plan) -> int:
 
 
 def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Execution:
-    """Execute an order of the user's, `text` called `name`, on the stages of `plan`.
+    """Execute a user's order, `text` called `name`, on the stages of `plan`.
 
     The text is a compute-only CSV as torch executes it, and one iteration of a synchronous
     schedule. Raises PartoptError that names the cell, or the rank and the action, where it is

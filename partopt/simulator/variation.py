@@ -213,7 +213,7 @@ def _sensitivities(execution: Execution, slow: Mapping[int, float]) -> list[Rank
     return sorted(found, key=lambda cost: (-round(cost.loss, 9), cost.rank))
 
 
-# --- what each flow costs -------------------------------------------------------------------------
+# --- what every flow costs ------------------------------------------------------------------------
 
 
 def flows_of(execution: Execution) -> Flows:
