@@ -32,7 +32,7 @@ def measure(
     resume: Profile | None = None,
     **options: Any,
 ) -> Profile:
-    """Measure every layer of `model` at each microbatch size, in place, as it trains.
+    """Measure every layer of `model` at every microbatch size, in place, as it trains.
 
     `example_inputs(size)` returns the inputs of one microbatch, `loss_fn(output, inputs)` the loss
     (default: the output's `.loss`, else the sum of its floating tensors). A loss whose second
@@ -50,8 +50,8 @@ def measure(
     check_model(model, example_inputs, loss_fn)
     inputs_of, loss = with_labels(example_inputs, loss_fn)
     resumed = check_resume(resume)
-    own = resumed.model.name if resumed else type(opened(model)).__name__
-    identity = Model(name=check_name(name) or own)
+    given_name = resumed.model.name if resumed else type(opened(model)).__name__
+    identity = Model(name=check_name(name) or given_name)
     with open_group(settings.torch_device) as group:
         check_group(group, settings.compile)
         check_parallel(model, group)

@@ -5,7 +5,7 @@ float32; `torch.autocast` casts them once a forward and keeps the copies.
 
 What `torch.compile` compiles is a module's `forward`, not its call: the hooks that tell the layers
 apart stay outside of the compiled code. A model that comes compiled is opened first, whole or in
-parts, because the graph of a whole model has no layers to time; its layers are then compiled each.
+parts, because the graph of a whole model has no layers to time; its layers are compiled then.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def no_cast_cache() -> Iterator[None]:
     """Have autocast cast a weight wherever it is used.
 
     A copy made by one layer and used by another would pass for a tensor that crosses between them,
-    while each stage of a pipeline makes its own.
+    while every stage of a pipeline makes one.
     """
     enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -111,7 +111,7 @@ def open_compiled(subject: Subject) -> Iterator[Subject]:
 
 @contextlib.contextmanager
 def compile_units(units: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Compile each of the modules in this context, for the shapes that it meets.
+    """Compile the modules in this context, for the shapes that it meets.
 
     There are graphs for every unit of one class, and the backward is compiled with the forward.
     Raises PartoptError, when a module is first called, where it cannot be compiled.

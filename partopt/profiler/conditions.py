@@ -157,7 +157,7 @@ def _accelerator(number: int, count: int) -> Accelerator:
         device=describe_device(device),
         capability=f"{properties.major}.{properties.minor}",
         processors=properties.multi_processor_count,
-        reaches=[each for each in others if torch.cuda.can_device_access_peer(number, each)],
+        reaches=[peer for peer in others if torch.cuda.can_device_access_peer(number, peer)],
     )
 
 

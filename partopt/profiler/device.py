@@ -132,7 +132,7 @@ def keep_freed_memory() -> None:
 def _set_allocator(mapped_blocks: int, trim_bytes: int) -> None:
     """Set two limits of glibc's allocator; do nothing with another C library.
 
-    `mapped_blocks` is how many blocks it may map on their own, `trim_bytes` how many free bytes
+    `mapped_blocks` is how many blocks it may map alone, `trim_bytes` how many free bytes
     make it give memory back (-1: never).
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no glibc: no mallopt
@@ -206,13 +206,13 @@ def _number(table: Path, name: str) -> int:
 
 def is_stepped(name: str, blocks: Collection[str]) -> bool:
     """Whether the optimizer is timed on the parameter: all are, or those of second blocks alone."""
-    return not blocks or any(re.match(rf"{re.escape(each)}\.?1\.", name) for each in blocks)
+    return not blocks or any(re.match(rf"{re.escape(path)}\.?1\.", name) for path in blocks)
 
 
 def key_in_block(name: str, parameter: nn.Parameter, blocks: Collection[str]) -> object:
     """What parameters of the same place in the blocks of one of these lists share; None of none."""
-    matches = ((each, re.match(rf"{re.escape(each)}\.?[0-9]+\.(.+)", name)) for each in blocks)
-    places = [(each, match[1]) for each, match in matches if match]
+    matches = ((path, re.match(rf"{re.escape(path)}\.?[0-9]+\.(.+)", name)) for path in blocks)
+    places = [(path, match[1]) for path, match in matches if match]
     return (places[0], parameter.shape, parameter.dtype) if places else None
 
 
@@ -261,12 +261,15 @@ def build_within_memory(
 def _training_bytes(model: nn.Module, dtype: torch.dtype, blocks: Collection[str]) -> int:
     """Bytes of weights, gradients and moments as a profile of these blocks has them on a CPU."""
     weights_bytes, gradients, moments = 0, dict[object, int](), [0]
-    for name, each in model.named_parameters():
-        if not is_lazy(each):
-            size_bytes = each.numel() * (dtype if each.is_floating_point() else each.dtype).itemsize
+    for name, parameter in model.named_parameters():
+        if not is_lazy(parameter):
+            size_bytes = (
+                parameter.numel()
+                * (dtype if parameter.is_floating_point() else parameter.dtype).itemsize
+            )
             weights_bytes += size_bytes
-            if each.requires_grad:
-                gradients[key_in_block(name, each, blocks) or name] = size_bytes
+            if parameter.requires_grad:
+                gradients[key_in_block(name, parameter, blocks) or name] = size_bytes
                 moments.append(_MOMENTS * size_bytes)
     return weights_bytes + sum(gradients.values()) + (max(moments) if blocks else sum(moments))
 
@@ -295,7 +298,7 @@ class Clock(Protocol):
         """A mark of this moment, cheap enough to be taken between layers."""
 
     def intervals_s(self, stamps: Sequence[Any]) -> list[float]:
-        """Seconds between each stamp and the next; waits for the device.
+        """Seconds between every stamp and the next; waits for the device.
 
         The stamps must not be used again.
         """
@@ -415,5 +418,5 @@ class CudaClock:
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
     def idle_share(self) -> float | None:
-        """Not known: the device's own time is measured."""
+        """Not known: the device's time is measured."""
         return None

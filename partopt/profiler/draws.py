@@ -1,7 +1,7 @@
-"""Layers that are skipped at random: each decision is made so that the most of the model runs.
+"""Layers that are skipped at random: every decision is made so that the most of the model runs.
 
 Layer drop (Fan et al., ICLR 2020) and stochastic depth (Huang et al., ECCV 2016) draw one number
-between 0 and 1 for each layer and compare it with a rate. Where a forward draws such numbers, all
+between 0 and 1 for every layer and compare it with a rate. Where a forward draws such numbers, all
 of them are the largest or all are 0, whichever makes it do more.
 """
 
@@ -23,7 +23,7 @@ ENDS = 1 - 2**-24, 0.0  # the largest below 1 in float32
 
 
 class Draws:
-    """The single numbers that are drawn: whether any was `seen`, and what is `fixed` for each.
+    """The single numbers that are drawn: whether any was `seen`, and what they are `fixed` at.
 
     `skips` says whether the forward does less at the other end.
     """

@@ -1,7 +1,7 @@
 """Estimating the layers of a model on a device that is not there.
 
 One step runs on fake tensors, at full size and in no memory: observed as any other, then once more
-under a clock that goes on by what each operation would take,
+under a clock that goes on by what every operation would take,
 
     t = max(flops / (peak * efficiency), bytes / bandwidth) + launch
 
@@ -49,7 +49,7 @@ from partopt.profiler.units import track
 
 MOST_WITHOUT_RULE = 0.05  # of the time
 # AdamW in one kernel, with moments and master weights in float32: reads gradient, weight and two
-# moments, writes three of them and the weight in its own format
+# moments, writes three of them and the weight in its format
 _OPTIMIZER_BYTES = 28
 _ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 # the table, the first argument, is read at the places that are asked for
@@ -89,7 +89,7 @@ class Work(NamedTuple):
         elif flops:
             kind = "convolution" if "convolution" in name else "matmul"
         results = storages_in(call.result)
-        floating = [each.dtype for each in [*read, *results] if each.is_floating_point()]
+        floating = [tensor.dtype for tensor in [*read, *results] if tensor.is_floating_point()]
         return cls(
             kind,
             flops,
@@ -105,8 +105,8 @@ def _moved_bytes(name: str, call: Operation, read: list[Tensor], made: list[Tens
     if name.startswith("new_") or name.endswith("_like"):
         return results  # the shape of the argument is read, and no more
     written = list(storages_in(call.written))
-    targets = {id(each) for each in written}
-    others = {id(each): _extent(each) for each in read if id(each) not in targets}
+    targets = {id(tensor) for tensor in written}
+    others = {id(tensor): _extent(tensor) for tensor in read if id(tensor) not in targets}
     held = sum(map(_extent, written))
     if name in _GATHERS:
         table = id(call.arguments[0])
@@ -278,7 +278,7 @@ class Estimator(Measurer):
             self._check_rules(times.step_s)
             parts = stepper.input_parts(1)  # all are equal
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
-        trained = [each for each in subject.model.parameters() if each.requires_grad]
+        trained = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
         numbers = sum(part.numel() for part in local_tensors(trained))
         optimizer_s = _OPTIMIZER_BYTES * numbers / clock.device.bandwidth_bytes_per_s
         summary = summarize(size, structure, [times.step_s], [times], optimizer_s, None, parts)
@@ -289,9 +289,9 @@ class Estimator(Measurer):
 
         The shares are the largest of all sizes.
         """
-        shares = {each.operation: each.share for each in self.without_rule}
-        for name, own_s in sorted(self.clock.without_rule_s.items()):
-            shares[name] = max(shares.get(name, 0.0), own_s / step_s)
+        shares = {entry.operation: entry.share for entry in self.without_rule}
+        for name, spent_s in sorted(self.clock.without_rule_s.items()):
+            shares[name] = max(shares.get(name, 0.0), spent_s / step_s)
         self.without_rule = [
             OperationShare(operation=name, share=share) for name, share in shares.items()
         ]
@@ -328,7 +328,7 @@ def _find_module(error: Exception, model: nn.Module) -> str:
     """The name of the innermost module of `model` whose code an exception passed."""
     names = {id(module): name for name, module in model.named_modules()}
     callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    found = [names[id(each)] for each in callers if id(each) in names]
+    found = [names[id(caller)] for caller in callers if id(caller) in names]
     return next((f'"{name}"' for name in reversed(found) if name), "the model")
 
 
@@ -347,7 +347,7 @@ def estimate(
 ) -> Profile:
     """What every layer of `model` would take on `device`, a device file or a shipped name.
 
-    Nothing is measured: one step at each microbatch size runs on fake tensors, and each operation
+    Nothing is measured: one step at every microbatch size runs on fake tensors, and each operation
     takes what a roofline says. `dtype` is by default bfloat16, float32 under `autocast` or where
     the device does not compute in bfloat16. `calibrate` is the seconds of a step, forward and
     backward, measured at the first size: all times are scaled to it. The model is left where it is.
@@ -418,17 +418,17 @@ def _scale_to(profile: Profile, seconds: float | None) -> Profile:
 
     def scale_times(part: Any, *names: str) -> Any:
         times = {name: getattr(part, name) for name in names}
-        return replace(part, **{name: each * scale for name, each in times.items() if each})
+        return replace(part, **{name: time_s * scale for name, time_s in times.items() if time_s})
 
-    own = ("forward_s", "backward_s", "backward_input_s")
+    layer_times = ("forward_s", "backward_s", "backward_input_s")
     return replace(
         profile,
         estimated=replace(profile.estimated, scale=scale, calibrated_s=float(seconds)),
         measurements=[
             replace(
-                scale_times(each, "optimizer_s"),
-                layers=[scale_times(layer, *own) for layer in each.layers],
+                scale_times(measurement, "optimizer_s"),
+                layers=[scale_times(layer, *layer_times) for layer in measurement.layers],
             )
-            for each in profile.measurements
+            for measurement in profile.measurements
         ],
     )

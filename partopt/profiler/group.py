@@ -1,6 +1,6 @@
 """A group of ranks that runs one model together: one planning device.
 
-The model's own build makes it parallel over the group: tensor, sequence or context parallelism, by
+The model's build makes it parallel over the group: tensor, sequence or context parallelism, by
 hand or by DTensor. Of ranks that `torchrun` started every one takes the same steps on the same
 inputs; the times are rank 0's, the memory the largest of the ranks, the bytes at cuts those of one
 rank.
@@ -187,7 +187,7 @@ def check_group(group: RankGroup, compiled: bool) -> None:
 
 
 def check_parallel(model: nn.Module, group: RankGroup) -> None:
-    """Raise PartoptError where the ranks of a group have data of their own.
+    """Raise PartoptError where the ranks of a group have different data.
 
     Plans give stages replicas; within a group every rank works on the same samples.
     """
@@ -204,13 +204,13 @@ def check_parallel(model: nn.Module, group: RankGroup) -> None:
 
 
 def check_same_inputs(size: int, inputs: Inputs, group: RankGroup) -> None:
-    """Raise PartoptError, on every rank, where the ranks have samples of their own.
+    """Raise PartoptError, on every rank, where the ranks have different samples.
 
     Experts over ranks with other data, made by hand, are known by that alone.
     """
     if group.ranks == 1:
         return
-    ranks = group.gather([_digest(each) for each in tensors_in(inputs)])
+    ranks = group.gather([_digest(tensor) for tensor in tensors_in(inputs)])
     other = next((rank for rank, found in enumerate(ranks) if found != ranks[0]), None)
     if other is not None:
         raise PartoptError(

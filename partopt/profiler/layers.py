@@ -6,14 +6,14 @@ last, what runs before the first to the first, and the loss to the last. A unit 
 another one belongs to the outer one. So the layers tile the forward without gaps.
 
 In the backward every node of the autograd graph carries the number of its creation: the numbers at
-which the layers began determine the layer of each. The engine runs the ready node with the highest
-number first, which on one device is the reverse order of creation, so that a hook is needed only at
-the first node of each layer. A custom Function makes its one node before what it calls runs: where
-that is layers, as in a reentrant checkpoint, the first of them has the node. AccumulateGrad nodes
-carry no number and need no hook: one runs when its gradient is complete, after the last node that
-contributes to it, which belongs to the first layer that uses the parameter. Hooks on nodes leave
-the forward alone: in-place operations, shared modules and several calls of one module work, where
-full backward hooks on modules do not.
+which the layers began determine the layer of every node. The engine runs the ready node with the
+highest number first, which on one device is the reverse order of creation, so that a hook is needed
+only at the first node of every layer. A custom Function makes its one node before what it calls
+runs: where that is layers, as in a reentrant checkpoint, the first of them has the node.
+AccumulateGrad nodes carry no number and need no hook: one runs when its gradient is complete, after
+the last node that contributes to it, which belongs to the first layer that uses the parameter.
+Hooks on nodes leave the forward alone: in-place operations, shared modules and several calls of one
+module work, where full backward hooks on modules do not.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Tracker:
     `layers` are numbered by the forward in `discover`. Of these `without_graph` ran with gradients
     switched off, and no node is theirs; `varied` are those that a later forward did not call, and
     calls that only a later one made. `began` has, of the forward that was followed last, the number
-    of the autograd node with which each layer began, and the layer.
+    of the autograd node with which every layer began, and the layer.
     """
 
     def __init__(self, model: nn.Module, units: list[str]) -> None:
@@ -83,7 +83,7 @@ class Tracker:
 
     @property
     def nodes(self) -> Counter[int]:
-        """How many nodes of the graph each layer made in the forward that was followed last."""
+        """How many nodes of the graph every layer made in the forward that was followed last."""
         nodes: Counter[int] = Counter()
         for (first, layer), (after, _) in itertools.pairwise([*self.began, (self._ended, -1)]):
             nodes[layer] += after - first
@@ -103,7 +103,7 @@ class Tracker:
     ) -> Iterator[None]:
         """Follow one forward.
 
-        `entered(layer)` is called at each change of layer, `left(layer, output)` at each end of a
+        `entered(layer)` is called at every change of layer, `left(layer, output)` at every end of a
         unit. A call that the numbered forward did not make stays with the layer before it.
         """
         calls: Counter[str] = Counter()
@@ -141,9 +141,9 @@ class Tracker:
 
         handles = []
         for name, module in self.modules.items():
-            # before the module's own hooks, which may gather its input
+            # before the module's hooks, which may gather its input
             before = module.register_forward_pre_hook
-            handles.append(before(lambda _module, _inputs, own=name: begin(own), prepend=True))
+            handles.append(before(lambda _module, _inputs, name=name: begin(name), prepend=True))
             handles.append(module.register_forward_hook(end))
         with remove_after(handles):
             yield
@@ -153,7 +153,7 @@ class Tracker:
 
 
 class Backward:
-    """The numbered nodes of the backward of `loss`, as they run, with the layer of each.
+    """The numbered nodes of the backward of `loss`, as they run, with their layers.
 
     `began` is that of the tracker that followed the forward.
     """
@@ -194,22 +194,22 @@ class Backward:
                     arrived(layer, gradient)
 
         for node, layer in self.layers.items():
-            following = [each for each, _ in node.next_functions if each is not None]
+            following = [after for after, _ in node.next_functions if after is not None]
             if node in self._leading and any(
-                self.layers.get(each, layer) == layer and each not in self._leading
-                for each in following
+                self.layers.get(after, layer) == layer and after not in self._leading
+                for after in following
             ):
-                node.register_prehook(lambda gradients, own=layer: pass_on(gradients, own))
+                node.register_prehook(lambda gradients, layer=layer: pass_on(gradients, layer))
 
     def _announce(self, running: Collection[Node], previous: int | None, entered: Entered) -> None:
         for node, layer in self.layers.items():
             if node in running and layer != previous:
-                node.register_prehook(lambda _gradients, own=layer: entered(own))
+                node.register_prehook(lambda _gradients, layer=layer: entered(layer))
                 previous = layer
 
     @cached_property
     def _edges(self) -> list[tuple[Node, int]]:
-        """The edges between layers: the node that each leads to, and its input."""
+        """The edges between layers: the node that every one leads to, and its input."""
         edges = (
             edge
             for node, layer in self.layers.items()
@@ -223,7 +223,7 @@ class Backward:
         """The nodes that lead to an edge between layers."""
         ends, leading = {node for node, _ in self._edges}, set()
         for node in reversed(self.layers):  # those that a node leads to come before it
-            if any(each in ends or each in leading for each, _ in node.next_functions):
+            if any(after in ends or after in leading for after, _ in node.next_functions):
                 leading.add(node)
         return leading
 

@@ -1,4 +1,4 @@
-"""Measuring a model: what each layer takes, keeps and passes on, for each microbatch size.
+"""Measuring a model: what every layer takes, keeps and passes on, for every microbatch size.
 
 Sizes are measured in turn, the smallest first: a step shows what is wrong and what the layers are,
 bare and instrumented steps are timed in turn. Where measuring is stopped, what is finished remains,
@@ -169,10 +169,13 @@ class Measurer:
         A size that runs out of memory, or is larger than one that did, is added as out of memory;
         one that is there already is left as it is.
         """
-        if any(each.microbatch_size == size for each in self.measurements):
+        if any(measurement.microbatch_size == size for measurement in self.measurements):
             return
         self.subject.settings.report(size, 0, 0)
-        full = any(each.out_of_memory and each.microbatch_size < size for each in self.measurements)
+        full = any(
+            measurement.out_of_memory and measurement.microbatch_size < size
+            for measurement in self.measurements
+        )
         group = self.subject.group
         group.size = size
         try:
@@ -291,9 +294,11 @@ class Measurer:
             if self.resumed is not None:
                 _check_same_layers(self.resumed.layers, layers)
             self.layers, self.tracker = layers, tracker
-        calls = [[(layer.name, layer.call) for layer in each] for each in (layers, self.layers)]
+        calls = [[(layer.name, layer.call) for layer in called] for called in (layers, self.layers)]
         if calls[0] != calls[1]:
-            first = next(each for each in self.measurements if not each.out_of_memory)
+            first = next(
+                measurement for measurement in self.measurements if not measurement.out_of_memory
+            )
             raise PartoptError(
                 f"at microbatch size {size} the model calls other layers than at "
                 f"{first.microbatch_size}",
@@ -321,25 +326,25 @@ def profile_of(
     ):
         if resumed is not None:
             _check_same_subject(resumed, identity, ready)
-        own = measurer(ready, resumed)
-        sizes, before = ready.settings.sizes, len(own.measurements)
+        runner = measurer(ready, resumed)
+        sizes, before = ready.settings.sizes, len(runner.measurements)
         try:
-            with own.placed():
+            with runner.placed():
                 for size in sizes:
-                    own.measure(size)
+                    runner.measure(size)
                     if ready.group.exchanges and ready.settings.keep is not None:
-                        so_far = _collect(own, identity)
+                        so_far = _collect(runner, identity)
                         if so_far is not None:
                             ready.settings.keep(so_far)
         except (KeyboardInterrupt, Exception) as stop:
-            finished = _collect(own, identity) if len(own.measurements) > before else None
+            finished = _collect(runner, identity) if len(runner.measurements) > before else None
             error = stop if isinstance(stop, Exception) else None
             if error and finished is None:
                 raise
             raise ProfilingStopped(finished, error) from stop
         finally:
             ready.model.zero_grad(set_to_none=True)
-        profile = _collect(own, identity)
+        profile = _collect(runner, identity)
         if profile is not None:
             return profile
         smaller = "a smaller model, or `dtype=bfloat16`"
@@ -357,7 +362,9 @@ def _collect(measurer: Measurer, identity: Model) -> Profile | None:
     if all(measurement.out_of_memory for measurement in measurer.measurements):
         return None
     subject, settings = measurer.subject, measurer.subject.settings
-    measurements = sorted(measurer.measurements, key=lambda each: each.microbatch_size)
+    measurements = sorted(
+        measurer.measurements, key=lambda measurement: measurement.microbatch_size
+    )
     notes = [
         *measurer.notes,
         *note_uneven_layers([name for _, name in sorted(measurer.uneven.items())]),
@@ -378,7 +385,7 @@ def _collect(measurer: Measurer, identity: Model) -> Profile | None:
         group=Group(ranks=subject.group.ranks) if subject.group.ranks > 1 else None,
         layers=measurer.layers or (measurer.resumed.layers if measurer.resumed else []),
         measurements=measurements,
-        # each once: those of a profile that was gone on with may come again
+        # every one once: those of a profile that was gone on with may come again
         notes=[note for index, note in enumerate(notes) if note not in notes[:index]],
     )
 
@@ -432,7 +439,7 @@ def check_resume(resume: object) -> Profile | None:
 
 
 def _check_same_subject(resumed: Profile, model: Model, subject: Subject) -> None:
-    """Raise PartoptError, naming each field, unless `resumed` was measured of this and like this.
+    """Raise PartoptError, naming every field, unless `resumed` was measured of this and like this.
 
     Where a model was loaded from is compared without its folder, and not at all where it is not
     known.

@@ -1,9 +1,9 @@
 """What one real step shows of the layers apart from time: tensors, memory, parameters, operations.
 
 - *Tensors.* A storage is the layer's that wrote it; a view is its base's, a write in place renews
-  it. Parameters and buffers belong to a module, the model's own inputs to nobody: each stage reads
+  it. Parameters and buffers belong to a module, the model's inputs to nobody: every stage reads
   them from the data loader. So does code between units that works on nothing but such inputs (an
-  attention mask made from the ids): each stage can do it for itself.
+  attention mask made from the ids): every stage can do it for itself.
 - *Stash.* What autograd keeps for the backward counts once, with every layer that it is kept for: a
   convolution's result is the input of its ReLU. What a layer made and still lives when the forward
   has ended, although autograd does not know of it, is that layer's: a custom Function keeps it as
@@ -12,8 +12,8 @@
 - *Transients.* All else that lives while a layer runs: partial results, the gradients of
   activations and of weights until they are added to the parameters', what a checkpoint computes
   again. Temporaries inside one kernel are not seen on the CPU; on CUDA the allocator's peak during
-  each operation shows them.
-- *Parameters.* Every one is on at least one layer, a shared one on each layer that uses it.
+  an operation shows them.
+- *Parameters.* Every one is on at least one layer, a shared one on every layer that uses it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
 
     def leave(layer: int, output: Any) -> None:
         parts = local_tensors(output)
-        output_bytes[layer] = sum(each.numel() * each.element_size() for each in parts)
+        output_bytes[layer] = sum(part.numel() * part.element_size() for part in parts)
 
     had_gradients = any(parameter.grad is not None for parameter in model.parameters())
     with recorder, new_garbage_only():
@@ -102,7 +102,7 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         recorder.tensors(),
         stash_groups(kept),
         transient_bytes(
-            recorder.events, {each.number: min(each.layers) for each in kept if each.was_made}
+            recorder.events, {block.number: min(block.layers) for block in kept if block.was_made}
         ),
         dict(recorder.parting_bytes),
         sorted(recorder.attention),
@@ -171,8 +171,8 @@ class Block:
 class Recorder(Watch):
     """Records a step: `layer` is the one that runs, `backward` whether its backward does.
 
-    `events` say when blocks are made and freed; of the forward `flops` has the operations of each
-    layer, `users` the layers that use each parameter and `attention` the names of its fused
+    `events` say when blocks are made and freed; of the forward `flops` has the operations of every
+    layer, `users` the layers that use every parameter and `attention` the names of its fused
     kernels. `parting_bytes` are those of gradients where ways part in the backward.
     """
 
@@ -192,7 +192,7 @@ class Recorder(Watch):
         for name, tensor in [*model.named_buffers(), *self._parameters.items()]:
             for part in storages_in(tensor):
                 self._block(part).name = name
-        for part in storages_in([*(each.grad for each in self._parameters.values()), inputs]):
+        for part in storages_in([*(p.grad for p in self._parameters.values()), inputs]):
             self._block(part)
 
     def _block(self, tensor: Tensor) -> Block:
@@ -216,7 +216,7 @@ class Recorder(Watch):
         for tensor in call.read:
             self._block(tensor)
             devices.append(tensor.device)
-        self._device = next((each for each in devices if each.type == "cuda"), None)
+        self._device = next((device for device in devices if device.type == "cuda"), None)
         if self._device is not None:
             torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -262,7 +262,7 @@ class Recorder(Watch):
         for tensor in [*storages_in(written), *call.made]:
             block = self._block(tensor)
             others = block.flow is not None and block.flow.producer != self.layer
-            renewed = others and any(tensor is each for each in in_place)
+            renewed = others and any(tensor is argument for argument in in_place)
             if block.name is None and (block.flow is None or renewed):
                 block.flow = Flow(self.layer)
                 self._flows.append((block.flow, block))
@@ -278,7 +278,7 @@ class Recorder(Watch):
     def tensors(self) -> list[profile.Tensor]:
         """What crosses between layers, summed over tensors of the same producer and consumers.
 
-        Those with a gradient are summed apart from those without. Of each storage the parts that
+        Those with a gradient are summed apart from those without. Of every storage the parts that
         are read cross, at most the whole of it.
         """
         merged: Counter[tuple[int, tuple[int, ...], bool]] = Counter()
@@ -310,11 +310,11 @@ class Recorder(Watch):
     def kept(self, loss: Tensor) -> list[Block]:
         """The blocks that are still kept now that the forward has ended, apart from the loss."""
         self.enter(self.tracker.current)
-        own = self._blocks.get(local_tensors(loss)[0])
+        of_loss = self._blocks.get(local_tensors(loss)[0])
         for block in self._blocks.values():
-            if block.lives and not block.layers and block is not own:
+            if block.lives and not block.layers and block is not of_loss:
                 block.layers.add(block.maker)
-        return [each for each in self._blocks.values() if each.layers and each.name is None]
+        return [block for block in self._blocks.values() if block.layers and block.name is None]
 
     def note_parting(self, layer: int, gradient: Tensor) -> None:
         """Count a gradient that arrives where a layer's weights part from its input, once."""
@@ -332,8 +332,8 @@ class Recorder(Watch):
             for tensor in storages_in(parameter.grad):
                 self._free(self._block(tensor))
 
-        trained = [each for each in self._parameters.values() if each.requires_grad]
-        handles = [each.register_post_accumulate_grad_hook(settle) for each in trained]  # type: ignore[no-untyped-call]
+        trained = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
+        handles = [parameter.register_post_accumulate_grad_hook(settle) for parameter in trained]  # type: ignore[no-untyped-call]
         with remove_after(handles):
             yield
 
@@ -362,11 +362,11 @@ def _saves_inputs(frame: FrameType | None) -> bool:
 def stash_groups(kept: Iterable[Block]) -> list[profile.StashGroup]:
     """Bytes kept, by the set of layers that keep them, and by who made what several keep."""
     merged: Counter[tuple[tuple[int, ...], int]] = Counter()
-    for each in kept:
-        layers = tuple(sorted(each.layers))
-        maker = each.maker if each.was_made else 0  # a block of before is one of the inputs
+    for block in kept:
+        layers = tuple(sorted(block.layers))
+        maker = block.maker if block.was_made else 0  # a block of before is one of the inputs
         passed = len(layers) > 1 and maker < layers[0]
-        merged[layers, maker if passed else -1] += each.size_bytes
+        merged[layers, maker if passed else -1] += block.size_bytes
     return [
         profile.StashGroup(
             layers=list(layers), bytes=size, producer=producer if producer >= 0 else None
@@ -377,9 +377,9 @@ def stash_groups(kept: Iterable[Block]) -> list[profile.StashGroup]:
 
 
 def transient_bytes(events: Sequence[Event], kept: Mapping[int, int]) -> dict[int, int]:
-    """For each layer, the peak while it runs beside what is kept for it and those before it.
+    """For every layer, the peak while it runs beside what is kept for it and those before it.
 
-    `kept` holds the blocks that are kept for the backward, and the first layer that each is kept
+    `kept` holds the blocks that are kept for the backward, and the first layer that one is kept
     for. What is kept is known at a layer's end in the forward, at its beginning in the backward;
     the larger peak of both counts. In bytes.
     """
@@ -417,7 +417,7 @@ def describe_layers(
     held: defaultdict[int, list[profile.SharedParameter]] = defaultdict(list)
     for name, parameter in parameters.items():
         parts = local_tensors(parameter)
-        size_bytes = sum(each.numel() * each.element_size() for each in parts)
+        size_bytes = sum(part.numel() * part.element_size() for part in parts)
         frozen = not parameter.requires_grad
         for layer in users[name] or {0}:
             held[layer].append(profile.SharedParameter(name=name, bytes=size_bytes, frozen=frozen))
@@ -426,19 +426,19 @@ def describe_layers(
             name=key.name,
             call=key.call,
             type=type(tracker.modules[key.name]).__name__,
-            parameter_bytes=sum(each.bytes for each in held[layer]),
-            frozen_bytes=sum(each.bytes for each in held[layer] if each.frozen),
-            shared_parameters=[each for each in held[layer] if len(users[each.name]) > 1],
+            parameter_bytes=sum(p.bytes for p in held[layer]),
+            frozen_bytes=sum(p.bytes for p in held[layer] if p.frozen),
+            shared_parameters=[p for p in held[layer] if len(users[p.name]) > 1],
         )
         for layer, key in enumerate(tracker.layers)
     ]
 
 
-def _combine(own: Structure, group: RankGroup) -> Structure:
+def _combine(structure: Structure, group: RankGroup) -> Structure:
     """The structure with the memory of the rank that holds the most, all else this rank's."""
-    ranks: list[Structure] = group.gather(own)
+    ranks: list[Structure] = group.gather(structure)
     first, *_ = names = [
-        [f"{layer.name} call {layer.call}" for layer in each.layers] for each in ranks
+        [f"{layer.name} call {layer.call}" for layer in structure.layers] for structure in ranks
     ]
     for rank, found in enumerate(names):
         for layer, (one, other) in enumerate(
@@ -456,14 +456,14 @@ def _combine(own: Structure, group: RankGroup) -> Structure:
                 )
     fullest = max(
         ranks,
-        key=lambda each: (
-            sum(layer.parameter_bytes for layer in each.layers)
-            + sum(kept.bytes for kept in each.stash_groups)
-            + max(each.transient_bytes.values(), default=0)
+        key=lambda structure: (
+            sum(layer.parameter_bytes for layer in structure.layers)
+            + sum(kept.bytes for kept in structure.stash_groups)
+            + max(structure.transient_bytes.values(), default=0)
         ),
     )
     return dataclasses.replace(
-        own,
+        structure,
         layers=fullest.layers,
         stash_groups=fullest.stash_groups,
         transient_bytes=fullest.transient_bytes,

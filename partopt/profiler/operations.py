@@ -1,4 +1,4 @@
-"""The operations of a step as they run: what each reads, writes and makes, and its arithmetic.
+"""The operations of a step as they run: what they read, write and make, and their arithmetic.
 
 `Watch` is the one place where torch's dispatch is listened to; what is to be known of a step is a
 subclass that says what it notes. Tensors are told apart by their storages, which views share. A
@@ -53,9 +53,9 @@ class Operation:
     @property
     def made(self) -> list[Tensor]:
         """What it returns that is no view of what it was given."""
-        given = {each.untyped_storage()._cdata for each in self.read}
+        given = {tensor.untyped_storage()._cdata for tensor in self.read}
         results = storages_in(self.result)
-        return [each for each in results if each.untyped_storage()._cdata not in given]
+        return [tensor for tensor in results if tensor.untyped_storage()._cdata not in given]
 
     @property
     def flops(self) -> int:
@@ -65,7 +65,7 @@ class Operation:
         """
         operator = getattr(self.func, "overloadpacket", self.func)
         if str(operator) == "aten._grouped_mm":
-            # rows, or columns of a shared axis, belong to one group each: (m, k) by (g, k, n),
+            # rows, or columns of a shared axis, belong to one group: (m, k) by (g, k, n),
             # (m, k) by (k, n), and (g, m, k) by (g, k, n)
             first, second = self.arguments[:2]
             groups = first.shape[0] if first.dim() == second.dim() == 3 else 1
@@ -82,7 +82,7 @@ class Operation:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees each operation that runs while it is active, on what this rank holds.
+    """Sees every operation that runs while it is active, on what this rank holds.
 
     An operation on tensors that wrap others, such as DTensors, is told to `wrapped`, and then seen
     as those on what they wrap.
@@ -99,7 +99,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run the operation between `before` and `after`."""
         call = Operation(func, args, kwargs or {})
-        if any(is_traceable_wrapper_subclass_type(each) for each in types):
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             self.wrapped(call)
             return NotImplemented
         if func.namespace == "prim":  # a question to a fake tensor: where does it lie?
@@ -148,7 +148,7 @@ class StorageMap:
 
 
 def storages_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in `value` with memory of their own or of another; of a sparse one, its parts."""
+    """The tensors in `value` with memory, theirs or another's; of a sparse one, its parts."""
     for tensor in local_tensors(value):
         sparse = tensor.layout is torch.sparse_coo
         for part in (tensor._indices(), tensor._values()) if sparse else (tensor,):

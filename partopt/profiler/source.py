@@ -33,7 +33,7 @@ from partopt.documents import is_file
 from partopt.documents.profile import Model
 from partopt.errors import PartoptError, did_you_mean
 from partopt.profiler.device import invalid_option, is_out_of_memory
-from partopt.profiler.tensors import Loss, each_labelled, labelled, loss_of_labels, takes_labels
+from partopt.profiler.tensors import Loss, labelled, labelled_batches, loss_of_labels, takes_labels
 from partopt.profiler.torchvision import with_torchvision
 
 _LOOKED_UP = ("build", "create_model", "model")
@@ -87,7 +87,7 @@ class ModelSource:
     def build(self) -> nn.Module:
         """The model, built with the arguments given.
 
-        Raises PartoptError where the model's own code fails.
+        Raises PartoptError where the model's code fails.
         """
         if isinstance(self.found, nn.Module):
             return self.found
@@ -109,7 +109,7 @@ class ModelSource:
         batches = self._call(self.data, rank, replicas)
         if not self.has_labels:
             return batches
-        return each_labelled(batches, f"{self.place}: data({rank}, {replicas})")
+        return labelled_batches(batches, f"{self.place}: data({rank}, {replicas})")
 
     def optimizer_of(self, parameters: Any) -> Any:
         """The optimizer that the file's `optimizer(parameters)` makes."""
@@ -215,7 +215,7 @@ def _look_up(
     modules = [
         name for name, value in public.items() if isinstance(value, nn.Module) and name != "loss_fn"
     ]
-    own = [
+    defined = [
         name
         for name, value in public.items()
         if callable(value) and getattr(value, "__module__", None) == module.__name__
@@ -225,11 +225,11 @@ def _look_up(
             return attribute
         raise PartoptError(
             f'{place}: has no "{attribute}"',
-            did_you_mean(attribute, [name for name in public if name in {*modules, *own}]),
+            did_you_mean(attribute, [name for name in public if name in {*modules, *defined}]),
             code="no-such-model",
             entry=f"{place}:{attribute}",
         )
-    classes = (name for name in own if inspect.isclass(public[name]))
+    classes = (name for name in defined if inspect.isclass(public[name]))
     sole = modules or [name for name in classes if issubclass(public[name], nn.Module)]
     names = [name for name in _LOOKED_UP if name in public] or sole
     if not names:
@@ -274,11 +274,11 @@ def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
         return
     parameters = inspect.signature(found).parameters.values()
     named = {
-        each.name: each.default is each.empty
-        for each in parameters
-        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        parameter.name: parameter.default is parameter.empty
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     for name in given:
         if name not in named and not takes_any:
             raise PartoptError(
@@ -308,12 +308,12 @@ def _kind(value: object) -> str:
     return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
 
 
-# --- what the model's own code raises -------------------------------------------------------------
+# --- what the model's code raises -----------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def explain(where: str) -> Iterator[None]:
-    """Turn what the model's own code raises into a PartoptError that names the line.
+    """Turn what the model's code raises into a PartoptError that names the line.
 
     Running out of memory passes through.
     """
@@ -326,10 +326,10 @@ def explain(where: str) -> Iterator[None]:
             raise
         if isinstance(error, ModuleNotFoundError) and error.name:
             missing = error.name.partition(".")[0]
-            own = f"in a clone of partopt: pip install '.[{_EXTRAS.get(missing)}]'"
+            from_clone = f"in a clone of partopt: pip install '.[{_EXTRAS.get(missing)}]'"
             raise PartoptError(
                 f"{where}: needs {missing}, which is not installed",
-                own if missing in _EXTRAS else f"pip install {missing}",
+                from_clone if missing in _EXTRAS else f"pip install {missing}",
                 code="not-installed",
                 package=missing,
             ) from error

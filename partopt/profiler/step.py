@@ -1,6 +1,6 @@
 """One training step as it is measured: forward, loss, backward; run, checked and timed.
 
-Timed are the bare step, steps that time each layer, and the optimizer's. The gradients stay
+Timed are the bare step, steps that time every layer, and the optimizer's. The gradients stay
 allocated from step to step and the backward adds to them, as it does for every microbatch of a
 batch but the first. They are zeroed before the first stamp. A device with a queue then works as far
 behind the host as a step leaves it, as in training, where one step follows another: what a layer
@@ -74,7 +74,7 @@ def zero_gradients(model: nn.Module) -> None:
 def share_gradients(model: nn.Module, blocks: Collection[str]) -> None:
     """Give the blocks of these lists, which are alike, one memory for their gradients.
 
-    Backwards add to it as they would to each block's, and what it comes to is not looked at.
+    Backwards add to it as they would to every block's, and what it comes to is not looked at.
     """
     shared: dict[object, Tensor] = {}
     # those that have one first: it is the memory of all
@@ -117,8 +117,8 @@ def check_step(
 ) -> None:
     """Run one step, to explain what is wrong with it before anything is timed.
 
-    Where the clock is that of a device with a queue, each module waits for it, so that a failure of
-    the device is known by its layer. Raises PartoptError; running out of memory passes through.
+    Where the clock is that of a device with a queue, every module waits for it, so that a failure
+    of the device is known by its layer. Raises PartoptError; running out of memory passes through.
     """
     if not any(True for _ in model.parameters()):
         raise PartoptError(
@@ -156,10 +156,10 @@ def check_step(
 
 
 class _Place:
-    """Where a step is: at which module without modules of its own, in which direction."""
+    """Where a step is: at which module without children, in which direction."""
 
     def __init__(self, model: nn.Module, clock: Clock) -> None:
-        leaves = [name for name, each in model.named_modules() if not any(each.children())]
+        leaves = [name for name, module in model.named_modules() if not any(module.children())]
         self._tracker, self._clock = Tracker(model, leaves), clock
         self._direction, self._layer = "forward", 0
 
@@ -267,7 +267,7 @@ class Stepper:
     clock: Clock
     last_bare_s: float = 0.0
     uneven: set[int] = field(default_factory=set)
-    _nodes: Counter[int] | None = None  # of each layer, in the first step
+    _nodes: Counter[int] | None = None  # of every layer, in the first step
     _attaching_s: float = 0.0  # host seconds that the last step's hooks took to attach
     _behind_s: float = 0.0  # how far a step leaves the device behind the host
 
@@ -286,7 +286,7 @@ class Stepper:
         return self.last_bare_s
 
     def instrumented(self) -> LayerTimes:
-        """Seconds of each layer in a step.
+        """Seconds of every layer in a step.
 
         Hooks are attached between forward and backward, while no time is counted. A device with a
         queue is held up there for as long as attaching took the last time: otherwise it would run
@@ -296,9 +296,9 @@ class Stepper:
         return self._by_layers(self.clock)
 
     def issued(self) -> LayerTimes:
-        """Seconds of the host that each layer takes in a step.
+        """Seconds of the host that every layer takes in a step.
 
-        Before each the device is waited for, so that no launch waits for room in the queue.
+        Before every layer the device is waited for, so that no launch waits for room in the queue.
         """
         return self._by_layers(_HostClock(self.clock))
 
@@ -316,7 +316,7 @@ class Stepper:
         return LayerTimes(forward.seconds(layers), backward.seconds(layers))
 
     def input_gradients(self) -> list[float]:
-        """Seconds of each layer in a backward that computes no gradients of weights.
+        """Seconds of every layer in a backward that computes no gradients of weights.
 
         Zero-bubble schedules put these off: what they take is measured by its absence. A layer
         whose input needs no gradient takes none; a custom Function computes all its gradients at
@@ -336,7 +336,7 @@ class Stepper:
         """`input_gradients` of a few steps; of none where autograd refuses them."""
         try:
             return [self.input_gradients() for _ in range(steps)]
-        except Exception as error:  # the model's own code may raise anything
+        except Exception as error:  # the model's code may raise anything
             if is_out_of_memory(error):
                 release_memory()
             return []
@@ -344,28 +344,28 @@ class Stepper:
     def optimizer(self, blocks: Collection[str] = ()) -> float:
         """Median seconds of an AdamW step on the whole model, which is paid once a batch.
 
-        Of `blocks` the second of each list is stepped, and its seconds are those of as many bytes
+        Of `blocks` the second of every list is stepped, and its seconds are those of as many bytes
         of all; on a CPU one parameter after the other, so that one has moments at a time, the
         largest when the gradients of the others are gone. The learning rate is 0, so that the
         weights stay as they are.
         """
         run_loss(self.model, self.inputs, self.loss_fn).backward()  # type: ignore[no-untyped-call]
-        named = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
-        trained = [each for name, each in named if is_stepped(name, blocks)]
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        trained = [parameter for name, parameter in named if is_stepped(name, blocks)]
         # a list that is not there is refused where it would be repeated
-        trained = trained or [each for _, each in named]
-        stepped = {id(each) for each in trained}
-        for _, each in named:
-            if id(each) not in stepped:
-                each.grad = None  # makes room for the moments
+        trained = trained or [parameter for _, parameter in named]
+        stepped = {id(parameter) for parameter in trained}
+        for _, parameter in named:
+            if id(parameter) not in stepped:
+                parameter.grad = None  # makes room for the moments
         apart = blocks and not self.clock.queues
-        parts = [[each] for each in sorted(trained, key=Tensor.numel)] if apart else [trained]
+        parts = [[p] for p in sorted(trained, key=Tensor.numel)] if apart else [trained]
         step_s = sum(map(self._median_step_s, parts))
-        own, every = (
+        trained_bytes, all_bytes = (
             sum(part.nbytes for part in local_tensors(parameters))
-            for parameters in (trained, [each for _, each in named])
+            for parameters in (trained, [parameter for _, parameter in named])
         )
-        return step_s * (every / own)
+        return step_s * (all_bytes / trained_bytes)
 
     def _median_step_s(self, parameters: list[nn.Parameter]) -> float:
         optimizer = torch.optim.AdamW(parameters, lr=0.0)
@@ -382,7 +382,7 @@ class Stepper:
         return statistics.median(times[1:])
 
     def _forward(self, clock: Clock | _HostClock) -> tuple[_Phase, Tensor]:
-        """A forward with a stamp at each layer, and the loss; the device is held up behind it."""
+        """A forward with a stamp at every layer, and the loss; the device is held up behind it."""
         forward = _Phase(clock)
         with self.tracker.watch(forward.enter):
             zero_gradients(self.model)
@@ -399,7 +399,7 @@ class Stepper:
 
 @dataclass
 class _HostClock:
-    """The host's own time between the moments at which it waits for the device."""
+    """The host's time between the moments at which it waits for the device."""
 
     device: Clock
 
@@ -433,7 +433,7 @@ class _Phase:
         self.stamps.append(self.clock.stamp())
 
     def seconds(self, layers: int) -> list[float]:
-        """Seconds of each of the layers in this phase."""
+        """Seconds of every one of the layers in this phase."""
         totals = [0.0] * layers
         intervals_s = self.clock.intervals_s(self.stamps)
         for layer, interval_s in zip(self.entered, intervals_s, strict=True):

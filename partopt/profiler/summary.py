@@ -40,7 +40,7 @@ def summarize(
 ) -> Measurement:
     """The measurement of a size: medians of its steps, and what the structure shows.
 
-    `input_parts` are the seconds of each layer in backwards without gradients of weights: what is
+    `input_parts` are the seconds of every layer in backwards without gradients of weights: what is
     longer than the whole backward, by noise, is cut to it. `issued` are those of the host.
     """
     step_s = statistics.median(bare_s)
@@ -90,13 +90,13 @@ def _median(values: Iterable[float]) -> float | None:
 def note_launch_bound(
     measurements: Sequence[Measurement], layers: Sequence[Layer]
 ) -> Iterator[Note]:
-    """A note for each size with layers whose launches take the host as long as all of their time.
+    """A note for every size with layers whose launches take the host as long as all of their time.
 
     Forward and backward are looked at apart; their share is that of the step.
     """
-    for each in measurements:
+    for measurement in measurements:
         names, bound_s, whole_s = list[str](), 0.0, 0.0
-        for layer, found in zip(layers, each.layers, strict=False):
+        for layer, found in zip(layers, measurement.layers, strict=False):
             for taken_s, host_s in (
                 (found.forward_s, found.forward_host_s),
                 (found.backward_s, found.backward_host_s),
@@ -108,11 +108,15 @@ def note_launch_bound(
         if bound_s > SLIGHT * whole_s:
             share, names = bound_s / whole_s, list(dict.fromkeys(names))
             text = (
-                f"microbatch {each.microbatch_size}: launch-bound: {share:.0%} of the step: the "
-                f"host launches {name_some(names)} no faster than the device works; `compile` or "
-                "a larger microbatch"
+                f"microbatch {measurement.microbatch_size}: launch-bound: {share:.0%} of the step: "
+                f"the host launches {name_some(names)} no faster than the device works; `compile` "
+                "or a larger microbatch"
             )
-            fields = {"microbatch_size": each.microbatch_size, "share": share, "layers": names}
+            fields = {
+                "microbatch_size": measurement.microbatch_size,
+                "share": share,
+                "layers": names,
+            }
             yield Note(code="launch-bound", text=text, fields=fields)
 
 
@@ -132,7 +136,7 @@ def note_throttled(environment: Environment) -> Iterator[Note]:
 
 
 def note_device(settings: Settings, environment: Environment) -> Iterator[Note]:
-    """Notes on a GPU that computes no bfloat16 of its own, and on one that is a part of another."""
+    """Notes on a GPU that computes no bfloat16 natively, and on one that is a part of another."""
     if settings.torch_device.type != "cuda":
         return
     properties = torch.cuda.get_device_properties(settings.torch_device)
@@ -163,11 +167,11 @@ def note_busy_machine(subject: Subject) -> Iterator[Note]:
 
 
 def note_overhead(measurements: Sequence[Measurement]) -> Iterator[Note]:
-    """A note for each size whose instrumented steps took clearly more, or less, than bare ones."""
-    for each in measurements:
-        if each.overhead is None or UNEVEN_BELOW <= each.overhead <= RESCALE_ABOVE:
+    """A note for every size whose instrumented steps took clearly more, or less, than bare ones."""
+    for measurement in measurements:
+        if measurement.overhead is None or UNEVEN_BELOW <= measurement.overhead <= RESCALE_ABOVE:
             continue
-        percent = each.overhead * 100 - 100
+        percent = measurement.overhead * 100 - 100
         if percent < 0:
             text = (
                 f"steps with hooks took {-percent:.0f} % less time than bare ones: the device's "
@@ -176,20 +180,23 @@ def note_overhead(measurements: Sequence[Measurement]) -> Iterator[Note]:
         else:
             text = f"the hooks cost {percent:.0f} % of the step: the layers' " + (
                 "shares are in doubt; larger units need fewer hooks: `granularity=block`, `units`"
-                if each.overhead_bound
+                if measurement.overhead_bound
                 else "times are scaled to the bare step"
             )
         yield Note(
             code="uneven-steps" if percent < 0 else "hook-overhead",
-            text=f"microbatch {each.microbatch_size}: {text}",
-            fields={"microbatch_size": each.microbatch_size, "overhead": each.overhead},
+            text=f"microbatch {measurement.microbatch_size}: {text}",
+            fields={
+                "microbatch_size": measurement.microbatch_size,
+                "overhead": measurement.overhead,
+            },
         )
 
 
 def note_unscaled_inputs(elements: Mapping[int, Sequence[int]]) -> Iterator[Note]:
     """A note where the inputs do not depend on the microbatch size.
 
-    `elements` holds, for each size measured, the elements of each input tensor. Of a single size,
+    `elements` holds, for every size measured, the elements of every input tensor. Of a single size,
     which no other shows to matter, one tensor at least must hold a multiple.
     """
     (size, last), *others = sorted(elements.items(), reverse=True)
@@ -205,7 +212,7 @@ def note_unscaled_inputs(elements: Mapping[int, Sequence[int]]) -> Iterator[Note
 
 
 def note_missing_backwards(tracker: Tracker, instrumented: Sequence[LayerTimes]) -> Iterator[Note]:
-    """A note where layers train but show no backward of their own.
+    """A note where layers train but show no separate backward.
 
     A reentrant checkpoint runs its forward with gradients switched off and makes one node: the
     backward of all layers in it is charged to the first. A layer of whose parameters none has a
@@ -218,7 +225,7 @@ def note_missing_backwards(tracker: Tracker, instrumented: Sequence[LayerTimes])
             layer in tracker.without_graph
             or not any(times.backward_s[layer] for times in instrumented)
         )
-        and any(each.grad is not None for each in tracker.modules[key.name].parameters())
+        and any(parameter.grad is not None for parameter in tracker.modules[key.name].parameters())
     ]
     yield from _of_layers(
         "no-backward",

@@ -48,7 +48,7 @@ def _parts(tensor: Tensor) -> list[Tensor]:
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
     inner = [getattr(tensor, name) for name in names]  # of a DTensor its mesh, too
-    return [part for each in inner if isinstance(each, Tensor) for part in _parts(each)]
+    return [part for tensor in inner if isinstance(tensor, Tensor) for part in _parts(tensor)]
 
 
 def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
@@ -62,7 +62,7 @@ def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
             return inputs.pin_memory().to(device, wanted, non_blocking=True)
         return inputs.to(device, wanted)
     if isinstance(inputs, Labelled):
-        parts = (place(each, device, dtype) for each in (inputs.inputs, inputs.labels))
+        parts = (place(side, device, dtype) for side in (inputs.inputs, inputs.labels))
         return Labelled(*parts)
     if isinstance(inputs, Mapping):
         return {key: place(value, device, dtype) for key, value in inputs.items()}
@@ -74,7 +74,9 @@ def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
 def pin(inputs: Inputs) -> Inputs:
     """The same inputs, those of the host in memory from which a GPU copies while that goes on."""
     return tree_map_only(
-        Tensor, lambda each: each.pin_memory() if each.device.type == "cpu" else each, inputs
+        Tensor,
+        lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor,
+        inputs,
     )
 
 
@@ -158,6 +160,6 @@ def with_labels(
     return both, loss_of_labels(loss_fn)
 
 
-def each_labelled(batches: Any, what: str) -> Iterator[Labelled]:
+def labelled_batches(batches: Any, what: str) -> Iterator[Labelled]:
     """The microbatches that a loader yields, as pairs."""
-    return (labelled(each, what) for each in batches)
+    return (labelled(batch, what) for batch in batches)

@@ -1,16 +1,16 @@
 """Choosing the units of planning: which modules of a model become the layers of its profile.
 
-The rule, in plain words, for each granularity:
+The rule, in plain words, for every granularity:
 
 `auto`   A repeated block is one unit: a module that has children and whose class occurs more than
          once (a transformer block, a Bottleneck). A stage, that is a repeated module which itself
          holds a list of two or more blocks of one class, is opened instead, down to its blocks.
-         Plain lists (Sequential, ModuleList, ModuleDict) are always opened, so that each child of
+         Plain lists (Sequential, ModuleList, ModuleDict) are always opened, so that every child of
          VGG's `features` is a unit. What is left is covered by the largest modules that hold
          neither a block nor a list: an embedding, a final norm, a head. One of them that does much
          of the work is split.
          A module with one weight, such as a convolution with its norm, is no block that opens what
-         holds it: an Inception block stays whole. Nor are modules that stand beside each other in a
+         holds it: an Inception block stays whole. Nor are modules that stand side by side in a
          list, such as the experts of a router.
 `block`  The same, except that a list of modules without a block in it stays one unit, and that
          nothing is split.
@@ -19,11 +19,11 @@ GLOBs    Exactly the modules whose names match, the outermost where one lies in 
          left is covered by the largest modules that hold none of them. `*` stays within one part of
          a dotted name: `transformer.h.*` does not match `transformer.h.0.mlp`.
 
-A module that is never called (a ModuleList, or one whose parts are used on their own) is opened
+A module that is never called (a ModuleList, or one whose parts are used apart) is opened
 whatever the rule says. Units never lie in one another. What runs outside of every unit belongs to
 the unit entered last, see `partopt.profiler.layers`.
 
-*Branches.* Modules of a list usually run in series, each on what the one before made. A cut between
+*Branches.* Modules of a list usually run in series, one on what another made. A cut between
 two that do not is crossed by all that they read and made, and helps no pipeline. Whether they do is
 seen in one forward; a sum over experts depends on all of them, yet none of them on another.
 
@@ -139,7 +139,7 @@ def choose_units(
     """Names of the modules that become layers, in the order of the module tree.
 
     `calls` names those that the forward calls, `branching` the lists whose modules stand beside
-    each other. Raises PartoptError where a glob matches no module that is called.
+    one another. Raises PartoptError where a glob matches no module that is called.
     """
     called = set(calls)
     chosen = _matching(called, globs) if globs else set()
@@ -167,7 +167,7 @@ def _rule(
 ) -> Callable[[nn.Module], bool]:
     """The automatic rule for one model: whether a module stays whole."""
     beside = {model.get_submodule(name) for name in branching}
-    branches = {module for own in beside for module in own.modules()}
+    branches = {module for modules_of_list in beside for module in modules_of_list.modules()}
     occurrences = Counter(
         type(module)
         for module in model.modules()
@@ -192,7 +192,7 @@ def _rule(
 
 
 def _matching(called: set[str], globs: Sequence[str]) -> set[str]:
-    """The names that match one of the globs, each of which matches some."""
+    """The names that match one of the globs, which all match some."""
     names = sorted(called - {""})
     chosen: set[str] = set()
     for glob in globs:
@@ -263,7 +263,7 @@ def find_branching(model: nn.Module, inputs: Inputs) -> set[str]:
 
 
 class _Origins(Watch):
-    """Which of `blocks` went into what each of them takes.
+    """Which of `blocks` went into what they take.
 
     Sets of blocks are sums of their `numbers`, which are powers of two.
     """
@@ -283,14 +283,16 @@ class _Origins(Watch):
         def leave(block: nn.Module, _args: Any, output: Any) -> None:
             self._add(output, self.numbers[block])
 
-        entries = [each.register_forward_pre_hook(enter, with_kwargs=True) for each in self.numbers]
-        return [*entries, *(each.register_forward_hook(leave) for each in self.numbers)]
+        entries = [
+            block.register_forward_pre_hook(enter, with_kwargs=True) for block in self.numbers
+        ]
+        return [*entries, *(block.register_forward_hook(leave) for block in self.numbers)]
 
     def lie_beside(self, blocks: Sequence[nn.Module]) -> bool:
         """Whether two or more of these were called, and none took what another made."""
-        own = sum(self.numbers[block] for block in set(blocks))
+        numbers = sum(self.numbers[block] for block in set(blocks))
         called = [block for block in blocks if block in self.taken]
-        others = [own & ~self.numbers[block] & self.taken[block] for block in called]
+        others = [numbers & ~self.numbers[block] & self.taken[block] for block in called]
         return len(called) > 1 and not any(others)
 
     def before(self, call: Operation) -> None:
@@ -326,7 +328,7 @@ def split_large_units(
     def may_split(name: str) -> bool:
         module = model.get_submodule(name)
         parent = model.get_submodule(name.rpartition(".")[0]) if name else model
-        alike = sum(type(each) is type(module) for each in parent.children())
+        alike = sum(type(child) is type(module) for child in parent.children())
         alone = not isinstance(parent, _LISTS) or alike == 1
         return alone and counts[name] == 1 and not _is_leaf(module)
 
@@ -340,7 +342,7 @@ def split_large_units(
         return units
     opened = [name for unit in units for name in parts.get(unit, [unit])]
     work = _Work.of(model, inputs, loss_fn, opened)
-    pieces = {unit: work.pieces(set(own)) for unit, own in parts.items()}
+    pieces = {unit: work.pieces(set(names)) for unit, names in parts.items()}
     return [
         name
         for unit in units
@@ -350,7 +352,7 @@ def split_large_units(
 
 @dataclass(frozen=True)
 class _Work:
-    """The layers of one forward, their operations, and the layers whose results cross each cut."""
+    """The layers of one forward, their operations, and the layers whose results cross every cut."""
 
     names: list[str]
     flops: list[int]
@@ -365,7 +367,7 @@ class _Work:
             run_loss(model, inputs, loss_fn)
         layers, tensors = range(len(tracker.layers)), recorder.tensors()
         crossing = [
-            len({each.producer for each in tensors if each.producer < cut <= max(each.consumers)})
+            len({t.producer for t in tensors if t.producer < cut <= max(t.consumers)})
             for cut in layers
         ]
         names = [key.name for key in tracker.layers]

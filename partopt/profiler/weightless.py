@@ -41,7 +41,7 @@ def fake_mode() -> FakeTensorMode:
 
 
 def is_fake(tensor: Tensor) -> bool:
-    """Whether the tensor has no memory of its own, nor has the shard of a DTensor."""
+    """Whether the tensor has no memory, nor has the shard of a DTensor."""
     return all(isinstance(part, FakeTensor) for part in local_tensors(tensor))
 
 
@@ -211,7 +211,9 @@ def fake_parameters(
                 code="lazy-parameter",
                 parameter=name,
             )
-    return replace_tensors(model, memoize(lambda each: fake_parameter(mode, each, device, dtype)))
+    return replace_tensors(
+        model, memoize(lambda parameter: fake_parameter(mode, parameter, device, dtype))
+    )
 
 
 def fake_buffers(model: nn.Module, mode: FakeTensorMode) -> contextlib.AbstractContextManager[None]:
@@ -251,20 +253,20 @@ def without_log() -> Iterator[None]:
 @contextlib.contextmanager
 def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
     """The attribute of an object, a class or a module has another value in this context."""
-    own, was = name in vars(owner), vars(owner).get(name)  # a classmethod as it is written
+    is_set, was = name in vars(owner), vars(owner).get(name)  # a classmethod as it is written
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if own:
+        if is_set:
             setattr(owner, name, was)
         else:
             delattr(owner, name)
 
 
 def memoize(make: Callable[[Any], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`make`, once for each tensor: ties remain."""
-    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id stays its own
+    """`make`, once for every tensor: ties remain."""
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id is not used again
 
     def once(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
@@ -405,7 +407,7 @@ def _attention(
         return made
     if options.get("enable_gqa"):
         groups = query.shape[1] // key.shape[1]
-        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     if attn_mask is not None:
         if attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(

@@ -1,4 +1,4 @@
-"""What a rank does: its actions in their order, whom each has messages with, and when it ran."""
+"""What a rank does: its actions in their order, whom they have messages with, and when it ran."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def actions_of(order: Order, rank: int) -> list[Action]:
 
 @dataclass(eq=False)
 class RankRecord:
-    """When one rank began and ended each of its actions and messages, in `steps` steps.
+    """When one rank began and ended every one of its actions and messages, in `steps` steps.
 
     Times are of `time.perf_counter_ns`, which processes of one host share; `started_ns` is when the
-    barrier before each step ended. A received message is there at `received` at the latest. The
+    barrier before every step ended. A received message is there at `received` at the latest. The
     exchange that an action A begins ends at `exchanged`, while the rank goes on.
     """
 

@@ -1,6 +1,6 @@
 """The buffers of a model: kept while a forward runs once more, and which layers use them.
 
-Every stage has buffers of its own, such as running statistics.
+Every stage has its buffers, such as running statistics.
 """
 
 from __future__ import annotations

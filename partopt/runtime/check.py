@@ -1,6 +1,6 @@
 """The first step of a run against one process that has the whole model.
 
-Of an asynchronous plan that process learns with weights as old as each stage has them. The model
+Of an asynchronous plan that process learns with weights as old as the stages have them. The model
 runs a microbatch after the other, from the empty pipeline of a step to the empty one. Before each,
 every stage gets the weights that its forward has by the plan's order. How old they are is counted
 here; of the versions that the engine keeps nothing is used.
@@ -26,7 +26,7 @@ from partopt.profiler.device import free_host_bytes
 from partopt.profiler.step import run_loss
 from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.context import Context
-from partopt.runtime.cuts import own_parameter_names
+from partopt.runtime.cuts import held_parameter_names
 from partopt.runtime.dropout import without_dropout
 from partopt.runtime.training import Microbatches, RankTraining, Training
 from partopt.runtime.versions import batch_of_stage
@@ -74,8 +74,8 @@ def check_first(training: Training, context: Context, device: torch.device) -> C
     if asynchronous:
         source = replace(training.source, optimizer=None)
         checked = replace(training, plan=structs.replace(plan, optimizer="sgd"), source=source)
-    own = RankTraining(checked, context)
-    models = [stage.model for stage in own.stages.values()]
+    pipeline = RankTraining(checked, context)
+    models = [stage.model for stage in pipeline.stages.values()]
     # under autocast a weight that learns is rounded to 16 bits wherever it is used
     rounded = asynchronous and plan.profile.autocast is not None
     equal = EQUAL if training.dtype == torch.float32 and not rounded else EQUAL_16
@@ -85,41 +85,45 @@ def check_first(training: Training, context: Context, device: torch.device) -> C
         return context.on_rank_0(lambda go_on: find(WholeModel(training, device, go_on)))
 
     parameters = {
-        (s, name): each
-        for s, stage in own.stages.items()
-        for name, each in stage.own_parameters.items()
-        if each.requires_grad
+        (s, name): parameter
+        for s, stage in pipeline.stages.items()
+        for name, parameter in stage.held_parameters.items()
+        if parameter.requires_grad
     }
     alike = contextlib.nullcontext() if device == context.device else whole_float32()
     if not asynchronous:
         with alike, without_dropout(*models):
-            own.step(learn=False)
+            pipeline.step(learn=False)
         expected = alone(lambda whole: train_alone(whole, training.microbatches))
-        gradients = {key: each.grad for key, each in parameters.items() if each.grad is not None}
-        return compare(Found(own.end_step(), gradients), expected, context, "gradients", equal)
+        gradients = {key: p.grad for key, p in parameters.items() if p.grad is not None}
+        return compare(Found(pipeline.end_step(), gradients), expected, context, "gradients", equal)
     names = [
-        [n for n in own_parameter_names(own.record, each.start, each.stop) if n in own.trained]
-        for each in plan.stages
+        [
+            n
+            for n in held_parameter_names(pipeline.record, stage.start, stage.stop)
+            if n in pipeline.trained
+        ]
+        for stage in plan.stages
     ]
-    own.rates = rates = context.gather(alone(lambda whole: visible_rates(whole, names)))[0]
+    pipeline.rates = rates = context.gather(alone(lambda whole: visible_rates(whole, names)))[0]
     with alike, without_dropout(*models):
-        own.step()
+        pipeline.step()
     expected = alone(lambda whole: train_stale(training, whole, names, rates, equal))
-    weights = {key: each.detach() for key, each in parameters.items()}
-    return compare(Found(own.end_step(), weights), expected, context, "changes", equal)
+    weights = {key: weight.detach() for key, weight in parameters.items()}
+    return compare(Found(pipeline.end_step(), weights), expected, context, "changes", equal)
 
 
 def check_room(training: Training, context: Context, device: torch.device) -> None:
     """Raise PartoptError, on every rank, where `device` of rank 0 does not hold the whole model.
 
     Counted are weights and gradients, of an asynchronous plan also the weights before and the
-    changes, and what rank 0 has of its own there. Activations come to it.
+    changes, and what rank 0 has there besides. Activations come to it.
     """
     plan = training.plan
     copies = 2 + 2 * training.asynchronous
     needed_bytes = copies * plan.profile.parameter_bytes
     if device == context.device:
-        needed_bytes += sum(2 * each.parameter_bytes for each in plan.stages if 0 in each.ranks)
+        needed_bytes += sum(2 * stage.parameter_bytes for stage in plan.stages if 0 in stage.ranks)
     room_bytes = context.gather(free_bytes(device))[0]
     if needed_bytes > room_bytes:
         where = "the host" if device.type == "cpu" else "one GPU"
@@ -154,22 +158,22 @@ def whole_float32() -> Iterator[None]:
 
 
 def compare(
-    own: Found, expected: Reference | None, context: Context, compared: Compared, equal: float
+    found: Found, expected: Reference | None, context: Context, compared: Compared, equal: float
 ) -> Check | None:
     """The largest errors of what the ranks found; a tensor that is missing is wholly wrong.
 
     Every rank calls it. Rank 0, which alone knows what is `expected`, shows it to all, a tensor at
-    a time; each compares what it has, and tells its errors.
+    a time; every rank compares what it has, and tells its errors.
     """
-    every = context.gather((own.losses, _errors(own, expected, context)))
+    every = context.gather((found.losses, _errors(found, expected, context)))
     if expected is None:
         return None
     errors: dict[str, float] = {}
-    for _, found in every:
-        errors |= {name: max(off, errors.get(name, 0.0)) for name, off in found.items()}
+    for _, errors_of_rank in every:
+        errors |= {name: max(off, errors.get(name, 0.0)) for name, off in errors_of_rank.items()}
     errors |= dict.fromkeys(expected.tensors.keys() - errors.keys(), 1.0)
     worst = max(errors, key=errors.__getitem__, default="")
-    losses = {number: loss for each, _ in every for number, loss in each.items()}
+    losses = {number: loss for of_rank, _ in every for number, loss in of_rank.items()}
     loss_error = _error(
         torch.tensor([losses[number] for number in expected.losses]),
         torch.tensor(list(expected.losses.values())),
@@ -186,38 +190,38 @@ def compare(
     )
 
 
-def _errors(own: Found, expected: Reference | None, context: Context) -> dict[str, float]:
-    """The largest error of each parameter that this rank has."""
+def _errors(found: Found, expected: Reference | None, context: Context) -> dict[str, float]:
+    """The largest error of every parameter that this rank has."""
     shown = None
     if expected is not None:
         shown = {n: (t.shape, t.dtype, expected.scales[n]) for n, t in expected.tensors.items()}
         context.say(f"check: comparing {len(shown)} tensors")
     shown = context.gather(shown)[0]
     # a gradient that one process has not may be zeros here, as sums over replicas are
-    errors = {name: float(t.any()) for (_, name), t in own.tensors.items() if name not in shown}
+    errors = {name: float(t.any()) for (_, name), t in found.tensors.items() if name not in shown}
     for name, (shape, dtype, scale) in shown.items():
         if expected is None:
             right = torch.empty(shape, dtype=dtype, device=context.device)
         else:
             right = expected.tensors[name].to(context.device).contiguous()
         context.broadcast(right)
-        for (_, each), held in own.tensors.items():
-            if each == name:
+        for (_, held_name), held in found.tensors.items():
+            if held_name == name:
                 errors[name] = max(_error(held, right, scale), errors.get(name, 0.0))
     return errors
 
 
-def _error(own: Tensor, expected: Tensor, scale: float) -> float:
+def _error(found: Tensor, expected: Tensor, scale: float) -> float:
     """The largest difference over `scale`; 1 where there is what is not a number."""
     parts = zip(
-        torch.split(own.reshape(-1), PART), torch.split(expected.reshape(-1), PART), strict=True
+        torch.split(found.reshape(-1), PART), torch.split(expected.reshape(-1), PART), strict=True
     )
     off = [largest(one - other) / max(scale, 1e-30) for one, other in parts]
     return max(off, default=0.0) if all(map(math.isfinite, off)) else 1.0
 
 
 class Reference(NamedTuple):
-    """What one process finds: the loss of each microbatch, and a tensor for each parameter.
+    """What one process finds: the loss of every microbatch, and a tensor for every parameter.
 
     It is the parameter's gradient, or its values behind a step. `scales` are the sizes that errors
     of these tensors are relative to.
@@ -231,8 +235,8 @@ class Reference(NamedTuple):
 class WholeModel:
     """The model of a training with all its weights, without dropout, and its microbatches.
 
-    `parameters` are those that train, each by the first of its names. `go_on` is called with what
-    comes next, before each microbatch.
+    `parameters` are those that train, by the first of their names. `go_on` is called with what
+    comes next, before every microbatch.
     """
 
     def __init__(
@@ -243,7 +247,7 @@ class WholeModel:
         self._loss_fn = training.cast(self.model, device)
         self._inputs_of, self._go_on = Microbatches(training, device), go_on
         every = self.model.named_parameters()
-        self.parameters = {name: each for name, each in every if each.requires_grad}
+        self.parameters = {name: p for name, p in every if p.requires_grad}
 
     def backward(self, microbatch: int, scale: float = 1.0) -> float:
         """Run a microbatch: its loss, whose gradients times `scale` add up in the parameters.
@@ -280,8 +284,8 @@ def train_alone(whole: WholeModel, microbatches: int) -> Reference:
     """The losses of an iteration's microbatches, and the gradients of their mean."""
     losses = {n: whole.backward(n, 1.0 / microbatches) for n in range(microbatches)}
     every = whole.parameters.items()
-    gradients = {name: each.grad for name, each in every if each.grad is not None}
-    return Reference(losses, gradients, {n: largest(each) for n, each in gradients.items()})
+    gradients = {name: p.grad for name, p in every if p.grad is not None}
+    return Reference(losses, gradients, {n: largest(gradient) for n, gradient in gradients.items()})
 
 
 def train_stale(
@@ -317,7 +321,7 @@ def train_stale(
     found = Reference(losses, {}, {})
     for stage in stages:
         newest = stage.versions[stage.updates]
-        changed = {name: largest(each - stage.start[name]) for name, each in newest.items()}
+        changed = {name: largest(weight - stage.start[name]) for name, weight in newest.items()}
         most = max(changed.values(), default=0.0)
         for name, weight in newest.items():
             rounding = ULPS * torch.finfo(weight.dtype).eps * largest(stage.start[name])
@@ -336,9 +340,11 @@ class _StageWeights:
         self, parameters: Mapping[str, nn.Parameter], used: list[int], G: int, rate: float
     ) -> None:
         self.parameters, self.used, self.G, self.rate = parameters, used, G, rate
-        self.start: Tensors = {name: each.detach().clone() for name, each in parameters.items()}
+        self.start: Tensors = {name: weight.detach().clone() for name, weight in parameters.items()}
         self.updates, self.versions = 0, {0: self.start}
-        self.total: Tensors = {name: torch.zeros_like(each) for name, each in self.start.items()}
+        self.total: Tensors = {
+            name: torch.zeros_like(weight) for name, weight in self.start.items()
+        }
 
     def learn(self, microbatch: int) -> None:
         """Take the gradients of a microbatch, and step by the mean of a batch where it ends one."""
@@ -353,14 +359,14 @@ class _StageWeights:
                 name: weight.sub(self.total[name] / self.G, alpha=self.rate)
                 for name, weight in newest.items()
             }
-            for each in self.total.values():
-                each.zero_()
+            for total in self.total.values():
+                total.zero_()
         needed = {self.updates, *self.used[microbatch + 1 :]}
-        self.versions = {n: each for n, each in self.versions.items() if n in needed}
+        self.versions = {n: weights for n, weights in self.versions.items() if n in needed}
 
 
 def used_versions(plan: Plan, orders: Order, s: int, M: int) -> list[int]:
-    """The updates of stage s that the forward of each of M microbatches knows of.
+    """The updates of stage s that a microbatch's forward knows of, for all M of them.
 
     PipeDream's knows of all that precede it in its rank's row; an exchange that blocks nothing
     ends when the next one begins. 2BW's, of batch t, knows of all batches but the last: t - 1
@@ -369,21 +375,21 @@ def used_versions(plan: Plan, orders: Order, s: int, M: int) -> list[int]:
     if not schedule(plan.schedule).steps_in_backwards:
         G = batch_of_stage(plan, orders, s)
         return [max(0, m // G - 1) for m in range(M)]
-    own = orders.stage == s
+    of_stage = orders.stage == s
     exchanges = plan.stages[s].replicas > 1
     late = exchanges and plan.engine.allreduce != "blocking"
     used = [0] * M
     for rank in plan.stages[s].ranks:
         updates = 0
         for place in range(orders.rows[rank], orders.rows[rank + 1]):
-            if own[place] and orders.kind[place] == F:
+            if of_stage[place] and orders.kind[place] == F:
                 used[orders.microbatch[place]] = max(0, updates - late)
-            updates += own[place] and orders.kind[place] == (A if exchanges else B)
+            updates += of_stage[place] and orders.kind[place] == (A if exchanges else B)
     return used
 
 
 def visible_rates(whole: WholeModel, names: Sequence[Sequence[str]]) -> list[float]:
-    """The rate of each stage, which has the parameters `names`, for plain SGD.
+    """The rate of every stage, which has the parameters `names`, for plain SGD.
 
     Under a rate that is good for training, weights one update older give nearly the same gradients:
     what used the wrong ones would pass for rounding. Here an update of a stage alone, by the
@@ -391,9 +397,9 @@ def visible_rates(whole: WholeModel, names: Sequence[Sequence[str]]) -> list[flo
     of stages. The rate is 0 where a stage has no gradient.
     """
     before, rates = _gradients(whole), []
-    for own in names:
-        start = {name: whole.parameters[name].detach().clone() for name in own}
-        gradient = _norm([before[name] for name in own])
+    for of_stage in names:
+        start = {name: whole.parameters[name].detach().clone() for name in of_stage}
+        gradient = _norm([before[name] for name in of_stage])
         if gradient == 0.0:
             rates.append(0.0)
             continue
@@ -404,9 +410,9 @@ def visible_rates(whole: WholeModel, names: Sequence[Sequence[str]]) -> list[flo
         after = _gradients(whole)
         whole.set(start)
         changed = max(
-            _norm([after[name] - before[name] for name in each])
-            / max(_norm([before[name] for name in each]), 1e-30)
-            for each in names
+            _norm([after[name] - before[name] for name in of_stage])
+            / max(_norm([before[name] for name in of_stage]), 1e-30)
+            for of_stage in names
         )
         rates.append(rate * min(SEEN / len(names) / max(changed, 1e-30), MOST / TRIAL))
     return rates
@@ -417,11 +423,11 @@ def _gradients(whole: WholeModel) -> Tensors:
     whole.model.zero_grad()
     whole.backward(0)
     every = whole.parameters.items()
-    found = {n: torch.zeros_like(each) if each.grad is None else each.grad for n, each in every}
+    found = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in every}
     whole.model.zero_grad()
     return found
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    parts = [each.detach().double().norm() for each in tensors]
+    parts = [tensor.detach().double().norm() for tensor in tensors]
     return float(torch.stack(parts).norm()) if parts else 0.0

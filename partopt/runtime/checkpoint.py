@@ -32,25 +32,29 @@ _NAME = re.compile(r"step-([0-9]+)")
 _ABOUT = "training.json"
 
 
-def save(own: RankTraining, folder: Path) -> None:
+def save(pipeline: RankTraining, folder: Path) -> None:
     """Write a checkpoint of the steps so far into `folder`; every rank calls it."""
-    target, partial = folder / f"step-{own.steps}", folder / f".step-{own.steps}.partial"
-    if own.context.rank == 0:
+    target, partial = folder / f"step-{pipeline.steps}", folder / f".step-{pipeline.steps}.partial"
+    if pipeline.context.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-    own.context.barrier()
+    pipeline.context.barrier()
     with _quiet(), lost_connections():
-        write(_state(own), checkpoint_id=partial)
-    own.context.barrier()
-    if own.context.rank == 0:
-        training = own.training
-        about = {"steps": own.steps, "model": training.plan.profile.name, "seed": training.seed}
+        write(_state(pipeline), checkpoint_id=partial)
+    pipeline.context.barrier()
+    if pipeline.context.rank == 0:
+        training = pipeline.training
+        about = {
+            "steps": pipeline.steps,
+            "model": training.plan.profile.name,
+            "seed": training.seed,
+        }
         (partial / _ABOUT).write_text(json.dumps(about) + "\n")
         _put_in_place(partial, target)
         for old in checkpoints(folder)[:-KEPT]:
             (old / _ABOUT).unlink()  # first: with it half a checkpoint would be a whole one
             shutil.rmtree(old)
-    own.context.barrier()
+    pipeline.context.barrier()
 
 
 def _put_in_place(partial: Path, target: Path) -> None:
@@ -86,9 +90,9 @@ def _remove_partial(folder: Path | None) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints in a folder, the oldest first."""
-    found = [each for each in folder.glob("step-*") if (each / _ABOUT).is_file()]
-    numbered = [(int(match[1]), each) for each in found if (match := _NAME.fullmatch(each.name))]
-    return [each for _, each in sorted(numbered)]
+    found = [path for path in folder.glob("step-*") if (path / _ABOUT).is_file()]
+    numbered = [(int(match[1]), path) for path in found if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered)]
 
 
 def last_checkpoint(folder: Path) -> Path:
@@ -107,21 +111,21 @@ def last_checkpoint(folder: Path) -> Path:
     return found[-1]
 
 
-def resume(own: RankTraining, checkpoint: Path) -> None:
+def resume(pipeline: RankTraining, checkpoint: Path) -> None:
     """Go on from a checkpoint; every rank calls it.
 
     Raises PartoptError where it is not of this model.
     """
     known = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    state = _state(own)
-    for name, each in sorted(state.items()):
+    state = _state(pipeline)
+    for name, tensor in sorted(state.items()):
         about = known.get(name)
         if about is None:
             raise _other_model(checkpoint, f"lacks {name}")
-        if not isinstance(about, TensorStorageMetadata) or about.size != each.shape:
+        if not isinstance(about, TensorStorageMetadata) or about.size != tensor.shape:
             raise _other_model(checkpoint, f"has another shape of {name}")
-    own.make_optimizers()
-    for name, kept, parameter in _optimized(own):
+    pipeline.make_optimizers()
+    for name, kept, parameter in _optimized(pipeline):
         for entry, about in known.items():
             key = entry.removeprefix(f"optimizer.{name}.")
             if key == entry or "." in key or not isinstance(about, TensorStorageMetadata):
@@ -132,38 +136,38 @@ def resume(own: RankTraining, checkpoint: Path) -> None:
             state[entry] = kept[key]
     with _quiet(), lost_connections():
         load(dict(state), checkpoint_id=checkpoint)
-    own.begin_at(int(json.loads((checkpoint / _ABOUT).read_text())["steps"]))
+    pipeline.begin_at(int(json.loads((checkpoint / _ABOUT).read_text())["steps"]))
 
 
 def _other_model(checkpoint: Path, what: str) -> PartoptError:
     return PartoptError(f"{checkpoint}: {what}", "it is of another model", code="other-model")
 
 
-def _state(own: RankTraining) -> dict[str, Tensor]:
+def _state(pipeline: RankTraining) -> dict[str, Tensor]:
     """The tensors of this rank by their names in a checkpoint: they are read in place."""
     state: dict[str, Tensor] = {}
-    for stage in own.stages.values():
-        state |= {f"model.{name}": each.detach() for name, each in stage.own_parameters.items()}
-        state |= {f"buffer.{name}": each for name, each in stage.changing_buffers.items()}
-    for name, kept, _ in _optimized(own):
+    for stage in pipeline.stages.values():
+        state |= {f"model.{name}": p.detach() for name, p in stage.held_parameters.items()}
+        state |= {f"buffer.{name}": buffer for name, buffer in stage.changing_buffers.items()}
+    for name, kept, _ in _optimized(pipeline):
         for key, value in kept.items():
             if isinstance(value, Tensor):
                 state[f"optimizer.{name}.{key}"] = value
     return state
 
 
-def _optimized(own: RankTraining) -> Iterator[tuple[str, dict[str, Any], nn.Parameter]]:
+def _optimized(pipeline: RankTraining) -> Iterator[tuple[str, dict[str, Any], nn.Parameter]]:
     """The parameters that this rank steps itself: name, state of the optimizer, parameter."""
-    for s, optimizer in own.optimizers.items():
-        stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        for name, parameter in own.stages[s].own_parameters.items():
+    for s, optimizer in pipeline.optimizers.items():
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for name, parameter in pipeline.stages[s].held_parameters.items():
             if id(parameter) in stepped:
                 yield name, optimizer.state[parameter], parameter
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch warns of its own use of itself."""
+    """Without what torch warns of its use of itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

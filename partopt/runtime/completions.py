@@ -90,7 +90,7 @@ class Completions:
 
 
 class StreamCompletions(Completions):
-    """Under NCCL: a stream for each line waits for its works, and an event there is their end.
+    """Under NCCL: a stream for every line waits for its works, and an event there is their end.
 
     `work.wait()` holds the stream that is current, which must not be the model's; the host only
     asks now and then whether memory can go.

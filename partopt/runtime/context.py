@@ -94,7 +94,7 @@ class Context:
     """A process of a run: one rank of `ranks`, after the process group was made.
 
     `groups` are in the order in which every rank has made them. Under NCCL the first use of one
-    holds the hosts of its ranks until all of them have come to it, so that `connect` uses each once
+    holds the hosts of its ranks until all of them have come to it, so that `connect` uses all once
     before messages need any.
     """
 
@@ -110,7 +110,7 @@ class Context:
     made: dict[Any, Any] = field(default_factory=dict)  # what steps have in common, by keys
 
     def group(self, ranks: Sequence[int], name: str | Direction = "") -> Any:
-        """The process group of `ranks`, made once for each name.
+        """The process group of `ranks`, made once for every name.
 
         Every process of the run must ask for the same groups in the same order.
         """
@@ -175,14 +175,14 @@ class Context:
             dist.barrier()
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order, on each of them; for small ones."""
+        """The values of all ranks, in their order, on all of them; for small ones."""
         values: list[Any] = [None] * self.ranks
         with self._meeting():
             dist.all_gather_object(values, value)
         return values
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Fill the tensor of each rank with that of rank 0."""
+        """Fill the tensor of every rank with that of rank 0."""
         with self._meeting():
             dist.broadcast(tensor, 0)
 
@@ -216,10 +216,10 @@ class Context:
         ranks = Counter(hosts)
         if all(HEADROOM * ranks[host] * size_bytes <= free_bytes for host, free_bytes in found):
             return make()
-        own = hosts[: self.rank].count(self.host)
+        turn_of_rank = hosts[: self.rank].count(self.host)
         made: list[Made] = []
         for turn in range(max(ranks.values())):
-            if turn == own:
+            if turn == turn_of_rank:
                 made.append(make())
             self.barrier()
         return made[0]
@@ -259,7 +259,7 @@ def lost_connections() -> Iterator[None]:
                 code="no-such-device",
                 option="backend",
             ) from error
-        if not any(each in text for each in _LOST):
+        if not any(sign in text for sign in _LOST):
             raise
         raise PartoptError(
             f"lost the connection to another rank ({text.splitlines()[0]})",

@@ -24,8 +24,8 @@ class Cut:
     def crossings(self) -> list[Crossing]:
         """What the engine sends and receives."""
         return [
-            Crossing(each.shape, each.dtype, each.gradient, each.device.type == "cpu")
-            for each in self.likeness
+            Crossing(tensor.shape, tensor.dtype, tensor.gradient, tensor.device.type == "cpu")
+            for tensor in self.likeness
         ]
 
 
@@ -44,7 +44,7 @@ def cut_before(record: Record, layer: int) -> Cut:
 
 
 def check_cuts(record: Record, cuts: Iterable[int]) -> None:
-    """Raise PartoptError where the model cannot be cut before each of the layers `cuts`."""
+    """Raise PartoptError where the model cannot be cut before every one of the layers `cuts`."""
     for cut in cuts:
         if not 0 < cut < len(record.layers):
             continue
@@ -79,7 +79,7 @@ def _obstacles(record: Record, cut: int) -> Iterator[tuple[str, tuple[int, ...]]
             yield f"{what} wraps what {name(layer)} gets and returns", (layer,)
     # a write to one tensor does not show in another, of the same storage, on another device
     crossing = cut_before(record, cut)
-    places = [each.storage for each in crossing.likeness]
+    places = [tensor.storage for tensor in crossing.likeness]
     copied = {place for place in places if places.count(place) > 1}
     written_before: set[int] = set()
     for event in record.events:
@@ -112,10 +112,10 @@ def with_stride(tensor: Tensor, likeness: Likeness) -> Tensor:
     return laid_out.copy_(tensor)
 
 
-def own_parameter_names(record: Record, start: int, stop: int) -> list[str]:
-    """The parameters that layers [start, stop) need, each by the first of its names."""
-    own = range(start, stop)
-    return [name for name, layers in record.holders.items() if any(e in own for e in layers)]
+def held_parameter_names(record: Record, start: int, stop: int) -> list[str]:
+    """The parameters that layers [start, stop) need, by the first of their names."""
+    span = range(start, stop)
+    return [name for name, layers in record.holders.items() if any(k in span for k in layers)]
 
 
 def shared_parameters(record: Record, starts: Sequence[int]) -> dict[str, list[int]]:
@@ -123,6 +123,6 @@ def shared_parameters(record: Record, starts: Sequence[int]) -> dict[str, list[i
     stops = [*starts[1:], len(record.layers)]
     holding: dict[str, list[int]] = {}
     for s, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-        for name in own_parameter_names(record, start, stop):
+        for name in held_parameter_names(record, start, stop):
             holding.setdefault(name, []).append(s)
     return {name: stages for name, stages in holding.items() if len(stages) > 1}

@@ -53,9 +53,9 @@ def execute(
     optimizer_of: OptimizerOf | None = None,
     tied: Sequence[Tied] = (),
 ) -> RankRecord:
-    """Execute `plan` on all ranks of `context`, each of which calls this; the record of this one.
+    """Execute `plan` on all ranks of `context`, which all call this; the record of this one.
 
-    `stage_of(s)` is stage s on this rank, called once for each that it holds. A step is an
+    `stage_of(s)` is stage s on this rank, called once for every one that it holds. A step is an
     iteration; of an asynchronous plan it passes `microbatches` through, from an empty pipeline to
     an empty one, and a last round that is not whole changes no weights. Stages see microbatches
     numbered on from step to step. `optimizer_of(s, parameters)` makes the optimizer of stage s;
@@ -112,13 +112,13 @@ class RankRun:
                 "give it for pipedream and pipedream-2bw, and leave it out otherwise",
                 code="conflicting-options",
             )
-        check_tied(plan, [each.name for each in tied])
+        check_tied(plan, [parameter.name for parameter in tied])
         self.plan, self.context = plan, context
         self.order = order(plan.schedule, layout_of(plan, microbatches))
         self.microbatches = int(self.order.microbatch.max()) + 1
         self.actions = actions_of(self.order, context.rank)
         self.stages = {
-            s: stage_of(s) for s, each in enumerate(plan.stages) if context.rank in each.ranks
+            s: stage_of(s) for s, stage in enumerate(plan.stages) if context.rank in stage.ranks
         }
         check_cuts(self.stages, context)
         parameters = {s: stage.parameters for s, stage in self.stages.items()}
@@ -162,7 +162,7 @@ class _Loop:
         self.blocks = waits_in_exchanges(run.plan)
         self.held_back: tuple[Action, list[Tensor]] | None = None
         early = messages.channel.postings or []
-        self.early = {each.what for each in early if isinstance(each.what, Exchange)}
+        self.early = {posting.what for posting in early if isinstance(posting.what, Exchange)}
         self.taken: dict[Exchange, Action] = {}  # of those, whose gradients are taken
 
     def begin_due(self, step: int, place: int, behind: bool = False) -> None:
@@ -212,7 +212,7 @@ class _Loop:
         clock.note(record.end, (step, place))
         if run.plan.waits and action.message_out:
             progress.note(SENDING)
-            # two ranks that send to each other would wait for ever
+            # two ranks that send to one another would wait for ever
             self.begin_due(step, place + 1)
             run.completions.settle()
 
@@ -245,7 +245,7 @@ class _Loop:
 
     def _exchange_after(self, action: Action) -> Exchange | None:
         """The exchange of its stage's gradients, if that comes next."""
-        for each in self.run.actions[action.place + 1 : action.place + 2]:
-            if each.kind == A and each.stage == action.stage:
-                return Exchange(each.stage, each.microbatch)
+        for following in self.run.actions[action.place + 1 : action.place + 2]:
+            if following.kind == A and following.stage == action.stage:
+                return Exchange(following.stage, following.microbatch)
         return None

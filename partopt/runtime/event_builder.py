@@ -47,7 +47,7 @@ _NUMBERS = (bool, int, float, complex)
 
 @dataclass(frozen=True)
 class Call:
-    """A call before it runs: the leaves of its arguments, and how often each was written to.
+    """A call before it runs: the leaves of its arguments, and how often they were written to.
 
     `run` are the arguments that the call really gets, `leaves` those that the model gave it.
     """
@@ -60,13 +60,13 @@ class Call:
     def of(cls, given: Any, run: Any) -> Call:
         """The call that comes next with these arguments."""
         leaves = tree_leaves(run)
-        versions = [each._version if isinstance(each, Tensor) else 0 for each in leaves]
+        versions = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in leaves]
         return cls(tree_leaves(given), leaves, versions)
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that the model gives it, and those that it gets."""
-        return [each for each in [*self.leaves, *self.run] if isinstance(each, Tensor)]
+        return [leaf for leaf in [*self.leaves, *self.run] if isinstance(leaf, Tensor)]
 
     def written(self) -> list[int]:
         """The positions of the arguments that have been written to in place."""
@@ -97,7 +97,7 @@ class UnitWatch(Watch):
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.hidden: dict[tuple[int, int], str] = {}
-        self._buffers = {storage_of(each): name for name, each in model.named_buffers()}
+        self._buffers = {storage_of(buffer): name for name, buffer in model.named_buffers()}
         self._makers = StorageMap()
         self._constants = StorageMap()  # names of parameters in a storage; "" of others
         self._layer: int | None = None
@@ -125,8 +125,8 @@ class UnitWatch(Watch):
     def of(self, layer: int | None, given: Sequence[Tensor] = ()) -> Iterator[Touched]:
         """Watch the unit that is `layer`, or what comes between units, of which buffers alone."""
         outer = self._layer, self._touched, self._given
-        own = {storage_of(part) for part in storages_in(list(given))}
-        self._layer, self._touched, self._given = layer, Touched(), own
+        given_storages = {storage_of(part) for part in storages_in(list(given))}
+        self._layer, self._touched, self._given = layer, Touched(), given_storages
         try:
             with self:
                 yield self._touched
@@ -165,24 +165,27 @@ _FLAGS = ("training", "use_input_stats")
 
 def written_by(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments of an operator with this schema that it writes to, as that says or not."""
-    given = dict(zip((each.name for each in schema.arguments), args, strict=False)) | dict(kwargs)
+    names = (argument.name for argument in schema.arguments)
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
     mutable = {
-        each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info and argument.alias_info.is_write
     }
     if any(given.get(flag) for flag in _FLAGS):
         mutable |= _STATISTICS
-    return [each for name, each in given.items() if name in mutable and each is not None]
+    return [value for name, value in given.items() if name in mutable and value is not None]
 
 
 class NewTree(BaseException):
     """A result is of a dataclass that torch's trees did not know: it has to be recorded again.
 
-    Not an Exception, so that no model takes it for an error of its own.
+    Not an Exception, so that no model takes it for one of its errors.
     """
 
 
 class EventBuilder:
-    """The events so far, and which result each tensor is.
+    """The events so far, and which result every tensor is.
 
     What calls read beside their arguments, `watch` sees.
     """
@@ -191,7 +194,7 @@ class EventBuilder:
         self.events: list[Event] = []
         self.likeness: dict[Key, Likeness] = {}
         self._watch = watch
-        self._parameters = {id(each): name for name, each in model.named_parameters()}
+        self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
         self._keys: dict[int, Key] = {}
         self._kept: list[Any] = []  # so that ids are not used again
 
@@ -236,8 +239,10 @@ class EventBuilder:
 
         Inside a unit modules with hooks returned what is `seen`, and it `touched` parameters.
         """
-        given = [id(each) for each in call.tensors]
-        own = {self._parameters[each] for each in given if each in self._parameters}
+        given = [id(tensor) for tensor in call.tensors]
+        parameters = {
+            self._parameters[tensor_id] for tensor_id in given if tensor_id in self._parameters
+        }
         leaves = _Leaves(call)
         output_tree = leaves.add(output)
         observed = tuple((module, leaves.add(value)) for module, value in seen or ())
@@ -251,8 +256,10 @@ class EventBuilder:
                 observed=observed,
                 leaves=tuple(leaves.leaves),
                 written=written,
-                reads=frozenset(self._keys[each] for each in given if each in self._keys),
-                parameters=frozenset(own.union(touched)),
+                reads=frozenset(
+                    self._keys[tensor_id] for tensor_id in given if tensor_id in self._keys
+                ),
+                parameters=frozenset(parameters.union(touched)),
                 storages_written=frozenset(
                     Likeness.of(call.leaves[position]).storage for position, _ in written
                 ),
@@ -291,8 +298,8 @@ class _Leaves:
         """Add what a call returned."""
         values, spec = tree_flatten(value)
         start = len(self.leaves)
-        for each in values:
-            self.leaves.append(self._leaf(each))
+        for leaf in values:
+            self.leaves.append(self._leaf(leaf))
         self.values.extend(values)
         return Tree(spec, start, len(self.leaves))
 
@@ -326,7 +333,7 @@ def _register(kind: type) -> None:
     """Have torch's trees look into a dataclass."""
 
     def flatten(value: Any) -> tuple[list[Any], tuple[str, ...]]:
-        names = [each.name for each in dataclasses.fields(kind) if hasattr(value, each.name)]
+        names = [field.name for field in dataclasses.fields(kind) if hasattr(value, field.name)]
         return [getattr(value, name) for name in names], tuple(names)
 
     def rebuild(leaves: Iterable[Any], names: tuple[str, ...]) -> Any:

@@ -2,7 +2,7 @@
 
 An event is a call of a unit, or of a torch function between units. It belongs to the unit entered
 last (`partopt.profiler.layers`); a function of nothing but the model's inputs belongs to every
-stage, each does it for itself.
+stage, which does it for itself.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Tree(NamedTuple):
 class Event:
     """A call of a unit, whose name is `unit`, or of the torch function `name` between units.
 
-    `observed` are the results of modules inside the unit whose own forward hooks see them.
+    `observed` are the results of modules inside the unit whose forward hooks see them.
     `written` are leaves that the event wrote to in place, with the position of the argument.
     `value` says that Python was given a value which depends on a layer.
     """
@@ -137,7 +137,7 @@ class Record:
 
     `hidden` has pairs of layers, in their order, of which one reads what the other made and no
     message brings, and says what, `{0}` and `{1}` being the two. `holders` are the layers that hold
-    each parameter, by its first name; `changed_buffers` those that the forward changed, `None`
+    every parameter, by its first name; `changed_buffers` those that the forward changed, `None`
     where that could not be seen. `wrapped` says of a layer what else autograd does with what it
     gets and returns: a full backward hook, or a function around it.
     """

@@ -1,4 +1,4 @@
-"""One exchange of each kind between two ranks of this host, each with its error if it has one."""
+"""One exchange of every kind between two ranks of this host, with its error if it has one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _message(tensor: Tensor, rank: int) -> None:
 
 
 def _both_ways(tensor: Tensor, rank: int) -> None:
-    """A message in each direction at once."""
+    """A message in either direction at once."""
     received = torch.empty_like(tensor)
     peer = 1 - rank
     pair = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, received, peer)]

@@ -1,6 +1,6 @@
 """Running the forward of a model as one of its stages.
 
-The model's own forward runs. Events of the stage run in it; those of others return placeholders,
+The model's forward runs. Events of the stage run in it; those of others return placeholders,
 which know a shape, a number format and a device; and where an event of the stage is given a
 placeholder it gets the tensor that was received. After the stage's last event the rest of the
 forward is left to others.
@@ -78,7 +78,9 @@ class Placeholder(Tensor):
         if is_question(func, args):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        given = tree_map_only(Placeholder, lambda each: each.fetch(each), (args, kwargs or {}))
+        given = tree_map_only(
+            Placeholder, lambda placeholder: placeholder.fetch(placeholder), (args, kwargs or {})
+        )
         return func(*given[0], **given[1])
 
     @classmethod
@@ -86,9 +88,9 @@ class Placeholder(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """No operation goes without values; of an input that is not there `fetch` says so."""
-        for each in tree_leaves((args, kwargs)):
-            if isinstance(each, Placeholder) and each.key == ABSENT:
-                each.fetch(each)
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Placeholder) and leaf.key == ABSENT:
+                leaf.fetch(leaf)
         raise RuntimeError(f"{func} reached a placeholder")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -106,12 +108,12 @@ def absent(inputs: Inputs, stage: str) -> Inputs:
         )
 
     return tree_map_only(
-        Tensor, lambda each: Placeholder(Likeness.of(each), ABSENT, refuse), inputs
+        Tensor, lambda tensor: Placeholder(Likeness.of(tensor), ABSENT, refuse), inputs
     )
 
 
 class _StageEnds(BaseException):
-    """The stage has run its last event; no Exception, which a model could take for its own."""
+    """The stage has run its last event; no Exception, which a model could take for its error."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,8 @@ class StageForward(TorchFunctionMode):
         for key in sends:
             wanted[key.event].append(key)
         self._steps = [self._step(number, wanted[number]) for number in range(len(record.events))]
-        own = [number for number, each in enumerate(record.events) if each.layer in span]
-        self._stop = len(self._steps) if self._ends_model else max(own, default=-1) + 1
+        of_stage = [number for number, event in enumerate(record.events) if event.layer in span]
+        self._stop = len(self._steps) if self._ends_model else max(of_stage, default=-1) + 1
         self._units = TakenUnits(model, [key.name for key in record.layers], self._unit)
         self._begin(None)
 
@@ -314,9 +316,9 @@ class StageForward(TorchFunctionMode):
 class _Stub:
     """The results of an event of another stage: placeholders, as nested as they were.
 
-    The placeholders are made once, but for those that each microbatch renews. Writes of other
-    stages give them other keys, all of them before the stage's own events, and the same ones in
-    each microbatch.
+    The placeholders are made once, but for those that every microbatch renews. Writes of other
+    stages give them other keys, all of them before the stage's events, and the same ones in
+    every microbatch.
     """
 
     def __init__(self, event: Event, number: int, fetch: Fetch) -> None:
@@ -335,7 +337,7 @@ class _Stub:
             self.fresh[index] = Placeholder(leaf, Key(self.number, index), fetch)
 
     def results(self, args: Any, kwargs: Any, replaced: Replaced) -> tuple[Any, list[Any]]:
-        """What the event returns, and what each module observed in it does."""
+        """What the event returns, and what every module observed in it does."""
         leaves, named = list(self.fresh), set()
         arguments: list[Any] | None = None
         for index, leaf in enumerate(self.event.leaves):
@@ -374,7 +376,7 @@ def find_results(event: Event, output: Any, seen: Seen, args: Any, kwargs: Any) 
 
 
 def _fill(value: Any, real: Callable[[Tensor], Tensor]) -> Any:
-    """`value`, nested as arguments are, with `real(tensor)` for each tensor in it.
+    """`value`, nested as arguments are, with `real(tensor)` for every tensor in it.
 
     What is most common is done without torch's general walk over trees.
     """
@@ -382,9 +384,9 @@ def _fill(value: Any, real: Callable[[Tensor], Tensor]) -> Any:
         return real(value)
     kind = type(value)
     if kind is tuple or kind is list:
-        return kind([_fill(each, real) for each in value])
+        return kind([_fill(part, real) for part in value])
     if kind is dict:
-        return {key: _fill(each, real) for key, each in value.items()}
+        return {key: _fill(part, real) for key, part in value.items()}
     return tree_map_only(Tensor, real, value) if kind in SUPPORTED_NODES else value
 
 

@@ -72,7 +72,7 @@ class LinkRun:
         return FittedLinks.of(self.measure(tell), name, self.per_server)
 
     def measure(self, tell: Callable[[str], None]) -> LinkMeasurement:
-        """Measure: as a rank that `torchrun` started, or with processes of its own.
+        """Measure: as a rank that `torchrun` started, or with processes that it starts.
 
         `tell` hears on rank 0 what is measured next. Raises PartoptError where a rank fails; no
         process is left in any case.
@@ -123,7 +123,7 @@ def _measure(run: LinkRun, tell: Callable[[str], None], context: Context) -> Lin
     Seconds are medians over repetitions and rounds.
     """
     cores = os.cpu_count() or 1
-    # of the host that has the most for each core, before there is any of our own
+    # of the host that has the most for a core, before there is any of this run
     load, cores = max(context.gather((os.getloadavg()[0] / cores, cores)))
     levels = levels_of(context.ranks, run.per_server)
     ranks = _Ranks(run, context, tell if context.rank == 0 else lambda _: None)
@@ -153,7 +153,7 @@ class _Seconds(NamedTuple):
 
 
 class _Ranks:
-    """All ranks of the run, from one of them: what they time together and tell each other."""
+    """All ranks of the run, from one of them: what they time together and tell one another."""
 
     def __init__(self, run: LinkRun, context: Context, tell: Callable[[str], None]) -> None:
         self.run, self.context, self.tell = run, context, tell
@@ -175,7 +175,7 @@ class _Ranks:
         return self.context.backend == "nccl"
 
     def _group(self, source: int, destination: int) -> Any:
-        """NCCL keeps the order of a group, so each direction has its own; gloo has tags."""
+        """NCCL keeps the order of a group, so every direction has one; gloo has tags."""
         if not self._launches:
             return None
         return self.context.channel(Direction(source, destination))
@@ -184,7 +184,7 @@ class _Ranks:
         """Everything that is measured on one level."""
         self.tell(f"{level.name}: messages")
         messages = self._messages(partial(self._trips, pairs=[level.pair]))
-        reduced = [each for ranks in level.allreduces for each in self.measure_allreduces(ranks)]
+        reduced = [timed for ranks in level.allreduces for timed in self.measure_allreduces(ranks)]
         self.tell(f"{level.name}: messages at once")
         both = self._messages(partial(self._exchange, pair=level.pair))
         ports = self._messages(partial(self._trips, pairs=level.ports)) if level.ports else ()
@@ -215,7 +215,7 @@ class _Ranks:
         return tuple(AllReduceSample(len(ranks), size, seen.message) for size, seen in timed)
 
     def _time(self, run: Callable[[int], None], count: int) -> float:
-        """Seconds of one of `count` runs, each of which is given its number.
+        """Seconds of one of `count` runs, which are given their numbers.
 
         On CPUs it is their median. GPUs are launched all of them behind a warm-up, and what is
         between two events is parted evenly.
@@ -241,7 +241,7 @@ class _Ranks:
     def _in_rounds(
         self, measure: Callable[[int, int], _Seconds | None]
     ) -> list[tuple[int, _Seconds]]:
-        """For each size the median over rounds of what `measure(size, repetitions)` gives.
+        """For every size the median over rounds of what `measure(size, repetitions)` gives.
 
         Of a round it is the mean over the ranks that saw anything.
         """
@@ -252,7 +252,7 @@ class _Ranks:
                 times = max(1, min(_MOST_TIMES, _MANY_BYTES // size))
                 self.context.barrier()
                 seen = self.context.gather(measure(size, self.run.repetitions * times))
-                means = zip(*(each for each in seen if each is not None), strict=True)
+                means = zip(*(of_rank for of_rank in seen if of_rank is not None), strict=True)
                 rounds[-1].append(_Seconds(*map(statistics.fmean, means)))
         found = []
         for size, seconds in zip(self.run.sizes, zip(*rounds, strict=True), strict=True):

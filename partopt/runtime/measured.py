@@ -139,7 +139,7 @@ def put_together(
 def as_run(plan: Plan, engine: str, backend: str) -> Plan:
     """The plan with the facts of the engine that runs it, and what its stages hold by these.
 
-    Its own engine exchanges gradients as the plan says, and waits for messages over gloo alone.
+    partopt's engine exchanges gradients as the plan says, and waits for messages over gloo alone.
     """
     facts = OF_TORCH if engine == TORCH else OWN
     changes = {name: getattr(facts, name) for name in ("gradients", "buffers")}
@@ -158,8 +158,8 @@ def _seconds(execution: Execution) -> float:
 
 def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> RankSeconds:
     timeline, order, shares = execution.timeline, execution.order, execution.shares
-    own = slice(order.rows[rank], order.rows[rank + 1])
-    taken, kind = (timeline.end - timeline.start)[own], order.kind[own]
+    row = slice(order.rows[rank], order.rows[rank + 1])
+    taken, kind = (timeline.end - timeline.start)[row], order.kind[row]
     forwards = max(1, int((kind == F).sum()))
     return RankSeconds(
         forward_s=float(taken[kind == F].sum()) / forwards,
@@ -194,9 +194,9 @@ def _remarks(
 def stage_seconds(
     plan: Plan, steps: Sequence[Sequence[RankRecord]], microbatches: int | None
 ) -> list[StageSeconds]:
-    """What the actions of each stage took: medians over microbatches, replicas and `steps`.
+    """What the actions of every stage took: medians over microbatches, replicas and `steps`.
 
-    `steps` are the records of all ranks in each, `microbatches` those that passed through an
+    `steps` are the records of all ranks in a step, `microbatches` those that passed through an
     asynchronous plan.
     """
     orders = order(plan.schedule, layout_of(plan, microbatches))
@@ -209,21 +209,21 @@ def stage_seconds(
             if record.rank == rank
         ]
         for action in actions_of(orders, rank):
-            taken[action.stage, action.kind] += [int(each[action.place]) for each in took_ns]
+            taken[action.stage, action.kind] += [int(step_ns[action.place]) for step_ns in took_ns]
     found = []
     for s, stage in enumerate(plan.stages):
-        own = {kind: statistics.median(ns) * _NS for (at, kind), ns in taken.items() if at == s}
-        split = I in own
+        took_s = {kind: statistics.median(ns) * _NS for (at, kind), ns in taken.items() if at == s}
+        split = I in took_s
         found.append(
             StageSeconds(
                 start=stage.start,
                 modules=stage.modules,
                 recompute=stage.recompute,
-                forward_s=own[F],
-                backward_s=own[I] + own[W] if split else own[B],
-                backward_weight_s=own[W] if split else None,
-                recompute_s=own.get(R),
-                optimizer_s=own.get(U),
+                forward_s=took_s[F],
+                backward_s=took_s[I] + took_s[W] if split else took_s[B],
+                backward_weight_s=took_s[W] if split else None,
+                recompute_s=took_s.get(R),
+                optimizer_s=took_s.get(U),
             )
         )
     return found
@@ -261,7 +261,7 @@ class _Times:
     def __init__(self, records: Sequence[RankRecord], step: int) -> None:
         self.records = sorted(records, key=lambda record: record.rank)
         self.step = step
-        self.begin_ns: dict[str, int] = {}  # of each host's clock
+        self.begin_ns: dict[str, int] = {}  # of every host's clock
         for record in records:
             started = int(record.started_ns[step])
             self.begin_ns[record.host] = min(self.begin_ns.get(record.host, started), started)

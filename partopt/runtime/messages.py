@@ -31,8 +31,8 @@ AHEAD = 3  # receives that are posted under gloo before they are used
 class Channel:
     """How messages of a plan go from rank to rank.
 
-    Under gloo each message has a tag of its own within a step, and receives are posted a few
-    actions ahead. NCCL has no tags: there each direction of a pair of ranks has a group, in which
+    Under gloo no two messages of a step have the same tag, and receives are posted a few
+    actions ahead. NCCL has no tags: there every direction of a pair of ranks has a group, in which
     messages keep the order of `postings`.
     """
 
@@ -61,15 +61,15 @@ class Channel:
         return None, 2 * (route.stage * self.microbatches + route.microbatch) + (route.kind != F)
 
     def postings_in(self, actions: Sequence[Action], steps: int) -> Iterator[Posting]:
-        """What is posted in all steps, each of which has a place for an action more than it has."""
+        """What is posted in all steps, every one with a place for an action more than it has."""
         places = [2 * step * (len(actions) + 1) for step in range(steps)]
         if self.postings is not None:
             for place in places:
-                yield from (Posting(place + each.place, each.what) for each in self.postings)
+                yield from (Posting(place + within, what) for within, what in self.postings)
             return
-        receiving = [each for each in actions if each.message_in]
-        routes = [each.message_in for each in receiving] * steps
-        behind = [place + 2 * each.place + 2 for place in places for each in receiving]
+        receiving = [action for action in actions if action.message_in]
+        routes = [action.message_in for action in receiving] * steps
+        behind = [place + 2 * action.place + 2 for place in places for action in receiving]
         for place, route in zip([0] * AHEAD + behind, routes, strict=False):
             assert route is not None
             yield Posting(place, route)
@@ -78,9 +78,9 @@ class Channel:
 def direction_groups(
     context: Context, postings: Mapping[int, Sequence[Posting]]
 ) -> dict[tuple[int, int], Any]:
-    """A group for each direction of a pair of ranks that has messages; every rank makes all."""
-    routes = [each.what for own in postings.values() for each in own]
-    pairs = {each[3:] for each in routes if isinstance(each, Route)}
+    """A group for every direction of a pair of ranks that has messages; every rank makes all."""
+    routes = [posting.what for of_rank in postings.values() for posting in of_rank]
+    pairs = {route[3:] for route in routes if isinstance(route, Route)}
     return {pair: context.channel(Direction(*pair)) for pair in sorted(pairs)}
 
 
@@ -165,8 +165,8 @@ class Messages:
 
 def check_cuts(stages: Mapping[int, Stage], context: Context) -> None:
     """Raise PartoptError, on every rank, where two stages disagree on what crosses a cut."""
-    own = {s: (list(stage.receives), list(stage.sends)) for s, stage in stages.items()}
-    every = [entry for rank in context.gather(own) for entry in rank.items()]
+    cuts = {s: (list(stage.receives), list(stage.sends)) for s, stage in stages.items()}
+    every = [entry for rank in context.gather(cuts) for entry in rank.items()]
     receives_of = {s: receives for s, (receives, _) in every}
     for s, (_, sends) in every:
         receives = receives_of.get(s + 1, [])

@@ -31,14 +31,14 @@ def optimizer_of(
     Raises PartoptError where torch has none of that name.
     """
     if source.optimizer is not None:
-        own = source.optimizer_of(list(parameters))
-        if not isinstance(own, Optimizer):
+        optimizer = source.optimizer_of(list(parameters))
+        if not isinstance(optimizer, Optimizer):
             raise PartoptError(
-                f"{source.place}: optimizer(parameters) returned {type(own).__name__}",
+                f"{source.place}: optimizer(parameters) returned {type(optimizer).__name__}",
                 "return a torch.optim.Optimizer",
                 code="no-optimizer",
             )
-        return own
+        return optimizer
     if name not in OPTIMIZERS:
         raise PartoptError(
             f"torch has no optimizer {name}",
@@ -65,16 +65,14 @@ def warm_up(
     make: Callable[[Sequence[nn.Parameter]], Optimizer], parameters: Sequence[nn.Parameter]
 ) -> None:
     """Run what an update runs, on as many small parameters, whose kernels are those of these."""
-    small = [
-        nn.Parameter(each.detach()[(slice(0, 2),) * each.dim()].clone()) for each in parameters
-    ]
+    small = [nn.Parameter(p.detach()[(slice(0, 2),) * p.dim()].clone()) for p in parameters]
     optimizer = make(small)
     for _ in range(2):  # the first step makes the state
-        for each in small:
-            each.grad = torch.zeros_like(each)
+        for p in small:
+            p.grad = torch.zeros_like(p)
         optimizer.step()
-    for dtype in {each.dtype for each in small}:  # a bucket has one
-        torch.cat([each.detach().reshape(-1) for each in small if each.dtype == dtype])
+    for dtype in {p.dtype for p in small}:  # a bucket has one
+        torch.cat([p.detach().reshape(-1) for p in small if p.dtype == dtype])
 
 
 class SharedOptimizer:
@@ -95,13 +93,13 @@ class SharedOptimizer:
         self.group, rank = group, dist.get_rank()
         sizes = dict.fromkeys(dist.get_process_group_ranks(group), 0)
         self.owners: list[tuple[nn.Parameter, int]] = []
-        for parameter in sorted(parameters, key=lambda each: each.numel(), reverse=True):
+        for parameter in sorted(parameters, key=lambda parameter: parameter.numel(), reverse=True):
             owner = min(sizes, key=sizes.__getitem__)
             sizes[owner] += parameter.numel()
             self.owners.append((parameter, owner))
-        own = {id(parameter) for parameter, owner in self.owners if owner == rank}
-        self.own = [each for each in parameters if id(each) in own]
-        self.optimizer = make(self.own) if self.own else None
+        stepped = {id(parameter) for parameter, owner in self.owners if owner == rank}
+        self.stepped = [parameter for parameter in parameters if id(parameter) in stepped]
+        self.optimizer = make(self.stepped) if self.stepped else None
 
     def step(self) -> None:
         """Step this replica's parameters, and get those of the others, all in place."""

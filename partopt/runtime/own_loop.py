@@ -1,4 +1,4 @@
-"""Training loops of one's own: over a plan's pipeline, or over a stage of it.
+"""A user's training loops: over a plan's pipeline, or over a stage of it.
 
 The pipeline runs an iteration and leaves its gradients; what is done with them is the loop's. A
 stage is a module, and it is the loop that moves tensors between it and others.
@@ -34,14 +34,14 @@ class Pipeline:
     """
 
     def __init__(self, training: Training, context: Context) -> None:
-        self._own = RankTraining(training, context)
+        self._training = RankTraining(training, context)
         self.rank, self.ranks, self.device = context.rank, context.ranks, context.device
         self.parameters: dict[str, nn.Parameter] = {}
         self._copies: list[tuple[nn.Parameter, nn.Parameter]] = []  # of it, in the other stages
-        for stage in self._own.stages.values():
-            for name, each in stage.own_parameters.items():
-                if self.parameters.setdefault(name, each) is not each:
-                    self._copies.append((each, self.parameters[name]))
+        for stage in self._training.stages.values():
+            for name, parameter in stage.held_parameters.items():
+                if self.parameters.setdefault(name, parameter) is not parameter:
+                    self._copies.append((parameter, self.parameters[name]))
 
     def step(self) -> float:
         """Run an iteration: the mean loss of its microbatches, on every rank.
@@ -51,8 +51,8 @@ class Pipeline:
         """
         for copy, whole in self._copies:
             copy.data.copy_(whole.data)
-        self._own.step(learn=False)
-        return losses_of(self._own.context.gather(self._own.end_step()))
+        self._training.step(learn=False)
+        return losses_of(self._training.context.gather(self._training.end_step()))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def train_with(
     """Run `loop` on every rank of `plan`, with its part of the pipeline; what rank 0 returns.
 
     `model` is `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, built with these `arguments`. Under
-    `torchrun` this process is one of the ranks, and gets its own result; else they are started
+    `torchrun` this process is one of the ranks, and gets its result; else they are started
     here, and results and the loop have to be picklable. `backend` and `engine` are those of
     `partopt.runtime.run.RunOptions`.
 
@@ -121,7 +121,7 @@ def stage_module(
     """The stage of `plan` that `rank` holds, as a module on `device`; of several, number `stage`.
 
     `model` is a file or module as for `train_with`, built with these `arguments`, or what
-    `partopt.profiler.source.find_model` found. The stage has its own weights alone, with the values
+    `partopt.profiler.source.find_model` found. The stage has its weights alone, with the values
     of the whole model built after `torch.manual_seed(seed)`, in the number format of the plan and
     under its autocast. It computes a microbatch as the plan has it: a loss is that of the model's
     file and not divided, and a stage that the plan recomputes does not do so by itself. Gradients
@@ -131,7 +131,7 @@ def stage_module(
     that cannot be cut so.
     """
     plan.stage_of(rank)  # refuses a rank that is not there, or idle
-    held = [s for s, each in enumerate(plan.stages) if rank in each.ranks]
+    held = [s for s, planned in enumerate(plan.stages) if rank in planned.ranks]
     s = held[0] if stage is None and len(held) == 1 else stage
     if s is None or s not in held:
         asked = "which is meant?" if stage is None else f"not stage {stage}"

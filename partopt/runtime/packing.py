@@ -9,7 +9,7 @@ from torch import Tensor
 
 from partopt.runtime.stage import Crossing
 
-_ALIGNMENT = 16  # bytes: each tensor of a message begins where its number format may
+_ALIGNMENT = 16  # bytes: a tensor of a message begins where its number format may
 
 
 class Packing:
@@ -17,18 +17,18 @@ class Packing:
 
     def __init__(self, crossings: Sequence[Crossing]) -> None:
         self.crossings = list(crossings)
-        self.places: list[slice] = []  # the bytes of each tensor
+        self.places: list[slice] = []  # the bytes of every tensor
         stop = 0
-        for each in crossings:
+        for crossing in crossings:
             start = -(-stop // _ALIGNMENT) * _ALIGNMENT
-            stop = start + torch.Size(each.shape).numel() * each.dtype.itemsize
+            stop = start + torch.Size(crossing.shape).numel() * crossing.dtype.itemsize
             self.places.append(slice(start, stop))
         self.size = max(1, stop)
 
     def pack(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
         """The message: uint8, shape (size,), on the device. A single tensor there is not copied."""
-        placed = [each.detach().to(device).contiguous() for each in tensors]
-        parts = [each.view(-1).view(torch.uint8) for each in placed]
+        placed = [tensor.detach().to(device).contiguous() for tensor in tensors]
+        parts = [tensor.view(-1).view(torch.uint8) for tensor in placed]
         if len(parts) == 1 and len(parts[0]) == self.size:
             return parts[0]
         message = torch.empty(self.size, dtype=torch.uint8, device=device)
@@ -39,7 +39,7 @@ class Packing:
     def unpack(self, message: Tensor) -> list[Tensor]:
         """The tensors in a message, which share its memory; it may come later.
 
-        Each counts its own changes (`.data`), so that a stage may change one in place.
+        Each counts its changes (`.data`), so that a stage may change one in place.
         """
         return [
             message[place].view(crossing.dtype).view(crossing.shape).data
@@ -47,6 +47,6 @@ class Packing:
         ]
 
     def give_back(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors of a message that is there, each where its stage has it."""
+        """The tensors of a message that is there, all where their stages have them."""
         pairs = zip(tensors, self.crossings, strict=True)
-        return [each.cpu() if crossing.on_host else each for each, crossing in pairs]
+        return [tensor.cpu() if crossing.on_host else tensor for tensor, crossing in pairs]

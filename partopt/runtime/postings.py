@@ -49,27 +49,28 @@ class Posting(NamedTuple):
 
 
 def kept_postings(plan: Plan, order: Order, context: Context) -> dict[int, list[Posting]]:
-    """`postings_of` the steps of a run, of which each has a plan and an order alike."""
+    """`postings_of` the steps of a run, which all have one plan and an order alike."""
     key = "postings", id(plan), len(order.kind)
     _, found = context.once(key, lambda: (plan, postings_of(plan, order)))
     return found
 
 
 def postings_of(plan: Plan, order: Order) -> dict[int, list[Posting]]:
-    """What each rank that has anything to post begins, in its order.
+    """What every rank that has anything to post begins, in its order.
 
     The sequence is that of the ends of actions in a simulation. So a receive is posted before the
     action during which its message is made, and is there in time.
     """
     timeline = simulate(replace(order, joined=np.zeros_like(order.joined)), _work(plan))
     made = _times_made(plan, timeline)
-    ends = [timeline.end[own].tolist() for own in map(slice, order.rows, order.rows[1:])]
-    # by rank, each at its place in the sequence: at one time messages follow by their senders
+    ends = [timeline.end[of_rank].tolist() for of_rank in map(slice, order.rows, order.rows[1:])]
+    # by rank, all at their places in the sequence: at one time messages follow by their senders
     found: defaultdict[int, list[tuple[float, int, Posting]]] = defaultdict(list)
 
     sent = timeline.transfers
     columns = (sent.kind, sent.stage, sent.microbatch, sent.source, sent.destination)
-    for route in itertools.starmap(Route, zip(*(each.tolist() for each in columns), strict=True)):
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for route in itertools.starmap(Route, rows):
         rank, time = route.destination, made[route.kind, route.stage, route.microbatch]
         place = 2 * bisect_left(ends[rank], time)
         if ends[rank][place // 2] == time:  # an action ends as the message is made
@@ -81,11 +82,11 @@ def postings_of(plan: Plan, order: Order) -> dict[int, list[Posting]]:
     for rank, time, exchange in early:
         place = 2 * bisect_left(ends[rank], time if overlaps else np.nextafter(time, np.inf))
         found[rank].append((time, -1 if overlaps else order.ranks, Posting(place, exchange)))
-    return {rank: [each for *_, each in sorted(own)] for rank, own in found.items()}
+    return {rank: [posting for *_, posting in sorted(of_rank)] for rank, of_rank in found.items()}
 
 
 def _times_made(plan: Plan, timeline: Timeline) -> dict[tuple[int, int, int], float]:
-    """When each message is there to be sent, by kind, stage and microbatch."""
+    """When every message is there to be sent, by kind, stage and microbatch."""
     order, blocks = timeline.order, waits_in_exchanges(plan)
     columns = order.kind.tolist(), order.stage.tolist(), order.microbatch.tolist()
     ends, found = timeline.end.tolist(), {}

@@ -87,12 +87,12 @@ def choose_backend(name: str, ranks_here: int) -> str:
 
 
 def local_device(devices: int) -> int:
-    """Which of the GPUs that this rank sees is its own: LOCAL_RANK, or of one that one.
+    """Which of the GPUs that this rank sees it computes on: LOCAL_RANK, or of one that one.
 
     Raises PartoptError where there is none.
     """
     number = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID"))
-    # srun may show each task its GPU alone; under torchrun what it starts may
+    # srun may show a task its GPU alone; under torchrun what it starts may
     shown = "TORCHELASTIC_RUN_ID" not in os.environ or "CUDA_VISIBLE_DEVICES" in os.environ
     if devices == 1 and shown:
         return 0
@@ -129,8 +129,8 @@ def is_under_torchrun() -> bool:
 def run_ranks(main: Callable[[Context], Result], ranks: int, backend: str) -> Result:
     """Run `main` on so many ranks, as processes of this host: the result of rank 0.
 
-    Under `torchrun` this process is one of the ranks, and the result its own. The errors are those
-    of `run_local`.
+    Under `torchrun` this process is one of the ranks, and the result that of this rank.
+    The errors are those of `run_local`.
     """
     if is_under_torchrun():
         return run_here(main, backend)
@@ -217,7 +217,7 @@ def run_local(
 
 
 def _open_store(ranks: int) -> Any:
-    """The store by which the processes find each other, on a port of this host alone."""
+    """The store by which the processes find one another, on a port of this host alone."""
     listening = socket.create_server((_HOST, 0))
     return TCPStore(
         _HOST,
@@ -392,7 +392,7 @@ class _LocalRun:
             self._take_reports()
         until_s = time.monotonic() + GRACE_S
         # who lost another is no reason to end before that one has said why
-        while all(each.lost for each in self._failures) and self._open:
+        while all(failure.lost for failure in self._failures) and self._open:
             if (left_s := until_s - time.monotonic()) <= 0:
                 break
             self._take_reports(left_s)
@@ -407,7 +407,7 @@ class _LocalRun:
 
     @property
     def _failures(self) -> list[Failure]:
-        return [each for each in self.reports.values() if isinstance(each, Failure)]
+        return [report for report in self.reports.values() if isinstance(report, Failure)]
 
     def _take_reports(self, limit_s: float | None = None) -> None:
         """Wait until ranks report or end, or for so long, and take down what they report."""
@@ -433,7 +433,7 @@ class _LocalRun:
             rank = min(silent, key=lambda rank: not self.progress[rank].works)
             first = Failure(rank, "it is alive, but others waited for it in vain")
         action = self.progress[first.rank].action
-        lines = [f"  rank {rank}: {each}" for rank, each in enumerate(self.progress)]
+        lines = [f"  rank {rank}: {progress}" for rank, progress in enumerate(self.progress)]
         where = f" at {action}" if action else ""
         return PartoptError(
             "\n".join([f"rank {first.rank} failed{where}: {first.reason}", *lines]),
@@ -443,7 +443,7 @@ class _LocalRun:
             rank=first.rank,
             reason=first.reason,
             details=first.details,
-            last_actions=[each.action for each in self.progress],
+            last_actions=[progress.action for progress in self.progress],
         )
 
     def end(self, grace_s: float = 0.0) -> None:

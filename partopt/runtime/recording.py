@@ -36,7 +36,7 @@ def record_model(
     Buffers and random numbers are afterwards as before. Raises PartoptError where the model does
     not call the layers in their order.
     """
-    device = next((each.device for each in tensors_in(inputs)), torch.device("cpu"))
+    device = next((tensor.device for tensor in tensors_in(inputs)), torch.device("cpu"))
     loss_fn, need_weights = loss_fn or loss_of_output, set[type]()
     while True:
         numbers, buffers = RandomNumbers(), BufferState([])
@@ -65,7 +65,7 @@ def record_model(
 class _NeedsWeights(BaseException):
     """A unit of this class does not run on fakes.
 
-    Not an Exception, so that no model takes it for an error of its own.
+    Not an Exception, so that no model takes it for one of its errors.
     """
 
     def __init__(self, kind: type) -> None:
@@ -230,7 +230,7 @@ def _hooked(modules: Mapping[nn.Module, str], layers: Sequence[LayerKey]) -> dic
 def _holders(
     model: nn.Module, layers: Sequence[LayerKey], events: Sequence[Event]
 ) -> dict[str, frozenset[int]]:
-    """For each distinct parameter the layers that hold it; what nothing uses is of the first."""
+    """The layers that hold every distinct parameter; what nothing uses is of the first."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     held: defaultdict[str, set[int]] = defaultdict(set)
     for layer, key in enumerate(layers):

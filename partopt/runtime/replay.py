@@ -15,7 +15,7 @@ from partopt.errors import PartoptError
 from partopt.profiler.tensors import Inputs, Loss
 from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.buffers import BufferState, buffer_slots
-from partopt.runtime.cuts import check_cuts, cut_before, own_parameter_names, with_stride
+from partopt.runtime.cuts import check_cuts, cut_before, held_parameter_names, with_stride
 from partopt.runtime.events import Key, Record
 from partopt.runtime.forward import StageForward, absent
 from partopt.runtime.packing import Packing
@@ -38,8 +38,8 @@ def materialise(
     values = dict(whole.named_parameters(remove_duplicate=False))
     buffers = dict(whole.named_buffers(remove_duplicate=False))
     modules = dict(whole.named_modules())
-    own_names = set(names)
-    keep = {id(each) for name, each in model.named_parameters() if name in own_names}
+    kept_names = set(names)
+    keep = {id(p) for name, p in model.named_parameters() if name in kept_names}
     made: dict[int, nn.Parameter] = {}
 
     def copy(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -47,16 +47,16 @@ def materialise(
 
     for prefix, module in model.named_modules():
         dot = f"{prefix}." if prefix else ""
-        for name, own in list(module._parameters.items()):
-            if own is None:
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None:
                 continue
-            if id(own) in keep and id(own) not in made:
-                value = copy(values[dot + name], own.dtype)
-                made[id(own)] = nn.Parameter(value, requires_grad=own.requires_grad)
-            elif id(own) not in made:
-                empty = torch.empty(own.shape, dtype=own.dtype, device="meta")
-                made[id(own)] = nn.Parameter(empty, requires_grad=False)
-            setattr(module, name, made[id(own)])  # an RNN keeps a list of its own, too
+            if id(parameter) in keep and id(parameter) not in made:
+                value = copy(values[dot + name], parameter.dtype)
+                made[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            elif id(parameter) not in made:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+                made[id(parameter)] = nn.Parameter(empty, requires_grad=False)
+            setattr(module, name, made[id(parameter)])  # an RNN keeps a list of them, too
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
                 module._buffers[name] = copy(buffers[dot + name], buffer.dtype)
@@ -66,7 +66,7 @@ def materialise(
 
 
 class StageModule(nn.Module):
-    """Layers [start, stop) of a recorded model, run by the model's own forward.
+    """Layers [start, stop) of a recorded model, run by the model's forward.
 
     They are the stage `stage` of `stages`. `receives` and `sends` are what crosses the cuts before
     and behind them. Parameters, buffers and `state_dict` are those of these layers, by their names
@@ -92,8 +92,8 @@ class StageModule(nn.Module):
         """
         super().__init__()
         check_cuts(record, (start, stop))
-        own = own_parameter_names(record, start, stop)
-        for name in own:
+        names = held_parameter_names(record, start, stop)
+        for name in names:
             if has_no_values(model.get_parameter(name)):
                 raise PartoptError(
                     f'the parameter "{name}" of layers {start} to {stop - 1} has no values',
@@ -118,10 +118,10 @@ class StageModule(nn.Module):
         self._modules, self._parameters = model._modules, model._parameters
         self._buffers = model._buffers
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
-        kept = {id(model.get_parameter(name)) for name in own}
+        kept = {id(model.get_parameter(name)) for name in names}
         parameters = model.named_parameters(remove_duplicate=False)
-        self._foreign = {name for name, each in parameters if id(each) not in kept}
-        units = {key.name: False for key in record.layers}  # whether each is of this stage
+        self._foreign = {name for name, parameter in parameters if id(parameter) not in kept}
+        units = {key.name: False for key in record.layers}  # whether it is of this stage
         units |= {key.name: True for key in record.layers[start:stop]}
         for name, _ in model.named_buffers(remove_duplicate=False):
             owners = [o for unit, o in units.items() if not unit or name.startswith(f"{unit}.")]
@@ -146,8 +146,8 @@ class StageModule(nn.Module):
         shapes goes without. Raises PartoptError where it needs them, where it is given other
         tensors, or where the forward takes another way than the recorded one.
         """
-        found = [(list(each.shape), each.dtype) for each in received]
-        expected = [(list(each.shape), each.dtype) for each in self.receives]
+        found = [(list(tensor.shape), tensor.dtype) for tensor in received]
+        expected = [(list(crossing.shape), crossing.dtype) for crossing in self.receives]
         if found != expected:
             raise PartoptError(
                 f"{self._named} receives {expected}, it was given {found}",
@@ -155,28 +155,28 @@ class StageModule(nn.Module):
                 code="cut-mismatch",
             )
         given: dict[Key, Tensor] = {}
-        own: dict[Key, Tensor] = {}
+        arrived: dict[Key, Tensor] = {}
         before = zip(self._before.keys, self._before.likeness, received, strict=True)
         for key, like, tensor in before:
-            own[key] = with_stride(tensor, like)
-            given[key] = own[key].clone() if like.storage in self._written else own[key]
+            arrived[key] = with_stride(tensor, like)
+            given[key] = arrived[key].clone() if like.storage in self._written else arrived[key]
         made, loss = self._forward.run(self._absent if inputs is None else inputs, given)
         if loss is not None:
             return loss
-        results = [made[key] if key in made else own[key] for key in self._behind.keys]
-        return tuple(each.contiguous() for each in results)
+        results = [made[key] if key in made else arrived[key] for key in self._behind.keys]
+        return tuple(result.contiguous() for result in results)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """The stage's parameters, frozen ones too, by the first of their names."""
-        return self._own(prefix, super().named_parameters("", recurse, remove_duplicate))
+        return self._of_stage(prefix, super().named_parameters("", recurse, remove_duplicate))
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """The buffers of the stage's layers, and those of no layer."""
-        return self._own(prefix, super().named_buffers("", recurse, remove_duplicate))
+        return self._of_stage(prefix, super().named_buffers("", recurse, remove_duplicate))
 
     def state_dict(
         self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
@@ -191,8 +191,8 @@ class StageModule(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Load the stage's part, of what may be the whole model's."""
-        own = {name: each for name, each in state_dict.items() if name not in self._foreign}
-        return super().load_state_dict(own, strict, assign)
+        state = {name: value for name, value in state_dict.items() if name not in self._foreign}
+        return super().load_state_dict(state, strict, assign)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the stage and of all layers."""
@@ -201,13 +201,13 @@ class StageModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert what has values (`Module.to`, `half`, `cuda`)."""
-        super()._apply(lambda each: each if each.is_meta else fn(each), recurse)  # type: ignore
+        super()._apply(lambda tensor: tensor if tensor.is_meta else fn(tensor), recurse)  # type: ignore
         return self
 
-    def _own(self, prefix: str, found: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        for name, each in found:
+    def _of_stage(self, prefix: str, found: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for name, value in found:
             if name not in self._foreign:
-                yield f"{prefix}.{name}" if prefix else name, each
+                yield f"{prefix}.{name}" if prefix else name, value
 
 
 def _forgive_foreign(stage: StageModule, incompatible: Any) -> None:
@@ -231,7 +231,7 @@ class ReplayStage(Stage):
 
     `inputs_of(microbatch)` are the model's inputs on this rank, `scale` is what the loss is
     multiplied by: 1 / microbatches of an iteration. With `recompute` forwards keep their inputs
-    alone. `own_parameters` are those that the stage needs, frozen ones too, by the first of their
+    alone. `held_parameters` are those that the stage needs, frozen ones too, by the first of their
     names: one that other stages need as well has the same name there. `losses` are those of the
     microbatches that the last stage has run, before they are scaled; who reads them clears them.
     """
@@ -248,8 +248,8 @@ class ReplayStage(Stage):
         # draws ahead on a GPU alone: a processor that draws does not compute
         self.needs_inputs, self.draws_ahead = True, False
         self.model = module.whole
-        self.own_parameters = dict(module.named_parameters())
-        self.parameters = [each for each in self.own_parameters.values() if each.requires_grad]
+        self.held_parameters = dict(module.named_parameters())
+        self.parameters = [p for p in self.held_parameters.values() if p.requires_grad]
         self.losses: dict[int, Tensor] = {}
         self.receives: Sequence[Crossing] = module.receives
         self.sends: Sequence[Crossing] = module.sends
@@ -263,7 +263,7 @@ class ReplayStage(Stage):
     def changing_buffers(self) -> dict[str, Tensor]:
         """The buffers that the stage's forwards may change, by their names in the model."""
         buffers = {name: holder[key] for holder, key, name in self._module.changing}
-        return {name: each for name, each in buffers.items() if each is not None}
+        return {name: buffer for name, buffer in buffers.items() if buffer is not None}
 
     def warm_up(self, inputs: Inputs, device: torch.device) -> None:
         """Run forwards, backwards and packing, on zeros and these inputs, and leave no trace.
@@ -273,8 +273,10 @@ class ReplayStage(Stage):
         """
         numbers, buffers, number = RandomNumbers(), BufferState(self._module.changing), -1
         received = [
-            torch.zeros(each.shape, dtype=each.dtype, device="cpu" if each.on_host else device)
-            for each in self.receives
+            torch.zeros(
+                crossing.shape, dtype=crossing.dtype, device="cpu" if crossing.on_host else device
+            )
+            for crossing in self.receives
         ]
         self.needs_inputs = not 0 < self._module.stage < self._module.stages - 1
         if not self.needs_inputs:
@@ -288,7 +290,7 @@ class ReplayStage(Stage):
             made = self.forward(number, received)
             sent = zip(made, self.sends, strict=True)
             back = self.backward(
-                number, [torch.zeros_like(own) for own, each in sent if each.gradient]
+                number, [torch.zeros_like(tensor) for tensor, crossing in sent if crossing.gradient]
             )
         for tensors, crossings in ((made, self.sends), (back, with_gradient(self.receives))):
             packing = Packing(crossings)
@@ -300,7 +302,7 @@ class ReplayStage(Stage):
         numbers.restore()
 
     def prepare(self, microbatch: int) -> None:
-        """Have the model's own inputs of a microbatch ready, whose forward comes next."""
+        """Have the model's inputs of a microbatch ready, whose forward comes next."""
         self._inputs[microbatch] = self._inputs_of(microbatch) if self.needs_inputs else None
 
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
@@ -355,12 +357,12 @@ class ReplayStage(Stage):
         if microbatch in self._kept:  # the schedule recomputes within the backward
             self.recompute(microbatch)
         graph = self._graphs.pop(microbatch)
-        given = gradients or [torch.ones_like(each) for each in graph.outputs]
+        given = gradients or [torch.ones_like(output) for output in graph.outputs]
         pairs = [p for p in zip(graph.outputs, given, strict=True) if p[0].requires_grad]
-        return graph.leaves, [output for output, _ in pairs], [each for _, each in pairs]
+        return graph.leaves, [output for output, _ in pairs], [gradient for _, gradient in pairs]
 
     def _run(self, microbatch: int, received: Sequence[Tensor]) -> tuple[list[Tensor], _Graph]:
-        taken = [each.detach() for each in received]
+        taken = [tensor.detach() for tensor in received]
         leaves = [
             tensor.requires_grad_()
             for tensor, crossing in zip(taken, self.receives, strict=True)
@@ -375,4 +377,4 @@ class ReplayStage(Stage):
         graded = [
             tensor for tensor, crossing in zip(made, self.sends, strict=True) if crossing.gradient
         ]
-        return [each.detach() for each in made], _Graph(leaves, graded)
+        return [tensor.detach() for tensor in made], _Graph(leaves, graded)

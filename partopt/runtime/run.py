@@ -142,26 +142,26 @@ class _Main:
         checking = context.device if options.check_device == "auto" else torch.device("cpu")
         outcome = check_first(self.training, context, checking) if options.check else None
         release_memory()  # of the whole model, which the run has no room for
-        own = RankTraining(self.training, context)
+        pipeline = RankTraining(self.training, context)
         if self.start is not None:
-            resume(own, self.start)
-        cuda, counted = context.device.type == "cuda", counted_step(own, steps)
+            resume(pipeline, self.start)
+        cuda, counted = context.device.type == "cuda", counted_step(pipeline, steps)
         if cuda:
             torch.cuda.reset_peak_memory_stats(context.device)
         records, losses, peak = [], [], None
         for step in range(steps):
             began, context.progress.first_step = time.perf_counter(), step
             if step == counted:
-                with TensorMemory(held_by(own)) as memory:
-                    records.append(own.step())
+                with TensorMemory(held_by(pipeline)) as memory:
+                    records.append(pipeline.step())
                 peak = memory.peak_bytes
             else:
-                records.append(own.step())
+                records.append(pipeline.step())
             seconds = time.perf_counter() - began
-            losses.append(losses_of(context.gather(own.end_step())))
+            losses.append(losses_of(context.gather(pipeline.end_step())))
             due = options.every is not None and (step + 1) % options.every == 0
             if options.folder is not None and (due or step + 1 == steps):
-                save(own, options.folder)
+                save(pipeline, options.folder)
             context.say(f"step {step + 1} of {steps}: loss {losses[-1]:.6g}, {seconds:.3g} s")
         device = describe_device(context.device).name
         peak, *others = gpu_memory(context.device) if cuda else (peak,)
@@ -216,7 +216,7 @@ def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> Training:
 def check_plan(plan: Plan, microbatches: int | None = None) -> int:
     """The microbatches of a step, where the plan can run; PartoptError where it cannot.
 
-    Replicas that share the optimizer of an asynchronous plan send each other weights after every
+    Replicas that share the optimizer of an asynchronous plan send one another weights after every
     round. Where one round would have to be done before another can be, they would wait for ever, as
     in an exchange that blocks.
     """

@@ -39,7 +39,7 @@ class WeightPart:
     def run(self) -> None:
         """Add the gradients of the weights to their `.grad`."""
         for nodes, weights in _groups(self._branches):
-            self._run_group(nodes, [self._weights[each] for each in weights])
+            self._run_group(nodes, [self._weights[weight] for weight in weights])
 
     def _run_group(self, nodes: Sequence[Node], weights: Sequence[Tensor]) -> None:
         """The gradients of weights that no branch but `nodes` leads to."""
@@ -72,8 +72,8 @@ def backward_of_inputs(
     weights: Sequence[Tensor],
 ) -> tuple[list[Tensor], WeightPart]:
     """The gradients of `inputs`, leaves of the graph, and what is left to do for `weights`."""
-    ends = [get_gradient_edge(each).node for each in inputs]
-    roots = [get_gradient_edge(each).node for each in outputs]
+    ends = [get_gradient_edge(tensor).node for tensor in inputs]
+    roots = [get_gradient_edge(tensor).node for tensor in outputs]
     above = _nodes_above(roots)
     trunk = _climb(ends, above)
     apart = set(roots) - trunk  # of outputs that depend on no input
@@ -98,18 +98,18 @@ def _gradients(
     outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> list[Tensor]:
     if not outputs or not inputs:
-        return [torch.zeros_like(each) for each in inputs]
+        return [torch.zeros_like(leaf) for leaf in inputs]
     found = torch.autograd.grad(
         outputs, list(inputs), list(gradients), retain_graph=True, allow_unused=True
     )
     return [
-        torch.zeros_like(leaf) if each is None else each.contiguous()
-        for leaf, each in zip(inputs, found, strict=True)
+        torch.zeros_like(leaf) if gradient is None else gradient.contiguous()
+        for leaf, gradient in zip(inputs, found, strict=True)
     ]
 
 
 def _nodes_above(roots: Iterable[Node]) -> dict[Node, list[Node]]:
-    """For each node below the roots those that lead to it."""
+    """The nodes that lead to every node below the roots."""
     above: dict[Node, list[Node]] = {root: [] for root in roots}
     waiting = list(above)
     while waiting:
@@ -164,7 +164,7 @@ def _groups(branches: dict[Node, set[int]]) -> list[tuple[list[Node], list[int]]
     for node, weights in branches.items():
         joined = [group for group in groups if group[1] & weights]
         groups = [group for group in groups if not group[1] & weights]
-        nodes = [each for group in joined for each in group[0]]
+        nodes = [trunk_node for group in joined for trunk_node in group[0]]
         groups.append(([*nodes, node], weights.union(*(group[1] for group in joined))))
     return [(nodes, sorted(weights)) for nodes, weights in groups]
 

@@ -26,7 +26,7 @@ class Crossing(NamedTuple):
 
 def with_gradient(crossings: Sequence[Crossing]) -> list[Crossing]:
     """Those whose gradient comes back."""
-    return [each for each in crossings if each.gradient]
+    return [crossing for crossing in crossings if crossing.gradient]
 
 
 class Stage(Protocol):
@@ -38,10 +38,10 @@ class Stage(Protocol):
 
     receives: Sequence[Crossing]  # of the cut before the stage; of the first stage none
     sends: Sequence[Crossing]  # of the cut behind it; of the last stage none
-    parameters: Sequence[nn.Parameter]  # those that train, each once
+    parameters: Sequence[nn.Parameter]  # those that train, every one once
 
     def prepare(self, microbatch: int) -> None:
-        """Have the model's own inputs of a microbatch ready, whose forward comes next."""
+        """Have the model's inputs of a microbatch ready, whose forward comes next."""
 
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
         """Run the forward; where the stage recomputes, only its inputs are kept."""
@@ -49,7 +49,7 @@ class Stage(Protocol):
     def recompute(self, microbatch: int) -> None:
         """Run the forward once more from the kept inputs, for a backward that comes next.
 
-        A backward that comes without it recomputes on its own.
+        A backward that comes without it recomputes by itself.
         """
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:

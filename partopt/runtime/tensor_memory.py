@@ -22,17 +22,17 @@ COUNTED = 1  # the step: all state of optimizers is there from the second one on
 FEWEST = 4  # steps of a run, of which others are left to time
 
 
-def counted_step(own: RankTraining, steps: int) -> int | None:
+def counted_step(pipeline: RankTraining, steps: int) -> int | None:
     """The step of a run in which to count; None on CUDA, in a short run, and for compiled modules.
 
     Those would run as they are not compiled, and round otherwise.
     """
     compiled = any(
         opened(module) is not module or module._compiled_call_impl is not None
-        for stage in own.stages.values()
+        for stage in pipeline.stages.values()
         for module in stage.model.modules()
     )
-    counts = own.context.device.type == "cpu" and steps >= FEWEST and not compiled
+    counts = pipeline.context.device.type == "cpu" and steps >= FEWEST and not compiled
     return COUNTED if counts else None
 
 
@@ -70,11 +70,13 @@ class TensorMemory(Watch):
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
 
-def held_by(own: RankTraining) -> list[Tensor]:
+def held_by(pipeline: RankTraining) -> list[Tensor]:
     """The tensors that a rank holds between steps; parameters of other stages have no memory."""
-    models = [stage.model for stage in own.stages.values()]
-    held: list[Tensor] = [each for model in models for each in model.parameters()]
-    held += [each for model in models for each in model.buffers()]
-    held += [each.grad for each in held if each.grad is not None]
-    states = [state for each in own.optimizers.values() for state in each.state.values()]
-    return held + [each for state in states for each in tensors_in(state)]
+    models = [stage.model for stage in pipeline.stages.values()]
+    held: list[Tensor] = [parameter for model in models for parameter in model.parameters()]
+    held += [buffer for model in models for buffer in model.buffers()]
+    held += [tensor.grad for tensor in held if tensor.grad is not None]
+    states = [
+        state for optimizer in pipeline.optimizers.values() for state in optimizer.state.values()
+    ]
+    return held + [tensor for state in states for tensor in tensors_in(state)]

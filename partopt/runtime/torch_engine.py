@@ -1,4 +1,4 @@
-"""Executes a plan on torch's own pipeline runtime, where it can run the plan's schedule.
+"""Executes a plan on torch's pipeline runtime, where it can run the plan's schedule.
 
 torch executes the order with its messages, written as its CSV, and calls the stages. What it lacks
 stays the project's: sums of gradients over replicas, tied parameters and optimizer steps
@@ -78,7 +78,7 @@ def execute_on_torch(
 ) -> RankRecord:
     """Execute `plan` on all ranks of `context` with torch's runtime; the record of this one.
 
-    Everything is as `partopt.runtime.engine.execute` says, but for messages. torch sends each
+    Everything is as `partopt.runtime.engine.execute` says, but for messages. torch sends every
     tensor of a cut for itself, waits for sends at the end of a step alone, whatever the plan's
     `waits` are, and has a buffer for every microbatch of an iteration. `microbatches` are for
     asynchronous schedules, which torch cannot run.
@@ -116,16 +116,16 @@ class TorchRun(RankRun):
         ranks = pipelines(layout)
         self.d, self.step = len(ranks), 0
         self.by_microbatch: dict[tuple[int, int, int], Action] = {
-            (_whole(each.kind), each.stage, each.microbatch // self.d): each
-            for each in self.actions
+            (_whole(action.kind), action.stage, action.microbatch // self.d): action
+            for action in self.actions
         }
         # every rank makes all groups, in one order
-        groups = [self.context.group(each, "pipeline") for each in ranks]
+        groups = [self.context.group(members, "pipeline") for members in ranks]
         postings = kept_postings(self.plan, self.order, self.context)
         self.directions: dict[tuple[int, int], Any] = {}
         if self.context.backend == "nccl":  # one for all would be one stream for all
             self.directions = direction_groups(self.context, postings)
-        self.k = next((k for k, own in enumerate(ranks) if self.context.rank in own), None)
+        self.k = next((k for k, members in enumerate(ranks) if self.context.rank in members), None)
         if self.k is not None:
             self.torch_stages = [TorchStage(self, s, groups[self.k]) for s in self.stages]
             rows = (self._cells(rank, postings.get(rank, [])) for rank in sorted(ranks[self.k]))
@@ -145,7 +145,7 @@ class TorchRun(RankRun):
                 cells.append((place, f"{action.stage}{what}"))
             if sent := action.message_out:
                 cells.append((place + 1, f"{action.stage}SEND_{KINDS[sent.kind]}{m}"))
-        return [cell for _, cell in sorted(cells, key=lambda each: each[0])]  # receives first
+        return [cell for _, cell in sorted(cells, key=lambda cell: cell[0])]  # receives first
 
     def make_runtime(self) -> None:
         """Make torch's runtime, which may send messages."""
@@ -161,7 +161,7 @@ class TorchRun(RankRun):
             stage.first = step * self.microbatches + self.k
         with lost_connections(), _without_log():
             self.runtime.step(return_outputs=False)
-        messages = [each.place for each in self.actions if each.message_out]
+        messages = [action.place for action in self.actions if action.message_out]
         self.clock.note(self.record.sent[step], messages)
         for action in self.actions:
             if action.kind == U:
@@ -186,12 +186,12 @@ class TorchRun(RankRun):
         self.context.progress.note(RECEIVING)
 
     def direct(self, operations: Sequence[dist.P2POp]) -> list[dist.P2POp]:
-        """The messages, each in the group of its direction where there is one."""
-        own = self.context.rank
-        for each in operations:
-            pair = (own, each.peer) if each.op == dist.isend else (each.peer, own)
+        """The messages, in the groups of their directions where there are some."""
+        rank = self.context.rank
+        for message in operations:
+            pair = (rank, message.peer) if message.op == dist.isend else (message.peer, rank)
             if group := self.directions.get(pair):
-                each.group, each.group_peer = group, dist.get_group_rank(group, each.peer)
+                message.group, message.group_peer = group, dist.get_group_rank(group, message.peer)
         return list(operations)
 
     def note_send(self, kind: int, s: int, m: int) -> None:
@@ -213,7 +213,7 @@ def _whole(kind: int) -> int:
 
 
 class Runtime(_PipelineScheduleRuntime):
-    """torch's runtime for stages that compute their own loss and its gradients.
+    """torch's runtime for stages that compute their loss and its gradients.
 
     It runs `microbatches` through the pipeline, in the order that the CSV `text` spells, with
     its messages.
@@ -306,8 +306,8 @@ class TorchStage(PipelineStage):
         run = self.stage.backward if full_backward else self.stage.backward_input
         with self.run.timed(B, s, m):
             found = run(self._number(m), gradients)
-        own, every = with_gradient(self.stage.receives), with_gradient(self.before)
-        graded = iter(self._outgoing(found, own, every))
+        expected, every = with_gradient(self.stage.receives), with_gradient(self.before)
+        graded = iter(self._outgoing(found, expected, every))
         self.bwd_cache[m] = tuple(
             next(graded) if crossing.gradient else None for crossing in self.before
         )
@@ -343,15 +343,15 @@ class TorchStage(PipelineStage):
         return self.run.direct(super().get_bwd_recv_ops(bwd_chunk_id))
 
     def _outgoing(
-        self, tensors: Sequence[Tensor], own: Sequence[Crossing], every: Sequence[Crossing]
+        self, tensors: Sequence[Tensor], expected: Sequence[Crossing], every: Sequence[Crossing]
     ) -> list[Tensor]:
-        """The tensors as torch sends them, and the token where `every` has one more than `own`.
+        """The tensors as torch sends them, and the token where `every` has one more.
 
-        Raises PartoptError where they are not as `own` says: the receiver's buffers are.
+        Raises PartoptError where they are not as `expected` says: the receiver's buffers are.
         """
-        check_made(self.stage_index, tensors, own)
-        sent = [each.detach().to(self.device).contiguous() for each in tensors]
-        if len(every) > len(own):
+        check_made(self.stage_index, tensors, expected)
+        sent = [tensor.detach().to(self.device).contiguous() for tensor in tensors]
+        if len(every) > len(expected):
             sent.append(torch.zeros(TOKEN.shape, dtype=TOKEN.dtype, device=self.device))
         return sent
 
@@ -366,7 +366,9 @@ def _with_token(crossings: Sequence[Crossing]) -> list[Crossing]:
 
 def _examples(crossings: Sequence[Crossing]) -> tuple[Tensor, ...]:
     """Tensors without memory, as the ones that cross."""
-    return tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in crossings)
+    return tuple(
+        torch.empty(crossing.shape, dtype=crossing.dtype, device="meta") for crossing in crossings
+    )
 
 
 def _gradients(crossings: Sequence[Crossing]) -> tuple[Tensor | None, ...]:
@@ -378,7 +380,7 @@ def _gradients(crossings: Sequence[Crossing]) -> tuple[Tensor | None, ...]:
 def _take(infos: Sequence[Any], crossings: Sequence[Crossing], is_local: bool) -> list[Tensor]:
     """The tensors that came; local ones are let go of, which torch would keep until the next step.
 
-    Received ones count their own changes (`.data`), so that a stage may change one in place.
+    Received ones count their changes (`.data`), so that a stage may change one in place.
     """
     pairs = list(zip(infos, crossings, strict=False))  # a token is nobody's
     if is_local:
@@ -388,6 +390,6 @@ def _take(infos: Sequence[Any], crossings: Sequence[Crossing], is_local: bool) -
     else:
         taken = [info.buffer.data for info, _ in pairs]
     return [
-        each.cpu() if crossing.on_host else each
-        for each, (_, crossing) in zip(taken, pairs, strict=True)
+        tensor.cpu() if crossing.on_host else tensor
+        for tensor, (_, crossing) in zip(taken, pairs, strict=True)
     ]

@@ -23,7 +23,7 @@ from partopt.profiler.tensors import Inputs, Loss, pin, place
 from partopt.profiler.weightless import RandomNumbers, build_without_weights, fake_mode
 from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
-from partopt.runtime.cuts import check_cuts, own_parameter_names, shared_parameters
+from partopt.runtime.cuts import check_cuts, held_parameter_names, shared_parameters
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
 from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean, warm_up
@@ -43,7 +43,7 @@ class Training:
     """What is trained by which plan.
 
     `microbatches` pass through in a step. Losses are means over them, or over a round of an
-    asynchronous plan; `engine` is partopt's own or that of torch.
+    asynchronous plan; `engine` is that of partopt or that of torch.
     """
 
     plan: Plan
@@ -124,26 +124,26 @@ class Training:
         check_cuts(record, [stage.start for stage in self.plan.stages])
         known = dict(model.named_parameters())
         for s, stage in enumerate(self.plan.stages):
-            names = own_parameter_names(record, stage.start, stage.stop)
-            own = sum(known[name].numel() * known[name].element_size() for name in names)
-            if own != stage.parameter_bytes:
+            names = held_parameter_names(record, stage.start, stage.stop)
+            held_bytes = sum(known[name].numel() * known[name].element_size() for name in names)
+            if held_bytes != stage.parameter_bytes:
                 raise PartoptError(
-                    f"stage {s} has {own} bytes of parameters in this model, "
+                    f"stage {s} has {held_bytes} bytes of parameters in this model, "
                     f"{stage.parameter_bytes} in the plan",
                     "give the arguments of the model that was profiled, or plan for this one",
                     code="other-model",
                     stage=s,
                 )
-        return record, {name for name, each in known.items() if each.requires_grad}
+        return record, {name for name, parameter in known.items() if parameter.requires_grad}
 
     def stage(self, s: int, record: Record, whole: nn.Module, device: torch.device) -> StageModule:
         """Stage s of the model, whose `record` is given, with copies of the `whole` one's weights.
 
-        They are those of its own layers alone.
+        They are those of its layers alone.
         """
         stage = self.plan.stages[s]
         model, loss_fn = self.build_weightless(device)
-        names = own_parameter_names(record, stage.start, stage.stop)
+        names = held_parameter_names(record, stage.start, stage.stop)
         materialise(model, names, whole, device)
         place, example = (s, len(self.plan.stages)), self.draw_inputs(0, device)
         return StageModule(model, record, stage.start, stage.stop, loss_fn, place, example)
@@ -252,13 +252,13 @@ class RankTraining:
         self.tied = [
             Tied(
                 name,
-                sorted({each for s in users for each in plan.stages[s].ranks}),
-                [self.stages[s].own_parameters[name] for s in users if s in self.stages],
+                sorted({rank for s in users for rank in plan.stages[s].ranks}),
+                [self.stages[s].held_parameters[name] for s in users if s in self.stages],
             )
             for name, users in holding.items()
             if name in self.trained
         ]
-        # every rank makes all groups, in one order; sums of gradients and weights have one each
+        # every rank makes all groups, in one order; sums of gradients have one, weights another
         shared = plan.shard == "optimizer"
         self._sharing = {
             s: context.group(stage.ranks, "weights")
@@ -266,9 +266,9 @@ class RankTraining:
             if shared and stage.replicas > 1
         }
         if context.backend == "nccl":
-            for s, own in self.stages.items():
-                own.warm_up(training.draw_inputs(0, context.device), context.device)
-                warm_up(partial(self._optimizer_of, s), own.parameters)
+            for s, held in self.stages.items():
+                held.warm_up(training.draw_inputs(0, context.device), context.device)
+                warm_up(partial(self._optimizer_of, s), held.parameters)
 
     def _make_stages(self) -> dict[int, ReplayStage]:
         training, device = self.training, self.context.device
@@ -332,8 +332,8 @@ class RankTraining:
     def _stepper_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Stepper:
         """What steps stage s, the same in every step: its optimizer, or that of all replicas."""
 
-        def make(own: Sequence[nn.Parameter]) -> Optimizer:
-            training, plan, made = self.training, self.training.plan, self._optimizer_of(s, own)
+        def make(stepped: Sequence[nn.Parameter]) -> Optimizer:
+            training, plan, made = self.training, self.training.plan, self._optimizer_of(s, stepped)
             if training.asynchronous:
                 orders = order(plan.schedule, layout_of(plan, training.microbatches))
                 step_by_mean(made, batch_of_stage(plan, orders, s))
@@ -349,6 +349,6 @@ class RankTraining:
 
 
 def losses_of(parts: Sequence[Mapping[int, float]]) -> float:
-    """The mean loss of a step, from the losses of microbatches on each rank."""
+    """The mean loss of a step, from the losses of microbatches on all ranks."""
     every = [loss for part in parts for loss in part.values()]
     return sum(every) / len(every)

@@ -40,7 +40,7 @@ class LayerOrder:
     def enter(self, name: str) -> int:
         """The layer that begins with a call of the unit `name`; PartoptError for another one."""
         layer = self.entered
-        known = [each.name for each in self._layers[layer : layer + 1]]
+        known = [unit.name for unit in self._layers[layer : layer + 1]]
         if known != [name]:
             expected = f'calls "{known[0]}" there' if known else "has no more layers"
             message = f'the model calls "{name}" as layer {layer}, the plan {expected}'
@@ -70,22 +70,22 @@ class TakenUnits:
 
     def __init__(self, model: nn.Module, names: Sequence[str], called: Callable[..., Any]) -> None:
         self._taken: list[tuple[dict[str, Any], Any]] = []  # attributes, the forward in its place
-        self._own: list[Any] = []  # forwards that were attributes, not the class's
+        self._replaced: list[Any] = []  # forwards that were attributes, not the class's
         for name in dict.fromkeys(names):
             module = _find(model, name)
             self._taken.append((module.__dict__, partial(called, name, module.forward)))
-            self._own.append(module.__dict__.get("forward"))
+            self._replaced.append(module.__dict__.get("forward"))
 
     def __enter__(self) -> None:
         for attributes, taken in self._taken:
             attributes["forward"] = taken
 
     def __exit__(self, *_: object) -> None:
-        for (attributes, _), own in zip(self._taken, self._own, strict=True):
-            if own is None:
+        for (attributes, _), forward in zip(self._taken, self._replaced, strict=True):
+            if forward is None:
                 attributes.pop("forward", None)
             else:
-                attributes["forward"] = own
+                attributes["forward"] = forward
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:
@@ -102,7 +102,7 @@ def _find(model: nn.Module, name: str) -> nn.Module:
 
 @contextlib.contextmanager
 def observe_hooked(names: dict[nn.Module, str]) -> Iterator[list[tuple[str, Any]]]:
-    """Names and results of the modules with forward hooks of their own that run in this context."""
+    """Names and results of the modules with forward hooks that run in this context."""
     seen: list[tuple[str, Any]] = []
 
     def note(module: nn.Module, _inputs: Any, output: Any) -> None:

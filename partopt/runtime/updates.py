@@ -38,7 +38,7 @@ OptimizerOf = Callable[[int, Sequence[nn.Parameter]], Stepper]
 class Tied:
     """A parameter that several stages hold: its name, and all ranks that hold it.
 
-    `parameters` are what this rank holds of it, one for each stage that has its own.
+    `parameters` are what this rank holds of it, one for every stage that has a copy.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Tied:
 
 
 def tied_stages(plan: Plan) -> dict[str, list[int]]:
-    """The stages that hold each tied parameter of `plan`."""
+    """The stages that hold every tied parameter of `plan`."""
     stages: dict[str, list[int]] = {}
     for flow in plan.communication:
         if flow.kind == "tied" and flow.stage is not None:
@@ -87,7 +87,7 @@ class Sum:
         self._handles: list[Any] = []
 
     def watch(self) -> None:
-        """Begin each bucket when the backward that comes now has made its gradients."""
+        """Begin every bucket when the backward that comes now has made its gradients."""
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._note_made)  # type: ignore[no-untyped-call]
             for bucket in self.buckets
@@ -177,16 +177,21 @@ class Updates:
     ) -> None:
         self.context, self.parameters, self.tied = context, parameters, tied
         self.steps: dict[int, Step] = {
-            s: optimizer_of(s, own).step for s, own in parameters.items() if optimizer_of and own
+            s: optimizer_of(s, of_stage).step
+            for s, of_stage in parameters.items()
+            if optimizer_of and of_stage
         }
-        apart = {id(own) for each in tied for own in each.parameters}
+        apart = {id(parameter) for shared in tied for parameter in shared.parameters}
         self.untied = {
-            s: [each for each in own if id(each) not in apart] for s, own in parameters.items()
+            s: [parameter for parameter in of_stage if id(parameter) not in apart]
+            for s, of_stage in parameters.items()
         }
         # every rank makes all groups, in one order, and also those that it is not in
         ranks = [stage.ranks for stage in plan.stages]
-        self.replicas = [context.group(each) if len(each) > 1 else None for each in ranks]
-        self.holders = [context.group(each.ranks) if len(each.ranks) > 1 else None for each in tied]
+        self.replicas = [context.group(members) if len(members) > 1 else None for members in ranks]
+        self.holders = [
+            context.group(shared.ranks) if len(shared.ranks) > 1 else None for shared in tied
+        ]
         # buckets begin beside the last backward of an iteration
         self.overlaps = plan.microbatches is not None and plan.engine.allreduce == "overlap"
         self.bucket_bytes = plan.engine.bucket_bytes if self.overlaps else math.inf
@@ -194,13 +199,13 @@ class Updates:
         self.watched: dict[int, Sum] = {}
         self.sums: dict[int, tuple[int, Sum]] = {}  # the round that is exchanged, by stage
         self.versions: dict[int, Versions] = {}  # of an asynchronous plan
-        for s, own in parameters.items() if schedule(plan.schedule).asynchronous else ():
+        for s, of_stage in parameters.items() if schedule(plan.schedule).asynchronous else ():
             step, replicas = self.steps.get(s), plan.stages[s].replicas
             if schedule(plan.schedule).steps_in_backwards:
-                self.versions[s] = Versions(own, step, replicas)
+                self.versions[s] = Versions(of_stage, step, replicas)
             else:
                 self.versions[s] = DoubleBuffered(
-                    own, step, replicas, batch_of_stage(plan, order, s)
+                    of_stage, step, replicas, batch_of_stage(plan, order, s)
                 )
 
     def begin_step(self, first: int = 0) -> None:
@@ -208,8 +213,8 @@ class Updates:
         self.tied_summed = False
         for versions in self.versions.values():
             versions.begin_step(first)
-        for own in self.parameters.values():
-            for parameter in own:
+        for of_stage in self.parameters.values():
+            for parameter in of_stage:
                 parameter.grad = None
 
     def begin_last_backward(self, s: int) -> None:
@@ -265,11 +270,11 @@ class Updates:
             self.tied_summed = True
 
     def _sum_tied(self) -> None:
-        """Add up the gradients of each tied parameter over all ranks and stages that hold it."""
-        for each, group in zip(self.tied, self.holders, strict=True):
-            if self.context.rank not in each.ranks:
+        """Add up the gradients of every tied parameter over all ranks and stages that hold it."""
+        for shared, group in zip(self.tied, self.holders, strict=True):
+            if self.context.rank not in shared.ranks:
                 continue
-            held = [gradient_of(parameter) for parameter in each.parameters]
+            held = [gradient_of(parameter) for parameter in shared.parameters]
             total = torch.stack(held).sum(0)
             if group is not None:
                 with lost_connections():

@@ -36,9 +36,9 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
 class Versions:
     """PipeDream's weight stashing: a microbatch's backward uses the weights of its forward.
 
-    The forward uses the newest ones. There is a new version after each round, of one microbatch on
-    each replica; one that no microbatch in flight uses is freed, and the newest one becomes the new
-    one where that is so.
+    The forward uses the newest ones. There is a new version after every round, of one microbatch
+    on every replica; one that no microbatch in flight uses is freed, and the newest one becomes the
+    new one where that is so.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class DoubleBuffered(Versions):
         version, left = divmod((number + 1) * self.replicas, self.batch)
         if self.replicas > 1:  # those of the next round are summed over the replicas alone
             rounds = [gradient_of(parameter) for parameter in self.parameters]
-            for before, own in zip(self.total, rounds, strict=bool(self.total)):
-                before.add_(own)
+            for before, of_round in zip(self.total, rounds, strict=bool(self.total)):
+                before.add_(of_round)
             self.total = self.total or rounds
             self._drop_gradients()
         if left == 0:
@@ -155,6 +155,6 @@ def batch_of_stage(plan: Plan, order: Order, stage: int) -> int:
     if schedule(plan.schedule).steps_in_backwards:
         return plan.stages[stage].replicas
     peaks = in_flight(order)
-    most = max(int(np.sum(peaks[each.ranks])) for each in plan.stages)
-    whole = math.lcm(*(each.replicas for each in plan.stages))
+    most = max(int(np.sum(peaks[stage.ranks])) for stage in plan.stages)
+    whole = math.lcm(*(stage.replicas for stage in plan.stages))
     return -(-most // whole) * whole

@@ -1,7 +1,7 @@
 """Running a model without weights far enough to record it.
 
 Units run on fake tensors; between them there are real zeros in place of what they return, so that
-the model's own code meets real tensors there, as it does where the weights are.
+the model's code meets real tensors there, as it does where the weights are.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def has_no_values(tensor: Tensor) -> bool:
 @contextlib.contextmanager
 def stand_ins(model: nn.Module, device: torch.device) -> Iterator[StandIns | None]:
     """The context in which a model without weights can run on `device`; None for one with them."""
-    if not any(has_no_values(each) for each in model.parameters()):
+    if not any(has_no_values(parameter) for parameter in model.parameters()):
         yield None
         return
     mode = fake_mode()
-    fake = memoize(lambda each: fake_parameter(mode, each, device))
-    form = next((each.dtype for each in model.parameters()), torch.float32)
+    fake = memoize(lambda parameter: fake_parameter(mode, parameter, device))
+    form = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     with without_log(), replace_tensors(model, fake), real_buffers(model, device, form):
         yield StandIns(mode)
 
@@ -51,7 +51,7 @@ class StandIns:
         self._mode = mode
 
     def enter(self, value: Any) -> tuple[Any, dict[int, Tensor]]:
-        """Arguments with fakes of their tensors, and the real tensor behind each fake, by its id.
+        """Arguments with fakes of their tensors, and the real tensor behind every fake, by its id.
 
         The fakes live as long as the arguments that are returned.
         """

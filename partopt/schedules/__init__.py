@@ -60,7 +60,7 @@ def schedule(name: str) -> Schedule:
 def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None:
     """Why the schedule `name` cannot pass `microbatches` through a pipeline; None where it can.
 
-    It is one pipeline of P devices with v chunks each.
+    It is one pipeline of P devices with v chunks a device.
     """
     entry = schedule(name)
     try:
@@ -117,17 +117,17 @@ def order(name: str, layout: Layout) -> Order:
     warmup = _warmups(entry, layout)
     places, which, first = _places(layout, chunks, v, warmup, entry.shape)
     rows = []
-    for place, own in zip(places, chunks.stage.reshape(-1, v)[first].tolist(), strict=True):
+    for place, stages in zip(places, chunks.stage.reshape(-1, v)[first].tolist(), strict=True):
         rounds = M // len(layout.ranks[place.p]) if entry.asynchronous else None
-        rows.append(row_of(entry, place, tuple(map(layout.exchanges, own)), rounds))
+        rows.append(row_of(entry, place, tuple(map(layout.exchanges, stages)), rounds))
     return write_rows(rows, which, chunks, layout)
 
 
 def _warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
-    """Forwards before the first backward of each stage: those of the layout, else the usual ones.
+    """Forwards before the first backward of every stage: those of the layout, else the usual ones.
 
-    They are 0 for several stages on a device: the rows of such schedules know their own. Raises
-    PartoptError where the layout states another warm-up than a schedule with one of its own has.
+    They are 0 for several stages on a device: the rows of such schedules know theirs. Raises
+    PartoptError where the layout states another warm-up than that of a schedule that has one.
     """
     if entry.shape != STRAIGHT:
         return [0] * len(layout.ranks)
@@ -153,7 +153,7 @@ def _warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
 def _places(
     layout: Layout, chunks: Chunks, v: int, warmup: Sequence[int], shape: str
 ) -> tuple[list[Place], NDArray[np.int64], NDArray[np.int64]]:
-    """The places that differ, which of them each rank with work has, and the first that has each.
+    """The places that differ, the place of every rank with work, and the first rank of every place.
 
     All chunks of a device must get equally many microbatches.
     """

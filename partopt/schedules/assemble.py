@@ -1,8 +1,8 @@
 """Whole orders: put together from the rows of single devices, and checked.
 
-Microbatches are numbered, all-reduces and optimizer steps put in, for all ranks at once. Of an
-order of one's own, `check` says what no pipeline can execute, and which work is left out.
-Deadlocks, devices that wait for each other, are found by executing the order.
+Microbatches are numbered, all-reduces and optimizer steps put in, for all ranks at once. Of a
+user's order, `check` says what no pipeline can execute, and which work is left out.
+Deadlocks, devices that wait for one another, are found by executing the order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOWHERE = -1  # the place of an action that is not there
 class NumberedRow(NamedTuple):
     """A row with the exchanges of gradients and the optimizer's steps.
 
-    `number` says of each action which of its chunk's microbatches it is for; of A the round, of U
+    `number` says of every action which of its chunk's microbatches it is for; of A the round, of U
     0.
     """
 
@@ -105,13 +105,13 @@ def write_rows(
     rows: Sequence[NumberedRow], which: Integers, chunks: Chunks, layout: Layout
 ) -> Order:
     """The order in which the n-th rank with work does `rows[which[n]]`, on its chunks."""
-    every = Row(*(np.concatenate(parts) for parts in zip(*(own.row for own in rows), strict=True)))
-    number = np.concatenate([own.number for own in rows])
-    lengths = np.array([len(own.number) for own in rows])
+    every = Row(*(np.concatenate(parts) for parts in zip(*(row.row for row in rows), strict=True)))
+    number = np.concatenate([row.number for row in rows])
+    lengths = np.array([len(row.number) for row in rows])
     first = np.cumsum(lengths) - lengths
     length = lengths[which]
     place = _ranges(first[which], length)
-    ranks, held = np.unique(chunks.rank, return_index=True)  # and the first chunk of each
+    ranks, held = np.unique(chunks.rank, return_index=True)  # and their first chunks
     at = every.chunk[place] + np.repeat(held, length)
     kind, stage = every.kind[place], chunks.stage[at]
     microbatch, replicas = number[place], np.array(layout.replicas, dtype=np.int32)
@@ -125,7 +125,7 @@ def write_rows(
 
 
 def _ranges(first: Integers, length: Integers) -> Integers:
-    """The numbers from each of `first` on, as many as `length` says, one range after the other."""
+    """The numbers from all of `first` on, as many as `length` says, one range after the other."""
     ends = np.cumsum(length)
     places: Integers = np.repeat(first - (ends - length), length)
     places += np.arange(len(places))
@@ -135,8 +135,8 @@ def _ranges(first: Integers, length: Integers) -> Integers:
 def check(order: Order, layout: Layout) -> None:
     """Raise PartoptError, with the rank and the action, unless all of the work is done once.
 
-    Every stage does each microbatch: a forward, then a backward, whole or an I and then a W, all on
-    the rank that holds the stage's replica for that microbatch; a recomputation lies between the
+    Every stage does all microbatches: a forward, then a backward, whole or an I and then a W, all
+    on the rank that holds the stage's replica for that microbatch; a recomputation lies between the
     two. Joined actions are one forward and the one backward after it.
     """
     kind, stage, microbatch = order.kind, order.stage, order.microbatch
@@ -162,14 +162,14 @@ def check(order: Order, layout: Layout) -> None:
     wrong = np.flatnonzero(~acts & ~np.isin(rank * stages + stage, held))
     _refuse(order, wrong, "is on a rank that does not hold the stage", "leave it out there")
 
-    # where each kind of action is of every task, a microbatch on a stage
+    # where every kind of action is of every task, a microbatch on a stage
     task = stage.astype(np.int64) * M + microbatch
     place: dict[int, Integers] = {}
-    for each in (F, B, I, W, R):
-        own = np.flatnonzero(kind == each)
-        place[each] = np.full(stages * M, NOWHERE, dtype=np.int64)
-        place[each][task[own[::-1]]] = own[::-1]
-        again = own[place[each][task[own]] != own]
+    for code in (F, B, I, W, R):
+        places = np.flatnonzero(kind == code)
+        place[code] = np.full(stages * M, NOWHERE, dtype=np.int64)
+        place[code][task[places[::-1]]] = places[::-1]
+        again = places[place[code][task[places]] != places]
         _refuse(order, again, "occurs twice", "each microbatch passes a stage once")
 
     hint = "each microbatch needs on each stage one F, and one B or one I and one W"
@@ -177,10 +177,10 @@ def check(order: Order, layout: Layout) -> None:
     both = parts[(place[B] != NOWHERE) & (parts != NOWHERE)]
     _refuse(order, both, "occurs beside a whole backward", hint)
     whole, split = parts == NOWHERE, parts != NOWHERE
-    for each, needed in ((F, whole | split), (B, whole), (I, split), (W, split)):
-        for missing in np.flatnonzero(needed & (place[each] == NOWHERE))[:1].tolist():
+    for code, needed in ((F, whole | split), (B, whole), (I, split), (W, split)):
+        for missing in np.flatnonzero(needed & (place[code] == NOWHERE))[:1].tolist():
             s, g = divmod(missing, M)
-            name, on = f"{s}{KINDS[each]}{g}", layout.ranks[s][g % len(layout.ranks[s])]
+            name, on = f"{s}{KINDS[code]}{g}", layout.ranks[s][g % len(layout.ranks[s])]
             raise _invalid(on, name, "is missing", hint)
 
     # the actions of a task are on one rank, so that places compare

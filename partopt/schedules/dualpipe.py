@@ -1,12 +1,12 @@
 """DualPipe (DeepSeek-V3 technical report, 2024, section 3.2.1), and DualPipeV, which is half of it.
 
 In the steady state a forward of one stage of a device and a backward of the other run at once, in
-one slot, so that each one's communication hides behind the other.
+one slot, so that the communication of either hides behind the other.
 
 - `dualpipe`: a pipeline fed from both ends. Device p holds stage p of the copy that starts at
   device 0 and stage P-1-p of the one that starts at device P-1; half of the microbatches pass
-  through each. Both halves of the devices do what DualPipeV's do; where the V turns, the two copies
-  end.
+  through either. Both halves of the devices do what DualPipeV's do; where the V turns, the two
+  copies end.
 - `dualpipev`: no stage is held twice (Sea AI Lab, "DualPipe could be better without the dual",
   2025). Device p holds stages p and 2P-1-p.
 """
@@ -20,7 +20,7 @@ from partopt.schedules.order import Row, spell
 
 
 def row(place: Place) -> Row:
-    """A device's row; `place.M` microbatches pass through each copy."""
+    """A device's row; `place.M` microbatches pass through either copy."""
     if place.P % 2:
         raise PartoptError(
             f"{place.P} devices do not divide into two equal halves",

@@ -1,6 +1,6 @@
-"""What a schedule is: the order of each device, and every fact about it.
+"""What a schedule is: the order of every device, and every fact about it.
 
-Formulas, planners and the simulator read these facts. Each schedule's file makes its entry, a
+Formulas, planners and the simulator read these facts. A schedule's file makes its entry, a
 `Schedule`, beside its `row`.
 """
 
@@ -20,7 +20,7 @@ from partopt.schedules.order import Row
 # M        microbatches of an iteration through all replicas; through one pipeline where P is given;
 #          None: no limit
 
-# weight versions of a stage: one for each microbatch in flight
+# weight versions of a stage: one for every microbatch in flight
 ALL_IN_FLIGHT = 0
 
 
@@ -61,7 +61,7 @@ SLOTS = Times(1, 1, 1)  # in slots, the time of a forward
 
 @dataclass(frozen=True)
 class Bubble:
-    """The time in an iteration for which each device waits, of equal stages.
+    """The time in an iteration for which every device waits, of equal stages.
 
     Messages take no time. `text` is the formula as papers print it, `condition` where it holds, if
     not everywhere; `of` and `holds` compute them from P, v, M and the times of a stage. Of an
@@ -91,7 +91,7 @@ def no_stage_counts(s: int, replicas: Sequence[int], microbatches: int | None) -
 
 
 def no_device_counts(p: int, P: int, v: int, microbatches: int) -> int:
-    """Refuse: devices have one stage each."""
+    """Refuse: every device has one stage."""
     raise AssertionError("with one stage on each device, `counts` counts those of a stage")
 
 
@@ -99,9 +99,9 @@ def no_device_counts(p: int, P: int, v: int, microbatches: int) -> int:
 class Schedule:
     """A schedule: its name, what it does in a line, the order of a device, and its facts.
 
-    Facts with a default are those of a schedule with a flush and one stage on each device. It
+    Facts with a default are those of a schedule with a flush and one stage on every device. It
     states `counts` or, with several stages on a device, `in_flight`. ValueError where facts
-    contradict each other.
+    contradict one another.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Schedule:
     asynchronous: bool = False  # it never flushes: there are no iterations
     split: bool = False  # its backwards are in two parts, I and W
     uneven: bool = False  # its stages may have unequal numbers of replicas
-    # recomputation is an action of its own, R, done while a device waits for the gradient
+    # recomputation is an action, R, done while a device waits for the gradient
     recomputes: bool = False
     repeats: bool = False  # between fill and drain a row is the same steps again and again
     one_at_a_time: bool = False  # devices overlap nothing: one microbatch is on its way at a time
@@ -119,10 +119,10 @@ class Schedule:
     in_flight: DeviceCounts = no_device_counts
     takes_warmup: bool = False  # plans state the warm-up, which may be another: `row` follows it
     weight_versions: int = 1  # that a stage keeps: 1, 2, or ALL_IN_FLIGHT
-    bubble: Bubble  # for how long each device waits
+    bubble: Bubble  # for how long every device waits
     torch_class: str | None = None  # of torch.distributed.pipelining, that has the same order
     tried_by_auto: bool = True  # `schedule="auto"` tries it, looped ones with any number of chunks
-    data_parallel: bool = False  # `schedule="auto"` tries it with one device in each pipeline
+    data_parallel: bool = False  # `schedule="auto"` tries it with one device in every pipeline
 
     def __post_init__(self) -> None:
         straight = self.shape == STRAIGHT
@@ -143,7 +143,7 @@ class Schedule:
 
     @property
     def overlaps(self) -> bool:
-        """Whether devices with one stage each work at once: what `optimal` can plan for."""
+        """Whether devices with one stage a device work at once: what `optimal` can plan for."""
         return self.shape == STRAIGHT and not self.one_at_a_time
 
     @property
@@ -156,7 +156,7 @@ class Schedule:
         return self.weight_versions or held
 
     def stages_a_device(self, v: int) -> int:
-        """Stages for each device of a pipeline: v, where the shape does not say how many.
+        """Stages for every device of a pipeline: v, where the shape does not say how many.
 
         1 where there are two copies of the pipeline.
         """

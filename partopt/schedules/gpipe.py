@@ -27,8 +27,8 @@ def naive_row(place: Place) -> Row:
 def _counts(s: int, replicas: Sequence[int], microbatches: int | None) -> Counts:
     """All of the ceil(M / r_s) microbatches that the first replica gets."""
     assert microbatches is not None
-    own = -(-microbatches // replicas[s])
-    return Counts(own, own, 1)
+    forwards = -(-microbatches // replicas[s])
+    return Counts(forwards, forwards, 1)
 
 
 GPIPE = Schedule(

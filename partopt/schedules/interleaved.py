@@ -6,7 +6,7 @@ chunk 1, and so on; backwards likewise from the last chunk. The paper has G = P;
 not be a multiple of P: there are as many groups as fit, of equal size.
 
 `interleaved-zb` splits backwards as ZB-H1 does (Qi et al., ICLR 2024); it is the "ZB1P" of torch. A
-warm-up of one forward for each device downstream is enough, because the gradients of the inputs
+warm-up of one forward for every device downstream is enough, because the gradients of the inputs
 come back twice as fast; every device holds v P chunks, until their W.
 """
 
@@ -26,16 +26,16 @@ from partopt.schedules.order import F, Row, microbatch_numbers, spell
 
 def row(place: Place) -> Row:
     """A device's row: that of 1F1B over v M chunks of work, with a warm-up of (v-1)G + 2(P-1-p)."""
-    own = place.v * place.M
-    warmup = min((place.v - 1) * group_size(place.P, place.M) + 2 * (place.P - 1 - place.p), own)
-    return spread_over_chunks(spell("F" * warmup + "FB" * (own - warmup) + "B" * warmup), place)
+    vM = place.v * place.M
+    warmup = min((place.v - 1) * group_size(place.P, place.M) + 2 * (place.P - 1 - place.p), vM)
+    return spread_over_chunks(spell("F" * warmup + "FB" * (vM - warmup) + "B" * warmup), place)
 
 
 def split_row(place: Place) -> Row:
     """A device's row: that of ZB-H1 over v M chunks of work, with a warm-up of (v-1)G + P-1-p."""
-    own = place.v * place.M
-    warmup = min((place.v - 1) * group_size(place.P, place.M) + place.P - 1 - place.p, own)
-    return spread_over_chunks(spell(delay_weights("F" * warmup, own, place.p)), place)
+    vM = place.v * place.M
+    warmup = min((place.v - 1) * group_size(place.P, place.M) + place.P - 1 - place.p, vM)
+    return spread_over_chunks(spell(delay_weights("F" * warmup, vM, place.p)), place)
 
 
 def group_size(P: int, M: int) -> int:
@@ -54,7 +54,7 @@ def group_size(P: int, M: int) -> int:
 
 
 def spread_over_chunks(row: Row, place: Place) -> Row:
-    """The row with each action given to its chunk.
+    """The row with every action given to its chunk.
 
     Forwards go up through the chunks, group by group, and the others down.
     """

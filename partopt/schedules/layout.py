@@ -1,4 +1,4 @@
-"""Which stages each device holds, and which of the microbatches it gets."""
+"""Which stages every device holds, and which of the microbatches it gets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from partopt.errors import PartoptError
 
 # S   stages; P   devices of one pipeline; v   stages that a device holds, its chunks, S = v P
-# d   pipelines side by side, each with its share of the microbatches
+# d   pipelines side by side, all with their shares of the microbatches
 # p   position of a device in its pipeline, 0..P-1
 # r   replicas of a stage; microbatch g is worked on by replica g mod r
 
 STRAIGHT = "straight"  # stage s on device s, replicated as the plan says
 LOOPED = "looped"  # stages s, s + P, s + 2P, .. on device s
 VEE = "vee"  # stages s and 2P-1-s on device s
-# two copies of P stages, one from each end: device p holds stages p and P-1-p
+# two copies of P stages, one from either end: device p holds stages p and P-1-p
 MIRRORED = "mirrored"
 CHUNKS = {STRAIGHT: 1, VEE: 2, MIRRORED: 2}  # v, where the shape says
 
@@ -31,7 +31,7 @@ class Layout:
 
     `ranks[s][k]` is the rank of replica k of stage s; `microbatches` pass through in all;
     `recompute[s]` tells whether stage s keeps its input alone, `tied[s]` whether it exchanges
-    gradients with other stages; `warmup[s]` are the forwards that each replica of stage s does
+    gradients with other stages; `warmup[s]` are the forwards that a replica of stage s does
     before its first backward, for schedules that take it. `in_turn`: a forward and a backward that
     the schedule joins run one after the other.
     """
@@ -50,14 +50,14 @@ class Layout:
 
     @property
     def replicas(self) -> list[int]:
-        """r of each stage."""
+        """r of every stage."""
         return [len(ranks) for ranks in self.ranks]
 
 
 class Place(NamedTuple):
     """One device in its pipeline: what a schedule needs to know to write its row.
 
-    `M` microbatches pass through each of its chunks; `warmup` forwards come before its first
+    `M` microbatches pass through all of its chunks; `warmup` forwards come before its first
     backward, in schedules that take it.
     """
 
@@ -83,7 +83,7 @@ class Chunks(NamedTuple):
 def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
     """The ranks of every stage of d pipelines of P devices side by side.
 
-    They are P d consecutive ranks, replicas next to each other.
+    They are P d consecutive ranks, replicas next to one another.
     """
     devices = [list(range(p * d, (p + 1) * d)) for p in range(P)]
     if shape == MIRRORED:
@@ -97,7 +97,7 @@ def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
 
 
 def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> tuple[Chunks, int]:
-    """The stages that the ranks with work hold, and v, how many each of them holds.
+    """The stages that the ranks with work hold, and v, how many one of them holds.
 
     Raises PartoptError where they do not lie as `shape` says or, unless `uneven`, are not all
     replicated alike.
@@ -123,7 +123,7 @@ def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> tuple[Chunks,
 
 
 def held_chunks(layout: Layout, copies: int = 1) -> Chunks:
-    """The stages that ranks hold: of one rank those of the first of `copies`, each in order."""
+    """The stages that ranks hold: of one rank those of the first of `copies`, in order."""
     replicas = np.array(layout.replicas)
     rank = np.fromiter(chain.from_iterable(layout.ranks), np.int64, int(replicas.sum()))
     stage = np.repeat(np.arange(len(replicas), dtype=np.int32), replicas)
@@ -137,9 +137,9 @@ def _fits_shape(
 ) -> tuple[bool, str]:
     """Whether the stages lie as `shape` says, and what it needs, in words.
 
-    `counts` are the stages of each rank with work.
+    `counts` are the stages of every rank with work.
     """
-    ranks, S, v = [list(own) for own in layout.ranks], len(layout.ranks), int(counts[0])
+    ranks, S, v = [list(of_stage) for of_stage in layout.ranks], len(layout.ranks), int(counts[0])
     even = bool((counts == v).all())
     if shape == STRAIGHT:
         return even and v == 1, "one stage on each device"

@@ -2,9 +2,9 @@
 
 - `1f1b`: PipeDream-flush (Narayanan et al., ICML 2021); a short warm-up comes first.
 - `1f1b-eager`: Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023,
-  section 4. A gradient comes back to a device two transfers for each device downstream after its
+  section 4. A gradient comes back to a device two transfers for every device downstream after its
   forward left; twice the warm-up of 1F1B keeps it at work meanwhile, at the price of memory. Of a
-  replicated stage each replica does its share: twice the devices downstream over its own, rounded
+  replicated stage every replica does its share: twice the devices downstream over its own, rounded
   up.
 - `pipedream`: 1F1B-RR (Narayanan et al., SOSP 2019, section 3.2). Replicas of a stage take
   microbatches in turn. Nothing is flushed: one microbatch more than the warm-up is in flight for as
@@ -41,7 +41,7 @@ def row(place: Place) -> Row:
 
 
 def delay_weights(warmup: str, forwards: int, lag: int) -> str:
-    """1F1B with each W `lag` backwards after its I.
+    """1F1B with every W `lag` backwards after its I.
 
     There are `forwards` forwards, those of `warmup` included.
     """
@@ -85,7 +85,7 @@ def blocking_warmups(replicas: Sequence[int]) -> list[int]:
     No gradient of a round leaves stage s+1 before all of its replicas have had their backward, for
     which it has taken in (w_{s+1} + 1) r_{s+1} microbatches; the replica of stage s that sends the
     last of these must get to it without a backward of that round: w_s >= ceil(((w_{s+1} + 1)
-    r_{s+1} - 1) / r_s). PipeDream's own warm-up is less for 1-3-1 and deadlocks. Derived here.
+    r_{s+1} - 1) / r_s). PipeDream's warm-up is less for 1-3-1 and deadlocks. Derived here.
     """
     warmups, usual = [0] * len(replicas), downstream(1)
     for s in reversed(range(len(replicas) - 1)):

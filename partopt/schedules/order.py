@@ -32,7 +32,7 @@ for _kind, _letter in enumerate(KINDS):
 class Row(NamedTuple):
     """The actions of one device, as its schedule sees them.
 
-    Of each action its kind, which of the device's chunks it is for, and whether it runs at once
+    Of every action its kind, which of the device's chunks it is for, and whether it runs at once
     with the next.
     """
 
@@ -54,12 +54,12 @@ def spell(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
         sign = letters == ord("&")
         joined[1:] = sign[:-1]
         letters, joined = letters[~sign], joined[~sign]
-    own = (letters >= ord("a")).astype(np.int32) if chunks is None else chunks
-    return Row(_KIND_OF[letters], own, joined)
+    chunk = (letters >= ord("a")).astype(np.int32) if chunks is None else chunks
+    return Row(_KIND_OF[letters], chunk, joined)
 
 
 def microbatch_numbers(row: Row) -> NDArray[np.int32]:
-    """For each action, which of its chunk's microbatches it is for, from 0; shape of the row.
+    """Of every action, which of its chunk's microbatches it is for, from 0; shape of the row.
 
     Forwards come in order, and so do backwards, whether whole or in two parts; the n-th W belongs
     to the n-th I.
@@ -67,13 +67,13 @@ def microbatch_numbers(row: Row) -> NDArray[np.int32]:
     numbers = np.zeros(len(row.kind), dtype=np.int32)
     split = bool((row.kind == W).any())
     for chunk in range(int(row.chunk.max(initial=0)) + 1):
-        own = row.chunk == chunk
+        of_chunk = row.chunk == chunk
         for kinds in ((F,), (B, I), (R,)):
             chosen = np.logical_or.reduce([row.kind == kind for kind in kinds])
-            places = np.flatnonzero(own & chosen)
+            places = np.flatnonzero(of_chunk & chosen)
             numbers[places] = np.arange(len(places))
         if split:
-            numbers[own & (row.kind == W)] = numbers[own & (row.kind == I)]
+            numbers[of_chunk & (row.kind == W)] = numbers[of_chunk & (row.kind == I)]
     return numbers
 
 
@@ -103,23 +103,23 @@ class Order:
 
     def names(self, rank: int) -> list[str]:
         """The actions of a rank as they are written, joined ones as `(0F3;3B1)OVERLAP_F_B`."""
-        own = slice(self.rows[rank], self.rows[rank + 1])
-        columns = (each[own].tolist() for each in (self.kind, self.stage, self.microbatch))
+        row = slice(self.rows[rank], self.rows[rank + 1])
+        columns = (column[row].tolist() for column in (self.kind, self.stage, self.microbatch))
         names = [
             f"{s}{KINDS[kind]}{'' if kind == U else g}" for kind, s, g in zip(*columns, strict=True)
         ]
-        pairs = iter(zip(names, self.joined[own].tolist(), strict=True))
+        pairs = iter(zip(names, self.joined[row].tolist(), strict=True))
         return [
             f"({name};{next(pairs)[0]})OVERLAP_F_B" if joined else name for name, joined in pairs
         ]
 
 
 def in_flight(order: Order) -> Integers:
-    """The most microbatches that each rank holds at once, shape (ranks,).
+    """The most microbatches that every rank holds at once, shape (ranks,).
 
     A microbatch is held from the start of its forward to the end of its backward, or of its W where
-    the backward is split. One that is in flight in several of a rank's chunks counts in each. Of
-    two joined actions, the forward first, both hold theirs until the slot ends.
+    the backward is split. One that is in flight in several of a rank's chunks counts in all of
+    them. Of two joined actions, the forward first, both hold theirs until the slot ends.
     """
     most = np.zeros(order.ranks, dtype=np.int64)
     busy = np.flatnonzero(np.diff(order.rows))

@@ -2,7 +2,7 @@
 
 A row is a rank; cells read `0F0` or `(0F3;3B1)OVERLAP_F_B`. torch runs one pipeline of its process
 group and adds transfers, all-reduces and updates itself. Of pipelines side by side, equal replicas
-of every stage, one is written, with its own numbers of ranks and microbatches: every group gets the
+of every stage, one is written, with its numbers of ranks and microbatches: every group gets the
 same file.
 """
 
@@ -38,14 +38,17 @@ def to_csv(order: Order, layout: Layout) -> str:
     side_by_side = pipelines(layout)
     d = len(side_by_side)
     written = ~np.isin(order.kind, (R, A, U))
-    own = Order(
+    written_order = Order(
         kind=order.kind[written],
         stage=order.stage[written],
         microbatch=order.microbatch[written] // d,
         joined=order.joined[written],
         rows=np.concatenate([[0], np.cumsum(written)])[order.rows],
     )
-    texts = ["".join(",".join(own.names(rank)) + "\n" for rank in ranks) for ranks in side_by_side]
+    texts = [
+        "".join(",".join(written_order.names(rank)) + "\n" for rank in ranks)
+        for ranks in side_by_side
+    ]
     for k, text in enumerate(texts):
         if text != texts[0]:
             raise PartoptError(
@@ -58,7 +61,7 @@ def to_csv(order: Order, layout: Layout) -> str:
 
 
 def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
-    """The order that a CSV spells, done by each of the layout's pipelines.
+    """The order that a CSV spells, done by all of the layout's pipelines.
 
     The all-reduces and updates that follow from it are added. Raises PartoptError that names row
     and cell, counted from 1, or the rank and the action that does not fit the layout.
@@ -97,7 +100,7 @@ def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
 
 
 def pipelines(layout: Layout) -> list[list[int]]:
-    """The ranks of each pipeline, those of its first stages first.
+    """The ranks of every pipeline, those of its first stages first.
 
     PartoptError where the layout is not of pipelines side by side.
     """

@@ -22,7 +22,7 @@ from partopt.schedules.order import Row, microbatch_numbers, spell
 
 
 def row(place: Place) -> Row:
-    """A device's row: 1F1B's with I for B, and the W of each one p backwards after its I."""
+    """A device's row: 1F1B's with I for B, and every W p backwards after its I."""
     return spell(delay_weights("F" * min(place.P - 1 - place.p, place.M), place.M, place.p))
 
 
@@ -47,9 +47,9 @@ def vee_row(place: Place) -> Row:
 def _counts(s: int, replicas: Sequence[int], microbatches: int | None) -> Counts:
     """As many Ws are behind their Is as there are devices before a stage."""
     assert microbatches is not None
-    own = -(-microbatches // replicas[s])
+    forwards = -(-microbatches // replicas[s])
     warmup = downstream(1)(s, replicas, microbatches).warmup
-    return Counts(warmup, min(own, len(replicas)), min(own, s + 1))
+    return Counts(warmup, min(forwards, len(replicas)), min(forwards, s + 1))
 
 
 ZB_H1 = Schedule(

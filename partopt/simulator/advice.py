@@ -158,8 +158,8 @@ def findings(
 ) -> list[Finding]:
     """All findings: faults first, then losses, then risks.
 
-    Changes are advised only with `trials`, and each once; `varied` is what becomes of the execution
-    where devices vary.
+    Changes are advised only with `trials`, and only once; `varied` is what becomes of the
+    execution where devices vary.
     """
     case = Case(execution)
     looks = (
@@ -177,8 +177,9 @@ def findings(
     )
     points = [point for look in looks for point in look(case)]
     points += slow_rank(varied, execution.steady is None) if varied else []
-    found = [each for point in points if (each := _advise(point, execution, trials)) is not None]
-    return sorted(found, key=lambda each: ("fault", "loss", "risk").index(each.severity))
+    advised = (_advise(point, execution, trials) for point in points)
+    found = [finding for finding in advised if finding is not None]
+    return sorted(found, key=lambda finding: ("fault", "loss", "risk").index(finding.severity))
 
 
 def _advise(point: Point, now: Execution, trials: Trials | None) -> Finding | None:
@@ -188,16 +189,14 @@ def _advise(point: Point, now: Execution, trials: Trials | None) -> Finding | No
     """
     tried = trials.successes(now, point.changes) if trials is not None else iter(())
     alike = point.severity == "fault" or point.for_its_change
-    best = (
-        min(tried, key=lambda each: each[2].period_s, default=None) if alike else next(tried, None)
-    )
+    best = min(tried, key=lambda run: run[2].period_s, default=None) if alike else next(tried, None)
     if best is None and point.for_its_change:
         return None
     options, texts, speedup, peak = dict[str, Any](), list[str](), None, None
     if best is not None:
         change, options, then = best
         speedup = now.period_s / then.period_s
-        peak, before = (int(each.peak_memory_bytes.max()) for each in (then, now))
+        peak, before = (int(run.peak_memory_bytes.max()) for run in (then, now))
         gains = (
             f"{abs(speedup - 1):.1%} {'faster' if speedup > 1 else 'slower'}",
             f"{peak / max(before, 1) - 1:+.1%} memory",
@@ -240,13 +239,13 @@ def _memory(case: Case) -> Iterator[Point]:
 
 def _schedules(case: Case, goal: Goal) -> list[Change]:
     """The other schedules of the plan's kind, with as many stages on a device, to be tried."""
-    own = SCHEDULES.get(case.plan.schedule)
+    planned = SCHEDULES.get(case.plan.schedule)
     return [
         Change({"schedule": name}, "it fits" if goal == "fits" else "", goal)
         for name, entry in SCHEDULES.items()
-        if own is not None
-        and name != own.name
-        and (entry.shape, entry.asynchronous) == (own.shape, own.asynchronous)
+        if planned is not None
+        and name != planned.name
+        and (entry.shape, entry.asynchronous) == (planned.shape, planned.asynchronous)
     ]
 
 
@@ -264,10 +263,10 @@ def _unsettled(case: Case) -> Iterator[Point]:
 def _imbalance(case: Case) -> Iterator[Point]:
     """How far the devices that hold the slowest stages are above the mean."""
     plan = case.plan
-    devices = Counter(tuple(own) for own in plan.stages_by_rank().values())
-    seconds = {own: sum(plan.stages[s].compute_s for s in own) / n for own, n in devices.items()}
-    slowest = max(seconds, key=lambda own: seconds[own])
-    mean = sum(seconds[own] * n for own, n in devices.items()) / devices.total()
+    devices = Counter(tuple(held) for held in plan.stages_by_rank().values())
+    seconds = {held: sum(plan.stages[s].compute_s for s in held) / n for held, n in devices.items()}
+    slowest = max(seconds, key=lambda held: seconds[held])
+    mean = sum(seconds[held] * n for held, n in devices.items()) / devices.total()
     if mean and seconds[slowest] > mean * (1 + NOTICED):
         ratio, takes = seconds[slowest] / mean, "takes" if len(slowest) == 1 else "together take"
         text = (
@@ -278,21 +277,21 @@ def _imbalance(case: Case) -> Iterator[Point]:
 
 
 def _few_microbatches(case: Case) -> Iterator[Point]:
-    plan, own = case.plan, SCHEDULES.get(case.plan.schedule)
-    if plan.microbatches is None or own is None or own.one_at_a_time:
+    plan, planned = case.plan, SCHEDULES.get(case.plan.schedule)
+    if plan.microbatches is None or planned is None or planned.one_at_a_time:
         return
     of, d = pipeline_of(plan), len(plan.stages_by_rank())
     enough = ENOUGH_MICROBATCHES * of.P
     if len(plan.stages) == 1 or enough <= of.M:
         return
     now, then = idle_share(plan.schedule, of), idle_share(plan.schedule, of._replace(M=enough))
-    M, each = enough * d // of.P, plan.microbatches / d
+    M, per_device = enough * d // of.P, plan.microbatches / d
     text = (
         f"{plan.microbatches} microbatches for {d} devices: equal stages wait for {now:.1%} of the "
         f"time, with {M} for {then:.1%}"
     )
     changes = [Change({"microbatches": M}, f"a batch of {M * plan.microbatch_size} samples")]
-    yield Point("microbatches", "loss", each, "microbatches a device", text, changes)
+    yield Point("microbatches", "loss", per_device, "microbatches a device", text, changes)
 
 
 class Pipeline(NamedTuple):
@@ -343,21 +342,21 @@ def _transfers(case: Case) -> Iterator[Point]:
 
 def _faster(case: Case, level: Level, share: float) -> Iterator[Change]:
     """What might keep devices from waiting for messages on a level, first what costs least."""
-    plan, own = case.plan, SCHEDULES.get(case.plan.schedule)
+    plan, planned = case.plan, SCHEDULES.get(case.plan.schedule)
     if plan.waits:
         yield Change({"facts": {"waits": "none"}}, "where the trainer sends while it computes")
     computing_s = float(case.execution.shares.compute_s.max())
     for full, busy in case.overloaded:
         if full is level and computing_s > 0:
             yield _widen(level, busy * case.window_s / (BUSY * computing_s))
-    if own is not None and not own.asynchronous and own.shape == STRAIGHT:
+    if planned is not None and not planned.asynchronous and planned.shape == STRAIGHT:
         # the forwards of the first of two stages before its first backward, of eight microbatches
         usual = {
             other.name: other.counts(0, [1, 1], 8).warmup
             for other in SCHEDULES.values()
-            if other.row is own.row and not other.asynchronous
+            if other.row is planned.row and not other.asynchronous
         }
-        deeper = [name for name, first in usual.items() if first > usual[own.name]]
+        deeper = [name for name, first in usual.items() if first > usual[planned.name]]
         for name in deeper[:1]:
             yield Change({"schedule": name}, "more microbatches in flight hide the latency")
     if case.execution.steady is not None:
@@ -447,13 +446,13 @@ def _busy_ports(case: Case) -> Iterator[Point]:
 def _other_schedules(case: Case) -> Iterator[Point]:
     """A schedule that the stages can run on their present ranks, and that is faster."""
     plan = case.plan
-    own = SCHEDULES.get(plan.schedule)
-    if own is None or own.asynchronous or len(plan.stages) == 1:
+    planned = SCHEDULES.get(plan.schedule)
+    if planned is None or planned.asynchronous or len(plan.stages) == 1:
         return
     faster = [
         change
         for change in _schedules(case, "faster")
-        if SCHEDULES[change.options["schedule"]].split != own.split or own.one_at_a_time
+        if SCHEDULES[change.options["schedule"]].split != planned.split or planned.one_at_a_time
     ]
     bubble = case.execution.bubble
     text = f"under {plan.schedule} the devices compute nothing for {bubble:.1%} of the time"
@@ -463,8 +462,8 @@ def _other_schedules(case: Case) -> Iterator[Point]:
 def _idle_ranks(case: Case) -> Iterator[Point]:
     plan, idle = case.plan, len(case.plan.idle_ranks)
     if idle:
-        each = plan.topology.group_ranks
-        text = f"{idle * each} of {plan.topology.devices * each} devices have no work"
+        group_ranks = plan.topology.group_ranks
+        text = f"{idle * group_ranks} of {plan.topology.devices * group_ranks} devices have no work"
         yield Point("idle-ranks", "loss", idle, "ranks", text)
 
 
@@ -487,7 +486,7 @@ def slow_rank(varied: Varied, synchronous: bool) -> Iterator[Point]:
     if worst.loss < _COUNTS:
         return
     what = "an iteration" if synchronous else "a microbatch"
-    less = [each for each in others if worst.loss - each.loss > _COUNTS]
+    less = [other for other in others if worst.loss - other.loss > _COUNTS]
     alike = len(others) - len(less)
     as_others = f", as of {alike} other{'s' if alike > 1 else ''}," if alike else ""
     second = less[0] if less and less[0].loss >= _COUNTS else None

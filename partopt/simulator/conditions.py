@@ -29,9 +29,9 @@ _MOST_WARMUP = 10_000_000  # forwards: more than are simulated
 class Conditions:
     """What differs from the plan; None, or a level left out, keeps what the plan says.
 
-    `schedule` is a name, or a file with an order of your own as torch's compute-only CSV;
+    `schedule` is a name, or a file with the user's order as torch's compute-only CSV;
     `microbatches` those of an iteration, or of an asynchronous schedule that pass through; `warmup`
-    the forwards of each stage before its first backward, or "+1" for one more than planned.
+    the forwards of every stage before its first backward, or "+1" for one more than planned.
     `bandwidth`, `latency` and `links` are by the names of levels: "25 Gb/s" or bytes/s, "50 us" or
     seconds, a number. `memory` is the limit of a device, bytes or "40 GB". `facts` are of the
     engine, as `partopt.options.with_facts` takes them.
@@ -55,7 +55,7 @@ class Conditions:
 
     @property
     def own_order(self) -> Path | None:
-        """The file with the user's own order; None where the schedule is a named one."""
+        """The file with the user's order; None where the schedule is a named one."""
         given = self.schedule
         if given is None or given in SCHEDULES:
             return None
@@ -65,8 +65,8 @@ class Conditions:
 def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> Plan:
     """The plan under a named schedule, a network, a batch and a warm-up.
 
-    The stages stay as they are. Raises PartoptError where the conditions contradict each other, the
-    plan cannot run that way, or more than `most_actions` actions would be simulated.
+    The stages stay as they are. Raises PartoptError where the conditions contradict one another,
+    the plan cannot run that way, or more than `most_actions` actions would be simulated.
     """
     name = conditions.schedule or plan.schedule
     entry = schedule(name)
@@ -98,7 +98,7 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
     if warmups is None and same and (topology, engine) == (plan.topology, plan.engine):
         return replace(plan, reserve=reserve)
     if warmups is None and same and entry.takes_warmup:
-        # the plan's own, which may be deeper than the formula's
+        # the plan's, which may be deeper than the formula's
         warmups = [stage.warmup for stage in plan.stages]
     try:
         changed = under(plan, name, M, topology, warmups, engine=engine, reserve=reserve)
@@ -112,7 +112,7 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
 def change_network(topology: Topology, conditions: Conditions) -> Topology:
     """The topology with the levels and the device memory that the conditions give.
 
-    They speak of the cluster's own levels, also where its devices are groups.
+    They speak of the cluster's levels, also where its devices are groups.
     """
     names = [level.name for level in topology.levels]
     fields: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -196,14 +196,14 @@ def check_size(plan: Plan, name: str, microbatches: int | None, most_actions: in
 
     `microbatches` None: as many as it takes to settle.
     """
-    each = len(plan.stages) * (3 if name in SCHEDULES and SCHEDULES[name].split else 2)
+    actions = len(plan.stages) * (3 if name in SCHEDULES and SCHEDULES[name].split else 2)
     count = microbatches or first_microbatches(plan)
-    if count * each > most_actions:
+    if count * actions > most_actions:
         why = "" if microbatches else " that it takes to settle"
         raise PartoptError(
-            f"{count:,} microbatches{why} in {len(plan.stages):,} stages are {count * each:,} "
+            f"{count:,} microbatches{why} in {len(plan.stages):,} stages are {count * actions:,} "
             f"actions, more than {most_actions:,}",
-            f"`microbatches={max(1, most_actions // each)}` or fewer",
+            f"`microbatches={max(1, most_actions // actions)}` or fewer",
             code="too-many-actions",
             microbatches=count,
         )
@@ -212,7 +212,7 @@ def check_size(plan: Plan, name: str, microbatches: int | None, most_actions: in
 def _warmups(
     plan: Plan, name: str, M: int | None, given: str | Sequence[int] | None
 ) -> list[int] | None:
-    """The warm-up of each stage: fewer forwards than microbatches that a replica of it gets."""
+    """The warm-up of every stage: fewer forwards than microbatches that a replica of it gets."""
     if given is None:
         return None
     if not schedule(name).takes_warmup:

@@ -136,12 +136,12 @@ def changes(before: Plan, after: Plan) -> list[str]:
         if warmups[0] != warmups[1]:
             pairs.append(("warm-up", _list_numbers(warmups[0]), _list_numbers(warmups[1])))
     for levels in zip(before.topology.own_levels, after.topology.own_levels, strict=True):
-        own = levels[0].name
+        name = levels[0].name
         rates = [format_bandwidth(level.bandwidth_bytes_per_s) for level in levels]
         latencies = [format_seconds(level.latency_s) for level in levels]
-        pairs.append((f"bandwidth of {own}", *rates))
-        pairs.append((f"latency of {own}", *latencies))
-        pairs.append((f"links of {own}", *(str(level.links) for level in levels)))
+        pairs.append((f"bandwidth of {name}", *rates))
+        pairs.append((f"latency of {name}", *latencies))
+        pairs.append((f"links of {name}", *(str(level.links) for level in levels)))
     limits = [plan.memory_limit_bytes for plan in (before, after)]
     texts = ["unknown" if limit is None else format_bytes(limit) for limit in limits]
     waits = [_WAITS[plan.waits] for plan in (before, after)]
@@ -173,8 +173,8 @@ def drawn_windows(execution: Execution, columns: int = COLUMNS) -> list[DrawnWin
     if end_s <= columns / _NARROWEST * turn_s:
         what: What = "all" if end_s == execution.makespan_s else "beginning"
         return [DrawnWindow(what=what, begin_s=0.0, end_s=end_s)]
-    each = columns / 3 * turn_s
-    span = min(max(full_s, each / _READABLE), each / _NARROWEST)
+    third_s = columns / 3 * turn_s
+    span = min(max(full_s, third_s / _READABLE), third_s / _NARROWEST)
     windows = [DrawnWindow(what="beginning", begin_s=0.0, end_s=span)]
     # the middle, or a cycle, from a forward of the first stage on where one begins near by
     middle = (end_s - span) / 2
@@ -198,7 +198,7 @@ def _starts(timeline: Timeline, kinds: Sequence[int]) -> Seconds:
 def _turn_s(timeline: Timeline, starts: Seconds) -> float:
     """Seconds from one microbatch to the next in the middle of a timeline.
 
-    The busiest rank needs so much for each, or the first stage begins one so often, at `starts`.
+    The busiest rank needs so much for one, or the first stage begins one so often, at `starts`.
     """
     order, n = timeline.order, len(starts)
     took = np.where(order.kind == A, 0.0, timeline.end - timeline.start)
@@ -233,16 +233,16 @@ def drawn_timeline(
     shown = np.array([(w.begin_s, w.end_s + _AFTER * (w.end_s - w.begin_s)) for w in windows])
     inside = {}
     for rank in ranks:
-        own = slots(timeline, rank)
+        drawn = slots(timeline, rank)
         # all-reduces are shown while they are exchanged, not while a rank waits for them
-        seen = _overlaps(own.start, own.end, shown) & (own.kind != A)
-        inside[rank] = Slots._make(column[seen] for column in own)
-    if sum(len(own.kind) for own in inside.values()) > limit:
+        seen = _overlaps(drawn.start, drawn.end, shown) & (drawn.kind != A)
+        inside[rank] = Slots._make(column[seen] for column in drawn)
+    if sum(len(drawn.kind) for drawn in inside.values()) > limit:
         return None
     return DrawnTimeline(
         windows=windows,
         note=note,
-        ranks=[_rank(timeline, rank, own, shown) for rank, own in inside.items()],
+        ranks=[_rank(timeline, rank, drawn, shown) for rank, drawn in inside.items()],
     )
 
 
@@ -252,23 +252,23 @@ def _overlaps(start: Seconds, end: Seconds, windows: Seconds) -> NDArray[np.bool
     return np.asarray(both.any(axis=1))
 
 
-def _rank(timeline: Timeline, rank: int, own: Slots, windows: Seconds) -> RankTimeline:
+def _rank(timeline: Timeline, rank: int, drawn: Slots, windows: Seconds) -> RankTimeline:
     """A rank's actions as `2F0 2B0`, joined ones as `2F3&5B1`."""
-    order, first = timeline.order, own.pair != 2
+    order, first = timeline.order, drawn.pair != 2
     starts, ends = exchanges(timeline, rank)
     seen = _overlaps(starts, ends, windows)
     names = [
         f"{'&' if pair == 2 else ' '}{stage}{KINDS[kind]}{'' if kind == U else microbatch}"
         for kind, stage, microbatch, pair in zip(
-            *(column.tolist() for column in (own[:3] + own[4:5])), strict=True
+            *(column.tolist() for column in (drawn[:3] + drawn[4:5])), strict=True
         )
     ]
     return RankTimeline(
         rank=rank,
         stages=np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]]).tolist(),
         actions="".join(names)[1:],
-        start_s=own.start[first].tolist(),
-        end_s=own.end[first].tolist(),
+        start_s=drawn.start[first].tolist(),
+        end_s=drawn.end[first].tolist(),
         allreduce_start_s=np.sort(starts[seen]).tolist(),
         allreduce_end_s=np.sort(ends[seen]).tolist(),
     )

@@ -1,4 +1,4 @@
-"""A plan executed by its schedule, or by an order of one's own, and the prediction from it."""
+"""A plan executed by its schedule, or by a user's order, and the prediction from it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Execution:
 
     @cached_property
     def peak_in_flight(self) -> NDArray[np.int64]:
-        """The most microbatches that each rank holds at once, shape (ranks,).
+        """The most microbatches that every rank holds at once, shape (ranks,).
 
         Those of all of its chunks count together.
         """
@@ -99,7 +99,7 @@ class Execution:
 
     @cached_property
     def peak_memory_bytes(self) -> NDArray[np.int64]:
-        """Bytes that each rank holds at most, shape (ranks,)."""
+        """Bytes that every rank holds at most, shape (ranks,)."""
         return peak_memory_bytes(self.order, self.plan)
 
 
@@ -127,7 +127,7 @@ def execute(plan: Plan, microbatches: int | None = None) -> Execution:
 
 def first_microbatches(plan: Plan) -> int:
     """How many microbatches pass through an asynchronous plan at first."""
-    return microbatches_at_first(plan.stages[0].warmup, [own.replicas for own in plan.stages])
+    return microbatches_at_first(plan.stages[0].warmup, [stage.replicas for stage in plan.stages])
 
 
 def microbatches_in(text: str, plan: Plan) -> int:
@@ -146,7 +146,7 @@ def microbatches_in(text: str, plan: Plan) -> int:
 
 
 def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Execution:
-    """Execute an order of one's own, `text` called `name`, on the stages of `plan`.
+    """Execute a user's order, `text` called `name`, on the stages of `plan`.
 
     The text is a compute-only CSV as torch executes it, and one iteration of a synchronous
     schedule. Raises PartoptError that names the cell, or the rank and the action, where it is
@@ -156,7 +156,7 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
     synchronous = with_steps_of(synchronous, plan)
     actions = from_csv(text, layout_of(synchronous))
     alike = "zb-h1" if (actions.kind == I).any() else "1f1b"  # with backwards in two parts or whole
-    waits = (name, alike) if plan.waits else ()  # as under the plan's own schedule
+    waits = (name, alike) if plan.waits else ()  # as under the plan's schedule
     synchronous = synchronous.with_engine(allreduce="overlap", waits=waits)
     counted = with_counts_of(actions, synchronous, schedule(alike))
     work = work_of(counted.with_layout(schedule=alike), False)
@@ -250,9 +250,9 @@ def with_memory(execution: Execution) -> Plan:
     plan, peaks = execution.plan, execution.peak_memory_bytes
     # by the first stage of a device: the most that any of its replicas needs
     missing: dict[int, int] = {}
-    for rank, own in plan.stages_by_rank().items():
-        more = int(peaks[rank]) - device_bytes([plan.stages[s] for s in own])
-        missing[own[0]] = max(missing.get(own[0], more), more)
+    for rank, held in plan.stages_by_rank().items():
+        more = int(peaks[rank]) - device_bytes([plan.stages[s] for s in held])
+        missing[held[0]] = max(missing.get(held[0], more), more)
     stages = list(plan.stages)
     for s, more in missing.items():
         memory = stages[s].memory

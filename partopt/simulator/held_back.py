@@ -42,7 +42,7 @@ def held_back(plan: Plan) -> HeldBack | None:
         return None
     try:
         now_s, then_s = execute(plan).period_s, execute(lifted).period_s
-        others = [execute(each).period_s for each in _without_others(plan)]
+        others = [execute(lighter).period_s for lighter in _without_others(plan)]
     except PartoptError:  # the schedule cannot run it so
         return None
     slower = now_s / then_s - 1 if then_s > 0 else 0.0

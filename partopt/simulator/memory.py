@@ -42,20 +42,20 @@ def in_flight_over_time(timeline: Timeline, rank: int) -> Series:
     """Microbatches that a rank holds, from the start of a forward to the end of its backward.
 
     Where the backward is split, they are held to the end of W. A microbatch that is in flight in
-    several of the rank's stages counts in each.
+    several of the rank's stages counts in all of them.
     """
     return _series(timeline, rank, _counting(_stages(timeline.order)), 0)
 
 
 def memory_over_time(timeline: Timeline, plan: Plan, rank: int) -> Series:
-    """Bytes that a rank holds: its base memory, and the stash of each microbatch while kept."""
+    """Bytes that a rank holds: its base memory, and the stash of every microbatch while kept."""
     return _series(
         timeline, rank, _stashing(timeline.order, plan), int(base_memory_bytes(plan)[rank])
     )
 
 
 def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
-    """The most bytes that each rank holds at once, shape (ranks,).
+    """The most bytes that every rank holds at once, shape (ranks,).
 
     A stage keeps its stash from the start of a forward to the end of the backward or, where that is
     split, of W, and from I to W what lies between these. A stage that is recomputed whole keeps its
@@ -67,7 +67,7 @@ def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
 
 
 def peaks(order: Order, steps: Steps) -> Integers:
-    """The most that each rank holds at once of what its actions take, shape (ranks,)."""
+    """The most that every rank holds at once of what its actions take, shape (ranks,)."""
     most = np.zeros(order.ranks, dtype=np.int64)
     fill_peaks(order.kind, order.stage, order.joined, order.rows, *steps, most)
     return most
@@ -75,7 +75,7 @@ def peaks(order: Order, steps: Steps) -> Integers:
 
 @compiled()
 def fill_peaks(kind, stage, joined, rows, taken, given, most):
-    """Fill in the most that each rank holds at once; see `peaks`."""
+    """Fill in the most that every rank holds at once; see `peaks`."""
     for rank in range(len(most)):
         level, owed = 0, 0  # what two joined actions give back they give back together
         for n in range(rows[rank], rows[rank + 1]):
@@ -87,15 +87,15 @@ def fill_peaks(kind, stage, joined, rows, taken, given, most):
 
 
 def base_memory_bytes(plan: Plan) -> Integers:
-    """Bytes that each rank of the topology holds throughout, shape (devices,).
+    """Bytes that every rank of the topology holds throughout, shape (devices,).
 
     These are weights, gradients, optimizer state, buffers, and room for the backward that takes
     most while it runs.
     """
     memory = [stage.memory for stage in plan.stages]
     ranks = np.array([rank for stage in plan.stages for rank in stage.ranks])
-    beside = np.array([own.transient_bytes for own in memory])
-    held = np.array([own.total_bytes - own.activations_bytes for own in memory]) - beside
+    beside = np.array([part.transient_bytes for part in memory])
+    held = np.array([part.total_bytes - part.activations_bytes for part in memory]) - beside
     replicas = [len(stage.ranks) for stage in plan.stages]
     return base_bytes(ranks, replicas, held, beside, plan.topology.devices)
 
@@ -107,7 +107,7 @@ def base_bytes(
     beside: Integers,
     devices: int,
 ) -> Integers:
-    """Bytes that each device holds of its stages, and the most that a backward takes beside it.
+    """Bytes that every device holds of its stages, and the most that a backward takes beside it.
 
     `rank_of` are the ranks of the stages' `replicas`, one stage after the other.
     """
@@ -141,7 +141,7 @@ def stash_steps(
 ) -> Steps:
     """Bytes; every backward gives back all that its microbatch has taken.
 
-    Of each stage its stash, what lies between the parts of a backward, and whether it keeps its
+    Of every stage its stash, what lies between the parts of a backward, and whether it keeps its
     input alone.
     """
     taken, given = np.zeros((2, len(KINDS), len(stash)), dtype=np.int64)
@@ -155,11 +155,11 @@ def stash_steps(
     return Steps(taken, given)
 
 
-def _levels(order: Order, own: slice, steps: Steps) -> tuple[Integers, Integers]:
-    """What is held during each of the actions `own`, and after it, beyond what was before them."""
-    kind, stage = order.kind[own], order.stage[own]
+def _levels(order: Order, row: slice, steps: Steps) -> tuple[Integers, Integers]:
+    """What is held during the actions in `row`, and after them, beyond what was before."""
+    kind, stage = order.kind[row], order.stage[row]
     taken, given = steps.taken[kind, stage], steps.given[kind, stage]
-    first = np.flatnonzero(order.joined[own])
+    first = np.flatnonzero(order.joined[row])
     taken[first] += taken[first + 1]
     given[first + 1] += given[first]
     taken[first + 1] = given[first] = 0
@@ -172,9 +172,9 @@ def _series(timeline: Timeline, rank: int, steps: Steps, base: int) -> Series:
 
     Points at which nothing changes are left out.
     """
-    own = slice(timeline.order.rows[rank], timeline.order.rows[rank + 1])
-    levels = _levels(timeline.order, own, steps)
-    times = np.stack([timeline.start[own], timeline.end[own]], axis=1).ravel().astype(np.float64)
+    row = slice(timeline.order.rows[rank], timeline.order.rows[rank + 1])
+    levels = _levels(timeline.order, row, steps)
+    times = np.stack([timeline.start[row], timeline.end[row]], axis=1).ravel().astype(np.float64)
     values = base + np.stack(levels, axis=1).ravel()
     changed = np.diff(values, prepend=base) != 0
     return Series(

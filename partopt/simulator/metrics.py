@@ -22,7 +22,7 @@ class Shares:
     Each has shape (ranks,); together they add up to the interval.
 
     `forward_s` and `gradient_s` are spent waiting for another stage to compute an activation or a
-    gradient, `transfer_s` for it to arrive or, with serial transfers, for the rank's own messages;
+    gradient, `transfer_s` for it to arrive or, with serial transfers, for the rank's messages;
     `allreduce_s` for gradients to be exchanged; `end_s` with nothing left to do.
     """
 
@@ -111,7 +111,7 @@ def longest_span_s(timeline: Timeline) -> float:
 
 
 def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> list[LevelTime]:
-    """How busy each level of the topology is between `start_s` and `end_s`, innermost first."""
+    """How busy every level of the topology is between `start_s` and `end_s`, innermost first."""
     ports, rings, window_s = work.ports, work.rings, end_s - start_s
     carried, moved = _transfers(timeline, work, start_s, end_s)
     times = _exchanges(timeline, len(work.ranks), start_s, end_s)
@@ -119,8 +119,8 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
     np.add.at(exchanged, rings.port, np.repeat(times, np.diff(rings.first)) * rings.load)
 
     def busiest(seconds: Floats, k: int) -> float:
-        own = seconds[ports.first[k] : ports.first[k + 1]]
-        return float(own.max(initial=0.0) / window_s)
+        of_level = seconds[ports.first[k] : ports.first[k + 1]]
+        return float(of_level.max(initial=0.0) / window_s)
 
     return [
         LevelTime(
@@ -136,7 +136,7 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
 def _transfers(
     timeline: Timeline, work: Work, start_s: float, end_s: float
 ) -> tuple[Floats, Floats]:
-    """Seconds for which messages hold each port, and bytes that arrive over each level.
+    """Seconds for which messages hold every port, and bytes that arrive over every level.
 
     The seconds are of all lanes of a port together, shape (ports,). The bytes start with level 0,
     for messages that cross none, shape (L + 1,).
@@ -151,15 +151,15 @@ def _transfers(
     ended = np.minimum(start + size / ports.bandwidth[k - 1], end_s)
     seconds = np.maximum(0.0, ended - np.maximum(start, start_s)) / ports.lanes[k - 1]
     carried, moved = np.zeros(ports.count), np.zeros(len(work.topology.levels) + 1)
-    np.add.at(carried, ports.of_each(source, k, 0), seconds)
+    np.add.at(carried, ports.of_ranks(source, k, 0), seconds)
     into = ~ports.bus[k - 1]  # a bus is one port for both
-    np.add.at(carried, ports.of_each(destination[into], k[into], 1), seconds[into])
+    np.add.at(carried, ports.of_ranks(destination[into], k[into], 1), seconds[into])
     np.add.at(moved, k, size * arrived)
     return carried, moved
 
 
 def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> Floats:
-    """How many all-reduces of each stage lie between `start_s` and `end_s`, shape (S,).
+    """How many all-reduces of every stage lie between `start_s` and `end_s`, shape (S,).
 
     One that lies there in part counts in part.
     """

@@ -86,20 +86,20 @@ class Slots(NamedTuple):
 def slots(timeline: Timeline, rank: int) -> Slots:
     """The actions of `rank` as they are drawn."""
     order = timeline.order
-    own = slice(order.rows[rank], order.rows[rank + 1])
-    joined = order.joined[own]
+    row = slice(order.rows[rank], order.rows[rank + 1])
+    joined = order.joined[row]
     pair = joined.astype(np.int8)
     pair[1:][joined[:-1]] = 2
-    chunk = np.unique(order.stage[own], return_inverse=True)[1]
-    times = (each[own].astype(np.float64) for each in (timeline.start, timeline.end))
-    return Slots(order.kind[own], order.stage[own], order.microbatch[own], chunk, pair, *times)
+    chunk = np.unique(order.stage[row], return_inverse=True)[1]
+    times = (column[row].astype(np.float64) for column in (timeline.start, timeline.end))
+    return Slots(order.kind[row], order.stage[row], order.microbatch[row], chunk, pair, *times)
 
 
 def exchanges(timeline: Timeline, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Starts and ends, in seconds, of the all-reduces that `rank` takes part in."""
     order, done = timeline.order, timeline.collectives
-    own = np.isin(done.stage, np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]]))
-    return done.start[own].astype(np.float64), done.end[own].astype(np.float64)
+    of_rank = np.isin(done.stage, np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]]))
+    return done.start[of_rank].astype(np.float64), done.end[of_rank].astype(np.float64)
 
 
 def working_ranks(order: Order) -> NDArray[np.int64]:

@@ -152,11 +152,11 @@ class _Runs:
 
     @cached_property
     def slow(self) -> Floats:
-        """Of each action the factor of its rank, shape (actions,)."""
+        """Of every action the factor of its rank, shape (actions,)."""
         return by_rank(self.order, self.variation.slow)
 
     def factors(self, draw: int) -> Floats:
-        """What the time of each action is multiplied by in a draw, shape (actions,)."""
+        """What the time of every action is multiplied by in a draw, shape (actions,)."""
         sigma = math.sqrt(math.log1p(self.variation.jitter**2))
         if not sigma:
             return self.slow
@@ -180,7 +180,7 @@ def _executed(execution: Execution, actions: Order, work: Work) -> tuple[float, 
 
 
 def by_rank(actions: Order, factors: Mapping[int, float]) -> Floats:
-    """Of each action the factor of its rank, 1 where none is given, shape (actions,)."""
+    """Of every action the factor of its rank, 1 where none is given, shape (actions,)."""
     scale = np.ones(len(actions.kind))
     for rank, factor in factors.items():
         scale[actions.rows[rank] : actions.rows[rank + 1]] = factor
@@ -188,9 +188,9 @@ def by_rank(actions: Order, factors: Mapping[int, float]) -> Floats:
 
 
 def _sensitivities(execution: Execution, slow: Mapping[int, float]) -> list[RankSensitivity]:
-    """What the slowness of each rank costs, the most first; nothing else varies.
+    """What the slowness of every rank costs, the most first; nothing else varies.
 
-    Where there are many ranks, one is made slower for each that holds the same stages; where these
+    Where there are many ranks, one is made slower for all that hold the same stages; where these
     are too many too, those that compute longest.
     """
     runs, stages = _Runs(execution, Variation(slow=slow)), execution.plan.stages_by_rank()
@@ -203,17 +203,17 @@ def _sensitivities(execution: Execution, slow: Mapping[int, float]) -> list[Rank
     plain_s = runs.seconds(runs.slow)
     found = []
     for rank in tried:
-        own = slice(actions.rows[rank], actions.rows[rank + 1])
-        seconds = work.seconds[actions.kind[own], actions.stage[own]] * runs.slow[own]
+        row = slice(actions.rows[rank], actions.rows[rank + 1])
+        seconds = work.seconds[actions.kind[row], actions.stage[row]] * runs.slow[row]
         # of an iteration, or asynchronous of a microbatch
         busy_s = float(seconds.sum()) / (1 if execution.steady is None else runs.microbatches)
         more_s = runs.seconds(runs.slow * by_rank(actions, {rank: 1 + SLOWER})) - plain_s
         per_second = more_s / (SLOWER * busy_s) if busy_s else 0.0
         found.append(RankSensitivity(rank=rank, loss=more_s / plain_s, per_second=per_second))
-    return sorted(found, key=lambda each: (-round(each.loss, 9), each.rank))
+    return sorted(found, key=lambda cost: (-round(cost.loss, 9), cost.rank))
 
 
-# --- what each flow costs -------------------------------------------------------------------------
+# --- what every flow costs ------------------------------------------------------------------------
 
 
 def flows_of(execution: Execution) -> Flows:
@@ -243,12 +243,12 @@ def _flow_time(flow: Flow, execution: Execution, tried: bool) -> FlowTime:
     The costs are null where the plan does not settle with it slower, or without it.
     """
     plan, whole_s = execution.plan, execution.time_s
-    seconds, own = _flow_s(flow, plan), [plan.stages[s] for s in _stages(flow)]
-    if flow.per == "microbatch":  # each replica has its part of them
+    seconds, stages = _flow_s(flow, plan), [plan.stages[s] for s in _stages(flow)]
+    if flow.per == "microbatch":  # every replica has its part of them
         times = float(plan.microbatches or 1)
-        busy_s = seconds * times / own[0].replicas
+        busy_s = seconds * times / stages[0].replicas
     else:  # all do their part at the same time
-        times = 1.0 if plan.microbatches else 1 / own[0].replicas
+        times = 1.0 if plan.microbatches else 1 / stages[0].replicas
         busy_s = seconds * times
     critical = per_second = saved = None
     if tried:
@@ -267,7 +267,7 @@ def _flow_time(flow: Flow, execution: Execution, tried: bool) -> FlowTime:
         destination=flow.destination,
         stage=flow.stage,
         parameters=flow.parameters,
-        ranks=sorted({rank for stage in own for rank in stage.ranks}),
+        ranks=sorted({rank for stage in stages for rank in stage.ranks}),
         bytes=flow.bytes,
         per=flow.per,
         times=times,
@@ -287,7 +287,7 @@ def _stages(flow: Flow) -> list[int]:
 def _flow_s(flow: Flow, plan: Plan) -> float:
     """Seconds of one such flow, with nothing else on its level."""
     if flow.kind == "send":
-        level = next(each for each in plan.topology.levels if each.name == flow.level)
+        level = next(level for level in plan.topology.levels if level.name == flow.level)
         return flow.bytes / level.bandwidth_bytes_per_s + level.latency_s
     if flow.holders is not None:
         return tied_s(flow.bytes, flow.holders, plan.topology)
@@ -314,7 +314,7 @@ def _with_flow(flow: Flow, execution: Execution, share: float) -> Work:
         return changed
 
     if flow.source is not None and flow.destination is not None:
-        level = next(each for each in work.topology.levels if each.name == flow.level)
+        level = next(level for level in work.topology.levels if level.name == flow.level)
         way, cut = int(flow.destination < flow.source), max(flow.source, flow.destination)
         sizes = [*work.crossing]
         sizes[way] = plus(sizes[way], cut, more_s * level.bandwidth_bytes_per_s)

@@ -32,7 +32,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Ports:
-    """Ports by level: level k has [first[k-1], first[k]), each member's out, then its in."""
+    """Ports by level: level k has [first[k-1], first[k]), a member's out, then its in."""
 
     sizes: Integers  # devices in a level-k component, k = 0..L, shape (L + 1,)
     first: Integers  # shape (L + 1,)
@@ -47,7 +47,7 @@ class Ports:
         return int(self.first[-1])
 
     def levels_between(self, first: NDArray[np.int32], second: NDArray[np.int32]) -> Integers:
-        """`Topology.common_level` of each rank of `first` and its counterpart in `second`.
+        """`Topology.common_level` of every rank of `first` and its counterpart in `second`.
 
         It has their shape, and is 0 for a rank and itself.
         """
@@ -56,8 +56,8 @@ class Ports:
             levels += first // size != second // size
         return levels
 
-    def of_each(self, ranks: NDArray[np.int32], k: Integers, side: int) -> Integers:
-        """The port out (side 0) or in (side 1) of each rank at its own level in `k`.
+    def of_ranks(self, ranks: NDArray[np.int32], k: Integers, side: int) -> Integers:
+        """The port out (side 0) or in (side 1) of every rank at its level in `k`.
 
         It has the shape of `ranks`.
         """
@@ -67,7 +67,7 @@ class Ports:
         return self.first[k - 1] + members
 
     def of_ring(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
-        """The ports that a ring over `ranks` keeps busy, each with its level, ascending."""
+        """The ports that a ring over `ranks` keeps busy, with their levels, ascending."""
         found: list[tuple[int, int]] = []
         members = set(ranks)
         for k, bus in enumerate(self.bus.tolist(), start=1):
@@ -76,7 +76,7 @@ class Ports:
             size, first = int(self.sizes[k] // self.sizes[k - 1]), int(self.first[k - 1])
             inside = Counter(member // size for member in members)
             if bus:
-                ports = [first + each for each, n in inside.items() if n > 1]
+                ports = [first + component for component, n in inside.items() if n > 1]
             else:
                 passing = [member for member in members if inside[member // size] > 1]
                 ports = [first + 2 * member + side for member in passing for side in (0, 1)]
@@ -117,15 +117,15 @@ class Groups(NamedTuple):
 
     rank_of: Integers  # ranks of stage s: rank_of[replica_first[s] : replica_first[s + 1]]
     replica_first: Integers  # shape (S + 1,)
-    entries: Integers  # ports of each ring, shape (S,)
+    entries: Integers  # ports of every ring, shape (S,)
     port: Integers
-    slope: Floats  # seconds a byte, of each port
+    slope: Floats  # seconds a byte, of every port
     turn: Integers
     total: Floats  # seconds a byte of a whole all-reduce, shape (S,)
     latency_s: Floats  # shape (S,)
 
     def rings(self, sizes: Floats, head_start_s: Floats, tail: Floats) -> Rings:
-        """The all-reduces of `sizes` bytes in each stage; the others are as in `Early`."""
+        """The all-reduces of `sizes` bytes in every stage; the others are as in `Early`."""
         entries, (port, slope, turn) = self.entries, self[3:6]
         if not sizes.all():  # what has no bytes holds no port
             held = np.repeat(sizes > 0, entries)
@@ -138,7 +138,7 @@ class Groups(NamedTuple):
 
 
 class Links:
-    """What a topology links: its ports, and the rings over any ranks, each looked up once."""
+    """What a topology links: its ports, and the rings over any ranks, which are looked up once."""
 
     def __init__(self, topology: Topology) -> None:
         self.ports = ports_of(topology)
@@ -148,9 +148,9 @@ class Links:
 
     @cached_property
     def lanes(self) -> Integers:
-        """The lanes before each port, shape (ports + 1,)."""
-        each = np.repeat(self.ports.lanes, np.diff(self.ports.first))
-        return np.concatenate([[0], np.cumsum(each)])
+        """The lanes before every port, shape (ports + 1,)."""
+        lanes = np.repeat(self.ports.lanes, np.diff(self.ports.first))
+        return np.concatenate([[0], np.cumsum(lanes)])
 
     @cached_property
     def _handling(self) -> tuple[Floats, Floats]:
@@ -167,20 +167,20 @@ class Links:
     def handling_s(
         self, order: Order, groups: Groups, messages: Floats, crossing: Floats
     ) -> Floats:
-        """Seconds that messages take of the device of each action, shape (actions,).
+        """Seconds that messages take of the device of every action, shape (actions,).
 
         The receiver's before it computes, the sender's after it. So many `messages` and bytes cross
-        each cut, forward and back, shape (2, S + 1).
+        every cut, forward and back, shape (2, S + 1).
         """
         (overhead, copy), (rank_of, first, *_) = self._handling, groups
-        own = np.repeat(np.arange(order.ranks, dtype=np.int32), np.diff(order.rows))
+        rank = np.repeat(np.arange(order.ranks, dtype=np.int32), np.diff(order.rows))
         seconds, replicas = np.zeros(len(order.kind)), np.diff(first)
         for way, kinds in ((0, (F,)), (1, (B, I))):
             for other in (order.stage - 1, order.stage + 1):
                 at = np.isin(order.kind, kinds) & (other >= 0) & (other < len(replicas))
                 to, cut = other[at], np.maximum(order.stage, other)[at]
                 peer = rank_of[first[to] + order.microbatch[at] % replicas[to]]
-                k = self.ports.levels_between(own[at], peer)
+                k = self.ports.levels_between(rank[at], peer)
                 taken = messages[way, cut] * overhead[k] + crossing[way, cut] * copy[k]
                 seconds[at] += np.where(k > 0, taken, 0.0)
         return seconds
@@ -213,8 +213,8 @@ class Rings(NamedTuple):
 
     first: Integers  # shape (S + 1,)
     port: Integers
-    load: Floats  # seconds of each port
-    turn: Integers  # of each port: ports of one turn are busy at once, turns in order
+    load: Floats  # seconds of every port
+    turn: Integers  # of every port: ports of one turn are busy at once, turns in order
     latency_s: Floats  # shape (S,)
     head_start_s: Floats  # by which they may begin before the last backward ends, shape (S,)
     tail_s: Floats  # that are left when the last backward has ended, shape (S,)
@@ -225,9 +225,9 @@ class Costs(NamedTuple):
 
     rank_of: Integers  # ranks of stage s: rank_of[replica_first[s] : replica_first[s + 1]]
     replica_first: Integers  # shape (S + 1,)
-    seconds: Floats  # of each kind of action on each stage, shape (kinds, S)
-    action_s: Floats  # of each action, in place of those; empty where they are the same
-    crossing: Floats  # bytes over each cut, forward and back, shape (2, S + 1)
+    seconds: Floats  # of every kind of action on every stage, shape (kinds, S)
+    action_s: Floats  # of every action, in place of those; empty where they are the same
+    crossing: Floats  # bytes over every cut, forward and back, shape (2, S + 1)
     rings: Rings
     tied_s: Floats  # of exchanges with other stages, shape (S,)
 
@@ -243,10 +243,10 @@ class Early(NamedTuple):
 class Work:
     """Costs of actions and messages, and whether the devices wait for messages.
 
-    They are seconds of each kind of action on each stage and bytes of each message. `ranks[s][k]`
-    is the rank of replica k of stage s; `serial`: the devices wait while they send and receive;
-    `blocking`: an asynchronous stage exchanges its gradients within the backward that ends a round,
-    and sends nothing on before that.
+    They are seconds of every kind of action on every stage and bytes of every message.
+    `ranks[s][k]` is the rank of replica k of stage s; `serial`: the devices wait while they
+    send and receive; `blocking`: an asynchronous stage exchanges its gradients within the backward
+    that ends a round, and sends nothing on before that.
     """
 
     ranks: Sequence[Sequence[int]]
@@ -258,12 +258,12 @@ class Work:
     topology: Topology
     serial: bool = False
     blocking: bool = False
-    early: Sequence[Early] = ()  # of each stage; empty where all exchanges wait for the backward
-    # bytes of gradients that go back over each cut, shape (S + 1,); None: as many as come
+    early: Sequence[Early] = ()  # of every stage; empty where all exchanges wait for the backward
+    # bytes of gradients that go back over every cut, shape (S + 1,); None: as many as come
     back_bytes: Floats | None = None
-    # messages over each cut, forward and back, shape (2, S + 1); None: one each
+    # messages over every cut, forward and back, shape (2, S + 1); None: always one
     messages: Floats | None = None
-    # times the seconds of each action of an order, shape (actions,); empty where all are 1
+    # times the seconds of every action of an order, shape (actions,); empty where all are 1
     scale: Floats = field(default_factory=lambda: np.ones(0))
 
     @cached_property
@@ -278,7 +278,7 @@ class Work:
 
     @property
     def allreduces(self) -> list[AllReduce]:
-        """How each stage exchanges its gradients."""
+        """How every stage exchanges its gradients."""
         return [self.links.ring(tuple(ranks)).reduced for ranks in self.ranks]
 
     @cached_property
@@ -295,7 +295,7 @@ class Work:
 
     @cached_property
     def crossing(self) -> Floats:
-        """Bytes of a microbatch over each cut, forward and back, shape (2, S + 1)."""
+        """Bytes of a microbatch over every cut, forward and back, shape (2, S + 1)."""
         return np.array(
             [self.cut_bytes, self.cut_bytes if self.back_bytes is None else self.back_bytes]
         )
@@ -309,7 +309,7 @@ class Work:
         )
 
     def action_s(self, order: Order) -> Floats:
-        """Seconds of each action with its factor and its messages, shape (actions,).
+        """Seconds of every action with its factor and its messages, shape (actions,).
 
         Empty where all of one kind on one stage take the same, `seconds`.
         """
@@ -322,7 +322,7 @@ class Work:
         return seconds + self.handling_s(order) if handled else seconds
 
     def handling_s(self, order: Order) -> Floats:
-        """Seconds that messages take of the device of each action, shape (actions,).
+        """Seconds that messages take of the device of every action, shape (actions,).
 
         Empty where no level has any.
         """
@@ -340,7 +340,7 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
     exchange, stages = exchange_by(plan), plan.stages
     early = plan.microbatches is not None and plan.engine.allreduce == "overlap"
     bucket = early_bytes(plan.engine.bucket_bytes, exchange, early)
-    seconds = [action_seconds(own, plan.topology, exchange, recompute_apart) for own in stages]
+    seconds = [action_seconds(stage, plan.topology, exchange, recompute_apart) for stage in stages]
     return Work(
         ranks=[stage.ranks for stage in stages],
         seconds=np.array(seconds).T,
@@ -357,7 +357,7 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
         topology=exchange_topology(plan.topology, exchange),
         serial=plan.waits,
         blocking=plan.engine.allreduce == "blocking" and plan.microbatches is None,
-        early=[early_of(own, bucket, schedule(plan.schedule).split) for own in stages],
+        early=[early_of(stage, bucket, schedule(plan.schedule).split) for stage in stages],
     )
 
 
@@ -377,7 +377,7 @@ def action_seconds(
     gather: float = 1.0,
     scatter: float = 1.0,
 ) -> list[float]:
-    """Seconds of each kind of action on a stage; gathers and scatters take so many times as long.
+    """Seconds of every kind of action on a stage; gathers and scatters take so many times as long.
 
     Parameters are gathered and gradients scattered beside the compute, a layer after the other: an
     action takes as long as the longer of the two.

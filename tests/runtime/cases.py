@@ -279,7 +279,7 @@ def run_model(plan: Plan, context: Context, engine: Engine) -> Trained:
         Tied(
             name,
             sorted({rank for s in users for rank in plan.stages[s].ranks}),
-            [stages[s].own_parameters[name] for s in users if s in stages],
+            [stages[s].held_parameters[name] for s in users if s in stages],
         )
         for name, users in shared_parameters(model.record, starts[:-1]).items()
     ]
@@ -289,7 +289,7 @@ def run_model(plan: Plan, context: Context, engine: Engine) -> Trained:
     return Trained(
         {number: loss for own in stages.values() for number, loss in own.losses.items()},
         {
-            s: {name: each.detach() for name, each in own.own_parameters.items()}
+            s: {name: each.detach() for name, each in own.held_parameters.items()}
             for s, own in stages.items()
         },
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from partopt.documents.profile import Profile
 from partopt.profiler.layers import LayerKey
 from partopt.profiler.step import run_loss
-from partopt.runtime.cuts import own_parameter_names
+from partopt.runtime.cuts import held_parameter_names
 from partopt.runtime.events import Record
 from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage, StageModule, materialise
@@ -46,7 +46,7 @@ class Replayed:
         record, modules = self.record, []
         for start, stop in zip(starts, [*starts[1:], len(self.layers)], strict=True):
             model = copy.deepcopy(self.model)
-            names = own_parameter_names(record, start, stop)
+            names = held_parameter_names(record, start, stop)
             materialise(model, names, self.model)
             place, example = (len(modules), len(starts)), self.inputs[0]
             modules.append(StageModule(model, record, start, stop, self.loss_fn, place, example))
@@ -137,7 +137,7 @@ def summed_gradients(stages: Sequence[ReplayStage]) -> dict[str, Tensor]:
     """Gradients by the first name of each parameter, summed over the stages that have it."""
     total: dict[str, Tensor] = {}
     for stage in stages:
-        for name, each in stage.own_parameters.items():
+        for name, each in stage.held_parameters.items():
             if each.grad is not None:
                 total[name] = total[name] + each.grad if name in total else each.grad
     return total

@@ -18,7 +18,7 @@ from partopt.errors import PartoptError
 from partopt.profiler.as_trained import cast
 from partopt.profiler.step import run_loss
 from partopt.profiler.weightless import build_without_weights, fake_mode, is_fake
-from partopt.runtime.cuts import check_cuts, cut_before, own_parameter_names, shared_parameters
+from partopt.runtime.cuts import check_cuts, cut_before, held_parameter_names, shared_parameters
 from partopt.runtime.recording import record_model
 from partopt.runtime.replay import materialise
 from partopt.runtime.units import number_calls
@@ -156,7 +156,7 @@ def test_a_microbatch_has_one_version_of_the_weights(split, recompute):
 
     def use(version):
         for stage in stages:
-            for name, each in stage.own_parameters.items():
+            for name, each in stage.held_parameters.items():
                 each.data = version[name]
 
     tensors = []
@@ -186,11 +186,11 @@ def test_a_tied_weight_has_one_name_in_all_stages():
     starts = [0, 2, len(case.layers) - 1]
     assert shared_parameters(case.record, starts) == {"tokens.weight": [0, 2]}
     first, middle, last = case.stages(starts)
-    assert "tokens.weight" in first.own_parameters
-    assert list(last.own_parameters) == ["tokens.weight"]
-    assert "positions" in first.own_parameters
-    assert not {"tokens.weight", "head.weight", "positions"} & middle.own_parameters.keys()
-    assert last.parameters == [last.own_parameters["tokens.weight"]]
+    assert "tokens.weight" in first.held_parameters
+    assert list(last.held_parameters) == ["tokens.weight"]
+    assert "positions" in first.held_parameters
+    assert not {"tokens.weight", "head.weight", "positions"} & middle.held_parameters.keys()
+    assert last.parameters == [last.held_parameters["tokens.weight"]]
 
 
 def test_a_frozen_stage_in_front_has_no_gradient():
@@ -199,7 +199,7 @@ def test_a_frozen_stage_in_front_has_no_gradient():
     stages = case.stages([0, 1, 2])
     assert [each.gradient for each in stages[1].receives] == [False]
     assert stages[0].parameters == []
-    assert list(stages[0].own_parameters) == ["0.weight"]
+    assert list(stages[0].held_parameters) == ["0.weight"]
     run_forwards(stages)
     run_backwards(stages, split=True)
     assert worst_error(summed_gradients(stages), gradients) == 0.0
@@ -224,7 +224,7 @@ def test_a_weight_that_a_unit_reads_from_elsewhere_is_its_stage_s():
         return Parts(lambda self, x: self.head(self.b(self.stem(x))), **parts)
 
     case = leaves(handed)
-    assert own_parameter_names(case.record, 2, 3) == ["stem.weight"]
+    assert held_parameter_names(case.record, 2, 3) == ["stem.weight"]
     assert shared_parameters(case.record, [0, 1, 2]) == {"stem.weight": [0, 2]}
     called = leaves(thrice).record  # its block in two stages
     assert shared_parameters(called, [0, 2]) == {"block.weight": [0, 1], "block.bias": [0, 1]}
@@ -299,7 +299,7 @@ def test_a_model_on_meta_gets_the_weights_of_another():
     whole, inputs = small_gpt(), gpt_ids(2)
     layers = number_calls(["tokens", "blocks.0", "blocks.1", "blocks.2", "norm", "head"])
     record = record_model(model, inputs, gpt_loss, layers)
-    names = own_parameter_names(record, 2, 6)
+    names = held_parameter_names(record, 2, 6)
     materialise(model, names, whole)
     for name, each in model.named_parameters():
         assert each.is_meta == (name not in names)

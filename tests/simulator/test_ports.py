@@ -78,10 +78,10 @@ def test_the_members_of_a_ring_share_a_bus(bus, seconds):
 def test_a_rank_has_a_port_out_and_a_port_in_and_a_bus_one_for_all():
     ranks, level = np.array([0, 1], np.int32), np.array([1, 1])
     assert [port_pair(ports_of(BUS), rank, 1) for rank in (0, 1)] == [(0, 0), (0, 0)]
-    assert [ports_of(BUS).of_each(ranks, level, side).tolist() for side in (0, 1)] == [[0, 0]] * 2
+    assert [ports_of(BUS).of_ranks(ranks, level, side).tolist() for side in (0, 1)] == [[0, 0]] * 2
     assert [port_pair(ports_of(SWITCH), rank, 1) for rank in (0, 1)] == [(0, 1), (2, 3)]
-    assert ports_of(SWITCH).of_each(ranks, level, 0).tolist() == [0, 2]
-    assert ports_of(SWITCH).of_each(ranks, level, 1).tolist() == [1, 3]
+    assert ports_of(SWITCH).of_ranks(ranks, level, 0).tolist() == [0, 2]
+    assert ports_of(SWITCH).of_ranks(ranks, level, 1).tolist() == [1, 3]
     assert (ports_of(BUS).count, ports_of(SWITCH).count) == (1, 4)
 
 
