@@ -7,7 +7,7 @@ of its dynamic program and with those of the other planners (`partopt.search.imp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -212,13 +212,17 @@ def _improve(variant: Variant, others: Iterable[Partition]) -> Improvement:
     cells, lower_s = variant.coarse[1], lower_bound_s(variant.problem)
     many = FEW if over_ranks(variant.problem) else EQUAL
     equal = (each.partition.on_layers(cells) for each in variant.grids[:many])
-    fewer = (
-        shape.partition().on_layers(other.coarse[1])
-        for other in variant.fewer
-        if variant.problem.topology.devices <= PLACES
-        for shape in other.starts[:FEWER]
-    )
-    return Improvement(variant, [*others, *equal, *fewer], lower_s)
+    return Improvement(variant, [*others, *equal, *_on_fewer(variant)], lower_s)
+
+
+def _on_fewer(variant: Variant) -> Iterator[Partition]:
+    """Plans on fewer servers, where as many stages as are asked for fit there."""
+    if variant.problem.topology.devices <= PLACES:
+        for other in variant.fewer:
+            with suppress(PartoptError):
+                yield from (
+                    shape.partition().on_layers(other.coarse[1]) for shape in other.starts[:FEWER]
+                )
 
 
 def _certify(improvement: Improvement, plan: Plan) -> Plan:
