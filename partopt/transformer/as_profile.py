@@ -1,4 +1,4 @@
-"""A layout as an ordinary profile: what one rank of each tensor and context parallel group does.
+"""A layout as an ordinary profile: what one rank of every tensor and context parallel group does.
 
 What is made again is in the backwards, and not kept. What an iteration takes once is in the
 optimizer's step: the host, and what the simulator does not see.
@@ -109,29 +109,33 @@ def modelled_again(plan: Plan) -> Modelled | UnsetType:
 
 def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
     """The profile of which the plan with this layout is made: embedding, blocks, norm, head."""
-    own, model, practice = Degrees.of(work, layout, batch), work.model, work.practice
-    t, c, e, shape = own.t, own.c, own.e, own.shape
+    degrees, model, practice = Degrees.of(work, layout, batch), work.model, work.practice
+    t, c, e, shape = degrees.t, degrees.c, degrees.e, degrees.shape
     T, group = work.tokens(shape), t * c
-    slower = 1 + straggling(own.devices)
+    slower = 1 + straggling(degrees.devices)
     head_s, embedding_s = work.block(shape).head_s, work.block(shape).embedding_s
     # model operations as trainers count them: of one rank, a third of them forward
     headed = 2 * model.end_parameters * work.sequence * shape.b / group
     inside = (model.flops(work.sequence) * shape.b / 3 / group - headed) / model.blocks
     timed = [_Timed(embedding_s / 2, embedding_s / 2)]
-    for block in _blocks(work, own, layout):
+    for block in _blocks(work, degrees, layout):
         again = block.whole_bytes if block.again_s and shape.recompute == "always" else 0.0
         back_s, beside = block.backward_s + block.again_s, working_bytes(work, shape, again)
         timed.append(_Timed(block.forward_s, back_s, inside, beside, block.saved_bytes))
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     timed += [_Timed(0, 0), _Timed(head_s / 3, head_s * 2 / 3, headed, 0, logits)]
     # a parameter of 16 bits, of experts as many as lie on the rank
-    each = round(2 * (model.dense_parameters / t + model.expert_parameters / e))
+    block_bytes = round(2 * (model.dense_parameters / t + model.expert_parameters / e))
     end, message = round(2 * model.end_parameters / t), round(work.message_bytes(shape))
     tied = [SharedParameter(name=f"{EMBEDDING}.weight", bytes=end)] if model.tied else []
-    sharers = own.sharers if layout.shard not in (None, "none") else 1
-    held = model.blocks * each + end * (1 if model.tied else 2)
+    sharers = degrees.sharers if layout.shard not in (None, "none") else 1
+    held = model.blocks * block_bytes + end * (1 if model.tied else 2)
     # what the first device steps, for which all wait: it ends its last backward behind the others
-    first = sum(stage_counts(work, own)[:: own.p]) * each + end if own.p > 1 else held
+    first = (
+        sum(stage_counts(work, degrees)[:: degrees.p]) * block_bytes + end
+        if degrees.p > 1
+        else held
+    )
     return Profile(
         model=Model(
             name=model.name,
@@ -145,7 +149,7 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
         layers=[
             Layer(name=EMBEDDING, type="Embedding", parameter_bytes=end, shared_parameters=tied),
             *(
-                Layer(name=f"{BLOCK}.{i}", type="Block", parameter_bytes=each)
+                Layer(name=f"{BLOCK}.{i}", type="Block", parameter_bytes=block_bytes)
                 for i in range(model.blocks)
             ),
             Layer(name=NORM, type="Norm"),
@@ -158,22 +162,22 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
                 optimizer_s=held / first * sharers * once_s(work, layout, batch),
                 layers=[
                     LayerMeasurement(
-                        forward_s=slower * each.forward_s,
-                        backward_s=slower * each.backward_s,
+                        forward_s=slower * layer.forward_s,
+                        backward_s=slower * layer.backward_s,
                         output_bytes=message,
-                        transient_bytes=round(each.beside),
-                        forward_flops=round(each.flops),
+                        transient_bytes=round(layer.beside),
+                        forward_flops=round(layer.flops),
                     )
-                    for each in timed
+                    for layer in timed
                 ],
                 tensors=[
                     Tensor(producer=i, consumers=[i + 1], bytes=message)
                     for i in range(len(timed) - 1)
                 ],
                 stash_groups=[
-                    StashGroup(layers=[i], bytes=round(each.stash))
-                    for i, each in enumerate(timed)
-                    if each.stash
+                    StashGroup(layers=[i], bytes=round(layer.stash))
+                    for i, layer in enumerate(timed)
+                    if layer.stash
                 ],
             )
         ],
@@ -186,15 +190,15 @@ def _digest(device: str) -> str:
     return found[1].sha256
 
 
-def _blocks(work: Training, own: Degrees, layout: Layout) -> Sequence[Block]:
+def _blocks(work: Training, degrees: Degrees, layout: Layout) -> Sequence[Block]:
     """Every block; where a stage makes its first ones again, the others keep all."""
-    again = work.block(own.shape)
+    again = work.block(degrees.shape)
     if not isinstance(layout.recompute, int):
         return [again] * work.model.blocks
-    plain = work.block(own.shape._replace(recompute="never"))
+    plain = work.block(degrees.shape._replace(recompute="never"))
     return [
         again if k < layout.recompute else plain
-        for count in stage_counts(work, own)
+        for count in stage_counts(work, degrees)
         for k in range(count)
     ]
 

@@ -155,30 +155,30 @@ class Training:
 
     def is_measured(self, shape: Shape) -> bool:
         """Whether a block of this shape is one of those that were measured."""
-        own = self.calibration
-        return own is not None and shape._replace(recompute="never") in [
-            Shape(each.microbatch_size, own.ranks) for each in own.blocks
+        calibration = self.calibration
+        return calibration is not None and shape._replace(recompute="never") in [
+            Shape(block.microbatch_size, calibration.ranks) for block in calibration.blocks
         ]
 
     def is_scaled(self, part: str) -> bool:
         """Whether a `part` of blocks is in what was measured; what one rank exchanges is not."""
-        own = self.calibration
-        if own is None or part in ("context", "exchange"):
+        calibration = self.calibration
+        if calibration is None or part in ("context", "exchange"):
             return False
-        return part != "tensor" or own.ranks > 1
+        return part != "tensor" or calibration.ranks > 1
 
     @cached_property
     def _scales(self) -> Mapping[int, Scale]:
         """By samples of a microbatch, what blocks have over what is computed of them."""
-        own = self.calibration
+        calibration = self.calibration
         scales: dict[int, Scale] = {}
-        for each in own.blocks if own else ():
-            shape = Shape(each.microbatch_size, own.ranks if own else 1)
+        for block in calibration.blocks if calibration else ():
+            shape = Shape(block.microbatch_size, calibration.ranks if calibration else 1)
             inside = self._inside(shape)
             computed = _sum(s for part, s in inside.items() if self.is_scaled(part))
-            kept = each.kept_bytes / self._saved_bytes(shape) if each.kept_bytes else 1.0
+            kept = block.kept_bytes / self._saved_bytes(shape) if block.kept_bytes else 1.0
             scales[shape.b] = Scale(
-                each.forward_s / computed.forward, each.backward_s / computed.backward, kept
+                block.forward_s / computed.forward, block.backward_s / computed.backward, kept
             )
         return scales
 
@@ -197,7 +197,7 @@ class Training:
         return Scale(*(low + along * (high - low) for low, high in pairs))
 
     def _inside(self, shape: Shape) -> dict[str, Seconds]:
-        """The parts that are in a block's own module, computed."""
+        """The parts that are in a block's module, computed."""
         return {
             "products": _sum(self._linear_s(shape, product) for product in self.products(shape)),
             "attention": self._attention_s(shape),
@@ -210,8 +210,8 @@ class Training:
         scale = self.scale(shape)
         exchanged = scale if self.is_scaled("tensor") else Scale()
         parts = {
-            name: (exchanged if name == "tensor" else scale).of(each)
-            for name, each in self._inside(shape).items()
+            name: (exchanged if name == "tensor" else scale).of(seconds)
+            for name, seconds in self._inside(shape).items()
         }
         if shape.c > 1:
             parts["context"] = self._context_s(shape, parts["attention"])
@@ -237,13 +237,13 @@ class Training:
 
     def products(self, shape: Shape) -> list[Product]:
         """The products of attention and feed-forward, in their order."""
-        model, own, t = self.model, self.practice, shape.t
+        model, practice, t = self.model, self.practice, shape.t
         h, q, f = model.hidden, model.q / t, model.ffn / t
         kv = max(model.kv / t, model.head_size)  # which several ranks have where heads are fewer
         found = [Product(q + 2 * kv, h, 0.0), Product(h, q, 1.0)]
-        if not own.joined_queries:
+        if not practice.joined_queries:
             found[:1] = [Product(q, h, 0.0), Product(kv, h, 1.0), Product(kv, h, 0.0)]
-        if f and model.gated and not own.joined_gate:
+        if f and model.gated and not practice.joined_gate:
             found += [Product(f, h, 0.0), Product(f, h, 1.0), Product(h, f, 0.0)]
         elif f:
             found += [Product(f * (2 if model.gated else 1), h, 0.5), Product(h, f, 0.0)]
@@ -262,15 +262,15 @@ class Training:
 
     def _attention_s(self, shape: Shape) -> Seconds:
         """Half of the scores where a kernel skips what is masked; else all, with a softmax."""
-        model, rates, own, s = self.model, self.rates, self.practice.scores, self.sequence
-        if own is None:
+        model, rates, scores, s = self.model, self.rates, self.practice.scores, self.sequence
+        if scores is None:
             flops = 4 * shape.b * model.scores(s) * model.q / (shape.t * shape.c)
             return rates.attention_s(self.practice.attention, flops, s / shape.c)
         heads, d, rows = shape.b * model.heads / shape.t, model.head_size, s / shape.c
         both_s = rates.product_s(rows, s, d, self.wide) + rates.product_s(rows, d, s, self.wide)
         return Seconds(
-            heads * (both_s + rates.passes_s(rows * s * own.forward)),
-            heads * (2 * both_s + rates.passes_s(rows * s * own.backward)),
+            heads * (both_s + rates.passes_s(rows * s * scores.forward)),
+            heads * (2 * both_s + rates.passes_s(rows * s * scores.backward)),
         )
 
     def _passes_s(self, shape: Shape) -> Seconds:
@@ -280,7 +280,7 @@ class Training:
 
     def _passed_bytes(self, shape: Shape, way: int) -> float:
         """Bytes of a block's passes, forward (0) or backward (1)."""
-        model, own, passes, t = self.model, self.practice, self.practice.passes, shape.t
+        model, practice, passes, t = self.model, self.practice, self.practice.passes, shape.t
         T, h, q, f = self.tokens(shape), model.hidden, model.q, model.ffn
         kv = max(model.kv, t * model.head_size)
         over_h = h * (passes.norms[way] + passes.residuals[way])
@@ -295,12 +295,14 @@ class Training:
         size = T * (over_h / self.share(shape) + inside / t)
         parameters = self.parameters(shape)
         if way:  # gradients of the input of products that are apart, at full width
-            apart = 2 * (not own.joined_queries) + (model.gated and not own.joined_gate)
-            size += SUM * T * h * (min(apart, 1) if own.compiled and t == 1 else apart)
+            apart = 2 * (not practice.joined_queries) + (model.gated and not practice.joined_gate)
+            size += SUM * T * h * (min(apart, 1) if practice.compiled and t == 1 else apart)
         if shape.fsdp:
-            size += parameters * own.shard_copies[way]
-            size += parameters * (2 + self.gradient_bytes) * bool(way and own.shard_copies[way])
-        elif way and own.sums == "autograd":
+            size += parameters * practice.shard_copies[way]
+            size += (
+                parameters * (2 + self.gradient_bytes) * bool(way and practice.shard_copies[way])
+            )
+        elif way and practice.sums == "autograd":
             size += parameters * (2 + 2 * self.gradient_bytes)
         return size
 
@@ -308,7 +310,7 @@ class Training:
     def _conversion(self) -> float:
         """Bytes an element of conversions to the products' format.
 
-        The trainer's own to fp8; with a scale a block no maximum goes first; of nvfp4 there are
+        The trainer's to fp8; with a scale a block no maximum goes first; of nvfp4 there are
         two maxima and a turned copy.
         """
         return {"mxfp8": 4.0, "nvfp4": 11.0}.get(self.format, self.practice.conversion)
@@ -329,23 +331,25 @@ class Training:
         """What a tensor parallel group exchanges, in attention and in the feed-forward."""
         if shape.t == 1:
             return Seconds(0.0, 0.0)
-        own, pairs = self.practice, 2 if self.model.ffn else 1
+        practice, pairs = self.practice, 2 if self.model.ffn else 1
         # what split products exchange starts by itself
-        start_s = COLLECTIVE_S if own.tp_overlap == "none" else 0.0
+        start_s = COLLECTIVE_S if practice.tp_overlap == "none" else 0.0
         gather_s, scatter_s = self._gather_s(shape) + start_s, self._scatter_s(shape) + start_s
         forward_s = backward_s = pairs * (gather_s + scatter_s)
-        if not own.sequence_parallel:  # all-reduces
+        if not practice.sequence_parallel:  # all-reduces
             reduce_s = 2 * scatter_s - start_s
-            apart = self.model.gated and not own.joined_gate and pairs == 2
+            apart = self.model.gated and not practice.joined_gate and pairs == 2
             forward_s, backward_s = pairs * reduce_s, (pairs + apart) * reduce_s
-        elif own.regathers:
+        elif practice.regathers:
             backward_s += pairs * gather_s
         return Seconds(forward_s * self._shown, backward_s * self._shown)
 
     def _remade_s(self, shape: Shape) -> float:
         """What is made again where some operations are: products, all passes but the last."""
         products = self.products(shape)
-        products_s = sum(self._linear_s(shape, own).forward * own.again for own in products)
+        products_s = sum(
+            self._linear_s(shape, product).forward * product.again for product in products
+        )
         last = self.practice.passes.residuals[0] / 2
         last_s = self.rates.passes_s(self.tokens(shape) * self.model.hidden * last)
         return products_s + self._passes_s(shape).forward - last_s / self.share(shape)
@@ -382,21 +386,21 @@ class Training:
             over += rows * self._conversion * (h + f)
             over_back += rows * self._conversion * ((model.matrices - 1) * f + h)
             kernels += 14 + 14 * local
-        own = Seconds(rates.passes_s(over), rates.passes_s(over_back))
+        passes = Seconds(rates.passes_s(over), rates.passes_s(over_back))
         launches_s = kernels * LAUNCH_S
         return {
-            "experts": _sum([up, down, own]),
+            "experts": _sum([up, down, passes]),
             "launches": Seconds(launches_s / 3, launches_s * 2 / 3),
         }
 
     def _rows(self, shape: Shape) -> float:
-        """Tokens of the experts of a rank, each as often as experts take it."""
+        """Tokens of the experts of a rank, as often as experts take it."""
         return self.tokens(shape) / self.share(shape) * self.model.experts_per_token
 
     def _exchange_s(self, shape: Shape, work_s: Seconds) -> Seconds:
-        """What two exchanges each way show: to experts on e ranks and back.
+        """What two exchanges in a direction show: to experts on e ranks and back.
 
-        They send all rows, or one copy of a token to each of S servers, spread inside (DeepEP).
+        They send all rows, or one copy of a token to all S servers, spread inside (DeepEP).
         """
         if shape.e == 1:
             return Seconds(0.0, 0.0)
@@ -416,11 +420,11 @@ class Training:
 
     def head_s(self, shape: Shape) -> float:
         """Seconds of the head and the loss, forward and backward."""
-        own, loss, rates, t = self.practice, self.practice.loss, self.rates, shape.t
+        loss, rates, t = self.practice.loss, self.rates, shape.t
         T, h, V = self.tokens(shape), self.model.hidden, self.model.vocabulary
         whole_s = sum(rates.linear_s(T, V / t, h, self.wide, self._grad_out(shape)))
         whole_s += 3 * rates.link_s(2 * T * h, t)
-        if own.loss.gathers and t > 1:
+        if loss.gathers and t > 1:
             copies_s = rates.link_s(2 * T * V, t) + rates.passes_s(GATHERED * T * V)
             return whole_s + copies_s + rates.passes_s(T * V * loss.passes)
         return whole_s + rates.passes_s(T * V / t * loss.passes)
@@ -444,21 +448,21 @@ class Training:
         model, T, share, t = self.model, self.tokens(shape), self.share(shape), shape.t
         if shape.recompute == "always":
             return 2 * T * model.hidden / share
-        own, scores = self.practice.kept, self.score_bytes(shape)
+        kept, scores = self.practice.kept, self.score_bytes(shape)
         if shape.recompute == "selective":
-            own, scores = self.practice.kept_selective or own, 0.0
-        return scores + self._kept_bytes(own, T / share, T / t) + T * own.whole * model.hidden
+            kept, scores = self.practice.kept_selective or kept, 0.0
+        return scores + self._kept_bytes(kept, T / share, T / t) + T * kept.whole * model.hidden
 
-    def _kept_bytes(self, own: Kept, cut: float, inside: float) -> float:
+    def _kept_bytes(self, kept: Kept, cut: float, inside: float) -> float:
         """What is kept of `cut` tokens of the hidden width, and of those `inside` products."""
-        model, less = self.model, own.narrower if BITS[self.format] < 16 else 0.0
+        model, less = self.model, kept.narrower if BITS[self.format] < 16 else 0.0
         h, q, f = model.hidden, model.q, model.ffn
         inputs = 2 if f else 1  # of products, of the hidden width
-        size = cut * h * (own.hidden - less * inputs + model.dropout * own.dropout)
-        gated = own.gated if model.gated else own.plain
-        over_q = own.queries + own.rotary * model.rotary - less
-        over_q += own.grouped * (model.kv_heads < model.heads)
-        size += inside * (q * over_q + model.kv * own.keys + f * (gated - less))
+        size = cut * h * (kept.hidden - less * inputs + model.dropout * kept.dropout)
+        gated = kept.gated if model.gated else kept.plain
+        over_q = kept.queries + kept.rotary * model.rotary - less
+        over_q += kept.grouped * (model.kv_heads < model.heads)
+        size += inside * (q * over_q + model.kv * kept.keys + f * (gated - less))
         if model.experts:
             size -= cut * 2 * h * (0 if f else 1)  # the rows are kept instead
             rows = cut * model.experts_per_token
@@ -467,12 +471,12 @@ class Training:
 
     def score_bytes(self, shape: Shape) -> float:
         """What is kept of the scores of attention."""
-        own, s = self.practice.scores, self.sequence
-        kept = own.kept if own else 0.0
+        scores, s = self.practice.scores, self.sequence
+        kept = scores.kept if scores else 0.0
         return kept * self.model.heads * s * self.tokens(shape) / shape.t
 
 
 def _sum(parts: Iterable[Seconds]) -> Seconds:
     """All of them, one after the other."""
-    own = list(parts)
-    return Seconds(sum(each.forward for each in own), sum(each.backward for each in own))
+    seconds = list(parts)
+    return Seconds(sum(part.forward for part in seconds), sum(part.backward for part in seconds))

@@ -196,10 +196,10 @@ def like_shipped(model: Transformer) -> Transformer | None:
 def alike_shipped(model: Transformer, *ignored: str) -> list[Transformer]:
     """The models with the name of one in `models/` of the same shape, and its fields `ignored`."""
     found = []
-    for own in map(load_transformer, shipped_names("models")):
-        same = {field: getattr(own, field) for field in ("name", *ignored)}
-        if structs.replace(model, **same, numerics=own.numerics) == own:
-            found.append(structs.replace(own, numerics=model.numerics))
+    for shipped in map(load_transformer, shipped_names("models")):
+        same = {field: getattr(shipped, field) for field in ("name", *ignored)}
+        if structs.replace(model, **same, numerics=shipped.numerics) == shipped:
+            found.append(structs.replace(shipped, numerics=model.numerics))
     return found
 
 
@@ -237,17 +237,17 @@ def write_config(model: Transformer) -> dict[str, object]:
 
 def _write_numerics(model: Transformer, kind: str) -> dict[str, object]:
     """What no time depends on, as far as a `model_type` has words for it."""
-    own, usual, words = model.numerics, _NUMERICS[kind], _USUAL | _WORDS.get(kind, {})
-    if own is None:
+    numerics, usual, words = model.numerics, _NUMERICS[kind], _USUAL | _WORDS.get(kind, {})
+    if numerics is None:
         return {}
-    raw: dict[str, object] = {words["epsilon"]: own.epsilon}
-    raw |= {words["rotary_base"]: own.rotary_base} if model.rotary else {}
-    raw |= {"rope_scaling": own.rotary_scaling} if own.rotary_scaling else {}
+    raw: dict[str, object] = {words["epsilon"]: numerics.epsilon}
+    raw |= {words["rotary_base"]: numerics.rotary_base} if model.rotary else {}
+    raw |= {"rope_scaling": numerics.rotary_scaling} if numerics.rotary_scaling else {}
     for name in ("rotary_share", "activation"):
-        if getattr(own, name) != getattr(usual, name):
-            raw[words[name]] = getattr(own, name)
-    if own.bias != usual.bias:
-        raw |= {words["bias"]: own.bias != "none", "mlp_bias": own.bias == "all"}
+        if getattr(numerics, name) != getattr(usual, name):
+            raw[words[name]] = getattr(numerics, name)
+    if numerics.bias != usual.bias:
+        raw |= {words["bias"]: numerics.bias != "none", "mlp_bias": numerics.bias == "all"}
     return raw
 
 
@@ -335,13 +335,13 @@ class _Reader:
             word = str(said["activation"]).partition("_")[0]
             said["activation"] = "silu" if word == "swish" else word
         scaling = self._entries("rope_scaling") or newer
-        scaling = {key: own for key, own in scaling.items() if key not in words.values()}
+        scaling = {key: value for key, value in scaling.items() if key not in words.values()}
         if "type" in scaling:  # as older configurations call it
             scaling["rope_type"] = scaling.pop("type")
         if scaling.get("rope_type") != "default":
             said["rotary_scaling"] = scaling
         if not self.kind.rotary:
-            said = {name: own for name, own in said.items() if not name.startswith("rotary")}
+            said = {name: value for name, value in said.items() if not name.startswith("rotary")}
         try:
             return msgspec.convert(structs.asdict(usual) | said, Numerics)
         except msgspec.ValidationError as error:
@@ -352,8 +352,8 @@ class _Reader:
     def _entries(self, name: str) -> dict[str, Any]:
         """The entries of `name` that are something; none where it has none."""
         value = self.raw.get(name)
-        own = value if isinstance(value, dict) else {}
-        return {key: entry for key, entry in own.items() if entry is not None}
+        entries = value if isinstance(value, dict) else {}
+        return {key: entry for key, entry in entries.items() if entry is not None}
 
     def _count(self, name: str, default: int | None = None) -> int:
         """The whole number that `name` has."""

@@ -85,7 +85,7 @@ class Degrees(NamedTuple):
 
 
 def find_faults(work: Training, layout: Layout, batch: int) -> Iterator[PartoptError]:
-    """Why a layout cannot be run, or is not computed, each with the part of the layout.
+    """Why a layout cannot be run, or is not computed, with the part of the layout.
 
     It may not divide what it should, ask for what the trainer does not have, or lack what another
     part or a fact needs.
@@ -96,8 +96,10 @@ def find_faults(work: Training, layout: Layout, batch: int) -> Iterator[PartoptE
         yield PartoptError(message, hint, code="unsupported-layout", part=part)
 
 
-def _faults(work: Training, own: Degrees, layout: Layout, batch: int) -> Iterator[tuple[str, str]]:
-    (t, c, e, p, v, n, m, shape, _), model, practice = own, work.model, work.practice
+def _faults(
+    work: Training, degrees: Degrees, layout: Layout, batch: int
+) -> Iterator[tuple[str, str]]:
+    (t, c, e, p, v, n, m, shape, _), model, practice = degrees, work.model, work.practice
     engine, s, server = work.engine, work.sequence, work.rates.server
     if model.heads % t:
         yield "tp", f"{model.heads} heads are not a multiple of {t}"
@@ -159,17 +161,17 @@ def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf)
 
     Of what needs more than `most` bytes the seconds are infinite, and not looked at.
     """
-    own = Degrees.of(work, layout, batch)
-    loads = _loads(work, own)
+    degrees = Degrees.of(work, layout, batch)
+    loads = _loads(work, degrees)
     memory = {
         name: size * (1 if name in LASTING else RESERVED)
-        for name, size in _memory(work, own, layout, loads).items()
+        for name, size in _memory(work, degrees, layout, loads).items()
     }
     held = sum(memory.values())
     if held > most:
         return Estimate(layout, math.inf, held, {}, memory)
-    parts = _seconds(work, own, layout, loads)
-    parts["stragglers"] = straggling(own.devices) * sum(parts.values())
+    parts = _seconds(work, degrees, layout, loads)
+    parts["stragglers"] = straggling(degrees.devices) * sum(parts.values())
     return Estimate(layout, sum(parts.values()), held, parts, memory)
 
 
@@ -185,7 +187,7 @@ def straggling(devices: int) -> float:
 
 
 def stage_blocks(L: int, p: int, v: int, ends: str, head: float) -> list[int]:
-    """Blocks of each of p v stages, in order.
+    """Blocks of the p v stages, in order.
 
     Evenly, the first stages one more; with embedding and head as a block each ("blocks"), or
     embedding, norm and head as a layer each ("layers"). "free": the last device has so many fewer
@@ -207,7 +209,7 @@ def stage_blocks(L: int, p: int, v: int, ends: str, head: float) -> list[int]:
 
 
 def stated_blocks(ends: str) -> list[int]:
-    """Blocks of each stage that `17-20-22-21` states; none where `ends` is a way."""
+    """Blocks of the stages that `17-20-22-21` states; none where `ends` is a way."""
     return [int(count) for count in ends.split("-")] if ends[0].isdecimal() else []
 
 
@@ -223,26 +225,28 @@ def _free_blocks(L: int, p: int, v: int, head: float) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def device_blocks(L: int, p: int, v: int, ends: str, head: float) -> tuple[int, ...]:
-    """Blocks of each device, of all its chunks."""
+    """Blocks of every device, of all its chunks."""
     counts = stage_blocks(L, p, v, ends, head)
     return tuple(sum(counts[d::p]) for d in range(p))
 
 
-def _loads(work: Training, own: Degrees) -> Sequence[int]:
-    """Blocks of each device of a pipeline."""
-    head = _head(work, own)
-    return device_blocks(work.model.blocks, own.p, own.v, work.practice.ends, head)
+def _loads(work: Training, degrees: Degrees) -> Sequence[int]:
+    """Blocks of every device of a pipeline."""
+    head = _head(work, degrees)
+    return device_blocks(work.model.blocks, degrees.p, degrees.v, work.practice.ends, head)
 
 
-def _head(work: Training, own: Degrees) -> float:
+def _head(work: Training, degrees: Degrees) -> float:
     """The head in blocks, as far as their shares depend on it."""
-    block = work.block(own.shape)
+    block = work.block(degrees.shape)
     return round(block.head_s / block.seconds, 2)
 
 
-def stage_counts(work: Training, own: Degrees) -> list[int]:
-    """Blocks of each stage, as the trainer shares them out."""
-    return stage_blocks(work.model.blocks, own.p, own.v, work.practice.ends, _head(work, own))
+def stage_counts(work: Training, degrees: Degrees) -> list[int]:
+    """Blocks of every stage, as the trainer shares them out."""
+    return stage_blocks(
+        work.model.blocks, degrees.p, degrees.v, work.practice.ends, _head(work, degrees)
+    )
 
 
 def once_s(work: Training, layout: Layout, batch: int) -> float:
@@ -252,69 +256,70 @@ def once_s(work: Training, layout: Layout, batch: int) -> float:
     ranks, what an exchange in float32 takes more and, of parameters in shares, the first gather,
     the last scatter, what collectives take.
     """
-    own = Degrees.of(work, layout, batch)
-    block = _block(work, own)
-    if not own.shape.fsdp:
-        found = _replicas_s(work, own, layout, block)
-        seen_s = _replicas_s(work, own, layout, block, seen=True)["replicas"]
+    degrees = Degrees.of(work, layout, batch)
+    block = _block(work, degrees)
+    if not degrees.shape.fsdp:
+        found = _replicas_s(work, degrees, layout, block)
+        seen_s = _replicas_s(work, degrees, layout, block, seen=True)["replicas"]
         return found["step"] + HOST_S + max(0.0, found["replicas"] - seen_s)
-    found = _fsdp_s(work, own, layout, block)
-    if own.p > 1:  # of all of a stage, which the plan exchanges once
-        seen_s = _seen(own) * found["replicas"]
+    found = _fsdp_s(work, degrees, layout, block)
+    if degrees.p > 1:  # of all of a stage, which the plan exchanges once
+        seen_s = _seen(degrees) * found["replicas"]
     else:  # what takes longer than the compute of all blocks, head and embedding
-        parameters = sum(_parameters(work, own))
+        parameters = sum(_parameters(work, degrees))
         gather_s, scatter_s = (
-            _seen(own) * work.rates.replicas_s(size * parameters, own.sharers, _near(work, own))
+            _seen(degrees)
+            * work.rates.replicas_s(size * parameters, degrees.sharers, _near(work, degrees))
             for size in (min(2, BITS[work.format] / 8), work.gradient_bytes)
         )
         L, ends_s = work.model.blocks, (block.head_s / 3, block.head_s * 2 / 3)
         late_s = max(0.0, gather_s - L * block.forward_s - ends_s[0])
         scatter_s += 0.0 if layout.shard == "gradients" else gather_s
         late_s += max(0.0, scatter_s - L * (block.backward_s + block.again_s) - ends_s[1])
-        seen_s = own.m * late_s
+        seen_s = degrees.m * late_s
     return found["step"] + HOST_S + max(0.0, found["replicas"] - seen_s)
 
 
-def _seen(own: Degrees) -> float:
-    """The share of an exchange that n replicas do where each stands for c ranks."""
-    ranks = own.sharers
-    return (1 - 1 / own.n) / (1 - 1 / ranks) if ranks > 1 else 0.0
+def _seen(degrees: Degrees) -> float:
+    """The share of an exchange that n replicas do, where one stands for c ranks."""
+    ranks = degrees.sharers
+    return (1 - 1 / degrees.n) / (1 - 1 / ranks) if ranks > 1 else 0.0
 
 
-def _near(work: Training, own: Degrees) -> int:
+def _near(work: Training, degrees: Degrees) -> int:
     """Ranks in a server with the same parameters."""
-    return max(1, min(work.rates.server // own.t, own.sharers))
+    return max(1, min(work.rates.server // degrees.t, degrees.sharers))
 
 
-def _block(work: Training, own: Degrees) -> Block:
+def _block(work: Training, degrees: Degrees) -> Block:
     """A block, which makes as much again as blocks do in the mean."""
-    block = work.block(own.shape)
-    return block._replace(again_s=own.again * block.again_s)
+    block = work.block(degrees.shape)
+    return block._replace(again_s=degrees.again * block.again_s)
 
 
 def _seconds(
-    work: Training, own: Degrees, layout: Layout, loads: Sequence[int]
+    work: Training, degrees: Degrees, layout: Layout, loads: Sequence[int]
 ) -> dict[str, float]:
     """Seconds of an iteration by part; those of blocks are the mean of devices."""
-    block, L, p, m = _block(work, own), work.model.blocks, own.p, own.m
-    parts = {name: m * L / p * sum(each) for name, each in block.parts.items()}
+    block, L, p, m = _block(work, degrees), work.model.blocks, degrees.p, degrees.m
+    parts = {name: m * L / p * sum(seconds) for name, seconds in block.parts.items()}
     parts["recomputation"] = m * L / p * block.again_s
     parts["embedding and head"] = m / p * (block.head_s + block.embedding_s)
     if p > 1:
-        parts |= _pipeline_s(work, own, block, loads)
-    if own.shape.fsdp:
-        parts |= _fsdp_s(work, own, layout, block)
+        parts |= _pipeline_s(work, degrees, block, loads)
+    if degrees.shape.fsdp:
+        parts |= _fsdp_s(work, degrees, layout, block)
     else:
-        parts |= _replicas_s(work, own, layout, block)
+        parts |= _replicas_s(work, degrees, layout, block)
     parts["host"] = HOST_S
     return parts
 
 
 def _pipeline_s(
-    work: Training, own: Degrees, block: Block, counts: Sequence[int]
+    work: Training, degrees: Degrees, block: Block, counts: Sequence[int]
 ) -> dict[str, float]:
     """Beside the mean of devices: what the slowest has more, the bubble, and sends."""
-    (_, _, _, p, v, _, m, shape, _), L = own, work.model.blocks
+    (_, _, _, p, v, _, m, shape, _), L = degrees, work.model.blocks
     loads = [count * block.seconds for count in counts]
     loads[0], loads[-1] = loads[0] + block.embedding_s, loads[-1] + block.head_s
     slow_s, whole_s = max(loads), sum(loads)
@@ -340,7 +345,7 @@ def _pipeline_s(
 def makespan_s(loads: Sequence[float], forward_s: Sequence[float], m: int) -> float:
     """Seconds of m microbatches under 1F1B, sends left out: the latest of what devices allow.
 
-    Beside its own work a device waits for the first forward and, behind its last backward, for
+    Beside its work a device waits for the first forward and, behind its last backward, for
     those before it. It waits for those behind it twice: for the first backward, less the further
     forwards of its warm-up; and for the last one, less the backwards that it has left by then.
     Where all forwards are warm-up it waits once. Exact where stages differ by a block and backwards
@@ -348,26 +353,26 @@ def makespan_s(loads: Sequence[float], forward_s: Sequence[float], m: int) -> fl
     """
     p, whole_s = len(loads), sum(loads)
     found_s, before_s = 0.0, 0.0
-    for s, (load_s, own_s) in enumerate(zip(loads, forward_s, strict=True)):
+    for s, (load_s, fwd_s) in enumerate(zip(loads, forward_s, strict=True)):
         ahead, behind_s = min(m, p - s) - 1, whole_s - before_s - load_s
-        waits = [max(0.0, behind_s - ahead * each) for each in (own_s, load_s - own_s)]
+        waits = [max(0.0, behind_s - ahead * pass_s) for pass_s in (fwd_s, load_s - fwd_s)]
         waits_s = sum(waits) if m > p - s else max(waits)
         found_s = max(found_s, m * load_s + before_s + waits_s)
         before_s += load_s
     return found_s
 
 
-def _fsdp_s(work: Training, own: Degrees, layout: Layout, block: Block) -> dict[str, float]:
+def _fsdp_s(work: Training, degrees: Degrees, layout: Layout, block: Block) -> dict[str, float]:
     """Parameters in shares: what gathers and scatter-reductions show, and the step.
 
     Block k + 1 is gathered behind block k, forward and again backward, and gradients are scattered
     behind the next backward. With a pipeline all of a stage is gathered once an iteration.
     """
-    rates, p, m, L = work.rates, own.p, own.m, work.model.blocks
-    block_s, back_s, first_s = _gathers_s(work, own, layout)
-    ranks = _near(work, own) if work.practice.shards == "server" else own.sharers
-    dense, experts = _parameters(work, own)
-    step_s = rates.passes_s(FSDP_STEP * (dense / ranks + experts / _copies(own)))
+    rates, p, m, L = work.rates, degrees.p, degrees.m, work.model.blocks
+    block_s, back_s, first_s = _gathers_s(work, degrees, layout)
+    ranks = _near(work, degrees) if work.practice.shards == "server" else degrees.sharers
+    dense, experts = _parameters(work, degrees)
+    step_s = rates.passes_s(FSDP_STEP * (dense / ranks + experts / _copies(degrees)))
     if p > 1:
         scatter_s = back_s - (0.0 if layout.shard == "gradients" else block_s)
         return {"step": step_s, "replicas": L / p * (block_s + scatter_s) + first_s / 2}
@@ -376,27 +381,27 @@ def _fsdp_s(work: Training, own: Degrees, layout: Layout, block: Block) -> dict[
     return {"step": step_s, "replicas": m * (L * shown_s + first_s)}
 
 
-def _gathers_s(work: Training, own: Degrees, layout: Layout) -> tuple[float, float, float]:
+def _gathers_s(work: Training, degrees: Degrees, layout: Layout) -> tuple[float, float, float]:
     """Seconds of a block's gather, of what its backward exchanges, and of what nothing hides."""
-    model, rates, practice, t = work.model, work.rates, work.practice, own.t
-    near, wide = _near(work, own), BITS[work.format] / 8
-    ranks = near if practice.shards == "server" else own.sharers
-    start_s = COLLECTIVE_S if own.sharers > 1 else 0.0
+    model, rates, practice, t = work.model, work.rates, work.practice, degrees.t
+    near, wide = _near(work, degrees), BITS[work.format] / 8
+    ranks = near if practice.shards == "server" else degrees.sharers
+    start_s = COLLECTIVE_S if degrees.sharers > 1 else 0.0
 
     def gather_s(size_bytes: float) -> float:
         return rates.replicas_s(size_bytes, ranks, near)
 
-    each, grad = work.parameters(own.shape), work.gradient_bytes
-    block_s, scatter_s = gather_s(each * wide) + start_s, gather_s(each * grad) + start_s
-    if ranks < own.sharers:  # copies of the shares are all-reduced across servers
-        scatter_s += 2 * each * grad / ranks / rates.port
+    weights, grad = work.parameters(degrees.shape), work.gradient_bytes
+    block_s, scatter_s = gather_s(weights * wide) + start_s, gather_s(weights * grad) + start_s
+    if ranks < degrees.sharers:  # copies of the shares are all-reduced across servers
+        scatter_s += 2 * weights * grad / ranks / rates.port
     ends = model.end_parameters / t * (0.5 if model.tied else 1)
     first_s = gather_s(ends * (2 + grad)) + block_s + scatter_s
     return block_s, scatter_s + (0.0 if layout.shard == "gradients" else block_s), first_s
 
 
 def _replicas_s(
-    work: Training, own: Degrees, layout: Layout, block: Block, seen: bool = False
+    work: Training, degrees: Degrees, layout: Layout, block: Block, seen: bool = False
 ) -> dict[str, float]:
     """Whole parameters: what the exchange of gradients shows, once an iteration, and the step.
 
@@ -404,26 +409,26 @@ def _replicas_s(
     replicas.
     """
     model, rates, practice = work.model, work.rates, work.practice
-    (t, _, e, p, v, _, _, _, _), near, grad = own, _near(work, own), work.gradient_bytes
-    parameters = _parameters(work, own)
+    (t, _, e, p, v, _, _, _, _), near, grad = degrees, _near(work, degrees), work.gradient_bytes
+    parameters = _parameters(work, degrees)
     dense, experts = (sum(parameters), 0.0) if seen else parameters
-    shared, copies = layout.shard == "optimizer", _copies(own)
+    shared, copies = layout.shard == "optimizer", _copies(degrees)
     ways = 1 if shared else 2
     beside = max(1, min(rates.server // e, copies))  # ranks in a server with the same experts
-    reduce_s = ways * rates.replicas_s(dense * grad, own.sharers, near)
+    reduce_s = ways * rates.replicas_s(dense * grad, degrees.sharers, near)
     if practice.exchange == "float32" and not seen:
-        reduce_s = 2 * rates.replicas_s(dense * 4, own.sharers, near)
+        reduce_s = 2 * rates.replicas_s(dense * 4, degrees.sharers, near)
         reduce_s += rates.passes_s(FLOAT32_EXCHANGE * dense)
     reduce_s += ways * rates.replicas_s(experts * grad, copies, beside)
     gather_s = 0.0
     if shared:
-        gather_s = rates.replicas_s(2 * dense, own.sharers, near)
+        gather_s = rates.replicas_s(2 * dense, degrees.sharers, near)
         gather_s += rates.replicas_s(2 * experts, copies, beside)
     if seen:
-        reduce_s, gather_s = _seen(own) * reduce_s, _seen(own) * gather_s
+        reduce_s, gather_s = _seen(degrees) * reduce_s, _seen(degrees) * gather_s
     if model.tied and p > 1:  # the first and the last stage add theirs, all replicas at once
         tied_s = 2 * rates.replicas_s(model.end_parameters / t * grad, 2, 1)
-        reduce_s += tied_s / max(1, rates.server // (t * own.c)) if seen else tied_s
+        reduce_s += tied_s / max(1, rates.server // (t * degrees.c)) if seen else tied_s
     shown_s = reduce_s + gather_s
     if work.engine.allreduce == "overlap":
         # behind the last microbatch's backward and the first one's forward; chunks end p slots
@@ -435,29 +440,32 @@ def _replicas_s(
         hidden_s = max(0.0, shown_s - alone_s - late_s)
         shown_s = alone_s + late_s + rates.taken * hidden_s
     dense, experts = parameters
-    sharers = (own.sharers, copies) if shared else (1, 1)
+    sharers = (degrees.sharers, copies) if shared else (1, 1)
     stepped = STEP * (dense / sharers[0] + experts / sharers[1]) + WHOLE_STEP * (dense + experts)
     return {"step": rates.passes_s(stepped), "replicas": shown_s}
 
 
-def _copies(own: Degrees) -> int:
+def _copies(degrees: Degrees) -> int:
     """Ranks with the same experts."""
-    return max(1, own.devices // (own.p * own.e))
+    return max(1, degrees.devices // (degrees.p * degrees.e))
 
 
-def _parameters(work: Training, own: Degrees) -> tuple[float, float]:
+def _parameters(work: Training, degrees: Degrees) -> tuple[float, float]:
     """Parameters of a rank in the mean of stages, one end among them; and those of its experts."""
-    model, (t, _, e, p, *_) = work.model, own
+    model, (t, _, e, p, *_) = work.model, degrees
     ends = model.end_parameters / t * (2 if p == 1 and not model.tied else 1)
     dense = model.blocks * model.dense_parameters / (t * p) + ends
     return dense, model.blocks * model.expert_parameters / (e * p)
 
 
-def _memory(work: Training, own: Degrees, layout: Layout, loads: Sequence[int]) -> dict[str, float]:
+def _memory(
+    work: Training, degrees: Degrees, layout: Layout, loads: Sequence[int]
+) -> dict[str, float]:
     """Bytes by part of the device that has most."""
-    of, fullest = _fsdp_bytes if own.shape.fsdp else _stage_bytes, {0, min(1, own.p - 1), own.p - 1}
+    of = _fsdp_bytes if degrees.shape.fsdp else _stage_bytes
+    fullest = {0, min(1, degrees.p - 1), degrees.p - 1}
     fullest.add(loads.index(max(loads)))
-    found = [of(work, own, layout, d, loads[d]) for d in fullest]
+    found = [of(work, degrees, layout, d, loads[d]) for d in fullest]
     return max(found, key=lambda parts: sum(parts.values()))
 
 
@@ -470,40 +478,40 @@ def working_bytes(work: Training, shape: Shape, made_again: float) -> float:
     return size
 
 
-def _in_flight(own: Degrees, d: int) -> float:
+def _in_flight(degrees: Degrees, d: int) -> float:
     """Microbatches of all chunks of device d that are held at once, under 1F1B."""
-    p, v, m = own.p, own.v, own.m
+    p, v, m = degrees.p, degrees.v, degrees.m
     return min(m, p - d) if v == 1 else min(m, ((v - 1) * p + 2 * (p - d) - 1) / v)
 
 
-def _kept_bytes(work: Training, own: Degrees) -> tuple[float, float]:
+def _kept_bytes(work: Training, degrees: Degrees) -> tuple[float, float]:
     """Bytes that a block keeps of a microbatch, in the mean; and has while it is made again."""
-    block = work.block(own.shape)
-    if own.shape.recompute != "always":
+    block = work.block(degrees.shape)
+    if degrees.shape.recompute != "always":
         return block.saved_bytes, 0.0
-    saved = own.again * block.saved_bytes + (1 - own.again) * block.whole_bytes
+    saved = degrees.again * block.saved_bytes + (1 - degrees.again) * block.whole_bytes
     return saved, block.whole_bytes
 
 
 def _stage_bytes(
-    work: Training, own: Degrees, layout: Layout, d: int, blocks: int
+    work: Training, degrees: Degrees, layout: Layout, d: int, blocks: int
 ) -> dict[str, float]:
     """Of device d with so many blocks, which holds whole parameters."""
-    model, practice, (t, _, e, p, _, _, _, shape, _) = work.model, work.practice, own
-    T, saved = work.tokens(shape), _kept_bytes(work, own)
+    model, practice, (t, _, e, p, _, _, _, shape, _) = work.model, work.practice, degrees
+    T, saved = work.tokens(shape), _kept_bytes(work, degrees)
     ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
     dense = blocks * model.dense_parameters / t + ends * model.end_parameters / t
     experts = blocks * model.expert_parameters / e
-    sharers = (own.sharers, _copies(own)) if layout.shard == "optimizer" else (1, 1)
+    sharers = (degrees.sharers, _copies(degrees)) if layout.shard == "optimizer" else (1, 1)
     state = 12.0 if work.engine.optimizer_bytes is None else work.engine.optimizer_bytes
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
-    if practice.loss.gathers and t > 1:  # its own, and all of them
+    if practice.loss.gathers and t > 1:  # those of the rank, and all of them
         logits += (2 / t + 2) * T * model.vocabulary
     return {
         "parameters": 2 * (dense + experts),
         "gradients": work.gradient_bytes * (dense + experts),
         "optimizer": state * (dense / sharers[0] + experts / sharers[1]),
-        "activations": saved[0] * (blocks + practice.keeps_outputs) * _in_flight(own, d),
+        "activations": saved[0] * (blocks + practice.keeps_outputs) * _in_flight(degrees, d),
         "logits": logits * (d == p - 1),
         "at work": working_bytes(work, shape, saved[1]),
         "buffers": practice.buffer_bytes,
@@ -511,28 +519,28 @@ def _stage_bytes(
 
 
 def _fsdp_bytes(
-    work: Training, own: Degrees, layout: Layout, d: int, blocks: int
+    work: Training, degrees: Degrees, layout: Layout, d: int, blocks: int
 ) -> dict[str, float]:
     """Of device d with so many blocks, whose parameters lie in shares.
 
     A pipeline keeps the stage gathered, and whole gradients in float32; else the embedding and the
     head stay, or all where gradients alone are shared, two blocks are gathered and one is
-    scattered. In a pipeline each stage has a buffer for every input and gradient that it receives
+    scattered. In a pipeline a stage has a buffer for every input and gradient that it receives
     in an iteration (torch 2.13, pipelining/stage.py, _prepare_forward_infra and
     _prepare_backward_infra).
     """
-    model, practice, (t, _, _, p, v, _, m, shape, _) = work.model, work.practice, own
+    model, practice, (t, _, _, p, v, _, m, shape, _) = work.model, work.practice, degrees
     stays, received = layout.shard == "gradients", 2 * v - (d == 0) - (d == p - 1)
     T, h = work.tokens(shape), model.hidden
     ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
-    each, ends = work.parameters(shape), ends * model.end_parameters / t
-    held = blocks * each + ends
+    block, ends = work.parameters(shape), ends * model.end_parameters / t
+    held = blocks * block + ends
     experts = blocks * model.expert_parameters / shape.e
-    ranks = _near(work, own) if practice.shards == "server" else own.sharers
+    ranks = _near(work, degrees) if practice.shards == "server" else degrees.sharers
     return {
-        "in shares": FSDP_STATE * ((held - experts) / ranks + experts / _copies(own)),
-        "gathered": 6 * held if p > 1 else 2 * (held if stays else ends + each) + 8 * each,
-        "activations": _kept_bytes(work, own)[0] * blocks * _in_flight(own, d),
+        "in shares": FSDP_STATE * ((held - experts) / ranks + experts / _copies(degrees)),
+        "gathered": 6 * held if p > 1 else 2 * (held if stays else ends + block) + 8 * block,
+        "activations": _kept_bytes(work, degrees)[0] * blocks * _in_flight(degrees, d),
         "buffers": m * received * work.message_bytes(shape),
         "logits": practice.loss.held * T * model.vocabulary / t * (d == p - 1),
         "at work": T * (12 * h + (12 * model.ffn + 8 * model.q) / t),

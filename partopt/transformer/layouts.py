@@ -47,50 +47,56 @@ def find_layouts(
     again only where nothing fits without.
     """
     stated = layouts(work, devices, batch, fixed)
-    every = [estimate(work, own, batch, MISSING * limit) for own in stated]
-    fitting = [own for own in every if own.memory_bytes <= limit]
+    every = [estimate(work, layout, batch, MISSING * limit) for layout in stated]
+    fitting = [candidate for candidate in every if candidate.memory_bytes <= limit]
     if partly and fixed.recompute is None:
-        without = {own.layout for own in fitting if own.layout.recompute == "never"}
+        without = {
+            candidate.layout for candidate in fitting if candidate.layout.recompute == "never"
+        }
         again = [
-            own
-            for own in fitting
-            if own.layout.recompute == "always"
-            and structs.replace(own.layout, recompute="never") not in without
+            candidate
+            for candidate in fitting
+            if candidate.layout.recompute == "always"
+            and structs.replace(candidate.layout, recompute="never") not in without
         ]
         fitting += [
-            own
-            for each in sorted(again, key=lambda own: own.seconds)[:FEWER]
-            if (own := _fewer_again(work, each.layout, batch, limit)) is not None
+            fewer
+            for candidate in sorted(again, key=lambda candidate: candidate.seconds)[:FEWER]
+            if (fewer := _fewer_again(work, candidate.layout, batch, limit)) is not None
         ]
-    fitting.sort(key=lambda own: own.seconds)
+    fitting.sort(key=lambda candidate: candidate.seconds)
     known = fitting
     if work.model.experts:
         fitting = _usual(fitting, fixed)
     first_s = fitting[0].seconds if fitting else float("inf")
-    lacking = [own for own in every if own.memory_bytes > limit and own.seconds < first_s]
-    lacking.sort(key=lambda own: own.memory_bytes)
-    least = min(every, key=lambda own: own.memory_bytes, default=None)
-    left_out = [own for own in known if own.seconds < first_s]
+    lacking = [
+        candidate
+        for candidate in every
+        if candidate.memory_bytes > limit and candidate.seconds < first_s
+    ]
+    lacking.sort(key=lambda candidate: candidate.memory_bytes)
+    least = min(every, key=lambda candidate: candidate.memory_bytes, default=None)
+    left_out = [candidate for candidate in known if candidate.seconds < first_s]
     return Found(fitting, lacking, len(every), least, left_out)
 
 
 def any_fits(work: Training, devices: int, batch: int, limit: float, fixed: Layout) -> bool:
     """Whether a layout of `batch` samples on `devices`, with the parts that are `fixed`, fits."""
     return any(
-        estimate(work, own, batch, 0.0).memory_bytes <= limit
-        for own in layouts(work, devices, batch, fixed)
+        estimate(work, layout, batch, 0.0).memory_bytes <= limit
+        for layout in layouts(work, devices, batch, fixed)
     )
 
 
 def _fewer_again(work: Training, layout: Layout, batch: int, limit: float) -> Estimate | None:
-    """The layout in which each stage makes as few blocks again as fit; None where all it takes."""
+    """The layout in which stages make as few blocks again as fit; None where all it takes."""
     most, found = -(-work.model.blocks // ((layout.pp or 1) * (layout.chunks or 1))), None
     low, high = 0, most  # none do not fit, all do
     while high - low > 1:
         middle = (low + high) // 2
-        own = estimate(work, structs.replace(layout, recompute=middle), batch)
-        if own.memory_bytes <= limit:
-            found, high = own, middle
+        candidate = estimate(work, structs.replace(layout, recompute=middle), batch)
+        if candidate.memory_bytes <= limit:
+            found, high = candidate, middle
         else:
             low = middle
     return found
@@ -107,7 +113,7 @@ def _usual(fitting: Sequence[Estimate], fixed: Layout) -> list[Estimate]:
         found = [o for o in found if (o.layout.microbatch or 1) <= EXPERTS_MICROBATCH] or found
     if fixed.recompute is None:
         whole = ("never", "selective")
-        found = [own for own in found if own.layout.recompute in whole] or found
+        found = [candidate for candidate in found if candidate.layout.recompute in whole] or found
     return found
 
 
@@ -141,7 +147,7 @@ def layouts(work: Training, devices: int, batch: int, fixed: Layout) -> Iterator
 
 
 def _ways(work: Training, some: Layout, batch: int) -> Iterator[Layout]:
-    """A layout with each way to recompute and to share state, where these are open."""
+    """A layout with every way to recompute and to share state, where these are open."""
     if any(find_faults(work, some, batch)):
         return
     again: list[Any] = ["never", "selective", "always"]
@@ -174,7 +180,7 @@ def _chunks(work: Training, p: int) -> list[int]:
     tried = [
         v
         for v in range(2, max(counted) // p + 1)
-        if v <= FEW_CHUNKS or any(own % (p * v) == 0 for own in counted)
+        if v <= FEW_CHUNKS or any(blocks % (p * v) == 0 for blocks in counted)
     ]
     return [1, *tried] if p > 1 else [1]
 

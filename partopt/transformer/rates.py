@@ -84,7 +84,7 @@ class Rates:
             ranks *= level.size
         return cls(
             device=file.name,
-            peaks={n: parse_flops(own.value) for n, own in (file.peaks | training.peaks).items()},
+            peaks={n: parse_flops(rate.value) for n, rate in (file.peaks | training.peaks).items()},
             products={name: parse_flops(rate.value) for name, rate in training.products.items()},
             bandwidth=parse_bandwidth(file.bandwidth.value),
             attention=training.attention,
@@ -155,10 +155,10 @@ class Rates:
 
         Backward it makes the scores again: 2.5 times the operations (Dao, 2023).
         """
-        own = self.attention[kernel]
+        curve = self.attention[kernel]
         forward, backward = (
             self.peaks["float16"] * self.clock * SUSTAINED * share * tokens / (tokens + half)
-            for share, half in zip(own.share, own.half_at, strict=True)
+            for share, half in zip(curve.share, curve.half_at, strict=True)
         )
         return Seconds(flops / forward, 2.5 * flops / backward)
 
