@@ -21,7 +21,7 @@ from partopt.simulator.document import drawn_timeline, drawn_windows
 
 _ROWS = 64  # ranks of the timeline
 _ACTIONS = 40_000  # of these ranks: 1 MB of the page
-_COLUMNS = (400, 200, 100, 50)  # of three windows, each as wide as the page
+_COLUMNS = (400, 200, 100, 50)  # of three windows as wide as the page
 
 
 def write_report(
@@ -38,7 +38,7 @@ def write_report(
     """Simulate `plan` and write what there is to know of it to `path`, as one page of HTML.
 
     The page has all that it shows in itself: with the layers of its `profile`, and documents
-    `beside` the plan with a picture and a table each. An existing file is replaced only with
+    `beside` the plan with their pictures and tables. An existing file is replaced only with
     `force`. Options that its texts name are written as `spell` does, `command` gives the words of
     that which makes a change, and `commands` are those to check the page with. Raises PartoptError
     where the plan cannot be simulated, a document has no picture, or `path` cannot be written.
@@ -52,22 +52,22 @@ def write_report(
         drawn_timeline(execution.timeline, drawn_windows(execution, columns), _ROWS, _ACTIONS)
         for columns in _COLUMNS
     )
-    timeline = next((each for each in drawn if each is not None), None)
+    timeline = next((picture for picture in drawn if picture is not None), None)
     shown, seen = [], Counter[str]()
-    for each in (plan, *([] if profile is None else [profile]), *beside):
-        kind = each.schema.removeprefix("partopt.").partition("/")[0]
+    for document in (plan, *([] if profile is None else [profile]), *beside):
+        kind = document.schema.removeprefix("partopt.").partition("/")[0]
         seen[kind] += 1
-        own = profile if each is plan else None
+        layers_of = profile if document is plan else None
         broad, narrow = (
-            picture_of(each, own, narrow=narrow).render("svg") for narrow in (False, True)
+            picture_of(document, layers_of, narrow=narrow).render("svg") for narrow in (False, True)
         )
         shown.append(
             web.Shown(
                 kind if seen[kind] == 1 else f"{kind}-{seen[kind]}",
                 broad,
                 narrow,
-                click.unstyle(text_of(each, spell)),
-                _digest(each),
+                click.unstyle(text_of(document, spell)),
+                _digest(document),
             )
         )
     advice = [web.advice_of(finding, spell, command) for finding in simulation.document.advice]

@@ -50,7 +50,7 @@ class Job(_Question):
     contradict each other, and for a profile that was estimated for another device.
     """
 
-    if not TYPE_CHECKING:  # to whom the options are those of `_Question`, each with its type
+    if not TYPE_CHECKING:  # to whom the options are those of `_Question`, with their types
 
         def __init__(self, profile: Profile, topology: Topology, **options: object) -> None:
             _check_documents(profile, topology)
@@ -111,7 +111,7 @@ class Job(_Question):
 
     @cached_property
     def reserve(self) -> Reserve:
-        """What no plan may use of each device."""
+        """What no plan may use of a device."""
         given = self.engine.reserve_bytes
         if given is not None and self._limit_bytes is not None:
             return Reserve(size_bytes=given, basis="given")
@@ -175,7 +175,7 @@ class Job(_Question):
         return [size for size in measured if batch % size == 0]
 
     def at_each_size(self) -> list[Self]:
-        """The job at each of `sizes`. PartoptError where there is none."""
+        """The job at all `sizes`. PartoptError where there is none."""
         return [self.with_(microbatch_size=size) for size in self.sizes or [self._size()]]
 
     @property
@@ -187,7 +187,8 @@ class Job(_Question):
             if device != self.profile.device.name and not re.search(r"(?i)\bcpus?\b", device):
                 text = f"{name} was measured on a CPU, not on {device}"
                 found.append(Note(code="measured-on-cpu", text=text))
-        size, sizes = self.microbatch_size, [own.microbatch_size for own in self.profile.measured()]
+        size = self.microbatch_size
+        sizes = [measured.microbatch_size for measured in self.profile.measured()]
         if size is not None and size not in sizes and sizes[0] < size < sizes[-1]:
             above = bisect(sizes, size)
             low, high = sizes[above - 1 : above + 1]
@@ -261,7 +262,7 @@ class Job(_Question):
         return sorted({0, *matching}) if self.cut_at else None
 
     def _costs(self, size: int) -> list[float] | None:
-        """What GPipe's heuristics balance, of each layer; None for the measured time."""
+        """What GPipe's heuristics balance, of every layer; None for the measured time."""
         if self.cost == "time":
             return None
         costs = list(self._costs_of_layers(size))

@@ -30,7 +30,7 @@ from partopt.units import format_bytes, format_seconds
 Floats = NDArray[np.float64]
 
 POOR = 0.15  # a fit with a larger error anywhere is called poor
-_BUSY = 0.25  # runnable processes for each core, above which a host is busy
+_BUSY = 0.25  # runnable processes a core, above which a host is busy
 _WIDTH = 98  # of comments in the file
 _ROUNDS = 30  # of weights
 _TUNING = 1.5  # times the median error: from there an error counts linearly
@@ -47,7 +47,7 @@ class MeasuredLevel:
     size: int
     pair: tuple[int, int]  # ranks that send each other messages
     ports: tuple[tuple[int, int], ...]  # pairs that do so at once: all ports of a server
-    allreduces: tuple[tuple[int, ...], ...]  # ranks of each
+    allreduces: tuple[tuple[int, ...], ...]  # their ranks
 
 
 def levels_of(ranks: int, per_server: int) -> list[MeasuredLevel]:
@@ -89,7 +89,7 @@ class MessageSample:
 
 @dataclass(frozen=True)
 class AllReduceSample:
-    """An all-reduce over `ranks` ranks, each on its own member of the level."""
+    """An all-reduce over `ranks` ranks, all on different members of the level."""
 
     ranks: int
     size_bytes: int
@@ -120,8 +120,8 @@ class LinkMeasurement:
     memory_bytes: int | None  # of one rank's device
     backend: str
     ranks: int
-    hosts: tuple[str, ...]  # of each rank
-    load: float  # runnable processes of the busiest host for each of its cores, before
+    hosts: tuple[str, ...]  # by rank
+    load: float  # runnable processes a core of the busiest host, before
     cores: int  # of that host
     levels: tuple[LevelSamples, ...]
     whole: tuple[AllReduceSample, ...] = ()  # over all ranks, where there are several levels
@@ -179,7 +179,7 @@ class FittedLinks:
     @property
     def worst(self) -> Comparison:
         """Where the fit is furthest off."""
-        return max(self.comparisons, key=lambda each: each.off)
+        return max(self.comparisons, key=lambda comparison: comparison.off)
 
     @property
     def quality(self) -> str:
@@ -188,10 +188,10 @@ class FittedLinks:
         where = f"{far.level}, {far.what}, {format_bytes(far.size_bytes)}"
         largest = f"largest error {far.off:.0%} ({where})"
         failing: dict[str, list[str]] = {}
-        for each in self.comparisons:
-            if each.is_poor:
-                sizes = failing.setdefault(f"{each.level}, {each.what}", [])
-                sizes.append(format_bytes(each.size_bytes))
+        for comparison in self.comparisons:
+            if comparison.is_poor:
+                sizes = failing.setdefault(f"{comparison.level}, {comparison.what}", [])
+                sizes.append(format_bytes(comparison.size_bytes))
         if not failing:
             return f"good fit: {largest}"
         places = "; ".join(f"{place}: {', '.join(sizes)}" for place, sizes in failing.items())
@@ -211,7 +211,9 @@ class FittedLinks:
             "schema": "partopt.links/1",
             "topology": self.topology,
             "is_poor": self.worst.is_poor,
-            "comparisons": [asdict(each) | {"error": each.error} for each in self.comparisons],
+            "comparisons": [
+                asdict(comparison) | {"error": comparison.error} for comparison in self.comparisons
+            ],
             "measurement": self.measurement,
             "notes": self.notes,
         }
@@ -233,17 +235,17 @@ def fit_topology(measurement: LinkMeasurement, name: str) -> Topology:
 
 def _fit_level(samples: LevelSamples, link: str, holds_devices: bool) -> Level:
     """The level that comes nearest to the samples; its devices may be held by messages."""
-    sizes = np.array([each.size_bytes for each in samples.messages], dtype=np.float64)
+    sizes = np.array([message.size_bytes for message in samples.messages], dtype=np.float64)
     columns = np.stack([np.ones_like(sizes), sizes], 1)
-    seconds = np.array([each.seconds for each in samples.messages])
+    seconds = np.array([message.seconds for message in samples.messages])
     latency, byte_s = fit_factors(columns, seconds, seconds)
     overhead = copy = 0.0
     if holds_devices:  # errors are shares of the whole message
-        sends = np.array([each.send_s for each in samples.messages])
+        sends = np.array([message.send_s for message in samples.messages])
         overhead, copy = fit_factors(columns, sends, seconds)
-    r = np.array([each.ranks for each in samples.allreduces], dtype=np.float64)
-    sizes = np.array([each.size_bytes for each in samples.allreduces], dtype=np.float64)
-    seconds = np.array([each.seconds for each in samples.allreduces])
+    r = np.array([sample.ranks for sample in samples.allreduces], dtype=np.float64)
+    sizes = np.array([sample.size_bytes for sample in samples.allreduces], dtype=np.float64)
+    seconds = np.array([sample.seconds for sample in samples.allreduces])
     columns = np.stack([2 * (r - 1), 2 * (r - 1) / r * sizes], 1)
     step, ring_byte_s = fit_factors(columns, seconds, seconds)
     return Level(
@@ -275,8 +277,8 @@ def protocol_step(messages: Sequence[MessageSample]) -> ProtocolStep | None:
 
     It is taken where the largest error was more than 5 %, and is less with it, and half or less.
     """
-    sizes = np.array([each.size_bytes for each in messages])
-    seconds = np.array([each.seconds for each in messages])
+    sizes = np.array([message.size_bytes for message in messages])
+    seconds = np.array([message.seconds for message in messages])
     line = np.stack([np.ones_like(sizes), sizes], 1)
 
     def largest_error(columns: Floats, factors: Sequence[float]) -> float:
@@ -344,14 +346,14 @@ def compare(measurement: LinkMeasurement, topology: Topology) -> Iterator[Compar
         return Comparison(level, what, samples.size_bytes, measured, fitted, measured)
 
     for place, (samples, level) in enumerate(zip(measurement.levels, topology.levels, strict=True)):
-        for each in samples.messages:
-            size, measured = each.size_bytes, each.seconds
+        for message in samples.messages:
+            size, measured = message.size_bytes, message.seconds
             fitted = level.latency_s + size / level.bandwidth_bytes_per_s
             yield Comparison(level.name, "message", size, measured, fitted, measured)
-        for each in samples.messages if level.overhead_s or level.copy_bytes_per_s else ():
-            size, measured = each.size_bytes, each.send_s
+        for message in samples.messages if level.overhead_s or level.copy_bytes_per_s else ():
+            size, measured = message.size_bytes, message.send_s
             fitted = level.message_s + size * level.copy_byte_s
-            yield Comparison(level.name, "its sender", size, measured, fitted, each.seconds)
+            yield Comparison(level.name, "its sender", size, measured, fitted, message.seconds)
         for exchange in samples.allreduces:
             yield reduced(exchange, level.name, topology.group_size(place))
     for exchange in measurement.whole:
@@ -390,7 +392,7 @@ def _level_notes(level: LevelSamples) -> Iterator[Note]:
         ("shared-ports", "all pairs", level.ports),
     ):
         pairs = zip(samples, level.messages, strict=False)
-        times = [each.seconds / one.seconds for each, one in pairs]
+        times = [sample.seconds / alone.seconds for sample, alone in pairs]
         if times and times[-1] > _SHARED:  # of the largest message, which bandwidth decides
             text = f"{level.name}: {what} at once take {times[-1]:.1f} times as long as one message"
             yield Note(code=code, text=text)

@@ -1,4 +1,4 @@
-"""What may be said of how a model is to be trained, each option declared once; and what not.
+"""What may be said of how a model is to be trained, every option declared once; and what not.
 
 An option is a field of `Options`, whose type says what it may be and how the command line shows it.
 A field of that name in `partopt.documents.plan.Request` carries it into problems and plans, and
@@ -46,10 +46,10 @@ from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED
 
 Effort = Literal["quick", "normal", "thorough"]
-EFFORTS: Final = get_args(Effort)  # each goes on where the one before it ends
+EFFORTS: Final = get_args(Effort)  # the next one goes on where one ends
 
 AUTO: Final = "auto"  # of a schedule: the best of all synchronous ones
-MANUAL: Final = "manual"  # the planner of a split of one's own
+MANUAL: Final = "manual"  # the planner of a given split
 MOST, MOST_BYTES = 10**9, 10**18  # of anything that is counted; of memory
 # facts of an engine that are one of several, and those that are some of several
 _ONE_OF: dict[str, Collection[str]] = {
@@ -183,14 +183,14 @@ class Options:
 
     @property
     def first(self) -> int | None:
-        """How many blocks of each stage are made again, where `recompute` is their number."""
+        """How many blocks of a stage are made again, where `recompute` is their number."""
         return self.recompute if isinstance(self.recompute, int) else None
 
     @property
     def planner_name(self) -> str | None:
-        """The planner, which a split of one's own implies; None for the best of all."""
-        own = self.cuts is not None or self.replicas is not None
-        return MANUAL if own else self.planner
+        """The planner, which a given split implies; None for the best of all."""
+        splits = self.cuts is not None or self.replicas is not None
+        return MANUAL if splits else self.planner
 
 
 class Kind(NamedTuple):
@@ -208,13 +208,13 @@ class Kind(NamedTuple):
 
 @functools.cache
 def kinds() -> dict[str, Kind]:
-    """The kind of each option, by its name, as its type says it."""
+    """The kinds of options, by name, as its type says it."""
     found = {}
     for name, hint in get_type_hints(Options, include_extras=True).items():
         hint, *flags = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        words = tuple(w for each in parts if get_origin(each) is Literal for w in get_args(each))
-        lists = [get_args(each)[0] for each in parts if get_origin(each) is Sequence]
+        words = tuple(w for part in parts if get_origin(part) is Literal for w in get_args(part))
+        lists = [get_args(part)[0] for part in parts if get_origin(part) is Sequence]
         text = str in parts  # what it may say is checked where it is used
         found[name] = Kind(
             words=words,
@@ -255,7 +255,7 @@ def normalise(options: Options) -> Options:
 
 
 def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
-    """The engine with `facts` in place of its own, values as people write them.
+    """The engine with `facts` in place of those it has, values as people write them.
 
     `waits`, `in_turn`, `recompute` and `shard` are names, "1f1b,gpipe", where "none" alone is no
     schedule;
@@ -348,7 +348,7 @@ def _check_alone(name: str, value: object, kind: Kind) -> None:
         raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), kind.words))
     elif kind.items is not None:
         listed = isinstance(value, Sequence) and not isinstance(value, str)
-        if not listed or not all(type(each) is kind.items for each in value):  # type: ignore[attr-defined]
+        if not listed or not all(type(entry) is kind.items for entry in value):  # type: ignore[attr-defined]
             items = "names" if kind.items is str else "whole numbers"
             raise invalid(name, value, f"must be a list of {items}", "for example [5, 9, 12]")
 
@@ -376,16 +376,16 @@ def _said_by_layout(options: Options) -> dict[str, Any]:
     }
     if name != AUTO:
         entry, v = schedule(name), layout.chunks
-        on_each = entry.stages_a_device(v or options.chunks or CHUNKS)
+        stages_a_device = entry.stages_a_device(v or options.chunks or CHUNKS)
         if entry.shape == LOOPED:
             found["chunks"] = v
-        if v not in (None, on_each):
+        if v not in (None, stages_a_device):
             able = "`schedule=interleaved` or `schedule=auto`"
-            what = f"{name} has {on_each} on each device"
-            raise invalid("layout", f"chunks={v}", what, f"chunks={on_each}, or {able}")
+            what = f"{name} has {stages_a_device} on each device"
+            raise invalid("layout", f"chunks={v}", what, f"chunks={stages_a_device}, or {able}")
         if options.planner_name != MANUAL:  # whose split says how many stages
             if entry.shape != LOOPED or v or options.chunks:
-                found["stages"] = layout.pp and layout.pp * on_each
+                found["stages"] = layout.pp and layout.pp * stages_a_device
             found["replication"] = layout.dp and ("none" if layout.dp == 1 else "uniform")
     said = {option: value for option, value in found.items() if value is not None}
     for option, value in said.items():
@@ -397,9 +397,9 @@ def _said_by_layout(options: Options) -> dict[str, Any]:
 
 
 def _check_split(options: Options) -> None:
-    """A split of one's own goes with the planner `manual` alone, and fixes the boundaries."""
-    own = options.cuts is not None or options.replicas is not None
-    if own and options.planner not in (None, MANUAL):
+    """A given split goes with the planner `manual` alone, and fixes the boundaries."""
+    splits = options.cuts is not None or options.replicas is not None
+    if splits and options.planner not in (None, MANUAL):
         raise _conflict(
             "planner",
             f"`planner={options.planner}`: `cuts` and `replicas` go with `planner=manual`",

@@ -26,7 +26,7 @@ def cut(text: str) -> str:
 
 
 def without_numbers(name: str) -> str:
-    """The name with `#` in place of each number, equal for those of repeated layers."""
+    """The name with `#` in place of its numbers, equal for those of repeated layers."""
     return _NUMBER.sub("#", name)
 
 

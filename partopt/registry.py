@@ -1,4 +1,4 @@
-"""Registries: the names of schedules, planners and importers, and what each name stands for.
+"""Registries: the names of schedules, planners and importers, and what these stand for.
 
 The built-in names come first. After them come those of installed packages, which announce what they
 add by entry points of the group `partopt.schedules`, `partopt.planners` or `partopt.importers`.
@@ -100,9 +100,9 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             raise self._broken(point, f"{type(error).__name__}: {error}") from error
         if not isinstance(entry, self.kind):
             raise self._broken(point, f"{point.value} is not a {self.kind.__name__}")
-        own = getattr(entry, "name", point.name)
-        if own != point.name:
-            raise self._broken(point, f'{point.value} has the name "{own}"')
+        name = getattr(entry, "name", point.name)
+        if name != point.name:
+            raise self._broken(point, f'{point.value} has the name "{name}"')
         return entry
 
     def _broken(self, point: EntryPoint, why: str) -> PartoptError:

@@ -62,7 +62,7 @@ class Simulation:
 
     @cached_property
     def flows(self) -> Flows:
-        """Every message and collective: what each takes, and what it costs that it does."""
+        """Every message and collective: what it takes, and what it costs that it does."""
         return flows_of(self.execution)
 
     @property
@@ -148,9 +148,9 @@ def simulate(
 
 
 def _run(plan: Plan, most_actions: int, conditions: Conditions) -> Execution:
-    """The plan under its schedule or another one, or under an order of the user's own."""
-    if (own := conditions.own_order) is not None:
-        return _run_own(plan, own, conditions, most_actions)
+    """The plan under its schedule or another one, or under an order that the user gives."""
+    if (order := conditions.own_order) is not None:
+        return _run_order(plan, order, conditions, most_actions)
     if conditions.schedule is None and plan.schedule not in SCHEDULES:
         raise PartoptError(
             f'schedule: unknown schedule "{plan.schedule}"',
@@ -175,7 +175,7 @@ def _run(plan: Plan, most_actions: int, conditions: Conditions) -> Execution:
         ) from None
 
 
-def _run_own(plan: Plan, path: Path, conditions: Conditions, most_actions: int) -> Execution:
+def _run_order(plan: Plan, path: Path, conditions: Conditions, most_actions: int) -> Execution:
     """The order in the file `path`, on the plan's stages."""
     for option, value in {"warmup": conditions.warmup, **conditions.facts}.items():
         if value is not None and option in ("warmup", "allreduce"):

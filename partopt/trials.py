@@ -1,4 +1,4 @@
-"""Schedules executed on equal stages with times of one's own, beside what their formulas say."""
+"""Schedules executed on equal stages with given times, beside what their formulas say."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Uniform:
             hint = re.sub(r"`schedule=([^`]+)`", r"\1", fault.hint)
             raise PartoptError(fault.message, hint, code=fault.code, **fault.fields)
         size = _MESSAGE_BYTES if transfer_s else 0
-        each = LayerMeasurement(
+        layer = LayerMeasurement(
             forward_s=t.F, backward_s=t.B, backward_input_s=t.I, output_bytes=size
         )
         kept_bytes = parse_bytes("activations", self.activations) // parts
@@ -153,7 +153,7 @@ class Uniform:
             device=Device(name="none"),
             dtype="float32",
             layers=[Layer(name=f"stage {s}") for s in range(S)],
-            measurements=[Measurement(microbatch_size=1, layers=[each] * S, stash_groups=kept)],
+            measurements=[Measurement(microbatch_size=1, layers=[layer] * S, stash_groups=kept)],
         )
         rate = _MESSAGE_BYTES / transfer_s if transfer_s else 1.0
         level = Level(name="links", size=self.stages, bandwidth_bytes_per_s=rate)

@@ -1,4 +1,4 @@
-"""The command line: one file a verb; each parses, calls and prints.
+"""The command line: one file a verb, which parses, calls and prints.
 
 Here: which verbs there are, and how errors leave.
 """
@@ -152,12 +152,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             contextlib.nullcontext() if words[0] in _TRAINING else _collect_rarely(),
             partopt.make_context("partopt", words, color=False if plain else None) as context,
         ):
-            partopt.invoke(context)  # click's own main() would turn a closed pipe into exit code 1
+            partopt.invoke(context)  # click's main() would turn a closed pipe into exit code 1
         sys.stdout.flush()
     except click.exceptions.Exit as left:
         code = left.exit_code
     except BrokenPipeError:
-        # so that the interpreter's own flush at exit finds no pipe
+        # so that the interpreter's flush at exit finds no pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):

@@ -61,37 +61,37 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     """
     if output:
         options.check_table(output, force)
-    own = {name: given.pop(name) for name in ("chosen", "files", "layouts", "targets", "rules")}
-    planning.choose_schedule(given, own["targets"], several=False)
+    asked = {name: given.pop(name) for name in ("chosen", "files", "layouts", "targets", "rules")}
+    planning.choose_schedule(given, asked["targets"], several=False)
     job = planning.job(profile, given)
     print_notes(job.notes)
-    found, interrupted = _compare_planners(job, own, as_json)
+    found, interrupted = _compare_planners(job, asked, as_json)
     if not (as_json or interrupted):
-        say(f"\nnext:    partopt {_next(profile, job, own, found, given)}", err=True)
+        say(f"\nnext:    partopt {_next(profile, job, asked, found, given)}", err=True)
     if output:
         options.write_table(found, output, force)
     leave_if_interrupted(interrupted)
 
 
-def _compare_planners(job: Job, own: Mapping[str, Any], as_json: bool) -> tuple[Comparison, str]:
-    """Every planner on one profile, a person's own plans, and those within what trainers say.
+def _compare_planners(job: Job, asked: Mapping[str, Any], as_json: bool) -> tuple[Comparison, str]:
+    """Every planner on one profile, a person's plans, and those within what trainers say.
 
     The second value says where Ctrl-C interrupted it.
     """
     import partopt
     from partopt.report.plans import render_comparison
 
-    plans = {path: partopt.Plan.load(path) for path in own["files"]} | {
-        name: _plan_of(trainer, layout, own["rules"], job)
-        for name, (trainer, layout) in _named(own["layouts"]).items()
+    plans = {path: partopt.Plan.load(path) for path in asked["files"]} | {
+        name: _plan_of(trainer, layout, asked["rules"], job)
+        for name, (trainer, layout) in _named(asked["layouts"]).items()
     }
 
     def plan_for(target: str, job: Job, tell: Tell) -> Plan:
-        return partopt.solve_for(job, target, rules=own["rules"], progress=tell).plan
+        return partopt.solve_for(job, target, rules=asked["rules"], progress=tell).plan
 
-    within = {f"for {name}": partial(plan_for, name) for name in own["targets"]}
+    within = {f"for {name}": partial(plan_for, name) for name in asked["targets"]}
     (result, notes), interrupted = search(
-        lambda tell: partopt.compare(job, own["chosen"], plans, tell, within)
+        lambda tell: partopt.compare(job, asked["chosen"], plans, tell, within)
     )
     print_notes(note for note in notes if note not in job.notes)
     if as_json:
@@ -102,13 +102,13 @@ def _compare_planners(job: Job, own: Mapping[str, Any], as_json: bool) -> tuple[
 
 
 def _next(
-    profile: str, job: Job, own: Mapping[str, Any], result: Comparison, given: Mapping[str, Any]
+    profile: str, job: Job, asked: Mapping[str, Any], result: Comparison, given: Mapping[str, Any]
 ) -> str:
     """The command that shows the best, or plans it again."""
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
-    if best in own["files"]:
+    if best in asked["files"]:
         return f"show {shlex.quote(best)}"
-    if best in (named := _named(own["layouts"])):
+    if best in (named := _named(asked["layouts"])):
         kept = options.repeat_words([*given.keys() - {"schedule"}, "rules"])
         words = ["import", *named[best], "--profile", profile, *kept, "--schedule", job.schedule]
         return shlex.join(words)
@@ -119,7 +119,7 @@ def _next(
 
 
 def _named(layouts: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The trainer and the layout of each of `layouts`, by the name of its row."""
+    """The trainer and the layout of `layouts`, by the names of their rows."""
     named: dict[str, tuple[str, str]] = {}
     for given in layouts:
         trainer, colon, layout = given.partition(":")
@@ -139,9 +139,9 @@ def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: Job) -> Plan:
     import partopt
 
     read = partopt.read_layout(trainer, options.layout_text(layout), job.profile, rules=rules)
-    own = read.options(job.topology, job.schedule, job.chunks)
-    # what is compared has one batch; an order has its own
+    stated = read.options(job.topology, job.schedule, job.chunks)
+    # what is compared has one batch; an order has one already
     shared = () if read.reading.stages else read.conditions
     return partopt.plan_layout(
-        read, job.with_(**{name: own[name] for name in own if name not in shared})
+        read, job.with_(**{name: stated[name] for name in stated if name not in shared})
     )

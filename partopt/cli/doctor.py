@@ -1,6 +1,6 @@
 """`partopt doctor`: what this machine is and can do, tried out and written into one file.
 
-What is tried runs as commands of their own: one that hangs is ended, and one that breaks its device
+What is tried runs as separate commands: one that hangs is ended, and one that breaks its device
 breaks no other.
 """
 
@@ -153,7 +153,7 @@ def _diagnose(folder: Path) -> Diagnosis:
 
     plan("plan", "links.yaml" if links is not None else "v100-pcie", "plan.json")
     run("run", "plan.json", "--backend", host.backend, "-o", "run.json")
-    if host.backend == "nccl":  # its own engine ran; and the other
+    if host.backend == "nccl":  # partopt's engine ran; and the other
         run("run, torch's engine", "plan.json", "--engine", "torch")
     elif gpus:
         (folder / "one.yaml").write_text(ONE)
@@ -167,7 +167,7 @@ def _diagnose(folder: Path) -> Diagnosis:
         machine=host.machine,
         devices=host.devices,
         backend=host.backend,
-        checks=[_with_errors(each, found) for each in trial.checks],
+        checks=[_with_errors(check, found) for check in trial.checks],
         exchanges=found,
         links=None if links is None else msgspec.json.decode(links),
         profile=trial.load(Profile, "profile.json"),
@@ -180,8 +180,8 @@ def _with_errors(check: Check, exchanges: list[Exchange]) -> Check:
     """The check, failed where it is that of the exchanges and one of them failed."""
     from msgspec.structs import replace
 
-    failed = [each for each in exchanges if each.error]
+    failed = [exchange for exchange in exchanges if exchange.error]
     if check.name != "exchanges" or not failed:
         return check
-    text = "; ".join(f"{each.kind}: {each.error}" for each in failed)
+    text = "; ".join(f"{exchange.kind}: {exchange.error}" for exchange in failed)
     return replace(check, status="failed", text=text)

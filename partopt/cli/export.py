@@ -58,11 +58,11 @@ def command(
     if target == _FLOWS:
         _write_flows(loaded, output, force)
         return
-    own = partopt.TRAINERS.lookup(target)
+    trainer = partopt.TRAINERS.lookup(target)
     path = Path(output) if output and output != "-" else Path(_STEM)
-    if own.write is not None:
+    if trainer.write is not None:
         # lines of a shell are read from any file
-        forms = [] if own.suffix == ".sh" else [own.suffix]
+        forms = [] if trainer.suffix == ".sh" else [trainer.suffix]
         documents.check_writable(output or "-", force, forms)
     try:
         text = partopt.export_plan(loaded, target, rules=rules, stem=path.stem)
@@ -71,8 +71,8 @@ def command(
     if text.beside and output in (None, "-"):
         endings = ", ".join(text.beside)
         raise PartoptError(
-            f"partopt export --to {target}: it is several files ({own.suffix}, {endings})",
-            f"add -o {_STEM}{own.suffix}",
+            f"partopt export --to {target}: it is several files ({trainer.suffix}, {endings})",
+            f"add -o {_STEM}{trainer.suffix}",
             code="missing-option",
             option="output",
         )

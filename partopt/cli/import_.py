@@ -190,7 +190,7 @@ def _read_other(
 
 
 class _Import(planning.Verb):
-    """The command of every trainer, whose help says what its own layout is."""
+    """The command of every trainer, whose help says what its layout is."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What the trainer's layout is, and how one is written."""
@@ -278,7 +278,7 @@ def _layout(
     cuts, pipeline_size, rules = (given.pop(name) for name in ("cuts", "pipeline_size", "rules"))
     loaded = partopt.Profile.load(profile)
     topology = partopt.Topology.load(given["topology"], given["servers"])
-    own = partopt.read_layout(
+    layout = partopt.read_layout(
         trainer,
         options.layout_text(configuration),
         loaded,
@@ -286,20 +286,20 @@ def _layout(
         cuts=None if cuts is None else options.integers(cuts, "--cuts"),
         pipeline_size=pipeline_size,
     )
-    stated = own.options(
+    stated = layout.options(
         topology, given["schedule"] if options.is_given("schedule") else None, given["chunks"]
     )
-    _keep_given(given, stated, own)
+    _keep_given(given, stated, layout)
     job = planning.state_job(loaded, topology, given | stated)
     print_notes(job.notes)
     with progress() as tell:
-        judged = partopt.judge_layout(own, job, tell)
+        judged = partopt.judge_layout(layout, job, tell)
     for fault in judged.faults:
         say(f"warning: {trainer} does not run it so: {as_flags(fault)}", err=True)
     if as_json:
         options.write_json(judged.plan)
     elif output != "-":
-        _print_page(judged, own)
+        _print_page(judged, layout)
     if output and not (as_json and output == "-"):
         judged.plan.save(output, force)
     if output and output != "-":
@@ -307,13 +307,13 @@ def _layout(
     if not judged.plan.fits:
         raise does_not_fit(judged.plan, job, partial(_again, configuration, output, given))
     if not as_json and output != "-":
-        say(f"next:    {_next(judged, own, given, stated)}", err=True)
+        say(f"next:    {_next(judged, layout, given, stated)}", err=True)
 
 
-def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], own: TrainerLayout) -> None:
+def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], layout: TrainerLayout) -> None:
     """Take what this command line says out of what is `stated`; refuse a batch beside an order."""
     batch = [name for name in ("microbatches", "global_batch") if given[name] is not None]
-    M = own.reading.stages and stated["microbatches"]
+    M = layout.reading.stages and stated["microbatches"]
     for name in batch:
         if M and given[name] != M:
             raise PartoptError(
@@ -330,15 +330,15 @@ def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], own: TrainerLa
         stated.pop("global_batch", None)
 
 
-def _print_page(judged: Judgement, own: TrainerLayout) -> None:
+def _print_page(judged: Judgement, layout: TrainerLayout) -> None:
     """The plan, and what stands beside it."""
     from partopt.report import plan
     from partopt.report.plans import render_layout
 
-    for line in own.described:
+    for line in layout.described:
         say(f"note:    {line}", err=True)
     say(plan.render(judged.plan, ascii_only(), as_flags))
-    say(f"\n{render_layout(judged.plan, judged.recut, judged.best, own.trainer.name)}")
+    say(f"\n{render_layout(judged.plan, judged.recut, judged.best, layout.trainer.name)}")
 
 
 def _again(
@@ -352,18 +352,18 @@ def _again(
 
 
 def _next(
-    judged: Judgement, own: TrainerLayout, given: Mapping[str, Any], stated: Mapping[str, Any]
+    judged: Judgement, layout: TrainerLayout, given: Mapping[str, Any], stated: Mapping[str, Any]
 ) -> str:
     """The command that plans the better one: the best, or the same stages at other cuts."""
     from partopt.report.plans import loses_to
 
     profile = click.get_current_context().params["profile"]
     changed = {
-        name: stated[name] for name in ("schedule", "chunks", *own.conditions) if name in stated
+        name: stated[name] for name in ("schedule", "chunks", *layout.conditions) if name in stated
     }
     words = [profile, *options.repeat_words(given.keys() - changed.keys()), *flags_of(changed)]
     best, recut = judged.best, judged.recut
-    within = ["--for", own.trainer.name, *options.repeat_words(["rules"])]
+    within = ["--for", layout.trainer.name, *options.repeat_words(["rules"])]
     if best is not None and best != recut and loses_to(judged.plan, best):
         words += within
     elif recut is not None and loses_to(judged.plan, recut):

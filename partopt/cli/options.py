@@ -164,9 +164,9 @@ def repeat_words(given: Iterable[str]) -> list[str]:
         name = parameter.name or ""
         if name in given and is_given(name):
             value = context.params[name]
-            for each in value if parameter.multiple else [value]:
+            for entry in value if parameter.multiple else [value]:
                 flag = isinstance(parameter, click.Option) and parameter.is_flag
-                words += [parameter.opts[-1], *([] if flag else [str(each)])]
+                words += [parameter.opts[-1], *([] if flag else [str(entry)])]
     return words
 
 
@@ -236,10 +236,10 @@ def profile_to_draw(plan: Plan, given: str | None) -> Profile | None:
     """The profile whose layers are drawn with `plan`: the one `given`, else a shipped one."""
     import partopt
 
-    own = partopt.find_profile(plan, given)
-    if own is None:
+    profile = partopt.find_profile(plan, given)
+    if profile is None:
         say("note:    stages are drawn without their layers: add --profile", err=True)
-    return own
+    return profile
 
 
 def say_wrote(*outputs: str | None) -> None:

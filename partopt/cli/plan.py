@@ -170,15 +170,15 @@ def _next(profile: str, output: str | None, given: dict[str, Any], scaling: str 
         return f"simulate {shlex.quote(output)}"
     if given["schedule"] == "auto" or scaling:
         return f"plan {shlex.quote(profile)} {options.repeat_options(given)} -o plan.json"
-    own = ("planner", "cuts", "replicas", "layout")
-    kept = options.repeat_options([name for name in given if name not in own])
+    dropped = ("planner", "cuts", "replicas", "layout")
+    kept = options.repeat_options([name for name in given if name not in dropped])
     return f"compare {shlex.quote(profile)} {kept}"
 
 
 def _scale(profile: str, given: Mapping[str, Any], plan: Plan) -> str | None:
     """The command that tells where a plan of one stage is no longer the best, if one can.
 
-    A split of one's own and the plans of a trainer are for one number of devices.
+    A given split and the plans of a trainer are for one number of devices.
     """
     if len(plan.stages) > 1 or plan.planner == "manual" or given["target"]:
         return None
@@ -219,7 +219,7 @@ def _print_page(result: Result, job: Job) -> None:
 def _print_scaling(
     job: Job, devices: list[int], weak: bool, as_json: bool, output: str | None, force: bool
 ) -> None:
-    """The best plan on each of several numbers of devices."""
+    """The best plan on every one of several numbers of devices."""
     import partopt
 
     found, interrupted = search(lambda tell: partopt.scale(job, devices, weak, tell))

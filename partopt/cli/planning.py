@@ -30,7 +30,7 @@ _NOT_OF_JOB = ("topology", "servers", "target", "rules")
 _KINDS_OF_COST = ("time", "flops", "parameters")
 
 _FLAGS = {name: kind.flag for name, kind in kinds().items() if kind.flag is not None}
-# headings in the help of planning verbs, and the options below each beside those of a job; a star:
+# headings in the help of planning verbs, and the options below them beside those of a job; a star:
 # in --help-all alone
 _BESIDE = {
     "Cluster": "topology servers",
@@ -67,8 +67,8 @@ class Verb(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options below their headings; those without one come last."""
-        options = [own for own in self.get_params(ctx) if isinstance(own, click.Option)]
-        left = {own.name: own.get_help_record(ctx) for own in options}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        left = {param.name: param.get_help_record(ctx) for param in options}
         every, groups = ctx.meta.get(_HELP_ALL), {}
         for heading, beside in _BESIDE.items():
             rare = {name.rstrip("*"): name.endswith("*") for name in beside.split()}

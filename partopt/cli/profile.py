@@ -144,7 +144,7 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
         raise click.UsageError("Missing option '-o' / '--output'.")
     force = force or output == resume  # what is gone on with may be replaced
     documents.check_writable(output, force, [".json"])
-    force = force or not _is_alone()  # a group writes after each size
+    force = force or not _is_alone()  # a group writes after every size
     if model is None or run or onto:
         _save(_of_run(run, onto), output, force)
         topology = "FILE"
@@ -208,7 +208,7 @@ def _refuse_unused(what: str, hint: str = "leave one of the two out") -> NoRetur
 
 
 def _check_estimate(given: dict[str, Any]) -> None:
-    """Refuse options that say how to measure beside --estimate, and its own without it."""
+    """Refuse options that say how to measure beside --estimate, and its options without it."""
     if given["estimate"] is None:
         if given["calibrate"] is not None:
             what = "--calibrate: goes with --estimate"
@@ -227,7 +227,7 @@ def _parse_sizes(text: str) -> list[int | str]:
 
 
 def _parse_repeats(repeats: Sequence[str], calibrate: float | None) -> dict[str, int]:
-    """The number of blocks of each list, from `LIST=N`."""
+    """The number of blocks of every list, from `LIST=N`."""
     if repeats and calibrate is not None:
         raise PartoptError(
             "--calibrate: the step of a whole model, and --repeat has a few of its blocks",
@@ -266,7 +266,7 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
     from partopt import ProfilingStopped
 
     try:
-        # what the model's own code prints is not our data
+        # what the model's code prints is not our data
         with (
             _show_sizes(options["microbatch_sizes"]) as shown,
             contextlib.redirect_stdout(sys.stderr),
@@ -300,16 +300,18 @@ def _run(model: str, options: dict[str, Any]) -> Profile:
 
     device = options["estimate"]
     other = ("calibrate",) if device is None else _MEASURING
-    own = {
+    stated = {
         name: value
         for name, value in options.items()
         if value is not None and name not in ("estimate", *other)
     }
-    return measure_source(model, **own) if device is None else estimate_source(model, device, **own)
+    if device is None:
+        return measure_source(model, **stated)
+    return estimate_source(model, device, **stated)
 
 
 def _with_debug(error: Exception) -> Exception:
-    """The error; where the model's own code raised it, the hint says how to see its traceback."""
+    """The error; where the model's code raised it, the hint says how to see its traceback."""
     if not isinstance(error, PartoptError) or error.code != "model-code-failed":
         return error
     hint = f"{error.hint}; --debug shows the traceback"

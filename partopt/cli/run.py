@@ -77,7 +77,7 @@ def command(
         documents.check_writable(output, force, [".json"])
     loaded, arguments = partopt.Plan.load(plan), options.parse_assignments(assignments)
     try:
-        # what the model's own code prints is not the page
+        # what the model's code prints is not the page
         with stopping.stopped_by_signals(), contextlib.redirect_stdout(sys.stderr):
             finished = partopt.run_source(loaded, model, arguments=arguments, **given)
     except KeyboardInterrupt as interrupt:

@@ -166,7 +166,7 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
 def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     """Print every check of `plan`, which `file` holds.
 
-    PartoptError where one fails, or without `profile` no shipped one is its own.
+    PartoptError where one fails, or without `profile` no shipped one is the plan's.
     """
     import partopt
     from partopt.report.pages import render_verification
@@ -212,6 +212,6 @@ def _draw(
         raise PartoptError(
             f"--profile: {file} is a {kind}", "drop --profile", code="not-a-plan", kind=kind
         )
-    own = options.profile_to_draw(document, profile) if kind == "plan" else None
-    partopt.draw(document, output, profile=own, force=force)
+    of_plan = options.profile_to_draw(document, profile) if kind == "plan" else None
+    partopt.draw(document, output, profile=of_plan, force=force)
     options.say_wrote(output)

@@ -90,8 +90,8 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
     Control and format characters are printed as escapes; colours stay on standard output where that
     is a terminal. Messages on a terminal are wrapped to its width.
     """
-    # the streams as they are now: a progress bar puts its own there, which prints above it
-    if err:  # no message has colours of its own
+    # the streams as they are now: a progress bar puts one there that prints above it
+    if err:  # no message has colours
         lines = [printable(line) for line in text.split("\n")]
         if sys.stderr.isatty():
             wide = columns(sys.stderr)

@@ -53,15 +53,15 @@ def list_(as_json: bool) -> None:
     from partopt.report.text import Column, table_of
 
     if as_json:
-        options.write_json({name: _document(each) for name, each in partopt.TRAINERS.items()})
+        options.write_json({name: _document(trainer) for name, trainer in partopt.TRAINERS.items()})
         return
     table = table_of(
         partopt.TRAINERS.items(),
         [
-            Column("NAME", lambda own: own[0], "text"),
-            Column("TRIED", lambda own: own[1].tried, "text"),
-            Column("EXPORT", lambda own: "yes" if own[1].write else "-"),
-            Column("IMPORT", lambda own: "yes" if own[1].read else "-"),
+            Column("NAME", lambda row: row[0], "text"),
+            Column("TRIED", lambda row: row[1].tried, "text"),
+            Column("EXPORT", lambda row: "yes" if row[1].write else "-"),
+            Column("IMPORT", lambda row: "yes" if row[1].read else "-"),
         ],
     )
     say(table)
@@ -81,16 +81,16 @@ def show(trainer: str, as_json: bool) -> None:
     import partopt
     from partopt.report.text import label_lines
 
-    own = partopt.TRAINERS.lookup(trainer)
+    entry = partopt.TRAINERS.lookup(trainer)
     if as_json:
-        options.write_json(_document(own))
+        options.write_json(_document(entry))
         return
     facts = [
-        ("trainer", f"{trainer}; {own.summary}"),
-        ("tried", f"{own.tried}; in brackets are the files of it that say so"),
+        ("trainer", f"{trainer}; {entry.summary}"),
+        ("tried", f"{entry.tried}; in brackets are the files of it that say so"),
     ]
-    for name, value in _facts(own):
-        source = own.sources.get(name)
+    for name, value in _facts(entry):
+        source = entry.sources.get(name)
         facts.append((name, f"{value} ({source})" if source else value))
     say_page(label_lines(facts))
     say(f"next:    partopt plan PROFILE --topology T --for {trainer}", err=True)
@@ -99,8 +99,8 @@ def show(trainer: str, as_json: bool) -> None:
 def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:
     """What a trainer can say, what its engine does, and how it runs a transformer, in words."""
     says = dataclasses.asdict(trainer.says)
-    own = {} if trainer.schedules is None else trainer.schedules
-    yield "schedules", ", ".join(f"{n} ({each})" if each else n for n, each in own.items()) or "any"
+    schedules = (trainer.schedules or {}).items()
+    yield "schedules", ", ".join(f"{n} ({text})" if text else n for n, text in schedules) or "any"
     practice = {} if trainer.practice is None else _practice(trainer)
     engine = msgspec.structs.asdict(trainer.engine)
     for name, value in [*says.items(), *engine.items(), *practice.items()]:
@@ -114,8 +114,8 @@ def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:
             value = "yes" if value else "no"
         elif name.endswith("_bytes") and value is not None:
             value = format_bytes(value)
-        own_words = _WORDS.get((name, value), str(value or "none"))
-        yield name, "as partopt counts it" if value is None else own_words
+        words = _WORDS.get((name, value), str(value or "none"))
+        yield name, "as partopt counts it" if value is None else words
 
 
 def _document(trainer: Trainer) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _practice(trainer: Trainer) -> dict[str, Any]:
     for name, value in told.items():
         if isinstance(value, msgspec.Struct):
             parts = msgspec.structs.asdict(value).items()
-            told[name] = "; ".join(f"{part} {_numbers(own)}" for part, own in parts)
+            told[name] = "; ".join(f"{part} {_numbers(numbers)}" for part, numbers in parts)
         elif isinstance(value, tuple):
             told[name] = _numbers(value)
     choices = {name: ", ".join(values) for name, values in trainer.choices.items()}

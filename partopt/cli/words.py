@@ -77,8 +77,8 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
         if value in (None, Layout()):
             continue
         if isinstance(value, Mapping):
-            for level, each in value.items():
-                words += [flag, f"{level}={each}"]
+            for level, setting in value.items():
+                words += [flag, f"{level}={setting}"]
         elif isinstance(value, list | tuple):
             words += [flag, ",".join(map(str, value))]
         else:
@@ -93,7 +93,7 @@ def change_command(plan: str | None, finding: Finding) -> list[str]:
 
 
 def print_notes(notes: Iterable[Note]) -> None:
-    """Print `warning: ...` on standard error for each of the notes, `note: ...` for a known one."""
+    """Print `warning: ...` on standard error for the notes, `note: ...` for a known one."""
     for text, known in dict.fromkeys((note.text, note.known) for note in notes):
         say(f"{'note:   ' if known else 'warning:'} {as_flags(text)}", err=True)
 
@@ -109,7 +109,7 @@ def _spell(match: re.Match[str]) -> str:
         return f"--with {_word(match[0].strip('`'))}" if name in FACTS else match[0]
     if value is not None and value.startswith("{"):
         levels = json.loads(value).items()
-        return " ".join(f"{flag} {level}={_word(str(each))}" for level, each in levels)
+        return " ".join(f"{flag} {level}={_word(str(setting))}" for level, setting in levels)
     return " ".join(filter(None, [flag, _word(value)]))
 
 

@@ -1,7 +1,7 @@
-"""Trainers: what each can say of a plan, what its engine does, what it writes and reads.
+"""Trainers: what they can say of a plan, what their engines do, what they write and read.
 
-One file each, and one line in the registry here. A plan that a trainer cannot say is refused with
-every reason; nothing is rounded.
+A trainer has a file, and a line in the registry here. A plan that a trainer cannot say is refused
+with every reason; nothing is rounded.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _refuse(plan: Plan, to: str, faults: Iterable[str]) -> None:
 
 
 def parts_of(layers: Sequence[str], trainer: Trainer, rules: Sequence[str]) -> list[Part]:
-    """What each of the `layers` is; none where the trainer cuts anywhere."""
+    """What the `layers` are; none where the trainer cuts anywhere."""
     if trainer.says.cuts != ANYWHERE:
         return find_parts(layers, rules)
     if rules:
@@ -122,5 +122,5 @@ def _differences(plan: Plan, trainer: Trainer) -> Iterator[str]:
     again = any(stage.recompute for stage in plan.stages)
     if again and plan.engine.recomputes_blocks != trainer.engine.recomputes_blocks:
         ways = ("a whole stage", "blocks one by one")
-        counted, run = (ways[own.engine.recomputes_blocks] for own in (plan, trainer))
+        counted, run = (ways[engine.recomputes_blocks] for engine in (plan.engine, trainer.engine))
         yield f"{run} recompute, and keep their inputs; the plan counts {counted}"

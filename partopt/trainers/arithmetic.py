@@ -18,7 +18,7 @@ _TOKEN = re.compile(
 )
 _DEEP = 50  # expressions in each other, and names whose values are expressions
 _ASSIGNMENTS = ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>=")
-# how much each operator binds, and what it makes of two numbers
+# how much operators bind, and what they make of two numbers
 _BINARY: dict[str, tuple[int, Callable[[int, int], int]]] = {
     "||": (4, lambda a, b: bool(a or b)),
     "&&": (5, lambda a, b: bool(a and b)),

@@ -1,4 +1,4 @@
-"""What a profile measured of a trainer's own block, for which the closed form's is scaled.
+"""What a profile measured of a trainer's block, for which the closed form's is scaled.
 
 The profile is of the module that the trainer builds, one block or a model of several, as `partopt
 profile` writes it. Of a tensor parallel group it has one rank's numbers.
@@ -35,10 +35,10 @@ def calibrate(
     if faults:
         raise PartoptError.together(faults)
     blocks = _find_blocks(profile, model)
-    measured = [_measure(each, blocks) for each in profile.measured()]
+    measured = [_measure(measurement, blocks) for measurement in profile.measured()]
     ends = [block[-1] for block in blocks]
-    for each in profile.measured():
-        faults += _shape_faults(each, ends, profile, model, sequence)
+    for measurement in profile.measured():
+        faults += _shape_faults(measurement, ends, profile, model, sequence)
     if faults:
         raise PartoptError.together(faults)
     return Calibration(
@@ -73,7 +73,7 @@ def _faults(
 
 
 def _find_blocks(profile: Profile, model: Transformer) -> list[Sequence[int]]:
-    """The layers of each block: of a series of blocks, or of a profile that is of one.
+    """The layers of every block: of a series of blocks, or of a profile that is of one.
 
     PartoptError where neither has the parameters of a block of the model.
     """
@@ -103,32 +103,41 @@ def _find_blocks(profile: Profile, model: Transformer) -> list[Sequence[int]]:
     raise _fault(what, HINT)
 
 
-def _measure(each: Measurement, blocks: Sequence[Sequence[int]]) -> MeasuredBlock:
+def _measure(measurement: Measurement, blocks: Sequence[Sequence[int]]) -> MeasuredBlock:
     """A block in the median of several."""
     held = [
-        sum(group.bytes for group in each.stash_groups if not own.isdisjoint(group.layers))
-        for own in map(set, blocks)
+        sum(group.bytes for group in measurement.stash_groups if not block.isdisjoint(group.layers))
+        for block in map(set, blocks)
     ]
     return MeasuredBlock(
-        microbatch_size=each.microbatch_size,
-        forward_s=statistics.median(sum(each.layers[i].forward_s for i in own) for own in blocks),
-        backward_s=statistics.median(sum(each.layers[i].backward_s for i in own) for own in blocks),
+        microbatch_size=measurement.microbatch_size,
+        forward_s=statistics.median(
+            sum(measurement.layers[i].forward_s for i in block) for block in blocks
+        ),
+        backward_s=statistics.median(
+            sum(measurement.layers[i].backward_s for i in block) for block in blocks
+        ),
         kept_bytes=statistics.median_low(held),
     )
 
 
 def _shape_faults(
-    each: Measurement, ends: Sequence[int], profile: Profile, model: Transformer, sequence: int
+    measurement: Measurement,
+    ends: Sequence[int],
+    profile: Profile,
+    model: Transformer,
+    sequence: int,
 ) -> Iterator[PartoptError]:
     """Blocks whose output is not of the plan's sequence and width, whole or a rank's part."""
-    numbers = each.microbatch_size * sequence * model.hidden
+    samples = measurement.microbatch_size
+    numbers = samples * sequence * model.hidden
     parts = {1, profile.group_ranks}
     widths = {WIDTHS[profile.dtype], WIDTHS[profile.autocast or profile.dtype]}
     wanted = {width * numbers // part for width in widths for part in parts}
-    if {each.layers[i].output_bytes for i in ends} - wanted:
-        found = each.layers[ends[0]].output_bytes
+    if {measurement.layers[i].output_bytes for i in ends} - wanted:
+        found = measurement.layers[ends[0]].output_bytes
         what = (
-            f"{profile.model.name}: {format_bytes(found)} leave a block for {each.microbatch_size} "
+            f"{profile.model.name}: {format_bytes(found)} leave a block for {samples} "
             f"samples; {sequence:,} tokens of width {model.hidden:,} are "
             f"{format_bytes(max(wanted))}"
         )

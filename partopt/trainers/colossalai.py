@@ -52,8 +52,8 @@ def _faults(plan: Plan) -> list[str]:
     """Batches that its schedule does not take."""
     if plan.microbatches is None:
         return []
-    own, S = plan.microbatches // plan.stages[0].replicas, len(plan.stages)
-    return [f"{own} microbatches of a pipeline are fewer than its {S} stages"] if own < S else []
+    M, S = plan.microbatches // plan.stages[0].replicas, len(plan.stages)
+    return [f"{M} microbatches of a pipeline are fewer than its {S} stages"] if M < S else []
 
 
 def _said_again(again: object, counts: Sequence[int]) -> Recompute | int | None:
@@ -61,13 +61,13 @@ def _said_again(again: object, counts: Sequence[int]) -> Recompute | int | None:
     if not isinstance(again, list) or len(again) != len(counts):
         return None
     most = max(again)
-    if again == [min(most, own) for own in counts]:
+    if again == [min(most, count) for count in counts]:
         return "never" if most == 0 else "always" if again == counts else int(most)
     return "auto"
 
 
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
-    """`num_layers_per_stage` has the blocks of each stage."""
+    """`num_layers_per_stage` has the blocks of every stage."""
     counts = read_numbers(text, "num_layers_per_stage", _EXAMPLE)
     settings = read_settings(text)
     layout = Layout(
@@ -77,8 +77,8 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
         recompute=_said_again(settings.known("num_ckpt_layers_per_stage"), counts),
         shard="optimizer" if find_count(settings, "zero_stage") == 1 else None,
     )
-    own = find_count(settings, "num_microbatches")
-    return Reading(cuts_of_blocks(counts, parts), layout, microbatches=own)
+    microbatches = find_count(settings, "num_microbatches")
+    return Reading(cuts_of_blocks(counts, parts), layout, microbatches=microbatches)
 
 
 COLOSSALAI = Trainer(

@@ -130,16 +130,16 @@ def _model(about: Modelled) -> str:
 
 def _words(plan: Plan) -> dict[str, object]:
     """The flags of Megatron-DeepSpeed that say a layout."""
-    own, about = plan.layout, plan.transformer
-    again = own.recompute != "never"
+    layout, about = plan.layout, plan.transformer
+    again = layout.recompute != "never"
     ends = about.practice.ends if about else "stage"
     return {
-        "--tensor-model-parallel-size": own.tp,
-        "--pipeline-model-parallel-size": own.pp,
-        "--micro-batch-size": own.microbatch,
+        "--tensor-model-parallel-size": layout.tp,
+        "--pipeline-model-parallel-size": layout.pp,
+        "--micro-batch-size": layout.microbatch,
         "--recompute-granularity": "full" if again else None,
         "--recompute-method": "uniform" if again else None,
-        "--zero-stage": int(own.shard == "optimizer"),
+        "--zero-stage": int(layout.shard == "optimizer"),
         "--use-flash-attn-v2": bool(about and about.practice.scores is None),
         "--pp-partition-method": "type:transformer|embedding" if ends == "blocks" else None,
     }
@@ -160,8 +160,8 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
         recompute="always" if find_count(settings, "activation_checkpoint_interval") else None,
         shard="optimizer" if find_count(settings, "zero_optimization.stage") == 1 else None,
     )
-    own = find_count(settings, "gradient_accumulation_steps")
-    return Reading(bounds[1:-1], layout, microbatches=own)
+    steps = find_count(settings, "gradient_accumulation_steps")
+    return Reading(bounds[1:-1], layout, microbatches=steps)
 
 
 def _read_training(settings: Settings, devices: int) -> Configured:

@@ -72,8 +72,8 @@ def plan_layout(layout: TrainerLayout, job: Job) -> Plan:
     check_planner(MANUAL, job.problem)
     warmups = layout.reading.warmups
 
-    def find(each: Job, progress: Progress, beat_s: float) -> Plan:
-        plan = planners.plan(MANUAL, each.problem)
+    def find(sized: Job, progress: Progress, beat_s: float) -> Plan:
+        plan = planners.plan(MANUAL, sized.problem)
         if warmups is None:
             return simulate_with_best_warmup(plan)
         return simulate_at_warmup(plan, warmups)
@@ -98,8 +98,8 @@ def _recut(job: Job, free: Job, within: Within, plan: Plan, progress: Progress) 
     for other in others:
         cuts = tuple(stage.start for stage in other.stages[1:])
         if len(other.stages) == len(plan.stages) and cells.issuperset(cuts):
-            own = job.with_(**stated, cuts=list(cuts) or None).problem
-            found[cuts] = simulate_plan(planners.plan(MANUAL, own))
+            as_cut = job.with_(**stated, cuts=list(cuts) or None).problem
+            found[cuts] = simulate_plan(planners.plan(MANUAL, as_cut))
     starts = sorted(found.values(), key=order_of)[:_STARTS]
     moved = [move_cuts(start, problem) for start in starts]
     best = min(moved, key=order_of, default=None)

@@ -28,7 +28,7 @@ class TrainerLayout:
     """What a configuration of `trainer` says, on the layers of a profile.
 
     `cuts` are the first layers of all stages but the first, `pipeline_size` is P, None where
-    neither the text nor a person says it, `reading` is what else the text says, `parts` what each
+    neither the text nor a person says it, `reading` is what else the text says, `parts` what a
     layer is where the trainer tells them apart, `described` that in words, and `group_ranks` the
     ranks of one of its devices.
     """
@@ -57,10 +57,12 @@ class TrainerLayout:
         many stages; `chunks` is v. With them are those of `conditions` that the text says. Raises
         PartoptError where stages and devices do not match.
         """
-        said, own = self.reading, self.reading.layout
-        name = schedule_name or own.schedule or self._usual_schedule()
-        if said.stages and name != own.schedule:
-            raise invalid("schedule", name, f"the order is that of {own.schedule}", "leave it out")
+        said, layout = self.reading, self.reading.layout
+        name = schedule_name or layout.schedule or self._usual_schedule()
+        if said.stages and name != layout.schedule:
+            raise invalid(
+                "schedule", name, f"the order is that of {layout.schedule}", "leave it out"
+            )
         if name == AUTO:
             in_file = "its order is in a file, which names none"
             what = "a layout is judged under one" if schedule_name else in_file
@@ -76,9 +78,9 @@ class TrainerLayout:
         if self.parts and self.trainer.engine.recomputes_blocks:
             found["block_bounds"] = block_bounds(self.parts)
         stated: dict[str, Any] = {
-            "microbatch_size": own.microbatch,
-            "recompute": own.recompute,
-            "shard": own.shard,
+            "microbatch_size": layout.microbatch,
+            "recompute": layout.recompute,
+            "shard": layout.shard,
         }
         if not entry.asynchronous:  # which has no iterations
             stated["microbatches"] = said.microbatches and said.microbatches * d
@@ -97,16 +99,16 @@ class TrainerLayout:
     def _stages_a_device(self, entry: Schedule, chunks: int | None) -> int:
         """v under a schedule. PartoptError where the devices of a pipeline contradict it."""
         S, P = self.stages, self.pipeline_size
-        own = chunks if entry.shape == LOOPED else entry.stages_a_device(1)
-        if P is None and own is None:
+        v = chunks if entry.shape == LOOPED else entry.stages_a_device(1)
+        if P is None and v is None:
             what = f"{S} stages on an unknown number of devices"
             hint = "say how many a pipeline has: `pipeline_size=4`"
             raise invalid("schedule", entry.name, what, hint)
-        P = P or S // (own or 1)
-        if P == 0 or S % P or own not in (None, S // P):
-            each = "a multiple of them" if own is None else f"{own} on each"
+        P = P or S // (v or 1)
+        if P == 0 or S % P or v not in (None, S // P):
+            what = "a multiple of them" if v is None else f"{v} on each"
             raise PartoptError(
-                f"{S} stages on {P} devices of a pipeline: {entry.name} puts {each}",
+                f"{S} stages on {P} devices of a pipeline: {entry.name} puts {what}",
                 "choose another `pipeline_size`, or `schedule=interleaved` for several stages on "
                 "each device",
                 code="stages-not-a-multiple",
@@ -152,20 +154,20 @@ def read_layout(
     `text` is the layout itself, as `Et*4|t*3|t*3|t*2L`, or a program or script that has it, which
     is not executed. `rules` are `GLOB=KIND` and say which layers are embedding, block, norm or
     head, where names do not; `cuts` are those of a text that has an order alone; `pipeline_size` is
-    how many devices a pipeline has, where it holds several stages on each.
+    how many devices a pipeline has, where these hold several stages.
 
     Raises PartoptError for an unknown trainer, a text that cannot be read, one for other layers,
     and options that contradict it.
     """
-    own = TRAINERS.lookup(trainer)
-    if own.read is None:
+    reader = TRAINERS.lookup(trainer)
+    if reader.read is None:
         hint = did_you_mean(trainer, readers())
         raise PartoptError(f"{trainer} has no layout to read", hint, code="unknown-trainer")
     if pipeline_size is not None and not 1 <= pipeline_size <= MOST:
         raise invalid("pipeline_size", pipeline_size, "must be a number of devices", "give 1..")
     layers = [layer.name for layer in profile.layers]
-    parts = parts_of(layers, own, rules)
-    reading = own.read(text, layers, parts)
+    parts = parts_of(layers, reader, rules)
+    reading = reader.read(text, layers, parts)
     said, tp = reading.layout.pp, reading.layout.tp
     if None not in (said, pipeline_size) and said != pipeline_size:
         what = f"the layout itself says {said}"
@@ -180,7 +182,7 @@ def read_layout(
             profile=profile.group_ranks,
         )
     return TrainerLayout(
-        trainer=own,
+        trainer=reader,
         cuts=_cuts_of(trainer, reading, cuts),
         pipeline_size=pipeline_size if said is None else said,
         reading=reading,

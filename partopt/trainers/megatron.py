@@ -1,6 +1,6 @@
 """Megatron-LM and Megatron Bridge: Megatron Core's `PipelineParallelLayerLayout`.
 
-A layout has a segment for each stage, `|` between them: `E` is the embedding, `t` a block, `L` the
+A layout has a segment for a stage, `|` between them: `E` is the embedding, `t` a block, `L` the
 final norm, the head and the loss. `t*4` and `(tt|)*29` repeat, commas mean nothing; Bridge's may be
 a list of lists of names. With P devices segment i is virtual stage v of device p, i = v P + p, as
 plans number stages.
@@ -55,13 +55,13 @@ _MOST = 1_000_000  # letters of a layout that is written out
 
 def _faults(plan: Plan) -> list[str]:
     """What its interleaved schedule does not run."""
-    P, own = pipeline_size(plan), (plan.microbatches or 0) // plan.stages[0].replicas
+    P, microbatches = pipeline_size(plan), (plan.microbatches or 0) // plan.stages[0].replicas
     if plan.schedule != "interleaved":
         return []
     if P == 1:
         return ["its stages are all on one device"]
-    if own % P:
-        return [f"{own} microbatches of a pipeline are not a multiple of its {P} devices"]
+    if microbatches % P:
+        return [f"{microbatches} microbatches of a pipeline are not a multiple of its {P} devices"]
     return []
 
 
@@ -69,13 +69,13 @@ def _layout(plan: Plan, parts: Sequence[Part]) -> str:
     """The stages in the grammar of Megatron Core: `Et*4|t*3|t*3|t*2L`."""
     segments = []
     for stage in plan.stages:
-        own = parts[stage.start : stage.stop]
-        kinds, blocks = {part.kind for part in own}, count_blocks(own)
+        of_stage = parts[stage.start : stage.stop]
+        kinds, blocks = {part.kind for part in of_stage}, count_blocks(of_stage)
         middle = {0: "", 1: "t"}.get(blocks, f"t*{blocks}")
         end = "L" * bool(kinds - {BLOCK, EMBEDDING})
         segments.append("E" * (EMBEDDING in kinds) + middle + end)
-    runs = [(own, len(list(run))) for own, run in itertools.groupby(segments[:-1])]
-    several = (f"({own}|)*{n}" if n > _FEW else f"{own}|" * n for own, n in runs)
+    runs = [(segment, len(list(run))) for segment, run in itertools.groupby(segments[:-1])]
+    several = (f"({segment}|)*{n}" if n > _FEW else f"{segment}|" * n for segment, n in runs)
     return "".join(several) + segments[-1]
 
 
@@ -85,25 +85,25 @@ def _devices(plan: Plan) -> str:
 
 
 def _recomputation(plan: Plan) -> dict[str, str | int | None]:
-    """Granularity, method and number of layers: the first ones of each stage, or one by one all."""
-    own = plan.layout.recompute
-    if own in ("never", "selective"):
-        granularity = own if own == "selective" else None
+    """Granularity, method and number of layers: the first ones of a stage, or one by one all."""
+    recompute = plan.layout.recompute
+    if recompute in ("never", "selective"):
+        granularity = recompute if recompute == "selective" else None
         return {"granularity": granularity, "method": None, "num_layers": None}
-    method, layers = ("block", own) if isinstance(own, int) else ("uniform", 1)
+    method, layers = ("block", recompute) if isinstance(recompute, int) else ("uniform", 1)
     return {"granularity": "full", "method": method, "num_layers": layers}
 
 
 def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
     """All that the trainer is told, by the names of its arguments."""
-    own, about = plan.layout, plan.transformer
+    layout, about = plan.layout, plan.transformer
     overlaps, shared = plan.engine.allreduce == "overlap", plan.shard == "optimizer"
     waits = plan.schedule == "interleaved" and "interleaved" in plan.engine.waits
     return {
         **model_arguments(plan),
-        "tensor_model_parallel_size": own.tp or 1,
-        "context_parallel_size": own.cp or 1,
-        "expert_model_parallel_size": own.ep,
+        "tensor_model_parallel_size": layout.tp or 1,
+        "context_parallel_size": layout.cp or 1,
+        "expert_model_parallel_size": layout.ep,
         "pipeline_model_parallel_size": pipeline_size(plan),
         # of a transformer, a stage alone has none
         _LAYOUT: _layout(plan, parts) if len(plan.stages) > 1 or not about else None,
@@ -121,9 +121,9 @@ def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
 
 def _bucket(plan: Plan) -> int | None:
     """Parameters of a bucket, where it is not the usual one."""
-    own = plan.engine.bucket_bytes
-    usual = not plan.transformer or own == MEGATRON.engine.bucket_bytes
-    return None if usual else own // BUCKET_ITEM
+    bucket_bytes = plan.engine.bucket_bytes
+    usual = not plan.transformer or bucket_bytes == MEGATRON.engine.bucket_bytes
+    return None if usual else bucket_bytes // BUCKET_ITEM
 
 
 def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
@@ -230,10 +230,10 @@ def _read_training(trainer: str) -> ReadTraining:
 
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     """The cuts before the first layer of every segment but the first, and what else is said."""
-    own, layout, batch = text.strip(), Layout(), None
-    value: object = own
-    if not _BARE.fullmatch(own):
-        settings, value = read_settings(text), read_literal(own)
+    stripped, layout, batch = text.strip(), Layout(), None
+    value: object = stripped
+    if not _BARE.fullmatch(stripped):
+        settings, value = read_settings(text), read_literal(stripped)
         value = find_value(settings, _LAYOUT) if value is None else value
         layout, batch = _read_rest(settings), find_count(settings, "global_batch_size")
     segments, blocks = _segments(value), 0
@@ -263,7 +263,7 @@ def _read_rest(settings: Settings) -> Layout:
 
 
 def _segments(value: object) -> list[str]:
-    """The letters of each stage, with what is repeated written out."""
+    """The letters of every stage, with what is repeated written out."""
     if isinstance(value, list) and all(isinstance(row, list) for row in value):
         rows = [[str(name).strip().lower() for name in row] for row in value]
         return ["".join(_LETTERS.get(name, f"<{name}>") for name in row) for row in rows]

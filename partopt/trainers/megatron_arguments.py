@@ -1,6 +1,6 @@
 """What arguments of Megatron-LM say of a transformer's training.
 
-Megatron Bridge, NeMo and Megatron-DeepSpeed have the same arguments under names of their own.
+Megatron Bridge, NeMo and Megatron-DeepSpeed have the same arguments under other names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_training(
 ) -> Configured:
     """A transformer's training on so many devices, as the arguments or fields of `trainer` say.
 
-    `stated` are the blocks of each stage of a pipeline's layout, which goes before other arguments.
+    `stated` are the blocks of stages of a pipeline's layout, which goes before other arguments.
     Raises PartoptError with all that is missing, and for what is not planned.
     """
     fields = trainer == "megatron-bridge"  # whose defaults are others than those of arguments
@@ -156,7 +156,7 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
         "numerics": _read_numerics(settings, base, gated),
     }
     if experts > 1 and _has_experts(settings, trainer):
-        base = base if usual("experts") else None  # of one that has none each is as its own
+        base = base if usual("experts") else None  # else experts are as wide as the feed-forward
         taken = usual("experts_per_token", 1 if trainer == "deepspeed" else 2)
         shared = "moe_shared_expert_intermediate_size"
         shape |= {
@@ -174,11 +174,11 @@ def _find_named(settings: Settings, notes: list[str]) -> Transformer | None:
     """The model that a text without a shape names: itself, or in what it calls."""
     if settings.form == "script" and settings.value("num_layers") is not None:
         return None
-    names = [own for own in map(settings.value, _NAMING) if isinstance(own, str)]
+    names = [name for name in map(settings.value, _NAMING) if isinstance(name, str)]
     if settings.form == "program":
-        values = [own for own in settings.values.values() if isinstance(own, str)]
-        names += [own for own in values if isinstance(own, Called)]
-        names += [name for own in values for name in unknown_names(own)] + settings.unread
+        values = [value for value in settings.values.values() if isinstance(value, str)]
+        names += [value for value in values if isinstance(value, Called)]
+        names += [name for value in values for name in unknown_names(value)] + settings.unread
     for said in names:
         if found := named_transformer(said):
             notes.append(f"the shape of {found.name}, which {said} names")
@@ -197,13 +197,13 @@ def _has_experts(settings: Settings, trainer: str) -> bool:
 
 
 def _kinds(settings: Settings, name: str, every: int = 1) -> set[bool]:
-    """Whether blocks are of a kind: each n-th, or as a list says, `([1]*48)` or `[0]+[1]*3`."""
+    """Whether blocks are of a kind: every n-th, or as a list says, `([1]*48)` or `[0]+[1]*3`."""
     value = settings.find(name)
     text = str(value).strip("'\"() ")
     if value is None or text in ("-1", "None"):
         value = every
     if isinstance(value, list):
-        return {bool(own) for own in value}
+        return {bool(flag) for flag in value}
     parts = re.findall(r"\[([01, ]*)\](?:\*([0-9]{1,4}))?", text)
     if parts:
         stated = [kinds for kinds, times in parts if int(times or 1)]
@@ -236,7 +236,7 @@ def _window(settings: Settings, usual: int) -> int:
         return 0
     name = "window_attn_skip_freq"
     skips = settings.find(name)
-    if skips is not None:  # each n-th looks at all; a list says which do not
+    if skips is not None:  # every n-th looks at all; a list says which do not
         listed = _only_kind(settings, name, _kinds(settings, name))
         return 0 if listed == isinstance(skips, int) else int(found[1]) + 1
     return int(found[1]) + 1
@@ -249,7 +249,9 @@ def _read_numerics(settings: Settings, base: Transformer | None, gated: bool) ->
 
     def number(default: float, *names: str) -> float:
         values = [settings.known(name) for name in names]
-        return next((own for own in values if isinstance(own, int | float) and own > 0), default)
+        return next(
+            (value for value in values if isinstance(value, int | float) and value > 0), default
+        )
 
     def said(name: str, default: object) -> object:
         value = settings.known(name)
@@ -301,7 +303,7 @@ def _ends(settings: Settings) -> tuple[bool, bool]:
 def _stages(
     settings: Settings, blocks: int, p: int, v: int, noop: Sequence[int]
 ) -> list[int] | None:
-    """Blocks of each stage where they are not shared out evenly; None where they are."""
+    """Blocks of every stage where they are not shared out evenly; None where they are."""
     listed = settings.find("num_layer_list")
     first = count(settings, "num_layers_in_first_pipeline_stage", 0)
     last = count(settings, "num_layers_in_last_pipeline_stage", 0)
@@ -314,8 +316,8 @@ def _stages(
         counts = [int(number) for number in re.findall(r"[0-9]+", str(listed))]
     elif first or last:
         middle = p - bool(first) - bool(last)
-        each = (blocks - (first or 0) - (last or 0)) // max(1, middle)
-        devices = [first or each, *[each] * (p - 2), last or each]
+        rest = (blocks - (first or 0) - (last or 0)) // max(1, middle)
+        devices = [first or rest, *[rest] * (p - 2), last or rest]
         counts = [devices[stage % p] // v for stage in range(p * v)]
     else:
         whole, left = divmod(blocks + sum(ends), p * v)

@@ -25,7 +25,7 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
     about = plan.transformer
     if not about:
         return {}
-    model, practice, own = about.model, about.practice, plan.layout
+    model, practice, layout = about.model, about.practice, plan.layout
     wide = about.format != "float16"  # gradients in float32 by default
     grouped, dropout = model.kv_heads != model.heads, 0.1 if model.dropout else 0.0
     fp8 = {"fp8": ("hybrid", None), "mxfp8": ("e4m3", "mxfp8")}.get(about.format, (None, None))
@@ -54,26 +54,26 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "fp8_recipe": fp8[1],
         "fp4_format": "e2m1" if about.format == "nvfp4" else None,
         "cross_entropy_loss_fusion": practice.loss == FUSED,
-        "tp_comm_overlap": practice.tp_overlap != "none" and (own.tp or 1) > 1,
-        "sequence_parallel": practice.sequence_parallel and (own.tp or 1) > 1,
+        "tp_comm_overlap": practice.tp_overlap != "none" and (layout.tp or 1) > 1,
+        "sequence_parallel": practice.sequence_parallel and (layout.tp or 1) > 1,
         "grad_reduce_in_bf16": plan.engine.gradients == "parameters",
         "accumulate_allreduce_grads_in_fp32": not wide and plan.engine.gradients == "float32",
     }
 
 
 def _write_numerics(model: Transformer) -> dict[str, Any]:
-    own = model.numerics or usual_numerics(model.gated)
-    scaling = own.rotary_scaling
+    numerics = model.numerics or usual_numerics(model.gated)
+    scaling = numerics.rotary_scaling
     scaled = scaling == LLAMA3 | {"factor": scaling.get("factor")}
     return {
-        "normalization": NORMS[own.norm],
-        "norm_epsilon": own.epsilon,
-        "qk_layernorm": own.query_key_norms,
-        "squared_relu": own.activation == "relu2",
-        "disable_bias_linear": own.bias != "all",
-        "add_qkv_bias": own.bias == "queries",
-        "rotary_base": round(own.rotary_base) if model.rotary else None,
-        "rotary_percent": own.rotary_share if model.rotary else None,
+        "normalization": NORMS[numerics.norm],
+        "norm_epsilon": numerics.epsilon,
+        "qk_layernorm": numerics.query_key_norms,
+        "squared_relu": numerics.activation == "relu2",
+        "disable_bias_linear": numerics.bias != "all",
+        "add_qkv_bias": numerics.bias == "queries",
+        "rotary_base": round(numerics.rotary_base) if model.rotary else None,
+        "rotary_percent": numerics.rotary_share if model.rotary else None,
         "use_rope_scaling": scaled,
         "rope_scaling_factor": scaling["factor"] if scaled else None,
     }

@@ -94,7 +94,7 @@ def count(settings: Settings, name: str, default: int | None = None) -> int | No
 def note_arguments(settings: Settings) -> Iterator[str]:
     """What is not counted as it is written; a fault for what is not planned."""
     for what, names in _REFUSED.items():
-        for name in [own for own in names.split() if settings.has(own)][:1]:
+        for name in [name for name in names.split() if settings.has(name)][:1]:
             message = f"{settings.show(name)}: {what}: not planned"
             fault = PartoptError(message, "leave it out", code="unsupported-model", path=name)
             settings.faults.append(fault)
@@ -115,10 +115,12 @@ def note_arguments(settings: Settings) -> Iterator[str]:
 def note_unread(settings: Settings) -> Iterator[str]:
     """The arguments that nothing has asked for and that may change what is planned."""
     values = settings.values.items()
-    names = {path.rpartition(".")[2]: own for path, own in values if not isinstance(own, _HOLDS)}
+    names = {
+        path.rpartition(".")[2]: value for path, value in values if not isinstance(value, _HOLDS)
+    }
     rest = names.keys() - settings.asked - settings.variables
     stated = [name for name, value in names.items() if value and name in rest]
-    unread = [own for own in stated if _MATTERS.search(own) and not _NO_MATTER.fullmatch(own)]
+    unread = [name for name in stated if _MATTERS.search(name) and not _NO_MATTER.fullmatch(name)]
     if unread:
         said = ", ".join(map(settings.show, unread[:_SHOWN]))
         more = f" and {len(unread) - _SHOWN} more" if len(unread) > _SHOWN else ""

@@ -53,14 +53,14 @@ def name_shape(
     documents.refuse(model.faults(), "the model's shape")
     alike = alike_shipped(model, "vocabulary")
     if words:
-        return next((own for own in alike if own.vocabulary in (words, padded)), model)
+        return next((shipped for shipped in alike if shipped.vocabulary in (words, padded)), model)
     base, tokenizer = settings.known("rotary_base"), _unknown_tokenizer(settings)
-    alike = [own for own in alike if base in (None, _rotary_base(own.name))]
+    alike = [shipped for shipped in alike if base in (None, _rotary_base(shipped.name))]
     if len(alike) == 1 and not tokenizer:
         (like,) = alike
         notes.append(f"a vocabulary of {like.vocabulary:,}, as {like.name} of the same shape has")
         return like
-    sizes = ", ".join(f"{own.name} has {own.vocabulary:,}" for own in alike)
+    sizes = ", ".join(f"{shipped.name} has {shipped.vocabulary:,}" for shipped in alike)
     why = f"the words of {tokenizer[-60:]} are not known" if tokenizer else ""
     same = f"of the same shape {sizes}" if sizes else ""
     settings.refuse_missing("vocab_size", "; ".join(part for part in (why, same) if part))
@@ -95,13 +95,13 @@ def _find_vocabulary(
 def _of_tokenizer(settings: Settings, hidden: int, notes: list[str]) -> int:
     """Words of a tokenizer that is known by its name; 0 where it is not."""
     for name in (*_NAMING, *_TYPES):
-        own = _known_text(settings, name)
+        text = _known_text(settings, name)
         for pattern, size in _TOKENIZERS.items():
-            if re.search(pattern, own.lower()):
+            if re.search(pattern, text.lower()):
                 words = _QWEN_WIDE if pattern.startswith("qwen-?2") and hidden >= _WIDE else size
                 if extra := settings.count("extra_vocab_size", default=0):
                     words = _BEFORE_EXTRA.get(words, words) + extra
-                notes.append(f"a vocabulary of {words:,}, by the name {own[-60:]}")
+                notes.append(f"a vocabulary of {words:,}, by the name {text[-60:]}")
                 return words
     return 0
 
@@ -109,7 +109,7 @@ def _of_tokenizer(settings: Settings, hidden: int, notes: list[str]) -> int:
 def _unknown_tokenizer(settings: Settings) -> str:
     """The tokenizer that is named and is none that is known."""
     names = [_known_text(settings, name) for name in _NAMING[:2]]
-    return next((own for own in names if not re.search(_SAYS_NOTHING, own.lower())), "")
+    return next((name for name in names if not re.search(_SAYS_NOTHING, name.lower())), "")
 
 
 def _known_text(settings: Settings, name: str) -> str:

@@ -60,7 +60,7 @@ def _find_other(settings: Settings) -> str:
         "" if shaped or settings.form == "document" else re.sub(r"(?m)^\s*#.*", "", settings.text)
     )
     for name, (setting, programs) in _OTHERS.items():
-        if any(re.fullmatch(setting, own) for own in names):
+        if any(re.fullmatch(setting, stated) for stated in names):
             return name
         if re.search(rf"{begins}({programs})(?=[\s./:])", text):
             return name

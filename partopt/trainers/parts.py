@@ -1,7 +1,7 @@
 """The layers of a model as trainers of transformers name them.
 
 A trainer knows a model as an embedding, numbered blocks, a final norm and a head. Which layer of a
-plan is which is told by names and places, and by a person's own rules.
+plan is which is told by names and places, and by a person's rules.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Part:
 
 
 def find_parts(layers: Sequence[str], rules: Sequence[str] = ()) -> list[Part]:
-    """What each of the `layers` is, in their order.
+    """What the `layers` are, in their order.
 
     The blocks are the layers of the longest series of names with a number, `h.0`, `h.1`, or with
     more behind it, `h.0.attn`. What comes before them is the embedding; behind them, names with
     `norm` or `ln` are the final norm, the rest is the head. Each of the `rules` is `GLOB=KIND` and
-    goes before that; of a block, its number is that of its own series.
+    goes before that; of a block, its number is that in its series.
 
     Raises PartoptError for a rule that cannot be read or matches nothing, for a model without
     blocks or with several series of them, and for parts that are not in the order of a model.
@@ -91,7 +91,7 @@ def _number_blocks(layers: Sequence[str], stated: dict[int, str]) -> dict[int, i
 
     Raises PartoptError where there is none, or are several.
     """
-    found: dict[str, dict[int, int]] = {}  # of each series, the number of each layer
+    found: dict[str, dict[int, int]] = {}  # by series, the numbers of its layers
     for i, name in enumerate(layers):
         match = _NUMBERED.fullmatch(name)
         if match is not None and stated.get(i, BLOCK) == BLOCK:
@@ -137,18 +137,18 @@ def count_blocks(parts: Iterable[Part]) -> int:
 
 
 def block_bounds(parts: Sequence[Part]) -> list[int]:
-    """The first layer of each block, and the layer behind the last."""
-    own = [i for i, part in enumerate(parts) if part.kind == BLOCK]
-    return [*(i for i in own if i == 0 or parts[i - 1] != parts[i]), own[-1] + 1]
+    """The first layer of every block, and the layer behind the last."""
+    inside = [i for i, part in enumerate(parts) if part.kind == BLOCK]
+    return [*(i for i in inside if i == 0 or parts[i - 1] != parts[i]), inside[-1] + 1]
 
 
 def describe(layers: Sequence[str], parts: Sequence[Part]) -> Iterator[str]:
     """Lines that say which layers are what, runs of blocks as one; none without `parts`."""
     named = list(zip(layers, parts, strict=bool(parts)))
-    for kind, run in itertools.groupby(named, key=lambda each: each[1].kind):
-        own = list(run)
-        numbers = sorted({part.number for _, part in own})
+    for kind, run in itertools.groupby(named, key=lambda pair: pair[1].kind):
+        pairs = list(run)
+        numbers = sorted({part.number for _, part in pairs})
         if kind == BLOCK and len(numbers) > 1:
-            yield f"{own[0][0]} .. {own[-1][0]} -> blocks {numbers[0]}-{numbers[-1]}"
+            yield f"{pairs[0][0]} .. {pairs[-1][0]} -> blocks {numbers[0]}-{numbers[-1]}"
         else:
-            yield f"{', '.join(name for name, _ in own)} -> {own[0][1]}"
+            yield f"{', '.join(name for name, _ in pairs)} -> {pairs[0][1]}"

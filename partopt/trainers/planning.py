@@ -86,7 +86,7 @@ def _parts_of(job: Job, trainer: Trainer, rules: Sequence[str]) -> list[Part]:
 def schedule_for(
     trainers: Sequence[str], options: Mapping[str, Any], several: bool = True
 ) -> str | None:
-    """The schedule of a job with these `options` that each of `trainers` runs.
+    """The schedule of a job with these `options` that all `trainers` run.
 
     That is "auto" where the trainer's schedules may be tried, which needs `several` and no option
     that "auto" chooses itself; else the first of them. To trainers for inference schedules do not
@@ -126,10 +126,10 @@ def solve_within(
     notes = [*job.notes] if trainer.trains else [*job.notes, _inference(trainer)]
     said, plans = _Said(job, trainer, parts, progress), list[Plan]()
     with found_until_then(lambda found: _ranked(plans or said.put_all(found or ()), job, notes)):
-        found, own = _search(job, within, progress)
-        notes += [note for note in own if trainer.trains and note not in notes]
+        found, told = _search(job, within, progress)
+        notes += [note for note in told if trainer.trains and note not in notes]
         plans += said.put_all(found)
-        firsts: dict[object, int] = {}  # of each number of stages the best
+        firsts: dict[object, int] = {}  # by number of stages, the best
         for place, plan in enumerate(plans):
             firsts.setdefault((plan.schedule, len(plan.stages)), place)
         improve = said.improve if job.planner_name is None else said.recompute_fewer
@@ -149,7 +149,7 @@ def solve_within(
 
 def _ranked(plans: Sequence[Plan], job: Job, notes: Sequence[Note]) -> Result:
     """The best of the plans, and others. PartoptError where none has the layout that is fixed."""
-    distinct: dict[object, Plan] = {}  # of equal stages the first, or of each schedule
+    distinct: dict[object, Plan] = {}  # of equal stages the first, or of every schedule
     for plan in sorted(plans, key=order_of):
         stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
         distinct.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
@@ -182,7 +182,7 @@ class _Said:
     def _put(self, plan: Plan) -> Plan | None:
         """The plan, or as the trainer would run it; None where it cannot say it either way.
 
-        It would have the ranks of a stage next to each other, at the schedule's own warm-up.
+        It would have the ranks of a stage next to each other, at the warm-up of its schedule.
         """
         if self._can_say(plan):
             return plan
@@ -191,9 +191,9 @@ class _Said:
         problem, d = problem_from_plan(plan, self.job.profile), plan.stages[0].replicas
         held = list(dict.fromkeys(tuple(stage.ranks) for stage in plan.stages))
         stages = [
-            replace(own, ranks=range(d * place, d * place + d))
-            for own in partition_of(plan, problem.recompute_per_stage).stages
-            for place in [held.index(tuple(own.ranks))]
+            replace(stage, ranks=range(d * place, d * place + d))
+            for stage in partition_of(plan, problem.recompute_per_stage).stages
+            for place in [held.index(tuple(stage.ranks))]
         ]
         family = CONTIGUOUS if plan.family == NESTED else plan.family
         with suppress(PartoptError):
@@ -243,9 +243,10 @@ def _search(job: Job, within: Within, progress: Progress) -> tuple[list[Plan], S
             rows = search_rows(job, within, progress)
             return [plan for row in rows for plan in row.every], ()
     results = list[Result]()
-    with found_until_then(lambda last: [own.plan for own in (*results, last) if own]):
+    with found_until_then(lambda last: [result.plan for result in (*results, last) if result]):
         _plan_by_planner(job, within, progress, results)
-    return [own.plan for own in results], [note for own in results for note in own.notes]
+    notes = [note for result in results for note in result.notes]
+    return [result.plan for result in results], notes
 
 
 def _plan_by_planner(job: Job, within: Within, progress: Progress, found: list[Result]) -> None:
@@ -300,11 +301,11 @@ def _check_asked(job: Job, trainer: Trainer) -> None:
         ("shard", [None, *trainer.engine.shard]),
         ("recompute", modes),
     ):
-        asked, has = getattr(job, option), ", ".join(str(own) for own in able if own)
+        asked, has = getattr(job, option), ", ".join(str(value) for value in able if value)
         if asked not in able and asked != AUTO:
             raise PartoptError(
                 f"`{option}={asked}`: {trainer.name} has {has}",
-                f"choose `{option}={next(own for own in able if own)}`",
+                f"choose `{option}={next(value for value in able if value)}`",
                 code="target-cannot-say",
                 option=option,
             )
@@ -330,12 +331,12 @@ def _check_model(job: Job, trainer: Trainer, parts: Sequence[Part]) -> None:
     for i, layer in enumerate(layers):
         for parameter in layer.shared_parameters:
             users.setdefault(parameter.name, []).append(i)
-    inside = {i for own in users.values() for i in range(own[0] + 1, own[-1] + 1)}
+    inside = {i for using in users.values() for i in range(using[0] + 1, using[-1] + 1)}
     if not trainer.says.ties and len(layers) - len(inside) < trainer.says.least_stages:
-        name, own = max(users.items(), key=lambda item: item[1][-1] - item[1][0])
+        name, using = max(users.items(), key=lambda item: item[1][-1] - item[1][0])
         raise PartoptError(
-            f"{trainer.name} has what layers share in one stage: {layers[own[0]].name} and "
-            f"{layers[own[-1]].name} share {name}, which leaves no pipeline",
+            f"{trainer.name} has what layers share in one stage: {layers[using[0]].name} and "
+            f"{layers[using[-1]].name} share {name}, which leaves no pipeline",
             "profile the model without tied parameters, or choose another trainer",
             ANSWER_IS_NO,
             code="target-cannot-say",

@@ -38,7 +38,7 @@ class Called(str):
 class Record(dict[str, object]):
     """An object: its fields, and `made_by`, what was called for it.
 
-    `order` has when each field was set, counted over all objects.
+    `order` has when every field was set, counted over all objects.
     """
 
     def __init__(self, made_by: str = "") -> None:
@@ -203,7 +203,7 @@ class Program:
                     self.assign(target, mark(_path(target) or "a loop"))
 
     def run_apart(self, body: Sequence[ast.stmt], name: str) -> Record:
-        """Run statements with names of their own; gives these."""
+        """Run statements whose names are apart; gives these."""
         before = self.returned, self.is_left
         self.scopes.append(Record(name))
         self.run(body)

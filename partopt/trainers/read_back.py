@@ -40,7 +40,7 @@ def find_losses(plan: Plan, trainer: Trainer, parts: Sequence[Part], text: str) 
     try:
         found = trainer.read_training(read_settings(text), plan.topology.cluster.devices)
     except PartoptError as error:
-        return Losses([own.message for own in error.parts])
+        return Losses([fault.message for fault in error.parts])
     faults = [
         f"{name} is {planned}, it would be {said}"
         for name, planned, said in _another_training(plan, about, parts, found)
@@ -75,9 +75,9 @@ def _numerics(about: Modelled, found: Configured) -> Iterator[str]:
     if planned is None:
         yield "the plan does not say norms, biases and positions of the model: plan it again"
     elif said is not None:
-        for name, own in structs.asdict(planned).items():
-            if own != getattr(said, name):
-                what = str(own) if name == "besides" else f"{name} {own}"
+        for name, value in structs.asdict(planned).items():
+            if value != getattr(said, name):
+                what = str(value) if name == "besides" else f"{name} {value}"
                 yield f"yours to add: the model has {what}, which the text does not say"
 
 

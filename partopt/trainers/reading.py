@@ -48,22 +48,24 @@ def read_numbers(text: str, name: str, example: str) -> list[int]:
 
     Raises PartoptError for a text without numbers.
     """
-    own = text.strip()
-    value: object = own if _NUMBERS.fullmatch(own) else find_value(read_settings(text), name)
+    stripped = text.strip()
+    value: object = (
+        stripped if _NUMBERS.fullmatch(stripped) else find_value(read_settings(text), name)
+    )
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         value = " ".join(value)
     if isinstance(value, str) and _NUMBERS.fullmatch(value.strip()):
         value = [int(found) for found in re.findall(r"[0-9]+", value)]
     if isinstance(value, int):
         value = [value]
-    if isinstance(value, list | tuple) and value and all(type(each) is int for each in value):
+    if isinstance(value, list | tuple) and value and all(type(number) is int for number in value):
         return list(value)
     neither = f"neither numbers nor a text with {name}"
     raise malformed(f"{name} is {value!r}" if value is not None else neither, example)
 
 
 def cuts_of_blocks(counts: Sequence[int], parts: Sequence[Part]) -> list[int]:
-    """The cuts of stages with so many blocks each. PartoptError unless these are all blocks."""
+    """The cuts of stages with so many blocks. PartoptError unless these are all blocks."""
     check_stages(counts, "blocks", count_blocks(parts))
     return [parts.index(Part(BLOCK, n)) for n in itertools.accumulate(counts[:-1])]
 

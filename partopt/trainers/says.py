@@ -52,19 +52,21 @@ def may_begin(parts: Sequence[Part], cuts: Cuts) -> list[int]:
         return Part(HEAD) if cuts == HEADS and part.kind == NORM else part
 
     wholes = [whole(part) for part in parts]
-    return [i for i, own in enumerate(wholes) if i == 0 or own != wholes[i - 1]]
+    return [i for i, part in enumerate(wholes) if i == 0 or part != wholes[i - 1]]
 
 
 def _schedule(plan: Plan, trainer: Trainer) -> Iterator[str]:
     if trainer.schedules is None:
         return
-    own = schedule(plan.schedule)
+    entry = schedule(plan.schedule)
     if plan.schedule not in trainer.schedules:
-        why = ", which never flushes" if own.asynchronous else ""
+        why = ", which never flushes" if entry.asynchronous else ""
         yield f"the schedule is {plan.schedule}{why}; it runs {', '.join(trainer.schedules)}"
-    elif not own.takes_warmup and own.shape == STRAIGHT:
+    elif not entry.takes_warmup and entry.shape == STRAIGHT:
         replicas = [stage.replicas for stage in plan.stages]
-        usual = [own.counts(s, replicas, plan.microbatches).warmup for s in range(len(plan.stages))]
+        usual = [
+            entry.counts(s, replicas, plan.microbatches).warmup for s in range(len(plan.stages))
+        ]
         if [stage.warmup for stage in plan.stages] != usual:
             yield f"its warm-up is not that of {plan.schedule}"
 

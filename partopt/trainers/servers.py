@@ -1,4 +1,4 @@
-"""Inference: vLLM and SGLang, which read how many blocks each stage has, and Accelerate's PiPPy.
+"""Inference: vLLM and SGLang, which read how many blocks stages have, and Accelerate's PiPPy.
 
 A plan balances forward and backward passes; these run forwards alone. Embedding and head stay with
 the first and the last stage.
@@ -26,13 +26,13 @@ _ENGINE = Engine(recompute=("none", "selective", "blocks", "stage"), shard=get_a
 _SOURCES = dict.fromkeys(Engine.__struct_fields__, "inference: forwards alone, no gradients")
 
 
-def _one_stage_each(plan: Plan) -> list[str]:
+def _shared_ranks(plan: Plan) -> list[str]:
     held = {tuple(stage.ranks) for stage in plan.stages}
     return ["devices hold several stages"] if len(held) < len(plan.stages) else []
 
 
 def _server(name: str, title: str, tried: str, flags: tuple[str, str], source: str) -> Trainer:
-    """The server whose environment variable has the blocks of each stage.
+    """The server whose environment variable has the blocks of every stage.
 
     `flags` give the sizes of the pipeline and of tensor parallel groups.
     """
@@ -67,7 +67,7 @@ def _server(name: str, title: str, tried: str, flags: tuple[str, str], source: s
         sources=_SOURCES | {"cuts": source, "degrees": f"its flag {flags[1]}"},
         write=write,
         suffix=".sh",
-        faults=_one_stage_each,
+        faults=_shared_ranks,
         read=read,
         reads=f"{title}: {variable}, the blocks of each stage",
         example=_COUNTS,
@@ -91,7 +91,7 @@ def _split_faults(plan: Plan) -> list[str]:
     firsts = dict.fromkeys(stage.modules[0] for stage in plan.stages[1:])
     several = [name for name in firsts if names.count(name) > 1]
     found = [f"{name} runs several times, and a split names a module" for name in several]
-    return found + _one_stage_each(plan)
+    return found + _shared_ranks(plan)
 
 
 def _read_splits(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
@@ -102,15 +102,17 @@ def _read_splits(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Rea
         raise malformed(f"split_points is {names!r}", _SPLITS)
     cuts: list[int] = []
     for name in names:
-        own = [i for i, each in enumerate(layers) if each == name or each.startswith(f"{name}.")]
-        if not own:
+        inside = [
+            i for i, layer in enumerate(layers) if layer == name or layer.startswith(f"{name}.")
+        ]
+        if not inside:
             raise PartoptError(
                 f"{name}: the profile has no such layer",
                 did_you_mean(name, layers),
                 code="no-such-layer",
                 name=name,
             )
-        cuts.append(own[0])
+        cuts.append(inside[0])
     if cuts != sorted(set(cuts)) or 0 in cuts:
         raise PartoptError(
             f"{', '.join(names)}: stages do not begin in the order of the layers",

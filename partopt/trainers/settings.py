@@ -53,7 +53,7 @@ class Settings:
 
     A value that depends on something the text does not have is marked with the name of that. What
     is asked for and missing is noted in `faults`, names that are asked for in `asked`. `unread` are
-    the files and functions that may set more than is read, and `variables` a script's own, which
+    the files and functions that may set more than is read, and `variables` those of a script, which
     are no flags.
     """
 
@@ -151,7 +151,7 @@ class Settings:
             hint = f"give it: `arguments={unknown[0]}=VALUE`"
         what = f"{self.show(name)}: depends on {variables}, which the text does not say"
         fault = PartoptError(what, hint, code="unknown-variable", path=name)
-        if fault.message not in [own.message for own in self.faults]:
+        if fault.message not in [known.message for known in self.faults]:
             self.faults.append(fault)
 
 

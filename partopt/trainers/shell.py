@@ -91,7 +91,7 @@ def _text(value: Value) -> str:
 
 @dataclass
 class _State:
-    """What a shell has: variables, and arguments `$1`.. that are its own."""
+    """What a shell has: variables, and its arguments `$1`..."""
 
     variables: dict[str, Value]
     arguments: list[str] = field(default_factory=list)
@@ -179,7 +179,7 @@ class _Reader:
         self.scheduled = any(name.startswith("SLURM") for name in state.variables)
         self.environment = dict[str, str]()  # variables of one command alone
         self.functions = dict[str, Node]()
-        self.hidden = list[dict[str, Value | None]]()  # what `local` hides, of each function
+        self.hidden = list[dict[str, Value | None]]()  # what `local` hides, by function
         self.output: str | None = ""  # what commands print; None where that is not known
         self.reasons = set[str]()  # what conditions depend on that is not known
 
@@ -463,7 +463,7 @@ class _Reader:
                 self.run_apart(partial(self.run_text, word))
 
     def call_function(self, body: Node, arguments: list[str]) -> bool | None:
-        """Run a function with arguments of its own."""
+        """Run a function with its arguments."""
         before, self.state.arguments = self.state.arguments, arguments
         self.hidden.append({})
         status = self.command(body)
@@ -627,7 +627,7 @@ class _Reader:
             if braces and inside:
                 self.spend(len(inside) * (5 + len(raw) // 20))
                 written = [f"{raw[:place]}{text}{raw[braces.end() :]}" for text in inside]
-                return [word for each in written for word in self.words(each)]
+                return [word for text in written for word in self.words(text)]
         found, word = list[str](), None
         for text, quoted in self.pieces(raw):
             parts = text.split(_BREAK) if quoted else re.split(rf"[ \t\n{_BREAK}]+", text)
@@ -897,7 +897,7 @@ def _merge(values: Sequence[Value | None], unknown: str) -> Value:
 
 
 def flag_words(words: Sequence[str]) -> dict[str, list[str]]:
-    """The words of each `--flag`, up to the next; those within quoted words, too.
+    """The words of every `--flag`, up to the next; those within quoted words, too.
 
     Words of variables that are set nowhere are left out behind others, as bash does.
     """

@@ -27,7 +27,7 @@ def scale_layouts(
     weak: bool = False,
     progress: Progress = ignore_progress,
 ) -> Scaling:
-    """The best plan of the question on each number of devices, `choose`'s.
+    """The best plan of the question on every number of devices, `choose`'s.
 
     Strong scaling keeps the global batch; `weak`: it grows with the devices, from the first number
     on. Raises PartoptError, before anything is planned, for numbers that the topology cannot be cut
@@ -88,11 +88,11 @@ def find_servers(asked: Laying, least: int = 1) -> int | None:
     if high > highest:
         return None
     # not bisected: a number of devices that is no multiple of much has few layouts
-    return next(own for own in range(low + 1, high + 1) if _fits(asked, inside * own))
+    return next(size for size in range(low + 1, high + 1) if _fits(asked, inside * size))
 
 
 def _fits(asked: Laying, devices: int) -> bool:
     """Whether a layout on so many devices fits."""
-    own = dataclasses.replace(asked, topology=asked.topology.resize(devices))
-    limit = math.inf if own.limit_bytes is None else own.limit_bytes
-    return any_fits(own.training, devices, own.global_batch, limit, own.fixed)
+    resized = dataclasses.replace(asked, topology=asked.topology.resize(devices))
+    limit = math.inf if resized.limit_bytes is None else resized.limit_bytes
+    return any_fits(resized.training, devices, resized.global_batch, limit, resized.fixed)

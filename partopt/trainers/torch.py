@@ -25,7 +25,7 @@ from partopt.trainers.trainer import Reading, Says, Text, Trainer, plain
 _MOST = 1_000_000  # microbatches times stages of an order
 _FORWARD = re.compile(r"\(?([0-9]{1,7})F[0-9]")
 _ACTION = re.compile(r"([0-9]{1,7})[FBIW]([0-9]{1,7})")
-# each stage is on one rank of a pipeline; 1F1B comes first
+# a stage is on one rank of a pipeline; 1F1B comes first
 SYNCHRONOUS: dict[str, str | None] = dict.fromkeys(
     [
         "1f1b",
@@ -123,7 +123,7 @@ def _read_order(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Read
             "a cell is a stage, one of F B I W and a microbatch, like 2F0",
             code="malformed-layout",
         )
-    P, S, M = len(rows), *(max(int(each[i]) for each in actions) + 1 for i in (0, 1))
+    P, S, M = len(rows), *(max(int(action[i]) for action in actions) + 1 for i in (0, 1))
     if S * M > _MOST:
         raise PartoptError(
             f"{S} stages and {M} microbatches: more than {_MOST:,} forwards",
@@ -152,7 +152,7 @@ def _read_order(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Read
 
 
 def _rows(text: str) -> list[list[str]]:
-    """The cells of each device that are not empty."""
+    """The cells of every device that are not empty."""
     lines = text.rstrip().splitlines()
     return [[cell.strip() for cell in line.split(",") if cell.strip()] for line in lines]
 
@@ -162,11 +162,11 @@ def _candidates(
 ) -> Iterator[tuple[Schedule, list[int] | None]]:
     """Schedules with their usual warm-ups, then those that take others with those of the rows."""
     able = [entry for name, entry in SCHEDULES.items() if name in SYNCHRONOUS]
-    yield from ((each, None) for each in able)
+    yield from ((entry, None) for entry in able)
     if len(rows) == stages:
         kinds = [[_FORWARD.match(cell) is not None for cell in row] for row in rows]
-        own = [(row.index(False) if False in row else len(row)) - 1 for row in kinds]
-        yield from ((each, own) for each in able if each.takes_warmup)
+        warmups = [(row.index(False) if False in row else len(row)) - 1 for row in kinds]
+        yield from ((entry, warmups) for entry in able if entry.takes_warmup)
 
 
 _SOURCES = {

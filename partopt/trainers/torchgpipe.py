@@ -29,7 +29,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
 
 
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
-    """`balance` has the layers of each stage."""
+    """`balance` has the layers of every stage."""
     counts = read_numbers(text, "balance", _EXAMPLE)
     check_stages(counts, "layers", len(layers))
     settings = read_settings(text)

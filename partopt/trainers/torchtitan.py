@@ -1,4 +1,4 @@
-"""torchtitan: a configuration module with the modules of each stage, and the order as CSV."""
+"""torchtitan: a configuration module with the modules of every stage, and the order as CSV."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ _NAMES = {EMBEDDING: "tok_embeddings", NORM: "norm", HEAD: "lm_head"}
 # `output` is what older versions call the head
 _PARTS = {name: kind for kind, name in _NAMES.items()} | {"output": HEAD}
 _BLOCK = re.compile(r"layers\.([0-9]{1,9})")
-_OWN = {"1f1b": "1F1B", "gpipe": "GPipe"}  # orders that have a name there
-_SCHEDULES = {name: own for own, name in _OWN.items()} | {
+_NAMED_ORDERS = {"1f1b": "1F1B", "gpipe": "GPipe"}  # orders that have a name there
+_SCHEDULES = {name: order for order, name in _NAMED_ORDERS.items()} | {
     "Interleaved1F1B": "interleaved",
     "InterleavedZeroBubble": "interleaved-zb",
     "ZBVZeroBubble": "zbv",
@@ -92,7 +92,7 @@ def planned():
 _SMALLEST = """# the configuration of the model, in place of that of torchtitan's smallest Llama
 from torchtitan.models.llama3.config_registry import llama3_debugmodel as base
 """
-# the models of its own that partopt has, too: module, flavor, configuration
+# those of its models that partopt has, too: module, flavor, configuration
 _FLAVORS = {
     **{
         f"llama3-{size}": ("llama3", size.upper(), f"llama3_{size}")
@@ -132,8 +132,8 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     P, d = pipeline_size(plan), plan.stages[0].replicas
     M, about = plan.microbatches or 1, plan.transformer
     shares = plan.shard != "none"
-    own = _OWN.get(plan.schedule)
-    named = own is not None and M // d >= P  # its 1F1B needs them
+    order = _NAMED_ORDERS.get(plan.schedule)
+    named = order is not None and M // d >= P  # its 1F1B needs them
     again = "FullAC" if plan.stages[0].recompute else ""
     if about:
         again = {"never": "", "selective": "SelectiveAC"}.get(str(plan.layout.recompute), "FullAC")
@@ -152,7 +152,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     if not alone:
         parallelism |= {
             "module_fqns_per_model_part": _Name("STAGES"),
-            "pipeline_parallel_schedule": own
+            "pipeline_parallel_schedule": order
             or _PLACES.get(schedule(plan.schedule).shape, "ZBVZeroBubble"),
             "pipeline_parallel_schedule_csv": None if named else _Name(_CSV.format(stem=stem)),
         }
@@ -168,7 +168,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     lines += _compiled(about) if about else []
     lines.append("parallelism = config.parallelism")
     lines += [f"parallelism.{name} = {_quoted(value)}" for name, value in parallelism.items()]
-    stages = "\n".join(f"    {_modules(parts[own.start : own.stop])}," for own in plan.stages)
+    stages = "\n".join(f"    {_modules(parts[stage.start : stage.stop])}," for stage in plan.stages)
     tokens, samples = _batch_lines(plan)
     main = _MODULE.format(
         name=plain(plan.profile.name),
@@ -188,18 +188,18 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
 def _batch_lines(plan: Plan) -> list[str]:
     """Lines that say the batch in tokens, as after 0.3.0, and those that say it in samples."""
     about, size, batch = plan.transformer, plan.microbatch_size, batch_of(plan)
-    own, piped = (plan.microbatches or 1) // plan.stages[0].replicas, len(plan.stages) > 1
+    piped, microbatches = len(plan.stages) > 1, (plan.microbatches or 1) // plan.stages[0].replicas
     context = about.sequence if about else "config.training.max_context_length"
     tokens = [
         *[f"training.max_context_length = {context}"] * bool(about),
         f"training.num_tokens_per_microbatch_per_dp_rank = {size} * {context}",
         f"training.num_tokens_per_train_step = {batch} * {context}",
-        *[f"parallelism.num_pp_microbatches = {own}"] * piped,
+        *[f"parallelism.num_pp_microbatches = {microbatches}"] * piped,
     ]
     samples = [
         *[f"training.seq_len = {context}"] * bool(about),
         # without a pipeline a microbatch is a step of accumulation
-        f"training.local_batch_size = {own * size if piped else size}",
+        f"training.local_batch_size = {microbatches * size if piped else size}",
         f"training.global_batch_size = {batch}",
         *[f"parallelism.pipeline_parallel_microbatch_size = {size}"] * piped,
     ]
@@ -251,8 +251,8 @@ def _base(about: Modelled | None) -> tuple[str, str, str, list[str]]:
 
 def _is_shipped(model: Transformer) -> bool:
     """Whether it is the one of its name, as far as it says."""
-    own = load_transformer(model.name)
-    return structs.replace(own, numerics=model.numerics and own.numerics) == model
+    shipped = load_transformer(model.name)
+    return structs.replace(shipped, numerics=model.numerics and shipped.numerics) == model
 
 
 def _compiled(about: Modelled) -> list[str]:
@@ -284,7 +284,7 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     value: object = read_literal(text) or find_value(settings, _FIELD) or text.split()
     stages = [[_part(name) for name in names] for names in _stages(value)]
     _check(stages, list(dict.fromkeys(parts)))
-    cuts = [parts.index(own[0]) for own in stages[1:]]
+    cuts = [parts.index(stage[0]) for stage in stages[1:]]
     return Reading(cuts, _read_rest(settings), find_count(settings, "global_batch_size"))
 
 
@@ -326,8 +326,8 @@ def _read_training(settings: Settings, devices: int) -> Configured:
         notes.append(f"pipeline_parallel_schedule: {said} is counted as 1F1B, of as many stages")
     chunks = len(blocks) // p if blocks else 1
     if blocks is None and p > 1 and named != "1f1b":
-        each = settings.count("pipeline_parallel_layers_per_stage", default=0)
-        chunks = -(-(model.blocks + 2) // (p * each)) if each else 2
+        layers = settings.count("pipeline_parallel_layers_per_stage", default=0)
+        chunks = -(-(model.blocks + 2) // (p * layers)) if layers else 2
     return Configured(
         model=model,
         sequence=sequence,
@@ -376,10 +376,10 @@ def _batch(
 
 
 def _blocks(settings: Settings, model: Transformer) -> list[int] | None:
-    """The blocks of each stage, by their modules or by those that stages begin with."""
+    """The blocks of every stage, by their modules or by those that stages begin with."""
     parts = settings.find(_FIELD)
     if isinstance(parts, list) and parts:
-        return [sum(map(bool, map(_BLOCK.fullmatch, own))) for own in _stages(parts)]
+        return [sum(map(bool, map(_BLOCK.fullmatch, names))) for names in _stages(parts)]
     points = settings.find("pipeline_parallel_split_points")
     names = points if isinstance(points, list) else str(points or "").split(",")
     found = [int(match[1]) for match in map(_BLOCK.fullmatch, map(str, names)) if match]
@@ -414,7 +414,9 @@ def _model(settings: Settings) -> Transformer | None:
 
 
 def _format(settings: Settings) -> Format:
-    stated = {name: own for name, own in settings.values.items() if not name.startswith("import.")}
+    stated = {
+        name: value for name, value in settings.values.items() if not name.startswith("import.")
+    }
     said = " ".join([*stated, *map(str, stated.values())])
     for form, converter in _CONVERTERS.items():
         if converter in said:
@@ -468,17 +470,17 @@ def _facts(settings: Settings) -> dict[str, str]:
 
 
 def _stages(value: object) -> list[list[str]]:
-    """The names of the modules of each stage."""
-    if isinstance(value, list) and all(isinstance(own, str) for own in value):
-        value = [[name for name in own.split(",") if name] for own in value]
+    """The names of the modules of every stage."""
+    if isinstance(value, list) and all(isinstance(stage, str) for stage in value):
+        value = [[name for name in stage.split(",") if name] for stage in value]
     if not (
         isinstance(value, list)
         and value
-        and all(isinstance(own, list | tuple) for own in value)
-        and all(isinstance(name, str) for own in value for name in own)
+        and all(isinstance(stage, list | tuple) for stage in value)
+        and all(isinstance(name, str) for stage in value for name in stage)
     ):
         raise malformed(f"{_FIELD} is not a list of the modules of each stage", _EXAMPLE)
-    return [list(own) for own in value]
+    return [list(stage) for stage in value]
 
 
 def _part(name: str) -> Part:
@@ -496,7 +498,7 @@ def _part(name: str) -> Part:
 
 def _check(stages: Sequence[Sequence[Part]], there: Sequence[Part]) -> None:
     """Raise PartoptError unless the stages have the parts of the model, each once and in order."""
-    check_stages([len(own) for own in stages], "modules", sum(map(len, stages)))
+    check_stages([len(stage) for stage in stages], "modules", sum(map(len, stages)))
     said = list(itertools.chain(*stages))
     check_count(count_blocks(said), "blocks", count_blocks(there))
     for part in dict.fromkeys([*said, *there]):
@@ -533,7 +535,7 @@ EAGER: dict[str, Any] = {
     "loss": EAGER_LOSS,
     "compiled": False,
 }
-# compiled, each chain is one kernel
+# compiled, a chain is one kernel
 COMPILED: dict[str, Any] = {
     "passes": Passes(norms=(6, 12), queries=(4, 4)),
     "kept": Kept(rotary=0, grouped=4, gated=8, narrower=0),
@@ -545,23 +547,28 @@ COMPILED: dict[str, Any] = {
 
 def _words(plan: Plan) -> dict[str, object]:
     """The keys of TOML that say a layout, which are fields and flags, too."""
-    own, about = plan.layout, plan.transformer
-    again = {"never": "none", "selective": "selective"}.get(str(own.recompute), "full")
-    keeps, shares = own.shard != "parameters", own.shard != "none"
-    piped = (own.pp or 1) > 1
-    degrees = {"tensor": own.tp, "context": own.cp, "expert": own.ep, "pipeline": own.pp}
+    layout, about = plan.layout, plan.transformer
+    again = {"never": "none", "selective": "selective"}.get(str(layout.recompute), "full")
+    keeps, shares = layout.shard != "parameters", layout.shard != "none"
+    piped = (layout.pp or 1) > 1
+    degrees = {
+        "tensor": layout.tp,
+        "context": layout.cp,
+        "expert": layout.ep,
+        "pipeline": layout.pp,
+    }
     parallelism = {
         **{f"{name}_parallel_degree": degree for name, degree in degrees.items()},
-        "pipeline_parallel_schedule": _OWN.get(plan.schedule) if piped else None,
-        "pipeline_parallel_microbatch_size": own.microbatch if piped else None,
-        "data_parallel_replicate_degree": 1 if shares else own.dp,
-        "data_parallel_shard_degree": own.dp if shares else 1,
+        "pipeline_parallel_schedule": _NAMED_ORDERS.get(plan.schedule) if piped else None,
+        "pipeline_parallel_microbatch_size": layout.microbatch if piped else None,
+        "data_parallel_replicate_degree": 1 if shares else layout.dp,
+        "data_parallel_shard_degree": layout.dp if shares else 1,
         "fsdp_reshard_after_forward": "never" if keeps else "always",
         "enable_async_tensor_parallel": bool(about and about.practice.tp_overlap == "async"),
     }
     return {
         **{f"parallelism.{name}": value for name, value in parallelism.items()},
-        "training.local_batch_size": None if piped else own.microbatch,
+        "training.local_batch_size": None if piped else layout.microbatch,
         "activation_checkpoint.mode": again,
         "compile.enable": bool(about and about.practice.compiled),
     }
@@ -571,7 +578,7 @@ TORCHTITAN = Trainer(
     name="torchtitan",
     summary="torchtitan: a configuration module, and the order as CSV",
     tried="torchtitan 0.3.0, and its main at b5bcd76c",
-    schedules=SYNCHRONOUS | _OWN,
+    schedules=SYNCHRONOUS | _NAMED_ORDERS,
     says=Says(
         cuts=PARTS,
         orders=("stages",),

@@ -1,6 +1,6 @@
 """What a trainer is: what it can say of a plan, what its engine does, and what it writes and reads.
 
-Everything that is known of a trainer is in one `Trainer`, one file each, and each fact has its
+Everything that is known of a trainer is in one `Trainer`, in a file of it, and every fact has its
 source. The rest of the program asks the object and compares no names.
 """
 
@@ -29,7 +29,7 @@ PARTS: Final = "parts"  # with a block, the final norm or the head; embedding an
 HEADS: Final = "heads"  # with a block or the head, of which the final norm is a part
 BLOCKS: Final = "blocks"  # with a block, so that no stage is without one
 
-_BLOCKS = r"[0-9]{1,4}(-[0-9]{1,4}){1,999}"  # of each stage
+_BLOCKS = r"[0-9]{1,4}(-[0-9]{1,4}){1,999}"  # of every stage
 
 Cuts = Literal["anywhere", "parts", "heads", "blocks"]
 Order = Literal["stages", "pipelines"]  # ranks next to each other are those of a stage, a pipeline
@@ -41,11 +41,11 @@ class Says:
 
     `cuts` is where a stage may begin, `replicas` which numbers of them stages may have,
     `recomputed` whether all stages or none recompute, as many first blocks of each, or each as the
-    plan says. `orders` are those
-    of ranks; none where ranks do not matter. `degrees` are what it has beside the pipeline, and
-    what each must divide; devices may be groups of ranks where it has "tp", more than heads of keys
-    where it `repeats_keys`. With `ties` stages may part layers that share parameters;
-    `least_stages` make a pipeline; `formats` are those of a transformer's products.
+    plan says. `orders` are those of ranks; none where ranks do not matter. `degrees` are what it
+    has beside the pipeline, and what each must divide; devices may be groups of ranks where it has
+    "tp", more than heads of keys where it `repeats_keys`. With `ties` stages may part layers that
+    share parameters; `least_stages` make a pipeline; `formats` are those of a transformer's
+    products.
     """
 
     cuts: Cuts = ANYWHERE
@@ -105,7 +105,7 @@ class Configured:
     """What a configuration says of a transformer's training, without a profile.
 
     `layout` has all parts but `dp` and `schedule`, `facts` are those of the trainer that are not
-    its defaults, as `--with` names them. `blocks` are those of each stage where it says them.
+    its defaults, as `--with` names them. `blocks` are those of stages where it says them.
     `notes` tell what is taken otherwise than it says.
     """
 
@@ -129,12 +129,12 @@ Words = Callable[[Plan], Mapping[str, object]]
 class Trainer:
     """A trainer, as far as plans ask for it.
 
-    `tried` is the version that texts were checked with. `schedules` has the trainer's name for each
-    schedule that it runs, the first by default, and None where it is told the order; it is None for
-    a trainer that runs whatever a plan has. Warm-ups are those of the schedules. `practice` is how
-    it runs a transformer by default, None where that is not known; `choices` are what its options
-    change of that, by their names and values. `sources` has one for every fact of `engine`, of
-    `practice`, and for what `says` needs.
+    `tried` is the version that texts were checked with. `schedules` has the trainer's names for
+    schedules that it runs, the first by default, and None where it is told the order; it is None
+    for a trainer that runs whatever a plan has. Warm-ups are those of the schedules. `practice` is
+    how it runs a transformer by default, None where that is not known; `choices` are what its
+    options change of that, by their names and values. `sources` has one for every fact of `engine`,
+    of `practice`, and for what `says` needs.
 
     `write(plan, parts, stem)` makes the text in a file that ends in `suffix`; `parts` say what each
     layer is, where `says.cuts` asks for it; `stem` names the file without its ending, for files
@@ -202,7 +202,7 @@ def arguments_text(model: str, callee: str, arguments: Mapping[str, object]) -> 
 
 
 def pipeline_size(plan: Plan) -> int:
-    """P, the devices of each pipeline of the plan."""
+    """P, the devices of a pipeline of the plan."""
     return plan.layout.pp or 1
 
 

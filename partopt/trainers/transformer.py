@@ -153,27 +153,27 @@ class Laying:
 
         PartoptError where more of it is asked for.
         """
-        trainer, own = TRAINERS.lookup(self.trainer), self.layout
+        trainer, layout = TRAINERS.lookup(self.trainer), self.layout
         lacking = [name for name in ("tp", "cp", "ep") if name not in trainer.says.degrees]
         runs = [name for name in _SCHEDULES if name in (trainer.schedules or _SCHEDULES)]
         lacking += ["chunks"] * ("interleaved" not in runs)
         for name in lacking:
-            if (getattr(own, name) or 1) > 1:
+            if (getattr(layout, name) or 1) > 1:
                 what, hint = f"{self.trainer} has no such part of a layout", f"leave {name} out"
-                raise invalid("layout", f"{name}={getattr(own, name)}", what, hint)
-        if own.schedule not in (None, AUTO, *runs):
+                raise invalid("layout", f"{name}={getattr(layout, name)}", what, hint)
+        if layout.schedule not in (None, AUTO, *runs):
             what = f"transformers are planned under {' and '.join(runs)} of {self.trainer}"
-            raise invalid("layout", f"schedule={own.schedule}", what, "leave schedule out")
-        chosen = [name for name in ("recompute", "schedule") if getattr(own, name) == AUTO]
-        return structs.replace(own, **dict.fromkeys(lacking, 1), **dict.fromkeys(chosen))
+            raise invalid("layout", f"schedule={layout.schedule}", what, "leave schedule out")
+        chosen = [name for name in ("recompute", "schedule") if getattr(layout, name) == AUTO]
+        return structs.replace(layout, **dict.fromkeys(lacking, 1), **dict.fromkeys(chosen))
 
     @property
     def limit_bytes(self) -> int | None:
         """Bytes that a device may need."""
         if self.memory is not None:
             return parse_bytes("memory", self.memory)
-        own = self.topology.device.memory_bytes
-        return None if own is None else round(PLANNED * own)
+        device_bytes = self.topology.device.memory_bytes
+        return None if device_bytes is None else round(PLANNED * device_bytes)
 
     def fill(self, training: Training) -> Layout:
         """The layout with all its parts: what is left open is 1, and devices that are left share.
@@ -209,7 +209,7 @@ class Laying:
 def _run_with(trainer: Trainer, facts: Mapping[str, object]) -> tuple[Practice, Engine]:
     """As `Trainer.run_with`; PartoptError for one of which it is not known, too."""
     if trainer.practice is None:
-        able = [name for name, own in TRAINERS.items() if own.practice is not None]
+        able = [name for name, other in TRAINERS.items() if other.practice is not None]
         raise PartoptError(
             f"how {trainer.name} runs a transformer is not known",
             f"choose {', '.join(able)}; or give a profile",
@@ -253,21 +253,21 @@ def choose(asked: Laying, progress: Progress = ignore_progress) -> Chosen:
         return Chosen(best=best.with_about(asked=best.estimate.layout), found=found)
 
     with found_until_then(until_then):
-        for done, own in enumerate(near):
-            fit = [each.seconds for each in laid if each.plan.fits]
-            if done >= JUDGED and fit and own.seconds * shortest > min(fit):
+        for done, candidate in enumerate(near):
+            fit = [simulated.seconds for simulated in laid if simulated.plan.fits]
+            if done >= JUDGED and fit and candidate.seconds * shortest > min(fit):
                 break
             progress("simulating layouts", done, len(near))
-            laid.append(lay_as(asked, training, own.layout))
-            shortest = min(shortest, USUALLY * laid[-1].seconds / own.seconds)
+            laid.append(lay_as(asked, training, candidate.layout))
+            shortest = min(shortest, USUALLY * laid[-1].seconds / candidate.seconds)
         laid.sort(key=_order)
         best = _cut_freely(asked, laid[0])
         best = best.with_about(tried=found.tried, beside=_others(best, laid[1:], found))
-        for done, own in enumerate(found.left_out[:MOST_JUDGED]):
+        for done, candidate in enumerate(found.left_out[:MOST_JUDGED]):
             progress("simulating layouts that are left out", done, MOST_JUDGED)
-            left = lay_as(asked, training, own.layout)
+            left = lay_as(asked, training, candidate.layout)
             if left.plan.fits and left.seconds < best.seconds:
-                best = best.with_about(left_out=_beside(own, best, left, True))
+                best = best.with_about(left_out=_beside(candidate, best, left, True))
                 break
     return Chosen(best=best, found=found)
 
@@ -304,7 +304,7 @@ def _cut_freely(asked: Laying, laid: Laid) -> Laid:
     practice = structs.replace(laid.training.practice, **ways["free"])
     training = dataclasses.replace(laid.training, practice=practice)
     counts, same = (
-        stage_counts(own, Degrees.of(own, layout, batch)) for own in (training, laid.training)
+        stage_counts(work, Degrees.of(work, layout, batch)) for work in (training, laid.training)
     )
     if counts == same or any(find_faults(training, layout, batch)):
         return laid
@@ -316,26 +316,32 @@ def _cut_freely(asked: Laying, laid: Laid) -> Laid:
 
 def _others(to: Laid, simulated: Sequence[Laid], found: Found) -> list[LayoutBeside]:
     """The layouts beside one of those that were `found`: that fit, then that do not."""
-    known = {each.estimate.layout: each for each in simulated}
-    ranked = [to.estimate, *(own for own in found.fitting if own.layout != to.estimate.layout)]
-    faster = [own for own in found.lacking if own.seconds < to.seconds]
+    known = {laid.estimate.layout: laid for laid in simulated}
+    ranked = [
+        to.estimate,
+        *(candidate for candidate in found.fitting if candidate.layout != to.estimate.layout),
+    ]
+    faster = [candidate for candidate in found.lacking if candidate.seconds < to.seconds]
     fitting, lacking = differing(ranked, 1 + _SHOWN)[1:], differing(faster, _LACKING)
-    rows = [_beside(own, to, known.get(own.layout), True) for own in fitting]
-    rows.sort(key=lambda own: own.iteration_s)
-    return rows + [_beside(own, to, None, False) for own in lacking]
+    rows = [_beside(candidate, to, known.get(candidate.layout), True) for candidate in fitting]
+    rows.sort(key=lambda row: row.iteration_s)
+    return rows + [_beside(candidate, to, None, False) for candidate in lacking]
 
 
-def _beside(own: Estimate, to: Laid, simulated: Laid | None, fits: bool) -> LayoutBeside:
+def _beside(candidate: Estimate, to: Laid, simulated: Laid | None, fits: bool) -> LayoutBeside:
     """A layout beside another, `to`; its seconds are those that were `simulated`, if they were."""
-    way = 1 if own.seconds >= to.estimate.seconds else -1
-    names = dict.fromkeys([*own.parts, *to.estimate.parts])
-    more = {name: own.parts.get(name, 0.0) - to.estimate.parts.get(name, 0.0) for name in names}
+    way = 1 if candidate.seconds >= to.estimate.seconds else -1
+    names = dict.fromkeys([*candidate.parts, *to.estimate.parts])
+    more = {
+        name: candidate.parts.get(name, 0.0) - to.estimate.parts.get(name, 0.0) for name in names
+    }
     part = max(more, key=lambda name: way * more[name])
+    counted = round(candidate.memory_bytes)
     return LayoutBeside(
-        layout=own.layout,
-        iteration_s=simulated.seconds if simulated is not None else own.seconds,
+        layout=candidate.layout,
+        iteration_s=simulated.seconds if simulated is not None else candidate.seconds,
         simulated=simulated is not None,
-        memory_bytes=round(own.memory_bytes) if simulated is None else needed_bytes(simulated.plan),
+        memory_bytes=counted if simulated is None else needed_bytes(simulated.plan),
         fits=fits,
         part=part,
         part_s=more[part],
@@ -363,9 +369,9 @@ def read_configuration(
     given goes before what the text says. Raises PartoptError with all that is missing, and for what
     is not planned.
     """
-    own = TRAINERS.lookup(trainer)
-    if own.read_training is None:
-        able = [name for name, each in TRAINERS.items() if each.read_training is not None]
+    reader = TRAINERS.lookup(trainer)
+    if reader.read_training is None:
+        able = [name for name, other in TRAINERS.items() if other.read_training is not None]
         raise PartoptError(
             f"{trainer}: its configurations do not say a transformer's shape",
             f"give a profile; or choose {', '.join(able)}",
@@ -384,7 +390,7 @@ def read_configuration(
             code="missing-option",
             option="profile",
         )
-    found = own.read_training(settings, topology.cluster.devices)
+    found = reader.read_training(settings, topology.cluster.devices)
     stated = msgspec.structs.asdict(layout or Layout())
     asked = Laying(
         model=found.model,
@@ -455,14 +461,16 @@ def compare_layout(asked: Laying, progress: Progress = ignore_progress) -> Compa
     chosen = choose(free, progress)
     plain = {name: value for name, value in facts.items() if name not in _NEEDING}
     if plain != facts:
-        ways = [chosen, choose(dataclasses.replace(free, facts=plain), progress)]
-        chosen = min(ways, key=lambda own: (not own.best.plan.fits, own.best.seconds))
+        choices = [chosen, choose(dataclasses.replace(free, facts=plain), progress)]
+        chosen = min(choices, key=lambda choice: (not choice.best.plan.fits, choice.best.seconds))
     best = chosen.best
     if yours.plan.fits and yours.seconds <= best.seconds:  # as where blocks lie unevenly
         chosen = dataclasses.replace(chosen, best=yours)
     else:
         first = _beside(best.estimate, yours, best, best.plan.fits)
-        others = [each for each in _others(yours, [], chosen.found) if each.layout != first.layout]
+        others = [
+            other for other in _others(yours, [], chosen.found) if other.layout != first.layout
+        ]
         yours = yours.with_about(tried=chosen.found.tried, beside=[first, *others])
     return Compared(
         yours=yours, chosen=chosen, changes=_changes(yours.plan, chosen.best.plan, asked.trainer)
@@ -507,9 +515,9 @@ def differing(
 ) -> list[Estimate]:
     """The first of the estimates that differ in more than the parts that may be `alike`."""
     kept: dict[Layout, Estimate] = {}
-    for own in ranked:
-        rest = structs.replace(own.layout, schedule=None, **dict.fromkeys(alike))
-        kept.setdefault(rest, own)
+    for candidate in ranked:
+        rest = structs.replace(candidate.layout, schedule=None, **dict.fromkeys(alike))
+        kept.setdefault(rest, candidate)
         if len(kept) == most:
             break
     return list(kept.values())

@@ -73,5 +73,5 @@ def _answer(plan: Plan, about: Modelled, progress: Progress) -> tuple[bool, str,
             return True, f"{found[-1][0]} fields, the question asked again", []
     if not found:
         return False, f"the question has no answer: {refused}", []
-    count, differences = min(found, key=lambda each: len(each[1]))
+    count, differences = min(found, key=lambda pair: len(pair[1]))
     return False, f"{len(differences)} of {count} fields differ, asked again", differences

@@ -41,7 +41,7 @@ class _Kind:
     tied: bool = False
     causal: bool = True
     dropout: str = ""
-    experts: str = ""  # their number; each is `width` wide
+    experts: str = ""  # their number; all are `width` wide
     width: str = "moe_intermediate_size"
     names: Mapping[str, str] = field(default_factory=dict)
 

@@ -167,7 +167,7 @@ class Rates:
         return size_bytes * (ranks - 1) / ranks / self.link
 
     def replicas_s(self, size_bytes: float, ranks: int, near: int) -> float:
-        """The same over `ranks`, `near` of them in each server, where they share its ports."""
+        """The same over `ranks`, `near` of them in every server, where they share its ports."""
         if ranks <= 1:
             return 0.0
         rate = self.link if ranks <= near else min(self.ring * near, self.link)
