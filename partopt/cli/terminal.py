@@ -24,7 +24,7 @@ Tell = Callable[[str, int, int], None]  # what is done, how much of it, and how 
 _NARROWEST, _USUAL, _WIDEST = 60, 80, 200  # columns
 EXPLAIN = "partopt.explain"  # whether this command line asks for the meanings of terms
 # What stays as it is: newlines, and the colours of the pages of `partopt.report`.
-_OWN = re.compile("(\n|\x1b\\[(?:0|1|2|3[12]|[34]8;5;[0-9]{1,3})m)")
+_AS_IS = re.compile("(\n|\x1b\\[(?:0|1|2|3[12]|[34]8;5;[0-9]{1,3})m)")
 
 
 _LEAD = re.compile(r"(?:error|hint|warning|note|next): +")
@@ -98,7 +98,7 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
             lines = [wrap(line, wide) for line in lines]
         click.echo("\n".join(lines), file=sys.stderr, nl=nl)
         return
-    parts = _OWN.split(text)
+    parts = _AS_IS.split(text)
     parts[::2] = map(printable, parts[::2])
     click.echo("".join(parts), file=sys.stdout, nl=nl)
 

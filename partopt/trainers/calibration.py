@@ -122,20 +122,16 @@ def _measure(measurement: Measurement, blocks: Sequence[Sequence[int]]) -> Measu
 
 
 def _shape_faults(
-    measurement: Measurement,
-    ends: Sequence[int],
-    profile: Profile,
-    model: Transformer,
-    sequence: int,
+    measured: Measurement, ends: Sequence[int], profile: Profile, model: Transformer, sequence: int
 ) -> Iterator[PartoptError]:
     """Blocks whose output is not of the plan's sequence and width, whole or a rank's part."""
-    samples = measurement.microbatch_size
+    samples = measured.microbatch_size
     numbers = samples * sequence * model.hidden
     parts = {1, profile.group_ranks}
     widths = {WIDTHS[profile.dtype], WIDTHS[profile.autocast or profile.dtype]}
     wanted = {width * numbers // part for width in widths for part in parts}
-    if {measurement.layers[i].output_bytes for i in ends} - wanted:
-        found = measurement.layers[ends[0]].output_bytes
+    if {measured.layers[i].output_bytes for i in ends} - wanted:
+        found = measured.layers[ends[0]].output_bytes
         what = (
             f"{profile.model.name}: {format_bytes(found)} leave a block for {samples} "
             f"samples; {sequence:,} tokens of width {model.hidden:,} are "

@@ -244,9 +244,8 @@ def _head(work: Training, degrees: Degrees) -> float:
 
 def stage_counts(work: Training, degrees: Degrees) -> list[int]:
     """Blocks of every stage, as the trainer shares them out."""
-    return stage_blocks(
-        work.model.blocks, degrees.p, degrees.v, work.practice.ends, _head(work, degrees)
-    )
+    head = _head(work, degrees)
+    return stage_blocks(work.model.blocks, degrees.p, degrees.v, work.practice.ends, head)
 
 
 def once_s(work: Training, layout: Layout, batch: int) -> float:
