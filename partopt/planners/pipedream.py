@@ -104,7 +104,7 @@ def plan(problem: Problem) -> Decision:
     levels = _fill_levels(problem)
     top = Row.empty(levels[-1].n, chain.layers)
     for m in range(1, levels[-1].n + 1):
-        _fill_members(0, m, levels[-1].inner, levels[-1].cuts, top)
+        _fill_row(0, m, m, levels[-1].inner, levels[-1].cuts, top)
         problem.progress("pipedream: plan", m, levels[-1].n)
     blocks = _backtrack(levels, top, len(levels), 0, chain.layers)
     sizes = [topology.group_size(k) for k in range(len(levels) + 1)]
@@ -164,7 +164,7 @@ def _fill_table(level: _Level, problem: Problem) -> tuple[NDArray[np.float64], N
     layers = problem.chain.layers
     row = Row.empty(level.n, layers)
     for i in range(layers):
-        _fill_row(i, level.n, level.inner, level.cuts, row)
+        _fill_row(i, 1, level.n, level.inner, level.cuts, row)
         table[i, i + 1 :], count[i, i + 1 :] = row.A[-1, i + 1 :], row.stages[-1, i + 1 :]
         problem.progress(f"pipedream: inside a {level.name}", i + 1, layers)
     return table, count
@@ -193,7 +193,7 @@ def _inside(levels: list[_Level], k: int, i: int, j: int) -> list[Block]:
         return []
     level = levels[k - 1]
     row = Row.empty(level.n, len(level.cuts.seconds) - 1)
-    _fill_row(i, level.n, level.inner, level.cuts, row)
+    _fill_row(i, 1, level.n, level.inner, level.cuts, row)
     return _backtrack(levels, row, k, i, j)
 
 
@@ -227,30 +227,24 @@ def stage_s(inner_s: float, weight_bytes: float, m: int, B: float) -> float:
 
 
 @compiled()
-def _fill_row(i, n, inner, cuts, row):
-    """Fill the row of i, for every m up to n."""
-    for m in range(1, n + 1):
-        _fill_members(i, m, inner, cuts, row)
-
-
-@compiled()
-def _fill_members(i, m, inner, cuts, row):
-    """Fill the row at m for every j from those of fewer members.
+def _fill_row(i, first, last, inner, cuts, row):
+    """Fill the row of i, for every m from `first` to `last`, from those of fewer members.
 
     That is A[m, j] = A^k(i..j, m), its choices, and its floor.
     """
     layers = len(cuts.seconds) - 1
-    for j in range(i + 1, layers + 1):
-        row.A[m, j] = stage_s(inner.seconds[i, j], inner.weights[i, j], m, inner.B)
-        row.stages[m, j], row.split[m, j], row.last[m, j] = inner.stages[i, j], i, 0
-    for members in range(1, m):
-        split_off(members, i, m, inner, cuts, row)
-    row.floor[m, layers] = row.A[m, layers]
-    for j in range(layers - 1, i, -1):
-        row.floor[m, j] = min(row.A[m, j], row.floor[m, j + 1])
+    for m in range(first, last + 1):
+        for j in range(i + 1, layers + 1):
+            row.A[m, j] = stage_s(inner.seconds[i, j], inner.weights[i, j], m, inner.B)
+            row.stages[m, j], row.split[m, j], row.last[m, j] = inner.stages[i, j], i, 0
+        for members in range(1, m):
+            split_off(members, i, m, inner, cuts, row)
+        row.floor[m, layers] = row.A[m, layers]
+        for j in range(layers - 1, i, -1):
+            row.floor[m, j] = min(row.A[m, j], row.floor[m, j + 1])
 
 
-@compiled()
+@compiled(inner=True)
 def split_off(members, i, m, inner, cuts, row):
     """Improve `row` at m, for every j, by the best split with `members` for the last stage.
 

@@ -430,7 +430,7 @@ def stage_after(actions, devices, rank):
     return np.int64(-1)
 
 
-@compiled()
+@compiled(inner=True)
 def come_early(actions, devices, exchanges, heap, rank, begin, end):
     """Let a rank come early to the exchange that follows what it does from `begin` to `end`.
 
@@ -444,7 +444,7 @@ def come_early(actions, devices, exchanges, heap, rank, begin, end):
             push(heap, came, 2 * len(devices.free) + len(exchanges.rounds) + rank)
 
 
-@compiled()
+@compiled(inner=True)
 def leave(actions, devices, rank, now):
     """A rank goes on from the all-reduce that it has come to."""
     actions.end[devices.next[rank]] = now
@@ -453,7 +453,7 @@ def leave(actions, devices, rank, now):
     devices.free[rank] = max(devices.free[rank], now)
 
 
-@compiled()
+@compiled(inner=True)
 def join(devices, network, exchanges, heap, stage, now):
     """Count a replica at the exchange of its stage's gradients; the last one asks for the ports."""
     exchanges.came[stage] += 1
@@ -466,7 +466,7 @@ def join(devices, network, exchanges, heap, stage, now):
         begin_exchange(network, exchanges, heap, len(devices.free), stage, now)
 
 
-@compiled()
+@compiled(inner=True)
 def begin_exchange(network, exchanges, heap, R, stage, now):
     """Begin the all-reduce of a stage if its ports have served all that asked before."""
     for entry in range(exchanges.first[stage], exchanges.first[stage + 1]):
@@ -484,7 +484,7 @@ def begin_exchange(network, exchanges, heap, R, stage, now):
     push(heap, exchange_end(network.carried, exchanges, stage), 2 * R + stage)
 
 
-@compiled()
+@compiled(inner=True)
 def exchange_end(carried, exchanges, stage):
     """When the exchange of a stage ends.
 
@@ -501,7 +501,7 @@ def exchange_end(carried, exchanges, stage):
     return max(end, exchanges.ready[stage] + exchanges.tail[stage]) + exchanges.tied[stage]
 
 
-@compiled()
+@compiled(inner=True)
 def end_exchange(network, exchanges, heap, R, stage, now):
     """End the all-reduce of a stage, and begin others; whether messages have not delayed it."""
     end = exchange_end(network.carried, exchanges, stage)
@@ -521,7 +521,7 @@ def end_exchange(network, exchanges, heap, R, stage, now):
     return True
 
 
-@compiled()
+@compiled(inner=True)
 def push(heap, time, number):
     """Put an event into the heap."""
     child = heap.size[0]
