@@ -1,21 +1,29 @@
 """Seconds and memory of the planners on random chains of published shape, one core, and of the
-command line from a cold start.
+command line from a cold start; or, with `--draws`, of drawn questions of `--schedule auto`.
 
-    python benchmarks/planners.py
+    python benchmarks/planners.py [--draws [NUMBER ...]]
 
 A chain has log-normal times, activations that decay and weights that grow along the model, as
 convolutional networks have them. Every row is run in a process of its own: the first call, which
 compiles or loads compiled code, is reported apart from the median of the following.
+
+Draws are shipped profiles on 4 to 64 devices of shipped topologies, their memory short or not; the
+whole command is asked, after one that fills the cache. NUMBERs are those of draws, from 0.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,6 +80,14 @@ COMMANDS = [
     (["plan", "gpt.cpu.float32", "--topology", "v100-pcie"], 1.0),
 ]
 REPEATS = 5
+DRAWS = 28
+# topologies of the draws, by what their profiles were made for, and what a device's
+# memory may be
+DRAWN = {
+    "a100": [("dgx-a100", ("", "", "20GB", "40GB"))],
+    "h100": [("dgx-h100", ("", "", "24GB", "48GB"))],
+    "": [("v100-nvlink", ("", "", "6GB", "10GB")), ("v100-pcie", ("", "", "4GB", "8GB"))],
+}
 
 
 def main() -> None:
@@ -99,6 +115,51 @@ def main() -> None:
     print(f"\n{'command, from a cold start with warm caches':56}{'median':>9}{'to reach':>10}")
     for arguments, target in COMMANDS:
         print(f"{'partopt ' + ' '.join(arguments):56}{_command_s(arguments):7.2f} s{target:8g} s")
+
+
+def draws() -> list[list[str]]:
+    """The arguments of `partopt plan` of each draw."""
+    rng, found = random.Random(0), list[list[str]]()
+    folder = Path(__file__).parents[1] / "profiles"
+    profiles = sorted(path.name.removesuffix(".json") for path in folder.glob("*.json"))
+    while len(found) < DRAWS:
+        profile = rng.choice(profiles)
+        device = next(name for name in DRAWN if f".{name}" in profile)
+        topology, memories = rng.choice(DRAWN[device])
+        servers, batch = rng.choice((1, 2, 4, 8)), rng.choice((256, 512, 1024, 2048))
+        words = [profile, "--topology", topology, "--servers", str(servers)]
+        words += ["--schedule", "auto", "--global-batch", str(batch)]
+        memory, again = rng.choice(memories), rng.random() < 0.3
+        words += ["--memory", memory] if memory else []
+        found.append([*words, *(["--recompute", "auto"] if again else [])])
+    return found
+
+
+def ask_draws(chosen: Sequence[int]) -> None:
+    """Print seconds and samples/s of the draws, and their median and worst."""
+    from partopt.documents.plan import Plan
+
+    every, wall_s, processor_s = draws(), list[float](), list[float]()
+    print(f"{'draw':>4}{'seconds':>9}{'processor':>11}{'samples/s':>12}  question")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        for number in [*(chosen or range(DRAWS))[:1], *(chosen or range(DRAWS))]:
+            path.unlink(missing_ok=True)
+            command = [sys.executable, "-m", "partopt", "plan", *every[number], "-o", str(path)]
+            start, before = time.perf_counter(), os.times()
+            subprocess.run(command, check=False, capture_output=True)
+            after = os.times()
+            wall_s.append(time.perf_counter() - start)
+            processor_s.append(sum(after[2:4]) - sum(before[2:4]))
+            rate = Plan.load(path).predicted.samples_per_s if path.exists() else 0.0
+            if len(wall_s) > 1:
+                print(
+                    f"{number:4}{wall_s[-1]:9.2f}{processor_s[-1]:11.2f}{rate:12.4f}  "
+                    f"{' '.join(every[number])}",
+                    flush=True,
+                )
+    for name, number in (("median", statistics.median), ("worst", max), ("sum", sum)):
+        print(f"{name:6}{number(wall_s[1:]):7.2f}{number(processor_s[1:]):11.2f}")
 
 
 def _command_s(arguments: list[str]) -> float:
@@ -254,7 +315,9 @@ def _topology(sizes: tuple[int, ...], rates: tuple[float, ...] = FAST) -> Topolo
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if "--draws" in sys.argv:
+        ask_draws([int(word) for word in sys.argv[2:]])
+    elif len(sys.argv) > 1:
         planner, layers, sizes, _, options = ROWS[int(sys.argv[1])]
         print(json.dumps(_row(planner, layers, sizes, options)))
     else:
