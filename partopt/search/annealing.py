@@ -57,7 +57,8 @@ def anneal(
         allowed_s = now.seconds * (1 - heat * math.log(1 - rng.random()))
         if other is None or judge.costs.slowest_s(other.shape, allowed_s) >= allowed_s:
             continue
-        other = other._replace(seconds=judge.seconds(other.shape, other.way, other.more))
+        seconds = judge.seconds(other.shape, other.way, other.more, allowed_s)
+        other = other._replace(seconds=seconds)
         if other.seconds < allowed_s:
             now = other
             best = min(best, now, key=lambda found: found.seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +22,7 @@ from partopt.cost.problem import (
 from partopt.documents.plan import Plan
 from partopt.planners.layouts import Bounds
 from partopt.search.annealing import shares_spent
-from partopt.search.simulations import Simulations
+from partopt.search.simulations import Known, Simulations
 from partopt.simulator.execution import simulate_plan
 
 BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
@@ -39,7 +38,7 @@ class Cuts:
     def __init__(self, partition: Partition, simulations: Simulations) -> None:
         self.stages = [replace(own, ranks=tuple(own.ranks)) for own in partition.stages]
         self.partition, self.simulations, problem = partition, simulations, simulations.problem
-        self.seconds = lru_cache(maxsize=None)(self._seconds)
+        self.seconds = Known[Bounds](self._seconds).seconds
         self.spent = 0.0  # as `Simulations.spent` counts
         devices = sorted({rank for stage in self.stages for rank in stage.ranks})
         M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
@@ -66,10 +65,10 @@ class Cuts:
         seconds = [prefix[stop] - prefix[start] for prefix, (start, stop) in own]
         return float((self.passes @ seconds).max()) / (self.simulations.problem.microbatches or 1)
 
-    def _seconds(self, bounds: Bounds) -> float:
+    def _seconds(self, bounds: Bounds, allowed_s: float) -> float:
         """Simulated seconds of a microbatch; infinite where the plan does not fit or run."""
         before = self.simulations.spent
-        seconds = self.simulations.seconds(self.cut(bounds))
+        seconds = self.simulations.seconds(self.cut(bounds), None, allowed_s)
         self.spent += self.simulations.spent - before
         return seconds
 
@@ -87,7 +86,7 @@ def anneal_cuts(
         other = _step(now, rng)
         if not all(i < j for i, j in pairwise(other)) or cuts.busiest_s(other) >= allowed_s:
             continue
-        if cuts.seconds(other) < allowed_s:
+        if cuts.seconds(other, allowed_s) < allowed_s:
             now = other
             best = min(best, now, key=cuts.seconds)
     return best

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
-from partopt.search.simulations import Simulations
+from partopt.search.simulations import Known, Simulations
 from partopt.search.warmup import WAYS, Stages
 
 
@@ -29,8 +30,10 @@ class Judge:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.problem, self.entry = costs, costs.problem, costs.entry
-        self._known: dict[tuple[Shape, tuple[int, ...] | None], float] = {}
         self._simulations = Simulations(self.problem)
+        self._known = Known[tuple[Shape, tuple[int, ...] | None]](
+            lambda key, allowed_s: self._simulations.seconds(key[0].partition(), key[1], allowed_s)
+        )
 
     @property
     def spent(self) -> float:
@@ -44,16 +47,19 @@ class Judge:
 
     def best(self, shape: Shape, ways: Sequence[int] = ()) -> Found:
         """A plan at the best of some warm-ups, by default of all."""
-        tried = (Found(self.seconds(shape, way), shape, way) for way in ways or self.ways)
-        return min(tried, key=lambda found: found.seconds)
+        best = Found(inf, shape)
+        for way in ways or self.ways:
+            seconds = self.seconds(shape, way, allowed_s=best.seconds)
+            if seconds < best.seconds:
+                best = Found(seconds, shape, way)
+        return best
 
-    def seconds(self, shape: Shape, way: int = 0, more: tuple[int, ...] = ()) -> float:
-        """Seconds of a microbatch at one warm-up."""
+    def seconds(
+        self, shape: Shape, way: int = 0, more: tuple[int, ...] = (), allowed_s: float = inf
+    ) -> float:
+        """Seconds of a microbatch at one warm-up, or `allowed_s` where they are seen to be more."""
         warmups = self.warmups(shape, way, more) if self.entry.takes_warmup else None
-        if (shape, warmups) not in self._known:
-            seconds = self._simulations.seconds(shape.partition(), warmups)
-            self._known[shape, warmups] = seconds
-        return self._known[shape, warmups]
+        return self._known.seconds((shape, warmups), allowed_s)
 
     def warmups(self, shape: Shape, way: int, more: Sequence[int] = ()) -> tuple[int, ...]:
         """Forwards of each stage before its first backward."""

@@ -9,9 +9,9 @@ rows of numbers, looked up by their layers and replicas, and groups of ranks bri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,10 @@ from partopt.simulator.work import Costs, Groups, Links, action_seconds, early_o
 ACTIONS = 1000  # of a simulation: as many take about as long as beginning one
 FEWER = 0.6  # of the microbatches: where more are needed to see how they go on, all are simulated
 KEPT_ACTIONS = 1_000_000  # of orders that are remembered
+ROUNDING = 1e-9  # of a limit of seconds: what rounding may change
 
 Floats = NDArray[np.float64]
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Numbers(NamedTuple):
@@ -74,6 +76,22 @@ class Candidate(NamedTuple):
     tied_s: Floats
 
 
+class Known(Generic[Key]):
+    """Seconds of plans by a key, each simulated once, or again where more is allowed."""
+
+    def __init__(self, simulate: Callable[[Key, float], float]) -> None:
+        self._simulate = simulate
+        self._found = dict[Key, tuple[float, float]]()  # and at what was allowed
+
+    def seconds(self, key: Key, allowed_s: float = math.inf) -> float:
+        """The seconds, or `allowed_s` or more where they are seen to be no less than that."""
+        seconds, before_s = self._found.get(key, (-math.inf, -math.inf))
+        if seconds == before_s < allowed_s:  # it was broken off, and more is allowed now
+            seconds = self._simulate(key, allowed_s)
+            self._found[key] = seconds, allowed_s
+        return seconds
+
+
 class Simulations:
     """Simulates plans of one problem.
 
@@ -90,19 +108,25 @@ class Simulations:
         self._gathers = problem.exchange.gathered + problem.exchange.scattered > 0
         self._apart = self.entry.recomputes and not problem.engine.recomputes_blocks
 
-    def seconds(self, partition: Partition, warmups: Sequence[int] | None = None) -> float:
+    def seconds(
+        self,
+        partition: Partition,
+        warmups: Sequence[int] | None = None,
+        allowed_s: float = math.inf,
+    ) -> float:
         """Simulated seconds of a microbatch; infinite where the plan does not fit or run.
 
-        `warmups` are forwards of each stage before its first backward, by default the schedule's.
+        `allowed_s` where it is seen on the way that they are no less. `warmups` are forwards of
+        each stage before its first backward, by default the schedule's.
         """
         self.spent += 1
         try:
             candidate = self._candidate(partition, warmups)
-            run, period_s = self._execute(candidate)
+            run, period_s = self._execute(candidate, allowed_s)
         except PartoptError:  # the schedule cannot run it
             return math.inf
-        if run is None:
-            return math.inf
+        if run is None or run.is_late:
+            return period_s
         limit = self.problem.memory_bytes
         return period_s if limit is None or self._needs(candidate, run) <= limit else math.inf
 
@@ -170,21 +194,30 @@ class Simulations:
 
     # ---- from numbers to seconds --------------------------------------------------------------
 
-    def _execute(self, candidate: Candidate) -> tuple[Run | None, float]:
-        """The run, None where it deadlocks or is too long, and the seconds of a microbatch."""
+    def _execute(self, candidate: Candidate, allowed_s: float) -> tuple[Run | None, float]:
+        """The run, None where it deadlocks or is too long, and the seconds of a microbatch.
+
+        A run that is seen to take no less than `allowed_s` is broken off.
+        """
         M, replicas = self.problem.microbatches, candidate.replicas
         count = M or microbatches_at_first(candidate.counts[0].warmup, replicas)
         if 2 * len(replicas) * count > ACTION_LIMIT:
             return None, math.inf
         for fewer in self._fewer(candidate):
-            run = self._run(candidate, fewer)
+            run = self._run(candidate, fewer, count, allowed_s)
+            if run.is_late:
+                self.spent += len(run.actions.kind) * count / fewer / ACTIONS
+                return run, allowed_s
             steady = None if run.is_stuck else self._steady(candidate, run, fewer)
             left = count - fewer  # which take as long as the cycle that was seen
             if steady and steady.settled and left % steady.microbatches == 0:
                 self.spent += len(run.actions.kind) * count / fewer / ACTIONS
                 return run, (run.makespan_s + left * steady.period_s) / count
         while True:
-            run = self._run(candidate, count)
+            run = self._run(candidate, count, count, allowed_s)
+            if run.is_late:
+                self.spent += len(run.actions.kind) / ACTIONS
+                return run, allowed_s
             if run.is_stuck:
                 return None, math.inf
             steady = None if M is not None else self._steady(candidate, run, count)
@@ -216,8 +249,12 @@ class Simulations:
         most = max((own.warmup + 1) * r for own, r in zip(counts, replicas, strict=True))
         return most + behind
 
-    def _run(self, candidate: Candidate, microbatches: int) -> Run:
-        """The order of a plan that passes so many microbatches through, executed."""
+    def _run(self, candidate: Candidate, microbatches: int, count: int, allowed_s: float) -> Run:
+        """The order of a plan that passes so many microbatches through, executed.
+
+        It is broken off where `count` of them, each as long as a device works for it at the least,
+        would take `allowed_s` a microbatch or more.
+        """
         problem, groups, numbers = self.problem, candidate.groups, candidate.numbers
         actions = self._order(candidate, microbatches)
         each_way = numbers.input_bytes, numbers.back_bytes
@@ -231,7 +268,27 @@ class Simulations:
         rings = groups.rings(numbers.trained_bytes, numbers.head_start_s, numbers.tail)
         costs = Costs(*groups[:2], candidate.seconds, action_s, crossing, rings, candidate.tied_s)
         blocking = problem.engine.allreduce == "blocking" and problem.microbatches is None
-        return run_order(actions, costs, self._links, problem.waits, blocking)
+        given = actions, costs, self._links, problem.waits, blocking
+        if allowed_s == math.inf or problem.microbatches is None:
+            return run_order(*given)
+        follows_s = self._follows_s(candidate, count - microbatches)
+        return run_order(*given, allowed_s * count * (1 + ROUNDING), follows_s)
+
+    def _follows_s(self, candidate: Candidate, more: int) -> Floats:
+        """What follows the actions of each rank at the least, shape (ranks,).
+
+        So many `more` microbatches and, of straight schedules whose backwards are whole, those of
+        the last one in the stages before.
+        """
+        follows = np.zeros(self.problem.topology.devices)
+        if self.entry.shape == STRAIGHT:
+            split, (forward, whole, first, second, *_, update) = self.entry.split, candidate.seconds
+            backward = np.minimum(whole, first + second) if split else whole
+            before = np.zeros_like(whole) if split else np.cumsum(whole) - whole - update
+            left = more / np.array(candidate.replicas) * (forward + backward)
+            left += np.maximum(before, 0.0)
+            follows[candidate.groups.rank_of] = np.repeat(left, candidate.replicas)
+        return follows
 
     def _order(self, candidate: Candidate, microbatches: int) -> Order:
         groups, warmups = candidate.groups, [own.warmup for own in candidate.counts]

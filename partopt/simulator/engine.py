@@ -52,6 +52,9 @@ class Actions(NamedTuple):
     own_s: Floats  # of each action, in place of those; empty where they are the same
     start: Floats
     end: Floats
+    # of each action: what its rank has to do behind it, and what must follow that; empty where the
+    # run has no limit
+    left_s: Floats
 
 
 class Devices(NamedTuple):
@@ -122,13 +125,17 @@ class Heap(NamedTuple):
 
 
 class Run(NamedTuple):
-    """An order that was executed, and what was seen on the way."""
+    """An order that was executed, and what was seen on the way.
+
+    `is_late`: it was broken off, for it would have passed its limit.
+    """
 
     order: Order
     actions: Actions
     devices: Devices
     network: Network
     exchanges: Exchanges
+    is_late: bool
 
     @property
     def is_stuck(self) -> bool:
@@ -159,13 +166,29 @@ def simulate(order: Order, work: Work) -> Timeline:
     return Timeline(order, start, end, partial(_transfers, work, executed.network), collectives)
 
 
-def run_order(order: Order, costs: Costs, links: Links, serial: bool, blocking: bool) -> Run:
-    """Execute `order` at these costs; `serial` and `blocking` are as for `Work`."""
+def run_order(
+    order: Order,
+    costs: Costs,
+    links: Links,
+    serial: bool,
+    blocking: bool,
+    limit_s: float = np.inf,
+    follows_s: Floats | None = None,
+) -> Run:
+    """Execute `order` at these costs; `serial` and `blocking` are as for `Work`.
+
+    It is broken off as soon as a rank passes `limit_s` with all that it has left to do and with
+    `follows_s`, the seconds that must follow that, shape (ranks,).
+    """
     R, S, G = order.ranks, len(costs.tied_s), int(order.microbatch.max(initial=0)) + 1
     actions = Actions(
         *(order.kind, order.stage, order.microbatch, order.joined, order.rows),
         *(costs.seconds, costs.action_s, np.zeros(len(order.kind)), np.zeros(len(order.kind))),
+        left_s=np.zeros(0 if follows_s is None else len(order.kind)),
     )
+    if follows_s is not None:
+        of_actions = order.rows, order.kind, order.stage, order.joined
+        fill_left(actions.left_s, *of_actions, costs.seconds, follows_s)
     devices = Devices(
         rank_of=costs.rank_of,
         replica_first=costs.replica_first,
@@ -209,8 +232,8 @@ def run_order(order: Order, costs: Costs, links: Links, serial: bool, blocking: 
     )
     most = 3 * R + S + 2
     heap = Heap(np.zeros(most), np.zeros(most, dtype=np.int64), np.zeros(1, dtype=np.int64))
-    run(actions, devices, network, exchanges, heap, serial, blocking)
-    return Run(order, actions, devices, network, exchanges)
+    is_late = run(actions, devices, network, exchanges, heap, serial, blocking, float(limit_s))
+    return Run(order, actions, devices, network, exchanges, is_late)
 
 
 def _transfers(work: Work, network: Network) -> Transfers:
@@ -248,9 +271,25 @@ def deadlock_error(order: Order, reached: Sequence[int]) -> PartoptError:
     )
 
 
+@compiled()
+def fill_left(left_s, rows, kind, stage, joined, seconds, follows_s):
+    """Fill in what each rank has to do behind each of its actions, at the least.
+
+    Two joined ones end together.
+    """
+    for rank in range(len(follows_s)):
+        left = follows_s[rank]
+        for place in range(rows[rank + 1] - 1, rows[rank] - 1, -1):
+            left_s[place] = left_s[place + 1] if joined[place] else left
+            left += seconds[kind[place], stage[place]]
+
+
 @compiled(nogil=True)
-def run(actions, devices, network, exchanges, heap, serial, blocking):
-    """Execute an order: fill in when its actions, messages and all-reduces begin and end."""
+def run(actions, devices, network, exchanges, heap, serial, blocking, limit_s):
+    """Execute an order: fill in when its actions, messages and all-reduces begin and end.
+
+    Whether it is broken off, for it passes its limit.
+    """
     R, S, now = len(devices.free), len(exchanges.rounds), 0.0
     while True:
         for place in range(devices.looks[0]):
@@ -258,9 +297,11 @@ def run(actions, devices, network, exchanges, heap, serial, blocking):
             advance(actions, devices, network, exchanges, heap, rank, now, serial, blocking)
         devices.looks[0] = 0
         if heap.size[0] == 0:
-            return
+            return False
         now, number = pop(heap)
         if number < R:
+            if limit_s < np.inf and now + actions.left_s[devices.next[number]] > limit_s:
+                return True
             end_action(actions, devices, network, number, now, serial, blocking)
         elif number < 2 * R:
             devices.woken[number - R] = False

@@ -109,3 +109,14 @@ def test_a_search_simulates_what_is_executed(name, data):
     expected = executed_s(case)
     found = Simulations(case.problem).seconds(case.partition, case.warmups)
     assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@examples(30, suppress_health_check=SLOW)
+@given(data=st.data(), share=st.floats(0.3, 1.5))
+def test_a_simulation_is_broken_off_only_where_it_takes_what_is_allowed(name, data, share):
+    case = data.draw(cases(name))
+    whole = Simulations(case.problem).seconds(case.partition, case.warmups)
+    assume(whole < math.inf)
+    found = Simulations(case.problem).seconds(case.partition, case.warmups, share * whole)
+    assert found in ((whole,) if share > 1 else (whole, share * whole))
