@@ -483,7 +483,7 @@ class GridSearch:
         self.problem, self.estimates, self.cells = problem, estimates, cells
         self._stages = 0
         self._tried, self._spent = 0, 0.0  # grids that were looked at, and what that took
-        self._pool: list[tuple[float, Gridded]] = []  # plans that fit, with their seconds
+        self._pool: list[tuple[float, Gridded]] = []  # the best that fit, with their seconds
         self._plans = dict[tuple[Grid, Bounds], Plan]()
 
     def best_plan(self, effort: str) -> Plan | None:
@@ -517,10 +517,13 @@ class GridSearch:
             self._tried += 1
             fitting = each.within(ROOMY)
             if fitting is not None:
-                seconds = fitting.cuts.seconds(fitting.bounds)
+                full = len(self._pool) >= ROUNDS[0]  # of those that may be annealed
+                allowed_s = max(own[0] for own in self._pool) if full else math.inf
+                seconds = fitting.cuts.seconds(fitting.bounds, allowed_s)
                 self._spent += fitting.cuts.spent
-                if seconds < math.inf:
-                    self._pool.append((seconds, fitting))
+                if seconds < allowed_s:
+                    self._pool = sorted([*self._pool, (seconds, fitting)], key=lambda own: own[0])
+                    del self._pool[ROUNDS[0] :]
 
     def _anneal(self, budget: float) -> None:
         """Anneal the cuts of the best, ever fewer of them."""

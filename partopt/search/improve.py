@@ -116,8 +116,9 @@ class Improvement:
             self.problem.progress("simulating starts", self._tried, len(self.starts))
             if judge.costs.slowest_s(shape) < best_s:
                 key = (shape if self.ranked else shape.stages), shape.places
-                own = judge.best(shape, PACED if self.ranked else ())
-                if key not in self._of_kind or own.seconds < self._of_kind[key].seconds:
+                allowed_s = self._of_kind[key].seconds if key in self._of_kind else inf
+                own = judge.best(shape, PACED if self.ranked else (), allowed_s)
+                if own.seconds < allowed_s:
                     self._of_kind[key] = better[key] = own
                 best_s = min(best_s, own.seconds)
         self._spent += judge.spent - before

@@ -275,19 +275,15 @@ class Simulations:
         return run_order(*given, allowed_s * count * (1 + ROUNDING), follows_s)
 
     def _follows_s(self, candidate: Candidate, more: int) -> Floats:
-        """What follows the actions of each rank at the least, shape (ranks,).
+        """What follows the last backward of each stage at the least, shape (S,).
 
-        So many `more` microbatches and, of straight schedules whose backwards are whole, those of
+        So many `more` microbatches of a straight schedule and, where backwards are whole, those of
         the last one in the stages before.
         """
-        follows = np.zeros(self.problem.topology.devices)
-        if self.entry.shape == STRAIGHT:
-            split, (forward, whole, first, second, *_, update) = self.entry.split, candidate.seconds
-            backward = np.minimum(whole, first + second) if split else whole
-            before = np.zeros_like(whole) if split else np.cumsum(whole) - whole - update
-            left = more / np.array(candidate.replicas) * (forward + backward)
-            left += np.maximum(before, 0.0)
-            follows[candidate.groups.rank_of] = np.repeat(left, candidate.replicas)
+        split, (forward, whole, first, second, *_) = self.entry.split, candidate.seconds
+        backward = np.minimum(whole, first + second) if split else whole
+        before = np.zeros_like(whole) if split else np.cumsum(whole) - whole
+        follows: Floats = more / np.array(candidate.replicas) * (forward + backward) + before
         return follows
 
     def _order(self, candidate: Candidate, microbatches: int) -> Order:

@@ -52,9 +52,7 @@ class Actions(NamedTuple):
     own_s: Floats  # of each action, in place of those; empty where they are the same
     start: Floats
     end: Floats
-    # of each action: what its rank has to do behind it, and what must follow that; empty where the
-    # run has no limit
-    left_s: Floats
+    left_s: Floats  # by which the run goes on behind each action; empty where it has no limit
 
 
 class Devices(NamedTuple):
@@ -177,8 +175,8 @@ def run_order(
 ) -> Run:
     """Execute `order` at these costs; `serial` and `blocking` are as for `Work`.
 
-    It is broken off as soon as a rank passes `limit_s` with all that it has left to do and with
-    `follows_s`, the seconds that must follow that, shape (ranks,).
+    It is broken off as soon as a rank passes `limit_s` with all that it has left to do or with
+    `follows_s`, the seconds that follow the last backward of a stage, shape (S,).
     """
     R, S, G = order.ranks, len(costs.tied_s), int(order.microbatch.max(initial=0)) + 1
     actions = Actions(
@@ -273,13 +271,15 @@ def deadlock_error(order: Order, reached: Sequence[int]) -> PartoptError:
 
 @compiled()
 def fill_left(left_s, rows, kind, stage, joined, seconds, follows_s):
-    """Fill in what each rank has to do behind each of its actions, at the least.
+    """Fill in for how long each rank goes on behind each of its actions, at the least.
 
-    Two joined ones end together.
+    Two joined ones end together. What follows begins where the last of them ends that computes.
     """
-    for rank in range(len(follows_s)):
-        left = follows_s[rank]
+    for rank in range(len(rows) - 1):
+        left, computes = 0.0, False
         for place in range(rows[rank + 1] - 1, rows[rank] - 1, -1):
+            if not computes and kind[place] != A and kind[place] != U:
+                left, computes = max(left, follows_s[stage[place]]), True
             left_s[place] = left_s[place + 1] if joined[place] else left
             left += seconds[kind[place], stage[place]]
 
