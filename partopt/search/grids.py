@@ -183,10 +183,16 @@ class Grid:
             if level.size == 1 or not len(cut):
                 continue
             size = topology.group_size(k if level.bus else k - 1)
-            busy = np.zeros((topology.devices // size, len(ranks) - 1))
-            for side in (ranks[:-1],) if level.bus else (ranks[:-1], ranks[1:]):
-                np.add.at(busy, (side[crossing] // size, cut), 1 / port_rate(k, topology))
-            loads.append(np.unique(busy, axis=0))
+            sides = (ranks[:-1],) if level.bus else (ranks[:-1], ranks[1:])
+            port = np.concatenate([side[crossing] // size for side in sides])
+            cut = np.tile(cut, len(sides))
+            # ports over which the same cuts go have one sum of any numbers of these
+            sums = np.bincount(port, np.random.default_rng(0).integers(2**40, size=len(ranks))[cut])
+            _, first, kind = np.unique(sums, return_index=True, return_inverse=True)
+            (one,) = np.nonzero(port == first[kind[port]])
+            busy = np.zeros((len(first), len(ranks) - 1))
+            np.add.at(busy, (kind[port[one]], cut[one]), 1 / port_rate(k, topology))
+            loads.append(busy)
         return np.concatenate(loads)
 
     def ports_s(self, cut_bytes: Floats, many: int) -> float:
