@@ -38,8 +38,8 @@ class Cuts:
     def __init__(self, partition: Partition, simulations: Simulations) -> None:
         self.stages = [replace(own, ranks=tuple(own.ranks)) for own in partition.stages]
         self.partition, self.simulations, problem = partition, simulations, simulations.problem
-        self.seconds = Known[Bounds](self._seconds).seconds
-        self.spent = 0.0  # as `Simulations.spent` counts
+        self._known = Known[Bounds](simulations, lambda bounds: (self.cut(bounds), None))
+        self.seconds = self._known.seconds
         devices = sorted({rank for stage in self.stages for rank in stage.ranks})
         M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
         # microbatches of each stage on each device, shape (devices, S)
@@ -49,6 +49,11 @@ class Cuts:
                 self.passes[number[rank], s] += M // len(stage.ranks)
         every = [problem.recomputes(own) and not problem.first_again(own) for own in self.stages]
         self.prefixes = [problem.chain.busy_prefix(again) for again in every]  # or less than it is
+
+    @property
+    def spent(self) -> float:
+        """What simulations took, as `Simulations.spent` counts."""
+        return self._known.spent
 
     def cut(self, bounds: Bounds) -> Partition:
         """The partition between these boundaries."""
@@ -64,13 +69,6 @@ class Cuts:
         own = zip(self.prefixes, pairwise(bounds), strict=True)
         seconds = [prefix[stop] - prefix[start] for prefix, (start, stop) in own]
         return float((self.passes @ seconds).max()) / (self.simulations.problem.microbatches or 1)
-
-    def _seconds(self, bounds: Bounds, allowed_s: float) -> float:
-        """Simulated seconds of a microbatch; infinite where the plan does not fit or run."""
-        before = self.simulations.spent
-        seconds = self.simulations.seconds(self.cut(bounds), None, allowed_s)
-        self.spent += self.simulations.spent - before
-        return seconds
 
 
 def anneal_cuts(

@@ -30,15 +30,14 @@ class Judge:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.problem, self.entry = costs, costs.problem, costs.entry
-        self._simulations = Simulations(self.problem)
         self._known = Known[tuple[Shape, tuple[int, ...] | None]](
-            lambda key, allowed_s: self._simulations.seconds(key[0].partition(), key[1], allowed_s)
+            Simulations(self.problem), lambda key: (key[0].partition(), key[1])
         )
 
     @property
     def spent(self) -> float:
         """What simulations took, as `Simulations.spent` counts."""
-        return self._simulations.spent
+        return self._known.spent
 
     @property
     def ways(self) -> range:

@@ -43,6 +43,7 @@ ROUNDING = 1e-9  # of a limit of seconds: what rounding may change
 
 Floats = NDArray[np.float64]
 Key = TypeVar("Key", bound=Hashable)
+Plan = tuple[Partition, Sequence[int] | None]  # and its warm-ups, as `Simulations.seconds` has them
 
 
 class Numbers(NamedTuple):
@@ -74,22 +75,6 @@ class Candidate(NamedTuple):
     seconds: Floats  # of each kind of action, shape (kinds, S)
     numbers: Numbers
     tied_s: Floats
-
-
-class Known(Generic[Key]):
-    """Seconds of plans by a key, each simulated once, or again where more is allowed."""
-
-    def __init__(self, simulate: Callable[[Key, float], float]) -> None:
-        self._simulate = simulate
-        self._found = dict[Key, tuple[float, float]]()  # and at what was allowed
-
-    def seconds(self, key: Key, allowed_s: float = math.inf) -> float:
-        """The seconds, or `allowed_s` or more where they are seen to be no less than that."""
-        seconds, before_s = self._found.get(key, (-math.inf, -math.inf))
-        if seconds == before_s < allowed_s:  # it was broken off, and more is allowed now
-            seconds = self._simulate(key, allowed_s)
-            self._found[key] = seconds, allowed_s
-        return seconds
 
 
 class Simulations:
@@ -351,3 +336,27 @@ class Simulations:
             + buffers * (numbers.input_bytes + numbers.output_bytes)
         )
         return fixed
+
+
+class Known(Generic[Key]):
+    """Seconds of plans by a key, each simulated once, or once more where more is allowed then.
+
+    `spent` counts each once, as `Simulations.spent` does.
+    """
+
+    def __init__(self, simulations: Simulations, plan: Callable[[Key], Plan]) -> None:
+        self._simulations, self._plan, self.spent = simulations, plan, 0.0
+        self._found = dict[Key, tuple[float, float]]()  # and at what was allowed
+
+    def seconds(self, key: Key, allowed_s: float = math.inf) -> float:
+        """The seconds, or `allowed_s` or more where they are seen to be no less than that."""
+        seconds, before_s = self._found.get(key, (-math.inf, -math.inf))
+        if seconds == before_s < allowed_s:
+            spent, simulate = self._simulations.spent, self._simulations.seconds
+            if key in self._found:  # it was broken off
+                seconds = simulate(*self._plan(key))
+            else:
+                seconds = simulate(*self._plan(key), allowed_s)
+                self.spent += self._simulations.spent - spent
+            self._found[key] = seconds, allowed_s
+        return seconds
