@@ -23,7 +23,6 @@ BUDGET = {"quick": 500.0, "normal": 1800.0, "thorough": 25_000.0}  # as `Judge.s
 LARGE = 3.6  # times as much for the program over ranks, whose plans have many stages
 STARTS = 0.2  # of the budget, for the plans of the dynamic program
 RANKED = 0.6  # of that of the program over ranks
-ALIKE = 2  # plans of others on the same places with as many stages that are annealed
 ROUNDS = (12, 4, 1)  # plans that are annealed in each round; all rounds have the same budget
 PACED = (2, 3, 0)  # numbers of warm-ups at which plans of the program over ranks are tried
 FINE = 1000  # ranges of layers, between which the cuts of the best plan are chosen again
@@ -145,10 +144,9 @@ class Improvement:
                         for each in dict.fromkeys([shape, recut])
                         if each is not None and judge.costs.slowest_s(each) < self.best_s
                     ]
-        of_kind: dict[tuple[int, Places], list[Found]] = {}
-        for each in sorted(found, key=lambda each: each.seconds):
-            of_kind.setdefault((each.shape.stages, each.shape.places), []).append(each)
-        self._keep(each for own in of_kind.values() for each in own[:ALIKE])
+        slowest_first = sorted(found, key=lambda plan: plan.seconds, reverse=True)
+        best = {(plan.shape.stages, plan.shape.places): plan for plan in slowest_first}
+        self._keep(best.values())
 
     def _anneal(self, budget: float) -> None:
         """Anneal the best plans, ever fewer of them."""
