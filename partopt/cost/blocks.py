@@ -38,8 +38,8 @@ class Remade(NamedTuple):
 class Blocks:
     """The blocks of a chain, between `bounds`; layers outside them are never made again.
 
-    `forward_s` are seconds of each layer, shape (N,), `inputs` bytes that enter each layer, shape
-    (N,), `stash` and `transient` the chain's own.
+    `forward_s` are seconds of the layers, shape (N,), `inputs` bytes that enter a layer, shape
+    (N,), `stash` and `transient` the chain's.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Blocks:
         transient: RangeMax,
     ) -> None:
         layers = np.arange(len(forward_s))
-        own = np.searchsorted(bounds, layers, side="right") - 1  # the block of each layer
+        block = np.searchsorted(bounds, layers, side="right") - 1  # of every layer
         inside = (layers >= bounds[0]) & (layers < bounds[-1])
-        first = np.where(inside, np.array(bounds)[own], layers)
+        first = np.where(inside, np.array(bounds)[block], layers)
         entering = np.where(inside & (first == layers), inputs, 0.0)
         self.bounds, self.stash, self.transient = np.array(bounds), stash, transient
         self._again = np.concatenate([[0.0], np.cumsum(np.where(inside, forward_s, 0.0))])
@@ -71,7 +71,7 @@ class Blocks:
 
     @property
     def again_prefix(self) -> NDArray[np.float64]:
-        """Forward seconds of the blocks before each cut, shape (N+1,)."""
+        """Forward seconds of the blocks before a cut, shape (N+1,)."""
         return self._again[self._at]
 
     def span(self, i: Any, j: Any, first: int | None) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
 """The model as a chain of N layers at one microbatch size.
 
-It gives what a range of layers computes, holds and keeps, and what crosses each cut.
+It gives what a range of layers computes, holds and keeps, and what crosses the cuts.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ class Chain:
     gw: NDArray[np.float64]  # shape (N,)
     a: NDArray[np.float64]  # shape (N+1,)
     back: NDArray[np.float64]  # shape (N+1,)
-    # tensors that cross each cut, and those of them with a gradient, shape (2, N+1)
+    # tensors that cross a cut, and those of them with a gradient, shape (2, N+1)
     tensors: NDArray[np.float64]
     trained_bytes: RangeSum  # W(i, j): parameters with a gradient
     frozen_bytes: RangeSum  # Z(i, j): parameters without one
     stash_bytes: RangeSum  # stash(i, j)
     # transient(i, j), beside the stash of the whole range: layers free theirs as they are done
     transient_bytes: RangeMax
-    # of each layer, what a backward in two parts keeps between them beside the stash, shape (N,)
+    # of every layer, what a backward in two parts keeps between them beside the stash, shape (N,)
     parting: NDArray[np.float64]
     layer_bytes: RangeMax  # of all parameters of a layer
     optimizer_s: float = 0.0
     sixteen_bit: bool = False
-    # of each layer, the optimizer's step where every backward ends with one, shape (N,)
+    # of every layer, the optimizer's step where every backward ends with one, shape (N,)
     stepping: NDArray[np.float64] | None = None
     # where an engine makes blocks again one by one; None where it makes whole stages again
     blocks: Blocks | None = None
 
     @cached_property
     def compute_prefix(self) -> NDArray[np.float64]:
-        """Seconds of the layers before each cut, shape (N+1,).
+        """Seconds of the layers before a cut, shape (N+1,).
 
         `compute_s` is the difference of two entries.
         """
@@ -73,13 +73,13 @@ class Chain:
 
     @cached_property
     def forward_prefix(self) -> NDArray[np.float64]:
-        """Forward seconds of the layers before each cut, shape (N+1,)."""
+        """Forward seconds of the layers before a cut, shape (N+1,)."""
         return np.concatenate([[0.0], np.cumsum(self.f)])
 
     def with_steps(self) -> Chain:
-        """The chain whose backwards each end with the optimizer's step of their parameters.
+        """The chain whose backwards end with the optimizer's step of their parameters.
 
-        It takes each layer's share of the trained bytes, tied ones in the first of their layers.
+        It takes a layer's share of the trained bytes, tied ones in the first of their layers.
         """
         before = self.trained_bytes.row(0, self.layers)
         if not self.optimizer_s or not before[-1]:
@@ -102,7 +102,7 @@ class Chain:
 
     @cached_property
     def traffic(self) -> NDArray[np.float64]:
-        """Bytes that cross each cut one way, the mean of activations and gradients; shape (N+1,).
+        """Bytes that cross a cut one way, the mean of activations and gradients; shape (N+1,).
 
         A microbatch passes every cut both ways, and a port of both directions carries the mean or
         more in one of them.
@@ -133,7 +133,7 @@ class Chain:
 
     @cached_property
     def parting_prefix(self) -> NDArray[np.float64]:
-        """Bytes that the layers before each cut keep between the parts, shape (N+1,)."""
+        """Bytes that the layers before a cut keep between the parts, shape (N+1,)."""
         return np.concatenate([[0.0], np.cumsum(self.parting)])
 
     def split_stash(self, i: int, j: int) -> float:
@@ -152,7 +152,7 @@ class Chain:
 
     @property
     def again_prefix(self) -> NDArray[np.float64]:
-        """Seconds of the layers before each cut that recomputation takes, shape (N+1,)."""
+        """Seconds of the layers before a cut that recomputation takes, shape (N+1,)."""
         return self.forward_prefix if self.blocks is None else self.blocks.again_prefix
 
     def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
@@ -160,7 +160,7 @@ class Chain:
         return self.compute_prefix + self.again_prefix if recompute else self.compute_prefix
 
     def passing_prefix(self, split: bool, recompute: bool) -> NDArray[np.float64]:
-        """Backward seconds of the layers before each cut until their gradient leaves, shape (N+1,).
+        """Backward seconds of the layers before a cut until their gradient leaves, shape (N+1,).
 
         Where backwards are `split` the gradients of the weights come later; with `recompute` what
         is computed again comes first.
@@ -171,7 +171,7 @@ class Chain:
         return prefix + self.again_prefix if recompute else prefix
 
     def gradients_prefix(self, split: bool) -> NDArray[np.float64]:
-        """Backward seconds of the layers before each cut in which gradients of weights appear.
+        """Backward seconds of the layers before a cut in which gradients of weights appear.
 
         Shape (N+1,). Where backwards are `split` that is the second part alone.
         """
@@ -235,7 +235,7 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
         g=np.array([layer.backward_s for layer in measurement.layers]),
         gw=np.array([_weight_gradient_s(layer) for layer in measurement.layers]),
         a=_crossing(tensors, len(profile.layers)),
-        back=_crossing([each for each in tensors if each.gradient], len(profile.layers)),
+        back=_crossing([tensor for tensor in tensors if tensor.gradient], len(profile.layers)),
         tensors=_tensors_crossing(tensors, len(profile.layers)),
         trained_bytes=_parameters(profile, frozen=False),
         frozen_bytes=_parameters(profile, frozen=True),
@@ -252,12 +252,14 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
 
 def _parameters(profile: Profile, frozen: bool) -> RangeSum:
     """Bytes of the parameters that are frozen, or of those that are not."""
-    own = []
+    sizes = []
     for layer in profile.layers:
-        shared = sum(each.bytes for each in layer.shared_parameters if each.frozen == frozen)
+        shared = sum(
+            parameter.bytes for parameter in layer.shared_parameters if parameter.frozen == frozen
+        )
         trained = layer.parameter_bytes - layer.frozen_bytes
-        own.append((layer.frozen_bytes if frozen else trained) - shared)
-    return RangeSum(own, _tied(profile, frozen))
+        sizes.append((layer.frozen_bytes if frozen else trained) - shared)
+    return RangeSum(sizes, _tied(profile, frozen))
 
 
 def _tied(profile: Profile, frozen: bool) -> list[Group]:
@@ -288,7 +290,7 @@ def _weight_gradient_s(layer: LayerMeasurement) -> float:
 
 
 def _chain_tensors(measurement: Measurement) -> list[Tensor]:
-    """A profile without tensors is a chain: each layer's output goes to the next."""
+    """A profile without tensors is a chain: a layer's output goes to the next."""
     return [
         Tensor(producer=index, consumers=[index + 1], bytes=layer.output_bytes)
         for index, layer in enumerate(measurement.layers[:-1])
@@ -307,10 +309,10 @@ def _output_stash(tensors: list[Tensor]) -> list[StashGroup]:
 
 
 def _tensors_crossing(tensors: list[Tensor], layers: int) -> NDArray[np.float64]:
-    """How many tensors cross each cut, and how many of them have a gradient; shape (2, N+1)."""
-    each = [structs.replace(tensor, bytes=1) for tensor in tensors]
-    with_gradient = [tensor for tensor in each if tensor.gradient]
-    return np.array([_crossing(each, layers), _crossing(with_gradient, layers)])
+    """How many tensors cross a cut, and how many of them have a gradient; shape (2, N+1)."""
+    counted = [structs.replace(tensor, bytes=1) for tensor in tensors]
+    with_gradient = [tensor for tensor in counted if tensor.gradient]
+    return np.array([_crossing(counted, layers), _crossing(with_gradient, layers)])
 
 
 def _crossing(tensors: list[Tensor], layers: int) -> NDArray[np.float64]:

@@ -2,13 +2,13 @@
 
 - `ring` (Patarasuk and Yuan, 2009): every member moves 2(r-1)/r of the data, in 2(r-1) steps, all
   levels at once.
-- `tree`: two binary trees of half of the data each (Sanders, Speck and Träff, 2009), as NCCL has
-  them: twice the data, in 2 log2(r) steps, all levels at once.
+- `tree`: two binary trees with half of the data in either (Sanders, Speck and Träff, 2009), as
+  NCCL has them: twice the data, in 2 log2(r) steps, all levels at once.
 - `hierarchical` (BlueConnect; Cho et al., 2019): a reduce-scatter inside, an all-reduce of the
   parts across, an all-gather inside, one level after the other; of a group that lies evenly.
 
 A topology names one, or takes the fastest. Trainers exchange gradients in buckets and libraries
-choose for each call, so that is the fastest for one bucket.
+choose for every call, so that is the fastest for one bucket.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class AllReduce(NamedTuple):
     """An all-reduce over a group of ranks."""
 
     algorithm: int
-    slopes: Mapping[int, float]  # s/byte for which it holds the ports of each level k crossed
+    slopes: Mapping[int, float]  # s/byte for which it holds the ports of a level k that it crosses
     latency_s: float
 
     @property
     def slope(self) -> float:
         """Seconds per byte: of all levels in turn, or of the narrowest."""
-        each = self.slopes.values()
-        return sum(each) if self.algorithm == HIERARCHICAL else max(each, default=0.0)
+        slopes = self.slopes.values()
+        return sum(slopes) if self.algorithm == HIERARCHICAL else max(slopes, default=0.0)
 
     def seconds(self, size_bytes: float) -> float:
         """Seconds for `size_bytes`."""
@@ -83,7 +83,7 @@ def tied_s(size_bytes: float, holders: int, topology: Topology) -> float:
 
     An all-reduce; 0 for one holder, and on one device. Where the other holders will lie is not
     known when a stage is chosen, so it is assumed to cross the outermost level on which devices
-    part, with one holder on each of its members, all on one bus where the level is a bus.
+    part, with one holder on every member of it, all on one bus where the level is a bus.
     """
     k = topology.outermost_level
     if k == 0 or holders == 1:
@@ -154,7 +154,7 @@ def choose(
 
 
 def share(algorithm: int, r: int, n: int) -> float:
-    """Bytes that a member of a level moves for each byte reduced, of r ranks and n_k = n."""
+    """Bytes that a member of a level moves for a byte reduced, of r ranks and n_k = n."""
     if algorithm == RING:
         return 2 * (r - 1) / r
     return 2.0 if algorithm == TREE else 2 * (n - 1) / n

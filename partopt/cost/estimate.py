@@ -28,7 +28,7 @@ from partopt.schedules.order import Integers
 # M        microbatches of an iteration; n of them on the replica with the most
 # port     of level k and a member of it: of all members where the level is a bus
 
-Ports = dict[tuple[int, int], float]  # seconds for each microbatch in which a port is busy
+Ports = dict[tuple[int, int], float]  # seconds per microbatch in which a port is busy
 TURNS = 1024  # of replicas at a cut, that are looked at
 
 
@@ -55,11 +55,11 @@ def estimate_of(plan: Plan, one_device_s: float) -> Estimate:
 
 
 def _loads(plan: Plan) -> Iterator[Load]:
-    """Seconds for each microbatch in which something is busy, by stages and cuts.
+    """Seconds per microbatch in which something is busy, by stages and cuts.
 
     Devices compute, and handle messages or wait for them; all-reduces and tied exchanges take place
-    once for r microbatches, one on each replica, or once an iteration. Ports carry what crosses
-    each cut; the busiest counts with all that goes through it, asynchronous all-reduces too.
+    once for r microbatches, one on every replica, or once an iteration. Ports carry what crosses
+    the cuts; the busiest counts with all that goes through it, asynchronous all-reduces too.
     """
     M, stages = plan.microbatches, plan.stages
     on_device = {s: held for held in plan.stages_by_rank().values() for s in held}
@@ -73,15 +73,15 @@ def _loads(plan: Plan) -> Iterator[Load]:
         if M is None and plan.engine.allreduce == "blocking":
             yield Load("compute and all-reduce", s, computing + exchanging)
     users = [_cut_s(plan, c) for c in range(1, len(stages))]
-    for c, own in enumerate(users, start=1):
-        yield Load("cut", c, max(own.values(), default=0.0))
+    for c, ports in enumerate(users, start=1):
+        yield Load("cut", c, max(ports.values(), default=0.0))
     users += [_ring_s(stage, plan) for stage in stages if M is None]
     together: Ports = {}
-    for own in users:
-        for port, seconds in own.items():
+    for ports in users:
+        for port, seconds in ports.items():
             together[port] = together.get(port, 0.0) + seconds
     busiest = max(together, key=lambda port: together[port], default=None)
-    if busiest and sum(busiest in own for own in users) > 1:
+    if busiest and sum(busiest in ports for ports in users) > 1:
         k, member = busiest
         size = _port_size(k, plan.topology)
         behind = [any(rank // size == member for rank in stage.ranks) for stage in stages]
@@ -104,7 +104,7 @@ def _crossing(plan: Plan, c: int) -> tuple[Integers, Integers, Integers]:
 
 
 def _cut_s(plan: Plan, c: int) -> Ports:
-    """Seconds for each microbatch in which the messages over cut c keep ports busy.
+    """Seconds per microbatch in which the messages over cut c keep ports busy.
 
     They are the mean of both ways, which a port of both directions carries or more in one of them.
     A device that passes to itself uses none.
@@ -114,18 +114,18 @@ def _cut_s(plan: Plan, c: int) -> Ports:
     source, target, level = _crossing(plan, c)
     found: Ports = {}
     for k in np.unique(level[level > 0]).tolist():
-        each_s = size_bytes / port_rate(k, topology) / len(level)
+        turn_s = size_bytes / port_rate(k, topology) / len(level)
         for side in (source,) if topology.levels[k - 1].bus else (source, target):
             members, many = np.unique(
                 side[level == k] // _port_size(k, topology), return_counts=True
             )
             for member, n in zip(members.tolist(), many.tolist(), strict=True):
-                found[k, member] = found.get((k, member), 0.0) + n * each_s
+                found[k, member] = found.get((k, member), 0.0) + n * turn_s
     return found
 
 
 def _ring_s(stage: Stage, plan: Plan) -> Ports:
-    """Seconds for each microbatch in which the all-reduce of a stage keeps ports busy."""
+    """Seconds per microbatch in which the all-reduce of a stage keeps ports busy."""
     found: Ports = {}
     if stage.replicas == 1 or not stage.trained_bytes:
         return found
@@ -170,7 +170,7 @@ def _exchange_left_s(stage: Stage, plan: Plan) -> float:
 def _iteration_s(plan: Plan, largest: dict[str, Load]) -> float:
     """Seconds of an iteration of a synchronous schedule, of the device or port that takes longest.
 
-    A device begins when its first microbatch has come, works through its own, and updates its
+    A device begins when its first microbatch has come, works through its share, and updates its
     weights, while its last gradient passes through the stages before. A port is busy in between.
     """
     entry, M, stages = schedule(plan.schedule), plan.microbatches, plan.stages

@@ -2,7 +2,7 @@
 
 Utilisation is the model FLOPs utilisation (MFU) of PaLM (Chowdhery et al., 2022, appendix B): the
 operations of forward and backward of the model itself, whatever a plan computes again, over the
-peak of all devices. Those of the backward are twice the forward's: each product of the forward has
+peak of all devices. Those of the backward are twice the forward's: a product of the forward has
 one for the gradient of its input and one for that of its weights.
 """
 
@@ -37,15 +37,15 @@ def figures_of(
         profile.sample_flops,
         topology.device.price_per_hour or None,
     )
-    each = flops and flops * samples_per_s / devices
-    if each and profile.peak_flops and each > profile.peak_flops * _ROUNDING:
-        raise _above_peak(topology.name, each, profile.peak_flops, topology.device.name)
+    device_flops = flops and flops * samples_per_s / devices
+    if device_flops and profile.peak_flops and device_flops > profile.peak_flops * _ROUNDING:
+        raise _above_peak(topology.name, device_flops, profile.peak_flops, topology.device.name)
     money = price and price * devices
     bought = money and samples_per_s * _HOUR_S / money
     found = Figures(
         tokens_per_s=tokens and tokens * samples_per_s,
-        device_flops_per_s=each,
-        mfu=each / profile.peak_flops if each and profile.peak_flops else None,
+        device_flops_per_s=device_flops,
+        mfu=device_flops / profile.peak_flops if device_flops and profile.peak_flops else None,
         price_per_hour=money,
         samples_per_money=bought,
         tokens_per_money=tokens and bought and tokens * bought,
@@ -69,16 +69,16 @@ def flops_of(
     if sample is None or not peaks:
         return sample, None
     step_flops = max(
-        sample / profile.group_ranks * each.microbatch_size / seconds
-        for each in profile.measured()
-        if (seconds := sum(layer.forward_s + layer.backward_s for layer in each.layers))
+        sample / profile.group_ranks * measurement.microbatch_size / seconds
+        for measurement in profile.measured()
+        if (seconds := sum(layer.forward_s + layer.backward_s for layer in measurement.layers))
     )
-    own = same_device(profile.estimated_for or profile.device.name, topology.device.name)
-    if own and step_flops > PASSES * max(peaks):
+    same = same_device(profile.estimated_for or profile.device.name, topology.device.name)
+    if same and step_flops > PASSES * max(peaks):
         name = profile.model.name
         raise _above_peak(name, step_flops / PASSES, max(peaks), topology.device.name)
     reachable = [peak for peak in peaks if step_flops <= peak]
-    return (sample, min(reachable) if own else None) if reachable else (None, None)
+    return (sample, min(reachable) if same else None) if reachable else (None, None)
 
 
 def sample_flops(profile: Profile) -> float | None:
@@ -104,14 +104,14 @@ def _peaks_flops(profile: Profile, topology: Topology, products: Format | None) 
     """Peaks of the topology's device in the profile's format, if they are known."""
     file = shipped_file(topology.device.name)
     if products and BITS[products] < 16 and file and file[1].training:
-        own = file[1].training.peaks.get("fp8" if products == "mxfp8" else products)
-        return [parse_flops(own.value)] if own else []
+        peak = file[1].training.peaks.get("fp8" if products == "mxfp8" else products)
+        return [parse_flops(peak.value)] if peak else []
     found, estimated = shipped_device(topology.device.name), profile.estimated
     if found is None or (estimated is not None and estimated.sha256 != found[1].sha256):
-        return []  # the second: of a device file of one's own
+        return []  # the second: of a user's device file
     dtype = profile.autocast or profile.dtype
     formats = (dtype, TF32) if dtype == "float32" else (dtype,)
-    return [found[1].peaks_flops[each] for each in formats if each in found[1].peaks_flops]
+    return [found[1].peaks_flops[name] for name in formats if name in found[1].peaks_flops]
 
 
 def _above_peak(where: str, flops: float, peak: float, device: str) -> PartoptError:

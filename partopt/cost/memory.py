@@ -1,4 +1,4 @@
-"""Bytes on each device of a stage, and those that no plan may use.
+"""Bytes on a device of a stage, and those that no plan may use.
 
 Weights in all their versions, gradients, optimizer state, activations, receive buffers, and what a
 backward takes while it runs.
@@ -23,7 +23,7 @@ from partopt.schedules.entry import Counts, Schedule
 # W   bytes of the stage's parameters that have a gradient
 # V   versions of these
 
-# Bytes that an optimizer keeps for each parameter: fp32 moments; 8-bit ones, with a scale for every
+# Bytes that an optimizer keeps for a parameter: fp32 moments; 8-bit ones, with a scale for every
 # 2,048 of them that is left out (Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
 # ICLR 2022); the rows and columns of a factored second moment, next to nothing for a matrix
 # (Shazeer and Stern, "Adafactor", ICML 2018, without its optional first moment)
@@ -35,7 +35,7 @@ SHARDED = {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}
 GATHERED = 2  # layers whose parameters are whole: of the one that runs, and of the next
 
 # Communicators of NCCL, as `partopt.runtime` makes them: one for all ranks, one for a pipeline, one
-# for the replicas of a stage, and one for each direction of a pair that sends messages: so many or
+# for the replicas of a stage, and one for every direction of a pair that sends messages: so many or
 # fewer (tied parameters and shares of the optimizer have more). Of a group that exchanges gradients
 # 544 to 688 MB were seen on A100s (NVIDIA/nccl issue 964), of a pair on H100s 10 MiB to receive and
 # 2 MiB to send in each of 32 channels (1685); a direction has `CHANNELS`.
@@ -54,7 +54,7 @@ class Kept(NamedTuple):
     shard: int = 0
     posted: int = 0  # M, where all of an iteration have receive buffers; 0: those in flight
     gathered: float = 1.0  # bytes for a byte of parameters, where replicas share them
-    copies: int = 1  # ranks of each device that hold the same parameters, and share them, too
+    copies: int = 1  # ranks of a device that hold the same parameters, and share them, too
 
 
 def kept_of(
@@ -73,17 +73,17 @@ def kept_of(
     engine are all the state of a parameter, a master copy included. Gradients that are exchanged
     once, behind the last backward, are whole until then, and as large.
     """
-    each = 2 if sixteen_bit else 4
+    size = 2 if sixteen_bit else 4
     state: float = STATE_BYTES[optimizer] + (_MASTER_BYTES if sixteen_bit else 0)
     if engine.optimizer_bytes is not None:
         state = engine.optimizer_bytes
-    gradient = 4 if engine.gradients == "float32" else each
+    gradient = 4 if engine.gradients == "float32" else size
     posted = microbatches or 0 if engine.buffers == "all" else 0
     sharded = SHARDED[shard]
     if shard == "gradients" and engine.allreduce == "blocking":
         sharded = SHARDED["optimizer"]
-    gathered = (engine.gathered_bytes or each) / each
-    return Kept(gradient / each, state / each, sharded, posted, gathered, copies)
+    gathered = (engine.gathered_bytes or size) / size
+    return Kept(gradient / size, state / size, sharded, posted, gathered, copies)
 
 
 def kept_by(plan: Plan) -> Kept:
@@ -105,16 +105,16 @@ def shares(kept: Kept, replicas: Any) -> tuple[Any, Any, Any]:
     return parameters, gradients, state
 
 
-def parameters_bytes(own: Any, layer: Any, sharers: Any) -> Any:
-    """Bytes of parameters on one device of a stage that has `own` in all; for arrays too.
+def parameters_bytes(total: Any, layer: Any, sharers: Any) -> Any:
+    """Bytes of parameters on one device of a stage that has `total` in all; for arrays too.
 
     Where devices share them, some layers are whole at a time, up to all of them.
     """
-    return np.minimum(own, own / sharers + GATHERED * layer)
+    return np.minimum(total, total / sharers + GATHERED * layer)
 
 
 def posted_buffers(posted: int, replicas: Any, in_flight: Any) -> Any:
-    """Receive buffers of a stage for each of its cuts, for arrays too; see `Kept.posted`."""
+    """Receive buffers of a stage for a cut, for arrays too; see `Kept.posted`."""
     return -(-posted // replicas) if posted else in_flight
 
 
@@ -122,7 +122,7 @@ def with_counts(stage: Stage, counts: Counts, entry: Schedule, kept: Kept) -> St
     """The stage with these `counts` of microbatches under a schedule, and its memory.
 
     `kept` is what its trainer keeps. Frozen parameters have one version, no gradient and no state.
-    There are as many buffers for what each cut brings: activations from the stage before, gradients
+    There are as many buffers for what a cut brings: activations from the stage before, gradients
     from the stage after. A whole stage that is recomputed keeps of a microbatch its input alone,
     which is in that buffer, and its stash once its backward has begun. From then on there is also
     what the parts of a backward keep between them. One backward runs at a time. What it takes
@@ -131,13 +131,13 @@ def with_counts(stage: Stage, counts: Counts, entry: Schedule, kept: Kept) -> St
     _, held, begun = counts
     versions, trained = entry.versions_of(held), stage.trained_bytes
     parameters, gradients, state = shares(kept, stage.replicas)
-    own = versions * trained + stage.frozen_bytes
+    weights = versions * trained + stage.frozen_bytes
     activations = (begun if stage.recomputes_whole else held) * stage.stash_bytes
     if entry.split:
         activations += begun * stage.split_stash_bytes
     buffers = posted_buffers(kept.posted, stage.replicas, held)
     parts = {
-        "parameters_bytes": round(float(parameters_bytes(own, stage.layer_bytes, parameters))),
+        "parameters_bytes": round(float(parameters_bytes(weights, stage.layer_bytes, parameters))),
         "gradients_bytes": round(kept.gradients * trained / gradients),
         "optimizer_bytes": round(kept.state * trained / state),
         "activations_bytes": activations,
@@ -189,7 +189,7 @@ def ranges_bytes(
     """Bytes of ranges [i, j) as stages: what they hold, and what a backward takes beside it.
 
     `counts` are the microbatches in flight, the versions of the weights, and the microbatches whose
-    backward has begun, numbers or one for each range; `first` are the blocks that a stage makes
+    backward has begun, numbers or one for every range; `first` are the blocks that a stage makes
     again, None for all.
     """
     in_flight, versions, begun = counts
@@ -201,10 +201,10 @@ def ranges_bytes(
         if not split:
             transient = beside
     parameters, gradients, state = shares(kept, replicas)
-    own = versions * trained + chain.frozen_bytes.table[i, j]
+    weights = versions * trained + chain.frozen_bytes.table[i, j]
     whole = recompute and chain.blocks is None
     held = [
-        parameters_bytes(own, chain.layer_bytes.table[i, j], parameters),
+        parameters_bytes(weights, chain.layer_bytes.table[i, j], parameters),
         kept.gradients * trained / gradients,
         kept.state * trained / state,
         (begun if whole else in_flight) * stash + (begun * parting if split else 0.0),
@@ -220,7 +220,7 @@ def reserve_of(profile: Profile, limit_bytes: int | None) -> Reserve:
     where no limit is known, and where the times are of a CPU, whose memory has none of these. Else
     it is 1 GB and 3 % of the device, or what the profiled step took beyond what the formulas say of
     the whole model on one device, if that is more: the peak that a profile records is the
-    allocator's, which knows neither the context nor its own fragments. Communicators are beside
+    allocator's, which knows neither the context nor its fragments. Communicators are beside
     that, which one device has none of.
     """
     on_gpu = profile.estimated_for is not None or profile.device.type == "cuda"
@@ -234,6 +234,6 @@ def reserve_of(profile: Profile, limit_bytes: int | None) -> Reserve:
             weights = 2 * chain.trained_bytes(*whole) + chain.frozen_bytes(*whole)
             kept = chain.stash_bytes(*whole) + chain.transient(split=False)(*whole)
             excess = max(excess, measured.peak_memory_bytes - weights - kept)
-    assumed, own = FIXED_BYTES + SHARE * limit_bytes, COMMUNICATOR_BYTES
+    assumed = FIXED_BYTES + SHARE * limit_bytes
     basis: Literal["measured", "assumed"] = "measured" if excess > assumed else "assumed"
-    return Reserve(size_bytes=round(max(excess, assumed)) + own, basis=basis)
+    return Reserve(size_bytes=round(max(excess, assumed)) + COMMUNICATOR_BYTES, basis=basis)

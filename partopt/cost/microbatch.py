@@ -22,7 +22,11 @@ def best_microbatch_size(profile: Profile, sizes: Collection[int] = ()) -> int:
             / measurement.microbatch_size
         )
 
-    measured = [each for each in profile.measured() if not sizes or each.microbatch_size in sizes]
+    measured = [
+        measurement
+        for measurement in profile.measured()
+        if not sizes or measurement.microbatch_size in sizes
+    ]
     return min(measured, key=seconds_per_sample).microbatch_size
 
 

@@ -51,7 +51,7 @@ def price(
 
     Raises PartoptError where the schedule cannot run several stages on a device so.
     """
-    stages = [sum_layers(own, problem) for own in partition.stages]
+    stages = [sum_layers(stage, problem) for stage in partition.stages]
     plan = plan_of(partition, problem, stages, _flows(partition, problem), planner, certificate)
     plan = _with_counts(_with_exchanges(plan))
     return replace(plan, predicted=_predicted(plan, problem))
@@ -67,7 +67,7 @@ def under(
 ) -> Plan:
     """The plan under other conditions, on the same ranks; its prediction is not made again.
 
-    `warmups` are the forwards of each stage before its first backward, under a schedule that takes
+    `warmups` are the forwards of every stage before its first backward, under a schedule that takes
     them; `fields` are others of Plan. Raises PartoptError where the plan cannot run that way.
     """
     name = schedule_name or plan.schedule
@@ -107,7 +107,7 @@ def _with_exchanges(plan: Plan) -> Plan:
 
 
 def _tied_s(flows: Sequence[Flow], S: int, topology: Topology) -> list[float]:
-    """Seconds in which each stage exchanges the gradients of tied parameters with others."""
+    """Seconds in which every stage exchanges the gradients of tied parameters with others."""
     seconds = [0.0] * S
     for flow in flows:
         if flow.stage is not None and flow.holders is not None:
@@ -123,8 +123,8 @@ def _with_counts(plan: Plan, warmups: Sequence[int] | None = None) -> Plan:
         counts = [entry.counts(s, replicas, M) for s in range(len(replicas))]
         if warmups is not None:
             counts = [
-                Counts(own, own + 1, usual.begun)
-                for own, usual in zip(warmups, counts, strict=True)
+                Counts(warmup, warmup + 1, usual.begun)
+                for warmup, usual in zip(warmups, counts, strict=True)
             ]
     else:
         counts = _counts_by_order(order(plan.schedule, layout_of(plan)), plan)
@@ -133,7 +133,7 @@ def _with_counts(plan: Plan, warmups: Sequence[int] | None = None) -> Plan:
     return replace(
         plan,
         noam=usual if warmups is None else counts[0].held,
-        stages=[with_counts(stage, own, entry, kept) for stage, own in stages],
+        stages=[with_counts(stage, stage_counts, entry, kept) for stage, stage_counts in stages],
     )
 
 
@@ -177,24 +177,27 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
 def with_counts_of(order: Order, plan: Plan, entry: Schedule) -> Plan:
     """The plan with the counts and memory of its stages under an order, which is like `entry`'s."""
     stages, kept = zip(plan.stages, _counts_by_order(order, plan), strict=True), kept_by(plan)
-    return replace(plan, stages=[with_counts(stage, own, entry, kept) for stage, own in stages])
+    return replace(
+        plan,
+        stages=[with_counts(stage, stage_counts, entry, kept) for stage, stage_counts in stages],
+    )
 
 
 def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
-    """The counts of each stage, held and begun when its device is fullest.
+    """The counts of every stage, held and begun when its device is fullest.
 
     The stages of one device are not fullest at once; counted this way, their memory adds up to what
     the device needs. A stage that is recomputed whole has buffers for all that it ever holds.
     """
-    stashes = np.array([max(1, each.stash_bytes) for each in plan.stages])
-    again = np.array([each.recomputes_whole for each in plan.stages])
+    stashes = np.array([max(1, stage.stash_bytes) for stage in plan.stages])
+    again = np.array([stage.recomputes_whole for stage in plan.stages])
     waiting, working = np.where(again, 0, stashes), np.where(again, stashes, 0)
-    parting = np.array([each.split_stash_bytes for each in plan.stages])
+    parting = np.array([stage.split_stash_bytes for stage in plan.stages])
     counts: dict[int, Counts] = {}
     seen = set[tuple[bytes, bytes]]()
     for rank, stages in plan.stages_by_rank().items():
-        own = slice(order.rows[rank], order.rows[rank + 1])
-        kind, stage = order.kind[own], order.stage[own]
+        of_rank = slice(order.rows[rank], order.rows[rank + 1])
+        kind, stage = order.kind[of_rank], order.stage[of_rank]
         if (row := (kind.tobytes(), stage.tobytes())) in seen:  # of another replica
             continue
         seen.add(row)
@@ -206,7 +209,7 @@ def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
         for s in stages:
             its = stage == s
             done = np.cumsum(ends & its) - (ends & its)
-            held, begun = (np.cumsum(each & its) - done for each in (enters, begins))
+            held, begun = (np.cumsum(actions & its) - done for actions in (enters, begins))
             held, begun = int(held.max() if again[s] else held[fullest]), int(begun[fullest])
             before = counts.get(s, Counts(0, 1, 0))
             first = _forwards_first(order, rank, s)
@@ -216,8 +219,8 @@ def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
 
 def _forwards_first(order: Order, rank: int, s: int) -> int:
     """Forwards of stage s on `rank` before its first backward."""
-    own = slice(order.rows[rank], order.rows[rank + 1])
-    kind = order.kind[own][order.stage[own] == s]
+    of_rank = slice(order.rows[rank], order.rows[rank + 1])
+    kind = order.kind[of_rank][order.stage[of_rank] == s]
     return int((kind[: int(np.argmax((kind == B) | (kind == I)))] == F).sum())
 
 
@@ -244,24 +247,24 @@ UNKNOWN = Predicted(
 )
 
 
-def sum_layers(own: Assignment, problem: Problem) -> Stage:
+def sum_layers(stage: Assignment, problem: Problem) -> Stage:
     """The sums over the layers of a stage, which has no counts, no memory and no exchanges yet."""
-    r, again, first = len(own.ranks), problem.recomputes(own), problem.first_again(own)
-    alike = problem.chain, own.start, own.stop, r, again, first
+    r, again, first = len(stage.ranks), problem.recomputes(stage), problem.first_again(stage)
+    alike = problem.chain, stage.start, stage.stop, r, again, first
     key = "layers", *alike, problem.kept, problem.engine.messages
-    stage: Stage = problem.known.once(key, lambda: _sum_layers(own, problem))
-    return replace(stage, ranks=list(own.ranks))
+    sums: Stage = problem.known.once(key, lambda: _sum_layers(stage, problem))
+    return replace(sums, ranks=list(stage.ranks))
 
 
-def _sum_layers(own: Assignment, problem: Problem) -> Stage:
-    i, j, chain, recompute = own.start, own.stop, problem.chain, problem.recomputes(own)
+def _sum_layers(stage: Assignment, problem: Problem) -> Stage:
+    i, j, chain, recompute = stage.start, stage.stop, problem.chain, problem.recomputes(stage)
     messages, back_messages = map(int, problem.messages_each_way[:, i]) if i else (1, 1)
     forward, trained = chain.forward_s(i, j), chain.trained_bytes(i, j)
     total, step_s = chain.trained_bytes(0, chain.layers), chain.steps_s(i, j)
     if chain.stepping is None and total:  # replicas that share the state step shares of it
-        sharers = shares(problem.kept, len(own.ranks))[-1]
+        sharers = shares(problem.kept, len(stage.ranks))[-1]
         step_s = trained / total * chain.optimizer_s / sharers
-    blocks, first = chain.blocks if recompute else None, problem.first_again(own)
+    blocks, first = chain.blocks if recompute else None, problem.first_again(stage)
     if blocks is None:
         again_s, transient = forward if recompute else 0.0, chain.transient(split=False)(i, j)
         remade = Remade(again_s, chain.stash_bytes(i, j), 0.0, transient)
@@ -271,8 +274,8 @@ def _sum_layers(own: Assignment, problem: Problem) -> Stage:
         start=i,
         stop=j,
         modules=chain.names[i:j],
-        replicas=len(own.ranks),
-        ranks=list(own.ranks),
+        replicas=len(stage.ranks),
+        ranks=list(stage.ranks),
         recompute=recompute,
         blocks=None if blocks is None else blocks.count(i, j),
         blocks_again=0 if blocks is None else blocks.count(i, j, first),
@@ -412,15 +415,16 @@ def _tied_flows(partition: Partition, s: int, problem: Problem) -> Iterator[Flow
     and known without the other stages.
     """
     stage, topology = partition.stages[s], problem.topology
-    own = range(stage.start, stage.stop)
-    groups = [group for group in problem.chain.tied if any(each in own for each in group.members)]
+    layers = set(range(stage.start, stage.stop))
+    groups = [group for group in problem.chain.tied if not layers.isdisjoint(group.members)]
     if not groups:
         return
     device = stage.ranks[0]
-    held = [own for own in partition.stages if device in own.ranks]
+    on_device = [other for other in partition.stages if device in other.ranks]
     for group in groups:
         outside = sum(
-            not any(own.start <= layer < own.stop for own in held) for layer in group.members
+            not any(other.start <= layer < other.stop for other in on_device)
+            for layer in group.members
         )
         if outside:
             yield Flow(
@@ -435,7 +439,7 @@ def _tied_flows(partition: Partition, s: int, problem: Problem) -> Iterator[Flow
 
 
 def tied_exchanges_s(partition: Partition, problem: Problem) -> list[float]:
-    """Seconds in which each stage exchanges the gradients of tied parameters with others."""
+    """Seconds in which every stage exchanges the gradients of tied parameters with others."""
     S = len(partition.stages)
     if not problem.chain.tied:
         return [0.0] * S

@@ -82,7 +82,7 @@ class Problem:
     """A model on a cluster, how it is to be trained there, and what is requested of its plan.
 
     `request` is recorded in the plan as it is. `microbatches` is M of a synchronous schedule,
-    `None` for an asynchronous one; `engine` is what that of `trainer` does, `shard` what each
+    `None` for an asynchronous one; `engine` is what that of `trainer` does, `shard` what a
     replica of a stage holds a share of; `chunks` is how many stages a schedule that interleaves
     puts on a device; `memory_bytes` is the limit of one device beside `reserve`, `None` where there
     is none; a plan has at least `least_stages`; `effort` is how long it is improved in the
@@ -110,7 +110,7 @@ class Problem:
     known: Known = field(default_factory=Known, repr=False)
 
     def with_(self, **changes: Any) -> Problem:
-        """The problem with some fields changed, of its own or of its request.
+        """The problem with some fields changed, or some of its request.
 
         Its chain stays as it is.
         """
@@ -157,12 +157,12 @@ class Problem:
     def kept(self) -> Kept:
         """What devices keep beside the parameters."""
         sixteen_bit, copies = self.chain.sixteen_bit, self.topology.group_copies
-        own = self.optimizer, self.engine, self.shard, sixteen_bit
-        return kept_of(*own, self.microbatches, copies)
+        settings = self.optimizer, self.engine, self.shard, sixteen_bit
+        return kept_of(*settings, self.microbatches, copies)
 
     @cached_property
     def exchange(self) -> Exchange:
-        """What replicas exchange for each byte of parameters."""
+        """What replicas exchange for a byte of parameters."""
         return exchange_of(self.kept, self.microbatches is not None)
 
     @cached_property
@@ -171,12 +171,12 @@ class Problem:
         return exchange_topology(self.topology, self.exchange)
 
     def allreduce_over(self, ranks: Sequence[int]) -> AllReduce:
-        """How `ranks` exchange the gradients of their parameters, for each byte of these.
+        """How `ranks` exchange the gradients of their parameters, for a byte of these.
 
         A search asks of the same ones often, in many problems on one topology.
         """
-        own = ranks if isinstance(ranks, range) else tuple(ranks)
-        key = "all-reduce", id(self.topology), self.exchange, own
+        group = ranks if isinstance(ranks, range) else tuple(ranks)
+        key = "all-reduce", id(self.topology), self.exchange, group
         found: AllReduce = self.known.once(
             key, lambda: allreduce_over(ranks, self.exchange_topology)
         )
@@ -184,7 +184,7 @@ class Problem:
 
     @cached_property
     def messages_each_way(self) -> NDArray[np.float64]:
-        """Messages of a microbatch over each cut, forward and back, shape (2, N+1)."""
+        """Messages of a microbatch over a cut, forward and back, shape (2, N+1)."""
         tensors = self.chain.tensors
         if self.engine.messages == "packed":
             return np.ones_like(tensors)
@@ -192,15 +192,15 @@ class Problem:
 
     @cached_property
     def messages(self) -> NDArray[np.float64]:
-        """Messages over each cut one way, the mean of both ways; shape (N+1,)."""
+        """Messages over a cut one way, the mean of both ways; shape (N+1,)."""
         mean: NDArray[np.float64] = self.messages_each_way.mean(axis=0)
         return mean
 
     @cached_property
     def reference(self) -> ProfileReference:
         """How plans name the profile; its digest is taken once for all the plans of a problem."""
-        own = self.transformer.format if self.transformer else None
-        flops, peak = flops_of(self.profile, self.topology, own)
+        products = self.transformer.format if self.transformer else None
+        flops, peak = flops_of(self.profile, self.topology, products)
         return ProfileReference(
             name=self.profile.model.name,
             sha256=self.profile.sha256(),
@@ -282,10 +282,10 @@ class Problem:
 
 # what a problem requests of its plan, and all that it may be asked for by name
 REQUESTED = frozenset(Request.__struct_fields__)
-_OWN = {own.name for own in fields(Problem)}
-STATED = _OWN | REQUESTED
+_FIELDS = {entry.name for entry in fields(Problem)}
+STATED = _FIELDS | REQUESTED
 # what a plan records of its problem as it is, by the same names
-RECORDED = sorted(_OWN & set(Plan.__struct_fields__) - {"profile", "topology"})
+RECORDED = sorted(_FIELDS & set(Plan.__struct_fields__) - {"profile", "topology"})
 
 
 def problem_of(
@@ -423,10 +423,10 @@ def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:
     where a problem leaves that to the partition.
     """
     stages = [
-        Assignment(own.start, own.stop, own.ranks, own.recompute, own.first_again)
+        Assignment(stage.start, stage.stop, stage.ranks, stage.recompute, stage.first_again)
         if recompute_per_stage
-        else Assignment(own.start, own.stop, own.ranks)
-        for own in plan.stages
+        else Assignment(stage.start, stage.stop, stage.ranks)
+        for stage in plan.stages
     ]
     return Partition(plan.family, stages)
 
@@ -434,17 +434,17 @@ def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:
 def are_consecutive(ranks: Sequence[Sequence[int]]) -> bool:
     """Whether every stage has consecutive ranks, behind those of the stage before it."""
     first = 0
-    for own in ranks:
-        if own[0] < first or list(own) != list(range(own[0], own[0] + len(own))):
+    for group in ranks:
+        if group[0] < first or list(group) != list(range(group[0], group[0] + len(group))):
             return False
-        first = own[-1] + 1
+        first = group[-1] + 1
     return True
 
 
 def consecutive(
     boundaries: Sequence[int], replicas: Sequence[int] | None = None
 ) -> list[Assignment]:
-    """Stages between `boundaries`, on consecutive ranks from 0; `replicas` each (default one)."""
+    """Stages between `boundaries`, with `replicas` (default one) on consecutive ranks from 0."""
     counts = replicas or [1] * (len(boundaries) - 1)
     stages, rank = [], 0
     for start, stop, count in zip(boundaries[:-1], boundaries[1:], counts, strict=True):

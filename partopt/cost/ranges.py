@@ -31,7 +31,7 @@ class Group(NamedTuple):
 class RangeSum:
     """`sums(i, j)` = the `values` of the layers in [i, j) plus every group that they touch, once.
 
-    A group is added to each of its members and taken back once for each pair of neighbouring
+    A group is added to all its members and taken back once for every pair of neighbouring
     members in the range, so that a range is a difference of two prefix sums less the pairs that lie
     in it.
     """
@@ -39,21 +39,21 @@ class RangeSum:
     def __init__(
         self, values: Sequence[float] | NDArray[np.float64], groups: Sequence[Group] = ()
     ) -> None:
-        own = np.array(values, dtype=np.float64)
+        totals = np.array(values, dtype=np.float64)
         pairs: list[tuple[int, int, float]] = []
         self.groups = [group._replace(members=sorted(set(group.members))) for group in groups]
         for members, size, _ in self.groups:
-            own[members] += size
+            totals[members] += size
             pairs += [(first, last, size) for first, last in pairwise(members)]
-        self.layers = len(own)
-        self._prefix = np.concatenate([[0.0], np.cumsum(own)])
+        self.layers = len(totals)
+        self._prefix = np.concatenate([[0.0], np.cumsum(totals)])
         self._first = np.array([pair[0] for pair in pairs], dtype=np.int64)
         self._last = np.array([pair[1] for pair in pairs], dtype=np.int64)
         self._size = np.array([pair[2] for pair in pairs], dtype=np.float64)
 
     @property
     def alone(self) -> NDArray[np.float64]:
-        """The sum over each layer alone, shape (N,)."""
+        """The sum over every layer alone, shape (N,)."""
         return np.diff(self._prefix)
 
     def __call__(self, i: int, j: int) -> float:
@@ -104,7 +104,7 @@ class RangeSum:
 class RangeMax:
     """`most(i, j)` = the largest of the `values` of the layers in [i, j), none of them negative.
 
-    With `sums` each counts less what the layers behind it add to the sum, as they are done with it
+    With `sums` a layer counts less what those behind it add to the sum, as they are done with it
     before: `values[l] - (sums(i, j) - sums(i, l + 1))` of layer l.
     """
 
@@ -126,7 +126,7 @@ class RangeMax:
 
     @cached_property
     def alone(self) -> RangeMax:
-        """The same maxima without the sums: each value counts whole."""
+        """The same maxima without the sums: values count whole."""
         return RangeMax(self.values, boundaries=self._at)
 
     def over(self, boundaries: Sequence[int]) -> RangeMax:
@@ -142,7 +142,7 @@ class RangeMax:
         return table
 
     def _row(self, start: int, stop: int) -> NDArray[np.float64]:
-        """The largest over the layers from `start` to before each up to `stop`, in turn."""
+        """The largest over the layers [start, j), for every j up to `stop`."""
         sums = self.sums.row(start, stop)
         peaks = np.maximum.accumulate(sums[1:] + self.values[start:stop])
         return np.append(0.0, peaks - sums[1:])

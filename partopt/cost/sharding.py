@@ -1,10 +1,10 @@
-"""What the replicas of a stage exchange, by what each holds a share of.
+"""What the replicas of a stage exchange, by what they hold shares of.
 
 Gradients are reduced over the replicas: an all-reduce, or where state is sharded a reduce-scatter
 of the gradients before the step and an all-gather of the parameters behind it (ZeRO; Rajbhandari et
 al., SC 2020). Where a synchronous schedule adds up shares of the gradients, every backward scatters
-its own; where parameters are sharded (ZeRO 3, FSDP), they are gathered for every forward and for
-every backward, beside the compute.
+its gradients; where parameters are sharded (ZeRO 3, FSDP), they are gathered for every
+forward and for every backward, beside the compute.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ GRADIENTS, PARAMETERS = 2, 3  # of `Kept.shard`
 
 
 class Exchange(NamedTuple):
-    """Bytes that the replicas of a stage exchange for each byte of its parameters.
+    """Bytes that the replicas of a stage exchange for a byte of its parameters.
 
     `reduced` is the exchange of a round or an iteration, as an all-reduce of so many bytes with the
-    share `latency` of its latency; a gather and a scatter are half an all-reduce each.
+    share `latency` of its latency; a gather is half an all-reduce, and so is a scatter.
     """
 
     reduced: float
@@ -43,20 +43,20 @@ ALLREDUCE = Exchange(1.0, 1.0)  # of as many bytes as the parameters have
 
 def exchange_of(kept: Kept, synchronous: bool) -> Exchange:
     """The exchange of a trainer that keeps so much."""
-    each = kept.gradients
+    gradients = kept.gradients
     if kept.shard >= GRADIENTS and synchronous:
         if kept.shard == PARAMETERS:
-            return Exchange(0.0, 0.0, kept.gathered, each)
-        return Exchange(0.5, 0.5, scattered=each)
+            return Exchange(0.0, 0.0, kept.gathered, gradients)
+        return Exchange(0.5, 0.5, scattered=gradients)
     if kept.shard == PARAMETERS:
-        return Exchange(each / 2, 0.5, kept.gathered)
-    return Exchange((each + 1) / 2 if kept.shard else each, 1.0)
+        return Exchange(gradients / 2, 0.5, kept.gathered)
+    return Exchange((gradients + 1) / 2 if kept.shard else gradients, 1.0)
 
 
 def collectives_of(
     kept: Kept, trained: float, whole: float, per: FlowPer
 ) -> list[tuple[FlowKind, float, FlowPer]]:
-    """The collectives of a stage: what each does, its bytes, and how often.
+    """The collectives of a stage: kind, bytes, and how often.
 
     Of its parameters `trained` bytes have a gradient, `whole` are all; `per` is a "round" or an
     "iteration". Parameters in shares are gathered twice for every microbatch.
@@ -74,7 +74,7 @@ def collectives_of(
 
 
 def steps_in_backwards(schedule_name: str, shared: bool) -> bool:
-    """Whether backwards are counted with the optimizer's step that ends each under a schedule.
+    """Whether backwards are counted with the optimizer's step that ends them under a schedule.
 
     It is left out where state is `shared`: replicas step shares of the parameters, which they
     exchange first.
@@ -102,11 +102,11 @@ def exchange_topology(topology: Topology, exchange: Exchange) -> Topology:
 
     def scaled(level: Level) -> Level:
         bandwidth = level.allreduce_bandwidth_bytes_per_s
-        own = AllReduceRates(
+        rates = AllReduceRates(
             bandwidth_bytes_per_s=bandwidth / exchange.reduced if exchange.reduced else math.inf,
             latency_s=level.allreduce_latency_s * exchange.latency,
         )
-        return structs.replace(level, allreduce=own)
+        return structs.replace(level, allreduce=rates)
 
     return structs.replace(topology, levels=[scaled(level) for level in topology.levels])
 
@@ -122,7 +122,7 @@ def half_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> float
 
 
 def half_ways(topology: Topology) -> list[Topology]:
-    """The topology with each of the algorithms that it allows and that have halves."""
+    """The topology once for every algorithm that it allows and that has halves."""
     rings: Sequence[Algorithm] = ("ring", "hierarchical")
     if topology.allreduce in rings:
         return [topology]

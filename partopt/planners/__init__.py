@@ -48,7 +48,7 @@ class Planner:
     `uses` names the options that it reads: `stages` (with `fewer` as an upper limit), `costs` and
     `cuts`. It also names what it supports. `uniform`, `none`: its stages have equally many replicas
     or one, always or on request; `auto`: it chooses the stages that recompute. `schedules` says
-    whether it plans for a schedule, by default for those with one stage on each device.
+    whether it plans for a schedule, by default for those with one stage on a device.
     """
 
     module: str

@@ -25,7 +25,7 @@ class Block(NamedTuple):
 def stages_of(blocks: Sequence[Block], sizes: Sequence[int]) -> list[Assignment]:
     """The stages of a pipeline of level k = len(sizes) - 1.
 
-    `sizes` are the ranks of a component of each level, beginning with 1 for a device. Copies take
+    `sizes` are the ranks of a component of every level, beginning with 1 for a device. Copies take
     turns first: replica q of a pipeline inside m members is q*m + c on member c.
     """
     placed = []

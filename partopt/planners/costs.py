@@ -101,7 +101,8 @@ class StageCosts:
     def recomputes(self, shape: Shape) -> list[bool]:
         """Which stages of a plan recompute."""
         return [
-            self.problem.recompute_by_default if own is None else own for own in shape.recompute
+            self.problem.recompute_by_default if chosen is None else chosen
+            for chosen in shape.recompute
         ]
 
     # ---- of stages on their places ------------------------------------------------------------
@@ -150,7 +151,7 @@ class StageCosts:
         """Seconds of a stage on these ranks between those of its neighbours.
 
         Its messages cross the `levels` before and behind it, or higher ones; 0: no neighbour.
-        With a `fair` share of ports each of its gradients' has as much as the stage has of a
+        With a `fair` share of ports those of its gradients have as much as the stage has of a
         member's devices.
         """
         reduced = self.problem.allreduce_over(ranks)
@@ -171,13 +172,13 @@ class StageCosts:
         return self.entry.counts(0, [r, *rest], self.M).held
 
     def begun(self, r: int, s: int, stages: int) -> int:
-        """Microbatches whose backward has begun in stage s of as many as r replicas each."""
+        """Microbatches whose backward has begun in stage s of as many with r replicas."""
         return self.entry.counts(s, [r] * stages, self.M).begun if self.entry.split else 1
 
     def fewest_stages(self, r: int, stages: int) -> float:
         """How many stages of r replicas the memory takes at least, infinity where none fit.
 
-        Each is to have the room of the first one of a plan of so many `stages`.
+        They are to have the room of the first one of a plan of so many `stages`.
         """
         least = max(1, self.least_in_flight(r, r * (stages - 1), stages))
         rooms = [self.room(r, again, self.begun(r, 0, stages)) for again in self.modes]
@@ -211,7 +212,7 @@ class StageCosts:
         return float(total[0])
 
     def of_shape(self, shape: Shape) -> Iterator[tuple[Table, Table, int]]:
-        """The `parts` of each stage of a plan."""
+        """The `parts` of every stage of a plan."""
         stages = enumerate(zip(shape.spans, self.recomputes(shape), strict=True))
         for s, (span, again) in stages:
             yield self.parts(shape.places, *span, again, shape.stages, s)
@@ -235,7 +236,7 @@ class StageCosts:
 
     @cached_property
     def buses(self) -> dict[int, tuple[int, float]]:
-        """Of each level that is a bus the devices on one, and seconds a byte, spread over all."""
+        """Of every level that is a bus the devices on one, and seconds a byte, spread over all."""
         topology = self.problem.topology
         found = {}
         for k, level in enumerate(topology.levels, start=1):
@@ -284,8 +285,8 @@ class StageCosts:
         topology = self.problem.topology
         sizes = [topology.group_size(k) for k in range(len(topology.levels) + 1)]
         rates = port_rates(topology)
-        load = [np.zeros(topology.devices) for _ in rates]  # bytes of each member's port
-        ranks = [np.array(own) for own in shape.ranks]
+        load = [np.zeros(topology.devices) for _ in rates]  # bytes of every member's port
+        ranks = [np.array(group) for group in shape.ranks]
         for cut, one, other in zip(shape.bounds[1:], ranks, ranks[1:], strict=False):
             turns = np.arange(min(math.lcm(len(one), len(other)), TURNS))
             source, target = one[turns % len(one)], other[turns % len(other)]
@@ -296,17 +297,18 @@ class StageCosts:
                     sizes[k if topology.levels[k - 1].bus else k - 1],
                 )
                 for side in (source,) if bus else (source, target):
-                    own = side[level == k] // size
-                    np.add.at(load[k - 1], own, self.traffic[cut] / len(turns))
+                    members = side[level == k] // size
+                    np.add.at(load[k - 1], members, self.traffic[cut] / len(turns))
         if self.M is None:  # the exchanges of stages that share a port add up
-            for own, i, j in zip(ranks, shape.bounds, shape.bounds[1:], strict=False):
-                exchange = self.problem.allreduce_over(tuple(own.tolist()))
-                for k, slope in exchange.slopes.items() if len(own) > 1 else ():
+            for group, i, j in zip(ranks, shape.bounds, shape.bounds[1:], strict=False):
+                exchange = self.problem.allreduce_over(tuple(group.tolist()))
+                for k, slope in exchange.slopes.items() if len(group) > 1 else ():
                     size = sizes[k if topology.levels[k - 1].bus else k - 1]
-                    seconds = slope * float(self.W[i, j]) / len(own)
-                    load[k - 1][np.unique(own // size)] += rates[k - 1] * seconds
-        each = zip(load, rates, strict=True)
-        return max(float(own.max()) / rate for own, rate in each if rate > 0) if sum(rates) else 0.0
+                    seconds = slope * float(self.W[i, j]) / len(group)
+                    load[k - 1][np.unique(group // size)] += rates[k - 1] * seconds
+        ports = zip(load, rates, strict=True)
+        busy_s = (float(carried.max()) / rate for carried, rate in ports if rate > 0)
+        return max(busy_s, default=0.0)
 
     # ---- the arrays ---------------------------------------------------------------------------
 
@@ -369,37 +371,37 @@ class StageCosts:
         return np.where(one <= problem.memory_bytes, np.minimum(most, NO_LIMIT), 0.0)
 
     def _wait(self, k: int) -> NDArray[np.float64]:
-        """Seconds of messages over each cut, at the least: there and back, and one; (2, N+1).
+        """Seconds of messages over a cut, at the least: there and back, and one; (2, N+1).
 
         Between devices that part at level k or above; 0 for k = 0.
         """
         chain, levels = self.problem.chain, self.problem.topology.levels[max(0, k - 1) :]
         sizes = np.array([self.traffic, np.minimum(chain.a, chain.back)])
-        each = [
+        waits = [
             level.latency_s + sizes / level.bandwidth_bytes_per_s
             for level in levels
             if level.size > 1 and k
         ]
-        if not each:
+        if not waits:
             return np.zeros_like(sizes)
-        return np.where(sizes > 0, np.min(each, axis=0), 0.0) * [[2], [1]]
+        return np.where(sizes > 0, np.min(waits, axis=0), 0.0) * [[2], [1]]
 
     def _hold(self, k: int) -> NDArray[np.float64]:
-        """Seconds for which a message over each cut keeps devices from computing, as `_wait`."""
+        """Seconds for which a message over a cut keeps devices from computing, as `_wait`."""
         problem, least = self.problem, np.zeros(self.N + 1)
-        each = [
+        holds = [
             hold_s(self.traffic, problem.messages, level, problem.waits)
             for level in problem.topology.levels[max(0, k - 1) :]
             if level.size > 1 and k
         ]
-        if each:
-            least[1:-1] = np.min(each, axis=0)[1:-1]
+        if holds:
+            least[1:-1] = np.min(holds, axis=0)[1:-1]
         return least
 
     def _ports(
         self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int], fair: bool
     ) -> tuple[Port, ...]:
-        """Of each busy port the seconds a microbatch in which it carries a byte of something.
+        """Of every busy port the seconds a microbatch in which it carries a byte of something.
 
         That is of the cut before the stage, of the cut behind it, and of the stage's parameters,
         for which with a `fair` share the port is as much slower as other stages have of its member.
@@ -415,8 +417,8 @@ class StageCosts:
                 continue
             size = topology.group_size(k if level.bus else k - 1)
             near = [_members(side, size) for side in (before, after)]
-            own_slopes = enumerate(rates[k - 1 :], start=k)
-            ring = sum(each * slopes.get(x, 0.0) for x, each in own_slopes) / rate / r
+            outer = enumerate(rates[k - 1 :], start=k)
+            ring = sum(level_rate * slopes.get(x, 0.0) for x, level_rate in outer) / rate / r
             leaving = {
                 (many, *(bool(side) and (k == 1 or member not in side) for side in near))
                 for member, many in _held(ranks, size)
@@ -433,19 +435,19 @@ class StageCosts:
 
 
 def _members(ranks: Sequence[int], size: int) -> Container[int]:
-    """The members of a level, of `size` ranks each, in which ranks lie."""
+    """The members of a level, of `size` ranks, in which ranks lie."""
     if isinstance(ranks, range) and ranks:
         return range(ranks[0] // size, ranks[-1] // size + 1)
     return set(map(floordiv, ranks, repeat(size)))
 
 
 def _held(ranks: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
-    """Members of a level with how many of the ranks each has; of equal ones one is enough.
+    """Members of a level and how many of the ranks they have; of equal ones one is enough.
 
     Of consecutive ranks all members but the first and the last are full, and equal but for those of
     neighbours, which lie at the ends.
     """
-    if size == 1:  # each is a member of its own
+    if size == 1:  # every rank is a member
         yield ranks[0], 1
         return
     if not isinstance(ranks, range):
@@ -457,7 +459,7 @@ def _held(ranks: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
 
 
 def port_rates(topology) -> list[float]:  # type: ignore[no-untyped-def]
-    """`port_rate` of each level; 0 where no devices part."""
+    """`port_rate` of every level; 0 where no devices part."""
     levels = enumerate(topology.levels, start=1)
     return [port_rate(k, topology) if level.size > 1 else 0.0 for k, level in levels]
 

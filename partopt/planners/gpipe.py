@@ -4,7 +4,7 @@ Huang et al., NeurIPS 2019, section 2.2.
 
 The mean of K stage costs is fixed, so the least variance is the least sum of squares:
     V(q, j) = min over i < j of V(q-1, i) + cost(i, j)^2
-Squares of range sums satisfy the quadrangle inequality, so the best i rises with j, and each row is
+Squares of range sums satisfy the quadrangle inequality, so the best i rises with j, and a row is
 filled in N log N steps. Ties: the earlier cut.
 """
 
@@ -22,7 +22,7 @@ from partopt.planners.placing import stage_count
 
 
 def plan(problem: Problem) -> Decision:
-    """The contiguous partition into K stages of least variance, one device each."""
+    """The contiguous partition into K stages of least variance, one device a stage."""
     prefix, K = np.concatenate([[0.0], np.cumsum(problem.cell_costs())]), stage_count(problem)
     # every other stage needs a layer: row q is of j = q .. N-K+q, and its column c of j = q + c
     row, before = np.full((2, len(prefix) - K), np.inf)
@@ -41,7 +41,7 @@ def plan(problem: Problem) -> Decision:
 def fill_row(prefix, before, row, best):
     """Fill row q from row q-1, `before`; `prefix` are the prefix sums from layer q-1 on.
 
-    Every second column comes after those between which it lies: their best i bound its own.
+    Every second column comes after those between which it lies: their best i bound its best i.
     """
     step = 1
     while step < len(row):

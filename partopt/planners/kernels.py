@@ -126,7 +126,7 @@ def relax(seconds, room, least, behind, T, end, places, recompute, r, mode, most
     `behind` and T are the slowest stages of plans on the places behind the stage and on those with
     them, by stages and first layer, shape (S+1, N+1); `end`, `places` and `recompute` say by which
     first stage T is reached. Plans have at most `most` stages behind this one, and `suffix` has
-    room for a number of each layer.
+    room for a number of every layer.
     """
     N = seconds.shape[0] - 1
     for i in range(N):
@@ -173,7 +173,7 @@ def lighten(seconds, limit_s, W, ring, cut, behind, load, end, places, recompute
 
 @compiled()
 def cheapen(rooms, least, price, total):
-    """Find the least price of stages from each layer on, of stages of some kinds.
+    """Find the least price of stages from every layer on, of stages of some kinds.
 
     A stage of kind k costs `price[k]` and has `least[k]` of any of its `rooms[k]`, shape (kinds,
     modes, N+1, N+1). `total` is infinite but for 0 at the end.

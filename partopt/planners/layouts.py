@@ -21,7 +21,7 @@ PLACES = 64  # of a layout, at most
 FEW = 6  # members of a level up to which all ways to cut it into groups are tried
 PAIRS = 16  # up to which pairs of unequal groups are
 
-Places = tuple[tuple[int, ...], ...]  # the ranks at each place
+Places = tuple[tuple[int, ...], ...]  # the ranks at every place
 Bounds = tuple[int, ...]  # the S + 1 boundaries of S stages
 
 
@@ -31,7 +31,8 @@ def layouts_of(topology: Topology, most: int = PLACES) -> list[Places]:
     whole = topology.devices > most
     alike = layouts(sizes, most, whole, alike=True)  # always among them
     found = dict.fromkeys([*layouts(sizes, most, whole), *alike])
-    return [each for each in found if len(each) <= most] or [(tuple(range(topology.devices)),)]
+    fitting = [places for places in found if len(places) <= most]
+    return fitting or [(tuple(range(topology.devices)),)]
 
 
 def layouts(sizes: Sequence[int], most: int, whole: bool, alike: bool = False) -> list[Places]:
@@ -50,11 +51,11 @@ def layouts(sizes: Sequence[int], most: int, whole: bool, alike: bool = False) -
     members = sizes[-1]
     # one member alone, and the others idle
     found = dict.fromkeys(inner) if members > 1 else {}
-    ways = [own for own in groupings(members) if not alike or len(set(own)) == 1]
-    for groups in sorted(ways, key=lambda own: (_odd(own, members), own)):
+    ways = [groups for groups in groupings(members) if not alike or len(set(groups)) == 1]
+    for groups in sorted(ways, key=lambda groups: (_odd(groups, members), groups)):
         firsts = [end - group for end, group in zip(accumulate(groups), groups, strict=True)]
         free = len(groups) < 3 and not alike
-        same = ((each,) * len(groups) for each in inner)
+        same = ((layout,) * len(groups) for layout in inner)
         for chosen in product(inner, repeat=len(groups)) if free else same:
             places = tuple(
                 tuple(rank + inside * (first + copy) for copy in range(group) for rank in place)
@@ -83,7 +84,7 @@ def groupings(members: int) -> list[tuple[int, ...]]:
 
 
 def _odd(groups: Sequence[int], members: int) -> int:
-    """How far a grouping is from one group and from groups of one member each."""
+    """How far a grouping is from one group and from groups of one member."""
     return min(len(groups), members + 1 - len(groups))
 
 
@@ -91,7 +92,7 @@ def _odd(groups: Sequence[int], members: int) -> int:
 class Shape:
     """Stages on the places of a layout.
 
-    `bounds` are the S + 1 boundaries of its stages; of each stage `counts` says how many places it
+    `bounds` are the S + 1 boundaries of its stages; of every stage `counts` says how many places it
     has, `idle` how many places before it have no work, and `recompute` whether it recomputes: None
     as the problem says.
     """
@@ -116,13 +117,13 @@ class Shape:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The places [first, end) of each stage."""
+        """The places [first, end) of every stage."""
         ends = accumulate(i + r for i, r in zip(self.idle, self.counts, strict=True))
         return [(end - r, end) for end, r in zip(ends, self.counts, strict=True)]
 
     @property
     def ranks(self) -> list[Sequence[int]]:
-        """The ranks of each stage."""
+        """The ranks of every stage."""
         return [ranks_of(self.places[first:end]) for first, end in self.spans]
 
     def partition(self) -> Partition:
@@ -146,7 +147,7 @@ def ranks_of(places: Places) -> Sequence[int]:
 
 
 def shape_of(partition: Partition, devices: int) -> Shape:
-    """The shape of a partition whose devices have one stage each, on places of one rank."""
+    """The shape of a partition whose devices have one stage, on places of one rank."""
     counts = tuple(len(stage.ranks) for stage in partition.stages)
     if partition.family == CONTIGUOUS:
         order, idle, end = list(range(devices)), [], 0

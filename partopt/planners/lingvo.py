@@ -15,7 +15,7 @@ from partopt.planners.placing import stage_count
 
 
 def plan(problem: Problem) -> Decision:
-    """The partition by cumulative cost into at most K stages, one device each."""
+    """The partition by cumulative cost into at most K stages, one device a stage."""
     K = stage_count(problem)
     prefix = np.cumsum(problem.cell_costs())
     stage = np.minimum((prefix / prefix[-1] * K).astype(int), K - 1)

@@ -8,7 +8,7 @@ from partopt.planners.placing import stages_a_device
 
 
 def plan(problem: Problem) -> Decision:
-    """Stages between the cuts that are requested, with as many replicas each (default one).
+    """Stages between the cuts that are requested, with as many replicas as requested (default one).
 
     Raises PartoptError where they do not form a partition.
     """
@@ -50,7 +50,7 @@ def _check_cuts(cuts: list[int], problem: Problem) -> None:
 
 
 def _check_replicas(replicas: list[int], stages: int, problem: Problem) -> None:
-    """Raise PartoptError unless each stage has a count and each replica a device."""
+    """Raise PartoptError unless every stage has a count and every replica a device."""
     places = problem.topology.devices * stages_a_device(problem)
     if len(replicas) != stages:
         raise PartoptError(

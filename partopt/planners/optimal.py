@@ -1,6 +1,6 @@
 """The plan whose slowest stage is fastest, by dynamic programming over layers and places.
 
-For each layout of the devices (`partopt.planners.layouts`) and each number of stages,
+For every layout of the devices (`partopt.planners.layouts`) and every number of stages,
 
     T(s, i, q) = min over j, r of max( cost of [i, j) on r places, T(s - 1, j, q - r) )
 
@@ -9,7 +9,7 @@ arrays over all [i, j) (`partopt.planners.costs`). Places may stay idle: T(s, i,
 
     layers    0 . . . i . . . . j . . . . . . N
                       [ stage   )[ s - 1 more  )
-    places    0 . . . . U-q . . . U-q+r . . . U       the first r of those that are left are its own
+    places    0 . . . . U-q . . . U-q+r . . . U       the stage takes the first r that are left
 
 T is filled from the end of the chain: for s = 1 the last stage takes all layers from i on; for each
 s more every cut j and every r is tried, and the best is kept with its j and r. The plan is read off
@@ -65,7 +65,7 @@ def coarsen(
 ) -> tuple[Problem, list[int]]:
     """The problem of a chain that is short enough to plan for, and its boundaries in layers.
 
-    Of one of more than `most` layers the ranges take about as long each; boundaries that are `kept`
+    Of one of more than `most` layers the ranges take about equally long; boundaries that are `kept`
     are among theirs.
     """
     if problem.request.stages is not None:
@@ -111,9 +111,9 @@ def plans(costs: StageCosts) -> list[Shape]:
 def layout_plans(
     costs: StageCosts, places: Places, most: int, tell: Tell = ignore_share
 ) -> Iterator[Shape]:
-    """The best plans on one layout, of each number of stages up to `most` or of the one asked for.
+    """The best plans on one layout, of every number of stages up to `most` or of the one asked for.
 
-    Where all stages have as many replicas, of each number of them too.
+    Where all stages have as many replicas, of every number of them too.
     """
     request, U = costs.problem.request, len(places)
     most = min(most if request.stages is None else request.stages, costs.N, U)
@@ -132,11 +132,11 @@ def layout_plans(
         if replicas is not None and len(widths) == 1:
             sizes = [replicas // max(widths)]
         r = replicas or 1
-        each = [S for S in numbers if r * S <= U * max(widths)]
+        fitting = [S for S in numbers if r * S <= U * max(widths)]
         if apart:
-            runs = [[S] for S in each if costs.fewest_stages(r, S) <= S]
+            runs = [[S] for S in fitting if costs.fewest_stages(r, S) <= S]
         else:
-            runs = [each] if each else []
+            runs = [fitting] if fitting else []
         for stages, full in product(runs, (False, True) if costs.short else (False,)):
             yield from slowest_fastest(costs, places, sizes, stages, full, replicas, tell)
         if costs.buses and request.stages is None:
@@ -153,7 +153,7 @@ def slowest_fastest(
     replicas: int | None = None,
     tell: Tell = ignore_share,
 ) -> Iterator[Shape]:
-    """For each number of `stages` the plan on `places` whose slowest stage is fastest.
+    """For every number of `stages` the plan on `places` whose slowest stage is fastest.
 
     A stage has one of `sizes` places, and as many `replicas` where that is given; with one size
     idle places come in as many. `full`: of plans whose stages have room for the microbatches that
@@ -190,8 +190,8 @@ def _fitting(costs: StageCosts, shape: Shape) -> Iterator[Shape]:
         return
     again = (True,) * shape.stages
     modes = [shape.recompute, again] if costs.chooses_recompute else [shape.recompute]
-    recuts = (recut(costs, replace(shape, recompute=own)) for own in modes)
-    yield from islice((own for own in recuts if own is not None), 1)
+    recuts = (recut(costs, replace(shape, recompute=mode)) for mode in modes)
+    yield from islice((other for other in recuts if other is not None), 1)
 
 
 def _widths(places: Places, sizes: Sequence[int], replicas: int | None) -> Iterator[int]:
@@ -203,9 +203,9 @@ def _widths(places: Places, sizes: Sequence[int], replicas: int | None) -> Itera
 
 def _filling(costs: StageCosts, places: Places, first: int, end: int) -> int:
     """Microbatches of a stage's replica that fill the devices behind it."""
-    own, behind = (sum(map(len, part)) for part in (places[first:end], places[end:]))
-    most = -(-costs.M // own) if costs.M else costs.N + behind
-    return min(-(-behind // own) + 1, most)
+    replicas, behind = (sum(map(len, part)) for part in (places[first:end], places[end:]))
+    most = -(-costs.M // replicas) if costs.M else costs.N + behind
+    return min(-(-behind // replicas) + 1, most)
 
 
 def _backtrack(

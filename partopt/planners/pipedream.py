@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """What level k is filled from: the tables of level k-1, and its own costs."""
+    """What level k is filled from: the tables of level k-1, and its costs."""
 
     name: str
     n: int
@@ -140,7 +140,7 @@ def _check_size(problem: Problem) -> None:
 
 
 def _fill_levels(problem: Problem) -> list[_Level]:
-    """The tables of every level, innermost first; each is filled from the one before."""
+    """The tables of every level, innermost first; a level is filled from the one before."""
     chain = problem.chain
     levels: list[_Level] = []
     weights = np.ascontiguousarray(chain.trained_bytes.table)
@@ -198,7 +198,7 @@ def _inside(levels: list[_Level], k: int, i: int, j: int) -> list[Block]:
 
 
 def _jumps(cuts: NDArray[np.float64]) -> NDArray[np.int32]:
-    """For each s the next index, upward and downward, with a cut not above that of s.
+    """For every s the next index, upward and downward, with a cut not above that of s.
 
     An index past the ends where there is none.
     """

@@ -26,7 +26,7 @@ def stage_multiple(problem: Problem) -> int:
 
 
 def stages_a_device(problem: Problem) -> int:
-    """Stages for each device of a pipeline: v; 1 where there are two copies of it."""
+    """Stages for a device of a pipeline: v; 1 where there are two copies of it."""
     return schedule(problem.schedule).stages_a_device(problem.chunks)
 
 
@@ -123,5 +123,7 @@ def place(partition: Partition, problem: Problem, planner: str) -> Partition:
             needed=S // v * d,
         )
     ranks = ranks_of(entry.shape, S // v, v, d)
-    stages = [replace(stage, ranks=own) for stage, own in zip(partition.stages, ranks, strict=True)]
+    stages = [
+        replace(stage, ranks=group) for stage, group in zip(partition.stages, ranks, strict=True)
+    ]
     return replace(partition, family=entry.shape, stages=stages)

@@ -63,7 +63,7 @@ def _thinned(most: int) -> list[int]:
 def plans(costs: StageCosts, recompute: bool) -> Iterator[Shape]:
     """Plans with the least L, and with larger ones and fewer devices or stages.
 
-    Those in which ports are shared fairly, and those in which each stage has them to itself.
+    Those in which ports are shared fairly, and those in which a stage has them to itself.
     """
     ways = [_plans(_Program(costs, recompute, fair)) for fair in (True, False)]
     in_turn = (shape for pair in zip_longest(*ways) for shape in pair if shape is not None)
@@ -158,10 +158,10 @@ class _Program:
                 away = C[:j, j] + away_behind[j] + costs.wait(level)[0, j]
                 fits = (tables <= limit_s) & (away <= limit_s * self.held[: len(tables), j, :j])
                 r = np.where(fits.any(axis=0), self.sizes[fits.argmax(axis=0)], P + 1)
-                own = r + pad + cost[j] + price
-                (better,) = np.nonzero((own < cost[:j]) & (r + pad + fewest[j] <= P))
-                cost[better], fewest[better] = own[better], (r + pad + fewest[j])[better]
-                turn_s = r[better] * limit_s  # in which each replica takes in one
+                total = r + pad + cost[j] + price
+                (better,) = np.nonzero((total < cost[:j]) & (r + pad + fewest[j] <= P))
+                cost[better], fewest[better] = total[better], (r + pad + fewest[j])[better]
+                turn_s = r[better] * limit_s  # in which a replica takes in one
                 away_behind[better] = turns_held_s(turn_s, C[better, j], away[better])
                 choice[better, 0], choice[better, 1], choice[better, 2] = j, r[better], pad
         if fewest[0] > P:

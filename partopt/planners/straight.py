@@ -35,8 +35,8 @@ def plan(problem: Problem) -> Decision:
         T = reach.min(axis=0)
         if wanted == s + 1 or (wanted is None and T[N] < fastest):
             bounds = [N]
-            for own in reversed(ends):
-                bounds.append(int(own[bounds[-1]]))
+            for starts in reversed(ends):
+                bounds.append(int(starts[bounds[-1]]))
             S, fastest = s + 1, min(fastest, float(T[N]))
             found.append(Shape(places, tuple(bounds[::-1]), (1,) * S, (0,) * S, (None,) * S))
     return Decision(min(found, key=costs.estimate_s).partition().on_layers(cells))

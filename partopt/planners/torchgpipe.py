@@ -24,7 +24,7 @@ _MOVES_PER_LAYER = 8  # the search settles in fewer than one move a layer on mea
 
 
 def plan(problem: Problem) -> Decision:
-    """A balanced partition into K stages, one device each."""
+    """A balanced partition into K stages, one device a stage."""
     return Decision(
         Partition(CONTIGUOUS, consecutive(balance(problem.cell_costs(), stage_count(problem))))
     )

@@ -25,8 +25,8 @@ TWICE = 0.4  # of the steps: two at once
 RECUT = 0.6  # of the steps that change places: all cuts are chosen again
 # how much worse, relative to the period, a step is that is taken now and then: at first, at last
 HOT, COLD = 0.05, 0.002
-TRIES = 20  # steps for each unit of the budget: most are ruled out
-# steps in a row for each stage, of which none is simulated, after which there is little left to see
+TRIES = 20  # steps for a unit of the budget: most are ruled out
+# steps in a row for a stage, of which none is simulated, after which there is little left to see
 PATIENCE = 60
 KINDS = ("cut",) * 9 + ("give",) * 6 + ("swap", "swap", "split", "split", "merge", "merge")
 
@@ -187,7 +187,7 @@ def valid(shape: Shape | None, costs: StageCosts) -> Shape | None:
     if sum(shape.idle) <= left:
         return shape
     idle = list[int]()
-    for own in shape.idle:
-        idle.append(min(own, left))
+    for count in shape.idle:
+        idle.append(min(count, left))
         left -= idle[-1]
     return replace(shape, idle=tuple(idle))

@@ -16,15 +16,15 @@ from partopt.search.warmup import simulate_at_warmup
 def recompute_less(plan: Plan, problem: Problem, alike: bool) -> Plan:
     """The simulated `plan` of `problem` with as few blocks made again as fit, and no slower.
 
-    They are the first of each stage that recomputes; with `alike` as many of every stage, which the
-    plan then records as requested. Ranks, cuts and warm-ups stay.
+    They are the first of every stage that recomputes; with `alike` every stage has as many, which
+    the plan then records as requested. Ranks, cuts and warm-ups stay.
     """
     if alike:
-        own = partition_of(plan, recompute_per_stage=False)
+        partition = partition_of(plan, recompute_per_stage=False)
         for first in range(1, max(stage.blocks_again for stage in plan.stages)):
             stated = problem.with_(recompute=first)
-            if _fits(plan, own, stated):
-                found = _simulated(plan, own, stated)
+            if _fits(plan, partition, stated):
+                found = _simulated(plan, partition, stated)
                 if found is not plan:
                     return found
         return plan

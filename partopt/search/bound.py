@@ -3,7 +3,7 @@
 Every stage is given the best that any devices could give it: the fastest all-reduce of so many
 ranks, all links of a device at once, the quickest level for its messages, all microbatches in
 flight that fit. The least that the slowest stage takes is then found by bisection: for a limit of
-seconds, devices are counted from the end of the chain, the fewest behind each cut.
+seconds, devices are counted from the end of the chain, the fewest behind every cut.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def lower_bound_s(problem: Problem) -> float:
     for r in sizes:
         problem.progress("bound", len(tables), len(sizes))
         tables[r] = _least(costs, r)
-    for own in [[r] for r in sizes] if costs.even else [list(sizes)]:
+    for allowed in [[r] for r in sizes] if costs.even else [list(sizes)]:
         problem.progress("bound", len(slowest_s), len(sizes))
-        slowest_s.append(_slowest_stage_s(tables, own, P))
+        slowest_s.append(_slowest_stage_s(tables, allowed, P))
     return max(computing_s, min(slowest_s))
 
 
@@ -51,8 +51,8 @@ def _least(costs: StageCosts, r: int) -> Table:
     rate = sum(port_rates(topology))
     ports = ((1 / (r * rate), 1 / (r * rate), 0.0),) if 0 < rate < inf else ()
     fastest, depth = _fastest_allreduce(costs.problem, r), min(costs.N, P // r)
-    own = [costs.table(r, ports, *fastest, (1, 1), again, depth) for again in costs.modes]
-    least: Table = np.minimum.reduce(own)
+    seconds = [costs.table(r, ports, *fastest, (1, 1), again, depth) for again in costs.modes]
+    least: Table = np.minimum.reduce(seconds)
     return least
 
 

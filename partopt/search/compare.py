@@ -30,8 +30,8 @@ def compare(
 ) -> tuple[Comparison, list[Note]]:
     """The plans of `planners`, by default all that can plan for `job`, and `plans` beside them.
 
-    `plans` are by the names under which they appear; each is priced and simulated again for the
-    job, at its own warm-up where it was made for the same schedule and microbatches. `restricted`
+    `plans` are by the names under which they appear; they are priced and simulated again for the
+    job, at their warm-ups if they were made for the same schedule and microbatches. `restricted`
     are ways to plan within what a trainer can say, by name: rows say what that costs. All are at
     one microbatch size, at which the fastest of the planners' is fastest, unless the job says
     which. The second value holds the notes. Raises PartoptError for a planner that would ignore an
@@ -68,8 +68,8 @@ def _search(job: Job, planners: Sequence[str], progress: Progress) -> tuple[Prob
         with found_until_then(lambda _: (row := search.row_so_far()) and _of_row(row)):
             return _of_row(search.best_row(job.effort))
 
-    def find(each: Job, tell: Progress, beat_s: float) -> contest.Plans:
-        return _compete(planners, each.problem.with_(progress=tell), beat_s)
+    def find(sized: Job, tell: Progress, beat_s: float) -> contest.Plans:
+        return _compete(planners, sized.problem.with_(progress=tell), beat_s)
 
     def at_best(by_size: Mapping[int, contest.Plans]) -> tuple[Problem, contest.Plans]:
         size, found = next(iter(by_size.items()))
@@ -94,8 +94,8 @@ def _compete(planners: Sequence[str], problem: Problem, beat_s: float) -> contes
 
     with found_until_then(until_then):
         for name in planners:
-            found[name], own = contest.plan_alone(name, problem, beat_s)
-            notes += own
+            found[name], planner_notes = contest.plan_alone(name, problem, beat_s)
+            notes += planner_notes
     return contest.Plans(found, notes)
 
 
@@ -107,7 +107,7 @@ def _data_parallel(problem: Problem) -> Plan | None:
 
 
 def _price_again(name: str, plan: Plan, job: Job) -> Plan:
-    """The stages of a plan, priced and simulated for this job, on the plan's own engine."""
+    """The stages of a plan, priced and simulated for this job, on the plan's engine."""
     of_other = {"trainer": plan.trainer, "engine": plan.engine}
     problem = job.with_(**(of_other if plan.trainer != job.trainer else {})).problem
     devices = problem.topology.devices

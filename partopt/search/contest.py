@@ -38,9 +38,9 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "uniform": "`replication=uniform`",
     "none": "`replication=none`",
 }
-# equal pipelines with which `optimal` begins beside its own plans; those of many devices take long
+# equal pipelines with which `optimal` begins beside its plans; those of many devices take long
 EQUAL, FEW = 16, 8
-FEWER = 24  # and plans on fewer servers, of each number of them
+FEWER = 24  # and plans on fewer servers, of every number of them
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 
 
@@ -102,7 +102,7 @@ class Contest:
 
     @cached_property
     def _optimal(self) -> Improvement:
-        return _improve(self.variant, [own.partition for own in self._decisions.values()])
+        return _improve(self.variant, [decision.partition for decision in self._decisions.values()])
 
     @cached_property
     def _grid(self) -> GridSearch:
@@ -110,8 +110,8 @@ class Contest:
         # a batch is often divided by powers of two alone
         others = variant.fewer if variant.problem.topology.levels[-1].size.bit_count() > 1 else []
         alike = [variant, *(other for other in others if other.coarse[1] == cells)]
-        every = (grid for each in alike for grid in each.grids)
-        return GridSearch(variant.plain, sorted(every, key=lambda each: each.estimate_s), cells)
+        every = (grid for other in alike for grid in other.grids)
+        return GridSearch(variant.plain, sorted(every, key=lambda grid: grid.estimate_s), cells)
 
     def hold(self, effort: str, beat_s: float = math.inf) -> Plans:
         """The simulated plans at an effort; notes say which planners refuse, and why.
@@ -174,12 +174,12 @@ class Contest:
             return False
         partition, problem = self._decisions[name].partition, self.variant.plain
         stages, chain, best_s = partition.stages, problem.chain, _best_s(plans)
-        long = len(stages) * len({rank for own in stages for rank in own.ranks}) > SHOWN_LIMIT
+        long = len(stages) * len({rank for stage in stages for rank in stage.ranks}) > SHOWN_LIMIT
         if best_s == math.inf or not (name not in self.shown or long):
             return False
         computing = (
-            chain.compute_s(own.start, own.stop, problem.all_recompute) / len(own.ranks)
-            for own in stages
+            chain.compute_s(stage.start, stage.stop, problem.all_recompute) / len(stage.ranks)
+            for stage in stages
         )
         if max(computing) >= best_s:
             return True
@@ -211,7 +211,7 @@ def _improve(variant: Variant, others: Iterable[Partition]) -> Improvement:
     """The search for the best plan of the planner `optimal`."""
     cells, lower_s = variant.coarse[1], lower_bound_s(variant.problem)
     many = FEW if over_ranks(variant.problem) else EQUAL
-    equal = (each.partition.on_layers(cells) for each in variant.grids[:many])
+    equal = (grid.partition.on_layers(cells) for grid in variant.grids[:many])
     return Improvement(variant, [*others, *equal, *_on_fewer(variant)], lower_s)
 
 

@@ -33,21 +33,23 @@ HOT, COLD = 0.01, 0.001
 
 
 class Cuts:
-    """The stages of one partition, cut anywhere; every device runs its schedule's own order."""
+    """The stages of one partition, cut anywhere; every device runs its schedule's order."""
 
     def __init__(self, partition: Partition, simulations: Simulations) -> None:
-        self.stages = [replace(own, ranks=tuple(own.ranks)) for own in partition.stages]
+        self.stages = [replace(stage, ranks=tuple(stage.ranks)) for stage in partition.stages]
         self.partition, self.simulations, problem = partition, simulations, simulations.problem
         self._known = Known[Bounds](simulations, lambda bounds: (self.cut(bounds), None))
         self.seconds = self._known.seconds
         devices = sorted({rank for stage in self.stages for rank in stage.ranks})
         M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
-        # microbatches of each stage on each device, shape (devices, S)
+        # microbatches of every stage on every device, shape (devices, S)
         self.passes = np.zeros((len(devices), len(self.stages)))
         for s, stage in enumerate(self.stages):
             for rank in stage.ranks:
                 self.passes[number[rank], s] += M // len(stage.ranks)
-        every = [problem.recomputes(own) and not problem.first_again(own) for own in self.stages]
+        every = [
+            problem.recomputes(stage) and not problem.first_again(stage) for stage in self.stages
+        ]
         self.prefixes = [problem.chain.busy_prefix(again) for again in every]  # or less than it is
 
     @property
@@ -59,22 +61,22 @@ class Cuts:
         """The partition between these boundaries."""
         stages = zip(self.stages, pairwise(bounds), strict=True)
         moved = [
-            Assignment(start, stop, own.ranks, own.recompute, own.first)
-            for own, (start, stop) in stages
+            Assignment(start, stop, stage.ranks, stage.recompute, stage.first)
+            for stage, (start, stop) in stages
         ]
         return replace(self.partition, stages=moved)
 
     def busiest_s(self, bounds: Bounds) -> float:
         """Seconds a microbatch for which the busiest device computes."""
-        own = zip(self.prefixes, pairwise(bounds), strict=True)
-        seconds = [prefix[stop] - prefix[start] for prefix, (start, stop) in own]
+        spans = zip(self.prefixes, pairwise(bounds), strict=True)
+        seconds = [prefix[stop] - prefix[start] for prefix, (start, stop) in spans]
         return float((self.passes @ seconds).max()) / (self.simulations.problem.microbatches or 1)
 
 
 def anneal_cuts(
     bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float, tell: Tell = ignore_share
 ) -> Bounds:
-    """The best cuts that steps lead to, each of which is better or, at first, hardly worse."""
+    """The best cuts that steps lead to; a step is better or, at first, hardly worse."""
     if len(bounds) - 1 in (1, bounds[-1]):  # one stage, or one layer a stage
         return bounds
     now = best = bounds
@@ -108,10 +110,11 @@ def move_cuts(plan: Plan, problem: Problem) -> Plan:
     number = {cell: k for k, cell in enumerate(bounds)}
     partition = partition_of(plan, problem.recompute_per_stage)
     stages = [
-        replace(own, start=number[own.start], stop=number[own.stop]) for own in partition.stages
+        replace(stage, start=number[stage.start], stop=number[stage.stop])
+        for stage in partition.stages
     ]
     cuts = Cuts(replace(partition, stages=stages), Simulations(stated))
-    start = (0, *(own.stop for own in stages))
+    start = (0, *(stage.stop for stage in stages))
     tell = share_of(problem.progress, "moving cuts", 0, 1)
     best = anneal_cuts(start, cuts, random.Random(0), BUDGET, tell)
     if cuts.seconds(best) >= cuts.seconds(start):

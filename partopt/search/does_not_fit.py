@@ -58,7 +58,7 @@ def list_tried(job: Job) -> list[str]:
 
 
 def _freed(job: Job) -> Iterator[dict[str, Any]]:
-    """Changes of the job, each with more parts free than the one before.
+    """Changes of the job, with ever more parts free.
 
     A planner that is named does not choose whether to recompute: both are yielded.
     """

@@ -51,7 +51,7 @@ from partopt.simulator.execution import simulate_plan
 STAGES = 128  # of a pipeline, at most
 BUDGET = {"quick": 700.0, "normal": 700.0, "thorough": 7000.0}  # as `Cuts.spent` counts
 SIMULATED = 0.5  # of the budget, for grids as they are estimated
-ROUNDS = (6, 2)  # grids whose cuts are annealed in each round
+ROUNDS = (6, 2)  # grids whose cuts are annealed in every round
 NEAR = 1.3  # of the best: a grid that is estimated at more is not simulated
 ROOMY = 1.05  # of the limit: what is estimated to need more memory is not either
 EACH, FEWER = 12, 1.15  # stages on a device: all numbers up to it, and their ratio above
@@ -85,7 +85,7 @@ class Splits:
     def _of_least_squares(
         self, held: float = 0, d: int = 1, limit: float = math.inf, split: bool = False
     ) -> dict[int, Bounds]:
-        """For each number of stages the boundaries whose seconds have the least sum of squares.
+        """For every number of stages the boundaries whose seconds have the least sum of squares.
 
         With a limit every stage has room for `held` microbatches within so many bytes.
         """
@@ -102,8 +102,8 @@ class Splits:
             best = reach.min(axis=1)
             if best[0] < np.inf:
                 bounds = [0]
-                for own in reversed(ends):
-                    bounds.append(int(own[bounds[-1]]))
+                for stops in reversed(ends):
+                    bounds.append(int(stops[bounds[-1]]))
                 found[S] = tuple(bounds)
         return found
 
@@ -119,8 +119,8 @@ class Splits:
             memory_table(self.chain, held, versions(held), kept, d, again, split, first=first)
             for held in (1, 2)
         )
-        each = np.where(one < np.inf, two - np.where(one < np.inf, one, 0.0), 0.0)
-        return one + (held - 1) * each
+        per_microbatch = np.where(one < np.inf, two - np.where(one < np.inf, one, 0.0), 0.0)
+        return one + (held - 1) * per_microbatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ class Grid:
 
     @cached_property
     def places(self) -> list[list[int]]:
-        """Of each stage the places in their pipeline of the devices that have it."""
+        """Of every stage the places in their pipeline of the devices that have it."""
         far, p, d = self.far, self.p, self.d
         return [sorted({rank % p if far else rank // d for rank in ranks}) for ranks in self.ranks]
 
@@ -152,7 +152,7 @@ class Grid:
 
     @cached_property
     def levels(self) -> NDArray[np.int64]:
-        """The level at which each message over each cut crosses, shape (S - 1, replicas)."""
+        """The level that a message over a cut crosses, shape (S - 1, replicas)."""
         ranks, topology = np.array(self.ranks), self.topology
         sizes = [topology.group_size(k) for k in range(len(topology.levels) + 1)]
         parted = [(ranks[:-1] // size != ranks[1:] // size).astype(np.int64) for size in sizes]
@@ -161,7 +161,7 @@ class Grid:
 
     @cached_property
     def hops(self) -> tuple[float, Floats]:
-        """Seconds of latency of one message over every cut, and of its bytes over each cut.
+        """Seconds of latency of one message over all cuts, and of a byte over every cut.
 
         The mean of all replicas.
         """
@@ -172,9 +172,9 @@ class Grid:
 
     @cached_property
     def ports(self) -> Floats:
-        """Seconds for which a byte over each cut keeps each port busy, shape (ports, S - 1).
+        """Seconds for which a byte over a cut keeps a port busy, shape (ports, S - 1).
 
-        It is one of each replica; ports that are as busy as others are left out.
+        It is one of every replica; ports that are as busy as others are left out.
         """
         ranks, topology = np.array(self.ranks), self.topology
         loads = [np.zeros((1, len(ranks) - 1))]
@@ -201,21 +201,22 @@ class Grid:
 
     @cached_property
     def reduced(self) -> tuple[Floats, Floats]:
-        """Seconds a byte of the exchange of gradients of each stage, and of its latency."""
+        """Seconds a byte of the exchange of gradients of every stage, and of its latency."""
         return self._rings(exchange_topology(self.topology, self.exchange))
 
     @cached_property
     def halves(self) -> list[tuple[Floats, Floats]]:
-        """Those of a gather or a scatter, with each algorithm that they may have."""
+        """Those of a gather or a scatter, with every algorithm that they may have."""
         ways = map(self._rings, half_ways(self.topology))
         return [(slope / 2, latency_s / 2) for slope, latency_s in ways]
 
     def _rings(self, topology: Topology) -> tuple[Floats, Floats]:
         rings = [allreduce_over(ranks, topology) for ranks in self.ranks]
-        return np.array([own.slope for own in rings]), np.array([own.latency_s for own in rings])
+        slopes = np.array([ring.slope for ring in rings])
+        return slopes, np.array([ring.latency_s for ring in rings])
 
     def half_s(self, sizes: Floats) -> Floats:
-        """`sharding.half_s` of so many bytes of each stage."""
+        """`sharding.half_s` of so many bytes of every stage."""
         fastest = np.min([slope * sizes + latency_s for slope, latency_s in self.halves], axis=0)
         return np.where(sizes > 0, fastest, 0.0)
 
@@ -235,13 +236,13 @@ class Gridded:
         return (self.problem.microbatches or 1) * self.problem.chain.microbatch_size
 
     def loads(self, values: Floats) -> Floats:
-        """The sum over the stages of each device of a pipeline, shape (p,)."""
+        """The sum over the stages of a device of a pipeline, shape (p,)."""
         found: Floats = self.grid.held @ values
         return found
 
     @cached_property
     def busy_s(self) -> Floats:
-        """C of each stage: of its compute, or of what replicas exchange beside it, if longer."""
+        """C of every stage: of its compute, or of what replicas exchange beside it, if longer."""
         problem, chain, bounds = self.problem, self.problem.chain, list(self.bounds)
         C, exchange = np.diff(self.splits.C[bounds]), problem.exchange
         if len(self.grid.ranks[0]) == 1 or not exchange.gathered + exchange.scattered:
@@ -286,11 +287,11 @@ class Gridded:
 
     @cached_property
     def needs_bytes(self) -> Floats:
-        """Bytes of each device of a pipeline, about, shape (p,)."""
+        """Bytes of every device of a pipeline, about, shape (p,)."""
         return self._needs(self.held)
 
     def _needs(self, held: Sequence[float]) -> Floats:
-        """Bytes of each device of a pipeline with so many microbatches in flight, about."""
+        """Bytes of every device of a pipeline with so many microbatches in flight, about."""
         needs: Floats = self._needs_between(np.array([self.bounds]), held)[0]
         return needs
 
@@ -299,8 +300,8 @@ class Gridded:
         problem, grid, entry = self.problem, self.grid, SCHEDULES[self.problem.schedule]
         place, stage = np.nonzero(grid.held)
         in_flight = np.array(held)[place]
-        counts = in_flight, np.array([entry.versions_of(own) for own in in_flight]), 1
-        own, transient = ranges_bytes(
+        counts = in_flight, np.array([entry.versions_of(count) for count in in_flight]), 1
+        kept, transient = ranges_bytes(
             problem.chain,
             bounds[:, stage],
             bounds[:, stage + 1],
@@ -313,7 +314,7 @@ class Gridded:
         )
         first = np.searchsorted(place, np.arange(grid.p))
         # one backward runs at a time
-        return np.add.reduceat(own, first, 1) + np.maximum.reduceat(transient, first, 1)
+        return np.add.reduceat(kept, first, 1) + np.maximum.reduceat(transient, first, 1)
 
     @cached_property
     def limited_s(self) -> float:
@@ -335,15 +336,15 @@ class Gridded:
 
     @cached_property
     def held(self) -> list[float]:
-        """Microbatches in flight on each device of a pipeline, an even share of each stage."""
+        """Microbatches in flight on every device of a pipeline, an even share of every stage."""
         grid, M = self.grid, self.problem.microbatches
         entry = SCHEDULES[self.problem.schedule]
         if entry.one_at_a_time:
             return [1.0] * grid.p
         if entry.shape == STRAIGHT:
             return [float(entry.counts(k, [grid.d] * grid.p, M).held) for k in range(grid.p)]
-        each = max(1, (M or 1) // grid.d)
-        return [entry.in_flight(k, grid.p, grid.v, each) / grid.v for k in range(grid.p)]
+        passing = max(1, (M or 1) // grid.d)
+        return [entry.in_flight(k, grid.p, grid.v, passing) / grid.v for k in range(grid.p)]
 
     def balanced(self) -> Gridded:
         """Its cuts moved by one while the squares of the devices' loads fall."""
@@ -356,7 +357,7 @@ class Gridded:
         load = held @ np.diff(C[bounds])
         moved = held[:, :-1] - held[:, 1:]  # how loads change with a cut
         for _ in range(4 * (len(bounds) - 1)):
-            # of each cut a layer back and a layer further: the sum of squares, less what it is
+            # of every cut a layer back and a layer further: the sum of squares, less what it is
             steps = bounds[1:-1] + np.array([[-1], [1]])
             allowed = (bounds[:-2] < steps) & (steps < bounds[2:])
             more = np.where(allowed, C[steps] - C[bounds[1:-1]], 0.0)
@@ -381,8 +382,8 @@ class Gridded:
             every = np.array([(0, *cuts, N) for cuts in combinations(range(1, N), S - 1)])
             fitting = self._needs_between(every, self.held).max(axis=1) <= roomy * limit
             able = [replace(self, bounds=tuple(bounds)) for bounds in every[fitting].tolist()]
-            able.sort(key=lambda each: each.estimate_s)
-            fits = (each for each in able[:TRIED] if self.cuts.seconds(each.bounds) < math.inf)
+            able.sort(key=lambda plan: plan.estimate_s)
+            fits = (plan for plan in able[:TRIED] if self.cuts.seconds(plan.bounds) < math.inf)
             return next(fits, None)
         if self.needs_bytes.mean() > roomy * limit:
             return None
@@ -396,7 +397,7 @@ class Gridded:
     def partition(self) -> Partition:
         """Its stages on their ranks."""
         stages = zip(self.bounds, self.bounds[1:], self.grid.ranks, strict=False)
-        return Partition(self.grid.family, [Assignment(*own) for own in stages])
+        return Partition(self.grid.family, [Assignment(*stage) for stage in stages])
 
     @cached_property
     def cuts(self) -> Cuts:
@@ -408,12 +409,12 @@ def grids_of(
     shape: str, p: int, d: int, v: int, topology: Topology, exchange: Exchange = ALLREDUCE
 ) -> list[Grid]:
     """The grids of d pipelines: the devices of a stage next to each other, or of a pipeline."""
-    ranks = [tuple(own) for own in ranks_of(shape, p, v, d)]
+    ranks = [tuple(group) for group in ranks_of(shape, p, v, d)]
     straight = shape == STRAIGHT
     family = CONTIGUOUS if straight else shape
     found = [Grid(family, p, d, v, False, ranks, topology, exchange)]
     if d > 1 and p > 1 and sum(level.size > 1 for level in topology.levels) > 1:
-        far = [tuple(rank % d * p + rank // d for rank in own) for own in ranks]
+        far = [tuple(rank % d * p + rank // d for rank in group) for group in ranks]
         family = NESTED if straight else shape
         found.append(Grid(family, p, d, v, True, far, topology, exchange))
     return found
@@ -429,7 +430,7 @@ def grids(problem: Problem) -> list[Gridded]:
             stated = problem.with_(chunks=v)
             for grid in _laid(problem, entry.shape, p, d, v):
                 found.append(Gridded(stated, splits, grid, bounds).balanced())
-    return sorted(found, key=lambda each: each.estimate_s)
+    return sorted(found, key=lambda gridded: gridded.estimate_s)
 
 
 def _laid(problem: Problem, shape: str, p: int, d: int, v: int) -> list[Grid]:
@@ -505,7 +506,7 @@ class GridSearch:
         """The best simulated plan that was found; None where none of them fits."""
         if not self._pool:
             return None
-        _, best = min(self._pool, key=lambda own: own[0])
+        _, best = min(self._pool, key=lambda pair: pair[0])
         key = best.grid, best.bounds
         if key not in self._plans:
             stated = self.problem.with_(chunks=best.grid.v)
@@ -515,30 +516,31 @@ class GridSearch:
 
     def _try_grids(self, budget: float) -> None:
         """Simulate grids as they are estimated, the best first."""
-        for each in self.estimates[self._tried :]:
-            beyond = each.estimate_s > NEAR * self.estimates[0].estimate_s
+        for gridded in self.estimates[self._tried :]:
+            beyond = gridded.estimate_s > NEAR * self.estimates[0].estimate_s
             if self._pool and (beyond or self._spent > budget):
                 break
             self.problem.progress("simulating grids", self._tried, len(self.estimates))
             self._tried += 1
-            fitting = each.within(ROOMY)
+            fitting = gridded.within(ROOMY)
             if fitting is not None:
                 full = len(self._pool) >= ROUNDS[0]  # of those that may be annealed
-                allowed_s = max(own[0] for own in self._pool) if full else math.inf
+                allowed_s = max(pair[0] for pair in self._pool) if full else math.inf
                 seconds = fitting.cuts.seconds(fitting.bounds, allowed_s)
                 self._spent += fitting.cuts.spent
                 if seconds < allowed_s:
-                    self._pool = sorted([*self._pool, (seconds, fitting)], key=lambda own: own[0])
+                    self._pool = sorted([*self._pool, (seconds, fitting)], key=lambda pair: pair[0])
                     del self._pool[ROUNDS[0] :]
 
     def _anneal(self, budget: float) -> None:
         """Anneal the cuts of the best, ever fewer of them."""
         for number, many in enumerate(ROUNDS):
-            self._pool.sort(key=lambda own: own[0])
+            self._pool.sort(key=lambda pair: pair[0])
             share = budget / len(ROUNDS) / max(1, min(many, len(self._pool)))
-            for place, (seconds, each) in enumerate(self._pool[:many]):
+            for place, (seconds, gridded) in enumerate(self._pool[:many]):
                 part, parts = number * many + place, len(ROUNDS) * many
                 tell = share_of(self.problem.progress, "annealing cuts", part, parts)
-                bounds = anneal_cuts(each.bounds, each.cuts, random.Random(0), share, tell)
-                if each.cuts.seconds(bounds) < seconds:
-                    self._pool[place] = each.cuts.seconds(bounds), replace(each, bounds=bounds)
+                bounds = anneal_cuts(gridded.bounds, gridded.cuts, random.Random(0), share, tell)
+                cut_s = gridded.cuts.seconds(bounds)
+                if cut_s < seconds:
+                    self._pool[place] = cut_s, replace(gridded, bounds=bounds)

@@ -23,7 +23,7 @@ BUDGET = {"quick": 500.0, "normal": 1800.0, "thorough": 25_000.0}  # as `Judge.s
 LARGE = 3.6  # times as much for the program over ranks, whose plans have many stages
 STARTS = 0.2  # of the budget, for the plans of the dynamic program
 RANKED = 0.6  # of that of the program over ranks
-ROUNDS = (12, 4, 1)  # plans that are annealed in each round; all rounds have the same budget
+ROUNDS = (12, 4, 1)  # plans that are annealed in every round; all rounds have the same budget
 PACED = (2, 3, 0)  # numbers of warm-ups at which plans of the program over ranks are tried
 FINE = 1000  # ranges of layers, between which the cuts of the best plan are chosen again
 HOPED = 0.1  # above what is to be beaten: a start that is slower is not annealed
@@ -48,7 +48,7 @@ class Improvement:
         self.ranked = optimal.over_ranks(problem)
         self.found: list[Found] = []  # the fastest first
         self._rng, self._stages = random.Random(0), 0
-        # starts that were looked at, what that took, and the best of each kind
+        # starts that were looked at, what that took, and the best of every kind
         self._tried, self._spent = 0, 0.0
         self._of_kind: dict[tuple[object, Places], Found] = {}
 
@@ -62,13 +62,13 @@ class Improvement:
             return self._plan_of(self.found[0])
         many = 3 if self.lower_s < beat_s else 1
         every = (_price(s.partition().on_layers(cells), problem) for s in self.starts[:many])
-        plans = [simulate_with_best_warmup(each, problem.progress) for each in every]
+        plans = [simulate_with_best_warmup(priced, problem.progress) for priced in every]
         return min(plans, key=lambda plan: plan.peak_memory_bytes)
 
     def plan_so_far(self) -> Plan | None:
         """The best plan that was found, also in a search that is interrupted."""
-        found = [each for each in (*self.found, *self._of_kind.values()) if each.seconds < inf]
-        return self._plan_of(min(found, key=lambda each: each.seconds)) if found else None
+        found = [plan for plan in (*self.found, *self._of_kind.values()) if plan.seconds < inf]
+        return self._plan_of(min(found, key=lambda plan: plan.seconds)) if found else None
 
     def _plan_of(self, best: Found) -> Plan:
         """The plan of one that was found, cut between all layers, simulated."""
@@ -80,12 +80,12 @@ class Improvement:
         plan = _price(best.shape.partition().on_layers(cells), problem)
         if not judge.entry.takes_warmup:
             return simulate_with_best_warmup(plan, problem.progress)
-        own = simulate_at_warmup(plan, judge.warmups(best.shape, best.way, best.more))
+        simulated = simulate_at_warmup(plan, judge.warmups(best.shape, best.way, best.more))
         if self.ranked:
-            return own
+            return simulated
         return max(
-            (own, simulate_with_best_warmup(plan, problem.progress)),
-            key=lambda each: (each.fits, each.predicted.samples_per_s),
+            (simulated, simulate_with_best_warmup(plan, problem.progress)),
+            key=lambda other: (other.fits, other.predicted.samples_per_s),
         )
 
     @property
@@ -103,7 +103,7 @@ class Improvement:
         self._stages += 1
 
     def _try_starts(self, budget: float) -> None:
-        """Simulate plans that may be the fastest; of each layout and number of stages the best."""
+        """Simulate plans that may be the fastest; of every layout and number of stages the best."""
         judge, limit = self.judge, (RANKED if self.ranked else STARTS) * budget
         best_s, before = self.best_s, judge.spent
         better: dict[tuple[object, Places], Found] = {}
@@ -116,10 +116,10 @@ class Improvement:
             if judge.costs.slowest_s(shape) < best_s:
                 key = (shape if self.ranked else shape.stages), shape.places
                 allowed_s = self._of_kind[key].seconds if key in self._of_kind else inf
-                own = judge.best(shape, PACED if self.ranked else (), allowed_s)
-                if own.seconds < allowed_s:
-                    self._of_kind[key] = better[key] = own
-                best_s = min(best_s, own.seconds)
+                best = judge.best(shape, PACED if self.ranked else (), allowed_s)
+                if best.seconds < allowed_s:
+                    self._of_kind[key] = better[key] = best
+                best_s = min(best_s, best.seconds)
         self._spent += judge.spent - before
         self._keep(better.values())
 
@@ -131,8 +131,8 @@ class Improvement:
         for partition in self.others:
             if all(stage.stop in number for stage in partition.stages):
                 rough = [
-                    replace(own, start=number[own.start], stop=number[own.stop])
-                    for own in partition.stages
+                    replace(stage, start=number[stage.start], stop=number[stage.stop])
+                    for stage in partition.stages
                 ]
                 shape = shape_of(replace(partition, stages=rough), devices)
                 if not judge.costs.chooses_recompute:
@@ -140,9 +140,9 @@ class Improvement:
                 if valid(shape, judge.costs):
                     recut = None if self.ranked else optimal.recut(judge.costs, shape)
                     found += [
-                        judge.best(each)
-                        for each in dict.fromkeys([shape, recut])
-                        if each is not None and judge.costs.slowest_s(each) < self.best_s
+                        judge.best(candidate)
+                        for candidate in dict.fromkeys([shape, recut])
+                        if candidate is not None and judge.costs.slowest_s(candidate) < self.best_s
                     ]
         slowest_first = sorted(found, key=lambda plan: plan.seconds, reverse=True)
         best = {(plan.shape.stages, plan.shape.places): plan for plan in slowest_first}
@@ -153,16 +153,16 @@ class Improvement:
         rounds = ROUNDS[-2:] if self.ranked else ROUNDS
         for number, many in enumerate(rounds):
             share, total = budget / len(rounds) / many, len(rounds) * many
-            for done, each in enumerate(self.found[:many]):
+            for done, plan in enumerate(self.found[:many]):
                 tell = share_of(self.problem.progress, "annealing", number * many + done, total)
-                self.found[done] = anneal(each, self.judge, self._rng, share, self.enough_s, tell)
+                self.found[done] = anneal(plan, self.judge, self._rng, share, self.enough_s, tell)
             again = [*self.found[many:], *self.found[:many]]
-            self.found = sorted(again, key=lambda each: each.seconds)
+            self.found = sorted(again, key=lambda plan: plan.seconds)
 
     def _keep(self, found: Iterable[Found]) -> None:
         """Add plans that fit to those found."""
-        fitting = [each for each in found if each.seconds < inf]
-        self.found = sorted([*self.found, *fitting], key=lambda each: each.seconds)
+        fitting = [plan for plan in found if plan.seconds < inf]
+        self.found = sorted([*self.found, *fitting], key=lambda plan: plan.seconds)
 
 
 def _price(partition: Partition, problem: Problem) -> Plan:
@@ -178,8 +178,8 @@ def _recut_finely(
     shape = rough.shape.on_cells(cells, bounds)
     tried = [shape, optimal.recut(judge.costs, shape)]
     found = [
-        rough._replace(shape=each, seconds=judge.seconds(each, rough.way, rough.more))
-        for each in tried
-        if each is not None
+        rough._replace(shape=candidate, seconds=judge.seconds(candidate, rough.way, rough.more))
+        for candidate in tried
+        if candidate is not None
     ]
-    return min(found, key=lambda each: each.seconds), judge, bounds
+    return min(found, key=lambda plan: plan.seconds), judge, bounds

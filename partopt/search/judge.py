@@ -16,7 +16,7 @@ from partopt.search.warmup import WAYS, Stages
 class Found(NamedTuple):
     """A plan and its warm-up, with the seconds of a microbatch; infinite where it does not fit.
 
-    `way` is a number of `WAYS`; of each stage `more` says by how much its warm-up differs.
+    `way` is a number of `WAYS`; of every stage `more` says by how much its warm-up differs.
     """
 
     seconds: float
@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
 
 class Judge:
-    """Simulates plans at warm-ups, each once."""
+    """Simulates plans at warm-ups, none twice."""
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.problem, self.entry = costs, costs.problem, costs.entry
@@ -64,22 +64,23 @@ class Judge:
         return self._known.seconds((shape, warmups), allowed_s)
 
     def warmups(self, shape: Shape, way: int, more: Sequence[int] = ()) -> tuple[int, ...]:
-        """Forwards of each stage before its first backward."""
+        """Forwards of every stage before its first backward."""
         return self.stages(shape).warmups(WAYS[way], more)
 
     def stages(self, shape: Shape) -> Stages:
         """What the warm-ups of a plan depend on."""
         costs, places = self.costs, shape.places
         common = self.problem.topology.common_level
-        each = list(zip(shape.ranks, costs.recomputes(shape), pairwise(shape.bounds), strict=True))
+        recomputed, spans = costs.recomputes(shape), pairwise(shape.bounds)
+        stages = list(zip(shape.ranks, recomputed, spans, strict=True))
         waits_s = [
             float(costs.wait(common(places[one[1] - 1][0], places[other[0]][0]))[0, cut])
             for one, other, cut in zip(shape.spans, shape.spans[1:], shape.bounds[1:], strict=False)
         ]
         return Stages(
             [len(ranks) for ranks in shape.ranks],
-            [int(costs.room(len(ranks), again)[cut]) for ranks, again, cut in each],
-            [float(costs.C[again][cut]) for _, again, cut in each],
+            [int(costs.room(len(ranks), again)[cut]) for ranks, again, cut in stages],
+            [float(costs.C[again][cut]) for _, again, cut in stages],
             [*waits_s, 0.0],
             self.problem.microbatches,
         )

@@ -28,7 +28,7 @@ from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.execution import check_actions
 from partopt.transformer.as_profile import modelled_again
 
-# a person's own split; the grids of `schedule=auto`, which are not decided by one planner
+# a user's split; the grids of `schedule=auto`, which are not decided by one planner
 UNPROVED = ("manual", "grid")
 
 
@@ -52,12 +52,12 @@ class Recomputation:
 
     @cached_property
     def partition(self) -> Partition:
-        """The plan's own stages."""
+        """The plan's stages."""
         return partition_of(self.plan, self.problem.recompute_per_stage)
 
     @cached_property
     def simulated(self) -> Plan:
-        """The plan's own stages, priced and simulated at its own warm-ups."""
+        """The plan's stages, priced and simulated at its warm-ups."""
         priced = price(self.partition, self.problem, self.plan.planner)
         return simulate_at_warmup(priced, [stage.warmup for stage in self.plan.stages])
 
@@ -68,7 +68,7 @@ class Recomputation:
 
     @cached_property
     def certificate(self) -> Certificate | None:
-        """What is known of the plan's own stages, the bound as recorded; None where nothing is.
+        """What is known of the plan's stages, the bound as recorded; None where nothing is.
 
         Nothing is of a plan that does not fit, whatever planner made it.
         """
@@ -82,7 +82,7 @@ class Recomputation:
 
     @property
     def objective_s(self) -> float | None:
-        """What the planner minimises, of the plan's own stages; None where it proves nothing."""
+        """What the planner minimises, of the plan's stages; None where it proves nothing."""
         return self.certificate.objective_s if self.certificate else None
 
 

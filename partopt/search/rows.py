@@ -1,4 +1,4 @@
-"""The best plan of a job under one schedule: the variants that may be fastest, each searched."""
+"""The best plan of a job under one schedule: a search of the variants that may be fastest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEARCHED, TRIED = {"quick": 2, "normal": 3, "thorough": 6}, 6
 class Row:
     """What was found under one schedule: `plans` of the best variant by their planners, and notes.
 
-    `problem` is that of the best variant; `by_variant` has the best plan of each variant that was
+    `problem` is that of the best variant; `by_variant` has the best plan of every variant that was
     searched, the best first.
     """
 
@@ -52,7 +52,7 @@ class Row:
 def search_rows(
     job: Job, within: Within, progress: Progress, shown: Iterable[str] = ()
 ) -> list[Row]:
-    """The rows of the schedules that the job leaves open, or of its own; the best first.
+    """The rows of the job's schedule, or of those that it leaves open; the best first.
 
     `shown` are planners whose plans are wanted beside the best. Of several schedules those that
     come near the best after a quick search are searched again. PartoptError where every schedule is
@@ -97,7 +97,7 @@ def may_fit(job: Job) -> bool:
 
 
 def _schedules(job: Job, within: Within) -> list[str]:
-    """The schedules that a job leaves open, or its own."""
+    """The schedules that a job leaves open, or the one that it names."""
     if job.schedule != AUTO:
         return [job.schedule]
     return [name for name in within.schedules or SCHEDULES if SCHEDULES[name].tried_by_auto]
@@ -116,7 +116,10 @@ class Search:
     ) -> None:
         self.variants = sorted(
             variants,
-            key=lambda each: (each.estimate_s, each.least_bytes * (each.estimate_s == math.inf)),
+            key=lambda variant: (
+                variant.estimate_s,
+                variant.least_bytes * (variant.estimate_s == math.inf),
+            ),
         )
         self.shown, self.alone, self._stages = shown, alone, 0
         self._contests: dict[Variant, Contest] = {}
@@ -141,15 +144,15 @@ class Search:
             return None
         variant = min(self._found, key=self._order)
         plans, notes = self._found[variant]
-        best = [self._found[each].best for each in sorted(self._found, key=self._order)]
+        best = [self._found[other].best for other in sorted(self._found, key=self._order)]
         return Row(variant.problem, plans, notes, best)
 
     def _go_on(self, stage: str) -> None:
         """Search the variants that may be best, a stage further."""
         refusals, done = dict[str, PartoptError](), 0
         for variant in self.variants:
-            others = [own.best for each, own in self._found.items() if each is not variant]
-            best = min((own for own in others if own.fits), key=order_of, default=None)
+            others = [plans.best for other, plans in self._found.items() if other is not variant]
+            best = min((plan for plan in others if plan.fits), key=order_of, default=None)
             if done >= (SEARCHED[stage] if best or self._fits(variant) else TRIED):
                 break
             if best and not self._may_be_best(variant, best):

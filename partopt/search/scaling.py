@@ -23,7 +23,7 @@ def scale(
     weak: bool = False,
     progress: Progress = ignore_progress,
 ) -> Scaling:
-    """How `job` scales: its best plan on each number of `devices`. Errors as `scale_plans`.
+    """How `job` scales: its best plan on every number of `devices`. Errors as `scale_plans`.
 
     Interrupted carries the rows until then.
     """
@@ -37,9 +37,9 @@ def scale_plans(
     weak: bool = False,
     progress: Progress = ignore_progress,
 ) -> list[Plan]:
-    """The simulated plan of `job` on each number of `devices`, of its planner or the best of all.
+    """The simulated plan of `job` on every number of `devices`, of its planner or the best of all.
 
-    Each is at its best microbatch size, unless the job says which.
+    A plan is at its best microbatch size, unless the job says which.
 
     Strong scaling keeps the batch of an iteration; `weak`: it grows with the devices, from the
     first number on. Raises PartoptError, before anything is planned, for numbers that the topology
@@ -50,9 +50,9 @@ def scale_plans(
     jobs = [_on(job, count, devices[0], weak) for count in devices]
     plans: list[Plan] = []
     with found_until_then(lambda _: plans or None):
-        for count, each in zip(devices, jobs, strict=True):
+        for count, scaled in zip(devices, jobs, strict=True):
             tell = part_of(progress, f"{count} devices", len(devices))
-            plans.append(solve(each, tell).plan)
+            plans.append(solve(scaled, tell).plan)
     return plans
 
 

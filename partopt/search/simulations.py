@@ -3,7 +3,7 @@
 What `partopt.simulator.execution.execute` says of a plan is found without making it: stages are
 rows of numbers, looked up by their layers and replicas, and groups of ranks bring their rings.
 
-    S   stages; r   replicas of each
+    S   stages; r   replicas of one
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Plan = tuple[Partition, Sequence[int] | None]  # and its warm-ups, as `Simulatio
 
 
 class Numbers(NamedTuple):
-    """What simulations need of stages beside the seconds of their actions, each of shape (S,)."""
+    """What simulations need of stages beside the seconds of their actions, of shape (S,)."""
 
     input_bytes: Floats
     back_bytes: Floats
@@ -72,7 +72,7 @@ class Candidate(NamedTuple):
     groups: Groups
     replicas: list[int]
     counts: list[Counts]
-    seconds: Floats  # of each kind of action, shape (kinds, S)
+    seconds: Floats  # of every kind of action, shape (kinds, S)
     numbers: Numbers
     tied_s: Floats
 
@@ -80,7 +80,7 @@ class Candidate(NamedTuple):
 class Simulations:
     """Simulates plans of one problem.
 
-    `spent` is 1 for each simulation, and 1 for each `ACTIONS` of it.
+    `spent` is 1 for every simulation, and 1 for every `ACTIONS` of it.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -102,7 +102,7 @@ class Simulations:
         """Simulated seconds of a microbatch; infinite where the plan does not fit or run.
 
         `allowed_s` where it is seen on the way that they are no less. `warmups` are forwards of
-        each stage before its first backward, by default the schedule's.
+        every stage before its first backward, by default the schedule's.
         """
         self.spent += 1
         try:
@@ -121,13 +121,14 @@ class Simulations:
         """The plan in numbers; PartoptError where its replicas are unequal and may not be."""
         stages = partition.stages
         ranks = tuple(
-            own.ranks if isinstance(own.ranks, range) else tuple(own.ranks) for own in stages
+            stage.ranks if isinstance(stage.ranks, range) else tuple(stage.ranks)
+            for stage in stages
         )
         replicas = list(map(len, ranks))
         counts = self._counts(tuple(replicas))
         if warmups is not None:
             pairs = zip(warmups, counts, strict=True)
-            counts = [Counts(own, own + 1, usual.begun) for own, usual in pairs]
+            counts = [Counts(warmup, warmup + 1, usual.begun) for warmup, usual in pairs]
         rows = np.concatenate([self._row(*pair) for pair in zip(stages, ranks, strict=True)])
         columns = np.ascontiguousarray(rows.reshape(len(stages), -1).T)
         return Candidate(
@@ -141,25 +142,25 @@ class Simulations:
         )
 
     def _counts_of(self, replicas: tuple[int, ...]) -> list[Counts]:
-        """The counts of each stage at the schedule's own warm-up."""
+        """The counts of every stage at the schedule's warm-up."""
         if self.entry.shape != STRAIGHT:
             return [Counts(0, 1, 1)] * len(replicas)  # the order tells what is in flight
-        each, M = Replicas(replicas), self.problem.microbatches
-        return [self.entry.counts(s, each, M) for s in range(len(replicas))]
+        stage_replicas, M = Replicas(replicas), self.problem.microbatches
+        return [self.entry.counts(s, stage_replicas, M) for s in range(len(replicas))]
 
-    def _row(self, own: Assignment, ranks: Sequence[int]) -> Floats:
+    def _row(self, stage: Assignment, ranks: Sequence[int]) -> Floats:
         """The seconds of a stage's actions and its `Numbers`.
 
         They depend on where its ranks lie only where these gather parameters or scatter gradients.
         """
         lie = ranks if self._gathers else len(ranks)
-        key = own.start, own.stop, own.recompute, own.first, lie
+        key = stage.start, stage.stop, stage.recompute, stage.first, lie
         if key not in self._rows:
-            self._rows[key] = self._row_of(own)
+            self._rows[key] = self._row_of(stage)
         return self._rows[key]
 
-    def _row_of(self, own: Assignment) -> Floats:
-        problem, stage = self.problem, sum_layers(own, self.problem)
+    def _row_of(self, assigned: Assignment) -> Floats:
+        problem, stage = self.problem, sum_layers(assigned, self.problem)
         topology, exchange = problem.limited_topology, problem.exchange
         seconds = action_seconds(stage, topology, exchange, self._apart)
         numbers = [  # in the order of `Numbers`
@@ -231,13 +232,13 @@ class Simulations:
         if self.problem.microbatches is None:  # the first stage has them all
             return min(counts[0].warmup + 1, -(-microbatches // replicas[0])) * replicas[0]
         behind = len(replicas) * max(replicas) * self.entry.split  # whose second parts wait
-        most = max((own.warmup + 1) * r for own, r in zip(counts, replicas, strict=True))
+        most = max((count.warmup + 1) * r for count, r in zip(counts, replicas, strict=True))
         return most + behind
 
     def _run(self, candidate: Candidate, microbatches: int, count: int, allowed_s: float) -> Run:
         """The order of a plan that passes so many microbatches through, executed.
 
-        It is broken off where `count` of them, each as long as a device works for it at the least,
+        It is broken off where `count` of them, as long as a device works for them at the least,
         would take `allowed_s` a microbatch or more.
         """
         problem, groups, numbers = self.problem, candidate.groups, candidate.numbers
@@ -260,7 +261,7 @@ class Simulations:
         return run_order(*given, allowed_s * count * (1 + ROUNDING), follows_s)
 
     def _follows_s(self, candidate: Candidate, more: int) -> Floats:
-        """What follows the last backward of each stage at the least, shape (S,).
+        """What follows the last backward of every stage at the least, shape (S,).
 
         So many `more` microbatches of a straight schedule and, where backwards are whole, those of
         the last one in the stages before.
@@ -272,8 +273,8 @@ class Simulations:
         return follows
 
     def _order(self, candidate: Candidate, microbatches: int) -> Order:
-        groups, warmups = candidate.groups, [own.warmup for own in candidate.counts]
-        whole, tied = (own > 0 for own in (candidate.numbers.whole, candidate.tied_s))
+        groups, warmups = candidate.groups, [count.warmup for count in candidate.counts]
+        whole, tied = (values > 0 for values in (candidate.numbers.whole, candidate.tied_s))
         key = id(groups), microbatches, tuple(warmups), whole.tobytes(), tied.tobytes()
         if key in self._orders:
             return self._orders[key]
@@ -310,7 +311,7 @@ class Simulations:
         By the order, where the formulas approximate what it keeps.
         """
         numbers, entry, whole = candidate.numbers, self.entry, candidate.numbers.whole > 0
-        held, begun = np.array([own[1:] for own in candidate.counts]).T
+        held, begun = np.array([count[1:] for count in candidate.counts]).T
         fixed, beside = self._held_bytes(candidate, held), numbers.transient_bytes
         if not (entry.split or entry.recomputes or entry.shape != STRAIGHT):
             activations = np.where(whole, begun, held) * numbers.stash_bytes
@@ -326,11 +327,11 @@ class Simulations:
         """Bytes that stages hold beside activations, as `partopt.cost.memory.with_counts`."""
         numbers, kept, r = candidate.numbers, self.problem.kept, np.array(candidate.replicas)
         parameters, gradients, state = shares(kept, r)
-        versions = np.array([self.entry.versions_of(own) for own in held.tolist()])
-        own = versions * numbers.trained_bytes + numbers.frozen_bytes
+        versions = np.array([self.entry.versions_of(count) for count in held.tolist()])
+        weights = versions * numbers.trained_bytes + numbers.frozen_bytes
         buffers = posted_buffers(kept.posted, r, held)
         fixed: Floats = (
-            np.rint(parameters_bytes(own, numbers.layer_bytes, parameters))
+            np.rint(parameters_bytes(weights, numbers.layer_bytes, parameters))
             + np.rint(kept.gradients * numbers.trained_bytes / gradients)
             + np.rint(kept.state * numbers.trained_bytes / state)
             + buffers * (numbers.input_bytes + numbers.output_bytes)
@@ -339,9 +340,9 @@ class Simulations:
 
 
 class Known(Generic[Key]):
-    """Seconds of plans by a key, each simulated once, or once more where more is allowed then.
+    """Seconds of plans by a key, simulated once, or once more where more is allowed then.
 
-    `spent` counts each once, as `Simulations.spent` does.
+    `spent` counts a plan once, as `Simulations.spent` does.
     """
 
     def __init__(self, simulations: Simulations, plan: Callable[[Key], Plan]) -> None:

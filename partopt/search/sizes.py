@@ -22,13 +22,13 @@ def search_sizes(
     find: Callable[[Job, Progress, float], Found],
     best: Callable[[Found], Plan],
 ) -> dict[int, Found]:
-    """What `find` finds for `job` at each microbatch size, by size; that with the best plan first.
+    """What `find` finds for `job` at every microbatch size, by size; that with the best plan first.
 
     `find` is told below how many seconds per microbatch a plan is faster than the best so far, and
     `best` is the best plan of what was found. A size that cannot be faster is left out. Raises
     PartoptError where every size is refused, and Interrupted with what was found until then.
     """
-    jobs = sorted(job.at_each_size(), key=lambda each: least_s(each.problem))
+    jobs = sorted(job.at_each_size(), key=lambda sized: least_s(sized.problem))
     found: dict[int, Found] = {}
     refusals: dict[str, PartoptError] = {}
     fastest = 0.0  # of the plans that fit, samples/s
@@ -37,14 +37,14 @@ def search_sizes(
         every = found if last is None else found | {size: last}
         return dict(sorted(every.items(), key=lambda item: order_of(best(item[1]))))
 
-    for each in jobs:
-        size = each.problem.chain.microbatch_size
-        if fastest * least_s(each.problem) >= 1:
+    for sized in jobs:
+        size = sized.problem.chain.microbatch_size
+        if fastest * least_s(sized.problem) >= 1:
             continue
         tell = part_of(progress, f"microbatch {size}", len(jobs))
         try:
             with found_until_then(lambda last: best_first(last) or None):
-                found[size] = find(each, tell, size / fastest if fastest else math.inf)
+                found[size] = find(sized, tell, size / fastest if fastest else math.inf)
         except PartoptError as error:
             refusals[error.message] = error
         else:

@@ -42,7 +42,7 @@ class Result:
     def document(self) -> Plan:
         """The plan with the alternatives to it in short, as it is written."""
         return msgspec.structs.replace(
-            self.plan, runners_up=[RunnerUp.of(each) for each in self.alternatives]
+            self.plan, runners_up=[RunnerUp.of(plan) for plan in self.alternatives]
         )
 
     @property
@@ -102,10 +102,10 @@ def _solve_by_planner(job: Job, progress: Progress, beat_s: float) -> Result:
     assert name is not None
     contest.check_planner(name, problem)
     best: Plan | None = None
-    with found_until_then(lambda plan: (own := plan or best) and Result(own, (), (), (own,))):
-        best, own = contest.plan_alone(name, problem, beat_s)
+    with found_until_then(lambda plan: (known := plan or best) and Result(known, (), (), (known,))):
+        best, planner_notes = contest.plan_alone(name, problem, beat_s)
         plans = _beside(name, problem)
-    notes = [*job.notes, *own, *note_data_parallel(best, plans)]
+    notes = [*job.notes, *planner_notes, *note_data_parallel(best, plans)]
     others = sorted(plans.values(), key=lambda other: -other.predicted.samples_per_s)
     best, *others = as_fixed([best, *others])
     return Result(best, tuple(others), tuple(notes), (best,))

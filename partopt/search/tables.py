@@ -59,7 +59,7 @@ def _comparison_row(name: str, plan: Plan, base_s: float | None) -> ComparisonRo
 
 
 def scaling_of(plans: Sequence[Plan]) -> Scaling:
-    """The table of `plans` of one profile, each on its own number of devices, in their order."""
+    """The table of `plans` of one profile on several numbers of devices, in their order."""
     rows = [_scaling_row(plan) for plan in plans]
     return Scaling(estimated=plans[0].profile.estimated, rows=rows)
 

@@ -70,8 +70,8 @@ class Variant:
     def grids(self) -> list[Gridded]:
         """Its grids, in the order of their estimates; of stages that choose, those alike."""
         if self.alike:
-            every = (each for other in self.alike for each in other.grids)
-            return sorted(every, key=lambda each: each.estimate_s)
+            every = (grid for other in self.alike for grid in other.grids)
+            return sorted(every, key=lambda grid: grid.estimate_s)
         return grids(self.coarse[0])
 
     @cached_property
@@ -94,7 +94,7 @@ class Variant:
     def starts(self) -> list[Shape]:
         """The plans of the dynamic program, those that are estimated to be fastest first."""
         least = self.problem.least_stages
-        return [own for own in optimal.plans(self.costs) if own.stages >= least]
+        return [shape for shape in optimal.plans(self.costs) if shape.stages >= least]
 
     @cached_property
     def estimate_s(self) -> float:
@@ -116,10 +116,10 @@ class Variant:
     def _limited_s(self) -> float:
         """Seconds of a sample on the best of its grids that fit; infinite where none does."""
         best_s = math.inf
-        for each in self.grids:
-            if each.estimate_s >= best_s:
+        for grid in self.grids:
+            if grid.estimate_s >= best_s:
                 break
-            best_s = min(best_s, each.limited_s)
+            best_s = min(best_s, grid.limited_s)
         return best_s
 
     @cached_property
@@ -146,7 +146,7 @@ class Variant:
         """Bytes that a device of its roomiest grid needs, about; infinite where it has none."""
         if self.alike:
             return min(other.least_bytes for other in self.alike)
-        return min((float(each.needs_bytes.max()) for each in self.grids), default=math.inf)
+        return min((float(grid.needs_bytes.max()) for grid in self.grids), default=math.inf)
 
 
 def least_s(problem: Problem) -> float:
@@ -187,7 +187,7 @@ def part_of(progress: Progress, part: str, parts: int) -> Progress:
 def _at_size(
     job: Job, name: str, size: int, within: Within, progress: Progress
 ) -> Iterator[Variant]:
-    """The variants at one microbatch size: with each way to recompute and to share state."""
+    """The variants at one microbatch size: with every way to recompute and to share state."""
     chosen = job.recompute in (None, "auto")
     recompute = "never" if chosen else job.recompute
     stated = job.with_(schedule=name, microbatch_size=size, recompute=recompute).problem

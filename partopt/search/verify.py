@@ -33,7 +33,7 @@ _NOISE = 1e-15  # seconds, or of 1: what is left of a difference of equal number
 def verify(plan: Plan, profile: Profile, progress: Progress = ignore_progress) -> Verification:
     """Every check of `plan`, also where one fails.
 
-    The checks: `profile` is the plan's own, and its numbers, memory, request and certificate are
+    The checks: `profile` is the plan's, and its numbers, memory, request and certificate are
     right. The plan is computed again from what it records.
     """
     again, checks = Recomputation(plan, profile, progress), []
@@ -112,14 +112,14 @@ def _numbers(again: Recomputation) -> _Found:
 
 def _memory(again: Recomputation) -> _Found:
     limit, peak = again.problem.memory_bytes, again.simulated.peak_memory_bytes
-    own, reserve = again.plan.reserve, ""
-    if own.basis in ("assumed", "measured"):
-        found = reserve_of(again.profile, (limit or 0) + own.size_bytes)
-        if found != own:
-            sizes = (format_bytes(each.size_bytes) for each in (own, found))
+    recorded, reserve = again.plan.reserve, ""
+    if recorded.basis in ("assumed", "measured"):
+        found = reserve_of(again.profile, (limit or 0) + recorded.size_bytes)
+        if found != recorded:
+            sizes = (format_bytes(reserved.size_bytes) for reserved in (recorded, found))
             return False, "{} reserved, {} found".format(*sizes), []
-    if own.size_bytes:
-        reserve = f", {format_bytes(own.size_bytes)} reserved"
+    if recorded.size_bytes:
+        reserve = f", {format_bytes(recorded.size_bytes)} reserved"
     if limit is None:
         return True, f"{format_bytes(peak)} on the fullest device; no limit is known", []
     text = f"{format_bytes(peak)} of {format_bytes(limit)} on the fullest device{reserve}"
@@ -185,11 +185,11 @@ def _bound(again: Recomputation) -> _Found:
         return True, f"{format_seconds(certificate.lower_bound_s)}, computed again", []
     if plan.planner in UNPROVED or plan.planner == "optimal":
         return _nothing(certificate, again.objective_s, plan.planner)
-    own, found = (
+    recorded, found = (
         _stages_of(partition) for partition in (again.partition, again.decision.partition)
     )
-    if own != found:
-        return False, f"{plan.planner} decides differently", [_differs("stages", own, found)]
+    if recorded != found:
+        return False, f"{plan.planner} decides differently", [_differs("stages", recorded, found)]
     proved = again.decision.certificate
     lower = proved.lower_bound_s if proved else None
     if certificate is not None and not _same(certificate.lower_bound_s, lower):

@@ -1,11 +1,11 @@
 """How many forwards come before the first backward, searched in the simulator.
 
-The schedule's own warm-up fills a pipeline whose messages take no time. Latency, links that are
-shared and all-reduces that are waited for ask for more microbatches in flight. Each takes memory;
+The schedule's warm-up fills a pipeline whose messages take no time. Latency, links that are
+shared and all-reduces that are waited for ask for more microbatches in flight. They take memory;
 where that is short, stages hold what Little's law asks for.
 
     r_s   replicas of stage s
-    w_s   its warm-up: forwards of each replica before its first backward
+    w_s   its warm-up: forwards of a replica before its first backward
     M     microbatches of an iteration
 """
 
@@ -40,7 +40,7 @@ from partopt.simulator.execution import (
 )
 
 # A warm-up of all stages: (factor, more) is `factor` times the replicas behind a stage and so many
-# more, over its own replicas; ("pace", factor) is what is in flight at so many times the shortest
+# more, over its replicas; ("pace", factor) is what is in flight at so many times the shortest
 # period that the memory allows.
 Way = tuple[float | str, float]
 WAYS: tuple[Way, ...] = (
@@ -66,7 +66,7 @@ ENDLESS = 2**31  # microbatches in flight where nothing limits them
 
 @dataclass(frozen=True)
 class Stages:
-    """What warm-ups depend on, of each stage.
+    """What warm-ups depend on, of every stage.
 
     `room` is the most microbatches in flight, `busy_s` the seconds of one, `wait_s` those of its
     message to the next stage and of its gradient back.
@@ -89,29 +89,29 @@ class Stages:
         for s, r in enumerate(self.replicas):
             behind = sum(self.replicas[s + 1 :])
             if isinstance(factor, str):
-                own = held[s] - 1
+                warmup = held[s] - 1
             else:
-                own = int((factor * behind + r - 1 + extra) // r) if behind else 0
-            own = min(own + (more[s] if more and behind else 0), self.room[s] - 1)
+                warmup = int((factor * behind + r - 1 + extra) // r) if behind else 0
+            warmup = min(warmup + (more[s] if more and behind else 0), self.room[s] - 1)
             if M is not None:
-                own = min(own, -(-M // r) - 1)
+                warmup = min(warmup, -(-M // r) - 1)
             if s and isinstance(factor, str) and M is None:
                 # its first backward needs w r + 1 microbatches before any stage before it has one
-                own = min(own, (least - 1) // r)
+                warmup = min(warmup, (least - 1) // r)
             elif s and (M is not None or found[-1] + 1 == self.room[s - 1]):
-                own = min(own, (found[-1] + 1) * self.replicas[s - 1] // r - 1)
-            found.append(max(0, own))
+                warmup = min(warmup, (found[-1] + 1) * self.replicas[s - 1] // r - 1)
+            found.append(max(0, warmup))
             least = min(least, (found[-1] + 1) * r)
         return tuple(found)
 
     def _at_pace(self, factor: float) -> list[int]:
         """Microbatches in flight at `factor` times the shortest period that the memory allows."""
-        short = max(own / r for own, r in zip(self.busy_s, self.replicas, strict=True))
+        short = max(busy_s / r for busy_s, r in zip(self.busy_s, self.replicas, strict=True))
         enough = sum(self.busy_s) + sum(self.wait_s)
         for _ in range(HALVINGS):
             middle = (short + enough) / 2
             held = self._held_at(middle)
-            fits = all(own <= most for own, most in zip(held, self.room, strict=True))
+            fits = all(in_flight <= most for in_flight, most in zip(held, self.room, strict=True))
             short, enough = (short, middle) if fits else (middle, enough)
         return self._held_at(enough * factor) if enough else [1] * len(self.replicas)
 
@@ -151,7 +151,7 @@ def stages_of(plan: Plan) -> Stages | None:
         )
         for before, stage in pairwise(stages)
     ]
-    replicas, busy_s = [own.replicas for own in stages], [own.compute_s for own in stages]
+    replicas, busy_s = [stage.replicas for stage in stages], [stage.compute_s for stage in stages]
     return Stages(replicas, room, busy_s, [*waits_s, 0.0], plan.microbatches)
 
 
@@ -187,7 +187,7 @@ class Trial(NamedTuple):
 
     @property
     def warmups(self) -> tuple[int, ...]:
-        """w_s of each stage."""
+        """w_s of every stage."""
         return tuple(stage.warmup for stage in self.execution.plan.stages)
 
 
@@ -195,8 +195,8 @@ def simulate_with_best_warmup(plan: Plan, progress: Progress = ignore_progress) 
     """`simulate_plan`, under a schedule that takes warm-ups at that with the shortest period.
 
     That warm-up keeps to the memory of a device where any does. Nothing is searched where the
-    plan's own reaches what its loads allow. Where another is better, the plan says in
-    `predicted.formula_period_s` what its own would have given. Raises PartoptError where the
+    plan's warm-up reaches what its loads allow. Where another is better, the plan says in
+    `predicted.formula_period_s` what the usual one would have given. Raises PartoptError where the
     schedule cannot run the plan, whatever the warm-up.
     """
     if not schedule(plan.schedule).takes_warmup:
@@ -207,24 +207,24 @@ def simulate_with_best_warmup(plan: Plan, progress: Progress = ignore_progress) 
     return _predicted(best, usual) if best else simulate_plan(plan)  # which says why
 
 
-def simulate_at_warmup(plan: Plan, own: Sequence[int]) -> Plan:
-    """`simulate_plan` at the warm-ups `own`, as `simulate_with_best_warmup` gives it where it
+def simulate_at_warmup(plan: Plan, warmups: Sequence[int]) -> Plan:
+    """`simulate_plan` at these `warmups`, as `simulate_with_best_warmup` gives it where it
     chooses these.
 
     Raises PartoptError where the schedule cannot run the plan so.
     """
     usual = [stage.warmup for stage in plan.stages]
-    if not schedule(plan.schedule).takes_warmup or list(own) == usual:
+    if not schedule(plan.schedule).takes_warmup or list(warmups) == usual:
         return simulate_plan(plan)
     check_actions(plan)
-    changed = under(plan, warmups=own)
+    changed = under(plan, warmups=warmups)
     check_actions(changed)
     execution = execute(changed)
     return _predicted(Trial(execution, fits_by_order(execution)), try_warmup(plan))
 
 
 def try_warmup(plan: Plan, warmup: Sequence[int] | None = None) -> Trial | None:
-    """The plan executed at a warm-up, by default at its own; None where it deadlocks.
+    """The plan executed at a warm-up, by default at that of the plan; None where it deadlocks.
 
     It can while it waits for all-reduces.
     """
@@ -253,13 +253,13 @@ def _best(plan: Plan, usual: Trial | None, progress: Progress) -> Trial | None:
     spent = 0 if usual is None else usual.actions
     enough_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
     best = usual if usual is not None and usual.fits else None
-    for own in map(stages.warmups, WAYS) if stages is not None else ():
+    for warmups in map(stages.warmups, WAYS) if stages is not None else ():
         progress("simulating warm-ups", 0, 1)
-        in_flight = max((w + 1) * r for w, r in zip(own, replicas, strict=True))
+        in_flight = max((w + 1) * r for w, r in zip(warmups, replicas, strict=True))
         long = len(replicas) * (plan.microbatches or in_flight) > SEARCH_LIMIT
         if best is not None and (long or spent > PATIENCE or best.period_s <= enough_s):
             continue
-        found = try_warmup(plan, own)
+        found = try_warmup(plan, warmups)
         spent += 0 if found is None else found.actions
         gained_s = math.inf if best is None else best.period_s * (1 - WORTHWHILE)
         if found is not None and found.fits and found.period_s < gained_s:
@@ -282,10 +282,10 @@ def _leaner(plan: Plan, usual: Trial | None, best: Trial, left: float, progress:
     while enough - short > 1 and left > 0:
         progress("simulating warm-ups", 0, 1)
         middle = (enough + short) // 2
-        own = [
+        warmups = [
             min(b, a + -(-max(0, b - a) * middle // steps)) for a, b in zip(low, high, strict=True)
         ]
-        found = try_warmup(plan, own)
+        found = try_warmup(plan, warmups)
         left -= best.actions
         if found is not None and found.fits and found.period_s <= allowed_s:
             best, enough = found, middle

@@ -48,15 +48,15 @@ class Actions(NamedTuple):
     microbatch: NDArray[np.int32]
     joined: Flags
     rows: Integers
-    seconds: Floats  # of each kind on each stage
-    own_s: Floats  # of each action, in place of those; empty where they are the same
+    seconds: Floats  # of every kind on every stage
+    action_s: Floats  # of every action, in place of those; empty where they are the same
     start: Floats
     end: Floats
-    left_s: Floats  # by which the run goes on behind each action; empty where it has no limit
+    left_s: Floats  # by which the run goes on behind an action; empty where it has no limit
 
 
 class Devices(NamedTuple):
-    """Who works on a stage, and how far each rank is."""
+    """Who works on a stage, and how far ranks are."""
 
     rank_of: Integers  # ranks of stage s: rank_of[replica_first[s] : replica_first[s + 1]]
     replica_first: Integers
@@ -78,8 +78,8 @@ class Network(NamedTuple):
     latency: Floats
     lane_first: Integers  # lanes of port p: lane_free[lane_first[p] : lane_first[p + 1]]
     lane_free: Floats
-    carried: Floats  # seconds for which messages held each port
-    crossing: Floats  # bytes over each cut, by way, shape (2, S + 1)
+    carried: Floats  # seconds for which messages held a port
+    crossing: Floats  # bytes over a cut, by way, shape (2, S + 1)
     # by the stage that messages go to, shape (2, S, G)
     arrived: Floats  # infinite where not known yet
     sent: Floats  # when they went on the wire; nan where they did not
@@ -238,7 +238,9 @@ def _transfers(work: Work, network: Network) -> Transfers:
     """The messages that were sent, by way, stage and microbatch."""
     went, (_, S, G) = ~np.isnan(network.sent), network.sent.shape
     numbers, stages = np.arange(G, dtype=np.int32), np.arange(S, dtype=np.int32)
-    holder = np.array([np.array(own, dtype=np.int32)[numbers % len(own)] for own in work.ranks])
+    holder = np.array(
+        [np.array(group, dtype=np.int32)[numbers % len(group)] for group in work.ranks]
+    )
     counts = np.count_nonzero(went, axis=2)
     return Transfers(
         kind=np.repeat(np.array([F, B], dtype=np.int8), counts.sum(axis=1)),
@@ -252,7 +254,7 @@ def _transfers(work: Work, network: Network) -> Transfers:
 
 
 def deadlock_error(order: Order, reached: Sequence[int]) -> PartoptError:
-    """The error of an order that deadlocks; `reached` is the action that each rank has come to."""
+    """The error of an order that deadlocks; `reached` is the action that every rank has come to."""
     stuck = [rank for rank in range(order.ranks) if reached[rank] < order.rows[rank + 1]]
     first = min(stuck, key=lambda rank: (reached[rank] - order.rows[rank], rank))
     action = order.name(reached[first])
@@ -271,7 +273,7 @@ def deadlock_error(order: Order, reached: Sequence[int]) -> PartoptError:
 
 @compiled()
 def fill_left(left_s, rows, kind, stage, joined, seconds, follows_s):
-    """Fill in for how long each rank goes on behind each of its actions, at the least.
+    """Fill in for how long a rank goes on behind its actions, at the least.
 
     Two joined ones end together. What follows begins where the last of them ends that computes.
     """
@@ -331,12 +333,12 @@ def advance(actions, devices, network, exchanges, heap, rank, now, serial, block
     while not devices.running[rank] and devices.next[rank] < actions.rows[rank + 1]:
         place = devices.next[rank]
         begin, seconds = max(now, devices.free[rank]), 0.0
-        for each in range(place, place + 1 + actions.joined[place]):
-            begin = max(begin, input_s(actions, network, exchanges, each))
-            if len(actions.own_s) > 0:
-                seconds += actions.own_s[each]
+        for action in range(place, place + 1 + actions.joined[place]):
+            begin = max(begin, input_s(actions, network, exchanges, action))
+            if len(actions.action_s) > 0:
+                seconds += actions.action_s[action]
             else:
-                seconds += actions.seconds[actions.kind[each], actions.stage[each]]
+                seconds += actions.seconds[actions.kind[action], actions.stage[action]]
         if begin == np.inf:
             return
         # a transfer may yet come before it
@@ -388,11 +390,11 @@ def end_action(actions, devices, network, rank, now, serial, blocking):
     # it is free now, or when serial messages that were booked meanwhile have passed
     devices.running[rank] = False
     exchanges = blocking and after < actions.rows[rank + 1] and actions.kind[after] == A
-    for each in range(place, after):
-        actions.end[each] = now
+    for action in range(place, after):
+        actions.end[action] = now
         # else the backward is sent on when the gradients are exchanged
-        if not (exchanges and actions.stage[after] == actions.stage[each]):
-            send_result(actions, devices, network, each, rank, now, serial)
+        if not (exchanges and actions.stage[after] == actions.stage[action]):
+            send_result(actions, devices, network, action, rank, now, serial)
     look_at(devices, rank)
 
 
@@ -431,7 +433,7 @@ def send_result(actions, devices, network, place, rank, now, serial):
 def carry(network, size_bytes, source, destination, earliest):
     """When a message goes on the wire and when it arrives.
 
-    It takes a lane of each of its two ports as soon as both are free.
+    It takes a lane of both its ports as soon as both are free.
     """
     k = 1
     while source // network.sizes[k] != destination // network.sizes[k]:

@@ -21,7 +21,7 @@ from partopt.simulator.timeline import Timeline
 #     and those whose gradients may yet be exchanged
 # c   microbatches of one cycle, a multiple of every number of replicas
 # x   when the actions, messages and all-reduce of a microbatch began on every stage, shape
-#     (G, 5 S): the forward, the backward, what each of them sent, and the round's all-reduce; nan
+#     (G, 5 S): the forward, the backward, what these sent, and the round's all-reduce; nan
 #     where there is none
 
 # actions after which an asynchronous plan that has not settled is taken at its mean pace
@@ -51,7 +51,7 @@ class Steady:
 
 
 def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
-    """The steady state of an asynchronous timeline of stages with `replicas` each.
+    """The steady state of an asynchronous timeline of stages with so many `replicas`.
 
     Two cycles are taken to be the same where every forward, backward, message and all-reduce of all
     stages begins later by one and the same time, over as many microbatches as are in flight at once

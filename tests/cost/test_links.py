@@ -90,7 +90,7 @@ def test_on_a_bus_all_members_and_both_directions_share():
 @given(st.integers(0, 10**6), st.integers(2, 16), st.integers(1, 10**6))
 def test_the_published_recurrence_is_this_model_on_a_bus_without_latency(size, m, bandwidth):
     bus = cluster(level(m, float(bandwidth), bus=True))
-    assert stage_s(0.0, size, m, float(bandwidth)) * m == pytest.approx(
+    assert stage_s.py_func(0.0, size, m, float(bandwidth)) * m == pytest.approx(
         allreduce_s(size, range(m), bus)
     )
     assert cut_s(size, float(bandwidth)) == pytest.approx(size / port_rate(1, bus))

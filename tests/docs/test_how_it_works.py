@@ -78,8 +78,12 @@ COMPUTED = {
     "update of stage 0": lambda: ITERATED.stages[0].gradients_s * MS,
     "update of stage 1": lambda: ITERATED.stages[1].gradients_s * MS,
     "1F1B iteration, M=8": lambda: (ITERATED.predicted.iteration_s or 0) * MS,
-    "T(0..2, 2)": lambda: stage_s(CHAIN.compute_s(0, 2), CHAIN.parameter_bytes(0, 2), 2, B) * MS,
-    "T(0..3, 3)": lambda: stage_s(CHAIN.compute_s(0, 3), CHAIN.parameter_bytes(0, 3), 3, B) * MS,
+    "T(0..2, 2)": lambda: (
+        stage_s.py_func(CHAIN.compute_s(0, 2), CHAIN.parameter_bytes(0, 2), 2, B) * MS
+    ),
+    "T(0..3, 3)": lambda: (
+        stage_s.py_func(CHAIN.compute_s(0, 3), CHAIN.parameter_bytes(0, 3), 3, B) * MS
+    ),
     "recurrence's cut 2": lambda: cut_s(CHAIN.a[2], B) * MS,
     "A(0..3, 3)": lambda: planners.decide("pipedream", PROBLEM).certificate.objective_s * MS,
     "steps of stage 0": lambda: STEPPING.steps_s(0, 2) * MS,
