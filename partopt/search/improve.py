@@ -144,8 +144,9 @@ class Improvement:
                         for candidate in dict.fromkeys([shape, recut])
                         if candidate is not None and judge.costs.slowest_s(candidate) < self.best_s
                     ]
-        slowest_first = sorted(found, key=lambda plan: plan.seconds, reverse=True)
-        best = {(plan.shape.stages, plan.shape.places): plan for plan in slowest_first}
+        best: dict[tuple[int, Places], Found] = {}
+        for plan in sorted(found, key=lambda plan: plan.seconds):
+            best.setdefault((plan.shape.stages, plan.shape.places), plan)
         self._keep(best.values())
 
     def _anneal(self, budget: float) -> None:
@@ -156,8 +157,7 @@ class Improvement:
             for done, plan in enumerate(self.found[:many]):
                 tell = share_of(self.problem.progress, "annealing", number * many + done, total)
                 self.found[done] = anneal(plan, self.judge, self._rng, share, self.enough_s, tell)
-            again = [*self.found[many:], *self.found[:many]]
-            self.found = sorted(again, key=lambda plan: plan.seconds)
+            self.found.sort(key=lambda plan: plan.seconds)
 
     def _keep(self, found: Iterable[Found]) -> None:
         """Add plans that fit to those found."""
