@@ -25,7 +25,7 @@ from partopt.runtime.engine import execute
 from partopt.runtime.measured import measured_execution, with_measured_times
 from partopt.runtime.processes import run_local
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.placement import STRAIGHT
 from partopt.simulator import execute as simulate
 from partopt.simulator.execution import Execution
 from tests.runtime.sleeping import SleepingStage

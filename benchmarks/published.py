@@ -33,8 +33,8 @@ from partopt.documents.profile import (
 )
 from partopt.documents.topology import Device, Level, Topology
 from partopt.schedules import order, schedule
-from partopt.schedules.layout import Layout, ranks_of
 from partopt.schedules.order import KINDS, in_flight
+from partopt.schedules.placement import Placement, ranks_of
 from partopt.simulator.engine import simulate
 from partopt.simulator.metrics import longest_span_s
 from partopt.simulator.timeline import Timeline
@@ -144,7 +144,7 @@ def run(
         tied_s=np.zeros(S),
         topology=Topology(name="published", device=Device(name="device"), levels=[level]),
     )
-    return simulate(order(name, Layout(ranks, p, m)), work)
+    return simulate(order(name, Placement(ranks, p, m)), work)
 
 
 def megatron() -> Iterator[Row]:

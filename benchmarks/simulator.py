@@ -102,7 +102,7 @@ def _simulated_small(name: str) -> None:
 
 def _layout(name: str, replicas: list[int], microbatches: int):  # type: ignore[no-untyped-def]
     from partopt.schedules import SCHEDULES
-    from partopt.schedules.layout import STRAIGHT, Layout, ranks_of
+    from partopt.schedules.placement import STRAIGHT, Placement, ranks_of
 
     shape = SCHEDULES[name].shape
     if shape == STRAIGHT:
@@ -111,7 +111,7 @@ def _layout(name: str, replicas: list[int], microbatches: int):  # type: ignore[
         ]
     else:
         ranks = ranks_of(shape, len(replicas), CHUNKS)
-    return Layout(ranks, sum(replicas), microbatches)
+    return Placement(ranks, sum(replicas), microbatches)
 
 
 def _work(ranks: list[list[int]], devices: int):  # type: ignore[no-untyped-def]

@@ -43,7 +43,7 @@ from partopt.documents.profile import Count
 from partopt.documents.stage import Buffers, Gradients, Shard
 from partopt.errors import PartoptError, did_you_mean
 from partopt.schedules import SCHEDULES, schedule
-from partopt.schedules.layout import LOOPED
+from partopt.schedules.placement import LOOPED
 
 Effort = Literal["quick", "normal", "thorough"]
 EFFORTS: Final = get_args(Effort)  # the next one goes on where one ends

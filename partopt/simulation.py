@@ -11,7 +11,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from partopt import documents, schedules
-from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.documents.tables import Flows
@@ -20,6 +19,7 @@ from partopt.options import invalid, with_facts
 from partopt.report import trace
 from partopt.report.pictures import draw_timeline
 from partopt.schedules import SCHEDULES
+from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator.advice import Trials, findings
 from partopt.simulator.conditions import (
@@ -88,7 +88,8 @@ class Simulation:
             content = b"".join(trace.write(self.execution.timeline, self.plan))
             documents.write_bytes(path, content, force)
         elif form == ".csv":
-            text = to_csv(self.execution.order, layout_of(self.plan, self.execution.microbatches))
+            placement = placement_of(self.plan, self.execution.microbatches)
+            text = to_csv(self.execution.order, placement)
             documents.write_bytes(path, text.encode(), force)
         else:
             drawn = self.draw(form.removeprefix("."), window)

@@ -28,8 +28,8 @@ from partopt.job import Job
 from partopt.options import CHUNKS, check_count, invalid, parse_bytes
 from partopt.schedules import ACTION_LIMIT, SCHEDULES, refusal, schedule
 from partopt.schedules.entry import Times
-from partopt.schedules.layout import CHUNKS as CHUNKS_OF
-from partopt.schedules.layout import LOOPED, STRAIGHT
+from partopt.schedules.placement import CHUNKS as CHUNKS_OF
+from partopt.schedules.placement import LOOPED, STRAIGHT
 from partopt.simulation import Simulation, simulate
 from partopt.simulator.document import drawn_timeline, drawn_windows
 from partopt.simulator.execution import Execution

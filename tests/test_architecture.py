@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "units": {"errors"},
     "registry": {"errors"},
     "documents": BASE,
-    "schedules": {"errors", "registry"},
+    "schedules": {"errors", "registry", "documents"},  # a plan has a placement
     "cost": DOCUMENTS | {"schedules"},
     "transformer": DOCUMENTS,
     "options": DOCUMENTS | {"schedules"},

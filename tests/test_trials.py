@@ -10,8 +10,8 @@ from msgspec.structs import replace
 import partopt
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, schedule
-from partopt.schedules.layout import MIRRORED
 from partopt.schedules.order import in_flight
+from partopt.schedules.placement import MIRRORED
 from tests.schedules.executed import built, makespan
 
 

@@ -20,8 +20,8 @@ from partopt.documents.plan import Estimate, Plan
 from partopt.documents.stage import Load, Stage
 from partopt.documents.topology import Topology
 from partopt.schedules import schedule
-from partopt.schedules.layout import STRAIGHT
 from partopt.schedules.order import Integers
+from partopt.schedules.placement import STRAIGHT
 
 # C        compute seconds of a stage for one microbatch on one replica
 # r        replicas of a stage

@@ -25,16 +25,16 @@ from partopt.cost.sharding import (
     exchange_topology,
     steps_in_backwards,
 )
-from partopt.documents.engine import Layout as PlanLayout
+from partopt.documents.engine import Layout
 from partopt.documents.plan import Certificate, Estimate, Plan, Predicted
 from partopt.documents.stage import Flow, FlowPer, Memory, Stage
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, schedule
 from partopt.schedules.entry import Counts, Replicas, Schedule
-from partopt.schedules.layout import MIRRORED, STRAIGHT, Layout
 from partopt.schedules.one_f_one_b import noam
 from partopt.schedules.order import B, F, I, Order, W
+from partopt.schedules.placement import MIRRORED, STRAIGHT, placement_of
 
 # S   stages; s   one of them
 # M   microbatches of an iteration
@@ -127,7 +127,7 @@ def _with_counts(plan: Plan, warmups: Sequence[int] | None = None) -> Plan:
                 for warmup, usual in zip(warmups, counts, strict=True)
             ]
     else:
-        counts = _counts_by_order(order(plan.schedule, layout_of(plan)), plan)
+        counts = _counts_by_order(order(plan.schedule, placement_of(plan)), plan)
     usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
     stages = zip(plan.stages, counts, strict=True)
     return replace(
@@ -154,24 +154,6 @@ def with_steps_of(changed: Plan, plan: Plan) -> Plan:
 def _steps_in_backwards(plan: Plan) -> bool:
     known = plan.microbatches is None and plan.schedule in SCHEDULES
     return known and steps_in_backwards(plan.schedule, plan.shard != "none")
-
-
-def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
-    """The layout of the plan, as its schedule needs it.
-
-    `microbatches` pass through, by default those of the plan's iteration.
-    """
-    passing = microbatches or plan.microbatches
-    assert passing is not None
-    return Layout(
-        ranks=[stage.ranks for stage in plan.stages],
-        devices=plan.topology.devices,
-        microbatches=passing,
-        recompute=[stage.recomputes_whole for stage in plan.stages],
-        warmup=[stage.warmup for stage in plan.stages],
-        tied=[stage.tied_exchange_s > 0 for stage in plan.stages],
-        in_turn=plan.schedule in plan.engine.in_turn,
-    )
 
 
 def with_counts_of(order: Order, plan: Plan, entry: Schedule) -> Plan:
@@ -323,7 +305,7 @@ def plan_of(
         cuts = [stage.start for stage in partition.stages[1:]]
         replicas = [len(stage.ranks) // copies for stage in partition.stages]
     devices = {rank for stage in partition.stages for rank in stage.ranks}
-    layout = PlanLayout.of(
+    layout = Layout.of(
         stages,
         copies,
         tp=problem.topology.group_ranks,

@@ -25,7 +25,7 @@ from partopt.planners.placing import place
 from partopt.registry import Registry
 from partopt.schedules import schedule
 from partopt.schedules.entry import Schedule
-from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.placement import STRAIGHT
 
 
 def _any(entry: Schedule) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from partopt.cost.problem import Partition, Problem
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
-from partopt.schedules.layout import CHUNKS, STRAIGHT, ranks_of
+from partopt.schedules.placement import CHUNKS, STRAIGHT, ranks_of
 
 # S   stages
 # P   devices of one pipeline

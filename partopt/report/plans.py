@@ -29,7 +29,7 @@ from partopt.report.phrases import (
 from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
 from partopt.report.transformer import layout_name
 from partopt.schedules import schedule
-from partopt.schedules.layout import MIRRORED
+from partopt.schedules.placement import MIRRORED
 from partopt.units import format_bytes, format_number, format_seconds
 
 _TIMES = "x ONE, x DP: times one device, data parallelism."

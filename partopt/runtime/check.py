@@ -18,7 +18,6 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.run import Check
 from partopt.errors import ANSWER_IS_NO, PartoptError
@@ -32,6 +31,7 @@ from partopt.runtime.training import Microbatches, RankTraining, Training
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order, schedule
 from partopt.schedules.order import A, B, F, Order
+from partopt.schedules.placement import placement_of
 from partopt.units import format_bytes
 
 # S   stages, M   microbatches of the step
@@ -302,7 +302,7 @@ def train_stale(
     stage, and no less than that of which `ULPS` of the weight are the share `equal`.
     """
     plan, M, losses = training.plan, training.microbatches, {}
-    orders = order(plan.schedule, layout_of(plan, M))
+    orders = order(plan.schedule, placement_of(plan, M))
     stages = [
         _StageWeights(
             {name: whole.parameters[name] for name in names[s]},

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.actions import Action, RankRecord, actions_of
@@ -41,6 +40,7 @@ from partopt.runtime.stage import Stage
 from partopt.runtime.updates import OptimizerOf, Tied, Updates, check_tied
 from partopt.schedules import order, schedule
 from partopt.schedules.order import A, B, F, I, R, U, W
+from partopt.schedules.placement import placement_of
 
 
 def execute(
@@ -114,7 +114,7 @@ class RankRun:
             )
         check_tied(plan, [parameter.name for parameter in tied])
         self.plan, self.context = plan, context
-        self.order = order(plan.schedule, layout_of(plan, microbatches))
+        self.order = order(plan.schedule, placement_of(plan, microbatches))
         self.microbatches = int(self.order.microbatch.max()) + 1
         self.actions = actions_of(self.order, context.rank)
         self.stages = {

@@ -19,7 +19,6 @@ from msgspec import UNSET, structs
 from numpy.typing import NDArray
 
 from partopt.cost.memory import recomputes_apart
-from partopt.cost.plan import layout_of
 from partopt.documents.engine import OF_TORCH, OWN, TORCH, Engine
 from partopt.documents.plan import Plan
 from partopt.documents.run import (
@@ -35,6 +34,7 @@ from partopt.runtime.actions import RankRecord, actions_of
 from partopt.runtime.training import Training
 from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.order import KINDS, A, B, F, I, Order, R, U, W
+from partopt.schedules.placement import placement_of
 from partopt.simulator.conditions import Conditions, apply_conditions
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution, execute
@@ -199,7 +199,7 @@ def stage_seconds(
     `steps` are the records of all ranks in a step, `microbatches` those that passed through an
     asynchronous plan.
     """
-    orders = order(plan.schedule, layout_of(plan, microbatches))
+    orders = order(plan.schedule, placement_of(plan, microbatches))
     taken: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank in range(orders.ranks):
         took_ns = [
@@ -239,7 +239,7 @@ def measured_execution(
     sender, for nobody saw it arrive. Ranks of one host share a clock; the clocks of several are
     laid one over the other where the barrier before the step ended.
     """
-    orders = order(plan.schedule, layout_of(plan, microbatches))
+    orders = order(plan.schedule, placement_of(plan, microbatches))
     times = _Times(records, step)
     timeline = Timeline(
         orders,

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.actions import Action, RankRecord, Route, actions_of
@@ -39,6 +38,7 @@ from partopt.runtime.stage import Crossing, Stage, check_made, with_gradient
 from partopt.runtime.updates import OptimizerOf, Tied
 from partopt.schedules import order, schedule
 from partopt.schedules.order import KINDS, A, B, F, I, R, U, W
+from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import pipelines, to_csv
 
 # d   pipelines side by side, the replicas of every stage; pipeline k gets the microbatches g with
@@ -55,10 +55,10 @@ def can_say(plan: Plan) -> str | None:
         return f"{plan.schedule} never flushes, and torch runs one iteration after the other"
     if "output_grads" not in inspect.signature(PipelineStage).parameters:
         return f"torch {torch.__version__} cannot be told which tensors have no gradient"
-    layout = layout_of(plan)
+    placement = placement_of(plan)
     try:
-        orders = order(plan.schedule, layout)
-        to_csv(orders, layout)
+        orders = order(plan.schedule, placement)
+        to_csv(orders, placement)
     except PartoptError as error:
         return error.message
     if (orders.kind == R).any():
@@ -112,8 +112,8 @@ class TorchRun(RankRun):
     def __init__(self, *arguments: Any) -> None:
         """The arguments are those of a `RankRun`."""
         super().__init__(*arguments)
-        layout = layout_of(self.plan)
-        ranks = pipelines(layout)
+        placement = placement_of(self.plan)
+        ranks = pipelines(placement)
         self.d, self.step = len(ranks), 0
         self.by_microbatch: dict[tuple[int, int, int], Action] = {
             (_whole(action.kind), action.stage, action.microbatch // self.d): action

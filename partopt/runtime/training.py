@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.profiler.as_trained import cast
@@ -34,6 +33,7 @@ from partopt.runtime.units import number_calls
 from partopt.runtime.updates import Stepper, Tied
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
+from partopt.schedules.placement import placement_of
 
 SPREAD = 1_000_003  # a prime: neighbouring seeds and microbatches draw different numbers
 
@@ -335,7 +335,7 @@ class RankTraining:
         def make(stepped: Sequence[nn.Parameter]) -> Optimizer:
             training, plan, made = self.training, self.training.plan, self._optimizer_of(s, stepped)
             if training.asynchronous:
-                orders = order(plan.schedule, layout_of(plan, training.microbatches))
+                orders = order(plan.schedule, placement_of(plan, training.microbatches))
                 step_by_mean(made, batch_of_stage(plan, orders, s))
             self.optimizers[s] = made
             return made

@@ -17,17 +17,17 @@ from partopt.errors import PartoptError
 from partopt.registry import Registry
 from partopt.schedules.assemble import row_of, write_rows
 from partopt.schedules.entry import Replicas, Schedule
-from partopt.schedules.layout import (
+from partopt.schedules.order import Order
+from partopt.schedules.placement import (
     CHUNKS,
     MIRRORED,
     STRAIGHT,
     Chunks,
-    Layout,
     Place,
+    Placement,
     chunks_of,
     ranks_of,
 )
-from partopt.schedules.order import Order
 
 SCHEDULES: Registry[Schedule] = Registry(
     "schedule",
@@ -89,23 +89,23 @@ def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None
                 chunks=v,
                 needed=CHUNKS[entry.shape],
             )
-        layout = Layout(ranks_of(entry.shape, P, v), P, microbatches)
-        chunks, v = chunks_of(layout, entry.shape)
-        places, which, _ = _places(layout, chunks, v, [0] * P * v, entry.shape)
+        placement = Placement(ranks_of(entry.shape, P, v), P, microbatches)
+        chunks, v = chunks_of(placement, entry.shape)
+        places, which, _ = _places(placement, chunks, v, [0] * P * v, entry.shape)
         entry.row(places[which[0]])
     except PartoptError as error:
         return error
     return None
 
 
-def order(name: str, layout: Layout) -> Order:
+def order(name: str, placement: Placement) -> Order:
     """What every rank does under the schedule `name`.
 
     Raises PartoptError where the stages do not lie as it needs them, it cannot run that number of
     microbatches, or there are too many actions.
     """
-    entry, M = schedule(name), layout.microbatches
-    if 2 * len(layout.ranks) * M > ACTION_LIMIT:
+    entry, M = schedule(name), placement.microbatches
+    if 2 * len(placement.ranks) * M > ACTION_LIMIT:
         raise PartoptError(
             f"{M} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
             "give fewer `microbatches`",
@@ -113,30 +113,30 @@ def order(name: str, layout: Layout) -> Order:
             microbatches=M,
             limit=ACTION_LIMIT,
         )
-    chunks, v = chunks_of(layout, entry.shape, entry.uneven)
-    warmup = _warmups(entry, layout)
-    places, which, first = _places(layout, chunks, v, warmup, entry.shape)
+    chunks, v = chunks_of(placement, entry.shape, entry.uneven)
+    warmup = _warmups(entry, placement)
+    places, which, first = _places(placement, chunks, v, warmup, entry.shape)
     rows = []
     for place, stages in zip(places, chunks.stage.reshape(-1, v)[first].tolist(), strict=True):
-        rounds = M // len(layout.ranks[place.p]) if entry.asynchronous else None
-        rows.append(row_of(entry, place, tuple(map(layout.exchanges, stages)), rounds))
-    return write_rows(rows, which, chunks, layout)
+        rounds = M // len(placement.ranks[place.p]) if entry.asynchronous else None
+        rows.append(row_of(entry, place, tuple(map(placement.exchanges, stages)), rounds))
+    return write_rows(rows, which, chunks, placement)
 
 
-def _warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
-    """Forwards before the first backward of every stage: those of the layout, else the usual ones.
+def _warmups(entry: Schedule, placement: Placement) -> Sequence[int]:
+    """Forwards before the first backward of every stage: those of the placement, else the usual ones.
 
     They are 0 for several stages on a device: the rows of such schedules know theirs. Raises
-    PartoptError where the layout states another warm-up than that of a schedule that has one.
+    PartoptError where the placement states another warm-up than that of a schedule that has one.
     """
     if entry.shape != STRAIGHT:
-        return [0] * len(layout.ranks)
-    if layout.warmup is not None and entry.takes_warmup:
-        return layout.warmup
-    replicas = Replicas(layout.replicas)
-    M = layout.microbatches
+        return [0] * len(placement.ranks)
+    if placement.warmup is not None and entry.takes_warmup:
+        return placement.warmup
+    replicas = Replicas(placement.replicas)
+    M = placement.microbatches
     usual = [entry.counts(s, replicas, M).warmup for s in range(len(replicas))]
-    for s, stated in enumerate(usual if layout.warmup is None else layout.warmup):
+    for s, stated in enumerate(usual if placement.warmup is None else placement.warmup):
         last = -(-M // replicas[s]) - 1  # its forward comes first in any case
         if min(stated, last) != min(usual[s], last):
             free = ", ".join(name for name, other in SCHEDULES.items() if other.takes_warmup)
@@ -151,18 +151,18 @@ def _warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
 
 
 def _places(
-    layout: Layout, chunks: Chunks, v: int, warmup: Sequence[int], shape: str
+    placement: Placement, chunks: Chunks, v: int, warmup: Sequence[int], shape: str
 ) -> tuple[list[Place], NDArray[np.int64], NDArray[np.int64]]:
     """The places that differ, the place of every rank with work, and the first rank of every place.
 
     All chunks of a device must get equally many microbatches.
     """
-    S, M = len(layout.ranks), layout.microbatches
-    replicas = np.array(layout.replicas)
+    S, M = len(placement.ranks), placement.microbatches
+    replicas = np.array(placement.replicas)
     # the first M mod r replicas get one microbatch more than the others
     fewer = (chunks.k >= M % replicas[chunks.stage]).reshape(-1, v)
     if (fewer != fewer[:, :1]).any():
-        r = len(layout.ranks[0])
+        r = len(placement.ranks[0])
         raise PartoptError(
             f"{M} microbatches do not divide among {r} replicas",
             f"use a multiple of {r} microbatches",
@@ -180,9 +180,9 @@ def _places(
             stage,
             S if shape == MIRRORED else S // v,
             v,
-            M // len(layout.ranks[stage]) + 1 - less,
+            M // len(placement.ranks[stage]) + 1 - less,
             warmup[stage],
-            bool(layout.recompute) and layout.recompute[stage],
+            bool(placement.recompute) and placement.recompute[stage],
         )
         for stage, less in (divmod(key, 2) for key in keys.tolist())
     ]

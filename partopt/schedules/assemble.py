@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
 from partopt.schedules.entry import Schedule
-from partopt.schedules.layout import Chunks, Layout, Place
 from partopt.schedules.order import (
     KINDS,
     A,
@@ -31,6 +30,7 @@ from partopt.schedules.order import (
     W,
     microbatch_numbers,
 )
+from partopt.schedules.placement import Chunks, Place, Placement
 
 SHORT = 1024  # microbatches of a device, times its chunks: shorter rows are remembered
 NOWHERE = -1  # the place of an action that is not there
@@ -102,7 +102,7 @@ def add_updates(
 
 
 def write_rows(
-    rows: Sequence[NumberedRow], which: Integers, chunks: Chunks, layout: Layout
+    rows: Sequence[NumberedRow], which: Integers, chunks: Chunks, placement: Placement
 ) -> Order:
     """The order in which the n-th rank with work does `rows[which[n]]`, on its chunks."""
     every = Row(*(np.concatenate(parts) for parts in zip(*(row.row for row in rows), strict=True)))
@@ -114,13 +114,13 @@ def write_rows(
     ranks, held = np.unique(chunks.rank, return_index=True)  # and their first chunks
     at = every.chunk[place] + np.repeat(held, length)
     kind, stage = every.kind[place], chunks.stage[at]
-    microbatch, replicas = number[place], np.array(layout.replicas, dtype=np.int32)
+    microbatch, replicas = number[place], np.array(placement.replicas, dtype=np.int32)
     numbered = kind < A
     microbatch[numbered] *= replicas[stage[numbered]]
     microbatch[numbered] += chunks.k[at[numbered]]
-    counts = np.zeros(layout.devices + 1, dtype=np.int64)
+    counts = np.zeros(placement.devices + 1, dtype=np.int64)
     counts[ranks + 1] = length
-    joined = every.joined[place] & (not layout.in_turn)
+    joined = every.joined[place] & (not placement.in_turn)
     return Order(kind, stage, microbatch, joined, np.cumsum(counts))
 
 
@@ -132,7 +132,7 @@ def _ranges(first: Integers, length: Integers) -> Integers:
     return places
 
 
-def check(order: Order, layout: Layout) -> None:
+def check(order: Order, placement: Placement) -> None:
     """Raise PartoptError, with the rank and the action, unless all of the work is done once.
 
     Every stage does all microbatches: a forward, then a backward, whole or an I and then a W, all
@@ -140,7 +140,7 @@ def check(order: Order, layout: Layout) -> None:
     two. Joined actions are one forward and the one backward after it.
     """
     kind, stage, microbatch = order.kind, order.stage, order.microbatch
-    stages, M, replicas = len(layout.ranks), layout.microbatches, np.array(layout.replicas)
+    stages, M, replicas = len(placement.ranks), placement.microbatches, np.array(placement.replicas)
     rank = np.repeat(np.arange(order.ranks), np.diff(order.rows))
     acts = (kind != A) & (kind != U)  # on a microbatch
 
@@ -151,14 +151,14 @@ def check(order: Order, layout: Layout) -> None:
     _refuse(order, wrong, "names an unknown microbatch", hint)
 
     holder = np.zeros((stages, replicas.max()), dtype=np.int64)
-    for s, ranks in enumerate(layout.ranks):
+    for s, ranks in enumerate(placement.ranks):
         holder[s, : len(ranks)] = ranks
     right = holder[stage, np.where(acts, microbatch % replicas[stage], 0)]
     wrong = np.flatnonzero(acts & (right != rank))
     for first in wrong[:1]:
         hint = f"microbatch {microbatch[first]} of that stage belongs on rank {right[first]}"
         _refuse(order, wrong, "is on the wrong rank", hint)
-    held = [r * stages + s for s, ranks in enumerate(layout.ranks) for r in ranks]
+    held = [r * stages + s for s, ranks in enumerate(placement.ranks) for r in ranks]
     wrong = np.flatnonzero(~acts & ~np.isin(rank * stages + stage, held))
     _refuse(order, wrong, "is on a rank that does not hold the stage", "leave it out there")
 
@@ -180,7 +180,7 @@ def check(order: Order, layout: Layout) -> None:
     for code, needed in ((F, whole | split), (B, whole), (I, split), (W, split)):
         for missing in np.flatnonzero(needed & (place[code] == NOWHERE))[:1].tolist():
             s, g = divmod(missing, M)
-            name, on = f"{s}{KINDS[code]}{g}", layout.ranks[s][g % len(layout.ranks[s])]
+            name, on = f"{s}{KINDS[code]}{g}", placement.ranks[s][g % len(placement.ranks[s])]
             raise _invalid(on, name, "is missing", hint)
 
     # the actions of a task are on one rank, so that places compare

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from partopt.errors import PartoptError
 from partopt.schedules.entry import Bubble, Schedule
-from partopt.schedules.layout import MIRRORED, VEE, Place
 from partopt.schedules.order import Row, spell
+from partopt.schedules.placement import MIRRORED, VEE, Place
 
 
 def row(place: Place) -> Row:

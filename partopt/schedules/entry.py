@@ -12,8 +12,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from partopt.schedules.layout import CHUNKS, LOOPED, MIRRORED, STRAIGHT, Place
 from partopt.schedules.order import Row
+from partopt.schedules.placement import CHUNKS, LOOPED, MIRRORED, STRAIGHT, Place
 
 # s, r_s   a stage and its replicas
 # p, P, v  position of a device in its pipeline, devices of the pipeline, stages on a device
@@ -107,7 +107,7 @@ class Schedule:
     name: str
     summary: str
     row: Callable[[Place], Row]
-    shape: str = STRAIGHT  # how its stages lie, as partopt.schedules.layout names it
+    shape: str = STRAIGHT  # how its stages lie, as partopt.schedules.placement names it
     asynchronous: bool = False  # it never flushes: there are no iterations
     split: bool = False  # its backwards are in two parts, I and W
     uneven: bool = False  # its stages may have unequal numbers of replicas

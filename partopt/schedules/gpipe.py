@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partopt.schedules.entry import FLUSH, Bubble, Counts, Schedule
-from partopt.schedules.layout import Place
 from partopt.schedules.order import Row, spell
+from partopt.schedules.placement import Place
 
 
 def row(place: Place) -> Row:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
 from partopt.schedules.entry import FILLED_DRAIN, FLUSH, Bubble, Schedule
-from partopt.schedules.layout import LOOPED, Place
 from partopt.schedules.one_f_one_b import delay_weights
 from partopt.schedules.order import F, Row, microbatch_numbers, spell
+from partopt.schedules.placement import LOOPED, Place
 
 # G   microbatches of a group
 

@@ -30,8 +30,8 @@ from partopt.schedules.entry import (
     StageCounts,
     devices_after,
 )
-from partopt.schedules.layout import Place
 from partopt.schedules.order import Row, spell
+from partopt.schedules.placement import Place
 
 
 def row(place: Place) -> Row:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
 from partopt.schedules.assemble import add_updates, check, write_rows
-from partopt.schedules.layout import Layout, held_chunks
 from partopt.schedules.order import KINDS, A, Order, R, Row, U
+from partopt.schedules.placement import Placement, held_chunks
 
 # d   pipelines side by side; pipeline k gets the microbatches g with g mod d = k
 
@@ -29,13 +29,13 @@ _HINT = (
 )
 
 
-def to_csv(order: Order, layout: Layout) -> str:
-    """The CSV of one of the layout's pipelines.
+def to_csv(order: Order, placement: Placement) -> str:
+    """The CSV of one of the placement's pipelines.
 
     Recomputation, all-reduces and updates are left out. Raises PartoptError where torch could not
     execute it: unequal replicas, stages on two ranks of one pipeline, or unlike pipelines.
     """
-    side_by_side = pipelines(layout)
+    side_by_side = pipelines(placement)
     d = len(side_by_side)
     written = ~np.isin(order.kind, (R, A, U))
     written_order = Order(
@@ -60,13 +60,13 @@ def to_csv(order: Order, layout: Layout) -> str:
     return texts[0]
 
 
-def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
-    """The order that a CSV spells, done by all of the layout's pipelines.
+def from_csv(text: str, placement: Placement, asynchronous: bool = False) -> Order:
+    """The order that a CSV spells, done by all of the placement's pipelines.
 
     The all-reduces and updates that follow from it are added. Raises PartoptError that names row
-    and cell, counted from 1, or the rank and the action that does not fit the layout.
+    and cell, counted from 1, or the rank and the action that does not fit the placement.
     """
-    side_by_side = pipelines(layout)
+    side_by_side = pipelines(placement)
     lines = text.splitlines()
     P, d = len(side_by_side[0]), len(side_by_side)
     while len(lines) > P and not lines[-1].strip():
@@ -80,39 +80,40 @@ def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
             ranks=P,
         )
     local = [_parse(line, number) for number, line in enumerate(lines, start=1)]
-    rows = [np.zeros((4, 0), dtype=np.int32)] * layout.devices
+    rows = [np.zeros((4, 0), dtype=np.int32)] * placement.devices
     for k, ranks in enumerate(side_by_side):
         for rank, row in zip(ranks, local, strict=True):
             rows[rank] = row.copy()
             rows[rank][2] = row[2] * d + k
     kind, stage, microbatch, joined = np.concatenate(rows, axis=1)
     ends = np.cumsum([0, *(row.shape[1] for row in rows)])
-    check(Order(kind.astype(np.int8), stage, microbatch, joined.astype(np.bool_), ends), layout)
-    chunks, rounds = held_chunks(layout), layout.microbatches // d if asynchronous else None
+    check(Order(kind.astype(np.int8), stage, microbatch, joined.astype(np.bool_), ends), placement)
+    chunks, rounds = held_chunks(placement), placement.microbatches // d if asynchronous else None
     first = np.searchsorted(chunks.rank, side_by_side[0])
     updated = []
     for (kind, stage, number, joined), begin in zip(local, first.tolist(), strict=True):
         held = chunks.stage[begin:][chunks.rank[begin:] == chunks.rank[begin]]
         spelled = Row(kind.astype(np.int8), np.searchsorted(held, stage), joined.astype(np.bool_))
-        updated.append(add_updates(spelled, number, [*map(layout.exchanges, held)], rounds))
+        updated.append(add_updates(spelled, number, [*map(placement.exchanges, held)], rounds))
     which = {rank: p for ranks in side_by_side for p, rank in enumerate(ranks)}
-    return write_rows(updated, np.array([which[rank] for rank in sorted(which)]), chunks, layout)
+    return write_rows(updated, np.array([which[rank] for rank in sorted(which)]), chunks, placement)
 
 
-def pipelines(layout: Layout) -> list[list[int]]:
+def pipelines(placement: Placement) -> list[list[int]]:
     """The ranks of every pipeline, those of its first stages first.
 
-    PartoptError where the layout is not of pipelines side by side.
+    PartoptError where the placement is not of pipelines side by side.
     """
-    if len(set(layout.replicas)) > 1:
+    if len(set(placement.replicas)) > 1:
         raise PartoptError(
-            f"torch cannot execute unequal replicas: {'-'.join(map(str, layout.replicas))}",
+            f"torch cannot execute unequal replicas: {'-'.join(map(str, placement.replicas))}",
             "plan with `replication=uniform` or `replication=none`",
             code="unequal-replicas",
-            replicas=layout.replicas,
+            replicas=placement.replicas,
         )
     found = [
-        list(dict.fromkeys(ranks[k] for ranks in layout.ranks)) for k in range(layout.replicas[0])
+        list(dict.fromkeys(ranks[k] for ranks in placement.ranks))
+        for k in range(placement.replicas[0])
     ]
     every = [rank for ranks in found for rank in ranks]
     if len(set(every)) < len(every):

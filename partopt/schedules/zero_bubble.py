@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partopt.schedules.entry import FILLED_DRAIN, Bubble, Counts, Schedule
-from partopt.schedules.layout import VEE, Place
 from partopt.schedules.one_f_one_b import delay_weights, downstream
 from partopt.schedules.order import Row, microbatch_numbers, spell
+from partopt.schedules.placement import VEE, Place
 
 
 def row(place: Place) -> Row:

@@ -43,7 +43,7 @@ from partopt.options import EFFORTS
 from partopt.planners.layouts import Bounds
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
-from partopt.schedules.layout import CHUNKS, MIRRORED, STRAIGHT, ranks_of
+from partopt.schedules.placement import CHUNKS, MIRRORED, STRAIGHT, ranks_of
 from partopt.search.cuts import Cuts, anneal_cuts
 from partopt.search.simulations import Simulations
 from partopt.simulator.execution import simulate_plan

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from partopt import planners
-from partopt.cost.plan import layout_of, price
+from partopt.cost.plan import price
 from partopt.cost.problem import (
     CONTIGUOUS,
     NESTED,
@@ -22,7 +22,7 @@ from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
 from partopt.schedules import schedule
-from partopt.schedules.layout import STRAIGHT, chunks_of
+from partopt.schedules.placement import STRAIGHT, chunks_of, placement_of
 from partopt.search.bound import certify_simulated
 from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.execution import check_actions
@@ -106,4 +106,4 @@ def check_layout(plan: Plan) -> None:
             f"{plan.family}: not a family of plans for {plan.schedule}", code="inconsistent-plan"
         )
     check_actions(plan)
-    chunks_of(layout_of(plan, plan.microbatches or 1), entry.shape, entry.uneven)
+    chunks_of(placement_of(plan, plan.microbatches or 1), entry.shape, entry.uneven)

@@ -23,8 +23,8 @@ from partopt.cost.sharding import early_bytes
 from partopt.errors import PartoptError
 from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.entry import Counts, Replicas
-from partopt.schedules.layout import STRAIGHT, Layout
 from partopt.schedules.order import KINDS, Order
+from partopt.schedules.placement import STRAIGHT, Placement
 from partopt.simulator.engine import Run, run_order
 from partopt.simulator.memory import base_bytes, peaks, stash_steps
 from partopt.simulator.steady import (
@@ -280,7 +280,7 @@ class Simulations:
             return self._orders[key]
         found = order(
             self.entry.name,
-            Layout(
+            Placement(
                 candidate.ranks,
                 self.problem.topology.devices,
                 microbatches,

@@ -23,8 +23,8 @@ from partopt.documents.topology import Level
 from partopt.errors import PartoptError
 from partopt.schedules import ACTION_LIMIT, SCHEDULES, schedule
 from partopt.schedules.entry import SLOTS
-from partopt.schedules.layout import MIRRORED, STRAIGHT
 from partopt.schedules.one_f_one_b import downstream
+from partopt.schedules.placement import MIRRORED, STRAIGHT
 from partopt.simulator.conditions import Conditions
 from partopt.simulator.execution import Execution
 from partopt.simulator.held_back import MOST_ACTIONS, NOTICED, held_back

@@ -18,7 +18,7 @@ from partopt.documents.topology import FASTEST, LONGEST_S, Level, Topology
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import check_count, invalid, parse_bytes, with_facts
 from partopt.schedules import SCHEDULES, schedule
-from partopt.schedules.layout import LOOPED, Layout, chunks_of
+from partopt.schedules.placement import LOOPED, Placement, chunks_of
 from partopt.simulator.execution import first_microbatches
 
 _PLANNED = {"messages", "recompute", "shard", "reserve"}  # facts that stages and limits rest on
@@ -175,13 +175,13 @@ _OF_LEVELS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 def check_layout(plan: Plan, name: str) -> None:
     """Raise PartoptError unless the stages lie on the devices as the schedule `name` needs them."""
     entry, held = schedule(name), len(next(iter(plan.stages_by_rank().values())))
-    layout = Layout([stage.ranks for stage in plan.stages], plan.topology.devices, 1)
+    placement = Placement([stage.ranks for stage in plan.stages], plan.topology.devices, 1)
     try:
         if entry.shape == LOOPED and name != plan.schedule and held == 1:
             raise PartoptError(
                 "it is for several stages on each device, and the plan has one", code="wrong-layout"
             )
-        chunks_of(layout, entry.shape, entry.uneven)
+        chunks_of(placement, entry.shape, entry.uneven)
     except PartoptError as error:
         unequal = not entry.uneven and len({stage.replicas for stage in plan.stages}) > 1
         chunks = " `chunks=2`" if entry.shape == LOOPED else ""

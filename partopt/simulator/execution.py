@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from partopt.cost.estimate import idle_share
 from partopt.cost.figures import figures_of
 from partopt.cost.memory import recomputes_apart
-from partopt.cost.plan import layout_of, under, with_counts_of, with_steps_of
+from partopt.cost.plan import under, with_counts_of, with_steps_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import LevelTime
 from partopt.documents.stage import device_bytes
 from partopt.errors import PartoptError
 from partopt.schedules import ACTION_LIMIT, order, schedule
-from partopt.schedules.layout import STRAIGHT
 from partopt.schedules.order import F, I, Order, in_flight
+from partopt.schedules.placement import STRAIGHT, placement_of
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
 from partopt.simulator.memory import peak_memory_bytes
@@ -112,12 +112,12 @@ def execute(plan: Plan, microbatches: int | None = None) -> Execution:
     entry, replicas = schedule(plan.schedule), [stage.replicas for stage in plan.stages]
     work = work_of(plan, recomputes_apart(plan))
     if not entry.asynchronous:
-        actions = order(plan.schedule, layout_of(plan))
+        actions = order(plan.schedule, placement_of(plan))
         timeline = simulate(actions, work)
         return Execution(plan, actions, work, timeline, None, 0.0, float(timeline.makespan))
     count = microbatches or first_microbatches(plan)
     while True:
-        actions = order(plan.schedule, layout_of(plan, count))
+        actions = order(plan.schedule, placement_of(plan, count))
         timeline = simulate(actions, work)
         steady = steady_state(timeline, replicas)
         if microbatches or steady.settled or is_long(count, replicas):
@@ -154,7 +154,7 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
     """
     synchronous = replace(plan.with_layout(schedule=name), microbatches=microbatches)
     synchronous = with_steps_of(synchronous, plan)
-    actions = from_csv(text, layout_of(synchronous))
+    actions = from_csv(text, placement_of(synchronous))
     alike = "zb-h1" if (actions.kind == I).any() else "1f1b"  # with backwards in two parts or whole
     waits = (name, alike) if plan.waits else ()  # as under the plan's schedule
     synchronous = synchronous.with_engine(allreduce="overlap", waits=waits)

@@ -12,7 +12,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.stage import stages_text
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.placement import STRAIGHT
 from partopt.simulator.conditions import Conditions, apply_conditions
 from partopt.simulator.execution import execute, first_microbatches
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from partopt.cost.collectives import allreduce_s, tied_s
 from partopt.cost.memory import recomputes_apart
-from partopt.cost.plan import layout_of
 from partopt.cost.sharding import exchange_by, half_s
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import RankFactor, RankSensitivity, Varied
@@ -30,6 +29,7 @@ from partopt.errors import PartoptError
 from partopt.options import check_count, invalid
 from partopt.schedules import order
 from partopt.schedules.order import Order
+from partopt.schedules.placement import placement_of
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
 from partopt.simulator.steady import steady_state
@@ -147,8 +147,8 @@ class _Runs:
         self.order, self.microbatches = execution.order, execution.microbatches
         if execution.steady is not None and variation.jitter:
             self.microbatches += MORE_MICROBATCHES
-            layout = layout_of(execution.plan, self.microbatches)
-            self.order = order(execution.plan.schedule, layout)
+            placement = placement_of(execution.plan, self.microbatches)
+            self.order = order(execution.plan.schedule, placement)
 
     @cached_property
     def slow(self) -> Floats:

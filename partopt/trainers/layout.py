@@ -12,7 +12,7 @@ from partopt.errors import PartoptError, did_you_mean
 from partopt.options import AUTO, MOST, Options, invalid
 from partopt.schedules import schedule
 from partopt.schedules.entry import Schedule
-from partopt.schedules.layout import LOOPED
+from partopt.schedules.placement import LOOPED
 from partopt.trainers import TRAINERS, parts_of, readers
 from partopt.trainers.parts import Part, block_bounds, describe
 from partopt.trainers.trainer import Reading, Trainer

@@ -34,7 +34,7 @@ from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, CHOSEN_BY_AUTO, MANUAL
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import LOOPED
+from partopt.schedules.placement import LOOPED
 from partopt.search.blocks import recompute_less
 from partopt.search.bound import certify_simulated
 from partopt.search.cuts import move_cuts

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from partopt.documents.plan import Plan
 from partopt.schedules import schedule
-from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.placement import STRAIGHT
 from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part
 from partopt.trainers.trainer import ANYWHERE, BLOCKS, HEADS, Cuts, Trainer, rank_order
 

@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from partopt.cost.plan import layout_of
 from partopt.documents import encode
 from partopt.documents.engine import OF_TORCH, Layout
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, schedule
-from partopt.schedules import layout as places
+from partopt.schedules import placement as places
 from partopt.schedules.entry import Schedule
+from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import to_csv
 from partopt.trainers.parts import Part
 from partopt.trainers.trainer import Reading, Says, Text, Trainer, plain
@@ -82,8 +82,8 @@ if __name__ == "__main__":
 
 def csv_of(plan: Plan) -> str:
     """The CSV of one pipeline of the plan, joined actions as they are."""
-    layout = replace(layout_of(plan), in_turn=False)
-    return to_csv(order(plan.schedule, layout), layout)
+    placement = replace(placement_of(plan), in_turn=False)
+    return to_csv(order(plan.schedule, placement), placement)
 
 
 def csv_faults(plan: Plan) -> list[str]:
@@ -132,8 +132,9 @@ def _read_order(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Read
         )
     for entry, warmups in _candidates(rows, S):
         try:
-            layout = places.Layout(places.ranks_of(entry.shape, P, S // P), P, M, warmup=warmups)
-            if len(layout.ranks) == S and _rows(to_csv(order(entry.name, layout), layout)) == rows:
+            ranks = places.ranks_of(entry.shape, P, S // P)
+            placed = places.Placement(ranks, P, M, warmup=warmups)
+            if len(ranks) == S and _rows(to_csv(order(entry.name, placed), placed)) == rows:
                 return Reading(
                     None,
                     Layout(pp=P, schedule=entry.name),

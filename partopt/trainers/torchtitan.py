@@ -25,7 +25,7 @@ from partopt.documents.transformer import (
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import AUTO
 from partopt.schedules import schedule
-from partopt.schedules.layout import LOOPED, STRAIGHT
+from partopt.schedules.placement import LOOPED, STRAIGHT
 from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
 from partopt.trainers.reading import (
     check_count,

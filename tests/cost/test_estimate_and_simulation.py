@@ -18,7 +18,7 @@ from partopt.documents.topology import Device, Topology
 from partopt.errors import PartoptError
 from partopt.planners.blocks import Block, stages_of
 from partopt.schedules import SCHEDULES, refusal
-from partopt.schedules.layout import CHUNKS, STRAIGHT, ranks_of
+from partopt.schedules.placement import CHUNKS, STRAIGHT, ranks_of
 from partopt.simulator import execute
 from tests.examples import examples
 from tests.planners.problems import (

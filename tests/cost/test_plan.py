@@ -13,7 +13,7 @@ from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, consecutive,
 from partopt.cost.ranges import Group
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, refusal
-from partopt.schedules.layout import CHUNKS, MIRRORED, STRAIGHT, ranks_of
+from partopt.schedules.placement import CHUNKS, MIRRORED, STRAIGHT, ranks_of
 from partopt.simulator import execute
 from partopt.simulator.memory import peak_memory_bytes
 from tests.examples import examples

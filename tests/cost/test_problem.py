@@ -17,7 +17,7 @@ from partopt.cost.problem import (
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Request
 from partopt.errors import PartoptError
-from partopt.schedules.layout import LOOPED, MIRRORED, ranks_of
+from partopt.schedules.placement import LOOPED, MIRRORED, ranks_of
 from tests.helpers import flat, measurement, profile_of, uniform_profile
 
 PROFILE = uniform_profile(6)

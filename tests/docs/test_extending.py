@@ -9,13 +9,12 @@ import pytest
 from msgspec import structs
 
 from partopt import importers, planners, schedules, trainers
-from partopt.cost.plan import layout_of
 from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules.assemble import check
-from partopt.schedules.layout import Layout
 from partopt.schedules.order import in_flight
+from partopt.schedules.placement import Placement, placement_of
 from partopt.search.solve import solve
 from partopt.simulator import execute, simulate_plan
 from partopt.trainers.judging import plan_layout
@@ -59,7 +58,7 @@ def test_the_planner_of_the_example_plans_once_it_is_registered(even):
 
 
 def test_the_schedule_of_the_example_is_an_order_once_it_is_registered(patient):
-    layout = Layout([[0], [1]], 2, 5)
+    layout = Placement([[0], [1]], 2, 5)
     order = schedules.order(patient, layout)
     check(order, layout)
     first = ["0F0", "0F1", "0F2", "0F3", "0B0", "0F4", "0B1", "0B2", "0B3", "0B4", "0U"]
@@ -76,7 +75,7 @@ def test_plans_for_it_hold_what_its_order_holds(patient, planner):
     """In the plan, in the simulation and counted exactly, with and without a memory limit."""
     for memory_bytes in (None, 50_000_000):
         plan = simulate_plan(planners.plan(planner, problem(patient, memory_bytes=memory_bytes)))
-        order = schedules.order(patient, layout_of(plan))
+        order = schedules.order(patient, placement_of(plan))
         peaks = in_flight(order)
         assert peaks.tolist() == execute(plan).peak_in_flight.tolist()
         for stage in plan.stages:

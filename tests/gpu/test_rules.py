@@ -17,7 +17,7 @@ from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import MIRRORED, STRAIGHT
+from partopt.schedules.placement import MIRRORED, STRAIGHT
 from tests.gpu.programs import COLLECTIVE, COMPUTE, RECEIVE, SEND, posted_ahead, program_of
 from tests.gpu.rules import CALLS, run
 from tests.runtime.cases import Case, cases

@@ -10,8 +10,8 @@ from partopt.documents.engine import OWN
 from partopt.runtime.engine import execute
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import MIRRORED, STRAIGHT
 from partopt.schedules.order import KINDS
+from partopt.schedules.placement import MIRRORED, STRAIGHT
 from partopt.simulator.execution import execute as simulate
 from tests.gpu.programs import COMPUTE, RECEIVE, SEND, program_of
 from tests.gpu.rules import Replay

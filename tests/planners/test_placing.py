@@ -11,7 +11,7 @@ from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.errors import PartoptError
 from partopt.planners.placing import place, stage_count, stage_multiple, stages_a_device
 from partopt.schedules import SCHEDULES, order, refusal, schedule
-from partopt.schedules.layout import Layout
+from partopt.schedules.placement import Placement
 from partopt.simulator.execution import simulate_plan
 from tests.helpers import flat, uniform_profile
 
@@ -34,7 +34,7 @@ def test_the_order_of_every_schedule_accepts_what_is_placed_for_it(name, P, d, v
     if refusal(name, P, stage_multiple(stated), 32 // d) is not None:
         pytest.skip(f"{name} has no pipeline of {P} devices")
     partition = place(Partition(CONTIGUOUS, consecutive(range(S + 1), [d] * S)), stated, "test")
-    layout = Layout([list(stage.ranks) for stage in partition.stages], 8, 32)
+    layout = Placement([list(stage.ranks) for stage in partition.stages], 8, 32)
     made = order(name, layout)
     assert sum(made.rows[1:] > made.rows[:-1]) == P * d
     assert [(stage.start, stage.stop) for stage in partition.stages] == [

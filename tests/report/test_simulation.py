@@ -15,7 +15,7 @@ from partopt.documents.simulation import SimulationDocument
 from partopt.report.simulation import group_devices, render
 from partopt.report.text import page_width
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
+from partopt.schedules.placement import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute
 from partopt.simulator.advice import findings
 from partopt.simulator.document import document_of, drawn_windows

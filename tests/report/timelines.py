@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from partopt import schedules
-from partopt.documents.engine import Engine
-from partopt.documents.engine import Layout as PlanLayout
+from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Estimate, Plan, Predicted, ProfileReference, Request
 from partopt.documents.stage import Memory, Reserve, Stage
 from partopt.documents.topology import Topology
-from partopt.schedules.layout import Layout, ranks_of
+from partopt.schedules.placement import Placement, ranks_of
 from partopt.simulator.engine import simulate
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import work_of
@@ -74,7 +73,7 @@ def plan_of(
     return Plan(
         planner="manual",
         family="contiguous",
-        layout=PlanLayout.of(stages, 1, tp=1, microbatch=1, shard="none", schedule=schedule),
+        layout=Layout.of(stages, 1, tp=1, microbatch=1, shard="none", schedule=schedule),
         microbatches=microbatches,
         noam=len(ranks),
         optimizer="adam",
@@ -114,7 +113,7 @@ def plan_of(
 
 def simulated(plan: Plan, microbatches: int) -> Timeline:
     """The plan's schedule, executed with `microbatches`."""
-    layout = Layout(
+    layout = Placement(
         [stage.ranks for stage in plan.stages],
         plan.topology.devices,
         microbatches,

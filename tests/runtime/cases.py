@@ -30,7 +30,7 @@ from partopt.runtime.processes import run_local
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.runtime.updates import Stepper, Tied
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.placement import STRAIGHT
 from tests.runtime.odd_cuts import CUTS, faults_of
 from tests.runtime.plans import all_plans, looped, straight
 from tests.runtime.replayed import Replayed, replay_stage, replayed

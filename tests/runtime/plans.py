@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import LOOPED, MIRRORED, STRAIGHT
+from partopt.schedules.placement import LOOPED, MIRRORED, STRAIGHT
 from tests.helpers import flat
 from tests.simulator.plans import chunked, plan_of
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
 from partopt.schedules.order import A, B, F, Order
+from partopt.schedules.placement import placement_of
 from tests.runtime.cases import Case, optimizer_of
 from tests.runtime.stages import whole_loss, whole_model
 
@@ -44,7 +44,7 @@ def plain(case: Case) -> Outcome:
 def stale(case: Case) -> Outcome:
     """Each forward uses the weights of its stage after the updates before it in its row."""
     plan, M = case.plan, case.M
-    used = versions_used(order(plan.schedule, layout_of(plan, M)), plan)
+    used = versions_used(order(plan.schedule, placement_of(plan, M)), plan)
     live = whole_model(len(plan.stages))
     optimizers = [optimizer_of(s, list(layer.parameters())) for s, layer in enumerate(live)]
     losses = {}
@@ -89,7 +89,7 @@ def versions_used(orders: Order, plan: Plan) -> dict[tuple[int, int], int]:
 def delayed(case: Case) -> Outcome:
     """W(t+1) = W(t) - step of the gradient at W(t-1), of the whole model (2BW, section 3.1)."""
     plan, M = case.plan, case.M
-    G = batch_of_stage(plan, order(plan.schedule, layout_of(plan, M)), 0)
+    G = batch_of_stage(plan, order(plan.schedule, placement_of(plan, M)), 0)
     newest = whole_model(len(plan.stages))
     optimizer = optimizer_of(0, [p for layer in newest for p in layer.parameters()])
     losses = {}

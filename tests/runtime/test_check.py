@@ -7,7 +7,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from partopt import Job, solve
-from partopt.cost.plan import layout_of
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.runtime.check import (
@@ -23,6 +22,7 @@ from partopt.runtime.check import (
 from partopt.runtime.context import Context, Progress
 from partopt.runtime.training import Training
 from partopt.schedules import order
+from partopt.schedules.placement import placement_of
 from tests.helpers import flat
 from tests.runtime.check_cases import CASES, MODEL, RIGHT, WRONG
 from tests.runtime.launched import outcome_of
@@ -55,7 +55,7 @@ def test_an_engine_that_does_one_thing_wrongly_is_seen(name, checks):
 
 
 def used(plan, M):
-    orders = order(plan.schedule, layout_of(plan, M))
+    orders = order(plan.schedule, placement_of(plan, M))
     return [used_versions(plan, orders, s, M) for s in range(len(plan.stages))]
 
 
@@ -77,7 +77,7 @@ def test_versions_by_hand():
 @pytest.mark.parametrize("replicas", [[2, 1], [1, 2, 1], [3, 1], [1, 3, 2]])
 def test_versions_of_replicas_are_those_that_a_walk_along_the_rows_finds(replicas, allreduce):
     plan = straight("pipedream", replicas, 0).with_engine(allreduce=allreduce)
-    walked = versions_used(order(plan.schedule, layout_of(plan, 13)), plan)
+    walked = versions_used(order(plan.schedule, placement_of(plan, 13)), plan)
     found = used(plan, 13)
     assert {(s, m): found[s][m] for s, m in walked} == walked
     assert len(walked) == 13 * len(replicas)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from partopt.cost.plan import layout_of
 from partopt.documents.engine import OF_TORCH, OWN, PARTOPT, TORCH
 from partopt.documents.run import MachineLoad
 from partopt.runtime.actions import RankRecord, actions_of
@@ -10,6 +9,7 @@ from partopt.runtime.measured import RankResult, as_run, put_together
 from partopt.runtime.training import Training
 from partopt.schedules import order
 from partopt.schedules.order import B, F
+from partopt.schedules.placement import placement_of
 from partopt.simulator.execution import execute
 from tests.helpers import flat
 from tests.runtime.plans import looped, straight
@@ -22,7 +22,7 @@ PLAN = plan_of([1], schedule="1f1b", microbatches=M, topology=flat(1))
 
 def record(forward_ms, began_ms):
     """A step of one rank: each forward, and each backward twice as long, after the other."""
-    actions = actions_of(order("1f1b", layout_of(PLAN, None)), 0)
+    actions = actions_of(order("1f1b", placement_of(PLAN, None)), 0)
     found = RankRecord(0, "host", 1, len(actions))
     now = found.started_ns[0] = began_ms * MS
     for action in actions:

@@ -6,11 +6,11 @@ import statistics
 
 import pytest
 
-from partopt.cost.plan import layout_of
 from partopt.runtime.actions import RankRecord, actions_of
 from partopt.runtime.measured import stage_seconds
 from partopt.schedules import order
 from partopt.schedules.order import KINDS
+from partopt.schedules.placement import placement_of
 from tests.runtime.plans import straight
 
 MS = 10**6  # nanoseconds
@@ -22,7 +22,7 @@ def test_medians_of_records_made_up(name):
     """An action takes as many ms as its numbers say: no two of a stage and a kind the same."""
     plan = straight(name, [2, 1] if name != "zb-h1" else [1, 1], 4, recompute="always")
     passing = 4 if name == "pipedream" else None
-    orders = order(plan.schedule, layout_of(plan, passing))
+    orders = order(plan.schedule, placement_of(plan, passing))
     taken: dict[tuple[int, str], list[int]] = {}
     steps = []
     for step in range(STEPS):

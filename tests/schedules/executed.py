@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from partopt.schedules import SCHEDULES, order
-from partopt.schedules.layout import LOOPED, STRAIGHT, Layout, ranks_of
 from partopt.schedules.order import KINDS, Order
+from partopt.schedules.placement import LOOPED, STRAIGHT, Placement, ranks_of
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work
 from tests.helpers import flat
@@ -22,9 +22,9 @@ from tests.simulator.reference import simulate
 SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
-def layout_of(name: str, P: int, v: int, microbatches: int, d: int = 1, **fields: Any) -> Layout:
+def layout_of(name: str, P: int, v: int, microbatches: int, d: int = 1, **fields: Any) -> Placement:
     """d pipelines side by side of P devices each, as the schedule needs them."""
-    return Layout(ranks_of(SCHEDULES[name].shape, P, v, d), P * d, microbatches, **fields)
+    return Placement(ranks_of(SCHEDULES[name].shape, P, v, d), P * d, microbatches, **fields)
 
 
 def built(name: str, P: int, v: int, microbatches: int, d: int = 1) -> Order:
@@ -32,16 +32,16 @@ def built(name: str, P: int, v: int, microbatches: int, d: int = 1) -> Order:
     return order(name, layout_of(name, P, v, microbatches, d))
 
 
-def straight(name: str, replicas: Sequence[int], microbatches: int, **fields: Any) -> Layout:
+def straight(name: str, replicas: Sequence[int], microbatches: int, **fields: Any) -> Placement:
     """Stages with these numbers of replicas, on consecutive ranks."""
     ends = np.cumsum([0, *replicas]).tolist()
     ranks = [list(range(start, stop)) for start, stop in pairwise(ends)]
-    return Layout(ranks, ends[-1], microbatches, **fields)
+    return Placement(ranks, ends[-1], microbatches, **fields)
 
 
 def executed(
     given: Order,
-    layout: Layout,
+    layout: Placement,
     latency: float = 0.0,
     serial: bool = False,
     seconds: dict[str, float] | None = None,

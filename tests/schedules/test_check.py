@@ -10,8 +10,8 @@ import pytest
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.assemble import check
-from partopt.schedules.layout import Layout
 from partopt.schedules.order import KINDS, Order, spell
+from partopt.schedules.placement import Placement
 from tests.schedules.executed import built, chunks, layout_of, spelled, straight
 
 
@@ -28,9 +28,9 @@ def test_every_schedule_passes(name):
         check(order(name, layout), layout)
 
 
-TWO = Layout([[0], [1]], 2, 1)
-REPLICATED = Layout([[0, 1]], 2, 2)
-ONE = Layout([[0]], 1, 2)
+TWO = Placement([[0], [1]], 2, 1)
+REPLICATED = Placement([[0, 1]], 2, 2)
+ONE = Placement([[0]], 1, 2)
 
 
 MALFORMED = [

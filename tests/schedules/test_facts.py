@@ -14,9 +14,9 @@ from partopt import schedules
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.entry import Counts, Schedule
-from partopt.schedules.layout import STRAIGHT, VEE, Layout
 from partopt.schedules.one_f_one_b import blocking_warmups, downstream, noam
 from partopt.schedules.order import B, F, I, R, W, in_flight
+from partopt.schedules.placement import STRAIGHT, VEE, Placement
 from tests.examples import examples
 from tests.schedules.executed import built, chunks, layout_of, straight
 
@@ -299,6 +299,6 @@ def test_counts_by_hand():
     layout = straight("pipedream", [3, 1], 9)
     assert in_flight(order("pipedream", layout)).tolist() == [2, 2, 2, 1]
     assert in_flight(built("interleaved", 2, 2, 4)).tolist() == [5, 3]
-    given = order("1f1b", Layout([[1], [3]], 5, 2))
+    given = order("1f1b", Placement([[1], [3]], 5, 2))
     assert in_flight(given).tolist() == [0, 2, 0, 1, 0]
     assert in_flight(order("gpipe", straight("gpipe", [3], 2))).tolist() == [1, 1, 0]

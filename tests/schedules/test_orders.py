@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.assemble import check
-from partopt.schedules.layout import STRAIGHT, Layout
 from partopt.schedules.one_f_one_b import blocking_warmups
 from partopt.schedules.order import KINDS, spell
+from partopt.schedules.placement import STRAIGHT, Placement
 from partopt.simulator.work import Work
 from tests.examples import examples
 from tests.helpers import flat
@@ -24,7 +24,7 @@ from tests.simulator.reference import simulate
 PICTURES = Path(__file__).parent / "pictures"
 
 
-@pytest.mark.parametrize("given", [spell("FfBb"), order("1f1b", Layout([[0], [1]], 2, 4))])
+@pytest.mark.parametrize("given", [spell("FfBb"), order("1f1b", Placement([[0], [1]], 2, 4))])
 def test_arrays_are_of_the_types_that_are_declared(given):
     declared = get_type_hints(type(given))
     for name, kind in declared.items():
@@ -81,7 +81,7 @@ OTHERS = [
     ),
     # replicas without microbatches exchange all the same; a rank without work does nothing
     (straight("1f1b", [3], 2), "1f1b", ["F0 B0 A0 U", "F1 B1 A0 U", "A0 U"]),
-    (Layout([[0], [2]], 3, 1), "1f1b", ["F0 B0 U", "", "F0 B0 U"]),
+    (Placement([[0], [2]], 3, 1), "1f1b", ["F0 B0 U", "", "F0 B0 U"]),
 ]
 
 
@@ -124,12 +124,12 @@ def test_what_cannot_run_is_refused_before_anything_is_planned(
 @pytest.mark.parametrize(
     "name, layout, message",
     [
-        ("1f1b", Layout([[0], [0]], 1, 4), "one stage on each device"),
-        ("zb-h1", Layout([[0, 1], [2]], 3, 4), "equally many replicas"),
-        ("interleaved", Layout([[0], [1], [1], [0]], 2, 4), "stages s, s + P"),
-        ("zbv", Layout([[0], [1], [0], [1]], 2, 4), "stages s and 2P-1-s"),
-        ("dualpipe", Layout([[0], [1]], 2, 4), "two copies of every stage"),
-        ("dualpipe", Layout([[0, 1], [1, 0]], 2, 5), "do not divide among 2 replicas"),
+        ("1f1b", Placement([[0], [0]], 1, 4), "one stage on each device"),
+        ("zb-h1", Placement([[0, 1], [2]], 3, 4), "equally many replicas"),
+        ("interleaved", Placement([[0], [1], [1], [0]], 2, 4), "stages s, s + P"),
+        ("zbv", Placement([[0], [1], [0], [1]], 2, 4), "stages s and 2P-1-s"),
+        ("dualpipe", Placement([[0], [1]], 2, 4), "two copies of every stage"),
+        ("dualpipe", Placement([[0, 1], [1, 0]], 2, 5), "do not divide among 2 replicas"),
     ],
 )
 def test_stages_that_lie_otherwise_are_refused(name, layout, message):

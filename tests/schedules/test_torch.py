@@ -12,7 +12,7 @@ import pytest
 
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal
-from partopt.schedules.layout import Layout
+from partopt.schedules.placement import Placement
 from partopt.schedules.torch_csv import from_csv, to_csv
 from tests.forked import run_forked
 from tests.helpers import ROOT
@@ -85,15 +85,15 @@ def test_torchs_reader_understands_every_cell(name):
 )
 def test_a_file_that_does_not_fit_is_refused_by_row_and_cell(text, message):
     with pytest.raises(PartoptError) as found:
-        from_csv(text, Layout([[0], [1]], 2, 1))
+        from_csv(text, Placement([[0], [1]], 2, 1))
     assert found.value.message.startswith(message)
     assert found.value.hint
 
 
 def test_idle_cells_and_spaces_are_skipped():
-    layout = Layout([[0], [1]], 2, 1)
+    layout = Placement([[0], [1]], 2, 1)
     assert same(from_csv(" 0F0,,,0B0\n,1F0 ,1B0,\n\n \n", layout), order("1f1b", layout))
-    idle = Layout([[0]], 2, 1)
+    idle = Placement([[0]], 2, 1)
     assert from_csv("0F0,0B0\n", idle).names(1) == []
 
 

@@ -12,7 +12,7 @@ from partopt.cost.plan import under
 from partopt.cost.problem import Partition, Problem, consecutive, problem_of
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.placement import STRAIGHT
 from partopt.search.bound import lower_bound_s, scope
 from partopt.search.warmup import simulate_with_best_warmup
 from partopt.simulator.execution import execute

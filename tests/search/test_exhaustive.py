@@ -14,7 +14,7 @@ from partopt.job import Job
 from partopt.planners.placing import stage_multiple, stages_a_device
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
-from partopt.schedules.layout import CHUNKS, STRAIGHT, ranks_of
+from partopt.schedules.placement import CHUNKS, STRAIGHT, ranks_of
 from partopt.search.solve import solve
 from partopt.search.variants import Within, variants_of
 from partopt.simulator.execution import simulate_plan

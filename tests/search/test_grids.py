@@ -13,7 +13,7 @@ from hypothesis import given
 
 from partopt.cost.problem import Problem, problem_of
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import LOOPED
+from partopt.schedules.placement import LOOPED
 from partopt.search.cuts import anneal_cuts
 from partopt.search.grids import Grid, Gridded, Splits, grids, grids_of
 from tests.examples import examples

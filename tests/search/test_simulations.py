@@ -19,7 +19,7 @@ from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Counts
-from partopt.schedules.layout import LOOPED, MIRRORED, STRAIGHT, VEE, ranks_of
+from partopt.schedules.placement import LOOPED, MIRRORED, STRAIGHT, VEE, ranks_of
 from partopt.search.annealing import step
 from partopt.search.simulations import Simulations
 from partopt.simulator.execution import check_actions, execute

@@ -17,8 +17,8 @@ from msgspec import structs
 from partopt.cost.collectives import ALGORITHMS
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 from partopt.schedules import SCHEDULES, order, refusal
-from partopt.schedules.layout import LOOPED, MIRRORED, STRAIGHT, VEE, Layout, ranks_of
 from partopt.schedules.order import KINDS, A, Order, U
+from partopt.schedules.placement import LOOPED, MIRRORED, STRAIGHT, VEE, Placement, ranks_of
 from partopt.simulator.work import Early, Work
 from tests.helpers import flat
 
@@ -31,7 +31,7 @@ class Case:
     """An order, its costs, and the layout that it was made for."""
 
     name: str
-    layout: Layout
+    layout: Placement
     order: Order
     work: Work
 
@@ -57,7 +57,7 @@ def case(
     S, devices = len(ranks), max(max(each) for each in ranks) + 1
     on = topology or flat(devices, bandwidth=1.0)
     tied = np.broadcast_to(np.array(costs.pop("tied", 0.0), dtype=float), S).copy()
-    layout = Layout(ranks, on.devices, microbatches, warmup=warmup, tied=(tied > 0).tolist())
+    layout = Placement(ranks, on.devices, microbatches, warmup=warmup, tied=(tied > 0).tolist())
     forward, backward = (
         np.broadcast_to(np.array(costs.pop(kind, default), dtype=float), S)
         for kind, default in (("forward", 1), ("backward", 2))
@@ -134,7 +134,7 @@ def cases(
     tied = np.array(
         draw(st.lists(COSTS, min_size=S, max_size=S)) if draw(st.booleans()) else [0.0] * S
     )
-    layout = Layout(ranks, topology.devices, microbatches, recompute, tied=(tied > 0).tolist())
+    layout = Placement(ranks, topology.devices, microbatches, recompute, tied=(tied > 0).tolist())
 
     def drawn(count: int) -> np.ndarray[Any, Any]:
         return np.array(draw(st.lists(COSTS, min_size=count, max_size=count)))

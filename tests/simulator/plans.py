@@ -14,7 +14,7 @@ from partopt.cost.problem import problem_of
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import ranks_of
+from partopt.schedules.placement import ranks_of
 from tests.helpers import chain_profile, flat
 from tests.simulator.cases import topologies
 

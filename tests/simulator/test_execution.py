@@ -13,12 +13,12 @@ from partopt.documents.files import find_shipped
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
+from partopt.schedules.placement import CHUNKS, LOOPED, ranks_of
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execute, simulate_plan
 from partopt.simulator.advice import Pipeline, idle_share, pipeline_of
 from partopt.simulator.document import document_of
-from partopt.simulator.execution import execute_csv, layout_of
+from partopt.simulator.execution import execute_csv, placement_of
 from partopt.simulator.metrics import longest_span_s
 from tests.helpers import chain_profile, flat, two_level
 from tests.report.timelines import plan_of as stages_of
@@ -50,7 +50,7 @@ def test_an_iteration_takes_what_the_closed_form_says(name, P, M):
 def test_an_own_order_is_executed_as_its_schedule_with_exchanges_in_the_background(name, engine):
     plan = plan_of([2, 2], cuts=[3], weights=[8, 4], schedule=name, microbatches=8)
     plan = plan.with_engine(bucket_bytes=1, **engine)
-    text = to_csv(execute(plan).order, layout_of(plan))
+    text = to_csv(execute(plan).order, placement_of(plan))
     own = execute_csv(text, "mine", plan, 8)
     assert own.plan.schedule == "mine"
     overlapping = plan.with_engine(allreduce="overlap")

@@ -15,8 +15,8 @@ from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.documents.engine import OWN, Engine
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import STRAIGHT, Layout
 from partopt.schedules.order import B, F, I, R, W
+from partopt.schedules.placement import STRAIGHT, Placement
 from partopt.simulator.execution import execute, simulate_plan
 from partopt.simulator.memory import (
     base_memory_bytes,
@@ -99,7 +99,7 @@ def test_what_is_there_when_by_hand():
 def test_a_rank_holds_what_all_of_its_stages_hold_and_an_idle_one_nothing():
     plan = plan_of("1f1b", [[0], [0], [2]], 1)
     assert base_memory_bytes(plan).tolist() == [2 * BASE, 0, BASE]
-    order = schedules.order("1f1b", Layout([[0], [2]], 3, 2))
+    order = schedules.order("1f1b", Placement([[0], [2]], 3, 2))
     assert peak_memory_bytes(order, plan).tolist() == [2 * BASE + 20, 0, BASE + 10]
 
 
@@ -107,7 +107,7 @@ def test_bytes_are_counted_to_the_last():
     """A floating-point number would be of the next even byte."""
     own = replace(MEMORY, total_bytes=2**53 + 1 + MEMORY.activations_bytes)
     plan = plan_of("1f1b", [[0], [0], [2]], 1, memory=own)
-    order = schedules.order("1f1b", Layout([[0], [2]], 3, 2))
+    order = schedules.order("1f1b", Placement([[0], [2]], 3, 2))
     odd = 2**53 + 1
     assert base_memory_bytes(plan).tolist() == [2 * odd, 0, odd]
     assert peak_memory_bytes(order, plan).tolist() == [2 * odd + 20, 0, odd + 10]

@@ -7,8 +7,9 @@ Stages take 1 s forward, 2 s backward.
 
 import pytest
 
-from partopt.cost.plan import layout_of, under
+from partopt.cost.plan import under
 from partopt.documents.stage import Flow
+from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execute
 from partopt.simulator.advice import findings
@@ -82,4 +83,4 @@ def test_torch_gets_computations_alone():
     plan = plan_of([1, 1], schedule="1f1b", microbatches=2, **TIED)
     simulation = execute(plan)
     assert simulation.order.names(1) == ["1F0", "1B0", "1F1", "1B1", "1A0", "1U"]
-    assert to_csv(simulation.order, layout_of(plan)) == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    assert to_csv(simulation.order, placement_of(plan)) == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"

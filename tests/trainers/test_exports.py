@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import TRAINERS, Job, PartoptError, export_plan, solve, writers
-from partopt.cost.plan import layout_of
 from partopt.documents.profile import Group
 from partopt.documents.stage import Flow
 from partopt.profiler import measure_source
 from partopt.schedules import SCHEDULES
+from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import from_csv
 from tests.helpers import ROOT, flat
 from tests.runtime.check_cases import MODEL
@@ -79,7 +79,7 @@ def test_the_order_of_torch_is_that_of_the_plan(schedule):
     if SCHEDULES[schedule].asynchronous:
         return
     plan = planned(schedule=schedule)
-    found = from_csv(written(plan, "torch-csv"), layout_of(plan))
+    found = from_csv(written(plan, "torch-csv"), placement_of(plan))
     cells = {name for rank in range(4) for name in found.names(rank)}
     assert {f"{s}F{m}" for s in range(4) for m in range(8)} <= cells
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from torch import nn
 
 from partopt import Plan, export_plan
-from partopt.cost.plan import layout_of
 from partopt.documents.profile import Group
 from partopt.schedules import order
+from partopt.schedules.placement import placement_of
 from tests.helpers import ROOT, flat
 from tests.trainers.own_code import as_rank, needs
 from tests.trainers.plans import PAIRS, on_ranks, planned, transformer
@@ -147,7 +147,7 @@ def test_its_schedule_is_that_of_the_plan(microbatches):
     from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSchedule
 
     plan = planned(microbatches=microbatches)
-    own = order("1f1b", layout_of(plan))
+    own = order("1f1b", placement_of(plan))
     for s in range(4):
         done = {ForwardPass: 0, BackwardPass: 0}
         found = []

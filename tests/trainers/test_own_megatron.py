@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from partopt import Plan, export_plan
-from partopt.cost.plan import layout_of
 from partopt.schedules import order
+from partopt.schedules.placement import placement_of
 from tests.trainers.megatron_core import build, configured
 from tests.trainers.own_code import needs
 from tests.trainers.plans import LOOPS, PAIRS, contents, on_ranks, planned, planned_for
@@ -102,7 +102,7 @@ def test_its_interleaved_schedule_is_that_of_the_plan(microbatches):
 
     P, v = 4, 2
     plan = planned(**LOOPS, microbatches=microbatches)
-    own = order(plan.schedule, layout_of(plan))
+    own = order(plan.schedule, placement_of(plan))
     table = schedules.get_schedule_table(microbatches, v, P)
     for rank in range(P):
         peers = types.SimpleNamespace(size=lambda: P, rank=lambda rank=rank: rank)

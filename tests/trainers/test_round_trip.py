@@ -16,7 +16,7 @@ from partopt.documents.profile import Group
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
-from partopt.schedules.layout import LOOPED, MIRRORED, VEE
+from partopt.schedules.placement import LOOPED, MIRRORED, VEE
 from partopt.trainers import TRAINERS, export_plan, readers
 from partopt.trainers.judging import plan_layout
 from partopt.trainers.layout import read_layout

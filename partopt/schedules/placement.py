@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
+
+if TYPE_CHECKING:
+    from partopt.documents.plan import Plan
 
 # S   stages; P   devices of one pipeline; v   stages that a device holds, its chunks, S = v P
 # d   pipelines side by side, all with their shares of the microbatches
@@ -26,7 +29,7 @@ CHUNKS = {STRAIGHT: 1, VEE: 2, MIRRORED: 2}  # v, where the shape says
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class Placement:
     """A plan as a schedule sees it.
 
     `ranks[s][k]` is the rank of replica k of stage s; `microbatches` pass through in all;
@@ -52,6 +55,24 @@ class Layout:
     def replicas(self) -> list[int]:
         """r of every stage."""
         return [len(ranks) for ranks in self.ranks]
+
+
+def placement_of(plan: Plan, microbatches: int | None = None) -> Placement:
+    """The placement of a plan's stages.
+
+    `microbatches` pass through, by default those of the plan's iteration.
+    """
+    passing = microbatches or plan.microbatches
+    assert passing is not None
+    return Placement(
+        ranks=[stage.ranks for stage in plan.stages],
+        devices=plan.topology.devices,
+        microbatches=passing,
+        recompute=[stage.recomputes_whole for stage in plan.stages],
+        warmup=[stage.warmup for stage in plan.stages],
+        tied=[stage.tied_exchange_s > 0 for stage in plan.stages],
+        in_turn=plan.schedule in plan.engine.in_turn,
+    )
 
 
 class Place(NamedTuple):
@@ -96,22 +117,22 @@ def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
     return devices * v
 
 
-def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> tuple[Chunks, int]:
+def chunks_of(placement: Placement, shape: str, uneven: bool = False) -> tuple[Chunks, int]:
     """The stages that the ranks with work hold, and v, how many one of them holds.
 
     Raises PartoptError where they do not lie as `shape` says or, unless `uneven`, are not all
     replicated alike.
     """
-    if not uneven and len(set(layout.replicas)) > 1:
+    if not uneven and len(set(placement.replicas)) > 1:
         raise PartoptError(
             "the schedule needs equally many replicas of every stage",
             "plan with `replication=uniform` or `replication=none`",
             code="unequal-replicas",
-            replicas=layout.replicas,
+            replicas=placement.replicas,
         )
-    chunks = held_chunks(layout, copies=2 if shape == MIRRORED else 1)
+    chunks = held_chunks(placement, copies=2 if shape == MIRRORED else 1)
     counts = np.bincount(chunks.rank)
-    fits, needed = _fits_shape(layout, shape, chunks, counts[counts > 0])
+    fits, needed = _fits_shape(placement, shape, chunks, counts[counts > 0])
     if not fits:
         raise PartoptError(
             f"the schedule needs {needed}; the stages of the plan lie otherwise",
@@ -122,10 +143,10 @@ def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> tuple[Chunks,
     return chunks, int(counts.max())
 
 
-def held_chunks(layout: Layout, copies: int = 1) -> Chunks:
+def held_chunks(placement: Placement, copies: int = 1) -> Chunks:
     """The stages that ranks hold: of one rank those of the first of `copies`, in order."""
-    replicas = np.array(layout.replicas)
-    rank = np.fromiter(chain.from_iterable(layout.ranks), np.int64, int(replicas.sum()))
+    replicas = np.array(placement.replicas)
+    rank = np.fromiter(chain.from_iterable(placement.ranks), np.int64, int(replicas.sum()))
     stage = np.repeat(np.arange(len(replicas), dtype=np.int32), replicas)
     k = np.arange(len(rank)) - np.repeat(np.cumsum(replicas) - replicas, replicas)
     by_rank = np.lexsort((k % copies, rank))
@@ -133,13 +154,17 @@ def held_chunks(layout: Layout, copies: int = 1) -> Chunks:
 
 
 def _fits_shape(
-    layout: Layout, shape: str, chunks: Chunks, counts: NDArray[np.int64]
+    placement: Placement, shape: str, chunks: Chunks, counts: NDArray[np.int64]
 ) -> tuple[bool, str]:
     """Whether the stages lie as `shape` says, and what it needs, in words.
 
     `counts` are the stages of every rank with work.
     """
-    ranks, S, v = [list(of_stage) for of_stage in layout.ranks], len(layout.ranks), int(counts[0])
+    ranks, S, v = (
+        [list(of_stage) for of_stage in placement.ranks],
+        len(placement.ranks),
+        int(counts[0]),
+    )
     even = bool((counts == v).all())
     if shape == STRAIGHT:
         return even and v == 1, "one stage on each device"
