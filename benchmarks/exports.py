@@ -24,7 +24,7 @@ import partopt
 from partopt import Layout, PartoptError, Plan, Topology, export_plan, read_configuration
 from partopt.documents.files import shipped_names
 from partopt.documents.transformer import BITS, Transformer
-from partopt.trainers.transformer import Laying, lay
+from partopt.trainer_plans.transformers import Laying, lay
 from partopt.transformer.config import load_transformer, read_transformer
 
 TRAINERS = ("megatron", "megatron-bridge", "torchtitan", "deepspeed")

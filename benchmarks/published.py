@@ -35,7 +35,7 @@ from partopt.documents.topology import Device, Level, Topology
 from partopt.schedules import order, schedule
 from partopt.schedules.order import KINDS, in_flight
 from partopt.schedules.placement import Placement, ranks_of
-from partopt.simulator.engine import simulate
+from partopt.simulator.kernel import simulate
 from partopt.simulator.metrics import longest_span_s
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work

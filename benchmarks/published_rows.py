@@ -13,10 +13,10 @@ from partopt.documents.device import shipped_file
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 from partopt.documents.transformer import Format, Kept, Loss, Passes, Practice, Scores, Transformer
+from partopt.trainer_plans.transformers import Laying, lay_as
 from partopt.trainers import TRAINERS
 from partopt.trainers.megatron import FUSED, PLAIN
 from partopt.trainers.torchtitan import COMPILED, COMPILED_LOSS, EAGER, EAGER_LOSS
-from partopt.trainers.transformer import Laying, lay_as
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import Estimate, estimate
 from partopt.transformer.rates import HOP_S, Rates, clock

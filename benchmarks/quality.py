@@ -21,7 +21,7 @@ import numpy as np
 from machine import describe
 
 import partopt as po
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.documents.plan import Plan
 from partopt.documents.profile import (

@@ -67,7 +67,7 @@ def _row(name: str, replicas: list[int], microbatches: int) -> dict[str, float]:
     the process.
     """
     from partopt.schedules import order
-    from partopt.simulator.engine import simulate
+    from partopt.simulator.kernel import simulate
 
     first_s = _seconds(lambda: _simulated_small(name))
     layout = _layout(name, replicas, microbatches)
@@ -94,7 +94,7 @@ def _seconds(run) -> float:  # type: ignore[no-untyped-def]
 
 def _simulated_small(name: str) -> None:
     from partopt.schedules import order
-    from partopt.simulator.engine import simulate
+    from partopt.simulator.kernel import simulate
 
     layout = _layout(name, [1, 1], 8)
     simulate(order(name, layout), _work(layout.ranks, layout.devices))

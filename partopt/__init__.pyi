@@ -4,13 +4,13 @@ from partopt.documents import Note as Note
 from partopt.documents.engine import Layout as Layout
 from partopt.documents.plan import Certificate as Certificate, Plan as Plan
 from partopt.documents.profile import Profile as Profile
-from partopt.documents.repeat import repeat as repeat
+from partopt.importers.repeat import repeat as repeat
 from partopt.documents.stage import Stage as Stage
 from partopt.documents.topology import Topology as Topology
 from partopt.errors import Interrupted as Interrupted, PartoptError as PartoptError
-from partopt.html_report import write_report as write_report
+from partopt.library.html_report import write_report as write_report
 from partopt.importers import IMPORTERS as IMPORTERS, import_profile as import_profile
-from partopt.importers.run import import_run as import_run
+from partopt.importers.run_times import import_run as import_run
 from partopt.importers.torch_profile import import_times as import_times
 from partopt.job import Job as Job
 from partopt.links import FittedLinks as FittedLinks
@@ -25,37 +25,40 @@ from partopt.profiler.estimating import estimate as estimate, estimate_source as
 from partopt.report.pictures import draw as draw
 from partopt.runtime.link_measurement import prepare_links as prepare_links
 from partopt.runtime.measured import TrainingRun as TrainingRun
-from partopt.runtime.run import run_source as run_source
+from partopt.runtime.launch import run_source as run_source
 from partopt.schedules import SCHEDULES as SCHEDULES
 from partopt.search.compare import compare as compare
-from partopt.search.does_not_fit import (
+from partopt.search.fitting import (
     Fitting as Fitting,
     find_fitting as find_fitting,
     list_tried as list_tried,
 )
 from partopt.search.scaling import scale as scale
 from partopt.search.solve import Result as Result, solve as solve
-from partopt.simulation import Simulation as Simulation, simulate as simulate
+from partopt.library.simulation import Simulation as Simulation, simulate as simulate
 from partopt.trainers import (
     TRAINERS as TRAINERS,
     export_plan as export_plan,
     readers as readers,
     writers as writers,
 )
-from partopt.trainers.judging import (
+from partopt.trainer_plans.judging import (
     Judgement as Judgement,
     judge_layout as judge_layout,
     plan_layout as plan_layout,
 )
 from partopt.trainers.layout import TrainerLayout as TrainerLayout, read_layout as read_layout
-from partopt.trainers.planning import (
+from partopt.trainer_plans.planning import (
     job_for as job_for,
     schedule_for as schedule_for,
     solve_for as solve_for,
 )
-from partopt.trainers.sizing import find_servers as find_servers, scale_layouts as scale_layouts
+from partopt.trainer_plans.sizing import (
+    find_servers as find_servers,
+    scale_layouts as scale_layouts,
+)
 from partopt.trainers.trainer import Trainer as Trainer
-from partopt.trainers.transformer import (
+from partopt.trainer_plans.transformers import (
     Chosen as Chosen,
     Compared as Compared,
     Laid as Laid,
@@ -65,10 +68,10 @@ from partopt.trainers.transformer import (
     lay as lay,
     read_configuration as read_configuration,
 )
-from partopt.trainers.verifying import verify as verify
+from partopt.trainer_plans.verifying import verify as verify
 from partopt.transformer.as_profile import find_profile as find_profile
 from partopt.transformer.config import find_transformer as find_transformer
-from partopt.trials import (
+from partopt.library.trials import (
     Trial as Trial,
     Uniform as Uniform,
     try_schedule as try_schedule,

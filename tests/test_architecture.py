@@ -34,22 +34,24 @@ MAY_IMPORT = {
     "job": PLANNING | {"options"},
     "planners": PLANNING | {"registry"},
     "importers": PLANNING | {"registry"},  # a step that ends a backward is taken off it
+    "configurations": {"errors"},
     "profiler": DOCUMENTS | {"cost"},  # what ranks exchange while a layer runs takes time, too
     "simulator": PLANNING | {"options"},
     "search": PLANNING | {"options", "job", "planners", "simulator", "transformer"},
     "links": DOCUMENTS | {"cost", "options"},
     "report": PLANNING | {"simulator", "links", "transformer"},
-    "trainers": PLANNING
-    | {"registry", "simulator", "options", "job", "planners", "search", "transformer"},
-    "runtime": PLANNING | {"profiler", "simulator", "links", "options"},
-    "html_report": DOCUMENTS | {"simulation", "simulator", "report"},
-    "simulation": PLANNING | {"options", "simulator", "report"},
-    "trials": PLANNING | {"options", "job", "planners", "simulator", "simulation"},
+    "trainers": PLANNING | {"registry", "options", "transformer", "configurations"},
+    "trainer_plans": PLANNING
+    | {"options", "job", "planners", "simulator", "search", "transformer"}
+    | {"configurations", "trainers"},
+    "replay": DOCUMENTS | {"profiler"},
+    "runtime": PLANNING | {"profiler", "replay", "simulator", "links", "options"},
+    "library": PLANNING | {"options", "job", "planners", "simulator", "report"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}
-IMPORTS_TORCH = {"profiler", "runtime"}
+IMPORTS_TORCH = {"profiler", "replay", "runtime"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -108,7 +110,7 @@ for arguments in (
 ):
     with contextlib.suppress(SystemExit):
         partopt.cli.main(arguments)
-late = {"torch", "matplotlib", "networkx", "partopt.profiler", "partopt.runtime"}
+late = {"torch", "matplotlib", "networkx", "partopt.profiler", "partopt.replay", "partopt.runtime"}
 print(sorted(late & sys.modules.keys()))
 """
 

@@ -26,7 +26,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from tests.helpers import ROOT, chain_profile, changed, two_level, uniform_profile
-from tests.report.test_simulation import case, document
+from tests.report.test_simulation_text import case, document
 
 PROFILE = documents.encode(uniform_profile(3, name="three"))
 PLAN = documents.encode(planners.plan("pipedream", problem_of(uniform_profile(6), two_level(2, 2))))

@@ -19,8 +19,8 @@ from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.importers import pipedream
-from partopt.report import plan as plan_report
-from partopt.report import profile as profile_report
+from partopt.report import plan_text as plan_report
+from partopt.report import profile_text as profile_report
 from partopt.report.clusters import render_topology
 from partopt.search.verify import verify
 from tests.examples import examples

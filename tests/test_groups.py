@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from partopt import Job, PartoptError, Topology, scale, simulate, solve, verify
 from partopt.cost.collectives import allreduce_over, allreduce_s
-from partopt.cost.links import transfer_s
+from partopt.cost.messages import transfer_s
 from partopt.documents import encode
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Group, Profile
 from partopt.documents.topology import Device, Level
-from partopt.report import plan as page
+from partopt.report import plan_text as page
 from tests.examples import examples
 from tests.helpers import measurement, profile_of
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import cli
-from partopt.cost.plan import plan_of
+from partopt.cost.pricing import plan_of
 from partopt.cost.problem import Problem, problem_from_plan
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan, Request

@@ -79,7 +79,7 @@ def _compare_planners(job: Job, asked: Mapping[str, Any], as_json: bool) -> tupl
     The second value says where Ctrl-C interrupted it.
     """
     import partopt
-    from partopt.report.plans import render_comparison
+    from partopt.report.plans_text import render_comparison
 
     plans = {path: partopt.Plan.load(path) for path in asked["files"]} | {
         name: _plan_of(trainer, layout, asked["rules"], job)

@@ -53,7 +53,7 @@ def command(output: str, force: bool, as_json: bool) -> None:
       partopt doctor
       partopt doctor -o ours.json
     """
-    from partopt.report.doctor import render
+    from partopt.report.doctor_text import render
 
     documents.check_writable(output, force, [".json"])
     with tempfile.TemporaryDirectory() as folder:

@@ -332,12 +332,12 @@ def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], layout: Traine
 
 def _print_page(judged: Judgement, layout: TrainerLayout) -> None:
     """The plan, and what stands beside it."""
-    from partopt.report import plan
-    from partopt.report.plans import render_layout
+    from partopt.report import plan_text
+    from partopt.report.plans_text import render_layout
 
     for line in layout.described:
         say(f"note:    {line}", err=True)
-    say(plan.render(judged.plan, ascii_only(), as_flags))
+    say(plan_text.render(judged.plan, ascii_only(), as_flags))
     say(f"\n{render_layout(judged.plan, judged.recut, judged.best, layout.trainer.name)}")
 
 
@@ -355,7 +355,7 @@ def _next(
     judged: Judgement, layout: TrainerLayout, given: Mapping[str, Any], stated: Mapping[str, Any]
 ) -> str:
     """The command that plans the better one: the best, or the same stages at other cuts."""
-    from partopt.report.plans import loses_to
+    from partopt.report.plans_text import loses_to
 
     profile = click.get_current_context().params["profile"]
     changed = {

@@ -215,7 +215,7 @@ def write_table(table: Comparison | Scaling, output: str, force: bool) -> None:
 
 def print_scaling(found: Scaling, as_json: bool, output: str | None, force: bool) -> None:
     """Print a table of numbers of devices, and write it where it is asked for."""
-    from partopt.report.plans import render_scaling
+    from partopt.report.plans_text import render_scaling
 
     if as_json:
         write_json(found)

@@ -205,14 +205,15 @@ def _draw(result: Result, job: Job, picture: str, force: bool) -> None:
 
 
 def _print_page(result: Result, job: Job) -> None:
-    from partopt.report import plan, plans
+    from partopt.report import plan_text
+    from partopt.report import plans_text as plans
 
     beside = ""
     if job.schedule == "auto":
         beside = plans.render_schedules([result.plan, *result.alternatives])
     elif result.alternatives:
         beside = plans.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
-    page = plan.render(result.plan, ascii_only(), as_flags, result.by_size)
+    page = plan_text.render(result.plan, ascii_only(), as_flags, result.by_size)
     say_page(f"{page}\n\n{beside}" if beside else page)
 
 

@@ -171,7 +171,7 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
         if output == "-" or not _writes():
             return
         from partopt.documents.device import next_cluster
-        from partopt.report.profile import render_sizes
+        from partopt.report.profile_text import render_sizes
 
         say(render_sizes(measured))
         topology = next_cluster(measured)

@@ -89,7 +89,7 @@ def command(
 
 def _show(finished: TrainingRun, output: str | None, force: bool, as_json: bool) -> None:
     from partopt.report import trace
-    from partopt.report.run import render
+    from partopt.report.run_text import render
 
     run = finished.document
     if as_json:

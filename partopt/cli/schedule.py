@@ -76,6 +76,6 @@ def _print(document: TrialDocument, as_json: bool) -> None:
     if as_json:
         options.write_json(document)
     else:
-        from partopt.report import trials
+        from partopt.report import trials_text as trials
 
         say_page(trials.render(document, *page_style()))

@@ -142,7 +142,8 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     from partopt.documents.plan import Plan
     from partopt.documents.simulation import SimulationDocument, TrialDocument
     from partopt.documents.topology import Topology
-    from partopt.report import transformer, trials
+    from partopt.report import transformer_text as transformer
+    from partopt.report import trials_text as trials
     from partopt.report.clusters import render_topology
     from partopt.report.pages import text_of
 

@@ -202,7 +202,7 @@ def _in_background(work: Callable[[], Simulation]) -> Simulation:
 
 def show_simulation(document: SimulationDocument, plan: str | None = None) -> None:
     """Print the page of a simulation; `plan` is the file of its plan."""
-    from partopt.report.simulation import render
+    from partopt.report.simulation_text import render
 
     ascii_only, colour = page_style()
     command = partial(change_command, plan)

@@ -44,7 +44,7 @@ def plan(model: Transformer, given: dict[str, Any], output: str | None, as_json:
     `given` are the values of the options; exits with 1 where the layout does not fit.
     """
     import partopt
-    from partopt.report.transformer import render
+    from partopt.report.transformer_text import render
 
     _check(model, given)
     measured = given["calibrate"]
@@ -99,7 +99,7 @@ def import_(
     `given` are the values of the options; exits with 1 where the layout does not fit.
     """
     import partopt
-    from partopt.report.transformer import render, render_compared
+    from partopt.report.transformer_text import render, render_compared
 
     _refuse_others(given, "the configuration of a trainer, without --profile")
     name, _, function = text.rpartition(":")

@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from partopt.cost.blocks import Blocks
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.ranges import Group, RangeMax, RangeSum
+from partopt.cost.recomputed_blocks import Blocks
 from partopt.documents.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
 
 # N        layers

@@ -13,8 +13,8 @@ from itertools import accumulate
 import numpy as np
 
 from partopt.cost.collectives import allreduce_over, exposed
-from partopt.cost.links import hold_s, port_rate
 from partopt.cost.memory import recomputes_apart
+from partopt.cost.messages import hold_s, port_rate
 from partopt.cost.sharding import early_bytes, exchange_by, exchange_topology
 from partopt.documents.plan import Estimate, Plan
 from partopt.documents.stage import Load, Stage

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import (
     CONTIGUOUS,
     FREE,

@@ -23,8 +23,8 @@ from operator import floordiv
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.links import hold_s, port_rate
 from partopt.cost.memory import memory_table, shares
+from partopt.cost.messages import hold_s, port_rate
 from partopt.cost.problem import Problem
 from partopt.planners.kernels import (
     Boundaries,

@@ -36,6 +36,7 @@ from partopt.documents.profile import Device, Estimated, Measurement, Model, Ope
 from partopt.errors import PartoptError
 from partopt.profiler import weightless
 from partopt.profiler.as_trained import no_cast_cache
+from partopt.profiler.layer_choice import track
 from partopt.profiler.layers import Tracker
 from partopt.profiler.measuring import Measurer, errors_name, profile_of
 from partopt.profiler.observation import Structure, observe
@@ -45,7 +46,6 @@ from partopt.profiler.source import describe, find_model
 from partopt.profiler.step import Stepper, check_step
 from partopt.profiler.summary import summarize
 from partopt.profiler.tensors import Inputs, Loss, local_tensors, with_labels
-from partopt.profiler.units import track
 
 MOST_WITHOUT_RULE = 0.05  # of the time
 # AdamW in one kernel, with moments and master weights in float32: reads gradient, weight and two

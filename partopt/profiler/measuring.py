@@ -38,6 +38,7 @@ from partopt.profiler.device import (
     release_memory,
 )
 from partopt.profiler.group import RankGroup, check_same_inputs, expect_collectives
+from partopt.profiler.layer_choice import calls_vary, track
 from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Structure, observe, observe_stash
 from partopt.profiler.settings import Subject
@@ -64,7 +65,6 @@ from partopt.profiler.summary import (
     summarize,
 )
 from partopt.profiler.tensors import Inputs, place, tensors_in, tokens_per_sample
-from partopt.profiler.units import calls_vary, track
 
 STEPS = 10
 LONG_STEP_S, STEPS_IF_LONG = 1.0, 5  # those of a long step spread less

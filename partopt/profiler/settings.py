@@ -28,11 +28,11 @@ AUTOCASTS = ("bfloat16", "float16")
 class Settings:
     """How to measure: the options of `measure` and of `estimate`. PartoptError for an invalid one.
 
-    `granularity` and `units` choose the layers, see `partopt.profiler.units`. `autocast` is the
-    dtype of an autocast over forward and loss, `compile` compiles every layer first; a model that
-    comes compiled is measured so as well. `steps` bare and as many instrumented steps are timed
-    (default: 10, and 5 where one takes more than a second), and `progress(size, done, steps)` is
-    called after every pair, with 0 steps while a size is prepared. `blocks` are lists of blocks,
+    `granularity` and `units` choose the layers, see `partopt.profiler.layer_choice`. `autocast` is
+    the dtype of an autocast over forward and loss, `compile` compiles every layer first; a model
+    that comes compiled is measured so as well. `steps` bare and as many instrumented steps are
+    timed (default: 10, and 5 where one takes more than a second), and `progress(size, done, steps)`
+    is called after every pair, with 0 steps while a size is prepared. `blocks` are lists of blocks,
     such as transformer.h, of which a few stand for more: the optimizer is timed on the second block
     of every list alone, so that its state is that of no more. In a group of ranks `keep` is called
     with the profile of the sizes so far after every size: a rank may end with another.

@@ -10,12 +10,12 @@ import torch
 from partopt.documents import Note
 from partopt.documents.profile import Environment, Layer, LayerMeasurement, Measurement
 from partopt.profiler.device import is_out_of_memory
+from partopt.profiler.layer_choice import name_some
 from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Structure
 from partopt.profiler.settings import Settings, Subject
 from partopt.profiler.source import describe
 from partopt.profiler.step import LayerTimes
-from partopt.profiler.units import name_some
 
 IDLE_ABOVE = 0.10  # share of the wall time that the processor may spend elsewhere
 # instrumented / bare: above it the layers' times are scaled to the bare step

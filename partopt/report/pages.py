@@ -21,7 +21,10 @@ from partopt.documents.tables import (
     Scaling,
     Verification,
 )
-from partopt.report import doctor, plan, plans, profile, run
+from partopt.report import doctor_text as doctor
+from partopt.report import plan_text, run_text
+from partopt.report import plans_text as plans
+from partopt.report import profile_text as profile
 from partopt.report.clusters import render_device
 from partopt.report.phrases import basis_lines, ranks_text
 from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
@@ -43,7 +46,7 @@ def text_of(
     if isinstance(document, Profile):
         return profile.render(document, ascii_only, all_layers, spell)
     if isinstance(document, Plan):
-        return plan.render(document, ascii_only, spell)
+        return plan_text.render(document, ascii_only, spell)
     if isinstance(document, Verification):
         return render_verification(document, spell)
     pages: dict[type, Callable[[Any], str]] = {
@@ -51,7 +54,7 @@ def text_of(
         DeviceFile: render_device,
         Diagnosis: doctor.render,
         Flows: render_flows,
-        Run: run.render,
+        Run: run_text.render,
         Scaling: plans.render_scaling,
     }
     return pages[type(document)](document)

@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from partopt.replay.replayed_stage import StageModule
     from partopt.runtime.own_loop import Pipeline, stage_module, train_with
-    from partopt.runtime.replay import StageModule
 
 _PLACES = {
     "Pipeline": "partopt.runtime.own_loop",
-    "StageModule": "partopt.runtime.replay",
+    "StageModule": "partopt.replay.replayed_stage",
     "stage_module": "partopt.runtime.own_loop",
     "train_with": "partopt.runtime.own_loop",
 }

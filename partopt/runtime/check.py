@@ -24,8 +24,8 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.device import free_host_bytes
 from partopt.profiler.step import run_loss
 from partopt.profiler.weightless import RandomNumbers
+from partopt.replay.cuts import held_parameter_names
 from partopt.runtime.context import Context
-from partopt.runtime.cuts import held_parameter_names
 from partopt.runtime.dropout import without_dropout
 from partopt.runtime.training import Microbatches, RankTraining, Training
 from partopt.runtime.versions import batch_of_stage

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
+from partopt.replay.stage import Stage
 from partopt.runtime.actions import Action, RankRecord, actions_of
 from partopt.runtime.clock import clock_of
 from partopt.runtime.completions import completions_of
@@ -36,7 +37,6 @@ from partopt.runtime.context import (
 )
 from partopt.runtime.messages import Channel, Messages, check_cuts
 from partopt.runtime.postings import Exchange, waits_in_exchanges
-from partopt.runtime.stage import Stage
 from partopt.runtime.updates import OptimizerOf, Tied, Updates, check_tied
 from partopt.schedules import order, schedule
 from partopt.schedules.order import A, B, F, I, R, U, W

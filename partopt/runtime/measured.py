@@ -36,8 +36,8 @@ from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.order import KINDS, A, B, F, I, Order, R, U, W
 from partopt.schedules.placement import placement_of
 from partopt.simulator.conditions import Conditions, apply_conditions
-from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution, execute
+from partopt.simulator.kernel import simulate
 from partopt.simulator.steady import steady_state
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import work_of

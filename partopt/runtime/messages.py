@@ -16,13 +16,13 @@ from torch import Tensor
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
+from partopt.replay.packing import Packing
+from partopt.replay.stage import Stage, check_made, with_gradient
 from partopt.runtime.actions import Action, RankRecord, Route
 from partopt.runtime.clock import Clock
 from partopt.runtime.completions import Completions
 from partopt.runtime.context import Context, Direction, lost_connections
-from partopt.runtime.packing import Packing
 from partopt.runtime.postings import Posting, kept_postings
-from partopt.runtime.stage import Stage, check_made, with_gradient
 from partopt.schedules.order import B, F, Order
 
 AHEAD = 3  # receives that are posted under gloo before they are used

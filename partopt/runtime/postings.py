@@ -24,7 +24,7 @@ from partopt.documents.topology import Level
 from partopt.runtime.actions import Route
 from partopt.runtime.context import Context
 from partopt.schedules.order import A, B, F, I, Order
-from partopt.simulator.engine import simulate
+from partopt.simulator.kernel import simulate
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work, work_of
 

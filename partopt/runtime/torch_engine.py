@@ -22,6 +22,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
+from partopt.replay.stage import Crossing, Stage, check_made, with_gradient
 from partopt.runtime.actions import Action, RankRecord, Route, actions_of
 from partopt.runtime.context import (
     COMPUTING,
@@ -34,7 +35,6 @@ from partopt.runtime.context import (
 from partopt.runtime.engine import RankRun
 from partopt.runtime.messages import direction_groups
 from partopt.runtime.postings import Posting, kept_postings
-from partopt.runtime.stage import Crossing, Stage, check_made, with_gradient
 from partopt.runtime.updates import OptimizerOf, Tied
 from partopt.schedules import order, schedule
 from partopt.schedules.order import KINDS, A, B, F, I, R, U, W

@@ -20,16 +20,16 @@ from partopt.profiler.source import ModelSource
 from partopt.profiler.step import loss_of_output
 from partopt.profiler.tensors import Inputs, Loss, pin, place
 from partopt.profiler.weightless import RandomNumbers, build_without_weights, fake_mode
+from partopt.replay.cuts import check_cuts, held_parameter_names, shared_parameters
+from partopt.replay.events import Record
+from partopt.replay.recording import record_model
+from partopt.replay.replayed_stage import ReplayStage, StageModule, materialise
+from partopt.replay.unit_calls import number_calls
 from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
-from partopt.runtime.cuts import check_cuts, held_parameter_names, shared_parameters
 from partopt.runtime.engine import execute
-from partopt.runtime.events import Record
 from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean, warm_up
-from partopt.runtime.recording import record_model
-from partopt.runtime.replay import ReplayStage, StageModule, materialise
 from partopt.runtime.torch_engine import execute_on_torch
-from partopt.runtime.units import number_calls
 from partopt.runtime.updates import Stepper, Tied
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order

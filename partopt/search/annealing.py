@@ -16,7 +16,7 @@ from partopt.cost.problem import NONE, Tell, ignore_share
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
 from partopt.planners.optimal import recut
-from partopt.search.judge import Found, Judge
+from partopt.search.evaluator import Found, Judge
 
 STEPS = (1, 2, 3, 5, 8, 13, 21)  # layers by which a cut moves
 TURNED, NUDGED = 0.15, 0.5  # of the steps: another warm-up; of these: of one stage alone

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import Problem, Progress, ignore_progress, partition_of
 from partopt.documents import Note
 from partopt.documents.plan import Plan
@@ -15,8 +15,8 @@ from partopt.errors import PartoptError, found_until_then
 from partopt.job import Job
 from partopt.search import contest
 from partopt.search.rows import Row, Search
+from partopt.search.side_by_side import comparison_of
 from partopt.search.sizes import search_sizes
-from partopt.search.tables import comparison_of
 from partopt.search.variants import ANY, part_of, variants_of
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 

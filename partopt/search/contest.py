@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import Decision, Partition, Problem
 from partopt.documents import Note
 from partopt.documents.plan import Plan

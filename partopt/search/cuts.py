@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import (
     Assignment,
     Partition,

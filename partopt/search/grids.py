@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.collectives import allreduce_over, exposed
-from partopt.cost.links import port_rate
 from partopt.cost.memory import memory_table, ranges_bytes
-from partopt.cost.plan import price
+from partopt.cost.messages import port_rate
+from partopt.cost.pricing import price
 from partopt.cost.problem import (
     CONTIGUOUS,
     NESTED,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import Partition, Problem, share_of
 from partopt.documents.plan import Plan
 from partopt.options import EFFORTS
@@ -15,7 +15,7 @@ from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, shape_of
 from partopt.search.annealing import anneal, valid
-from partopt.search.judge import Found, Judge
+from partopt.search.evaluator import Found, Judge
 from partopt.search.variants import Variant
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 

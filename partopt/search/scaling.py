@@ -12,8 +12,8 @@ from partopt.job import Job
 from partopt.options import AUTO, MANUAL
 from partopt.schedules import schedule
 from partopt.search import contest
+from partopt.search.side_by_side import scaling_of
 from partopt.search.solve import solve
-from partopt.search.tables import scaling_of
 from partopt.search.variants import part_of
 
 

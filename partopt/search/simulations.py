@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.memory import parameters_bytes, posted_buffers, shares
-from partopt.cost.plan import sum_layers, tied_exchanges_s
+from partopt.cost.pricing import sum_layers, tied_exchanges_s
 from partopt.cost.problem import Assignment, Partition, Problem
 from partopt.cost.sharding import early_bytes
 from partopt.errors import PartoptError
@@ -25,7 +25,7 @@ from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.entry import Counts, Replicas
 from partopt.schedules.order import KINDS, Order
 from partopt.schedules.placement import STRAIGHT, Placement
-from partopt.simulator.engine import Run, run_order
+from partopt.simulator.kernel import Run, run_order
 from partopt.simulator.memory import base_bytes, peaks, stash_steps
 from partopt.simulator.steady import (
     Steady,

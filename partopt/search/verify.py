@@ -21,7 +21,7 @@ from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
 from partopt.search.bound import lower_bound_s
 from partopt.search.contest import OPTIONS
-from partopt.search.recomputation import UNPROVED, Recomputation
+from partopt.search.replanning import UNPROVED, Recomputation
 from partopt.units import format_bytes, format_seconds
 
 SAME = 1e-9  # relative: times that differ by less are equal

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partopt.cost.links import transfer_s
 from partopt.cost.memory import kept_by, with_counts
-from partopt.cost.plan import under
+from partopt.cost.messages import transfer_s
+from partopt.cost.pricing import under
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage

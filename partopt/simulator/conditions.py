@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from partopt import documents, units
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import FASTEST, LONGEST_S, Level, Topology

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from partopt.cost.estimate import idle_share
 from partopt.cost.figures import figures_of
 from partopt.cost.memory import recomputes_apart
-from partopt.cost.plan import under, with_counts_of, with_steps_of
+from partopt.cost.pricing import under, with_counts_of, with_steps_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import LevelTime
 from partopt.documents.stage import device_bytes
@@ -23,7 +23,7 @@ from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.order import F, I, Order, in_flight
 from partopt.schedules.placement import STRAIGHT, placement_of
 from partopt.schedules.torch_csv import from_csv
-from partopt.simulator.engine import simulate
+from partopt.simulator.kernel import simulate
 from partopt.simulator.memory import peak_memory_bytes
 from partopt.simulator.metrics import Shares, level_use, shares
 from partopt.simulator.steady import (

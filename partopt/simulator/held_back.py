@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.plan import Plan
 from partopt.documents.stage import stages_text
 from partopt.errors import PartoptError

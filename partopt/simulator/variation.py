@@ -30,8 +30,8 @@ from partopt.options import check_count, invalid
 from partopt.schedules import order
 from partopt.schedules.order import Order
 from partopt.schedules.placement import placement_of
-from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
+from partopt.simulator.kernel import simulate
 from partopt.simulator.steady import steady_state
 from partopt.simulator.work import Work, action_seconds
 from partopt.units import parse_share

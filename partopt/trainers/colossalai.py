@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partopt.configurations.settings import read_settings
 from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.reading import cuts_of_blocks, find_count, read_numbers
-from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import (
     BLOCKS,
     Reading,

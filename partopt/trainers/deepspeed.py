@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from partopt.configurations.settings import Settings, read_settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Loss, Modelled, Practice, Scores
@@ -16,7 +17,6 @@ from partopt.errors import PartoptError
 from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, malformed, read_numbers
-from partopt.trainers.settings import Settings, read_settings
 from partopt.trainers.trainer import Configured, Reading, Says, Text, Trainer, plain, rank_order
 from partopt.transformer.config import like_shipped, read_transformer, write_config
 

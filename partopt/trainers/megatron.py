@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from partopt.configurations.settings import Settings, read_settings
 from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Practice
@@ -25,7 +26,6 @@ from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.megatron_model import BUCKET_ITEM, FUSED, PLAIN, model_arguments
 from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
 from partopt.trainers.reading import check_count, find_count, find_value, malformed, read_literal
-from partopt.trainers.settings import Settings, read_settings
 from partopt.trainers.trainer import (
     HEADS,
     Configured,

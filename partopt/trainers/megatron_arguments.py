@@ -12,6 +12,9 @@ from typing import Any
 
 from msgspec import structs
 
+from partopt.configurations.program import Called
+from partopt.configurations.settings import Settings
+from partopt.configurations.shell import unknown_names
 from partopt.documents.engine import Layout
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import Format, Numerics, Transformer
@@ -19,9 +22,6 @@ from partopt.errors import PartoptError
 from partopt.trainers.megatron_model import BUCKET_ITEM, FACTOR, LLAMA3, NORMS, usual_numerics
 from partopt.trainers.megatron_names import count, find, note_arguments, note_unread
 from partopt.trainers.megatron_vocabulary import name_shape
-from partopt.trainers.program import Called
-from partopt.trainers.settings import Settings
-from partopt.trainers.shell import unknown_names
 from partopt.trainers.trainer import Configured
 from partopt.transformer.config import named_transformer
 

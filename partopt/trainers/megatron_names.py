@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from partopt.configurations.program import Called
+from partopt.configurations.settings import Settings
 from partopt.errors import PartoptError
-from partopt.trainers.program import Called
-from partopt.trainers.settings import Settings
 
 # other names of arguments: NeMo's, Bridge's, Megatron-DeepSpeed's, MindSpeed's
 _NAMES: dict[str, tuple[str, ...]] = {

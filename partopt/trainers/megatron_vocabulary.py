@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 from partopt import documents
+from partopt.configurations.settings import Settings
+from partopt.configurations.shell import strip_marks
 from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError
-from partopt.trainers.settings import Settings
-from partopt.trainers.shell import strip_marks
 from partopt.transformer.config import alike_shipped, load_transformer
 
 # words of a tokenizer, by what its type, its name or its file is called: the first that matches

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from partopt.configurations.settings import Settings
 from partopt.errors import PartoptError
-from partopt.trainers.settings import Settings
 
 # names of settings, and programs or modules where the text has no shape
 _OTHERS = {

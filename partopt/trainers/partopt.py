@@ -22,7 +22,7 @@ PARTOPT = Trainer(
         "allreduce": "partopt.runtime.updates: beside the last backward",
         "bucket_bytes": "partopt.runtime.updates: as the plan says; that of torch's DDP",
         "buffers": "partopt.runtime.messages: those of the microbatches in flight",
-        "recompute": "partopt.runtime.replay: a stage keeps its input",
+        "recompute": "partopt.replay.replayed_stage: a stage keeps its input",
         "shard": "partopt.runtime.optimizers: a replica steps some parameters",
         "optimizer_bytes": "torch.optim, beside 16-bit parameters a float32 copy",
     },

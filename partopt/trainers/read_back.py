@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from partopt.configurations.settings import read_settings
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError
 from partopt.trainers.parts import Part, count_blocks
-from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import Configured, Trainer, batch_of
 
 _DEGREES = ("tp", "cp", "ep", "pp", "chunks", "microbatch")

@@ -7,11 +7,11 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from partopt.configurations.program import Called
+from partopt.configurations.settings import Settings, read_settings
+from partopt.configurations.shell import unknown_names
 from partopt.errors import PartoptError
 from partopt.trainers.parts import BLOCK, Part, count_blocks
-from partopt.trainers.program import Called
-from partopt.trainers.settings import Settings, read_settings
-from partopt.trainers.shell import unknown_names
 
 _NUMBERS = re.compile(r"[\[(]?\s*[0-9]{1,9}(\s*,\s*[0-9]{1,9})*\s*,?\s*[\])]?")
 

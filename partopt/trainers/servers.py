@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
+from partopt.configurations.settings import read_settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
 from partopt.errors import PartoptError, did_you_mean
 from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.reading import cuts_of_blocks, find_count, find_value, malformed, read_numbers
-from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import BLOCKS, Reading, Says, Text, Trainer, arguments_text
 
 _BALANCED = "inference runs forwards alone; the plan balances forwards and backwards"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from partopt.configurations.settings import read_settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, read_numbers
-from partopt.trainers.settings import read_settings
 from partopt.trainers.trainer import Reading, Says, Text, Trainer, arguments_text
 
 _EXAMPLE = "[5, 3, 3, 3]"

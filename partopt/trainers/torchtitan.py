@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
+from partopt.configurations.settings import Settings, read_settings
 from partopt.documents.engine import OF_TORCH, Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
@@ -35,7 +36,6 @@ from partopt.trainers.reading import (
     malformed,
     read_literal,
 )
-from partopt.trainers.settings import Settings, read_settings
 from partopt.trainers.torch import SYNCHRONOUS, TORCH, csv_faults, csv_of
 from partopt.trainers.trainer import (
     PARTS,

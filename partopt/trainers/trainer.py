@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from partopt.configurations.settings import Settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.files import check_writable, write_bytes
 from partopt.documents.plan import Plan
@@ -21,7 +22,6 @@ from partopt.documents.transformer import BITS, Format, Practice, Transformer
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import FACTS, invalid, with_facts
 from partopt.trainers.parts import Part
-from partopt.trainers.settings import Settings
 
 # Where a trainer may begin a stage.
 ANYWHERE: Final = "anywhere"  # with any layer

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from partopt.documents.files import shipped_folder, shipped_names
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Estimated, Profile
-from partopt.documents.repeat import repeat
+from partopt.importers.repeat import repeat
 from partopt.profiler.estimating import estimate_source
 from tests.forked import run_forked
 from tests.helpers import ROOT, flat, uniform_profile

@@ -18,7 +18,7 @@ from partopt.documents.profile import Device
 from partopt.documents.run import Check, Run
 from partopt.links import FittedLinks, levels_of
 from partopt.printable import shorten
-from partopt.report import profile
+from partopt.report import profile_text as profile
 from partopt.report.clusters import render_links
 from partopt.report.text import page_width
 from partopt.schedules import SCHEDULES

@@ -18,7 +18,7 @@ from partopt.cli.words import as_flags
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from partopt.profiler.step import Stepper
-from partopt.report.profile import render, render_sizes
+from partopt.report.profile_text import render, render_sizes
 from tests.forked import Forked, run_forked
 from tests.helpers import ROOT, run_process
 

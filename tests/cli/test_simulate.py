@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from partopt import documents, simulation
+from partopt import documents
 from partopt.documents.plan import Plan
+from partopt.library import simulation
 from tests.helpers import changed, flat, run_process
 
 

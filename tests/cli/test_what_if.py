@@ -5,7 +5,7 @@ import re
 import pytest
 
 from partopt import schedules
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES
 from tests.helpers import flat, two_level

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
 from partopt.planners import gpipe, kernels, pipedream
-from partopt.simulator import engine, memory, steady
+from partopt.simulator import kernel as engine
+from partopt.simulator import memory, steady
 from tests.examples import examples
 from tests.helpers import ROOT
 from tests.planners.problems import chain, problem, topology
@@ -136,7 +137,7 @@ def _called(decorator: ast.expr) -> str:
 
 
 def test_the_numbers_of_actions_are_those_that_caches_hold():
-    """A change here must change the text of `partopt.simulator.engine` too, or its users' caches
+    """A change here must change the text of `partopt.simulator.kernel` too, or its users' caches
     answer with the old numbers.
     """
     assert [getattr(engine, name) for name in "FBIAU"] == [0, 1, 2, 5, 6]

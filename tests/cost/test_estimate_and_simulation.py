@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem, consecutive
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Device, Topology

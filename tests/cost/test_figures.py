@@ -14,10 +14,10 @@ from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.report.phrases import speeds
-from partopt.report.plan import render as render_plan
-from partopt.report.plans import render_comparison, render_scaling
+from partopt.report.plan_text import render as render_plan
+from partopt.report.plans_text import render_comparison, render_scaling
+from partopt.search.side_by_side import comparison_of, scaling_of
 from partopt.search.solve import solve
-from partopt.search.tables import comparison_of, scaling_of
 from partopt.simulator.execution import simulate_plan
 from tests.helpers import chain_profile, flat
 

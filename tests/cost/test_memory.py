@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from partopt.cost.chain import Chain, chain_of
 from partopt.cost.memory import STATE_BYTES, kept_of, memory_table, with_counts
-from partopt.cost.plan import sum_layers
+from partopt.cost.pricing import sum_layers
 from partopt.cost.problem import Assignment
 from partopt.documents.engine import Engine
 from partopt.documents.stage import Memory

@@ -3,7 +3,7 @@
 import pytest
 
 from partopt import planners
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import (
     REQUESTED,
     STATED,

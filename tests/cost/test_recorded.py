@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.plan import Plan
 from tests.golden.jobs import JOBS, plan_by_hand
 from tests.golden.records import beside, condensed, record_test

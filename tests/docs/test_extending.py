@@ -1,5 +1,6 @@
 """The worked examples of docs/extending.md, run as they are printed."""
 
+import runpy
 import sys
 import tomllib
 import types
@@ -17,11 +18,11 @@ from partopt.schedules.order import in_flight
 from partopt.schedules.placement import Placement, placement_of
 from partopt.search.solve import solve
 from partopt.simulator import execute, simulate_plan
-from partopt.trainers.judging import plan_layout
+from partopt.trainer_plans.judging import plan_layout
+from partopt.trainer_plans.planning import solve_for
 from partopt.trainers.layout import read_layout
-from partopt.trainers.planning import solve_for
 from tests.docs.documents import blocks, read
-from tests.helpers import flat, uniform_profile
+from tests.helpers import ROOT, flat, uniform_profile
 from tests.trainers.models import transformer
 
 EXTENDING = read("extending.md")
@@ -135,3 +136,9 @@ def test_the_entry_points_are_of_the_groups_that_are_searched():
     registries = schedules.SCHEDULES, planners.PLANNERS, importers.IMPORTERS, trainers.TRAINERS
     assert points.keys() == {own.group for own in registries}
     assert ADDED in points["partopt.schedules"]
+
+
+@pytest.mark.slow
+def test_its_rooms_are_those_whose_imports_are_held_to_the_rule():
+    writer = runpy.run_path(str(ROOT / "docs/.site/rooms.py"))
+    assert writer["page"]() == EXTENDING, "run python docs/.site/rooms.py"

@@ -11,8 +11,8 @@ import pytest
 from partopt import planners
 from partopt.cli import VERBS
 from partopt.cost.collectives import allreduce_s
-from partopt.cost.links import transfer_s
-from partopt.cost.plan import price
+from partopt.cost.messages import transfer_s
+from partopt.cost.pricing import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology

@@ -17,7 +17,7 @@ from partopt.profiler.device import CudaClock
 from partopt.profiler.measuring import profile_of
 from partopt.profiler.step import device_failed
 from partopt.profiler.summary import note_device
-from partopt.report.profile import render_sizes
+from partopt.report.profile_text import render_sizes
 from tests.forked import start_ranks
 from tests.gpu.device import FakeDevice, PaperTime, installed
 from tests.gpu.layers import layers

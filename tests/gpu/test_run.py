@@ -24,22 +24,23 @@ from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.profiler.tensors import place
 from partopt.profiler.weightless import RandomNumbers
-from partopt.report.run import render as render_run
-from partopt.runtime import check, link_measurement, run
+from partopt.replay.cuts import Cut, cut_before
+from partopt.replay.packing import Packing
+from partopt.replay.stage import Crossing
+from partopt.report.run_text import render as render_run
+from partopt.runtime import check, link_measurement
+from partopt.runtime import launch as run
 from partopt.runtime.clock import DeviceClock
 from partopt.runtime.context import Context, Direction, Progress
-from partopt.runtime.cuts import Cut, cut_before
 from partopt.runtime.engine import RankRun
+from partopt.runtime.launch import RunOptions
 from partopt.runtime.optimizers import warm_up
-from partopt.runtime.packing import Packing
 from partopt.runtime.processes import run_local
-from partopt.runtime.run import RunOptions
-from partopt.runtime.stage import Crossing
 from partopt.runtime.training import Microbatches, RankTraining, Training
 from tests.gpu.device import FRAGMENTS_BYTES, FakeDevice, PaperTime, installed
 from tests.gpu.nccl import rehearse
 from tests.helpers import flat
-from tests.runtime.replayed import (
+from tests.replay.replayed import (
     replayed,
     run_backwards,
     run_forwards,

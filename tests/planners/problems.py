@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from partopt.cost.chain import Chain
 from partopt.cost.collectives import ALGORITHMS
 from partopt.cost.memory import SHARDED
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import Decision, Partition, Problem, as_run
 from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.documents.engine import Engine

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from partopt.documents.device import Roofline
 from partopt.documents.profile import Measurement, Model, Profile
 from partopt.profiler import ModelSource, find_model
+from partopt.profiler.layer_choice import called_modules, choose_units
 from partopt.profiler.layers import Tracker
 from partopt.profiler.measuring import profile_of
 from partopt.profiler.settings import Settings, Subject
-from partopt.profiler.units import called_modules, choose_units
 
 # found, not imported: torchvision's import fails beside a CPU-only torch until the examples have
 # declared what it lacks

@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from partopt.documents.repeat import repeat
+from partopt.importers.repeat import repeat
 from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Event, transient_bytes
 from partopt.profiler.observation import observe as observe_step

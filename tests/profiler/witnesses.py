@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.documents.profile import Profile
 from partopt.profiler.step import run_loss

@@ -21,19 +21,13 @@ from partopt.documents.stage import Figures
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import LayoutBeside
 from partopt.links import FittedLinks, levels_of
-from partopt.report import (
-    clusters,
-    doctor,
-    glossary,
-    pages,
-    plan,
-    plans,
-    profile,
-    run,
-    simulation,
-    transformer,
-    trials,
-)
+from partopt.report import clusters, glossary, pages, plan_text, run_text
+from partopt.report import doctor_text as doctor
+from partopt.report import plans_text as plans
+from partopt.report import profile_text as profile
+from partopt.report import simulation_text as simulation
+from partopt.report import transformer_text as transformer
+from partopt.report import trials_text as trials
 from partopt.report.text import page_width
 from partopt.simulator import execute
 from partopt.simulator.variation import flows_of
@@ -42,7 +36,7 @@ from tests.helpers import ROOT, chain_profile, flat, limited, measurement, out_o
 from tests.links.synthetic import level_samples
 from tests.links.synthetic import measurement as measured_links
 from tests.report.pictures import cases
-from tests.report.test_simulation import case, document
+from tests.report.test_simulation_text import case, document
 from tests.trainers.models import lay_out, plan_layout
 
 PAGES = ROOT / "tests/golden/documents.txt"
@@ -139,7 +133,7 @@ def ran(**changes):
         parameters=12,
         equal=equal,
     )
-    return run.render(replace(found, check=check, **changes))
+    return run_text.render(replace(found, check=check, **changes))
 
 
 def tried(name, **options):
@@ -238,8 +232,8 @@ RENDERED = {
     "a profile of blocks, every layer": lambda: profile.render(
         cases.many_layers(2), all_layers=True
     ),
-    "a plan": lambda: plan.render(planned()),
-    "a plan in ASCII": lambda: plan.render(limited(planned(), 10**7), ascii_only=True),
+    "a plan": lambda: plan_text.render(planned()),
+    "a plan in ASCII": lambda: plan_text.render(limited(planned(), 10**7), ascii_only=True),
     "a simulation": lambda: simulation.render(simulated("1f1b")),
     "a simulation from both ends": lambda: simulation.render(simulated("dualpipe")),
     "a simulation in ASCII": lambda: simulation.render(simulated("pipedream"), ascii_only=True),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.simulation import DrawnWindow
 from partopt.report.gantt import render
 from partopt.report.looks import tick_label, ticks

@@ -7,7 +7,7 @@ from msgspec import structs
 from partopt import planners
 from partopt.cost.problem import problem_of
 from partopt.documents.tables import Scaling, ScalingRow
-from partopt.report.plans import (
+from partopt.report.plans_text import (
     _variance,
     render_beside,
     render_comparison,
@@ -16,7 +16,7 @@ from partopt.report.plans import (
     render_schedules,
 )
 from partopt.schedules import SCHEDULES
-from partopt.search.tables import comparison_of, scaling_of
+from partopt.search.side_by_side import comparison_of, scaling_of
 from tests.helpers import measurement, profile_of
 from tests.planners.problems import topology
 from tests.simulator.plans import chunked, limited, plan_of

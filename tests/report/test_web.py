@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 import partopt as po
-from partopt import html_report
 from partopt.cost.problem import certify
 from partopt.errors import PartoptError
-from partopt.report.transformer import layout_name
+from partopt.library import html_report
+from partopt.report.transformer_text import layout_name
 from partopt.schedules.order import A
 from tests.helpers import chain_profile, flat, two_level
 from tests.report.pictures.cases import transformer

@@ -10,7 +10,7 @@ from partopt.documents.plan import Estimate, Plan, Predicted, ProfileReference, 
 from partopt.documents.stage import Memory, Reserve, Stage
 from partopt.documents.topology import Topology
 from partopt.schedules.placement import Placement, ranks_of
-from partopt.simulator.engine import simulate
+from partopt.simulator.kernel import simulate
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import work_of
 from tests.helpers import flat

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
+from partopt.replay.cuts import shared_parameters
 from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
-from partopt.runtime.cuts import shared_parameters
 from partopt.runtime.engine import execute
 from partopt.runtime.optimizers import SharedOptimizer
 from partopt.runtime.processes import run_local
@@ -31,12 +31,12 @@ from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.runtime.updates import Stepper, Tied
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import STRAIGHT
-from tests.runtime.odd_cuts import CUTS, faults_of
+from tests.replay.odd_cuts import CUTS, faults_of
+from tests.replay.replayed import Replayed, replay_stage, replayed
+from tests.replay.test_replayed_stage import gpt_ids, gpt_loss, small_gpt
 from tests.runtime.plans import all_plans, looped, straight
-from tests.runtime.replayed import Replayed, replay_stage, replayed
 from tests.runtime.sleeping import SleepingStage
 from tests.runtime.stages import LinearStage
-from tests.runtime.test_replay import gpt_ids, gpt_loss, small_gpt
 
 RANKS, STEPS, SLEEPING_STEPS, TURN_S, M = 4, 2, 3, 0.05, 4
 Engine = Callable[..., RankRecord]

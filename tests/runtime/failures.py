@@ -29,7 +29,7 @@ from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.processes import is_under_torchrun, run_here, run_local
 from partopt.runtime.torch_engine import execute_on_torch
-from tests.runtime.odd_cuts import ONE, CheckingStage
+from tests.replay.odd_cuts import ONE, CheckingStage
 from tests.runtime.plans import straight
 from tests.runtime.sleeping import SleepingStage
 

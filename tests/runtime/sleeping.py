@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from partopt.documents.plan import Plan
-from partopt.runtime.stage import Crossing
+from partopt.replay.stage import Crossing
 from partopt.schedules import schedule
 from partopt.schedules.order import B, F, I, R, W
 from partopt.simulator.work import work_of

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from partopt.runtime.stage import Crossing
+from partopt.replay.stage import Crossing
 
 BATCH, WIDTH = 3, 4
 

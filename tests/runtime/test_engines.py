@@ -16,6 +16,7 @@ from partopt.runtime.updates import tied_stages
 from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A, B, F, I, U
 from partopt.simulator.execution import execute as simulate
+from tests.replay.odd_cuts import CUTS
 from tests.runtime.cases import (
     RANKS,
     SLEEPING_STEPS,
@@ -26,7 +27,6 @@ from tests.runtime.cases import (
     trained_alone,
 )
 from tests.runtime.launched import outcome_of
-from tests.runtime.odd_cuts import CUTS
 from tests.runtime.plans import all_plans, straight
 from tests.runtime.references import expected
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from partopt.errors import PartoptError
+from partopt.replay.packing import Packing
+from partopt.replay.stage import Crossing
 from partopt.runtime.actions import Route, actions_of
 from partopt.runtime.context import Context, Progress
 from partopt.runtime.engine import execute
 from partopt.runtime.messages import check_cuts
-from partopt.runtime.packing import Packing
-from partopt.runtime.stage import Crossing
 from partopt.runtime.updates import Tied
 from partopt.schedules.order import B, F
 from partopt.simulator.execution import execute as simulate

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from partopt.profiler.step import run_loss
-from partopt.report.run import render
+from partopt.report.run_text import render
 from partopt.runtime.tensor_memory import COUNTED, FEWEST, TensorMemory
 from tests.profiler import witnesses
 from tests.profiler.helpers import example

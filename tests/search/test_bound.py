@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.cost.problem import Partition, Problem, consecutive, problem_of
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES

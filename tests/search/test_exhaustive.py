@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem, consecutive
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError

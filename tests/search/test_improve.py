@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from partopt import planners
-from partopt.cost.plan import price
+from partopt.cost.pricing import price
 from partopt.cost.problem import Problem, problem_of
 from partopt.errors import PartoptError
 from partopt.planners import optimal
@@ -21,7 +21,7 @@ from partopt.schedules import SCHEDULES
 from partopt.search import annealing, contest, improve
 from partopt.search.annealing import near, step
 from partopt.search.bound import lower_bound_s
-from partopt.search.judge import Found, Judge
+from partopt.search.evaluator import Found, Judge
 from partopt.search.warmup import simulate_with_best_warmup
 from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from partopt.cost.memory import with_counts
-from partopt.cost.plan import price, under
+from partopt.cost.pricing import price, under
 from partopt.cost.problem import Assignment, Partition, Problem
 from partopt.errors import PartoptError
 from partopt.planners import optimal

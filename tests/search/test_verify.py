@@ -25,7 +25,7 @@ from partopt.search.bound import PROOF, scope
 from partopt.search.contest import compete, contestants, plan_alone
 from partopt.search.variants import Variant
 from partopt.search.verify import claim, verify
-from partopt.trainers.transformer import Laying, lay
+from partopt.trainer_plans.transformers import Laying, lay
 from partopt.transformer.config import find_transformer
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, two_level, uniform_profile

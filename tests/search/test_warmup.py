@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partopt.cost.plan import price, under
+from partopt.cost.pricing import price, under
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive
 from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan

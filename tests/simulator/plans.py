@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from partopt import planners
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.cost.problem import problem_of
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology

@@ -1,6 +1,6 @@
 """The reference simulator: discrete events, written for clarity, on any kind of number.
 
-`partopt.simulator.engine` does the same in compiled code, and is compared with this one.
+`partopt.simulator.kernel` does the same in compiled code, and is compared with this one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from partopt.schedules.order import A, B, F, I, Order, U
-from partopt.simulator.engine import deadlock_error
+from partopt.simulator.kernel import deadlock_error
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import Work
 from tests.simulator.reference_network import Exchanges, Wires

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 import partopt
-from partopt.cost.plan import under
-from partopt.report.plan import render
+from partopt.cost.pricing import under
+from partopt.report.plan_text import render
 from partopt.simulator import execute
 from partopt.simulator.advice import BUSY, FULL, WORTH
 from partopt.simulator.held_back import NOTICED, _without_limit, _without_others, held_back

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.engine import Engine
 from partopt.documents.topology import AllReduceRates
 from partopt.schedules.order import A

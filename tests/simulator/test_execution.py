@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from partopt import planners
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.cost.problem import problem_of
 from partopt.documents.files import find_shipped
 from partopt.documents.profile import Profile

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.cost.problem import problem_of
 from partopt.simulator import variation as module
 from partopt.simulator.execution import execute

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from partopt.cost.collectives import allreduce_over, allreduce_s
 from partopt.errors import PartoptError
 from partopt.schedules.order import A, B, F, I, W
-from partopt.simulator.engine import simulate
+from partopt.simulator.kernel import simulate
 from partopt.simulator.metrics import shares
 from partopt.simulator.work import ports_of
 from tests.examples import examples

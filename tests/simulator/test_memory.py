@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from partopt import Job, planners, schedules, simulate, solve
 from partopt.cost.chain import chain_of
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.documents.engine import OWN, Engine
 from partopt.errors import PartoptError

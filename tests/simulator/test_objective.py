@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt.cost.collectives import allreduce_over
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.simulator import execute
 from partopt.simulator.work import ports_of
 from tests.examples import examples

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from partopt.cost.collectives import TREE, allreduce_over
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.cost.sharding import half_s
 from partopt.simulator import execute
 from tests.helpers import flat

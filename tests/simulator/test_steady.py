@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.engine import Engine
 from partopt.schedules.order import F
 from partopt.simulator import execute

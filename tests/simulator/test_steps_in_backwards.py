@@ -4,7 +4,7 @@ import pytest
 
 from partopt import Job, solve
 from partopt.cost.chain import chain_of
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.simulator import execute
 from tests.helpers import chain_profile, flat
 

@@ -7,7 +7,7 @@ Stages take 1 s forward, 2 s backward.
 
 import pytest
 
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.stage import Flow
 from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import to_csv

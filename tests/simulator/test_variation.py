@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
-from partopt.simulation import simulate as simulate_plan
+from partopt.library.simulation import simulate as simulate_plan
 from partopt.simulator.advice import slow_rank
-from partopt.simulator.engine import simulate
 from partopt.simulator.execution import execute
+from partopt.simulator.kernel import simulate
 from partopt.simulator.variation import MOST_RANKS, Variation, _Runs, vary
 from tests.examples import examples
 from tests.simulator.cases import case, consecutive

@@ -9,7 +9,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Format, Transformer
-from partopt.trainers.transformer import Laid, Laying, lay
+from partopt.trainer_plans.transformers import Laid, Laying, lay
 from tests.helpers import uniform_profile
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from partopt import Job, solve
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology

@@ -15,14 +15,14 @@ from msgspec import structs
 from partopt.documents.engine import Layout
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.trainers import TRAINERS, export_plan
-from partopt.trainers.transformer import (
+from partopt.trainer_plans.transformers import (
     Laying,
     _changes,
     compare_layout,
     lay,
     read_configuration,
 )
+from partopt.trainers import TRAINERS, export_plan
 from partopt.transformer.config import (
     like_shipped,
     load_transformer,

@@ -6,7 +6,7 @@ import pytest
 
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.trainers.transformer import lay, read_configuration
+from partopt.trainer_plans.transformers import lay, read_configuration
 from partopt.transformer.iteration import Degrees, stage_counts
 
 FLAGS = {

@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.exports import Case, drawn
 from partopt import PartoptError, Plan, Topology, export_plan, read_configuration
-from partopt.trainers.transformer import lay
+from partopt.trainer_plans.transformers import lay
 from partopt.transformer.config import load_transformer
 from tests.trainers.models import plan_layout
 from tests.trainers.own_code import installed

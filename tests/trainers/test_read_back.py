@@ -9,10 +9,10 @@ from msgspec import structs
 
 from benchmarks.exports import drawn, judge
 from partopt import Layout, PartoptError, export_plan, read_configuration
+from partopt.trainer_plans.transformers import Laying, lay
 from partopt.trainers import TRAINERS
 from partopt.trainers.parts import find_parts
 from partopt.trainers.read_back import find_losses
-from partopt.trainers.transformer import Laying, lay
 from partopt.transformer.config import load_transformer
 from tests.examples import examples
 from tests.trainers.models import plan_layout

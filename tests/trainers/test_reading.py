@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from partopt.configurations.settings import read_settings
 from partopt.errors import PartoptError
 from partopt.trainers import TRAINERS, readers
 from partopt.trainers.layout import read_layout
 from partopt.trainers.reading import find_count
-from partopt.trainers.settings import read_settings
 from tests.helpers import flat, uniform_profile
 from tests.trainers.models import transformer
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import TRAINERS, PartoptError, Plan, Profile, export_plan, writers
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.engine import Engine
 from partopt.documents.profile import Group
 from partopt.simulator.execution import execute

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Group
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import LOOPED, MIRRORED, VEE
+from partopt.trainer_plans.judging import plan_layout
+from partopt.trainer_plans.planning import job_for
 from partopt.trainers import TRAINERS, export_plan, readers
-from partopt.trainers.judging import plan_layout
 from partopt.trainers.layout import read_layout
 from partopt.trainers.parts import count_blocks, find_parts
-from partopt.trainers.planning import job_for
 from partopt.trainers.says import may_begin
 from partopt.trainers.trainer import ANYWHERE, Trainer
 from tests.helpers import flat, uniform_profile

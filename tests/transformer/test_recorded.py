@@ -16,7 +16,7 @@ from msgspec.structs import replace
 import partopt as po
 from benchmarks import published_rows
 from partopt.documents.transformer import Calibration, MeasuredBlock, Scores
-from partopt.trainers.transformer import Laying
+from partopt.trainer_plans.transformers import Laying
 from partopt.transformer.as_profile import profile_of
 from partopt.transformer.iteration import Degrees, estimate, once_s, stage_counts
 from tests.golden.records import record_test

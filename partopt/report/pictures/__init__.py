@@ -74,13 +74,13 @@ def picture_of(
 
     Raises PartoptError as `draw` does.
     """
-    from partopt.report.pictures import plan, tables
-    from partopt.report.pictures import profile as layers
+    from partopt.report.pictures import plan_sheet, tables
+    from partopt.report.pictures import profile_sheet as layers
     from partopt.report.pictures.sheet import COLUMN, FULL
 
     width = COLUMN if narrow else FULL
     if isinstance(document, Plan):
-        return plan.picture(document, profile, alternatives, width)
+        return plan_sheet.picture(document, profile, alternatives, width)
     if isinstance(document, Profile):
         return layers.picture(document, width)
     if isinstance(document, Comparison):
@@ -103,7 +103,7 @@ def draw_timeline(
 
     Raises PartoptError for another form, and where there is nothing or too much to draw.
     """
-    from partopt.report.pictures import timeline
+    from partopt.report.pictures import timeline_sheet as timeline
 
     if form not in FORMS:
         raise PartoptError(

@@ -42,8 +42,8 @@ from partopt.report.pictures.sheet import (
     seconds_axis,
     stack_labels,
 )
-from partopt.report.run import error
-from partopt.report.transformer import layout_name, layout_table
+from partopt.report.run_text import error
+from partopt.report.transformer_text import layout_name, layout_table
 from partopt.schedules import schedule
 from partopt.units import format_bytes, format_count, format_rate, format_seconds
 

@@ -26,8 +26,8 @@ from partopt.report.phrases import (
     speed_lines,
     speed_text,
 )
-from partopt.report.simulation import SHARES, group_devices
-from partopt.report.transformer import layout_name, layout_table
+from partopt.report.simulation_text import SHARES, group_devices
+from partopt.report.transformer_text import layout_name, layout_table
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_seconds
 

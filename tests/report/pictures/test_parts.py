@@ -10,7 +10,7 @@ from msgspec.structs import replace
 import partopt as po
 from partopt.report.folds import Fold
 from partopt.report.pictures.cluster import boxes_of, cut_use, port_use
-from partopt.report.pictures.profile import columns_from, columns_of
+from partopt.report.pictures.profile_sheet import columns_from, columns_of
 from partopt.report.pictures.sheet import fit, pack, text_width
 from partopt.report.pictures.tables import Point, pareto
 from partopt.simulator.execution import execute

@@ -5,7 +5,7 @@ import matplotlib
 import pytest
 from msgspec.structs import replace
 
-from partopt.cost.plan import under
+from partopt.cost.pricing import under
 from partopt.errors import PartoptError
 from partopt.report.looks import COLOURS
 from partopt.report.pictures import draw_timeline as render
@@ -45,7 +45,7 @@ def texts_of(execution, *window):
 
 def drawn(case, monkeypatch, **changes):
     """The figure of a case, laid out."""
-    from partopt.report.pictures.timeline import picture
+    from partopt.report.pictures.timeline_sheet import picture
 
     return Drawn(picture(executed(case, **changes)), monkeypatch)
 
@@ -161,7 +161,7 @@ def test_a_window_is_what_is_drawn():
 
 @pytest.mark.slow
 def test_of_very_many_actions_the_beginning_is_drawn_and_too_much_is_refused(monkeypatch):
-    from partopt.report.pictures import timeline
+    from partopt.report.pictures import timeline_sheet as timeline
 
     execution = executed("large")
     monkeypatch.setattr(timeline, "_MOST", 1_000)
@@ -188,7 +188,7 @@ def test_rows_end_in_the_share_at_work_and_the_most_memory():
 
 @pytest.mark.slow
 def test_a_rank_that_is_idle_in_the_window_has_its_band(monkeypatch):
-    from partopt.report.pictures.timeline import picture
+    from partopt.report.pictures.timeline_sheet import picture
 
     sheet = Drawn(picture(executed("1f1b"), (0.0, 5e-4)), monkeypatch)
     [axes] = sheet.figure.axes

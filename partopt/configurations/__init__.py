@@ -1,0 +1,1 @@
+"""Scripts, programs and documents of others, read without executing them."""

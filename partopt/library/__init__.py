@@ -1,0 +1,1 @@
+"""What the library offers beside planning: simulations, trials, reports."""

@@ -1,0 +1,381 @@
+"""A transformer's layout as people read it: the plan, where its time goes, its arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from partopt.documents.engine import Layout
+from partopt.documents.plan import Plan, needed_bytes
+from partopt.documents.transformer import BITS, LayoutBeside, Modelled
+from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
+from partopt.report.plan_text import memory_lines
+from partopt.report.text import Column, label_lines, table_of
+from partopt.transformer.as_profile import training_of
+from partopt.transformer.block import Shape, Training
+from partopt.transformer.iteration import (
+    AGREES,
+    ODD,
+    TRUST,
+    Degrees,
+    Estimate,
+    estimate,
+    has_odd_widths,
+    stage_counts,
+)
+from partopt.units import format_bytes, format_seconds
+
+_LEAST = 0.005  # of an iteration: smaller parts are added up
+_AGAIN = {"never": "-", "always": "all", "selective": "some"}
+# parts that blocks' seconds are in, beside those that nothing is measured of
+_OF_BLOCKS = {
+    *("products", "attention", "passes", "tensor", "experts", "launches"),
+    *("recomputation", "bubble", "imbalance"),
+}
+_NAMES = {
+    "tensor": "tensor exchange",
+    "context": "context exchange",
+    "passes": "passes over memory",
+    "exchange": "experts' exchange",
+    "replicas": "replicas' exchange",
+    "step": "optimizer",
+}
+
+
+def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> str:
+    """The page of a plan of a transformer's layout; with `arithmetic` also that of a block."""
+    about = plan.transformer
+    assert about
+    work = training_of(plan, about)
+    batch = plan.microbatch_size * (plan.microbatches or 1)
+    degrees = Degrees.of(work, about.layout, batch)
+    parts = estimate(work, about.layout, batch).parts
+    lines = [*_head(plan, about), *_times(plan, about, batch), *_measured(work, degrees)]
+    lines += _cuts(plan, about, work, degrees)
+    where = _where(parts, work)
+    lines += [("" if place else "where", line) for place, line in enumerate(where)]
+    held = enumerate(memory_lines(plan, ascii_only))
+    lines += [("" if place else "memory", line) for place, line in held]
+    trust = enumerate(_trust(plan, about, _basis(work, degrees.shape), parts))
+    lines += [("" if place else "trust", text) for place, text in trust]
+    pages = [label_lines(lines)]
+    rows, columns, note = layout_table(plan)
+    if rows:
+        pages.append(f"{table_of(rows, columns, gap=1)}\n{note}")
+    if arithmetic:
+        pages.append(_block(work, degrees))
+    return "\n\n".join(pages)
+
+
+def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
+    """The plan's layout and those beside it: rows, columns with what costs more, and a note.
+
+    Without layouts beside it there are no rows.
+    """
+    about = plan.transformer
+    if not about or not about.beside:
+        return [], [], ""
+    figures = plan.predicted.figures
+    first = LayoutBeside(
+        layout=about.layout,
+        iteration_s=plan.predicted.iteration_s or plan.predicted.period_s,
+        simulated=True,
+        memory_bytes=needed_bytes(plan),
+        fits=plan.fits,
+        part="",
+        part_s=0.0,
+    )
+    rows, mfu = [first, *about.beside], figures.mfu if figures else None
+    limit_bytes = (plan.memory_limit_bytes or 0) + plan.reserve.size_bytes
+
+    def utilisation(row: LayoutBeside) -> str:
+        return f"{(mfu or 0.0) * first.iteration_s / row.iteration_s:.1%}"
+
+    def why(row: LayoutBeside) -> str:
+        change = row.iteration_s / first.iteration_s - 1
+        if not row.fits:
+            return f"{change:+.1%}, no room: {format_bytes(row.memory_bytes - limit_bytes)} over"
+        part = f"{_NAMES.get(row.part, row.part)} {row.part_s / first.iteration_s:+.1%}"
+        return f"{change:+.1%}: {part}"
+
+    columns = [
+        Column("TP", lambda row: str(row.layout.tp)),
+        Column("CP", lambda row: str(row.layout.cp)),
+        *([Column("EP", lambda row: str(row.layout.ep))] if about.model.experts else []),
+        Column("PP", lambda row: _pipeline(row.layout)),
+        Column("DP", lambda row: str(row.layout.dp)),
+        Column("MB", lambda row: str(row.layout.microbatch)),
+        Column(
+            "AGAIN", lambda row: _AGAIN.get(str(row.layout.recompute), str(row.layout.recompute))
+        ),
+        Column(
+            "TIME",
+            lambda row: f"{'' if row.simulated else '~'}{format_seconds(row.iteration_s)}",
+        ),
+        *([Column("MFU", utilisation)] if mfu else []),
+        Column("MEMORY", lambda row: format_bytes(row.memory_bytes)),
+        Column("AGAINST THE FIRST", lambda row: "" if row is first else why(row), "text"),
+    ]
+    count = sum(row.simulated for row in rows)
+    note = f"{about.tried:,} layouts estimated, {count} simulated; ~ is the closed form"
+    if about.calibration:
+        note += "; blocks are measured, or scaled by what was measured"
+    return rows, columns, note
+
+
+def render_compared(
+    yours: tuple[Plan, Estimate],
+    best: tuple[Plan, Estimate],
+    loses: float,
+    changes: Sequence[tuple[str, str, str]],
+) -> str:
+    """A layout beside the best one: times, what it `loses`, and `changes` of the configuration.
+
+    Each is a plan and its estimate in closed form; a change is a name, the old and the new value.
+    """
+    lines = [("yours", _in_a_line(yours[0])), ("best", _in_a_line(best[0]))]
+    if loses:
+        lines.append(("loses", f"{loses:.1%}; in yours {_more(yours[1], best[1])}"))
+    elif yours[0].fits:
+        lines.append(("loses", "nothing: no layout that was found is faster"))
+    else:
+        lines.append(("loses", "no time, but yours does not fit"))
+    if yours[0] != best[0]:
+        for place, (name, old, new) in enumerate(changes):
+            lines.append(("" if place else "change", f"{name}  {old} -> {new}"))
+    return label_lines(lines)
+
+
+def _in_a_line(plan: Plan) -> str:
+    """Seconds, MFU and layout of a plan."""
+    mfu = plan.predicted.figures.mfu if plan.predicted.figures else None
+    simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
+    words = [format_seconds(simulated_s), f"MFU {mfu:.1%}" if mfu else "", layout_text(plan)]
+    return ", ".join([word for word in words if word] + ([] if plan.fits else ["DOES NOT FIT"]))
+
+
+def _pipeline(layout: Layout) -> str:
+    return f"{layout.pp}x{layout.chunks}" if (layout.chunks or 1) > 1 else str(layout.pp)
+
+
+def _more(yours: Estimate, best: Estimate) -> str:
+    """The part of an iteration that grew most."""
+    names = dict.fromkeys([*yours.parts, *best.parts])
+    grown = {name: yours.parts.get(name, 0.0) - best.parts.get(name, 0.0) for name in names}
+    name, more = max(grown.items(), key=lambda item: item[1])
+    return f"{_NAMES.get(name, name)} {more / best.seconds:+.1%}"
+
+
+def layout_name(layout: Layout) -> str:
+    """A layout in few letters: `tp 8, pp 4x5, dp 2`, and what is not 1 or never."""
+    rare = [(name, getattr(layout, name) or 1) for name in ("cp", "ep")]
+    words = [f"tp {layout.tp}", *(f"{name} {value}" for name, value in rare if value > 1)]
+    words += [f"pp {_pipeline(layout)}", f"dp {layout.dp}", f"mb {layout.microbatch}"]
+    again = _AGAIN.get(str(layout.recompute), f"{layout.recompute} blocks")
+    return ", ".join(words + ([] if again == "-" else [f"{again} again"]))
+
+
+def layout_text(plan: Plan) -> str:
+    """The layout of a plan in words: `tp 8, pp 4 x 5 chunks, dp 1, microbatch 1`."""
+    layout = plan.layout
+    chunks = f" x {layout.chunks} chunks" if (layout.chunks or 1) > 1 else ""
+    rare = [f"cp {layout.cp}" * ((layout.cp or 1) > 1), f"ep {layout.ep}" * ((layout.ep or 1) > 1)]
+    again = layout.recompute
+    said = f"recompute {again} blocks" if isinstance(again, int) else f"recompute {again}"
+    words = [f"tp {layout.tp}", *rare, f"pp {layout.pp}{chunks}", f"dp {layout.dp}"]
+    words += [f"microbatch {layout.microbatch}", said, f"shard {layout.shard}"]
+    return ", ".join(word for word in words if word)
+
+
+def _head(plan: Plan, about: Modelled) -> Lines:
+    model = about.model
+    heads = f"{model.heads} heads"
+    if model.kv_heads != model.heads:
+        heads += f" ({model.kv_heads} of keys)"
+    sizes = [f"{model.blocks} blocks", f"hidden {model.hidden:,}", heads]
+    if model.experts:
+        sizes.append(f"{model.experts_per_token} of {model.experts} experts")
+    sizes.append(f"{model.parameters / 1e9:.1f} B parameters")
+    return [
+        ("model", f"{model.name}: {', '.join(sizes)}"),
+        ("", f"sequence {about.sequence:,}, {about.format}"),
+        *cluster_lines(plan.topology.cluster),
+        ("plan", f"{plan.trainer}: {layout_text(plan)}"),
+    ]
+
+
+def _times(plan: Plan, about: Modelled, batch: int) -> Lines:
+    predicted = plan.predicted
+    simulated_s = predicted.iteration_s or predicted.period_s
+    products = "fp8" if about.format == "mxfp8" else about.format
+    return [
+        (
+            "time",
+            f"{format_seconds(simulated_s)} an iteration of {batch:,} samples, simulated; "
+            f"closed form {format_seconds(about.closed_s)}",
+        ),
+        ("speed", speed_text(predicted.samples_per_s, plan.profile.tokens_per_sample)),
+        *speed_lines(predicted, f" of the {products} peak" if BITS[about.format] < 16 else ""),
+        *price_lines(predicted.figures, plan.topology.cluster.devices),
+    ]
+
+
+def _basis(work: Training, shape: Shape) -> str:
+    """Whether a block of this shape is measured, scaled by what was, or computed."""
+    if work.calibration is None:
+        return "computed"
+    return "measured" if work.is_measured(shape) else "scaled"
+
+
+def _measured(work: Training, degrees: Degrees) -> Lines:
+    """What was measured of a block, and how much more it is than what is computed."""
+    calibration, scale = work.calibration, work.scale(degrees.shape)
+    if calibration is None:
+        return []
+    known = f", bytes kept x {scale.kept:.3g}" if calibration.blocks[0].kept_bytes else ""
+    sizes = ", ".join(str(block.microbatch_size) for block in calibration.blocks)
+    return [
+        (
+            "block",
+            f"{_basis(work, degrees.shape)}: forward x {scale.forward:.3g}, backward x "
+            f"{scale.backward:.3g}{known} of what is computed",
+        ),
+        ("", f"{calibration.name}, measured at tp {calibration.ranks}, microbatch {sizes}"),
+    ]
+
+
+def _cuts(plan: Plan, about: Modelled, work: Training, degrees: Degrees) -> Lines:
+    """The blocks of stages where these differ, and what they would take if they were cut freely."""
+    counts = stage_counts(work, degrees)
+    runs = [(blocks, len(list(stages))) for blocks, stages in itertools.groupby(counts)]
+    said = ", ".join(
+        f"{blocks} in {many} stages" if many > 1 else f"{blocks}" for blocks, many in runs
+    )
+    parts = [f"blocks {said}"] if len(runs) > 1 else []
+    if about.freely_s:
+        iteration_s = plan.predicted.iteration_s or about.closed_s
+        change = f"{format_seconds(about.freely_s)}, {about.freely_s / iteration_s - 1:+.1%}"
+        parts.append(f"with ends=free {change}")
+    return [("cuts", "; ".join(parts))] if parts else []
+
+
+def _where(parts: Mapping[str, float], work: Training) -> Iterator[str]:
+    """Shares of the closed form's seconds, the largest first; apart what was scaled."""
+    whole = sum(parts.values())
+    shown = {name: seconds for name, seconds in parts.items() if seconds >= _LEAST * whole}
+    groups: dict[str, list[str]] = {"scaled": [], "computed": []}
+    for name, seconds in sorted(shown.items(), key=lambda item: -item[1]):
+        basis = "scaled" if name in _OF_BLOCKS and work.is_scaled(name) else "computed"
+        groups[basis].append(f"{_NAMES.get(name, name)} {seconds / whole:.1%}")
+    rest = 1 - sum(shown.values()) / whole
+    groups["computed"] += [f"other {rest:.1%}"] if rest > 0 else []
+    for basis, words in groups.items():
+        if words:
+            yield ", ".join(words) if work.calibration is None else f"{basis}: {', '.join(words)}"
+
+
+def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) -> Iterator[str]:
+    """How far to believe it, and where the closed form and the simulation part."""
+    if basis == "computed":
+        yield f"computed; {TRUST}"
+    else:
+        yield f"blocks {basis}, exchanges and the rest computed; where all is, {TRUST}"
+    simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
+    change = simulated_s / about.closed_s - 1
+    if abs(change) > AGREES:
+        yield f"simulated {change:+.1%} against the closed form: {_difference(plan, about, parts)}"
+    if has_odd_widths(about.model):
+        yield f"{ODD}: kernels are slower at them than is computed"
+    levels, layout = plan.topology.cluster.levels, about.layout
+    sharing = (layout.cp or 1) * (layout.dp or 1)
+    over_servers = sharing > 1 and (layout.tp or 1) * sharing > levels[0].size
+    measured = any(
+        level.allreduce and level.allreduce.bandwidth_bytes_per_s for level in levels[1:]
+    )
+    if over_servers and not measured:
+        yield "exchanges between servers are taken to reach the rate of messages: measure theirs"
+    if about.model.experts:
+        yield "layouts of experts are not verified: imbalance is not in the model"
+    if about.left_out:
+        change = about.left_out.iteration_s / simulated_s - 1
+        yield (
+            f"left out: {layout_name(about.left_out.layout)}, {change:+.1%} by computation; nobody "
+            "runs experts in large microbatches or makes their blocks again while others fit, and "
+            "their imbalance, which grows so, is not computed"
+        )
+
+
+def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:
+    """What the simulation or the closed form of a layout lacks, whose `parts` these are.
+
+    All of it is in what links carry: on infinitely fast ones both take as long.
+    """
+    layout, simulated_s = about.layout, plan.predicted.iteration_s or plan.predicted.period_s
+    p, interleaved, longer = layout.pp or 1, (layout.chunks or 1) > 1, simulated_s > about.closed_s
+    exchanges = parts.get("replicas", 0.0) > parts.get("sends", 0.0)
+    causes = {
+        "experts' gradients have fewer replicas than it exchanges them over": (
+            longer and (layout.ep or 1) > 1
+        ),
+        "it gathers and scatters all blocks at once, not one by one": layout.scatters_early,
+        "it hides replicas' exchange behind the last backward alone": p == 1,
+        "the closed form takes chunks of unequal blocks for equal": longer and interleaved,
+        "it sends and receives in turn, where the trainer does both at once": (
+            longer and plan.waits and p > 2
+        ),
+        "sends fall otherwise": longer,
+        "chunks exchange gradients behind the backwards of others": exchanges and interleaved,
+        "stages exchange gradients while others still work": exchanges,
+        "the closed form takes sends inside a server for sends between servers": (
+            plan.topology.cluster.devices // p < plan.topology.cluster.levels[0].size
+        ),
+        "the closed form takes every send that fills the pipe for shown": interleaved,
+        "stages that wait for the slowest one hide their sends": True,
+    }
+    return next(why for why, here in causes.items() if here)
+
+
+def _block(work: Training, degrees: Degrees) -> str:
+    """What a block takes of a microbatch on a rank, part by part."""
+    block = work.block(degrees.shape)
+    basis = _basis(work, degrees.shape)
+    some = "computed" if basis == "computed" else "scaled"
+
+    def row(name: str, forward_s: float, backward_s: float, of: str) -> tuple[str, ...]:
+        seconds = [format_seconds(pass_s) if pass_s else "" for pass_s in (forward_s, backward_s)]
+        return _NAMES.get(name, name), *seconds, of
+
+    rows = [
+        row(name, *seconds, some if work.is_scaled(name) else "computed")
+        for name, seconds in block.parts.items()
+        if sum(seconds)
+    ]
+    if block.again_s:
+        rows.append(row("made again", 0.0, block.again_s, some))
+        basis = some
+    rows.append(row("a block", block.forward_s, block.backward_s + block.again_s, basis))
+    products = [f"{product.n:,.0f} x {product.k:,.0f}" for product in work.products(degrees.shape)]
+    ends_s = format_seconds(block.head_s), format_seconds(block.embedding_s)
+    table = table_of(
+        rows,
+        [
+            Column("A BLOCK, A MICROBATCH", lambda row: row[0], "whole"),
+            Column("FORWARD", lambda row: row[1]),
+            Column("BACKWARD", lambda row: row[2]),
+            *([Column("", lambda row: row[3], "whole")] if work.calibration else []),
+        ],
+    )
+    return "\n".join(
+        [
+            table,
+            "",
+            label_lines(
+                [
+                    ("tokens", f"{work.tokens(degrees.shape):,.0f} of a rank"),
+                    ("products", f"of these with weights {', '.join(products)}"),
+                    ("kept", f"{format_bytes(round(block.saved_bytes))} of a microbatch"),
+                    ("ends", f"head {ends_s[0]}, embedding {ends_s[1]}, forward and backward"),
+                ]
+            ),
+        ]
+    )

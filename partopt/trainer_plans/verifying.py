@@ -1,0 +1,77 @@
+"""A plan verified; of a transformer it has to be the answer to its question, too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from msgspec import structs
+
+from partopt.cost.problem import Progress, ignore_progress
+from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
+from partopt.documents.tables import Verification, VerificationRow
+from partopt.documents.transformer import Modelled
+from partopt.errors import PartoptError
+from partopt.search import verify as search
+from partopt.trainer_plans.transformers import Laying, choose, compare_layout, lay
+
+
+def verify(plan: Plan, profile: Profile, progress: Progress = ignore_progress) -> Verification:
+    """Every check of `plan`, also where one fails.
+
+    Those of `partopt.search.verify`; and of a transformer's plan that its question, asked again,
+    has it as the answer, with all that stands beside it.
+    """
+    found = search.verify(plan, profile, progress)
+    if not plan.transformer:
+        return found
+    began = time.perf_counter()
+    passed, text, differences = _answer(plan, plan.transformer, progress)
+    row = VerificationRow(
+        check="answer",
+        passed=passed,
+        took_s=time.perf_counter() - began,
+        text=text,
+        differences=differences,
+    )
+    ok = found.verified and passed
+    claim = found.claim if ok else ""
+    return structs.replace(found, verified=ok, claim=claim, checks=[*found.checks, row])
+
+
+def _answer(plan: Plan, about: Modelled, progress: Progress) -> tuple[bool, str, list[str]]:
+    """Whether the plan is one of those that its question has, and else how it differs."""
+    if not plan.trainer:
+        return False, "the plan names no trainer", []
+    limit = plan.memory_limit_bytes
+    asked = Laying(
+        model=about.model,
+        topology=plan.topology.cluster,
+        trainer=plan.trainer,
+        global_batch=plan.microbatch_size * (plan.microbatches or 1),
+        sequence=about.sequence,
+        format=about.format,
+        layout=about.asked,
+        facts=about.facts,
+        memory=None if limit is None else limit + plan.reserve.size_bytes,
+        measured=about.calibration or None,
+    )
+    ways: list[Callable[[], Plan]] = [
+        lambda: lay(asked).plan,
+        lambda: choose(asked, progress).best.plan,
+        lambda: compare_layout(asked, progress).yours.plan,
+    ]
+    found, refused = list[tuple[int, list[str]]](), ""
+    for way in ways[1:] if about.beside else ways[:2]:
+        try:
+            found.append(search.differences_of(plan, way()))
+        except PartoptError as error:
+            refused = error.message
+            continue
+        if not found[-1][1]:
+            return True, f"{found[-1][0]} fields, the question asked again", []
+    if not found:
+        return False, f"the question has no answer: {refused}", []
+    count, differences = min(found, key=lambda pair: len(pair[1]))
+    return False, f"{len(differences)} of {count} fields differ, asked again", differences

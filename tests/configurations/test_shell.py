@@ -1,0 +1,324 @@
+"""Shell scripts: what is read without executing them is what bash makes of them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partopt.configurations.shell import flag_words, is_unset, read_script, unknown_names
+from partopt.errors import PartoptError
+from tests.configurations.shell_scripts import Writer
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("bash") is None, reason="there is no bash to compare with"
+)
+
+# every script ends in the command `train`, whose words are compared
+SCRIPTS = {
+    "arrays": 'A=(\n  --x 1 # of one\n  --y "two words"\n  #--z 3\n)\nB=("${A[@]}" --w)\n'
+    "train ${B[@]}",
+    "an array that grows": 'A=(--x 1)\nA+=(--y 2)\nB=(--z)\nA+=("${B[@]}")\ntrain "${A[@]}"',
+    "quoted flags": 'A=("--x 1" "--y 2")\ntrain ${A[@]}',
+    "variables": 'TP=8\nexport PP=$TP\nNAME="a $TP b"\ntrain --x $PP --name "$NAME" \'$TP\'',
+    "numbers": "A=4; B=$((A * 2 + 1)); C=$(( $B / 2 )); train --x $((A*B-C)) --y $((2 * (A + 1)))",
+    "defaults": 'A=${A:-3}\nB=${A:-4}\n: ${C:=5}\ntrain $A $B $C ${D:-"$A-d"} "${E:-}"',
+    "case of letters": "A=Full; train ${A,,} ${A^^}",
+    "a text that grows": 'O=""\nO="--x 1 $O"\nO="$O --y"\nO+=" --z 2"\ntrain $O',
+    "continued lines": "train --x 1 \\\n  --y 2 \\\n  # not these: --z 3\n",
+    "if": 'A=fp8\nif [[ "$A" == "fp8" ]]; then\n B=(--fp8)\nelif [ $A = x ]; then B=(--x)\n'
+    "else\n B=(--bf16)\nfi\ntrain ${B[@]}",
+    "else": 'if [ 3 -gt 4 ]; then A=1; else A=2; fi\nif ! [ -z "$A" ]; then B=3; fi\ntrain $A $B',
+    "if without else": "A=1\nif [ $A = 2 ]; then A=3; fi\nif [ $A = 4 ]; then A=5; fi\ntrain $A",
+    "both and either": 'A=1\nif [ $A -eq 1 ] && [ -n "" ]; then B=x; else B=y; fi\n'
+    'if [[ $A == 2 || $A != 3 ]]; then C=x; else C=y; fi\ntrain "$B" "$C"',
+    "case": "M=13B\ncase $M in\n 7B) H=4096;;\n 13B|14B)\n  H=5120\n  ;;\n *) H=1;;\nesac\n"
+    "train $H",
+    "case of anything": "M=8B; case $M in 7B) H=1 ;; *) H=2 ;; esac; train $H",
+    "nested": "A=1\nif [ $A = 1 ]; then\n if [ $A = 2 ]; then B=2; else B=3; fi\n C=4\nfi\n"
+    "train $B $C",
+    "a function": 'f() {\n  local y=2\n  A="--x $y"\n}\nf\ntrain $A',
+    "assigned before": "A=1 B=2 true\nC=3 train --x 4",
+    "several on a line": "A=1;B=2\tC=3; train $A$B$C;true",
+    "quotations": """train "a'b" 'c"d' e\\ f "g\\"h" ''""",
+}
+
+
+def words_of_bash(script: str) -> list[str] | None:
+    """The words of the last `train` that bash runs; None where bash reports an error."""
+    stub = "train() { printf '%s\\0' \"$@\"; }\n"
+    done = subprocess.run(
+        ["bash", "--norc"], input=stub + script, capture_output=True, text=True, timeout=20,
+        env={"PATH": os.defpath}, check=False,
+    )  # fmt: skip
+    return None if done.stderr else done.stdout.split("\0")[:-1]
+
+
+def words_read(script: str) -> list[str]:
+    """The words of the last `train` that is read."""
+    commands = [words[1:] for words in read_script(script, {}).commands if words[0] == "train"]
+    return list(commands[-1])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_words_are_those_of_bash(name):
+    assert words_read(SCRIPTS[name]) == words_of_bash(SCRIPTS[name])
+
+
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_the_words_of_random_scripts_are_those_of_bash(first):
+    compared = 0
+    for seed in range(first, first + 20):
+        script = Writer(seed).script()
+        expected = words_of_bash(script)
+        if expected is not None:  # as of one that divides by zero
+            found = [word for word in words_read(script) if not is_unset(word)]
+            assert found == expected, f"seed {seed}:\n{script}"
+            compared += 1
+    assert compared >= 15
+
+
+WORDS = st.text(st.sampled_from("ab1 -=\"'$#\\;&|()"), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(WORDS, max_size=5))
+def test_quoted_words_are_themselves(words):
+    script = f'A=({shlex.join(words)})\ntrain x "${{A[@]}}" {shlex.join(words)}'
+    assert words_read(script) == words_of_bash(script)
+
+
+NUMBERS = st.integers(1, 99).map(str) | st.sampled_from(["A", "$A", "${B}", "B"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("+-*"), NUMBERS), min_size=1, max_size=5))
+def test_numbers_are_those_of_bash(terms):
+    expression = "7" + "".join(f" {sign} {number}" for sign, number in terms)
+    script = f"A=3\nB=5\ntrain $(({expression}))"
+    assert words_read(script) == words_of_bash(script)
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        ("train --x $TP", ["TP"]),
+        ("A=$1\ntrain --x ${A}", ["1"]),
+        ("train --x $((8 * N))", ["N"]),
+        ("train --x $(nproc)", ["$(nproc)"]),
+        ("train --x a`hostname -s`b", ["`hostname -s`"]),
+        ('train --x "a `hostname` $(date +%s) b"', ["`hostname`", "$(date +%s)"]),
+        ("if [ -f x ]; then A=1; else A=2; fi\ntrain --x $A", ["A"]),
+        ("case $M in a) A=1;; b) A=2;; esac\ntrain --x $A", ["A"]),
+        ("for A in 1 2; do train --x $A; done", ["A"]),
+        ("train --x ${A##*/}", ["A"]),
+    ],
+)
+def test_what_the_script_does_not_say_is_named(script, names):
+    assert unknown_names(" ".join(words_read(script))) == names
+
+
+def test_values_that_are_given_stay():
+    script = "TP=8\nA=${TP}\nif [ $TP = 2 ]; then B=1; else B=3; fi\ntrain $A $B"
+    assert read_script(script, {"TP": "2"}).commands[-1] == ["train", "2", "1"]
+
+
+def test_branches_that_may_be_taken_agree_or_leave_a_flag_that_is_not_known():
+    script = "A=(--x 1)\nif [ -f x ]; then A+=(--y 2); B=1; else B=1; fi\ntrain ${A[@]} $B"
+    x, one, y, two, b = words_read(script)
+    assert (x, one, y, b) == ("--x", "1", "--y", "1") and unknown_names(two) == ["A"]
+
+
+def test_a_text_within_a_script_has_its_variables():
+    script = 'N=4\ncat <<EOF > ds.json\n{"a": $N, "b": {"c": "$(date)"}}\nEOF\ntrain --x 1'
+    read = read_script(script, {})
+    assert read.texts[0].startswith('{"a": 4, ') and read.commands[-1] == ["train", "--x", "1"]
+
+
+def test_nothing_is_executed(tmp_path):
+    witness = tmp_path / "executed"
+    read_script(f"touch {witness}\nA=$(touch {witness})\n`touch {witness}`\ntrain $A", {})
+    assert not witness.exists()
+
+
+def test_words_of_flags():
+    words = [
+        "torchrun",
+        "--nnodes",
+        "4",
+        "pretrain.py",
+        "--a",
+        "1",
+        "2",
+        "--b=3",
+        "--c 4 --d",
+        "-e",
+    ]
+    assert flag_words(words) == {
+        "nnodes": ["4"], "a": ["1", "2"], "b": ["3"], "c": ["4"], "d": ["-e"]
+    }  # fmt: skip
+
+
+PIECES = [
+    *("'", '"', "`", "$", "(", ")", "{", "}", "[", "]", "\\", "\n", ";", ";;", "|", "&&", " ", "#"),
+    *("<<EOF\n", "EOF\n", "if ", "then ", "elif ", "else ", "fi", "case ", "in ", "esac", "for "),
+    *("while ", "do ", "done", "--a", "A=", "A+=(", "$A", "${A", "${A[@]}", "$((", "))", ":-", "1"),
+    *("+", "\0", "\1"),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
+def test_any_text_is_read(text):
+    assert "\0" not in "".join(unknown_names(read_script(text, {}).variables.get("A", "")))
+
+
+@pytest.mark.parametrize("text", ["for", "for \n", "case", "if", "while ", "case x in"])
+def test_a_command_that_does_not_end_is_read(text):
+    assert read_script(text, {}).commands == []
+
+
+def test_a_script_that_nests_too_deep_is_refused():
+    with pytest.raises(PartoptError, match=r"too deep|too much"):
+        read_script("$((" * 2000, {})
+
+
+def test_where_a_branch_may_not_be_taken_what_it_sets_is_not_known():
+    given = '[ "$(hostname)" = 2 ]'
+    for test in (given, f"{given} && [ 1 = 1 ]", f"[ 1 = 2 ] || {given}"):
+        words = words_read(f"A=1\nif {test}; then A=3; fi\ntrain $A")
+        assert unknown_names(" ".join(words)) == ["$(hostname)"]
+
+
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("bash -c 'train --a 1 \\\n --b $B'", {"a": ["1"], "b": ["2"]}),
+        ('srun -l sh -c "X=\\$X train --a $B --b \\"c d\\""', {"a": ["2"], "b": ["c d"]}),
+        ("run -p 8 -c 'python t.py \\\n--a 1 \\\n--b 2\n'", {"a": ["1"], "b": ["2"]}),
+        (
+            'L="run --n 1"\nC="t.py --a $B --b 3"\nsrun bash -c \'$L --r 0 $C\'',
+            {"a": ["2"], "b": ["3"]},
+        ),
+        (
+            "C=\"train --a \\\n $B --b 'x y'\"\necho $C\neval $C | tee log",
+            {"a": ["2"], "b": ["x y"]},
+        ),
+        ("cat > t.sh <<EOF\ntrain --a $B \\\n --b 1\nEOF\nsbatch t.sh", {"a": ["2"], "b": ["1"]}),
+        (
+            'O="--a <PATH TO FILE> \\\n--b 1"\nsh -c "train $O"',
+            {"a": ["<PATH TO FILE>"], "b": ["1"]},
+        ),
+        ("mpirun -np 8 -x E=$E train --a $B --b 1 2>&1 | tee x", {"a": ["2"], "b": ["1"]}),
+        ("cd x || exit 1\nmkdir -p y && train --a 1 --b 2 &", {"a": ["1"], "b": ["2"]}),
+    ],
+)
+def test_commands_in_words_are_run(script, flags):
+    found = sorted(map(flag_words, read_script(f"B=2\n{script}\n", {}).commands), key=len)[-1]
+    assert found.items() >= flags.items()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ('if [ -z "$V" ]; then A=1; else A=2; fi\ntrain $A', ["1"]),
+        ("if [ -z ${V} ]; then A=1; else A=2; fi\ntrain $A", ["1"]),
+        ("O=--x\nif [ $V = yes ]; then O=--y; fi\ntrain $O", ["--x"]),
+        ('if [ -n "$SLURM_JOB_ID" ]; then A=1; else A=2; fi\ntrain $A', ["2"]),
+        (
+            "A=1\nwhile [[ $# -gt 0 ]]; do case $1 in --a) A=$2; shift 2;; esac; done\ntrain $A $@",
+            ["1"],
+        ),
+        ("if [ $# -lt 2 ]; then echo usage; exit 1; fi\ntrain ${1:-d}", ["d"]),
+        ('[ -z "$DATA" ] && exit 1\nA=1\ntrain $A', ["1"]),
+        ("A=1\nif [ -f x ]; then A=2; exit; fi\ntrain $A", ["1"]),
+        ("case $M in 7B) A=1;; *) A=3; exit 1;; esac\nA=2\ntrain $A", ["2"]),
+        ("getopts ab o && A=1\nA=${A:-0}\ntrain $A", ["0"]),
+    ],
+)
+def test_what_is_set_nowhere_is_empty_in_conditions(script, words):
+    assert words_read(script) == words
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        ("while read -r a; do B=$a; done <x\ntrain $B", ["B"]),
+        ("A=1\nwhile ping; do A=$((A*2)); done\ntrain $A", ["A"]),
+        ("A=1\nfor i in 1 2; do if [ -f x ]; then break; fi; A=$((A*2)); done\ntrain $A", ["A"]),
+        ("A=1\nwhile true; do A=2; A=$((A+1)); B=$A; done\ntrain $B", []),
+        ("for i in $(ls); do A=$i; done\ntrain $A", ["A"]),
+        ("if [ $2 = 7B ]; then L=32; else L=40; fi\ntrain $L", ["2"]),
+        ("A=$(python x.py)\ntrain $((A + 1))", ["$(python x.py)"]),
+        ("train $((0 ? N : 2)) $((N ? 3 : 3)) $((N && 0)) ${M%x}", ["M"]),
+    ],
+)
+def test_what_depends_on_the_unknown_is_not_known(script, names):
+    assert unknown_names(" ".join(words_read(script))) == names
+
+
+def test_a_loop_computes():
+    assert words_read("TP=1\nfor i in 1 2; do TP=$((TP*2)); done\ntrain $TP") == ["4"]
+    [train] = read_script("for A in 1 2; do train --x $A --y 3; done", {}).commands
+    assert train[3:] == ["--y", "3"] and unknown_names(train[2]) == ["A"]
+
+
+def test_a_scheduler_gives_nodes_and_gpus():
+    head = "#!/bin/bash\n#SBATCH --nodes=4 # four\n#SBATCH -J x --ntasks-per-node 2\n"
+    words = (
+        "train $SLURM_NNODES $SLURM_JOB_NUM_NODES $SLURM_NTASKS ${SLURM_GPUS_ON_NODE} $SLURM_PROCID"
+    )
+    found = words_read(f"{head}#SBATCH --gres=gpu:h100:8\n{words}")
+    assert found[:4] == ["4", "4", "8", "8"] and unknown_names(found[4]) == ["SLURM_PROCID"]
+    found = words_read(
+        f"{head}#SBATCH --gpus-per-node=a100:4\ntrain $SLURM_GPUS_PER_NODE $WORLD_SIZE"
+    )
+    assert found[0] == "4" and is_unset(found[1])
+    sge = '#$ -l rt_AF=16\nif [ "$SGE_RESOURCE_TYPE" = rt_AF ]; then G=8; fi\ntrain $NHOSTS $G'
+    assert words_read(sge) == ["16", "8"]
+
+
+def test_files_that_words_come_from_are_named():
+    script = "source ./env.sh\n. $D/args.sh 1\nA=$(cat a.txt)\nsource venv/bin/activate\n"
+    assert read_script(script, {"D": "conf"}).unread == ["./env.sh", "conf/args.sh", "a.txt"]
+
+
+def test_arguments_are_given_by_their_numbers():
+    script = "A=$1\nB=${10}\nif [ $2 = x ]; then C=y; fi\ntrain $A $B $C $#"
+    given = {str(n): str(n) for n in range(1, 11)} | {"2": "x"}
+    assert read_script(script, given).commands[-1] == ["train", "1", "10", "y", "10"]
+
+
+HOSTILE = {
+    "doubled": "A=xxxx\n" + "A=$A$A\n" * 40,
+    "doubled elements": "A=(x y)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40,
+    "calls": "".join(f"f{i}() {{ f{i + 1}; f{i + 1}; }}\n" for i in range(30)) + "f0",
+    "calls of each other": "f() { g; g; }\ng() { f; f; }\nf",
+    "loops": "for ((;;)); do for ((;;)); do A+=x; done; done",
+    "loops of files": "while read x; do\n" * 25 + "A=1\n" + "done\n" * 25,
+    "evaluations": 'A=\'eval "$A$A"\'\neval "$A"',
+    "alternatives": "train " + "{1,2}" * 60,
+    "parentheses": "(" * 90_000,
+    "expansions": "$((" * 30_000,
+    "commands": "A=" + "$(echo " * 2000 + ")" * 2000,
+    "long": "A=1\n" * 300_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_does_too_much_is_refused_soon(name):
+    began = time.process_time()
+    with pytest.raises(PartoptError, match=r"too much|too deep"):
+        read_script(HOSTILE[name], {})
+    assert time.process_time() - began < 5
+
+
+def test_a_comparison_of_nothing_fails():
+    script = read_script('A=\nif [ "$A" -gt 1 ]; then B=1; else B=2; fi\ntrain $B', {})
+    assert script.commands[-1] == ["train", "2"]

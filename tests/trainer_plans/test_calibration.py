@@ -1,0 +1,256 @@
+"""Measured blocks: a profile of a trainer's own block scales the closed form, and nothing else."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from partopt import verify
+from partopt.documents.engine import Layout
+from partopt.documents.plan import Plan
+from partopt.documents.profile import Group
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.trainer_plans.transformers import Laying, lay
+from partopt.transformer.as_profile import profile_again, profile_of
+from partopt.transformer.block import Shape
+from partopt.transformer.config import load_transformer
+from partopt.transformer.iteration import estimate
+from tests.examples import examples
+
+MODEL, BATCH, SEQUENCE = "llama3-8b", 64, 4096
+LAYOUTS = [
+    "tp=1,dp=8",
+    "tp=2,pp=2",
+    "tp=4,pp=2,microbatch=2,recompute=always",
+    "tp=2,cp=2,microbatch=2",
+    "tp=2,recompute=selective",
+]
+
+
+def laying(layout="", trainer="megatron", model=MODEL, **options):
+    return Laying(
+        model=load_transformer(model),
+        topology=Topology.load("dgx-h100", 1),
+        trainer=trainer,
+        global_batch=BATCH,
+        sequence=SEQUENCE,
+        layout=Layout.parse(layout) if layout else Layout(),
+        facts={},
+        **options,
+    )
+
+
+def measured(layout="tp=1,dp=8", forward=1.0, backward=1.0, kept=1.0, sizes=(1,), **changes):
+    """A profile as `partopt profile` would write it of blocks that take so many times as long."""
+    asked = laying(**changes)
+    work = asked.training
+    profiles = [
+        profile_of(work, Layout.parse(f"{layout},microbatch={size}"), BATCH) for size in sizes
+    ]
+    each = [
+        replace(
+            own.measurements[0],
+            layers=[
+                replace(
+                    layer,
+                    forward_s=forward * layer.forward_s,
+                    backward_s=backward * layer.backward_s,
+                )
+                for layer in own.measurements[0].layers
+            ],
+            stash_groups=[
+                replace(group, bytes=round(kept * group.bytes))
+                for group in own.measurements[0].stash_groups
+            ],
+        )
+        for own in profiles
+    ]
+    return replace(profiles[0], estimated=None, measurements=each)
+
+
+def of_layout(text, trainer="megatron", **options):
+    asked = laying(text, trainer, **options)
+    return estimate(asked.training, asked.fill(asked.training), BATCH)
+
+
+CASES = [
+    (layout, trainer)
+    for layout in LAYOUTS
+    for trainer in ("megatron", "torchtitan", "deepspeed")
+    if trainer != "deepspeed" or ("cp" not in layout and "selective" not in layout)
+]
+
+
+@pytest.mark.parametrize(("layout", "trainer"), CASES)
+@pytest.mark.parametrize("at", ["tp=1,dp=8", "tp=2,dp=4"])
+def test_a_profile_of_the_closed_form_itself_changes_nothing(layout, trainer, at):
+    own = measured(at, trainer=trainer, sizes=(1, 2))
+    plain, scaled = of_layout(layout, trainer), of_layout(layout, trainer, measured=own)
+    assert scaled.seconds == pytest.approx(plain.seconds, rel=1e-7)
+    assert scaled.memory_bytes == pytest.approx(plain.memory_bytes, rel=1e-7)
+    assert scaled.parts == pytest.approx(plain.parts, rel=1e-6)
+
+
+@examples(20)
+@given(
+    forward=st.floats(0.2, 5),
+    backward=st.floats(0.2, 5),
+    kept=st.floats(0.2, 5),
+    t=st.sampled_from([1, 2, 4]),
+    recompute=st.sampled_from(["never", "selective", "always"]),
+    trainer=st.sampled_from(["megatron", "torchtitan"]),
+)
+def test_blocks_are_scaled_as_measured_and_what_one_rank_exchanges_is_not(
+    forward, backward, kept, t, recompute, trainer
+):
+    own = measured(forward=forward, backward=backward, kept=kept, trainer=trainer)
+    shape = Shape(1, t, 1, 1, recompute)
+    plain, scaled = (
+        laying(trainer=trainer, **given).training.block(shape) for given in ({}, {"measured": own})
+    )
+    for name, (first_s, second_s) in plain.parts.items():
+        factors = (1.0, 1.0) if name == "tensor" else (forward, backward)
+        expected = (factors[0] * first_s, factors[1] * second_s)
+        assert scaled.parts[name] == pytest.approx(expected, rel=1e-6)
+    assert scaled.forward_s == pytest.approx(sum(s.forward for s in scaled.parts.values()))
+    if t == 1:  # nothing is exchanged
+        assert scaled.again_s == pytest.approx(forward * plain.again_s, rel=1e-6)
+    more = 1.0 if recompute == "always" else kept
+    assert scaled.saved_bytes == pytest.approx(more * plain.saved_bytes, rel=1e-6)
+    assert (scaled.head_s, scaled.embedding_s) == (plain.head_s, plain.embedding_s)
+
+
+def test_a_group_that_exchanged_while_it_was_measured_scales_that_too():
+    own = measured("tp=2,dp=4", forward=2.0, backward=3.0)
+    plain, scaled = (laying(**given).training for given in ({}, {"measured": own}))
+    for t in (1, 2, 4):
+        one, other = (work.block(Shape(t=t)) for work in (plain, scaled))
+        assert other.forward_s == pytest.approx(2 * one.forward_s, rel=1e-6)
+        assert other.backward_s == pytest.approx(3 * one.backward_s, rel=1e-6)
+    assert scaled.is_measured(Shape(t=2)) and not scaled.is_measured(Shape(t=4))
+
+
+def test_between_measured_sizes_the_factor_is_in_proportion_and_outside_the_ends():
+    one, four = measured(forward=1.0, sizes=(1,)), measured(forward=4.0, sizes=(4,))
+    own = replace(one, measurements=[*one.measurements, *four.measurements])
+    work = laying(measured=own).training
+    factors = {Shape(b): work.scale(Shape(b)).forward for b in (1, 2, 3, 4, 8)}
+    assert [*factors.values()] == pytest.approx([1, 2, 3, 4, 4], rel=1e-6)
+    # context ranks have so many fewer tokens
+    assert work.scale(Shape(4, 1, 4)).forward == pytest.approx(1, rel=1e-6)
+    assert work.scale(Shape(8, 2, 2)).forward == pytest.approx(4, rel=1e-6)
+
+
+def test_one_block_alone_is_measured_in_the_parts_that_its_modules_are():
+    whole = measured(forward=1.5, backward=1.5)
+    block, [size] = whole.layers[1], whole.measurements
+    parts = [
+        replace(block, name=name, parameter_bytes=block.parameter_bytes // 2)
+        for name in ("attn", "mlp")
+    ]
+    half = replace(
+        size.layers[1],
+        forward_s=size.layers[1].forward_s / 2,
+        backward_s=size.layers[1].backward_s / 2,
+    )
+    stash = [replace(size.stash_groups[0], layers=[0, 1])]
+    alone = replace(size, layers=[half, half], tensors=[], stash_groups=stash)
+    alone = replace(whole, layers=parts, measurements=[alone])
+    one, other = (laying(measured=own).calibration for own in (whole, alone))
+    assert one.blocks == other.blocks
+
+
+def longer(profile):
+    return replace(profile, model=replace(profile.model, tokens_per_sample=8192))
+
+
+def wider(profile):
+    size = profile.measurements[0]
+    layers = [replace(layer, output_bytes=2 * layer.output_bytes) for layer in size.layers]
+    return replace(profile, measurements=[replace(size, layers=layers)])
+
+
+def heavier(profile):
+    """The profile where one block of all has twice the parameters."""
+    layers = list(profile.layers)
+    layers[2] = replace(layers[2], parameter_bytes=2 * layers[2].parameter_bytes)
+    return replace(profile, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda own: replace(own, device=replace(own.device, name="AMD EPYC")), "measured on AMD"),
+        (lambda own: replace(own, dtype="float32"), "computes in float32, and the plan in bfloat"),
+        (longer, "its samples have 8,192 tokens, those of the plan 4,096"),
+        (wider, "leave a block for 1 samples; 4,096 tokens of width 4,096 are 33.6 MB"),
+        (lambda own: replace(own, group=Group(ranks=4)), "on 4 tensor parallel ranks"),
+        (lambda own: measured(model="llama3-70b", layout="tp=8,dp=1"), "a block has"),
+        (heavier, "a block has"),
+        (lambda own: replace(own, dtype="float32", autocast="bfloat16"), r"^[^\n]* a block has"),
+    ],
+)
+def test_a_profile_of_another_block_is_refused_with_what_is_other(change, message):
+    asked = laying(measured=change(measured()))
+    with pytest.raises(PartoptError, match=message) as refused:
+        lay(asked)
+    assert refused.value.exit_code == 2 and refused.value.parts[0].hint
+
+
+def test_estimated_times_are_not_measured_ones():
+    asked = laying()
+    own = profile_of(asked.training, asked.fill(asked.training), BATCH)
+    with pytest.raises(PartoptError, match="its times were estimated"):
+        lay(laying(measured=own))
+
+
+def test_the_plan_says_what_was_measured_and_is_verified_by_that():
+    plan = lay(laying("tp=2,pp=2", measured=measured("tp=2,dp=4", forward=1.2))).plan
+    plain = lay(laying("tp=2,pp=2")).plan
+    assert plan.predicted.iteration_s > 1.04 * plain.predicted.iteration_s
+    read = Plan.parse(msgspec.json.encode(plan))
+    assert read == plan and verify(read, profile_again(read)).ok
+    forged = replace(read, transformer=replace(read.transformer, closed_s=1.0))
+    assert "numbers" in verify(forged, profile_again(forged)).failed
+    block = replace(read.transformer.calibration.blocks[0], forward_s=1e-3)
+    other = replace(read.transformer.calibration, blocks=[block])
+    forged = replace(read, transformer=replace(read.transformer, calibration=other))
+    assert "profile" in verify(forged, profile_again(forged)).failed
+
+
+ASKED = "llama3-8b", "--topology", "dgx-h100", "--servers", "1", "--for", "megatron"
+ASKED = *ASKED, "--global-batch", "64", "--sequence", "4096"
+
+
+def test_the_page_says_of_every_number_whether_it_was_measured_scaled_or_computed(
+    partopt, tmp_path
+):
+    file, path = tmp_path / "block.json", tmp_path / "plan.json"
+    file.write_bytes(msgspec.json.encode(measured("tp=2,dp=4", forward=1.25)))
+    said = "plan", *ASKED, "--calibrate", file, "--force", "-o", path, "--layout"
+    page = " ".join(partopt(*said, "tp=2,pp=2,cp=1,microbatch=1,recompute=never").out.split())
+    assert "block measured: forward x 1.25, backward x 1, bytes kept x 1" in page
+    assert "where scaled: products" in page and "computed: embedding and head" in page
+    assert "trust blocks measured, exchanges and the rest computed" in page
+    shown = partopt("show", path).out
+    assert [line.split()[-1] for line in shown.splitlines() if line.startswith("a block")] == [
+        "measured"
+    ]
+    assert "verified" in partopt("show", path, "--verify").out
+    page = " ".join(partopt(*said, "tp=4,pp=2,cp=1,microbatch=1,recompute=never").out.split())
+    assert "block scaled: forward x 1.25" in page and "trust blocks scaled" in page
+    stated = json.loads(path.read_text())["transformer"]["calibration"]
+    assert stated["ranks"] == 2 and stated["blocks"][0]["microbatch_size"] == 1
+
+
+def test_what_does_not_go_with_a_measured_block_is_refused(partopt, tmp_path):
+    file = tmp_path / "block.json"
+    file.write_bytes(msgspec.json.encode(measured()))
+    done = partopt("plan", *ASKED[:-1], "8192", "--calibrate", file)
+    assert done.code == 2 and "8,192" in done.err and "hint:" in done.err and not done.out
+    done = partopt("plan", "gpt.cpu.float32", "--topology", "v100-pcie", "--calibrate", file)
+    assert done.code == 2 and "--calibrate: goes with a transformer's" in done.err

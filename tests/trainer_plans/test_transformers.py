@@ -1,0 +1,486 @@
+"""A transformer's layout as a plan: the simulator agrees with the closed form, and takes the plan
+as any other.
+"""
+
+import dataclasses
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from benchmarks.questions import compare_layouts
+from partopt import verify
+from partopt.documents.engine import Layout
+from partopt.documents.plan import Plan, needed_bytes
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.report.transformer_text import layout_table, render
+from partopt.trainer_plans.transformers import (
+    JUDGED,
+    MOST_JUDGED,
+    USUALLY,
+    Laying,
+    choose,
+    compare_layout,
+    differing,
+    lay,
+    lay_as,
+)
+from partopt.trainers import export_plan
+from partopt.transformer.as_profile import profile_again
+from partopt.transformer.config import load_transformer
+from partopt.transformer.iteration import HOST_S, estimate, once_s
+from partopt.units import format_bytes, format_seconds
+
+# model, servers of 8 H100, trainer, batch, sequence, layout
+CASES = [
+    ("llama3-70b", 4, "megatron", 512, 4096, "tp=8,pp=4,chunks=5"),
+    ("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,recompute=always"),
+    ("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=4,cp=2,recompute=selective"),
+    ("llama3-70b", 4, "megatron", 512, 4096, "tp=8,pp=2,recompute=10"),
+    ("llama3-70b", 4, "megatron-bridge", 128, 8192, "tp=8,pp=4"),
+    ("llama3-8b", 4, "megatron", 512, 4096, ""),
+    ("llama3-8b", 4, "megatron", 512, 8192, "tp=2,shard=none"),
+    ("llama3-8b", 4, "torchtitan", 64, 8192, "recompute=selective"),
+    ("llama3-70b", 4, "torchtitan", 64, 8192, "tp=8,recompute=always"),
+    ("llama3-70b", 4, "torchtitan", 64, 8192, "tp=8,pp=2,recompute=always"),
+    ("gpt3-175b", 8, "deepspeed", 256, 2048, "tp=8,pp=8,recompute=always"),
+    ("mixtral-8x7b", 4, "megatron", 512, 4096, "ep=8,pp=4"),
+    ("llama3-405b", 64, "megatron", 512, 8192, "tp=8,pp=16,recompute=always"),
+    ("bert-large", 1, "megatron", 512, 512, ""),
+    # replicas of several context parallel ranks, on one server and over some
+    ("llama3-8b", 8, "megatron", 64, 8192, "cp=8"),
+    ("llama3-8b", 8, "megatron", 64, 4096, "cp=4,tp=2,shard=none"),
+    ("llama3-70b", 8, "torchtitan", 64, 8192, "cp=2,tp=4,recompute=always"),
+    ("llama3-405b", 32, "torchtitan", 512, 8192, "cp=2,tp=8,microbatch=2"),
+    # a pipeline of unequal stages, which gathers and scatters once
+    ("llama3-70b", 16, "torchtitan", 256, 8192, "tp=4,cp=4,pp=2"),
+    ("llama3-70b", 16, "torchtitan", 256, 8192, "tp=2,pp=64,recompute=selective"),
+    ("mixtral-8x7b", 8, "megatron", 512, 4096, "ep=4,tp=2,pp=2"),
+    # chunks of unequal stages, the ends with fewer blocks
+    ("llama3-405b", 64, "megatron", 512, 8192, "tp=8,pp=16,chunks=4,cp=2"),
+    ("qwen3-32b", 8, "megatron", 512, 4096, "tp=2,pp=2,chunks=3,microbatch=2"),
+    # context parallel ranks share torchtitan's parameters, with no replicas beside them, too
+    ("llama3-405b", 4, "torchtitan", 64, 1024, "tp=8,cp=4,recompute=always"),
+    ("llama3-8b", 4, "torchtitan", 64, 8192, "tp=2,cp=2,shard=gradients,recompute=always"),
+    # every chunk has its receive buffers
+    ("llama3-8b", 4, "torchtitan", 64, 8192, "cp=4,pp=2,chunks=2,recompute=always"),
+]
+
+
+def laying(model, servers, trainer, batch, sequence, layout, **options):
+    return Laying(
+        model=load_transformer(model),
+        topology=Topology.load("dgx-h100", servers),
+        trainer=trainer,
+        global_batch=batch,
+        sequence=sequence,
+        layout=Layout.parse(layout) if layout else Layout(),
+        facts=options.pop("facts", {}),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2]}-{case[5]}")
+def test_the_simulation_takes_as_long_as_the_closed_form_says(case):
+    laid = lay(laying(*case))
+    assert laid.plan.predicted.iteration_s == pytest.approx(laid.estimate.seconds, rel=0.02)
+    needs = laid.plan.peak_memory_bytes + laid.plan.reserve.size_bytes
+    assert needs == pytest.approx(laid.estimate.memory_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("layout", ["tp=8,microbatch=2", "tp=4,cp=2,recompute=always"])
+def test_shards_of_fp8_are_gathered_in_a_byte(layout):
+    case = "llama3-70b", 16, "torchtitan", 128, 2048, layout
+    laid = lay(laying(*case, format="fp8"))
+    assert laid.plan.engine.gathered_bytes == 1
+    assert laid.plan.predicted.iteration_s == pytest.approx(laid.estimate.seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case[5])
+def test_the_plan_is_made_again_from_what_it_says(case):
+    plan = lay(laying(*case)).plan
+    read = Plan.parse(msgspec.json.encode(plan))
+    assert read == plan
+    profile = profile_again(read)
+    assert profile is not None
+    assert verify(read, profile).ok
+
+
+def test_the_profile_has_the_models_operations_and_parameters():
+    asked = laying(*CASES[0])
+    profile, model = lay(asked).profile, asked.model
+    layers = profile.measurements[0].layers
+    flops = 3 * 8 * sum(layer.forward_flops for layer in layers)
+    assert flops == pytest.approx(model.flops(4096), rel=1e-6)
+    held = sum(layer.parameter_bytes for layer in profile.layers)
+    assert held == pytest.approx(2 * model.parameters / 8, rel=1e-6)
+    kinds = [layer.type for layer in profile.layers]
+    assert kinds == ["Embedding", *["Block"] * 80, "Norm", "Head"]
+
+
+def test_a_model_whose_ends_are_tied_has_them_once():
+    asked = laying("bert-large", 1, "megatron", 512, 512, "")
+    assert lay(asked).profile.parameter_bytes() == pytest.approx(2 * asked.model.parameters)
+
+
+def test_blocks_that_are_not_made_again_are_not_slower():
+    times = [
+        lay(laying("llama3-8b", 1, "megatron", 64, 4096, f"tp=4,pp=2,recompute={again}")).plan
+        for again in ("never", 4, 8, "always")
+    ]
+    seconds = [plan.predicted.iteration_s for plan in times]
+    assert seconds == sorted(seconds) and seconds[0] < seconds[1] < seconds[3]
+    memory = [plan.peak_memory_bytes for plan in times]
+    assert memory == sorted(memory, reverse=True)
+
+
+def test_a_fact_of_the_trainer_replaces_its_default():
+    case = "llama3-8b", 1, "megatron", 64, 4096, "tp=2"
+    plain, fused = (lay(laying(*case, facts=facts)) for facts in ({}, {"loss": "fused"}))
+    assert fused.estimate.seconds < plain.estimate.seconds
+    assert plain.plan.transformer.practice != fused.plan.transformer.practice
+
+
+def test_memory_is_less_than_the_name_says_unless_it_is_given():
+    case = "llama3-8b", 1, "megatron", 64, 4096, "tp=2"
+    assert laying(*case).limit_bytes == 76 * 10**9
+    assert laying(*case, memory="70 GB").limit_bytes == 70 * 10**9
+    assert not lay(laying(*case, memory="30 GB")).plan.fits
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layout": "tp=3"}, "tp x cp x pp x dp are 30 devices"),
+        ({"trainer": "torchtitan", "layout": "recompute=3"}, "all blocks again or none"),
+        ({"layout": "tp=8", "batch": 511}, "511 samples"),
+        ({"trainer": "vllm"}, "how vllm runs a transformer is not known"),
+        ({"facts": {"los": "fused"}}, "no fact `los` of megatron"),
+        ({"facts": {"loss": "blue"}}, "unknown loss"),
+        ({"layout": "tp=8,pp=4,chunks=30"}, "stages of 80 blocks"),
+        ({"trainer": "deepspeed", "layout": "pp=4,chunks=2"}, "chunks=2`: deepspeed has no such"),
+        ({"trainer": "deepspeed", "layout": "cp=2"}, "cp=2`: deepspeed has no such part"),
+        ({"trainer": "deepspeed", "layout": "ep=2"}, "ep=2`: deepspeed has no such part"),
+        ({"trainer": "deepspeed", "layout": "tp=8,recompute=selective"}, "or nothing"),
+        ({"trainer": "deepspeed", "layout": "tp=8,shard=parameters"}, "has none, optimizer"),
+        ({"layout": "tp=8,shard=gradients"}, "has none, optimizer"),
+        ({"trainer": "torchtitan", "layout": "tp=8,shard=optimizer"}, "has none, gradients"),
+        ({"layout": "tp=8,pp=4,schedule=gpipe"}, "planned under 1f1b and interleaved"),
+        ({"trainer": "torchtitan", "layout": "schedule=zbv"}, "planned under 1f1b and interl"),
+        ({"trainer": "deepspeed", "layout": "schedule=interleaved"}, "planned under 1f1b of"),
+        ({"layout": "tp=8,pp=4,schedule=interleaved"}, "interleaved with chunks=1"),
+        ({"layout": "tp=8,pp=4,chunks=5,schedule=1f1b"}, "1f1b with chunks=5"),
+        ({"layout": "tp=1,pp=32", "facts": {"tp-overlap": "yes"}}, "tp-overlap needs tp > 1"),
+        ({"trainer": "torchtitan", "facts": {"async-tp": "yes"}}, "add `compile=yes`|are split"),
+        ({"facts": {"exchange-overlap": "yes"}}, "exchange-overlap needs ep > 1"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(changes, message):
+    given = {"trainer": "megatron", "batch": 512, "layout": "tp=8,pp=4", "facts": {}} | changes
+    asked = laying(
+        "llama3-70b",
+        4,
+        given["trainer"],
+        given["batch"],
+        4096,
+        given["layout"],
+        facts=given["facts"],
+    )
+    with pytest.raises(PartoptError, match=message):
+        lay(asked)
+
+
+def exported(to, *case):
+    return export_plan(lay(laying(*case)).plan, to, stem="planned").main
+
+
+def test_megatron_is_told_the_model_the_degrees_and_what_is_made_again():
+    text = exported(
+        "megatron", "llama3-70b", 4, "megatron", 512, 4096, "tp=4,cp=2,pp=4,recompute=selective"
+    )
+    for words in (
+        "--num-layers 80",
+        "--ffn-hidden-size 28672",
+        "--num-query-groups 8",
+        "--seq-length 4096",
+        "--tensor-model-parallel-size 4",
+        "--context-parallel-size 2",
+        "--sequence-parallel",
+        "--recompute-granularity selective",
+        "--use-distributed-optimizer",
+    ):
+        assert f"    {words}\n" in text
+    assert "--num-experts" not in text and "--recompute-method" not in text
+    experts = exported("megatron", "mixtral-8x7b", 4, "megatron", 512, 4096, "ep=8,pp=4")
+    assert "    --expert-model-parallel-size 8\n" in experts
+    assert "    --num-experts 8\n    --moe-router-topk 2\n" in experts
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("gpt3-1.3b", ["--attention-dropout 0.1", "--hidden-dropout 0.1", "--kv-channels 128"]),
+        ("gpt3-1.3b", ["--normalization LayerNorm", "--position-embedding-type learned_absolute"]),
+        ("llama3-8b", ["--attention-dropout 0.0", "--hidden-dropout 0.0", "--kv-channels 128"]),
+        ("llama3-8b", ["--normalization RMSNorm", "--position-embedding-type rope"]),
+    ],
+)
+def test_megatron_is_told_the_kind_of_the_model(model, words):
+    """Of GPT-3 as Brown et al. (2020, section 2.1) have GPT-2's blocks, of Llama 3 as its paper."""
+    text = exported("megatron", model, 1, "megatron", 512, 512, "")
+    assert [word for word in words if f"    {word}\n" not in text] == []
+
+
+def test_torchtitan_is_told_the_context_and_what_is_made_again():
+    case = "llama3-70b", 4, "torchtitan", 64, 8192
+    text = exported("torchtitan", *case, "tp=8,cp=2,pp=2,recompute=selective")
+    assert "tensor_parallel_degree = 8\n" in text and "context_parallel_degree = 2\n" in text
+    assert "activation_checkpoint = SelectiveAC.Config()\n" in text
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "megatron-bridge", "torchtitan", "deepspeed"])
+@pytest.mark.parametrize("chunks", [1, 5])
+def test_the_schedule_of_a_layout_is_kept(trainer, chunks):
+    name, parts = "interleaved" if chunks > 1 else "1f1b", f"tp=8,pp=4,chunks={chunks}"
+    if trainer == "deepspeed" and chunks > 1:
+        return
+    case = "llama3-70b", 4, trainer, 64, 4096
+    for stated in (name, "auto"):
+        assert lay(laying(*case, f"{parts},schedule={stated}")).plan.schedule == name
+    best = choose(laying(*case, f"tp=8,recompute=always,schedule={name}")).best.plan
+    assert best.schedule == name and (best.layout.chunks > 1) == (chunks > 1)
+
+
+def free(layout="", model="llama3-8b", **options):
+    return laying(model, 1, options.pop("trainer", "megatron"), 64, 4096, layout, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("narrower", ["tp=2", "pp=2,chunks=2", "recompute=always", "cp=2", "dp=2"])
+def test_what_is_freer_is_not_slower(trainer, narrower):
+    best, narrow = (choose(free(layout, trainer=trainer)).best for layout in ("", narrower))
+    assert best.plan.fits and narrow.plan.fits
+    assert best.seconds <= narrow.seconds * (1 + 1e-9)
+    stated = Layout.parse(narrower)
+    for name in Layout.__struct_fields__:
+        assert getattr(stated, name) in (None, getattr(narrow.plan.layout, name))
+
+
+def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
+    asked = laying("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,chunks=5")
+    told = []
+    best = choose(asked, lambda *own: told.append(own)).best
+    assert told[0] == ("estimating layouts", 0, 1)
+    assert told[1:] == [("simulating layouts", n, 2) for n in range(2)]
+    freely = lay(dataclasses.replace(asked, facts={"ends": "free"}))
+    assert best.plan.transformer.freely_s == freely.seconds < best.seconds
+    even = choose(dataclasses.replace(asked, facts={"ends": "stage"})).best
+    assert even.seconds == best.seconds and not even.plan.transformer.freely_s
+
+
+def test_where_little_is_missing_few_blocks_are_made_again():
+    chosen = choose(free("tp=2,cp=1,pp=1,microbatch=2", memory="60 GB"))
+    again = chosen.best.plan.layout.recompute
+    assert isinstance(again, int) and chosen.best.plan.fits
+    fewer = lay(free(f"tp=2,cp=1,pp=1,microbatch=2,recompute={again - 1}", memory="60 GB"))
+    assert not fewer.plan.fits
+    assert any(own.layout.recompute == "never" for own in chosen.found.lacking)
+
+
+def check_others(laid, asked):
+    """What stands beside a plan is what each layout takes by itself."""
+    about, limit = laid.plan.transformer, asked.limit_bytes
+    assert len({own.layout for own in about.beside} | {about.layout}) == 1 + len(about.beside)
+    for own in about.beside:
+        found = estimate(laid.training, own.layout, asked.global_batch)
+        assert own.memory_bytes == round(found.memory_bytes)
+        assert own.fits == (found.memory_bytes <= limit)
+        assert own.fits or own.iteration_s < laid.seconds
+        alone = lay(dataclasses.replace(asked, layout=own.layout)).seconds
+        assert own.iteration_s == (alone if own.simulated else found.seconds)
+        more = {
+            name: found.parts.get(name, 0.0) - laid.estimate.parts.get(name, 0.0)
+            for name in found.parts | laid.estimate.parts
+        }
+        most = max if found.seconds >= laid.estimate.seconds else min
+        assert own.part_s == more[own.part] == most(more.values())
+
+
+@pytest.mark.parametrize("model", ["gpt3-125m", "llama3-8b"])
+@pytest.mark.parametrize("layout", ["pp=1", "pp=4", "pp=8", "pp=4,chunks=3", "pp=2,cp=2,dp=2"])
+def test_what_is_there_once_an_iteration_is_there_once(model, layout):
+    """Nothing of the host's seconds is multiplied by stages, replicas or shares."""
+    laid = lay(laying(model, 1, "megatron", 64, 2048, layout))
+    plan, whole = laid.plan, laid.estimate.layout
+    steps = [stage.optimizer_s for stage in plan.stages if 0 in stage.ranks]
+    once = once_s(laid.training, whole, 64)
+    assert sum(steps) == pytest.approx(once, rel=1e-3)
+    seen = sum(laid.estimate.parts[name] for name in ("step", "replicas"))
+    assert HOST_S < once < (HOST_S + seen) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("form", ["mxfp8", "nvfp4"])
+def test_a_scale_a_block_came_with_blackwell(form):
+    for cluster, known in (("dgx-h100", False), ("gb200-nvl72", True)):
+        asked = dataclasses.replace(
+            free("tp=8", format=form), topology=Topology.load(cluster, 1), global_batch=72
+        )
+        if known:
+            assert asked.training.format == form
+        else:
+            with pytest.raises(PartoptError, match=f"what {form} achieves on it is not known"):
+                choose(asked)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "model", "cluster", "servers", "batch"),
+    [
+        ("torchtitan", "gpt3-13b", "dgx-a100", 2, 64),  # does not part what is tied
+        ("torchtitan", "llama3-70b", "gb200-nvl72", 2, 1152),  # 144 is no power of two
+        ("megatron", "gpt3-1.3b", "gb200-nvl72", 2, 96),
+        ("deepspeed", "gpt3-6.7b", "dgx-a100", 1, 64),
+        ("torchtitan", "llama3-8b", "dgx-h100", 1, 64),
+    ],
+)
+def test_the_best_layout_can_be_laid_and_exported(trainer, model, cluster, servers, batch):
+    asked = dataclasses.replace(
+        laying(model, 1, trainer, batch, 2048, ""), topology=Topology.load(cluster, servers)
+    )
+    best = choose(asked).best.plan
+    assert best.fits
+    assert export_plan(best, trainer, stem="planned").main
+    if trainer == "torchtitan" and asked.model.tied:
+        assert best.layout.pp == 1
+        with pytest.raises(PartoptError, match="keeps in one stage"):
+            choose(dataclasses.replace(asked, layout=Layout(pp=2)))
+
+
+def test_what_is_left_out_by_rule_is_kept_and_said():
+    asked = dataclasses.replace(
+        laying("qwen3-30b-a3b", 1, "megatron", 1024, 2048, ""),
+        topology=Topology.load("dgx-a100", 1),
+    )
+    best = choose(asked).best
+    left = best.plan.transformer.left_out
+    assert left.layout.recompute != "never" or left.layout.microbatch > 2
+    assert left.simulated and left.fits and left.iteration_s < best.seconds
+    assert lay(dataclasses.replace(asked, layout=left.layout)).seconds == left.iteration_s
+    again = choose(dataclasses.replace(asked, layout=Layout(recompute="always"))).best
+    assert best.seconds > again.seconds >= left.iteration_s * 0.99
+    read = Plan.parse(msgspec.json.encode(best.plan))
+    page = " ".join(render(read).split())
+    change = left.iteration_s / best.seconds - 1
+    assert f"left out: tp {left.layout.tp}, " in page and f"{change:+.1%} by computation" in page
+    assert "left out" not in render(again.plan)
+    assert not choose(free()).best.plan.transformer.left_out  # a model without experts
+
+
+def test_a_page_has_one_time_and_one_memory():
+    """Also where closed form and simulation part."""
+    asked = dataclasses.replace(
+        laying("llama2-7b", 1, "megatron", 512, 2048, "tp=2,pp=18,dp=2"),
+        topology=Topology.load("gb200-nvl72", 1),
+    )
+    plan = choose(asked).best.plan
+    assert abs(plan.predicted.iteration_s / plan.transformer.closed_s - 1) > 0.05
+    page, (first, *_) = render(plan), layout_table(plan)[0]
+    assert first.iteration_s == plan.predicted.iteration_s
+    assert first.memory_bytes == needed_bytes(plan)
+    for text in (format_seconds(first.iteration_s), format_bytes(first.memory_bytes)):
+        assert page.count(text) >= 1 + (len(layout_table(plan)[0]) > 1)
+    assert "sends inside a server for sends between servers" in " ".join(page.split())
+
+
+@pytest.mark.parametrize(("place", "more"), [(3, True), (6, False)])
+def test_more_layouts_are_simulated_where_simulations_part(monkeypatch, place, more):
+    """One that is simulated comes down to the first: so may those that are as far from it."""
+    asked, told, taken = free(), [], {}
+    ranked = differing(choose(asked).found.fitting, MOST_JUDGED, ["microbatch"])
+    factor = 1.001 * ranked[0].seconds / ranked[place].seconds
+
+    def lay_quickly(asked, training, layout):
+        found = lay_as(asked, training, layout)
+        own_s = found.estimate.seconds * (factor if layout == ranked[place].layout else 1.0)
+        predicted = structs.replace(found.plan.predicted, iteration_s=own_s)
+        taken[layout] = own_s
+        return dataclasses.replace(found, plan=structs.replace(found.plan, predicted=predicted))
+
+    monkeypatch.setattr("partopt.trainer_plans.transformers.lay_as", lay_quickly)
+    best = choose(asked, lambda *own: told.append(own)).best
+    assert best.seconds == min(taken[own.layout] for own in ranked[: len(told) - 1])
+    least = USUALLY * (factor if more else 1.0)
+    may, usual = (
+        sum(own.seconds * share <= best.seconds for own in ranked) for share in (least, USUALLY)
+    )
+    assert len(told) - 1 == max(JUDGED, may)
+    assert (may > usual) == more
+
+
+@pytest.mark.parametrize(
+    "draw", [3, 8, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in range(40, 55))]
+)
+def test_no_narrower_question_is_answered_better(draw, capsys):
+    """As `benchmarks/questions.py --layouts` asks."""
+    counts = Counter()
+    compare_layouts(random.Random(draw), counts)
+    assert counts["free"] == 1 and (counts["narrower"] > 3 or counts["no such layout"])
+    failures = {"loses", "fails", "not kept", "not exported"} & counts.keys()
+    assert not failures, capsys.readouterr().out
+
+
+def test_others_stand_beside_a_plan_and_the_best_beside_a_layout_of_today():
+    asked = free("pp=1", memory="60 GB")
+    best = choose(asked).best
+    assert {own.fits for own in best.plan.transformer.beside} == {True, False}
+    check_others(best, asked)
+    asked = free("tp=4,pp=2,recompute=always", memory="60 GB")
+    compared = compare_layout(asked)
+    first, *others = compared.yours.plan.transformer.beside
+    assert first.layout == compared.chosen.best.plan.layout
+    assert first.iteration_s == compared.chosen.best.seconds
+    assert first.iteration_s <= min(own.iteration_s for own in others if own.fits)
+    assert first.part_s < 0
+    check_others(compared.yours, asked)
+
+
+def test_a_layout_of_today_is_beside_those_that_cannot_have_its_facts():
+    """`tp-overlap` needs tp > 1, which the best layout may lack."""
+    facts = {"tp-overlap": "yes"}
+    compared = compare_layout(free("tp=8,recompute=always", "gpt3-1.3b", facts=facts))
+    best = compared.chosen.best
+    narrow = choose(free("", "gpt3-1.3b", facts=facts)).best
+    assert compared.yours.plan.layout.tp == 8 and narrow.plan.layout.tp > 1
+    assert best.plan.layout.tp == 1 and best.seconds < narrow.seconds < compared.yours.seconds
+
+
+def test_a_trainer_that_does_not_interleave_gets_no_chunks():
+    chosen = choose(laying("gpt3-175b", 8, "deepspeed", 128, 2048, "pp=8"))
+    assert {own.layout.chunks for own in chosen.found.fitting + chosen.found.lacking} == {1}
+
+
+def test_where_nothing_fits_the_layout_that_needs_least_is_told():
+    told = []
+    chosen = choose(free(memory="10 GB"), lambda *own: told.append(own))
+    assert told == [("estimating layouts", 0, 1)]
+    assert not chosen.best.plan.fits and not chosen.found.fitting
+    assert chosen.best.estimate.layout == chosen.found.least.layout
+
+
+@pytest.mark.slow
+def test_of_experts_small_microbatches_come_first():
+    asked = laying("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4")
+    best = choose(asked).best.plan.layout
+    assert best.microbatch <= 2 and best.recompute != "always"
+    fixed = choose(
+        laying("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4,microbatch=4")
+    ).best.plan
+    assert fixed.layout.microbatch == 4
+
+
+def test_no_layout_is_told_with_what_would_be_one():
+    with pytest.raises(PartoptError, match="tp x cp x pp x dp are 6 devices"):
+        choose(free("tp=3,pp=2"))
