@@ -4,15 +4,22 @@ from partopt.documents import Note as Note
 from partopt.documents.engine import Layout as Layout
 from partopt.documents.plan import Certificate as Certificate, Plan as Plan
 from partopt.documents.profile import Profile as Profile
-from partopt.importers.repeat import repeat as repeat
 from partopt.documents.stage import Stage as Stage
 from partopt.documents.topology import Topology as Topology
 from partopt.errors import Interrupted as Interrupted, PartoptError as PartoptError
-from partopt.library.html_report import write_report as write_report
 from partopt.importers import IMPORTERS as IMPORTERS, import_profile as import_profile
+from partopt.importers.repeat import repeat as repeat
 from partopt.importers.run_times import import_run as import_run
 from partopt.importers.torch_profile import import_times as import_times
 from partopt.job import Job as Job
+from partopt.library.html_report import write_report as write_report
+from partopt.library.simulation import Simulation as Simulation, simulate as simulate
+from partopt.library.trials import (
+    Trial as Trial,
+    Uniform as Uniform,
+    try_schedule as try_schedule,
+    try_schedules as try_schedules,
+)
 from partopt.links import FittedLinks as FittedLinks
 from partopt.planners import PLANNERS as PLANNERS
 from partopt.profiler import (
@@ -23,9 +30,9 @@ from partopt.profiler import (
 from partopt.profiler.conditions import describe_host as describe_host
 from partopt.profiler.estimating import estimate as estimate, estimate_source as estimate_source
 from partopt.report.pictures import draw as draw
+from partopt.runtime.launch import run_source as run_source
 from partopt.runtime.link_measurement import prepare_links as prepare_links
 from partopt.runtime.measured import TrainingRun as TrainingRun
-from partopt.runtime.launch import run_source as run_source
 from partopt.schedules import SCHEDULES as SCHEDULES
 from partopt.search.compare import compare as compare
 from partopt.search.fitting import (
@@ -35,19 +42,11 @@ from partopt.search.fitting import (
 )
 from partopt.search.scaling import scale as scale
 from partopt.search.solve import Result as Result, solve as solve
-from partopt.library.simulation import Simulation as Simulation, simulate as simulate
-from partopt.trainers import (
-    TRAINERS as TRAINERS,
-    export_plan as export_plan,
-    readers as readers,
-    writers as writers,
-)
 from partopt.trainer_plans.judging import (
     Judgement as Judgement,
     judge_layout as judge_layout,
     plan_layout as plan_layout,
 )
-from partopt.trainers.layout import TrainerLayout as TrainerLayout, read_layout as read_layout
 from partopt.trainer_plans.planning import (
     job_for as job_for,
     schedule_for as schedule_for,
@@ -57,7 +56,6 @@ from partopt.trainer_plans.sizing import (
     find_servers as find_servers,
     scale_layouts as scale_layouts,
 )
-from partopt.trainers.trainer import Trainer as Trainer
 from partopt.trainer_plans.transformers import (
     Chosen as Chosen,
     Compared as Compared,
@@ -69,13 +67,15 @@ from partopt.trainer_plans.transformers import (
     read_configuration as read_configuration,
 )
 from partopt.trainer_plans.verifying import verify as verify
+from partopt.trainers import (
+    TRAINERS as TRAINERS,
+    export_plan as export_plan,
+    readers as readers,
+    writers as writers,
+)
+from partopt.trainers.layout import TrainerLayout as TrainerLayout, read_layout as read_layout
+from partopt.trainers.trainer import Trainer as Trainer
 from partopt.transformer.as_profile import find_profile as find_profile
 from partopt.transformer.config import find_transformer as find_transformer
-from partopt.library.trials import (
-    Trial as Trial,
-    Uniform as Uniform,
-    try_schedule as try_schedule,
-    try_schedules as try_schedules,
-)
 
 __version__: str

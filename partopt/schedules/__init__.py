@@ -124,7 +124,7 @@ def order(name: str, placement: Placement) -> Order:
 
 
 def _warmups(entry: Schedule, placement: Placement) -> Sequence[int]:
-    """Forwards before the first backward of every stage: those of the placement, else the usual ones.
+    """Forwards before the first backward of every stage: the stated ones, else the usual.
 
     They are 0 for several stages on a device: the rows of such schedules know theirs. Raises
     PartoptError where the placement states another warm-up than that of a schedule that has one.
