@@ -23,8 +23,8 @@ import accuracy_sleeping as sleeping
 from machine import describe
 
 from partopt import prepare_links
-from partopt.documents.run import Run
 from partopt.documents.topology import Topology
+from partopt.documents.training_run import Run
 from partopt.units import format_bytes
 
 KB, MB = 10**3, 10**6

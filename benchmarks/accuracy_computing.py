@@ -21,9 +21,9 @@ from machine import watch_others
 
 from partopt import TRAINERS, Job, Plan, measure_source, run_source, solve
 from partopt.documents.profile import Profile
-from partopt.documents.run import Run
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
+from partopt.documents.training_run import Run
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 RANKS = 2

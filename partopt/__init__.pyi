@@ -30,7 +30,7 @@ from partopt.profiler import (
 from partopt.profiler.conditions import describe_host as describe_host
 from partopt.profiler.estimating import estimate as estimate, estimate_source as estimate_source
 from partopt.report.pictures import draw as draw
-from partopt.runtime.launch import run_source as run_source
+from partopt.runtime.run import run_source as run_source
 from partopt.runtime.link_measurement import prepare_links as prepare_links
 from partopt.runtime.measured import TrainingRun as TrainingRun
 from partopt.schedules import SCHEDULES as SCHEDULES

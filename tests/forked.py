@@ -19,7 +19,7 @@ from pathlib import Path
 
 LIMIT_S = 300
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["partopt.cli.run", "partopt.profiler", "partopt.runtime.launch"])
+_SERVER.set_forkserver_preload(["partopt.cli.run", "partopt.profiler", "partopt.runtime.run"])
 
 
 class Forked:

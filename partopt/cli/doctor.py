@@ -129,7 +129,7 @@ def _diagnose(folder: Path) -> Diagnosis:
     from partopt.documents.doctor import Diagnosis, Exchange
     from partopt.documents.plan import Plan
     from partopt.documents.profile import Profile
-    from partopt.documents.run import Run
+    from partopt.documents.training_run import Run
 
     host = describe_host()
     trial = _Trial(folder, list(host.checks))

@@ -183,7 +183,7 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
 def _of_run(run: str | None, onto: str | None) -> Profile:
     """The profile `onto` with the times of a run; refused beside what says how to measure."""
     import partopt
-    from partopt.documents.run import Run
+    from partopt.documents.training_run import Run
 
     if run is None:
         hint = "leave it out to measure MODEL"

@@ -9,7 +9,7 @@ import msgspec
 from partopt import documents
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Bytes, Count, Device, Environment, Index, Profile, Seconds
-from partopt.documents.run import Run
+from partopt.documents.training_run import Run
 
 SCHEMA = "partopt.doctor/1"
 _SCHEMA = msgspec.Meta(extra_json_schema={"default": SCHEMA})

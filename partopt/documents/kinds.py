@@ -10,10 +10,10 @@ from partopt.documents.device import DeviceFile
 from partopt.documents.doctor import Diagnosis
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
-from partopt.documents.run import Run
 from partopt.documents.simulation import SimulationDocument, TrialDocument
 from partopt.documents.tables import Comparison, Flows, Scaling, Verification
 from partopt.documents.topology import TopologyFile
+from partopt.documents.training_run import Run
 from partopt.errors import PartoptError
 
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {

@@ -9,7 +9,7 @@ from partopt import documents
 from partopt.cost.chain import chain_of
 from partopt.cost.sharding import steps_in_backwards
 from partopt.documents.profile import Device, Profile
-from partopt.documents.run import Run, StageSeconds
+from partopt.documents.training_run import Run, StageSeconds
 from partopt.errors import PartoptError
 from partopt.importers.times import measurement_of, spread, with_times
 

@@ -13,7 +13,6 @@ from partopt.documents.device import DeviceFile
 from partopt.documents.doctor import Diagnosis
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
-from partopt.documents.run import Run
 from partopt.documents.tables import (
     Comparison,
     Flows,
@@ -21,6 +20,7 @@ from partopt.documents.tables import (
     Scaling,
     Verification,
 )
+from partopt.documents.training_run import Run
 from partopt.report import doctor_text as doctor
 from partopt.report import plan_text, run_text
 from partopt.report import plans_text as plans

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from partopt.documents.run import Run
+from partopt.documents.training_run import Run
 from partopt.report.phrases import Lines, basis_lines, speed_text
 from partopt.report.text import Column, label_lines, table_of
 from partopt.schedules import schedule

@@ -19,7 +19,7 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from partopt.documents.plan import Plan
-from partopt.documents.run import Check
+from partopt.documents.training_run import Check
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.device import free_host_bytes
 from partopt.profiler.step import run_loss

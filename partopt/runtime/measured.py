@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from partopt.cost.memory import recomputes_apart
 from partopt.documents.engine import OF_TORCH, OWN, TORCH, Engine
 from partopt.documents.plan import Plan
-from partopt.documents.run import (
+from partopt.documents.training_run import (
     Check,
     MachineLoad,
     RankSeconds,

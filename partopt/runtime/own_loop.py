@@ -20,8 +20,8 @@ from partopt.errors import PartoptError
 from partopt.profiler.source import ModelSource, find_model
 from partopt.replay.replayed_stage import StageModule
 from partopt.runtime.context import Context
-from partopt.runtime.launch import RunOptions, prepare, ranks_here
 from partopt.runtime.processes import choose_backend, run_ranks
+from partopt.runtime.run import RunOptions, prepare, ranks_here
 from partopt.runtime.training import RankTraining, Training, losses_of
 from partopt.schedules import schedule
 
@@ -81,7 +81,7 @@ def train_with(
     `model` is `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, built with these `arguments`. Under
     `torchrun` this process is one of the ranks, and gets its result; else they are started
     here, and results and the loop have to be picklable. `backend` and `engine` are those of
-    `partopt.runtime.launch.RunOptions`.
+    `partopt.runtime.run.RunOptions`.
 
     Raises PartoptError for a plan that cannot run here or is asynchronous, a model that is not the
     plan's, and where a rank fails.

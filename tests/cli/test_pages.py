@@ -15,7 +15,7 @@ from partopt.documents import doctor
 from partopt.documents.doctor import Accelerator, Diagnosis, Exchange, Machine
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.profile import Device
-from partopt.documents.run import Check, Run
+from partopt.documents.training_run import Check, Run
 from partopt.links import FittedLinks, levels_of
 from partopt.printable import shorten
 from partopt.report import profile_text as profile

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import partopt as po
-from partopt.documents.run import Check, Run
+from partopt.documents.training_run import Check, Run
 from partopt.runtime.measured import TrainingRun
 from tests.helpers import flat, uniform_profile
 from tests.report.pictures import cases

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from partopt import Job, Plan, Topology, run_source, solve
 from partopt.cost.memory import CHANNELS
-from partopt.documents.run import Run
+from partopt.documents.training_run import Run
 from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
@@ -29,13 +29,13 @@ from partopt.replay.packing import Packing
 from partopt.replay.stage import Crossing
 from partopt.report.run_text import render as render_run
 from partopt.runtime import check, link_measurement
-from partopt.runtime import launch as run
+from partopt.runtime import run
 from partopt.runtime.clock import DeviceClock
 from partopt.runtime.context import Context, Direction, Progress
 from partopt.runtime.engine import RankRun
-from partopt.runtime.launch import RunOptions
 from partopt.runtime.optimizers import warm_up
 from partopt.runtime.processes import run_local
+from partopt.runtime.run import RunOptions
 from partopt.runtime.training import Microbatches, RankTraining, Training
 from tests.gpu.device import FRAGMENTS_BYTES, FakeDevice, PaperTime, installed
 from tests.gpu.nccl import rehearse

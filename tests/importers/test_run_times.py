@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import Job, import_run, solve
-from partopt.documents.run import Run, StageSeconds
+from partopt.documents.training_run import Run, StageSeconds
 from partopt.errors import PartoptError
 from partopt.importers.times import spread
 from partopt.schedules import schedule

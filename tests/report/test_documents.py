@@ -16,9 +16,9 @@ from partopt.documents.device import read_device
 from partopt.documents.doctor import Accelerator, Check, Diagnosis, Exchange, Machine
 from partopt.documents.files import find_shipped, read_bytes
 from partopt.documents.profile import Device, Environment, Group
-from partopt.documents.run import Check as Compared
 from partopt.documents.stage import Figures
 from partopt.documents.topology import Topology
+from partopt.documents.training_run import Check as Compared
 from partopt.documents.transformer import LayoutBeside
 from partopt.links import FittedLinks, levels_of
 from partopt.report import clusters, glossary, pages, plan_text, run_text

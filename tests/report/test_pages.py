@@ -8,7 +8,7 @@ from msgspec.structs import replace
 import partopt as po
 from partopt.documents.plan import RunnerUp
 from partopt.documents.profile import Group
-from partopt.documents.run import Check
+from partopt.documents.training_run import Check
 from tests.helpers import ROOT, chain_profile, flat, limited, two_level, uniform_profile
 from tests.report.pictures import cases
 

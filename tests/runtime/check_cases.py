@@ -19,7 +19,7 @@ import torch.distributed as dist
 from partopt import Job, solve
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
-from partopt.documents.run import Check
+from partopt.documents.training_run import Check
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.runtime import training

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from partopt import Job, measure_source, run_source, solve
-from partopt.documents.run import Run
+from partopt.documents.training_run import Run
 from tests.helpers import ROOT, flat
 
 GPT = ROOT / "examples/gpt.py"

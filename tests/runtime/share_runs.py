@@ -18,7 +18,7 @@ import torch
 
 from partopt import Job, Plan, measure_source, run_source, solve
 from partopt.documents.profile import Profile
-from partopt.documents.run import Run
+from partopt.documents.training_run import Run
 from tests.helpers import flat
 from tests.runtime.test_run import MODEL
 

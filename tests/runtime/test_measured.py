@@ -3,7 +3,7 @@
 import pytest
 
 from partopt.documents.engine import OF_TORCH, OWN, PARTOPT, TORCH
-from partopt.documents.run import MachineLoad
+from partopt.documents.training_run import MachineLoad
 from partopt.runtime.actions import RankRecord, actions_of
 from partopt.runtime.measured import RankResult, as_run, put_together
 from partopt.runtime.training import Training

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from partopt import Job, Plan, Profile, solve
-from partopt.documents.run import Run
+from partopt.documents.training_run import Run
 from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.report.run_text import render
-from partopt.runtime.launch import RunOptions, check_plan, run_plan
+from partopt.runtime.run import RunOptions, check_plan, run_plan
 from tests.forked import run_forked
 from tests.helpers import flat
 

@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from partopt.errors import PartoptError
-from partopt.runtime.launch import check_plan
 from partopt.runtime.own_loop import train_with
+from partopt.runtime.run import check_plan
 from tests.runtime.cases import with_shares
 from tests.runtime.launched import outcome_of
 from tests.runtime.plans import straight

@@ -103,7 +103,7 @@ def test_the_same_problem_gives_the_same_plan(name):
 
 @pytest.mark.slow
 def test_annealing_improves_what_the_dynamic_program_finds():
-    problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 1, schedule="1f1b", microbatches=8)
+    problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 1, schedule="1f1b", microbatches=16)
     decided = simulate_with_best_warmup(planners.plan("optimal", problem))
     found, _ = contest.plan_alone("optimal", problem)
     assert found.predicted.period_s < 0.99 * decided.predicted.period_s

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from partopt import documents
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
-from partopt.documents.run import Run
 from partopt.documents.tables import Comparison, Scaling
+from partopt.documents.training_run import Run
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:

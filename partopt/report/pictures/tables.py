@@ -14,8 +14,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from partopt.documents.plan import Plan
-from partopt.documents.run import Run
 from partopt.documents.tables import Comparison, ComparisonRow, Scaling, ScalingRow
+from partopt.documents.training_run import Run
 from partopt.documents.transformer import LayoutBeside
 from partopt.report.looks import COLOURS
 from partopt.report.phrases import (

@@ -10,12 +10,19 @@ from msgspec.structs import replace
 import partopt as po
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
-from partopt.documents.run import MachineLoad, RankSeconds, RanPlan, Run, RunRank, StageSeconds
 from partopt.documents.tables import (
     Comparison,
     ComparisonRow,
     Scaling,
     ScalingRow,
+)
+from partopt.documents.training_run import (
+    MachineLoad,
+    RankSeconds,
+    RanPlan,
+    Run,
+    RunRank,
+    StageSeconds,
 )
 from tests.helpers import chain_profile, two_level, uniform_profile
 from tests.transformer.helpers import LLAMA as TINY

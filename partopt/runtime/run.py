@@ -13,7 +13,7 @@ import torch
 
 from partopt.documents.engine import PARTOPT, TORCH
 from partopt.documents.plan import Plan
-from partopt.documents.run import MachineLoad
+from partopt.documents.training_run import MachineLoad
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid
 from partopt.profiler.device import describe_device, release_memory
