@@ -28,8 +28,7 @@ from partopt.replay.cuts import Cut, cut_before
 from partopt.replay.packing import Packing
 from partopt.replay.stage import Crossing
 from partopt.report.run_text import render as render_run
-from partopt.runtime import check, link_measurement
-from partopt.runtime import run
+from partopt.runtime import check, link_measurement, run
 from partopt.runtime.clock import DeviceClock
 from partopt.runtime.context import Context, Direction, Progress
 from partopt.runtime.engine import RankRun
