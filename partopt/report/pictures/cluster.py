@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from partopt.cost.collectives import allreduce_over
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.report.looks import ink, stage_colour
@@ -45,11 +46,14 @@ def port_use(plan: Plan) -> dict[Port, float]:
     """The share of the time for which ports (k, c) are busy; those without traffic are left out.
 
     A message takes the ports of the level at which its ends part, and on a bus those of all its
-    members. All-reduces count as rings from every rank to the next higher one, whatever the
-    algorithm; exchanges of tied parameters are not counted.
+    members. An all-reduce takes them for as long as its algorithm does; exchanges of tied
+    parameters are not counted.
     """
     cuts = (_sent(plan, cut) for cut in range(1, len(plan.stages)))
-    return _busy(plan, itertools.chain(*cuts, _reduced(plan)))
+    busy = _busy(plan, itertools.chain(*cuts))
+    for port, seconds in _reduced_s(plan):
+        busy[port] = busy.get(port, 0.0) + seconds / plan.predicted.period_s
+    return busy
 
 
 def cut_use(plan: Plan) -> dict[int, float]:
@@ -70,14 +74,17 @@ def _sent(plan: Plan, cut: int) -> Iterator[Message]:
         yield receiver, sender, second.gradient_bytes / pairs
 
 
-def _reduced(plan: Plan) -> Iterator[Message]:
-    """What neighbours in the ring of a stage's replicas send."""
+def _reduced_s(plan: Plan) -> Iterator[tuple[Port, float]]:
+    """The ports of every all-reduce, and the seconds of a microbatch for which it takes them."""
+    topology = plan.topology
     for stage in plan.stages:
-        r = stage.replicas
-        size = 2 * (r - 1) / r * stage.trained_bytes / (plan.microbatches or r)
-        ring = sorted(stage.ranks)  # so that it leaves a server once
-        for sender, receiver in zip(ring, [*ring[1:], *ring[:1]], strict=True):
-            yield sender, receiver, size
+        size = stage.trained_bytes / (plan.microbatches or stage.replicas)
+        for k, slope in allreduce_over(stage.ranks, topology).slopes.items():
+            members = {rank // topology.group_size(k - 1) for rank in stage.ranks}
+            joined = Counter(c // topology.levels[k - 1].size for c in members)
+            for c in members:
+                if joined[c // topology.levels[k - 1].size] > 1:
+                    yield (k, c), slope * size
 
 
 def _busy(plan: Plan, messages: Iterable[Message]) -> dict[Port, float]:
@@ -105,8 +112,8 @@ def _busy(plan: Plan, messages: Iterable[Message]) -> dict[Port, float]:
 def use_lines(plan: Plan, used: dict[Port, float]) -> list[str]:
     """Every level, its links, and the time that its bytes take of the port that has the most.
 
-    Bytes are divided by the rate of the port, and all-reduces are counted as rings: over other ways
-    the share can exceed 100 %.
+    Bytes are divided by the rate of the port: where messages of both directions and all-reduces
+    wait for each other the share can exceed 100 %.
     """
     lines = []
     for k, level in enumerate(plan.topology.levels, 1):

@@ -74,13 +74,16 @@ def test_ports_are_as_busy_as_they_are_in_the_simulator(cluster, options):
         assert max(both) * 0.999 <= most <= sum(both) * 1.001
 
 
-def test_a_ring_leaves_a_server_once_whatever_the_order_of_its_replicas():
-    job = po.Job(uniform_profile(8), two_level(2, 2), planner="data_parallel")
-    plan = po.solve(job).plan
+@pytest.mark.parametrize(
+    ("algorithm", "moved"), [("ring", 2 * 3 / 4), ("tree", 2.0), ("hierarchical", 2 * 1 / 2)]
+)
+def test_an_all_reduce_takes_ports_as_its_algorithm_does_whatever_the_order(algorithm, moved):
+    cluster = replace(two_level(2, 2), allreduce=algorithm)
+    plan = po.solve(po.Job(uniform_profile(8), cluster, planner="data_parallel")).plan
     [stage] = plan.stages
     turned = replace(plan, stages=[replace(stage, ranks=[0, 2, 1, 3])])
     assert port_use(turned) == port_use(plan)
-    seconds = 2 * 3 / 4 * stage.trained_bytes / 4 / 1e9  # of each round of four, over 1 GB/s
+    seconds = moved * stage.trained_bytes / 4 / 1e9  # of every round of four, over 1 GB/s
     assert port_use(plan)[2, 0] == pytest.approx(seconds / plan.predicted.period_s)
 
 
