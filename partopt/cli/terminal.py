@@ -6,8 +6,10 @@ import contextlib
 import math
 import os
 import re
+import signal
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TextIO, TypeVar
@@ -182,24 +184,54 @@ def progress() -> Iterator[Tell]:
 def search(find: Callable[[Tell], T]) -> tuple[T, str]:
     """What `find` finds, with a progress bar; and where Ctrl-C interrupted it, nowhere: "".
 
-    Leaves with exit code 130 where it found nothing until then.
+    Ctrl-C ends it at its next report: what is compiled or called by a library in between may lose
+    an exception. A second one ends it at once. Leaves with exit code 130 where it found nothing
+    until then.
     """
-    where = "at its beginning"
+    where, asked = "at its beginning", False
 
     def note(what: str, done: int, total: int) -> None:
-        nonlocal where
+        nonlocal where, asked
         where = f"at {done / total:.0%} of {what}"
+        if asked:
+            asked = False  # what was found is put together with reports of its own
+            raise KeyboardInterrupt
         tell(what, done, total)
 
-    with progress() as tell:
+    def ask() -> None:
+        nonlocal asked
+        asked = True
+
+    with progress() as tell, _at_interrupt(ask):
         try:
-            return find(note), ""
+            found = find(note)
+            return found, where if asked else ""
         except Interrupted as stopped:
             return stopped.found, where
         except KeyboardInterrupt:
             pass
     say(f"interrupted {where}, before a plan was found: nothing is written", err=True)
     raise click.exceptions.Exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _at_interrupt(ask: Callable[[], None]) -> Iterator[None]:
+    """Have `ask` called at the first Ctrl-C, in a process that Ctrl-C would end."""
+    usual = signal.getsignal(signal.SIGINT)
+    main = threading.current_thread() is threading.main_thread()
+    if not main or usual is not signal.default_int_handler:
+        yield
+        return
+
+    def first(*_: object) -> None:
+        signal.signal(signal.SIGINT, usual)
+        ask()
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def leave_if_interrupted(where: str) -> None:

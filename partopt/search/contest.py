@@ -153,10 +153,12 @@ class Contest:
     def plans_so_far(self) -> Plans | None:
         """The simulated plans of a search that is interrupted; None where there are none."""
         plans, made = dict(self._simulated), vars(self)  # what was made, and is not made now
-        if "_grid" in made and (plan := self._grid.plan_so_far()):
-            plans[GRID] = plan
-        if "_optimal" in made and (plan := self._optimal.plan_so_far()):
-            plans[OPTIMAL] = _certify(self._optimal, plan)
+        with suppress(PartoptError):  # one that is too long to be simulated whole is none
+            if "_grid" in made and (plan := self._grid.plan_so_far()):
+                plans[GRID] = plan
+        with suppress(PartoptError):
+            if "_optimal" in made and (plan := self._optimal.plan_so_far()):
+                plans[OPTIMAL] = _certify(self._optimal, plan)
         return Plans(plans, []) if plans else None
 
     def _simulate(self, name: str) -> Plan:

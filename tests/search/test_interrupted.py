@@ -15,7 +15,8 @@ import partopt as po
 from partopt.cost.problem import Progress
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
-from partopt.errors import Interrupted
+from partopt.errors import Interrupted, PartoptError
+from partopt.search import grids, improve
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.any_effort]
@@ -168,3 +169,17 @@ def test_a_second_interruption_keeps_what_is_finished(monkeypatch: pytest.Monkey
     with pytest.raises(Interrupted) as stopped:
         po.solve(job, Reports(whole.count - 1))
     check(stopped.value.found.document, job.profile)
+
+
+def test_a_plan_that_is_too_long_to_be_simulated_whole_is_none(monkeypatch):
+    """A search of a million devices was interrupted, and said that it had too many actions."""
+
+    def too_long(self):
+        raise PartoptError("too long", code="too-many-actions")
+
+    for search in (improve.Improvement, grids.GridSearch):
+        monkeypatch.setattr(search, "plan_so_far", too_long)
+    job = po.Job(sized(1), two_level(2, 2), schedule="1f1b", microbatches=8)
+    found = [*interruptions(lambda progress: po.solve(job, progress))]
+    assert None in found[:-1]
+    assert found[-1].plan.fits
