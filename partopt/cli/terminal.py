@@ -194,7 +194,7 @@ def search(find: Callable[[Tell], T]) -> tuple[T, str]:
         nonlocal where, asked
         where = f"at {done / total:.0%} of {what}"
         if asked:
-            asked = False  # what was found is put together with reports of its own
+            asked = False  # what was found is put together with further reports
             raise KeyboardInterrupt
         tell(what, done, total)
 
