@@ -112,8 +112,8 @@ def _busy(plan: Plan, messages: Iterable[Message]) -> dict[Port, float]:
 def use_lines(plan: Plan, used: dict[Port, float]) -> list[str]:
     """Every level, its links, and the time that its bytes take of the port that has the most.
 
-    Bytes are divided by the rate of the port: where messages of both directions and all-reduces
-    wait for each other the share can exceed 100 %.
+    Bytes are divided by the rate of the port: of messages and all-reduces that have to wait the
+    share can exceed 100 %.
     """
     lines = []
     for k, level in enumerate(plan.topology.levels, 1):
