@@ -218,13 +218,11 @@ def _improve(variant: Variant, others: Iterable[Partition]) -> Improvement:
 
 
 def _on_fewer(variant: Variant) -> Iterator[Partition]:
-    """Plans on fewer servers, where as many stages as are asked for fit there."""
+    """Plans on fewer servers."""
     if variant.problem.topology.devices <= PLACES:
         for other in variant.fewer:
-            with suppress(PartoptError):
-                yield from (
-                    shape.partition().on_layers(other.coarse[1]) for shape in other.starts[:FEWER]
-                )
+            for shape in other.starts[:FEWER]:
+                yield shape.partition().on_layers(other.coarse[1])
 
 
 def _certify(improvement: Improvement, plan: Plan) -> Plan:

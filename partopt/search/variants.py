@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,7 @@ from partopt.job import Job
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
+from partopt.planners.placing import stage_count
 from partopt.schedules import schedule
 from partopt.search.grids import Gridded, grids
 
@@ -76,14 +78,22 @@ class Variant:
 
     @cached_property
     def fewer(self) -> list[Variant]:
-        """The same on fewer members of the outermost level: one less, and a power of two."""
+        """The same on fewer members of the outermost level: one less, and a power of two.
+
+        Those are left out that are too few for what is asked, such as a number of stages.
+        """
         problem = self.problem
         topology, size = problem.topology, problem.topology.levels[-1].size
         if size == 1:
             return []
         inside, power = topology.devices // size, 1 << (size - 1).bit_length() - 1
-        smaller = [topology.resize(inside * n) for n in dict.fromkeys([size - 1, power])]
-        return [Variant(problem.with_(topology=other, known=Known())) for other in smaller]
+        found = []
+        for n in dict.fromkeys([size - 1, power]):
+            smaller = problem.with_(topology=topology.resize(inside * n), known=Known())
+            with suppress(PartoptError):
+                stage_count(smaller)
+                found.append(Variant(smaller))
+        return found
 
     @cached_property
     def costs(self) -> StageCosts:

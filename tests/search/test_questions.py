@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 from msgspec import structs
@@ -16,7 +15,7 @@ from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search.solve import solve
-from tests.helpers import chain_profile, flat, two_level
+from tests.helpers import chain_profile, flat, two_level, uniform_profile
 from tests.search.problems import slow
 
 LEAST = 0.995  # of the narrower answer
@@ -145,25 +144,34 @@ def test_more_servers_are_never_slower():
         answer(Job(profile, Topology.load("v100-pcie", servers), **GNMT))
         for servers in (12, 14, 16, 17)
     ]
-    assert all(more >= LUCKY * fewer for fewer, more in pairwise(rates))
+    assert rates == sorted(rates)
     assert rates[0] > 4500
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"), [("interleaved", 12), ("zbv", 12), ("dualpipe", 6)]
+)
+def test_stages_that_fewer_servers_cannot_hold_are_planned(schedule, stages):
+    """Plans on 5 and on 4 begin the search on 6, and cannot have so many."""
+    job = Job(uniform_profile(12), flat(6), schedule=schedule, microbatches=12, stages=stages)
+    assert len(solve(job).plan.stages) == stages
 
 
 @pytest.mark.slow
 @pytest.mark.full_effort
 @pytest.mark.parametrize(
-    ("name", "servers", "options"),
+    ("name", "servers", "options", "least"),
     [
-        ("gnmt", (3, 4), {"schedule": "1f1b-eager", "global_batch": 512}),
-        ("vgg16", (6, 7), {"schedule": "gpipe", "global_batch": 2048}),
-        ("resnet50", (2, 3), {"schedule": "interleaved", "global_batch": 4096}),
+        ("gnmt", (3, 4), {"schedule": "1f1b-eager", "global_batch": 512}, LEAST),
+        ("vgg16", (6, 7), {"schedule": "gpipe", "global_batch": 2048}, LUCKY),
+        ("resnet50", (2, 3), {"schedule": "interleaved", "global_batch": 4096}, LEAST),
     ],
 )
-def test_one_more_server_may_stay_idle(name, servers, options):
+def test_one_more_server_may_stay_idle(name, servers, options, least):
     """Of plans that leave one idle the dynamic program and equal pipelines alone found none."""
     profile = Profile.load(f"{name}.v100-published.float32")
     fewer, more = (answer(Job(profile, Topology.load("v100-pcie", n), **options)) for n in servers)
-    assert more >= LUCKY * fewer > 0
+    assert more >= least * fewer > 0
 
 
 @pytest.mark.slow
