@@ -29,6 +29,7 @@ from msgspec import structs
 from partopt import units
 from partopt.documents import check_option, refuse
 from partopt.documents.engine import (
+    OF_SCHEDULES,
     OWN,
     PARTOPT,
     AllReduce,
@@ -59,8 +60,7 @@ _ONE_OF: dict[str, Collection[str]] = {
     "buffers": get_args(Buffers),
 }
 _SOME_OF: dict[str, Collection[str]] = {
-    "waits": SCHEDULES,
-    "in_turn": SCHEDULES,
+    **dict.fromkeys(OF_SCHEDULES, SCHEDULES),
     "recompute": get_args(Recomputation),
     "shard": get_args(Shard),
 }
@@ -236,7 +236,7 @@ def normalise(options: Options) -> Options:
         _check_alone(name, getattr(options, name), kind)
     _check_parts(options)
     engine = with_facts(options.engine, options.facts)
-    for fact in ("waits", "in_turn"):
+    for fact in OF_SCHEDULES:
         for name in getattr(engine, fact):
             _known(fact, name, SCHEDULES)
     said, layout = _said_by_layout(options), options.layout
@@ -258,9 +258,8 @@ def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
     """The engine with `facts` in place of those it has, values as people write them.
 
     `waits`, `in_turn`, `recompute` and `shard` are names, "1f1b,gpipe", where "none" alone is no
-    schedule;
-    `bucket` and `reserve` are bytes or "50 MB", `optimizer_bytes` a number. Raises PartoptError for
-    an unknown fact or value.
+    schedule; `bucket` and `reserve` are bytes or "50 MB", `optimizer_bytes` a number. Raises
+    PartoptError for an unknown fact or value.
     """
     changes: dict[str, object] = {}
     for name, value in facts.items():
@@ -268,8 +267,7 @@ def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
         if name in _ONE_OF:
             changes[name] = _known(name, text, _ONE_OF[name])
         elif name in _SOME_OF:
-            empty = text == "none" and _SOME_OF[name] is SCHEDULES
-            words = [] if empty else text.split(",")
+            words = [] if text == "none" and name in OF_SCHEDULES else text.split(",")
             changes[name] = tuple(_known(name, word.strip(), _SOME_OF[name]) for word in words)
         elif name == "optimizer_bytes":
             changes[name] = _state_bytes(value)

@@ -41,7 +41,7 @@ from partopt.errors import PartoptError
 
 # what is being done, how much of it is done, and the total
 Progress = Callable[[str, int, int], None]
-Tell = Callable[[float], None]  # the share of one part that is done
+TellShare = Callable[[float], None]  # the share of one part that is done
 
 CONTIGUOUS = "contiguous"  # the ranks of a stage are consecutive
 FREE: Final = "free"  # any replicas; "uniform": the same in every stage
@@ -62,7 +62,7 @@ def ignore_share(share: float) -> None:
     """Ignore how much is done."""
 
 
-def share_of(progress: Progress, what: str, part: int, parts: int) -> Tell:
+def share_of(progress: Progress, what: str, part: int, parts: int) -> TellShare:
     """Reports of the share that is done of one of several parts of the same work."""
     return lambda share: progress(what, round(100 * (part + share)), 100 * parts)
 

@@ -18,6 +18,7 @@ Recomputation = Literal["none", "selective", "blocks", "stage"]
 Recompute = Literal["never", "always", "auto"]  # whether stages do, and which
 Messages = Literal["packed", "split"]
 AllReduce = Literal["overlap", "blocking"]
+OF_SCHEDULES = ("waits", "in_turn")  # facts of an engine that name schedules
 
 
 class Engine(documents.Part, frozen=True, kw_only=True):
@@ -56,7 +57,7 @@ class Engine(documents.Part, frozen=True, kw_only=True):
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
         of_schedules = [
             name
-            for name in ("waits", "in_turn")
+            for name in OF_SCHEDULES
             if (schedule in getattr(self, name)) != (schedule in getattr(other, name))
         ]
         return of_schedules + found

@@ -33,7 +33,7 @@ from itertools import islice, product
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.problem import FREE, NONE, Decision, Problem, Tell, ignore_share, share_of
+from partopt.cost.problem import FREE, NONE, Decision, Problem, TellShare, ignore_share, share_of
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners import ranks
 from partopt.planners.costs import StageCosts
@@ -109,7 +109,7 @@ def plans(costs: StageCosts) -> list[Shape]:
 
 
 def layout_plans(
-    costs: StageCosts, places: Places, most: int, tell: Tell = ignore_share
+    costs: StageCosts, places: Places, most: int, tell: TellShare = ignore_share
 ) -> Iterator[Shape]:
     """The best plans on one layout, of every number of stages up to `most` or of the one asked for.
 
@@ -151,7 +151,7 @@ def slowest_fastest(
     stages: Sequence[int],
     full: bool = False,
     replicas: int | None = None,
-    tell: Tell = ignore_share,
+    tell: TellShare = ignore_share,
 ) -> Iterator[Shape]:
     """For every number of `stages` the plan on `places` whose slowest stage is fastest.
 

@@ -184,16 +184,15 @@ def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> Training:
     passing, engine = check_plan(plan, options.microbatches), options.engine
     if engine not in ENGINES:
         raise invalid("engine", engine, "unknown engine", did_you_mean(engine, ENGINES))
-    reason = can_say(plan)
-    if engine == TORCH and reason is not None:
+    if engine == "auto":
+        engine = TORCH if plan.trainer == TORCH and can_say(plan) is None else PARTOPT
+    elif engine == TORCH and (reason := can_say(plan)) is not None:
         raise PartoptError(
             f"`engine=torch`: {reason}",
             "`engine=partopt` runs every plan",
             code="torch-cannot-run",
             option="engine",
         )
-    if engine == "auto":
-        engine = TORCH if plan.trainer == TORCH and reason is None else PARTOPT
     for s, stage in enumerate(plan.stages) if source.data is not None else ():
         if passing % stage.replicas:
             raise PartoptError(

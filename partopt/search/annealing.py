@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from partopt.cost.problem import NONE, Tell, ignore_share
+from partopt.cost.problem import NONE, TellShare, ignore_share
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
 from partopt.planners.optimal import recut
@@ -41,7 +41,7 @@ def anneal(
     rng: random.Random,
     budget: float,
     enough_s: float,
-    tell: Tell = ignore_share,
+    tell: TellShare = ignore_share,
 ) -> Found:
     """The best plan that steps from one lead to, ever fewer of which lead up.
 
@@ -66,7 +66,7 @@ def anneal(
 
 
 def shares_spent(
-    spent: Callable[[], float], budget: float, patience: int, tell: Tell
+    spent: Callable[[], float], budget: float, patience: int, tell: TellShare
 ) -> Iterator[float]:
     """Before every step the share of the budget that is spent, of which `spent` tells.
 

@@ -108,8 +108,9 @@ def _data_parallel(problem: Problem) -> Plan | None:
 
 def _price_again(name: str, plan: Plan, job: Job) -> Plan:
     """The stages of a plan, priced and simulated for this job, on the plan's engine."""
-    of_other = {"trainer": plan.trainer, "engine": plan.engine}
-    problem = job.with_(**(of_other if plan.trainer != job.trainer else {})).problem
+    if plan.trainer != job.trainer:
+        job = job.with_(trainer=plan.trainer, engine=plan.engine)
+    problem = job.problem
     devices = problem.topology.devices
     if [module for stage in plan.stages for module in stage.modules] != problem.chain.names:
         raise PartoptError(

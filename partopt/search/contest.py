@@ -151,7 +151,7 @@ class Contest:
         return Plans({name: plans[name] for name in self.names if name in plans}, notes)
 
     def plans_so_far(self) -> Plans | None:
-        """The simulated plans of a search that is interrupted; None where there are none."""
+        """The simulated plans of a search that is interrupted; None if it has none yet."""
         plans, made = dict(self._simulated), vars(self)  # what was made, and is not made now
         with suppress(PartoptError):  # one that is too long to be simulated whole is none
             if "_grid" in made and (plan := self._grid.plan_so_far()):

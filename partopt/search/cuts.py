@@ -14,7 +14,7 @@ from partopt.cost.problem import (
     Assignment,
     Partition,
     Problem,
-    Tell,
+    TellShare,
     ignore_share,
     partition_of,
     share_of,
@@ -22,7 +22,7 @@ from partopt.cost.problem import (
 from partopt.documents.plan import Plan
 from partopt.planners.layouts import Bounds
 from partopt.search.annealing import shares_spent
-from partopt.search.simulations import Known, Simulations
+from partopt.search.simulations import KnownSeconds, Simulations
 from partopt.simulator.execution import simulate_plan
 
 BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
@@ -38,7 +38,7 @@ class Cuts:
     def __init__(self, partition: Partition, simulations: Simulations) -> None:
         self.stages = [replace(stage, ranks=tuple(stage.ranks)) for stage in partition.stages]
         self.partition, self.simulations, problem = partition, simulations, simulations.problem
-        self._known = Known[Bounds](simulations, lambda bounds: (self.cut(bounds), None))
+        self._known = KnownSeconds[Bounds](simulations, lambda bounds: (self.cut(bounds), None))
         self.seconds = self._known.seconds
         devices = sorted({rank for stage in self.stages for rank in stage.ranks})
         M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
@@ -74,7 +74,7 @@ class Cuts:
 
 
 def anneal_cuts(
-    bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float, tell: Tell = ignore_share
+    bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float, tell: TellShare = ignore_share
 ) -> Bounds:
     """The best cuts that steps lead to; a step is better or, at first, hardly worse."""
     if len(bounds) - 1 in (1, bounds[-1]):  # one stage, or one layer a stage

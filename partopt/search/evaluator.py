@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
-from partopt.search.simulations import Known, Simulations
+from partopt.search.simulations import KnownSeconds, Simulations
 from partopt.search.warmup import WAYS, Stages
 
 
@@ -30,7 +30,7 @@ class Judge:
 
     def __init__(self, costs: StageCosts) -> None:
         self.costs, self.problem, self.entry = costs, costs.problem, costs.entry
-        self._known = Known[tuple[Shape, tuple[int, ...] | None]](
+        self._known = KnownSeconds[tuple[Shape, tuple[int, ...] | None]](
             Simulations(self.problem), lambda key: (key[0].partition(), key[1])
         )
 

@@ -43,7 +43,7 @@ ROUNDING = 1e-9  # of a limit of seconds: what rounding may change
 
 Floats = NDArray[np.float64]
 Key = TypeVar("Key", bound=Hashable)
-Plan = tuple[Partition, Sequence[int] | None]  # and its warm-ups, as `Simulations.seconds` has them
+Arguments = tuple[Partition, Sequence[int] | None]  # of `Simulations.seconds`
 
 
 class Numbers(NamedTuple):
@@ -339,14 +339,14 @@ class Simulations:
         return fixed
 
 
-class Known(Generic[Key]):
+class KnownSeconds(Generic[Key]):
     """Seconds of plans by a key, simulated once, or once more where more is allowed then.
 
     `spent` counts a plan once, as `Simulations.spent` does.
     """
 
-    def __init__(self, simulations: Simulations, plan: Callable[[Key], Plan]) -> None:
-        self._simulations, self._plan, self.spent = simulations, plan, 0.0
+    def __init__(self, simulations: Simulations, arguments: Callable[[Key], Arguments]) -> None:
+        self._simulations, self._arguments, self.spent = simulations, arguments, 0.0
         self._found = dict[Key, tuple[float, float]]()  # and at what was allowed
 
     def seconds(self, key: Key, allowed_s: float = math.inf) -> float:
@@ -355,9 +355,9 @@ class Known(Generic[Key]):
         if seconds == before_s < allowed_s:
             spent, simulate = self._simulations.spent, self._simulations.seconds
             if key in self._found:  # it was broken off
-                seconds = simulate(*self._plan(key))
+                seconds = simulate(*self._arguments(key))
             else:
-                seconds = simulate(*self._plan(key), allowed_s)
+                seconds = simulate(*self._arguments(key), allowed_s)
                 self.spent += self._simulations.spent - spent
             self._found[key] = seconds, allowed_s
         return seconds
