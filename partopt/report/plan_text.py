@@ -184,7 +184,8 @@ def _trainer(plan: Plan) -> Iterator[tuple[str, str]]:
             "flush: `for=megatron`, `for=torchtitan`, `for=deepspeed`",
         )
     else:
-        yield "trainer", "partopt's own engine; for torch's: `for=torch`"
+        able = plan.copies == 1  # torch's has no stages on two ranks of a pipeline
+        yield "trainer", "partopt's own engine" + ("; for torch's: `for=torch`" if able else "")
 
 
 def _loads(plan: Plan) -> Lines:

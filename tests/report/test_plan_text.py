@@ -4,6 +4,7 @@ import click
 import pytest
 from msgspec.structs import replace
 
+import partopt as po
 from partopt import planners
 from partopt.cost.problem import certify, problem_of
 from partopt.documents.plan import Plan
@@ -12,7 +13,7 @@ from partopt.report.phrases import format_ranks
 from partopt.report.plan_text import _layers, memory_lines, render
 from partopt.simulator import simulate_plan
 from partopt.units import format_bytes
-from tests.helpers import measurement, profile_of, with_memory_of
+from tests.helpers import flat, measurement, profile_of, uniform_profile, with_memory_of
 from tests.planners.problems import topology
 from tests.simulator.plans import limited
 from tests.trainers.plans import planned_for
@@ -236,3 +237,11 @@ def test_one_stage_says_why_there_is_no_pipeline():
         assert text in " ".join(click.unstyle(render(limited(whole, limit))).split())
     assert "pipeline" not in click.unstyle(render(limited(whole, peak - 1)))  # it does not fit
     assert "pipeline " not in click.unstyle(render(two_one_plan()))
+
+
+@pytest.mark.parametrize(("schedule", "named"), [("zbv", True), ("dualpipe", False)])
+def test_the_engine_is_named_and_torch_where_it_runs_the_schedule(schedule, named):
+    job = po.Job(uniform_profile(8), flat(2), schedule=schedule, microbatches=8)
+    page = render(po.solve(job).plan)
+    assert "partopt's own engine" in page
+    assert ("for=torch" in page) == named
