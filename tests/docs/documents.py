@@ -16,6 +16,12 @@ def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def prints(shown, output):
+    """Whether `output` is what a page shows of it; a line of dots is for lines left out."""
+    pieces = re.split(r"^\.\.\.\n", shown, flags=re.MULTILINE)
+    return re.fullmatch(r"(?:.*\n)*?".join(map(re.escape, pieces)), output)
+
+
 def section(text, heading):
     """The text under `## heading`, up to the next heading of that rank."""
     return re.split(

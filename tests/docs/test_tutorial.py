@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from tests.docs.documents import read
+from tests.docs.documents import prints, read
 
 PAGE = read("tutorial.md")
 FIRST, SECOND = PAGE.split("\n## A cluster that is not there\n")
@@ -18,14 +18,11 @@ def commands(text):
 
 @pytest.mark.slow
 def test_what_the_second_half_shows_is_what_the_commands_print(partopt, tmp_path, monkeypatch):
-    """A line of dots stands for lines that are left out."""
     monkeypatch.chdir(tmp_path)
     shown = commands(SECOND)
     assert len(shown) >= 6
     for command, output in shown:
-        pieces = re.split(r"^\.\.\.\n", output, flags=re.MULTILINE)
-        pattern = r"(?:.*\n)*?".join(map(re.escape, pieces))
-        assert re.fullmatch(pattern, partopt(*shlex.split(command)).out), command
+        assert prints(output, partopt(*shlex.split(command)).out), command
 
 
 def test_the_options_of_the_first_half_are_options(partopt):
