@@ -12,14 +12,11 @@ FROM, TO = "<!-- python docs/.site/schedules.py writes what follows -->\n", "<!-
 
 
 def parts() -> Iterator[str]:
-    """A heading, a picture and a line of facts for each schedule."""
+    """What some have in common; a heading and a picture of each."""
+    uneven = ", ".join(f"`{name}`" for name, entry in SCHEDULES.items() if entry.uneven)
+    yield f"\nStages may have unequal replicas under\n{uneven}.\n"
     for name, entry in SCHEDULES.items():
-        where = f" where `{entry.bubble.condition}`" if entry.bubble.condition else ""
-        facts = [f"Waits `{entry.bubble.text}`{where}"]
-        facts += ["never flushes"] if entry.asynchronous else []
-        facts += ["stages may have unequal replicas"] if entry.uneven else []
         yield f"\n### {name}\n\n![{entry.summary}](pictures/schedule-{name}.svg)\n"
-        yield f"\n{'; '.join(facts)}.\n"
 
 
 def page() -> str:
