@@ -1,10 +1,10 @@
-"""Write the rooms of docs/extending.md, from the packages, in the order of their imports."""
+"""Write the rooms of docs/extending.md, from the packages and the rule of their imports."""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.test_architecture import MAY_IMPORT
@@ -15,21 +15,30 @@ _BASE = {"units", "errors", "printable", "registry"}  # any room may import them
 _LAST = {"__init__", "__main__", "cli"}  # these import every room
 
 
+def nearest(may: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """What each room may import that nothing else it imports may."""
+    return {
+        room: {name for name in known if not any(name in may[other] for other in known)} - _BASE
+        for room, known in may.items()
+    }
+
+
 def rows() -> Iterator[str]:
     """A row for each room, what it imports above it."""
-    left = [room for room in MAY_IMPORT if room not in _BASE | _LAST]
+    arrows, left = nearest(MAY_IMPORT), [room for room in MAY_IMPORT if room not in _BASE | _LAST]
     while left:
         room = next(one for one in left if not MAY_IMPORT[one] & {*left})
         left.remove(room)
         text = importlib.import_module(f"partopt.{room}").__doc__ or ""
         sentence = re.split(r"\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
-        yield f"| `{room}` | {sentence} |\n"
+        imports = ", ".join(f"`{name}`" for name in sorted(arrows[room])) or "-"
+        yield f"| `{room}` | {sentence} | {imports} |\n"
 
 
 def page() -> str:
     """docs/extending.md as it should be."""
     head, _, rest = PAGE.read_text().partition(FROM)
-    table = "| room | what is in it |\n|---|---|\n" + "".join(rows())
+    table = "| room | what is in it | imports |\n|---|---|---|\n" + "".join(rows())
     return head + FROM + "\n" + table + "\n" + TO + rest.partition(TO)[2]
 
 
