@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +22,13 @@ import pytest
 from partopt import cli, documents
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
-from partopt.search import grids, improve
+from partopt.search import effort
+from partopt.search.effort import SearchParams
 from tests.examples import load_profile
 from tests.helpers import flat, uniform_profile
 
 pytest.register_assert_rewrite("tests.golden.records")
-BUDGETS = [(own.BUDGET, dict(own.BUDGET)) for own in (improve, grids)]
+BY_EFFORT = effort.BY_EFFORT
 
 load_profile()
 # every worker would have as many threads as there are cores, and they would wait for each other
@@ -72,9 +74,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     recorded = item.path.parent.name in ("docs", "golden")
     full = recorded or item.get_closest_marker("full_effort") is not None
     part = 0.1 if item.get_closest_marker("any_effort") is not None else 1.0
-    for budget, whole in BUDGETS:
-        budget["quick"] = whole["quick"] * part
-        budget["normal"] = whole["normal"] if full else budget["quick"]
+    quick = spending(BY_EFFORT["quick"], None, BY_EFFORT["quick"], part)
+    normal = spending(BY_EFFORT["normal"], quick, BY_EFFORT["normal"] if full else quick)
+    thorough = replace(BY_EFFORT["thorough"], before=normal)
+    effort.BY_EFFORT = {"quick": quick, "normal": normal, "thorough": thorough}
+
+
+def spending(
+    params: SearchParams, before: SearchParams | None, other: SearchParams, part: float = 1.0
+) -> SearchParams:
+    """The effort with the budgets of another one, or a part of them."""
+    budgets = {name: getattr(other, name) * part for name in ("budget", "grid_budget")}
+    return replace(params, before=before, **budgets)
 
 
 class Outcome(NamedTuple):

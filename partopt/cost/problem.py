@@ -85,9 +85,8 @@ class Problem:
     `None` for an asynchronous one; `engine` is what that of `trainer` does, `shard` what a
     replica of a stage holds a share of; `chunks` is how many stages a schedule that interleaves
     puts on a device; `memory_bytes` is the limit of one device beside `reserve`, `None` where there
-    is none; a plan has at least `least_stages`; `effort` is how long it is improved in the
-    simulator; `progress` is called during long work; `known` is what a search looks up;
-    `transformer` is what the profile was computed from, where it was.
+    is none; a plan has at least `least_stages`; `progress` is called during long work; `known` is
+    what a search looks up; `transformer` is what the profile was computed from, where it was.
     """
 
     profile: Profile
@@ -104,7 +103,6 @@ class Problem:
     memory_bytes: int | None = None
     least_stages: int = 1
     request: Request = field(default_factory=Request)
-    effort: str = "normal"
     transformer: Modelled | UnsetType = UNSET
     progress: Progress = ignore_progress
     known: Known = field(default_factory=Known, repr=False)

@@ -16,6 +16,7 @@ from partopt.cost.problem import NONE, TellShare, ignore_share
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
 from partopt.planners.optimal import recut
+from partopt.search.effort import AnnealingParams
 from partopt.search.evaluator import Found, Judge
 
 STEPS = (1, 2, 3, 5, 8, 13, 21)  # layers by which a cut moves
@@ -23,11 +24,6 @@ TURNED, NUDGED = 0.15, 0.5  # of the steps: another warm-up; of these: of one st
 SWITCHED = 0.15  # of the steps: a stage recomputes or no longer does
 TWICE = 0.4  # of the steps: two at once
 RECUT = 0.6  # of the steps that change places: all cuts are chosen again
-# how much worse, relative to the period, a step is that is taken now and then: at first, at last
-HOT, COLD = 0.05, 0.002
-TRIES = 20  # steps for a unit of the budget: most are ruled out
-# steps in a row for a stage, of which none is simulated, after which there is little left to see
-PATIENCE = 60
 KINDS = ("cut",) * 9 + ("give",) * 6 + ("swap", "swap", "split", "split", "merge", "merge")
 
 TOLD = 50  # steps between two reports of which none is simulated
@@ -39,6 +35,7 @@ def anneal(
     begin: Found,
     judge: Judge,
     rng: random.Random,
+    steps: AnnealingParams,
     budget: float,
     enough_s: float,
     tell: TellShare = ignore_share,
@@ -49,10 +46,11 @@ def anneal(
     `tell` is told of the share that is spent.
     """
     now = best = begin
-    for share in shares_spent(lambda: judge.spent, budget, PATIENCE * begin.shape.stages, tell):
+    steps = replace(steps, patience=steps.patience * begin.shape.stages)
+    for share in shares_spent(lambda: judge.spent, budget, steps, tell):
         if best.seconds <= enough_s:
             break
-        heat = HOT * (COLD / HOT) ** share
+        heat = steps.hot * (steps.cold / steps.hot) ** share
         other = near(now, judge, rng)
         allowed_s = now.seconds * (1 - heat * math.log(1 - rng.random()))
         if other is None or judge.costs.slowest_s(other.shape, allowed_s) >= allowed_s:
@@ -66,18 +64,18 @@ def anneal(
 
 
 def shares_spent(
-    spent: Callable[[], float], budget: float, patience: int, tell: TellShare
+    spent: Callable[[], float], budget: float, steps: AnnealingParams, tell: TellShare
 ) -> Iterator[float]:
     """Before every step the share of the budget that is spent, of which `spent` tells.
 
-    They end with the budget, or its `TRIES`, or where so many steps in a row spent nothing.
+    They end with the budget, or its steps, or where too many of these in a row spent nothing.
     """
     before, tries, seen, idle = spent(), 0, spent(), 0
-    while spent() - before < budget and tries < TRIES * budget:
+    while spent() - before < budget and tries < steps.steps * budget:
         tries += 1
         idle = idle + 1 if spent() == seen else 0
         seen = spent()
-        if idle > patience:
+        if idle > steps.patience:
             return
         if not idle or tries % TOLD == 1:
             tell((seen - before) / budget)

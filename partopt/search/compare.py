@@ -14,6 +14,7 @@ from partopt.documents.tables import Comparison
 from partopt.errors import PartoptError, found_until_then
 from partopt.job import Job
 from partopt.search import contest
+from partopt.search.effort import SearchParams
 from partopt.search.rows import Row, Search
 from partopt.search.side_by_side import comparison_of
 from partopt.search.sizes import search_sizes
@@ -55,7 +56,7 @@ def compare(
         for name, plan in (plans or {}).items():
             found[name] = _price_again(name, plan, stated)
             notes += _notes_of(name, plan, problem)
-        base = found.get("data_parallel") or _data_parallel(problem)
+        base = found.get("data_parallel") or _data_parallel(problem, SearchParams.at(job.effort))
         for name, find_within in (restricted or {}).items():
             kept[name] = find_within(stated, part_of(progress, name, 2))
     return comparison_of(found | kept, base, list(kept)), notes
@@ -63,13 +64,14 @@ def compare(
 
 def _search(job: Job, planners: Sequence[str], progress: Progress) -> tuple[Problem, contest.Plans]:
     """The plans of `planners`, by default of all, at the best microbatch size, and its problem."""
+    params = SearchParams.at(job.effort)
     if not planners:
         search = Search(variants_of(job, job.schedule, ANY, progress), None)
         with found_until_then(lambda _: (row := search.row_so_far()) and _of_row(row)):
-            return _of_row(search.best_row(job.effort))
+            return _of_row(search.best_row(params))
 
     def find(sized: Job, tell: Progress, beat_s: float) -> contest.Plans:
-        return _compete(planners, sized.problem.with_(progress=tell), beat_s)
+        return _compete(planners, sized.problem.with_(progress=tell), params, beat_s)
 
     def at_best(by_size: Mapping[int, contest.Plans]) -> tuple[Problem, contest.Plans]:
         size, found = next(iter(by_size.items()))
@@ -83,7 +85,9 @@ def _of_row(row: Row) -> tuple[Problem, contest.Plans]:
     return row.problem, contest.Plans(row.plans, list(row.notes))
 
 
-def _compete(planners: Sequence[str], problem: Problem, beat_s: float) -> contest.Plans:
+def _compete(
+    planners: Sequence[str], problem: Problem, params: SearchParams, beat_s: float
+) -> contest.Plans:
     """The plans of `planners`, and notes."""
     found: dict[str, Plan] = {}
     notes: list[Note] = []
@@ -94,15 +98,15 @@ def _compete(planners: Sequence[str], problem: Problem, beat_s: float) -> contes
 
     with found_until_then(until_then):
         for name in planners:
-            found[name], planner_notes = contest.plan_alone(name, problem, beat_s)
+            found[name], planner_notes = contest.plan_alone(name, problem, params, beat_s)
             notes += planner_notes
     return contest.Plans(found, notes)
 
 
-def _data_parallel(problem: Problem) -> Plan | None:
+def _data_parallel(problem: Problem, params: SearchParams) -> Plan | None:
     """The data-parallel plan behind speed-ups; None under a schedule that cannot have one."""
     with suppress(PartoptError):
-        return contest.plan_alone("data_parallel", problem)[0]
+        return contest.plan_alone("data_parallel", problem, params)[0]
     return None
 
 
@@ -128,7 +132,7 @@ def _price_again(name: str, plan: Plan, job: Job) -> Plan:
     partition = partition_of(plan, problem.recompute_per_stage)
     priced = price(partition, problem, plan.planner)
     if (plan.schedule, plan.microbatches) != (problem.schedule, problem.microbatches):
-        return simulate_with_best_warmup(priced)
+        return simulate_with_best_warmup(priced, SearchParams.at(job.effort))
     return simulate_at_warmup(priced, [stage.warmup for stage in plan.stages])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -24,7 +24,8 @@ from partopt.planners import PLANNERS, required_features
 from partopt.planners.layouts import PLACES
 from partopt.planners.optimal import over_ranks
 from partopt.schedules import schedule
-from partopt.search.bound import certify_simulated, lower_bound_s
+from partopt.search.bound import lower_bound_s
+from partopt.search.effort import SearchParams
 from partopt.search.grids import GRID, GridSearch
 from partopt.search.improve import Improvement
 from partopt.search.variants import Variant
@@ -38,9 +39,6 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "uniform": "`replication=uniform`",
     "none": "`replication=none`",
 }
-# equal pipelines with which `optimal` begins beside its plans; those of many devices take long
-EQUAL, FEW = 16, 8
-FEWER = 24  # and plans on fewer servers, of every number of them
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 
 
@@ -85,6 +83,8 @@ class Contest:
         if shown is not None and OPTIMAL in self.names:
             # the plans of `straight` are among those of `optimal`
             self.names = [name for name in self.names if name != "straight"]
+        self.optimal: Improvement | None = None
+        self.grid: GridSearch | None = None
         self._refused: dict[str, PartoptError] = {}
         self._simulated: dict[str, Plan] = {}
 
@@ -100,12 +100,7 @@ class Contest:
                     self._refused[name] = error
         return found
 
-    @cached_property
-    def _optimal(self) -> Improvement:
-        return _improve(self.variant, [decision.partition for decision in self._decisions.values()])
-
-    @cached_property
-    def _grid(self) -> GridSearch:
+    def _begin_grid(self) -> GridSearch:
         variant, cells = self.variant, self.variant.coarse[1]
         # a batch is often divided by powers of two alone
         others = variant.fewer if variant.problem.topology.levels[-1].size.bit_count() > 1 else []
@@ -113,7 +108,7 @@ class Contest:
         every = (grid for other in alike for grid in other.grids)
         return GridSearch(variant.plain, sorted(every, key=lambda grid: grid.estimate_s), cells)
 
-    def hold(self, effort: str, beat_s: float = math.inf) -> Plans:
+    def hold(self, params: SearchParams, beat_s: float = math.inf) -> Plans:
         """The simulated plans at an effort; notes say which planners refuse, and why.
 
         Nothing is improved where no plan is proved to go below `beat_s` seconds per microbatch.
@@ -122,17 +117,19 @@ class Contest:
         plans, decided = dict[str, Plan](), self._decisions
         if OPTIMAL in self.names:
             try:
-                plan = self._optimal.best_plan(effort, beat_s)
-                plans[OPTIMAL] = _certify(self._optimal, plan)
+                others = [decision.partition for decision in decided.values()]
+                self.optimal = self.optimal or _improve(self.variant, others, params)
+                plans[OPTIMAL] = self.optimal.best_plan(params, beat_s)
             except PartoptError as error:
                 self._refused[OPTIMAL] = error
         if GRID in self.names:
-            found = self._grid.best_plan(effort)
+            self.grid = self.grid or self._begin_grid()
+            found = self.grid.best_plan(params)
             plans |= {GRID: found} if found else {}
         for name in decided:
             if name not in self._refused and not self._is_left_out(name, plans):
                 try:
-                    plans[name] = self._simulate(name)
+                    plans[name] = self._simulate(name, params)
                 except PartoptError as error:
                     self._refused[name] = error
         if self._refused and not plans:
@@ -152,18 +149,17 @@ class Contest:
 
     def plans_so_far(self) -> Plans | None:
         """The simulated plans of a search that is interrupted; None if it has none yet."""
-        plans, made = dict(self._simulated), vars(self)  # what was made, and is not made now
-        with suppress(PartoptError):  # one that is too long to be simulated whole is none
-            if "_grid" in made and (plan := self._grid.plan_so_far()):
-                plans[GRID] = plan
-        with suppress(PartoptError):
-            if "_optimal" in made and (plan := self._optimal.plan_so_far()):
-                plans[OPTIMAL] = _certify(self._optimal, plan)
+        plans = dict(self._simulated)
+        for name, search in ((GRID, self.grid), (OPTIMAL, self.optimal)):
+            with suppress(PartoptError):  # one that is too long to be simulated whole is none
+                if search and (plan := search.plan_so_far()):
+                    plans[name] = plan
         return Plans(plans, []) if plans else None
 
-    def _simulate(self, name: str) -> Plan:
+    def _simulate(self, name: str, params: SearchParams) -> Plan:
         if name not in self._simulated:
-            self._simulated[name] = _simulate(name, self._decisions[name], self.variant.plain)
+            decision = self._decisions[name]
+            self._simulated[name] = _simulate(name, decision, self.variant.plain, params)
         return self._simulated[name]
 
     def _is_left_out(self, name: str, plans: dict[str, Plan]) -> bool:
@@ -188,12 +184,14 @@ class Contest:
         return price(partition, problem, "").predicted.period_s >= best_s
 
 
-def compete(names: Iterable[str], variant: Variant) -> Plans:
-    """The plans of planners for one variant, at its effort; errors as `Contest.hold`."""
-    return Contest(names, variant).hold(variant.problem.effort)
+def compete(names: Iterable[str], variant: Variant, params: SearchParams) -> Plans:
+    """The plans of planners for one variant; errors as `Contest.hold`."""
+    return Contest(names, variant).hold(params)
 
 
-def plan_alone(name: str, problem: Problem, beat_s: float = math.inf) -> tuple[Plan, list[Note]]:
+def plan_alone(
+    name: str, problem: Problem, params: SearchParams, beat_s: float = math.inf
+) -> tuple[Plan, list[Note]]:
     """The simulated plan of one planner, and its notes; of `optimal` the best that is found.
 
     `beat_s` is as for `Contest.hold`. Raises PartoptError where it refuses the problem, or its
@@ -201,34 +199,28 @@ def plan_alone(name: str, problem: Problem, beat_s: float = math.inf) -> tuple[P
     """
     if name == OPTIMAL:
         planners.check_schedule(name, problem.schedule)
-        improvement = _improve(Variant(problem), list(_rivals(problem)))
-        certify = partial(_certify, improvement)
-        with found_until_then(lambda _: (plan := improvement.plan_so_far()) and certify(plan)):
-            return certify(improvement.best_plan(problem.effort, beat_s)), []
+        improvement = _improve(Variant(problem), list(_rivals(problem)), params)
+        with found_until_then(lambda _: improvement.plan_so_far()):
+            return improvement.best_plan(params, beat_s), []
     decision = planners.decide(name, problem)
-    return _simulate(name, decision, problem), list(decision.notes)
+    return _simulate(name, decision, problem, params), list(decision.notes)
 
 
-def _improve(variant: Variant, others: Iterable[Partition]) -> Improvement:
+def _improve(variant: Variant, others: Iterable[Partition], params: SearchParams) -> Improvement:
     """The search for the best plan of the planner `optimal`."""
     cells, lower_s = variant.coarse[1], lower_bound_s(variant.problem)
-    many = FEW if over_ranks(variant.problem) else EQUAL
+    many = params.equal[over_ranks(variant.problem)]
     equal = (grid.partition.on_layers(cells) for grid in variant.grids[:many])
-    return Improvement(variant, [*others, *equal, *_on_fewer(variant)], lower_s)
+    fewer = _on_fewer(variant, params.fewer)
+    return Improvement(variant, [*others, *equal, *fewer], lower_s, params)
 
 
-def _on_fewer(variant: Variant) -> Iterator[Partition]:
-    """Plans on fewer servers."""
+def _on_fewer(variant: Variant, most: int) -> Iterator[Partition]:
+    """Plans on fewer servers, at most so many for every number of them."""
     if variant.problem.topology.devices <= PLACES:
         for other in variant.fewer:
-            for shape in other.starts[:FEWER]:
+            for shape in other.starts[:most]:
                 yield shape.partition().on_layers(other.coarse[1])
-
-
-def _certify(improvement: Improvement, plan: Plan) -> Plan:
-    """A plan that was found, with the bound."""
-    problem = improvement.problem
-    return certify_simulated(plan, improvement.lower_s * (problem.microbatches or 1), problem)
 
 
 def _rivals(problem: Problem) -> Iterable[Partition]:
@@ -243,11 +235,11 @@ def _rivals(problem: Problem) -> Iterable[Partition]:
                 yield planners.decide(name, problem.recompute_alike()).partition
 
 
-def _simulate(name: str, decision: Decision, problem: Problem) -> Plan:
+def _simulate(name: str, decision: Decision, problem: Problem, params: SearchParams) -> Plan:
     """A decision, simulated; nothing is known of one that does not fit."""
     problem.progress(f"simulating {name}", 0, 1)
     plan = price(decision.partition, problem, name, decision.certificate)
-    plan = simulate_with_best_warmup(plan, problem.progress)
+    plan = simulate_with_best_warmup(plan, params, problem.progress)
     return plan if plan.fits else replace(plan, certificate=None)
 
 

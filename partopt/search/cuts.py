@@ -22,14 +22,11 @@ from partopt.cost.problem import (
 from partopt.documents.plan import Plan
 from partopt.planners.layouts import Bounds
 from partopt.search.annealing import shares_spent
+from partopt.search.effort import AnnealingParams, SearchParams
 from partopt.search.simulations import KnownSeconds, Simulations
 from partopt.simulator.execution import simulate_plan
 
-BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
-PATIENCE = 300  # steps in a row of which none is simulated, after which there is little left to see
 SEVERAL, ONE_MORE = 0.4, 0.3  # of the steps: neighbouring cuts together; another one beside
-# how much worse, relative, a step is that is taken now and then: at first, at last
-HOT, COLD = 0.01, 0.001
 
 
 class Cuts:
@@ -74,14 +71,19 @@ class Cuts:
 
 
 def anneal_cuts(
-    bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float, tell: TellShare = ignore_share
+    bounds: Bounds,
+    cuts: Cuts,
+    rng: random.Random,
+    steps: AnnealingParams,
+    budget: float,
+    tell: TellShare = ignore_share,
 ) -> Bounds:
     """The best cuts that steps lead to; a step is better or, at first, hardly worse."""
     if len(bounds) - 1 in (1, bounds[-1]):  # one stage, or one layer a stage
         return bounds
     now = best = bounds
-    for share in shares_spent(lambda: cuts.spent, budget, PATIENCE, tell):
-        heat = HOT * (COLD / HOT) ** share
+    for share in shares_spent(lambda: cuts.spent, budget, steps, tell):
+        heat = steps.hot * (steps.cold / steps.hot) ** share
         allowed_s = cuts.seconds(now) * (1 - heat * math.log(1 - rng.random()))
         other = _step(now, rng)
         if not all(i < j for i, j in pairwise(other)) or cuts.busiest_s(other) >= allowed_s:
@@ -104,7 +106,7 @@ def _step(bounds: Bounds, rng: random.Random) -> Bounds:
     return tuple(moved)
 
 
-def move_cuts(plan: Plan, problem: Problem) -> Plan:
+def move_cuts(plan: Plan, problem: Problem, params: SearchParams) -> Plan:
     """The simulated `plan` of `problem` with its cuts moved where the simulator says it helps."""
     bounds, stated = problem.boundaries(), problem.coarsen()
     number = {cell: k for k, cell in enumerate(bounds)}
@@ -116,7 +118,7 @@ def move_cuts(plan: Plan, problem: Problem) -> Plan:
     cuts = Cuts(replace(partition, stages=stages), Simulations(stated))
     start = (0, *(stage.stop for stage in stages))
     tell = share_of(problem.progress, "moving cuts", 0, 1)
-    best = anneal_cuts(start, cuts, random.Random(0), BUDGET, tell)
+    best = anneal_cuts(start, cuts, random.Random(0), params.cut_annealing, params.cut_budget, tell)
     if cuts.seconds(best) >= cuts.seconds(start):
         return plan
     return simulate_plan(price(cuts.cut(best).on_layers(bounds), problem, plan.planner))

@@ -39,21 +39,17 @@ from partopt.cost.problem import (
 from partopt.cost.sharding import ALLREDUCE, Exchange, exchange_topology, half_ways
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
-from partopt.options import EFFORTS
 from partopt.planners.layouts import Bounds
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
 from partopt.schedules.placement import CHUNKS, MIRRORED, STRAIGHT, ranks_of
 from partopt.search.cuts import Cuts, anneal_cuts
+from partopt.search.effort import SearchParams
 from partopt.search.simulations import Simulations
 from partopt.simulator.execution import simulate_plan
 
 STAGES = 128  # of a pipeline, at most
-BUDGET = {"quick": 700.0, "normal": 700.0, "thorough": 7000.0}  # as `Cuts.spent` counts
-SIMULATED = 0.5  # of the budget, for grids as they are estimated
-ROUNDS = (6, 2)  # grids whose cuts are annealed in every round
-NEAR = 1.3  # of the best: a grid that is estimated at more is not simulated
-ROOMY = 1.05  # of the limit: what is estimated to need more memory is not either
+ROOMY = 1.05  # of the limit: what is estimated to need more memory is not simulated
 EACH, FEWER = 12, 1.15  # stages on a device: all numbers up to it, and their ratio above
 EVERY, TRIED = 200, 8  # ways to cut up to which all are looked at where memory is short
 MANY, BUSY = 64, 0.75  # of so many devices this share has work at least; of more all have
@@ -493,12 +489,12 @@ class GridSearch:
         self._pool: list[tuple[float, Gridded]] = []  # the best that fit, with their seconds
         self._plans = dict[tuple[Grid, Bounds], Plan]()
 
-    def best_plan(self, effort: str) -> Plan | None:
+    def best_plan(self, params: SearchParams) -> Plan | None:
         """The best simulated plan at an effort; None where none of them fits."""
-        for stage in EFFORTS[self._stages : EFFORTS.index(effort) + 1]:
-            before = BUDGET[EFFORTS[self._stages - 1]] if self._stages else 0.0
-            self._try_grids(SIMULATED * BUDGET[stage])
-            self._anneal((1 - SIMULATED) * (BUDGET[stage] - before))
+        for stage in params.stages[self._stages :]:
+            before = stage.before.grid_budget if stage.before else 0.0
+            self._try_grids(stage)
+            self._anneal((1 - stage.grid_starts) * (stage.grid_budget - before), stage)
             self._stages += 1
         return self.plan_so_far()
 
@@ -514,33 +510,38 @@ class GridSearch:
             self._plans[key] = simulate_plan(price(partition, stated, GRID))
         return self._plans[key]
 
-    def _try_grids(self, budget: float) -> None:
+    def _try_grids(self, params: SearchParams) -> None:
         """Simulate grids as they are estimated, the best first."""
+        budget, most = params.grid_starts * params.grid_budget, params.grid_rounds[0]
         for gridded in self.estimates[self._tried :]:
-            beyond = gridded.estimate_s > NEAR * self.estimates[0].estimate_s
+            beyond = gridded.estimate_s > params.grid_reach * self.estimates[0].estimate_s
             if self._pool and (beyond or self._spent > budget):
                 break
             self.problem.progress("simulating grids", self._tried, len(self.estimates))
             self._tried += 1
             fitting = gridded.within(ROOMY)
             if fitting is not None:
-                full = len(self._pool) >= ROUNDS[0]  # of those that may be annealed
+                full = len(self._pool) >= most  # of those that may be annealed
                 allowed_s = max(pair[0] for pair in self._pool) if full else math.inf
                 seconds = fitting.cuts.seconds(fitting.bounds, allowed_s)
                 self._spent += fitting.cuts.spent
                 if seconds < allowed_s:
                     self._pool = sorted([*self._pool, (seconds, fitting)], key=lambda pair: pair[0])
-                    del self._pool[ROUNDS[0] :]
+                    del self._pool[most:]
 
-    def _anneal(self, budget: float) -> None:
+    def _anneal(self, budget: float, params: SearchParams) -> None:
         """Anneal the cuts of the best, ever fewer of them."""
-        for number, many in enumerate(ROUNDS):
+        rounds = params.grid_rounds
+        for number, many in enumerate(rounds):
             self._pool.sort(key=lambda pair: pair[0])
-            share = budget / len(ROUNDS) / max(1, min(many, len(self._pool)))
+            share = budget / len(rounds) / max(1, min(many, len(self._pool)))
             for place, (seconds, gridded) in enumerate(self._pool[:many]):
-                part, parts = number * many + place, len(ROUNDS) * many
+                part, parts = number * many + place, len(rounds) * many
                 tell = share_of(self.problem.progress, "annealing cuts", part, parts)
-                bounds = anneal_cuts(gridded.bounds, gridded.cuts, random.Random(0), share, tell)
+                bounds = anneal_cuts(
+                    *(gridded.bounds, gridded.cuts, random.Random(0)),
+                    *(params.cut_annealing, share, tell),
+                )
                 cut_s = gridded.cuts.seconds(bounds)
                 if cut_s < seconds:
                     self._pool[place] = cut_s, replace(gridded, bounds=bounds)

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 
 from partopt.cost.pricing import price
 from partopt.cost.problem import Partition, Problem, share_of
 from partopt.documents.plan import Plan
-from partopt.options import EFFORTS
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, shape_of
 from partopt.search.annealing import anneal, valid
+from partopt.search.bound import certify_simulated
+from partopt.search.effort import AnnealingParams, SearchParams, StartParams
 from partopt.search.evaluator import Found, Judge
 from partopt.search.variants import Variant
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
-BUDGET = {"quick": 500.0, "normal": 1800.0, "thorough": 25_000.0}  # as `Judge.spent` counts
-LARGE = 3.6  # times as much for the program over ranks, whose plans have many stages
-STARTS = 0.2  # of the budget, for the plans of the dynamic program
-RANKED = 0.6  # of that of the program over ranks
-ROUNDS = (12, 4, 1)  # plans that are annealed in every round; all rounds have the same budget
-PACED = (2, 3, 0)  # numbers of warm-ups at which plans of the program over ranks are tried
-FINE = 1000  # ranges of layers, between which the cuts of the best plan are chosen again
-HOPED = 0.1  # above what is to be beaten: a start that is slower is not annealed
 NEARLY = 1e-3  # above the bound: nearer, nothing better is looked for
 
 
@@ -37,8 +30,10 @@ class Improvement:
     seconds of a microbatch. Raises PartoptError where no plan fits by the formulas.
     """
 
-    def __init__(self, variant: Variant, others: Iterable[Partition], lower_s: float) -> None:
-        problem = variant.problem
+    def __init__(
+        self, variant: Variant, others: Iterable[Partition], lower_s: float, params: SearchParams
+    ) -> None:
+        problem, self.params = variant.problem, params
         problem.progress("dynamic program", 0, 1)
         self.problem, self.cells, self.starts = problem, variant.coarse[1], variant.starts
         if not self.starts:
@@ -52,39 +47,46 @@ class Improvement:
         self._tried, self._spent = 0, 0.0
         self._of_kind: dict[tuple[object, Places], Found] = {}
 
-    def best_plan(self, effort: str, beat_s: float) -> Plan:
+    def best_plan(self, params: SearchParams, beat_s: float) -> Plan:
         """The best simulated plan at an effort; none is looked for where none is below `beat_s`."""
-        problem, cells = self.problem, self.cells
+        problem, cells, self.params = self.problem, self.cells, params
         if self.lower_s < beat_s:
-            for stage in EFFORTS[self._stages : EFFORTS.index(effort) + 1]:
-                self._go_on(BUDGET[stage] * (LARGE if self.ranked else 1), beat_s)
+            for stage in params.stages[self._stages :]:
+                self._go_on(stage, beat_s)
         if self.found:
-            return self._plan_of(self.found[0])
+            return self._certify(self._plan_of(self.found[0]))
         many = 3 if self.lower_s < beat_s else 1
         every = (_price(s.partition().on_layers(cells), problem) for s in self.starts[:many])
-        plans = [simulate_with_best_warmup(priced, problem.progress) for priced in every]
-        return min(plans, key=lambda plan: plan.peak_memory_bytes)
+        plans = [simulate_with_best_warmup(priced, params, problem.progress) for priced in every]
+        return self._certify(min(plans, key=lambda plan: plan.peak_memory_bytes))
 
     def plan_so_far(self) -> Plan | None:
         """The best plan that was found, also in a search that is interrupted."""
         found = [plan for plan in (*self.found, *self._of_kind.values()) if plan.seconds < inf]
-        return self._plan_of(min(found, key=lambda plan: plan.seconds)) if found else None
+        if not found:
+            return None
+        return self._certify(self._plan_of(min(found, key=lambda plan: plan.seconds)))
+
+    def _certify(self, plan: Plan) -> Plan:
+        """A plan that was found, with the bound."""
+        lower_s = self.lower_s * (self.problem.microbatches or 1)
+        return certify_simulated(plan, lower_s, self.problem)
 
     def _plan_of(self, best: Found) -> Plan:
         """The plan of one that was found, cut between all layers, simulated."""
         problem, cells, judge = self.problem, self.cells, self.judge
         problem.progress("simulating the best", 0, 2)
         if cells != problem.boundaries():
-            best, judge, cells = _recut_finely(best, problem, cells)
+            best, judge, cells = _recut_finely(best, problem, cells, self.params.fine)
         problem.progress("simulating the best", 1, 2)
         plan = _price(best.shape.partition().on_layers(cells), problem)
         if not judge.entry.takes_warmup:
-            return simulate_with_best_warmup(plan, problem.progress)
+            return simulate_with_best_warmup(plan, self.params, problem.progress)
         simulated = simulate_at_warmup(plan, judge.warmups(best.shape, best.way, best.more))
         if self.ranked:
             return simulated
         return max(
-            (simulated, simulate_with_best_warmup(plan, problem.progress)),
+            (simulated, simulate_with_best_warmup(plan, self.params, problem.progress)),
             key=lambda other: (other.fits, other.predicted.samples_per_s),
         )
 
@@ -93,18 +95,20 @@ class Improvement:
         """Seconds of the fastest plan."""
         return self.found[0].seconds if self.found else inf
 
-    def _go_on(self, budget: float, beat_s: float) -> None:
-        """Search until so much is spent in all."""
-        self._try_starts(budget)
+    def _go_on(self, params: SearchParams, beat_s: float) -> None:
+        """Search until the budget is spent in all."""
+        start = params.over_ranks if self.ranked else params.layouts
+        budget = params.budget * start.budget
+        self._try_starts(start, budget)
         if not self._stages:
             self._try_others()
-        if self.best_s < beat_s * (1 + HOPED):
-            self._anneal(budget - self.judge.spent)
+        if self.best_s < beat_s * (1 + params.hoped):
+            self._anneal(budget - self.judge.spent, start.rounds, params.annealing)
         self._stages += 1
 
-    def _try_starts(self, budget: float) -> None:
+    def _try_starts(self, start: StartParams, budget: float) -> None:
         """Simulate plans that may be the fastest; of every layout and number of stages the best."""
-        judge, limit = self.judge, (RANKED if self.ranked else STARTS) * budget
+        judge, limit = self.judge, start.starts * budget
         best_s, before = self.best_s, judge.spent
         better: dict[tuple[object, Places], Found] = {}
         for shape in self.starts[self._tried :]:
@@ -116,7 +120,7 @@ class Improvement:
             if judge.costs.slowest_s(shape) < best_s:
                 key = (shape if self.ranked else shape.stages), shape.places
                 allowed_s = self._of_kind[key].seconds if key in self._of_kind else inf
-                best = judge.best(shape, PACED if self.ranked else (), allowed_s)
+                best = judge.best(shape, start.warmup_rules, allowed_s)
                 if best.seconds < allowed_s:
                     self._of_kind[key] = better[key] = best
                 best_s = min(best_s, best.seconds)
@@ -149,14 +153,15 @@ class Improvement:
             best.setdefault((plan.shape.stages, plan.shape.places), plan)
         self._keep(best.values())
 
-    def _anneal(self, budget: float) -> None:
+    def _anneal(self, budget: float, rounds: Sequence[int], steps: AnnealingParams) -> None:
         """Anneal the best plans, ever fewer of them."""
-        rounds = ROUNDS[-2:] if self.ranked else ROUNDS
         for number, many in enumerate(rounds):
             share, total = budget / len(rounds) / many, len(rounds) * many
             for done, plan in enumerate(self.found[:many]):
                 tell = share_of(self.problem.progress, "annealing", number * many + done, total)
-                self.found[done] = anneal(plan, self.judge, self._rng, share, self.enough_s, tell)
+                self.found[done] = anneal(
+                    plan, self.judge, self._rng, steps, share, self.enough_s, tell
+                )
             self.found.sort(key=lambda plan: plan.seconds)
 
     def _keep(self, found: Iterable[Found]) -> None:
@@ -170,10 +175,10 @@ def _price(partition: Partition, problem: Problem) -> Plan:
 
 
 def _recut_finely(
-    rough: Found, problem: Problem, cells: list[int]
+    rough: Found, problem: Problem, cells: list[int], most: int
 ) -> tuple[Found, Judge, list[int]]:
-    """The plan of a coarse chain, with better cuts between up to `FINE` ranges of layers if any."""
-    stated, bounds = optimal.coarsen(problem, FINE, cells)
+    """The plan of a coarse chain, with better cuts between up to `most` ranges of layers if any."""
+    stated, bounds = optimal.coarsen(problem, most, cells)
     judge = Judge(StageCosts(stated))
     shape = rough.shape.on_cells(cells, bounds)
     tried = [shape, optimal.recut(judge.costs, shape)]

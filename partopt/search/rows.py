@@ -12,16 +12,11 @@ from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, found_until_then
 from partopt.job import Job
-from partopt.options import AUTO, EFFORTS
+from partopt.options import AUTO
 from partopt.schedules import SCHEDULES
 from partopt.search.contest import Contest, Plans, contestants
+from partopt.search.effort import SearchParams
 from partopt.search.variants import ANY, Variant, Within, least_s, part_of, variants_of
-
-REACH = 1.04  # of the best estimate: more than that, and than was found, is not searched
-QUICK = "quick"  # the effort at which several schedules are searched at first
-CLOSE = 1.07  # a schedule whose best plan is slower by more than that is not searched again
-# variants that are searched at most, where one of them fits, and where none does
-SEARCHED, TRIED = {"quick": 2, "normal": 3, "thorough": 6}, 6
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,8 @@ def search_rows(
     come near the best after a quick search are searched again. PartoptError where every schedule is
     refused; Interrupted with the rows until then.
     """
-    names = _schedules(job, within)
-    first = QUICK if len(names) > 1 else job.effort
+    names, params = _schedules(job, within), SearchParams.at(job.effort)
+    first = params.stages[0] if len(names) > 1 else params
     searches, refusals = list[Search](), dict[str, PartoptError]()
     with found_until_then(lambda _: _rows_of(searches) or None):
         for done, name in enumerate(names):
@@ -70,12 +65,12 @@ def search_rows(
                 searches[-1].best_row(first)
             except PartoptError as error:
                 refusals[error.message] = error
-        if first != job.effort and (rows := _rows_of(searches)):
-            fastest = rows[0].best.predicted.samples_per_s
+        if first != params and (rows := _rows_of(searches)):
+            fastest = _rate(rows[0].best)
             for search in searches:
                 row = search.row_so_far()
-                if row and row.best.fits and row.best.predicted.samples_per_s * CLOSE >= fastest:
-                    search.best_row(job.effort)
+                if row and row.best.fits and params.close * _rate(row.best) >= fastest:
+                    search.best_row(params)
     if not (rows := _rows_of(searches)):
         raise PartoptError.together(refusals.values())
     return rows
@@ -125,13 +120,13 @@ class Search:
         self._contests: dict[Variant, Contest] = {}
         self._found: dict[Variant, Plans] = {}
 
-    def best_row(self, effort: str) -> Row:
+    def best_row(self, params: SearchParams) -> Row:
         """The best plan at an effort, and what was found beside it.
 
-        Every variant that is estimated within `REACH` of the best is searched, the best first;
+        Every variant whose estimate is within reach of the best is searched, the best first;
         where nothing fits, those that need least memory, too. PartoptError where all are refused.
         """
-        for stage in EFFORTS[self._stages : EFFORTS.index(effort) + 1]:
+        for stage in params.stages[self._stages :]:
             self._go_on(stage)
             self._stages += 1
         row = self.row_so_far()
@@ -147,25 +142,25 @@ class Search:
         best = [self._found[other].best for other in sorted(self._found, key=self._order)]
         return Row(variant.problem, plans, notes, best)
 
-    def _go_on(self, stage: str) -> None:
+    def _go_on(self, params: SearchParams) -> None:
         """Search the variants that may be best, a stage further."""
         refusals, done = dict[str, PartoptError](), 0
         for variant in self.variants:
             others = [plans.best for other, plans in self._found.items() if other is not variant]
             best = min((plan for plan in others if plan.fits), key=order_of, default=None)
-            if done >= (SEARCHED[stage] if best or self._fits(variant) else TRIED):
+            if done >= (params.variants if best or self._fits(variant) else params.unfit_variants):
                 break
-            if best and not self._may_be_best(variant, best):
+            if best and not self._may_be_best(variant, best, params):
                 continue
             if self._found and variant not in self._found and not (self.alone or variant.may_fit):
                 continue
             size = variant.problem.chain.microbatch_size
-            beat_s = size / best.predicted.samples_per_s if best else math.inf
+            beat_s = size / _rate(best) if best else math.inf
             try:
                 if variant not in self._contests:
                     names = contestants(variant.plain)
                     self._contests[variant] = Contest(names, variant, self.shown)
-                self._found[variant] = self._contests[variant].hold(stage, beat_s)
+                self._found[variant] = self._contests[variant].hold(params, beat_s)
             except PartoptError as error:
                 refusals[error.message] = error
             except KeyboardInterrupt:
@@ -181,15 +176,12 @@ class Search:
     def _fits(self, variant: Variant) -> bool:
         return variant in self._found and self._found[variant].best.fits
 
-    def _rate(self, variant: Variant) -> float:
-        return self._found[variant].best.predicted.samples_per_s
-
-    def _may_be_best(self, variant: Variant, best: Plan) -> bool:
+    def _may_be_best(self, variant: Variant, best: Plan, params: SearchParams) -> bool:
         """Whether a variant may have a faster plan than the best of the others."""
-        rate = best.predicted.samples_per_s
-        if self._fits(variant) and self._rate(variant) * CLOSE < rate:
+        rate = _rate(best)
+        if self._fits(variant) and params.close * _rate(self._found[variant].best) < rate:
             return False
-        within = variant.estimate_s <= max(1 / rate, REACH * self.variants[0].estimate_s)
+        within = variant.estimate_s <= max(1 / rate, params.reach * self.variants[0].estimate_s)
         return within and least_s(variant.problem) < 1 / rate
 
     def _order(self, variant: Variant) -> tuple[bool, float]:
@@ -198,4 +190,8 @@ class Search:
 
 def order_of(plan: Plan) -> tuple[bool, float]:
     """The order of plans: those that fit first, and of them the fastest."""
-    return not plan.fits, -plan.predicted.samples_per_s
+    return not plan.fits, -_rate(plan)
+
+
+def _rate(plan: Plan) -> float:
+    return plan.predicted.samples_per_s

@@ -17,6 +17,7 @@ from partopt.job import Job
 from partopt.options import AUTO
 from partopt.search import contest
 from partopt.search.advice import note_data_parallel
+from partopt.search.effort import SearchParams
 from partopt.search.rows import Row, search_rows
 from partopt.search.sizes import search_sizes
 from partopt.search.variants import ANY, Variant, Within
@@ -99,12 +100,13 @@ def _of_rows(job: Job, rows: Sequence[Row]) -> Result:
 def _solve_by_planner(job: Job, progress: Progress, beat_s: float) -> Result:
     """The plan of the job's planner at its one microbatch size, beside those of others."""
     problem, name = job.problem.with_(progress=progress), job.planner_name
+    params = SearchParams.at(job.effort)
     assert name is not None
     contest.check_planner(name, problem)
     best: Plan | None = None
     with found_until_then(lambda plan: (known := plan or best) and Result(known, (), (), (known,))):
-        best, planner_notes = contest.plan_alone(name, problem, beat_s)
-        plans = _beside(name, problem)
+        best, planner_notes = contest.plan_alone(name, problem, params, beat_s)
+        plans = _beside(name, problem, params)
     notes = [*job.notes, *planner_notes, *note_data_parallel(best, plans)]
     others = sorted(plans.values(), key=lambda other: -other.predicted.samples_per_s)
     best, *others = as_fixed([best, *others])
@@ -127,9 +129,9 @@ def as_fixed(plans: Sequence[Plan]) -> list[Plan]:
     return found
 
 
-def _beside(name: str, problem: Problem) -> dict[str, Plan]:
+def _beside(name: str, problem: Problem, params: SearchParams) -> dict[str, Plan]:
     """The plans that stand beside that of the planner `name`; none where they refuse."""
     able = [other for other in contest.contestants(problem) if other in _BESIDE and other != name]
     with suppress(PartoptError):
-        return contest.compete(able, Variant(problem)).plans
+        return contest.compete(able, Variant(problem), params).plans
     return {}

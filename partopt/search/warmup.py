@@ -30,6 +30,7 @@ from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.schedules.entry import Counts
 from partopt.schedules.one_f_one_b import blocking_warmups
+from partopt.search.effort import NORMAL, SearchParams
 from partopt.simulator.execution import (
     Execution,
     check_actions,
@@ -58,7 +59,6 @@ WAYS: tuple[Way, ...] = (
 # stages times microbatches of an iteration or, asynchronous, in flight: above, one simulation takes
 # too long to try several
 SEARCH_LIMIT = 100_000
-PATIENCE = 2e6  # actions: when as many are simulated, the best warm-up that was found is enough
 WORTHWHILE = 1e-3  # of the period: what more memory must at least save
 HALVINGS = 20  # of the interval in which the shortest period lies
 ENDLESS = 2**31  # microbatches in flight where nothing limits them
@@ -191,10 +191,13 @@ class Trial(NamedTuple):
         return tuple(stage.warmup for stage in self.execution.plan.stages)
 
 
-def simulate_with_best_warmup(plan: Plan, progress: Progress = ignore_progress) -> Plan:
+def simulate_with_best_warmup(
+    plan: Plan, params: SearchParams = NORMAL, progress: Progress = ignore_progress
+) -> Plan:
     """`simulate_plan`, under a schedule that takes warm-ups at that with the shortest period.
 
-    That warm-up keeps to the memory of a device where any does. Nothing is searched where the
+    That warm-up keeps to the memory of a device where any does. `params` say how many actions are
+    simulated at least before a good one is taken. Nothing is searched where the
     plan's warm-up reaches what its loads allow. Where another is better, the plan says in
     `predicted.formula_period_s` what the usual one would have given. Raises PartoptError where the
     schedule cannot run the plan, whatever the warm-up.
@@ -203,7 +206,7 @@ def simulate_with_best_warmup(plan: Plan, progress: Progress = ignore_progress) 
         return simulate_plan(plan)
     check_actions(plan)
     usual = try_warmup(plan)
-    best = _best(plan, usual, progress)
+    best = _best(plan, usual, params.warmup_actions, progress)
     return _predicted(best, usual) if best else simulate_plan(plan)  # which says why
 
 
@@ -244,10 +247,11 @@ def _predicted(best: Trial, usual: Trial | None) -> Plan:
     return replace(found, predicted=replace(found.predicted, formula_period_s=formula_s))
 
 
-def _best(plan: Plan, usual: Trial | None, progress: Progress) -> Trial | None:
+def _best(plan: Plan, usual: Trial | None, most: float, progress: Progress) -> Trial | None:
     """The best of `usual` and of the `WAYS` that fit; ever deeper ones until nothing can be gained.
 
-    One that does not fit where none does, and None where all deadlock.
+    One that fits is enough when `most` actions are simulated. One that does not fit where none
+    does, and None where all deadlock.
     """
     stages, replicas = stages_of(plan), [stage.replicas for stage in plan.stages]
     spent = 0 if usual is None else usual.actions
@@ -257,7 +261,7 @@ def _best(plan: Plan, usual: Trial | None, progress: Progress) -> Trial | None:
         progress("simulating warm-ups", 0, 1)
         in_flight = max((w + 1) * r for w, r in zip(warmups, replicas, strict=True))
         long = len(replicas) * (plan.microbatches or in_flight) > SEARCH_LIMIT
-        if best is not None and (long or spent > PATIENCE or best.period_s <= enough_s):
+        if best is not None and (long or spent > most or best.period_s <= enough_s):
             continue
         found = try_warmup(plan, warmups)
         spent += 0 if found is None else found.actions
@@ -266,7 +270,7 @@ def _best(plan: Plan, usual: Trial | None, progress: Progress) -> Trial | None:
             best = found
     if best is None:
         return usual or try_warmup(plan, blocking_warmups(replicas))
-    return best if best is usual else _leaner(plan, usual, best, PATIENCE - spent, progress)
+    return best if best is usual else _leaner(plan, usual, best, most - spent, progress)
 
 
 def _leaner(plan: Plan, usual: Trial | None, best: Trial, left: float, progress: Progress) -> Trial:

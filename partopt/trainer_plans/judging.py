@@ -15,6 +15,7 @@ from partopt.job import Job
 from partopt.options import MANUAL
 from partopt.search.contest import check_planner
 from partopt.search.cuts import move_cuts
+from partopt.search.effort import SearchParams
 from partopt.search.rows import order_of
 from partopt.search.sizes import search_sizes
 from partopt.search.solve import solve
@@ -101,6 +102,6 @@ def _recut(job: Job, free: Job, within: Within, plan: Plan, progress: Progress) 
             as_cut = job.with_(**stated, cuts=list(cuts) or None).problem
             found[cuts] = simulate_plan(planners.plan(MANUAL, as_cut))
     starts = sorted(found.values(), key=order_of)[:_STARTS]
-    moved = [move_cuts(start, problem) for start in starts]
+    moved = [move_cuts(start, problem, SearchParams.at(job.effort)) for start in starts]
     best = min(moved, key=order_of, default=None)
     return replace(best, planner=MANUAL) if best else None

@@ -37,6 +37,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import LOOPED
 from partopt.search.bound import certify_simulated
 from partopt.search.cuts import move_cuts
+from partopt.search.effort import SearchParams
 from partopt.search.recomputed_blocks import recompute_less
 from partopt.search.rows import order_of, search_rows
 from partopt.search.solve import Result, as_fixed, solve
@@ -209,7 +210,7 @@ class _Said:
         if plan.planner not in _SEARCHED:
             start = structs.replace(plan, planner=_SEARCHED[-1], certificate=None)
             problem = problem.with_(stages=None, replication=FREE, costs=None)
-        moved = move_cuts(start, problem)
+        moved = move_cuts(start, problem, SearchParams.at(self.job.effort))
         if not self._can_say(moved) or order_of(moved) >= order_of(plan):
             return plan
         return self.recompute_fewer(_with_bound_of(start, moved, problem))

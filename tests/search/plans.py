@@ -10,6 +10,7 @@ from msgspec import structs
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan, RunnerUp
 from partopt.search.contest import plan_alone
+from partopt.search.effort import SearchParams
 from tests.helpers import BLOCKING, chain_profile, flat, two_level, uniform_profile, with_memory_of
 from tests.search.problems import best_by_schedule
 
@@ -27,7 +28,7 @@ def manual(**options: Any) -> Made:
         replicas=options.pop("replicas", (2, 1, 1)),
         **options,
     )
-    return plan_alone("manual", problem)[0], problem
+    return plan_alone("manual", problem, SearchParams.at("quick"))[0], problem
 
 
 def plan_of(name: str, profile: dict[str, Any] | None = None, **options: Any) -> Made:
@@ -43,7 +44,7 @@ def plan_of(name: str, profile: dict[str, Any] | None = None, **options: Any) ->
     )
     topology = options.pop("topology", two_level(2, 2, memory_bytes=10**9))
     problem = problem_of(chain, topology, **options)
-    return plan_alone(name, problem)[0], problem
+    return plan_alone(name, problem, SearchParams.at("quick"))[0], problem
 
 
 def grid(**options: Any) -> Made:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,7 +15,9 @@ from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
+from partopt.options import EFFORTS
 from partopt.schedules import SCHEDULES
+from partopt.search.effort import SearchParams
 from partopt.search.rows import Search, order_of
 from partopt.search.variants import Variant
 from tests.helpers import WAITING, chain_profile, measurement, profile_of, two_level
@@ -28,8 +31,20 @@ def best_by_schedule(stated: Sequence[Problem]) -> list[Plan]:
     for name, entry in SCHEDULES.items():
         variants = [Variant(problem.with_(schedule=name)) for problem in stated]
         with suppress(PartoptError):
-            plans += [Search(variants).best_row(stated[0].effort).best] * entry.tried_by_auto
+            plans += [
+                Search(variants).best_row(SearchParams.at("quick")).best
+            ] * entry.tried_by_auto
     return sorted(plans, key=order_of)
+
+
+def spending(*budgets: float) -> SearchParams:
+    """The last of efforts that go on from each other with budgets of so many simulations."""
+    params = None
+    for effort, budget in zip(EFFORTS, budgets, strict=True):
+        stated = SearchParams.at(effort)
+        params = replace(stated, before=params, budget=budget, grid_budget=budget)
+    assert params
+    return params
 
 
 def at_each_size(

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +13,7 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
 from partopt.search.contest import plan_alone
+from partopt.search.effort import SearchParams
 from partopt.search.verify import verify
 from tests.search.alterations import Alteration, alterations
 from tests.search.plans import KINDS, Made
@@ -45,8 +45,8 @@ def read(document: dict[str, Any]) -> Plan | None:
 
 def decides_the_same(plan: Plan, made: Made) -> bool:
     """Whether the plan's planner, asked what the plan records, makes the same of it."""
-    asked = replace(problem_from_plan(plan, made[1].profile), effort="quick")
-    own = plan_alone(plan.planner, asked)[0]
+    asked = problem_from_plan(plan, made[1].profile)
+    own = plan_alone(plan.planner, asked, SearchParams.at("quick"))[0]
     return (own.stages, own.certificate) == (made[0].stages, made[0].certificate)
 
 

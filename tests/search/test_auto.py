@@ -11,15 +11,15 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
-from partopt.search import grids, improve
 from partopt.search.contest import Contest
+from partopt.search.effort import SearchParams
 from partopt.search.rows import Search
 from partopt.search.simulations import Simulations
 from partopt.search.solve import solve
 from partopt.search.variants import ANY, Within, variants_of
 from partopt.simulator.execution import execute, simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
-from tests.search.problems import at_each_size, best_by_schedule, slow
+from tests.search.problems import at_each_size, best_by_schedule, slow, spending
 from tests.search.test_recorded import seconds_of
 
 pytestmark = pytest.mark.any_effort
@@ -250,41 +250,40 @@ def search_of(profile, cluster, **options):
 def test_a_search_goes_on_from_one_effort_to_the_next(monkeypatch):
     """Every stage is searched once, in its turn, however many are asked for at a time."""
     held, hold = [], Contest.hold
+    quick, normal, thorough = SearchParams.at("thorough").stages
     monkeypatch.setattr(
-        Contest, "hold", lambda own, *asked: held.append(asked[0]) or hold(own, "quick", *asked[1:])
+        Contest, "hold", lambda own, *asked: held.append(asked[0]) or hold(own, quick, *asked[1:])
     )
     search = search_of(uniform_profile(6), flat(4))
     begun = []
-    for effort in ("quick", "quick", "normal", "quick", "thorough", "thorough"):
-        search.best_row(effort)
+    for params in (quick, quick, normal, quick, thorough, thorough):
+        search.best_row(params)
         begun.append(list(held))
-    quick, normal, thorough = ["quick"], ["quick", "normal"], ["quick", "normal", "thorough"]
-    assert begun == [quick, quick, normal, normal, thorough, thorough]
+    every = [quick, normal, thorough]
+    assert begun == [every[:1], every[:1], every[:2], every[:2], every, every]
     held.clear()
-    search_of(uniform_profile(6), flat(4)).best_row("thorough")
-    assert held == thorough
+    search_of(uniform_profile(6), flat(4)).best_row(thorough)
+    assert held == every
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_stages_one_by_one_find_what_all_at_once_do(schedule, monkeypatch):
     """At the same steps: of plans with any replicas, and of equal pipelines."""
-    for budget in (improve.BUDGET, grids.BUDGET):
-        for effort, units in (("quick", 20.0), ("normal", 60.0), ("thorough", 120.0)):
-            monkeypatch.setitem(budget, effort, units)
+    thorough = spending(20.0, 60.0, 120.0)
     job = Job(slow(9, flat(4, 2e9)).profile, flat(4, 2e9), schedule=schedule, microbatches=8)
     steps, found = [], []
-    for efforts in (["thorough"], ["quick", "normal", "thorough"]):
+    for efforts in ([thorough], thorough.stages):
         search, count = Search(variants_of(job, schedule, ANY)), []
         with monkeypatch.context() as patched:
             count = seconds_of(patched, Simulations, "seconds")
-            found.append([search.best_row(effort).best for effort in efforts][-1])
+            found.append([search.best_row(params).best for params in efforts][-1])
         steps.append(len(count))
     assert found[0] == found[1]
     assert steps[0] == steps[1]
 
 
 def test_a_row_has_each_plan_once():
-    row = search_of(uniform_profile(6), flat(4)).best_row("quick")
+    row = search_of(uniform_profile(6), flat(4)).best_row(SearchParams.at("quick"))
     others = [plan for plan in row.plans.values() if plan is not row.best]
     assert [id(plan) for plan in row.every] == [id(plan) for plan in (row.best, *others)]

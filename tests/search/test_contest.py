@@ -11,6 +11,7 @@ from partopt.documents.engine import Engine
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
 from partopt.search import contest
+from partopt.search.effort import SearchParams
 from partopt.search.grids import GRID
 from partopt.search.variants import Variant
 from tests.examples import examples
@@ -47,9 +48,15 @@ def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(
         {"engine": BLOCKING if blocking else Engine()} if asynchronous else {"microbatches": 8}
     )
     stated = problem(schedule=schedule, memory_bytes=limit and limit * 10**6, **options)
-    plans = contest.compete(contest.contestants(stated), Variant(stated)).plans
+    plans = contest.compete(
+        contest.contestants(stated), Variant(stated), SearchParams.at("quick")
+    ).plans
     best = plans[contest.best_of(plans)]
-    alone = {name: contest.plan_alone(name, stated)[0] for name in plans if name != GRID}
+    alone = {
+        name: contest.plan_alone(name, stated, SearchParams.at("quick"))[0]
+        for name in plans
+        if name != GRID
+    }
     each = (plans | alone).values()
     fitting = [plan for plan in each if plan.fits]
     assert best.fits == bool(fitting)
@@ -59,7 +66,7 @@ def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(
 
 
 def test_of_equal_plans_the_first_is_the_best():
-    plan = contest.plan_alone("gpipe", problem())[0]
+    plan = contest.plan_alone("gpipe", problem(), SearchParams.at("quick"))[0]
     assert contest.best_of({"one": plan, "two": plan}) == "one"
 
 
@@ -84,7 +91,9 @@ def test_contestants_look_at_what_is_stated(options, able):
 
 def test_a_planner_that_refuses_is_skipped_with_its_reason(monkeypatch):
     monkeypatch.setattr("partopt.planners.pipedream.LAYER_LIMIT", 5)
-    plans, (note,) = contest.compete(["pipedream", "gpipe"], Variant(problem()))
+    plans, (note,) = contest.compete(
+        ["pipedream", "gpipe"], Variant(problem()), SearchParams.at("quick")
+    )
     assert list(plans) == ["gpipe"]
     assert note.code == "planner-refused"
     assert note.text.startswith("without pipedream: pipedream: 8 layers")
@@ -94,7 +103,9 @@ def test_where_all_refuse_each_reason_is_given_once():
     # in groups for 4 devices: none that are equal
     stated = problem(schedule="interleaved", microbatches=9)
     with pytest.raises(PartoptError) as raised:
-        contest.compete(["gpipe", "torchgpipe", "pipedream"], Variant(stated))
+        contest.compete(
+            ["gpipe", "torchgpipe", "pipedream"], Variant(stated), SearchParams.at("quick")
+        )
     messages = [part.message for part in raised.value.parts]
     assert len(messages) == len(set(messages)) == 2
     assert messages[0].startswith(
@@ -103,7 +114,7 @@ def test_where_all_refuse_each_reason_is_given_once():
 
 
 def test_nobody_is_no_mistake():
-    assert contest.compete([], Variant(problem())) == ({}, [])
+    assert contest.compete([], Variant(problem()), SearchParams.at("quick")) == ({}, [])
 
 
 def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
@@ -112,7 +123,7 @@ def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
     """
     profile = chain_profile([1.0, 2.0], [2.0, 4.0])
     stated = problem_of(profile, flat(3, 1.0), cuts=[1], replicas=[1, 2], engine=BLOCKING)
-    plan = contest.plan_alone("manual", stated)[0]
+    plan = contest.plan_alone("manual", stated, SearchParams.at("quick"))[0]
     assert (plan.predicted.period_s, plan.predicted.formula_period_s) == (
         pytest.approx(3.0),
         pytest.approx(4.5),
@@ -126,16 +137,21 @@ def test_a_planner_whose_plans_are_among_those_of_optimal_is_not_asked_unless_sh
     monkeypatch.setattr(planners, "decide", lambda *a: asked.append(a[0]) or decide(*a))
     names = contest.contestants(stated)
     assert (
-        "straight" not in contest.Contest(names, Variant(stated), ["optimal"]).hold("quick").plans
+        "straight"
+        not in contest.Contest(names, Variant(stated), ["optimal"])
+        .hold(SearchParams.at("quick"))
+        .plans
     )
     assert "straight" not in asked
-    assert "straight" in contest.compete(names, Variant(stated)).plans
+    assert "straight" in contest.compete(names, Variant(stated), SearchParams.at("quick")).plans
     assert "straight" in asked
 
 
 def test_uniform_layers_on_one_device():
     stated = problem_of(uniform_profile(3), flat(1))
-    plans = contest.compete(contest.contestants(stated), Variant(stated)).plans
+    plans = contest.compete(
+        contest.contestants(stated), Variant(stated), SearchParams.at("quick")
+    ).plans
     assert {plan.shape for plan in plans.values()} == {"1"}
 
 
@@ -146,10 +162,10 @@ def test_uniform_layers_on_one_device():
 def test_planners_that_keep_to_what_is_asked_without_looking_are_candidates_too(options):
     """With all-reduces that are waited for, simulated, the formulas' best is not the fastest."""
     stated = problem(engine=BLOCKING, **options)
-    best = contest.plan_alone("optimal", stated)[0]
+    best = contest.plan_alone("optimal", stated, SearchParams.at("quick"))[0]
     free = {"recompute": "never", "replication": "free"}
     for name in AUTOMATIC - {"optimal"}:
-        plan, _ = contest.plan_alone(name, stated.with_(**free))
+        plan, _ = contest.plan_alone(name, stated.with_(**free), SearchParams.at("quick"))
         asked = msgspec.structs.replace(plan, request=best.request)
         if not list(asked.find_deviations()):
             assert best.predicted.period_s <= plan.predicted.period_s * (1 + 1e-12)
@@ -161,7 +177,7 @@ def test_the_naive_iteration_of_replicas_is_what_they_take():
     """Two replicas work side by side, and exchange at the end."""
     stated = problem_of(UNEQUAL, flat(2), schedule="naive", microbatches=4)
     simulated, formula = (
-        contest.plan_alone("data_parallel", stated)[0],
+        contest.plan_alone("data_parallel", stated, SearchParams.at("quick"))[0],
         planners.plan("data_parallel", stated),
     )
     assert simulated.predicted.iteration_s == pytest.approx(formula.predicted.iteration_s)
@@ -169,7 +185,9 @@ def test_the_naive_iteration_of_replicas_is_what_they_take():
 
 def test_a_schedule_that_optimal_cannot_plan_for_is_refused():
     with pytest.raises(PartoptError) as raised:
-        contest.plan_alone("optimal", problem(schedule="interleaved", microbatches=8))
+        contest.plan_alone(
+            "optimal", problem(schedule="interleaved", microbatches=8), SearchParams.at("quick")
+        )
     assert raised.value.code == "planner-cannot-plan-for-schedule"
 
 
@@ -177,4 +195,4 @@ def test_what_is_found_so_far_is_not_searched_for():
     """A search that is interrupted before it begins makes nothing more."""
     begun = contest.Contest(["optimal", GRID], Variant(problem(schedule="1f1b", microbatches=8)))
     assert begun.plans_so_far() is None
-    assert not {"_optimal", "_grid"} & vars(begun).keys()
+    assert begun.optimal is begun.grid is None

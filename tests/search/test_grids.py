@@ -15,6 +15,7 @@ from partopt.cost.problem import Problem, problem_of
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import LOOPED
 from partopt.search.cuts import anneal_cuts
+from partopt.search.effort import SearchParams
 from partopt.search.grids import Grid, Gridded, Splits, grids, grids_of
 from tests.examples import examples
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, with_memory_of
@@ -144,10 +145,12 @@ def test_devices_that_compute_all_the_time_are_no_slower_than_a_simulation(given
 
 @pytest.mark.slow
 def test_moved_cuts_are_never_worse_and_always_the_same():
+    steps = SearchParams.at("quick").cut_annealing
     for each in every_grid(stated())[:6]:
-        moved = anneal_cuts(each.bounds, each.cuts, random.Random(0), 60.0)
+        given = each.bounds, each.cuts
+        moved = anneal_cuts(*given, random.Random(0), steps, 60.0)
         assert each.cuts.seconds(moved) <= each.cuts.seconds(each.bounds)
-        assert moved == anneal_cuts(each.bounds, each.cuts, random.Random(0), 60.0)
+        assert moved == anneal_cuts(*given, random.Random(0), steps, 60.0)
 
 
 @pytest.mark.parametrize(("devices", "least"), [(60, 45), (64, 48), (72, 72)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import chain as chained
 from math import inf
 
@@ -21,13 +22,14 @@ from partopt.schedules import SCHEDULES
 from partopt.search import annealing, contest, improve
 from partopt.search.annealing import near, step
 from partopt.search.bound import lower_bound_s
+from partopt.search.effort import SearchParams
 from partopt.search.evaluator import Found, Judge
 from partopt.search.warmup import simulate_with_best_warmup
 from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level
 from tests.planners.problems import chain, problem, profiled, topology
 from tests.planners.test_optimal import problems, shapes
-from tests.search.problems import slow
+from tests.search.problems import slow, spending
 
 PLANNED = ["pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "zb-h1"]
 WORSE = 1.001  # times the best of all plans: the chosen one may be so much slower
@@ -78,7 +80,7 @@ def test_no_plan_that_there_is_is_faster(name, limited):
         if plan.fits:
             best_s = min(best_s, plan.predicted.period_s)
     try:
-        found = contest.plan_alone("optimal", problem)[0]
+        found = contest.plan_alone("optimal", problem, SearchParams.at("quick"))[0]
     except PartoptError:
         assert best_s == inf
         return
@@ -96,16 +98,17 @@ def test_the_same_problem_gives_the_same_plan(name):
         two_level(2, 4, 12e9, 1.25e9),
         schedule=name,
         microbatches=None if asynchronous else 8,
-        effort="quick",
     )
-    assert contest.plan_alone("optimal", problem) == contest.plan_alone("optimal", problem)
+    params = SearchParams.at("quick")
+    found = [contest.plan_alone("optimal", problem, params) for _ in range(2)]
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
 def test_annealing_improves_what_the_dynamic_program_finds():
     problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 1, schedule="1f1b", microbatches=16)
     decided = simulate_with_best_warmup(planners.plan("optimal", problem))
-    found, _ = contest.plan_alone("optimal", problem)
+    found, _ = contest.plan_alone("optimal", problem, SearchParams.at("quick"))
     assert found.predicted.period_s < 0.99 * decided.predicted.period_s
 
 
@@ -116,26 +119,23 @@ def test_annealing_climbs_where_it_is_hot_and_gives_the_best_that_it_was_at(
     problem = slow(9, flat(4, 2e9), schedule="gpipe", microbatches=8)
     judge = Judge(StageCosts(problem))
     begin = judge.best(optimal.plans(judge.costs)[-1])
-    monkeypatch.setattr(annealing, "HOT", heat)
-    monkeypatch.setattr(annealing, "COLD", heat)
+    steps = replace(SearchParams.at("quick").annealing, hot=heat, cold=heat)
     at: list[float] = []
     monkeypatch.setattr(
         annealing, "near", lambda now, *rest: at.append(now.seconds) or near(now, *rest)
     )
-    found = annealing.anneal(begin, judge, random.Random(0), 100.0, 0.0)
+    found = annealing.anneal(begin, judge, random.Random(0), steps, 100.0, 0.0)
     assert found.seconds == min(at)
     assert (at != sorted(at, reverse=True)) == climbs
 
 
 @pytest.mark.slow
-@pytest.mark.full_effort
 def test_more_effort_spends_more(monkeypatch):
-    monkeypatch.setattr(improve, "BUDGET", {"quick": 20.0, "normal": 60.0, "thorough": 180.0})
     judges: list[Judge] = []
     monkeypatch.setattr(improve, "Judge", lambda costs: judges.append(Judge(costs)) or judges[-1])
-    for effort in improve.BUDGET:
-        problem = slow(9, flat(4, 2e9), schedule="gpipe", microbatches=8, effort=effort)
-        contest.plan_alone("optimal", problem)
+    for params in spending(20.0, 60.0, 180.0).stages:
+        problem = slow(9, flat(4, 2e9), schedule="gpipe", microbatches=8)
+        contest.plan_alone("optimal", problem, params)
     quick, normal, thorough = (judge.spent for judge in judges)
     assert quick < normal < thorough
 
@@ -147,8 +147,8 @@ def test_nothing_is_improved_that_cannot_win(monkeypatch, share):
     problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 2, schedule="gpipe", microbatches=8)
     monkeypatch.setattr(improve, "anneal", lambda *_: pytest.fail("annealed"))
     beat_s = share * lower_bound_s(problem)
-    plan, _ = contest.plan_alone("optimal", problem, beat_s=beat_s)
-    assert plan.predicted.period_s > (1 + improve.HOPED) * beat_s
+    plan, _ = contest.plan_alone("optimal", problem, SearchParams.at("quick"), beat_s)
+    assert plan.predicted.period_s > (1 + SearchParams.at("quick").hoped) * beat_s
 
 
 def test_steps_lead_to_more_and_to_fewer_stages():

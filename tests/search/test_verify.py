@@ -23,6 +23,7 @@ from partopt.planners import PLANNERS
 from partopt.schedules import SCHEDULES
 from partopt.search.bound import PROOF, scope
 from partopt.search.contest import compete, contestants, plan_alone
+from partopt.search.effort import SearchParams
 from partopt.search.variants import Variant
 from partopt.search.verify import claim, verify
 from partopt.trainer_plans.transformers import Laying, lay
@@ -141,7 +142,7 @@ def test_the_problem_from_a_plan_is_the_problem_that_was_stated(problem):
 def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
     assume(planners.required_features(problem) <= PLANNERS[name].uses)
     try:
-        plan = plan_alone(name, problem)[0]
+        plan = plan_alone(name, problem, SearchParams.at("quick"))[0]
     except PartoptError:
         return
     assert failed(plan, problem) == ([] if plan.fits else ["memory"])
@@ -153,7 +154,7 @@ def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
 @given(problems(list(SCHEDULES), asked=False))
 def test_every_plan_under_every_schedule_holds(problem):
     try:
-        plans = compete(contestants(problem), Variant(problem)).plans
+        plans = compete(contestants(problem), Variant(problem), SearchParams.at("quick")).plans
     except PartoptError:
         return
     for name, plan in plans.items():
@@ -180,7 +181,7 @@ def test_every_split_of_ones_own_holds(problem, data):
         engine=problem.engine,
     )
     try:
-        plan = plan_alone("manual", job.problem)[0]
+        plan = plan_alone("manual", job.problem, SearchParams.at("quick"))[0]
     except PartoptError:
         return
     assert failed(plan, job.problem) == ([] if plan.fits else ["memory"])
@@ -294,7 +295,8 @@ def test_a_quick_planners_plan_with_its_cuts_moved_is_found_out(name):
         if list(other) != cuts
     )
     replicas = tuple(stage.replicas for stage in plan.stages) if cuts else (2, 2)
-    own, _ = plan_alone("manual", problem.with_(cuts=moved, replicas=replicas))
+    stated = problem.with_(cuts=moved, replicas=replicas)
+    own, _ = plan_alone("manual", stated, SearchParams.at("quick"))
     other = msgspec.structs.replace(
         own, planner=name, certificate=plan.certificate, request=plan.request
     )

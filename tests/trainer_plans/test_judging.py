@@ -12,6 +12,7 @@ from partopt import planners
 from partopt.documents.profile import Group
 from partopt.errors import PartoptError
 from partopt.job import Job
+from partopt.search.effort import SearchParams
 from partopt.search.verify import verify
 from partopt.simulator.execution import simulate_plan
 from partopt.trainer_plans import judging
@@ -108,7 +109,8 @@ def test_cuts_of_a_layout_are_where_others_are_looked_for_too(monkeypatch):
     job = Job(uneven(), flat(3), microbatches=8, **layout.options(flat(3)))
     slower = dataclasses.replace(judging.solve(job.with_(cuts=[3, 4])), alternatives=())
     monkeypatch.setattr(judging, "solve", lambda *_: slower)
-    monkeypatch.setattr("partopt.search.cuts.BUDGET", 0.0)
+    still = dataclasses.replace(SearchParams.at("normal"), cut_budget=0.0)
+    monkeypatch.setattr(SearchParams, "at", lambda _: still)
     judged = judge_layout(layout, job)
     assert [stage.start for stage in judged.recut.stages] == [0, 5, 9]
     assert judged.recut.predicted == judged.plan.predicted
