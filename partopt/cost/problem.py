@@ -41,7 +41,7 @@ from partopt.errors import PartoptError
 
 # what is being done, how much of it is done, and the total
 Progress = Callable[[str, int, int], None]
-TellShare = Callable[[float], None]  # the share of one part that is done
+ReportShare = Callable[[float], None]  # the share of one part that is done
 
 CONTIGUOUS = "contiguous"  # the ranks of a stage are consecutive
 FREE: Final = "free"  # any replicas; "uniform": the same in every stage
@@ -62,7 +62,7 @@ def ignore_share(share: float) -> None:
     """Ignore how much is done."""
 
 
-def share_of(progress: Progress, what: str, part: int, parts: int) -> TellShare:
+def share_of(progress: Progress, what: str, part: int, parts: int) -> ReportShare:
     """Reports of the share that is done of one of several parts of the same work."""
     return lambda share: progress(what, round(100 * (part + share)), 100 * parts)
 
@@ -374,6 +374,15 @@ class Partition:
         """The partition of a coarse chain, whose ranges lie between `bounds`, on the layers."""
         stages = [
             replace(stage, start=bounds[stage.start], stop=bounds[stage.stop])
+            for stage in self.stages
+        ]
+        return replace(self, stages=stages)
+
+    def on_cells(self, bounds: Sequence[int]) -> Partition:
+        """The partition of a coarse chain, whose ranges lie between `bounds`, which it cuts at."""
+        number = {bound: k for k, bound in enumerate(bounds)}
+        stages = [
+            replace(stage, start=number[stage.start], stop=number[stage.stop])
             for stage in self.stages
         ]
         return replace(self, stages=stages)

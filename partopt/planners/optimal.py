@@ -33,7 +33,7 @@ from itertools import islice, product
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.problem import FREE, NONE, Decision, Problem, TellShare, ignore_share, share_of
+from partopt.cost.problem import FREE, NONE, Decision, Problem, ReportShare, ignore_share, share_of
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners import ranks
 from partopt.planners.costs import StageCosts
@@ -101,15 +101,15 @@ def plans(costs: StageCosts) -> list[Shape]:
     found: dict[Shape, float] = {}
     layouts = list(layouts_of(problem.topology))
     for done, places in enumerate(layouts):
-        tell = share_of(problem.progress, "dynamic program", done, len(layouts))
+        report_progress = share_of(problem.progress, "dynamic program", done, len(layouts))
         most = min(STAGES, int(NUMBERS) // costs.N**2 + 8)
-        for shape in layout_plans(costs, places, most, tell):
+        for shape in layout_plans(costs, places, most, report_progress):
             found[shape] = costs.estimate_s(shape)
     return sorted(found, key=lambda shape: found[shape])
 
 
 def layout_plans(
-    costs: StageCosts, places: Places, most: int, tell: TellShare = ignore_share
+    costs: StageCosts, places: Places, most: int, report_progress: ReportShare = ignore_share
 ) -> Iterator[Shape]:
     """The best plans on one layout, of every number of stages up to `most` or of the one asked for.
 
@@ -138,7 +138,9 @@ def layout_plans(
         else:
             runs = [fitting] if fitting else []
         for stages, full in product(runs, (False, True) if costs.short else (False,)):
-            yield from slowest_fastest(costs, places, sizes, stages, full, replicas, tell)
+            yield from slowest_fastest(
+                costs, places, sizes, stages, full, replicas, report_progress
+            )
         if costs.buses and request.stages is None:
             for shape in least_bus_load(costs, places, sizes, replicas):
                 yield from _fitting(costs, shape)
@@ -151,7 +153,7 @@ def slowest_fastest(
     stages: Sequence[int],
     full: bool = False,
     replicas: int | None = None,
-    tell: TellShare = ignore_share,
+    report_progress: ReportShare = ignore_share,
 ) -> Iterator[Shape]:
     """For every number of `stages` the plan on `places` whose slowest stage is fastest.
 
@@ -165,7 +167,7 @@ def slowest_fastest(
     choice = np.zeros((U + 1, 3, S + 1, N + 1), dtype=np.int32)
     T[:, 0, N], suffix = 0.0, np.empty(N + 1)
     for q in range(step, U + 1, step):
-        tell(q / U)
+        report_progress(q / U)
         T[q, 1:] = T[q - step, 1:]
         for r in _widths(places[U - q :], sizes, replicas):
             for again in costs.modes:

@@ -1,191 +1,75 @@
-"""Simulated annealing of plans, with the simulator as judge.
+"""Simulated annealing in the simulator: steps from plan to plan, ever fewer of which lead up.
 
-A step changes a plan in one place. What the costs of stages rule out is not simulated (Kirkpatrick,
-Gelatt and Vecchi, "Optimization by simulated annealing", Science 1983).
+What a bound rules out is not simulated (Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated
+annealing", Science 1983).
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TypeVar
 
-from partopt.cost.problem import NONE, TellShare, ignore_share
-from partopt.planners.costs import StageCosts
-from partopt.planners.layouts import Shape
-from partopt.planners.optimal import recut
+from partopt.cost.problem import ReportShare, ignore_share
 from partopt.search.effort import AnnealingParams
-from partopt.search.evaluator import Found, Judge
+from partopt.search.evaluator import Evaluator
 
-STEPS = (1, 2, 3, 5, 8, 13, 21)  # layers by which a cut moves
-TURNED, NUDGED = 0.15, 0.5  # of the steps: another warm-up; of these: of one stage alone
-SWITCHED = 0.15  # of the steps: a stage recomputes or no longer does
-TWICE = 0.4  # of the steps: two at once
-RECUT = 0.6  # of the steps that change places: all cuts are chosen again
-KINDS = ("cut",) * 9 + ("give",) * 6 + ("swap", "swap", "split", "split", "merge", "merge")
-
-TOLD = 50  # steps between two reports of which none is simulated
+REPORTED = 50  # steps between two reports of progress of which none is simulated
 
 T = TypeVar("T")
 
 
 def anneal(
-    begin: Found,
-    judge: Judge,
-    rng: random.Random,
-    steps: AnnealingParams,
+    begin: T,
+    propose: Callable[[T], tuple[float, T | None]],
+    evaluator: Evaluator[T],
+    params: AnnealingParams,
     budget: float,
-    enough_s: float,
-    tell: TellShare = ignore_share,
-) -> Found:
-    """The best plan that steps from one lead to, ever fewer of which lead up.
+    enough_s: float = 0.0,
+    report_progress: ReportShare = ignore_share,
+) -> tuple[float, T]:
+    """The seconds of the best plan that steps from one lead to, and the plan.
 
-    They end where `budget` is spent, as `Judge.spent` counts, or at a plan of `enough_s` seconds.
-    `tell` is told of the share that is spent.
+    `propose` draws, in an order of its choice, a number from [0, 1), by which a step may lead up,
+    and a neighbour, None where the step leads to none. Steps end where `budget` is spent, as
+    `evaluator.spent` counts, or at a plan of `enough_s` seconds.
     """
     now = best = begin
-    steps = replace(steps, patience=steps.patience * begin.shape.stages)
-    for share in shares_spent(lambda: judge.spent, budget, steps, tell):
-        if best.seconds <= enough_s:
+    now_s = best_s = math.inf
+    for share in _shares_spent(evaluator, budget, params, report_progress):
+        if best_s == math.inf:  # where `begin` is new, what it takes is spent, too
+            now_s = best_s = evaluator.seconds(begin)
+        if best_s <= enough_s:
             break
-        heat = steps.hot * (steps.cold / steps.hot) ** share
-        other = near(now, judge, rng)
-        allowed_s = now.seconds * (1 - heat * math.log(1 - rng.random()))
-        if other is None or judge.costs.slowest_s(other.shape, allowed_s) >= allowed_s:
+        heat = params.hot * (params.cold / params.hot) ** share
+        drawn, other = propose(now)
+        allowed_s = now_s * (1 - heat * math.log(1 - drawn))
+        if other is None or evaluator.lower_bound_s(other, allowed_s) >= allowed_s:
             continue
-        seconds = judge.seconds(other.shape, other.way, other.more, allowed_s)
-        other = other._replace(seconds=seconds)
-        if other.seconds < allowed_s:
-            now = other
-            best = min(best, now, key=lambda found: found.seconds)
-    return best
+        seconds = evaluator.seconds(other, allowed_s)
+        if seconds < allowed_s:
+            now, now_s = other, seconds
+            if now_s < best_s:
+                best, best_s = now, now_s
+    return evaluator.seconds(best), best
 
 
-def shares_spent(
-    spent: Callable[[], float], budget: float, steps: AnnealingParams, tell: TellShare
+def _shares_spent(
+    evaluator: Evaluator[T], budget: float, params: AnnealingParams, report_progress: ReportShare
 ) -> Iterator[float]:
-    """Before every step the share of the budget that is spent, of which `spent` tells.
+    """Before every step the share of the budget that is spent.
 
     They end with the budget, or its steps, or where too many of these in a row spent nothing.
     """
-    before, tries, seen, idle = spent(), 0, spent(), 0
-    while spent() - before < budget and tries < steps.steps * budget:
+    before = seen = evaluator.spent
+    tries = idle = 0
+    while evaluator.spent - before < budget and tries < params.steps * budget:
         tries += 1
-        idle = idle + 1 if spent() == seen else 0
-        seen = spent()
-        if idle > steps.patience:
+        idle = idle + 1 if evaluator.spent == seen else 0
+        seen = evaluator.spent
+        if idle > params.patience:
             return
-        if not idle or tries % TOLD == 1:
-            tell((seen - before) / budget)
-        yield (seen - before) / budget
-
-
-def near(now: Found, judge: Judge, rng: random.Random) -> Found | None:
-    """A plan near this one, not simulated yet; None where the step leads to none."""
-    stages = now.shape.stages
-    if judge.entry.takes_warmup and rng.random() < TURNED:
-        s = rng.randrange(stages)
-        if rng.random() >= NUDGED:
-            return now._replace(way=rng.randrange(len(judge.ways)), more=())
-        more = list(now.more or (0,) * stages)
-        more[s] += rng.choice((-1, 1))
-        return now._replace(more=tuple(more))
-    shape = step(now.shape, judge.costs, rng)
-    if shape is not None and rng.random() < TWICE:
-        shape = step(shape, judge.costs, rng)
-    if shape is None:
-        return None
-    return now._replace(shape=shape, more=now.more if shape.stages == stages else ())
-
-
-def step(shape: Shape, costs: StageCosts, rng: random.Random) -> Shape | None:
-    """The plan with another cut, other places of two stages, or another number of stages."""
-    kind = "cut" if costs.even else rng.choice(KINDS)
-    if costs.chooses_recompute and rng.random() < SWITCHED:
-        kind = "recompute"
-    other = valid(_changed(shape, kind, rng), costs)
-    if other is not None and other.counts != shape.counts and rng.random() < RECUT:
-        return recut(costs, other)
-    return other
-
-
-def _changed(shape: Shape, kind: str, rng: random.Random) -> Shape | None:
-    """The plan after a step of one kind; it may have too many places, or stages of none."""
-    places, b, r, idle, modes = shape.parts
-    S, s = shape.stages, rng.randrange(shape.stages)
-    if kind == "recompute":
-        return Shape(places, b, r, idle, _put(modes, s, not modes[s]))
-    if kind == "cut" and s > 0:
-        cut = b[s] + rng.choice((-1, 1)) * rng.choice(STEPS)
-        return Shape(places, _put(b, s, cut), r, idle, modes) if b[s - 1] < cut < b[s + 1] else None
-    if kind == "give":  # places of a stage, or idle ones (S), to a stage, to none, or before one
-        counts = [*r, len(places) - sum(r)]
-        source, to = rng.sample(range(S + 1), 2)
-        many = rng.choice((1, 1, 1, 2))
-        if source == S and rng.random() < 0.5:
-            return Shape(places, b, r, _put(idle, to, idle[to] + 1), modes)
-        if counts[source] < many:
-            return None
-        counts[source] -= many
-        counts[to] += many
-        kept = idle if rng.random() < 0.7 else (0,) * S
-        return Shape(places, b, tuple(counts[:S]), kept, modes)
-    if kind == "swap":
-        t = rng.randrange(S)
-        return Shape(places, b, _put(_put(r, s, r[t]), t, r[s]), idle, modes)
-    if kind == "split":
-        return _split(shape, s, rng)
-    if kind == "merge" and s > 0:
-        both = r[s - 1] + rng.choice((0, r[s]))
-        merged = _put(_put(r, s), s - 1, both)
-        return Shape(places, _put(b, s), merged, _put(idle, s), _put(modes, s))
-    return None
-
-
-def _split(shape: Shape, s: int, rng: random.Random) -> Shape | None:
-    """The plan with stage s in two that share its places; of one place, with another stage's."""
-    places, b, r, idle, modes = shape.parts
-    first = rng.randint(1, r[s])
-    donors = [t for t in range(len(r)) if t != s and r[t] > 1]
-    if first == r[s] and sum(r) == len(places) and donors:
-        donor = rng.choice(donors)
-        r = _put(r, donor, r[donor] - 1)
-    second = max(1, r[s] - first)
-    cut = b[s] + max(1, round((b[s + 1] - b[s]) * first / (first + second)))
-    if cut >= b[s + 1]:
-        return None
-    return Shape(
-        places,
-        _put(b, s, b[s], cut),
-        _put(r, s, first, second),
-        _put(idle, s, idle[s], 0),
-        _put(modes, s, modes[s], modes[s]),
-    )
-
-
-def _put(values: tuple[T, ...], s: int, *new: T) -> tuple[T, ...]:
-    """The values with `new` ones, or none, in place of that at s."""
-    return (*values[:s], *new, *values[s + 1 :])
-
-
-def valid(shape: Shape | None, costs: StageCosts) -> Shape | None:
-    """The shape with no more idle places than there are; None where it may not be."""
-    if shape is None or costs.problem.request.stages not in (None, shape.stages):
-        return None
-    left = len(shape.places) - sum(shape.counts)
-    if left < 0 or min(shape.counts) < 1 or shape.stages < costs.problem.least_stages:
-        return None
-    dp = 1 if costs.problem.request.replication == NONE else costs.problem.request.layout.dp
-    if costs.even or dp is not None:
-        replicas = {len(ranks) for ranks in shape.ranks} if costs.even else set()
-        if len(replicas) > 1 or (dp is not None and replicas != {dp}):
-            return None
-    if sum(shape.idle) <= left:
-        return shape
-    idle = list[int]()
-    for count in shape.idle:
-        idle.append(min(count, left))
-        left -= idle[-1]
-    return replace(shape, idle=tuple(idle))
+        share = (seen - before) / budget
+        if not idle or tries % REPORTED == 1:
+            report_progress(share)
+        yield share

@@ -70,8 +70,10 @@ def _search(job: Job, planners: Sequence[str], progress: Progress) -> tuple[Prob
         with found_until_then(lambda _: (row := search.row_so_far()) and _of_row(row)):
             return _of_row(search.best_row(params))
 
-    def find(sized: Job, tell: Progress, beat_s: float) -> contest.Plans:
-        return _compete(planners, sized.problem.with_(progress=tell), params, beat_s)
+    def find(sized: Job, report_progress: Progress, time_to_beat_s: float) -> contest.Plans:
+        return _compete(
+            planners, sized.problem.with_(progress=report_progress), params, time_to_beat_s
+        )
 
     def at_best(by_size: Mapping[int, contest.Plans]) -> tuple[Problem, contest.Plans]:
         size, found = next(iter(by_size.items()))
@@ -86,7 +88,7 @@ def _of_row(row: Row) -> tuple[Problem, contest.Plans]:
 
 
 def _compete(
-    planners: Sequence[str], problem: Problem, params: SearchParams, beat_s: float
+    planners: Sequence[str], problem: Problem, params: SearchParams, time_to_beat_s: float
 ) -> contest.Plans:
     """The plans of `planners`, and notes."""
     found: dict[str, Plan] = {}
@@ -98,7 +100,7 @@ def _compete(
 
     with found_until_then(until_then):
         for name in planners:
-            found[name], planner_notes = contest.plan_alone(name, problem, params, beat_s)
+            found[name], planner_notes = contest.plan_alone(name, problem, params, time_to_beat_s)
             notes += planner_notes
     return contest.Plans(found, notes)
 

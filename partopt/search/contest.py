@@ -108,18 +108,18 @@ class Contest:
         every = (grid for other in alike for grid in other.grids)
         return GridSearch(variant.plain, sorted(every, key=lambda grid: grid.estimate_s), cells)
 
-    def hold(self, params: SearchParams, beat_s: float = math.inf) -> Plans:
+    def plans_at(self, params: SearchParams, time_to_beat_s: float = math.inf) -> Plans:
         """The simulated plans at an effort; notes say which planners refuse, and why.
 
-        Nothing is improved where no plan is proved to go below `beat_s` seconds per microbatch.
-        Raises PartoptError where all refuse.
+        Nothing is improved where no plan is proved to go below `time_to_beat_s` seconds per
+        microbatch. Raises PartoptError where all refuse.
         """
         plans, decided = dict[str, Plan](), self._decisions
         if OPTIMAL in self.names:
             try:
                 others = [decision.partition for decision in decided.values()]
                 self.optimal = self.optimal or _improve(self.variant, others, params)
-                plans[OPTIMAL] = self.optimal.best_plan(params, beat_s)
+                plans[OPTIMAL] = self.optimal.best_plan(params, time_to_beat_s)
             except PartoptError as error:
                 self._refused[OPTIMAL] = error
         if GRID in self.names:
@@ -185,23 +185,23 @@ class Contest:
 
 
 def compete(names: Iterable[str], variant: Variant, params: SearchParams) -> Plans:
-    """The plans of planners for one variant; errors as `Contest.hold`."""
-    return Contest(names, variant).hold(params)
+    """The plans of planners for one variant; errors as `Contest.plans_at`."""
+    return Contest(names, variant).plans_at(params)
 
 
 def plan_alone(
-    name: str, problem: Problem, params: SearchParams, beat_s: float = math.inf
+    name: str, problem: Problem, params: SearchParams, time_to_beat_s: float = math.inf
 ) -> tuple[Plan, list[Note]]:
     """The simulated plan of one planner, and its notes; of `optimal` the best that is found.
 
-    `beat_s` is as for `Contest.hold`. Raises PartoptError where it refuses the problem, or its
-    schedule cannot run its plan.
+    `time_to_beat_s` is as for `Contest.plans_at`. Raises PartoptError where it refuses the problem,
+    or its schedule cannot run its plan.
     """
     if name == OPTIMAL:
         planners.check_schedule(name, problem.schedule)
         improvement = _improve(Variant(problem), list(_rivals(problem)), params)
         with found_until_then(lambda _: improvement.plan_so_far()):
-            return improvement.best_plan(params, beat_s), []
+            return improvement.best_plan(params, time_to_beat_s), []
     decision = planners.decide(name, problem)
     return _simulate(name, decision, problem, params), list(decision.notes)
 

@@ -1,71 +1,117 @@
-"""Plans of one problem, judged by the simulator at the warm-ups that their schedule may have."""
+"""Plans of one problem, evaluated by simulations, none twice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
+from partopt.cost.problem import Assignment, Partition
 from partopt.planners.costs import StageCosts
-from partopt.planners.layouts import Shape
-from partopt.search.simulations import KnownSeconds, Simulations
-from partopt.search.warmup import WAYS, Stages
+from partopt.planners.layouts import Bounds, Shape
+from partopt.search.simulations import Simulations
+from partopt.search.warmup import WARMUP_RULES, Stages
+
+T = TypeVar("T")
+Warmups = tuple[int, ...] | None  # forwards of every stage before its first backward, or the usual
 
 
-class Found(NamedTuple):
+class Evaluator(Generic[T]):
+    """Seconds of a microbatch of plans, which are Ts.
+
+    `spent` counts as `Simulations.spent`, but a plan once, also where it is simulated to its end
+    after it was broken off.
+    """
+
+    def __init__(self, simulations: Simulations) -> None:
+        self.simulations, self.problem, self.spent = simulations, simulations.problem, 0.0
+        self._known = dict[Hashable, tuple[float, float]]()  # seconds, and what was allowed
+
+    def parts(self, plan: T) -> tuple[Any, Warmups]:
+        """What tells the stages of a plan from those of others, and its warm-ups."""
+        raise NotImplementedError
+
+    def partition(self, stages: Any) -> Partition:
+        """The stages of a plan, of the first of its `parts`."""
+        raise NotImplementedError
+
+    def lower_bound_s(self, plan: T, allowed_s: float = inf) -> float:
+        """Seconds that no simulation goes below by much, or more than `allowed_s`."""
+        raise NotImplementedError
+
+    def seconds(self, plan: T, allowed_s: float = inf) -> float:
+        """The seconds, or `allowed_s` or more where they are seen to be no less than that.
+
+        Infinite where the plan does not fit.
+        """
+        key = stages, warmups = self.parts(plan)
+        seconds, before_s = self._known.get(key, (-inf, -inf))
+        if seconds == before_s < allowed_s:
+            spent, is_new = self.simulations.spent, key not in self._known
+            asked = self.partition(stages), warmups, allowed_s if is_new else inf
+            seconds = self.simulations.seconds(*asked)
+            self.spent += is_new * (self.simulations.spent - spent)
+            self._known[key] = seconds, allowed_s
+        return seconds
+
+
+class Candidate(NamedTuple):
     """A plan and its warm-up, with the seconds of a microbatch; infinite where it does not fit.
 
-    `way` is a number of `WAYS`; of every stage `more` says by how much its warm-up differs.
+    `warmup_rule` is a number of `WARMUP_RULES`; by `extra_warmup` the warm-ups of stages differ.
     """
 
     seconds: float
     shape: Shape
-    way: int = 0
-    more: tuple[int, ...] = ()
+    warmup_rule: int = 0
+    extra_warmup: tuple[int, ...] = ()
 
 
-class Judge:
-    """Simulates plans at warm-ups, none twice."""
+class PlanEvaluator(Evaluator[Candidate]):
+    """Evaluates any stages on places, at warm-ups that their schedule may have."""
 
     def __init__(self, costs: StageCosts) -> None:
-        self.costs, self.problem, self.entry = costs, costs.problem, costs.entry
-        self._known = KnownSeconds[tuple[Shape, tuple[int, ...] | None]](
-            Simulations(self.problem), lambda key: (key[0].partition(), key[1])
-        )
+        super().__init__(Simulations(costs.problem))
+        self.costs, self.entry = costs, costs.entry
+
+    def parts(self, plan: Candidate) -> tuple[Shape, Warmups]:
+        """Its shape and warm-ups."""
+        return plan.shape, self.warmups(plan) if self.entry.takes_warmup else None
+
+    def partition(self, stages: Shape) -> Partition:
+        """The stages on their ranks."""
+        return stages.partition()
+
+    def lower_bound_s(self, plan: Candidate, allowed_s: float = inf) -> float:
+        """What the slowest stage takes; one of `allowed_s` is not compared to others."""
+        return self.costs.slowest_s(plan.shape, allowed_s)
 
     @property
-    def spent(self) -> float:
-        """What simulations took, as `Simulations.spent` counts."""
-        return self._known.spent
-
-    @property
-    def ways(self) -> range:
+    def warmup_rules(self) -> range:
         """The numbers of the warm-ups that plans may have."""
-        return range(len(WAYS) if self.entry.takes_warmup else 1)
+        return range(len(WARMUP_RULES) if self.entry.takes_warmup else 1)
 
-    def best(self, shape: Shape, ways: Sequence[int] = (), allowed_s: float = inf) -> Found:
+    def best(self, shape: Shape, rules: Sequence[int] = (), allowed_s: float = inf) -> Candidate:
         """A plan at the best of some warm-ups, by default of all.
 
         Its seconds are `allowed_s` where they are seen to be no less.
         """
-        best = Found(allowed_s, shape)
-        for way in ways or self.ways:
-            seconds = self.seconds(shape, way, allowed_s=best.seconds)
+        best = Candidate(allowed_s, shape)
+        for rule in rules or self.warmup_rules:
+            other = Candidate(inf, shape, rule)
+            seconds = self.seconds(other, best.seconds)
             if seconds < best.seconds:
-                best = Found(seconds, shape, way)
+                best = other._replace(seconds=seconds)
         return best
 
-    def seconds(
-        self, shape: Shape, way: int = 0, more: tuple[int, ...] = (), allowed_s: float = inf
-    ) -> float:
-        """Seconds of a microbatch at one warm-up, or `allowed_s` where they are seen to be more."""
-        warmups = self.warmups(shape, way, more) if self.entry.takes_warmup else None
-        return self._known.seconds((shape, warmups), allowed_s)
-
-    def warmups(self, shape: Shape, way: int, more: Sequence[int] = ()) -> tuple[int, ...]:
+    def warmups(self, plan: Candidate) -> tuple[int, ...]:
         """Forwards of every stage before its first backward."""
-        return self.stages(shape).warmups(WAYS[way], more)
+        rule = WARMUP_RULES[plan.warmup_rule]
+        return self.stages(plan.shape).warmups(rule, plan.extra_warmup)
 
     def stages(self, shape: Shape) -> Stages:
         """What the warm-ups of a plan depend on."""
@@ -84,3 +130,42 @@ class Judge:
             [*waits_s, 0.0],
             self.problem.microbatches,
         )
+
+
+class CutEvaluator(Evaluator[Bounds]):
+    """Evaluates the stages of one partition, cut anywhere; devices run their schedule's order."""
+
+    def __init__(self, partition: Partition, simulations: Simulations) -> None:
+        super().__init__(simulations)
+        self.whole, problem = partition, self.problem
+        self.stages = [replace(stage, ranks=tuple(stage.ranks)) for stage in partition.stages]
+        devices = sorted({rank for stage in self.stages for rank in stage.ranks})
+        M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
+        # microbatches of every stage on every device, shape (devices, S)
+        self.passes = np.zeros((len(devices), len(self.stages)))
+        for s, stage in enumerate(self.stages):
+            for rank in stage.ranks:
+                self.passes[number[rank], s] += M // len(stage.ranks)
+        recomputed = [
+            problem.recomputes(stage) and not problem.first_again(stage) for stage in self.stages
+        ]
+        # or less than it is
+        self.prefixes = [problem.chain.busy_prefix(again) for again in recomputed]
+
+    def parts(self, plan: Bounds) -> tuple[Bounds, Warmups]:
+        """Its cuts."""
+        return plan, None
+
+    def partition(self, stages: Bounds) -> Partition:
+        """The partition between these boundaries."""
+        moved = [
+            Assignment(start, stop, stage.ranks, stage.recompute, stage.first)
+            for stage, (start, stop) in zip(self.stages, pairwise(stages), strict=True)
+        ]
+        return replace(self.whole, stages=moved)
+
+    def lower_bound_s(self, plan: Bounds, allowed_s: float = inf) -> float:
+        """Seconds a microbatch for which the busiest device computes."""
+        spans = zip(self.prefixes, pairwise(plan), strict=True)
+        seconds = [prefix[stop] - prefix[start] for prefix, (start, stop) in spans]
+        return float((self.passes @ seconds).max()) / (self.problem.microbatches or 1)

@@ -14,7 +14,6 @@ others they begin the search of `partopt.search.improve`.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -43,8 +42,9 @@ from partopt.planners.layouts import Bounds
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
 from partopt.schedules.placement import CHUNKS, MIRRORED, STRAIGHT, ranks_of
-from partopt.search.cuts import Cuts, anneal_cuts
+from partopt.search.cuts import anneal_cuts
 from partopt.search.effort import SearchParams
+from partopt.search.evaluator import CutEvaluator
 from partopt.search.simulations import Simulations
 from partopt.simulator.execution import simulate_plan
 
@@ -218,7 +218,7 @@ class Grid:
 
 
 @dataclass(frozen=True, eq=False)
-class Gridded:
+class GridPlan:
     """The chain of a problem, cut into stages on a grid."""
 
     problem: Problem
@@ -342,7 +342,7 @@ class Gridded:
         passing = max(1, (M or 1) // grid.d)
         return [entry.in_flight(k, grid.p, grid.v, passing) / grid.v for k in range(grid.p)]
 
-    def balanced(self) -> Gridded:
+    def balanced(self) -> GridPlan:
         """Its cuts moved by one while the squares of the devices' loads fall."""
         places = tuple(map(tuple, self.grid.places))
         key = "balanced", self.splits.chain, self.problem.recompute_by_default, places
@@ -365,7 +365,7 @@ class Gridded:
             bounds[c + 1] = steps[forward, c]
         return tuple(bounds.tolist())
 
-    def within(self, roomy: float) -> Gridded | None:
+    def within(self, roomy: float) -> GridPlan | None:
         """The plan, cut for the memory where it has to be; None where that is not enough.
 
         What needs up to `roomy` times the limit may fit.
@@ -379,7 +379,7 @@ class Gridded:
             fitting = self._needs_between(every, self.held).max(axis=1) <= roomy * limit
             able = [replace(self, bounds=tuple(bounds)) for bounds in every[fitting].tolist()]
             able.sort(key=lambda plan: plan.estimate_s)
-            fits = (plan for plan in able[:TRIED] if self.cuts.seconds(plan.bounds) < math.inf)
+            fits = (plan for plan in able[:TRIED] if self.evaluator.seconds(plan.bounds) < math.inf)
             return next(fits, None)
         if self.needs_bytes.mean() > roomy * limit:
             return None
@@ -396,9 +396,9 @@ class Gridded:
         return Partition(self.grid.family, [Assignment(*stage) for stage in stages])
 
     @cached_property
-    def cuts(self) -> Cuts:
-        """The simulator as judge of its cuts."""
-        return Cuts(self.partition, self.splits.simulations)
+    def evaluator(self) -> CutEvaluator:
+        """Simulates other cuts of it, too."""
+        return CutEvaluator(self.partition, self.splits.simulations)
 
 
 def grids_of(
@@ -416,17 +416,17 @@ def grids_of(
     return found
 
 
-def grids(problem: Problem) -> list[Gridded]:
+def grids(problem: Problem) -> list[GridPlan]:
     """Every grid of a problem, whose chain is short, in the order of their estimates."""
-    entry, splits, found = SCHEDULES[problem.schedule], Splits(problem), list[Gridded]()
+    entry, splits, found = SCHEDULES[problem.schedule], Splits(problem), list[GridPlan]()
     for p, d, v in _sizes(problem, entry, splits.N):
         problem.progress("estimating grids", p, min(problem.topology.devices, splits.N))
         bounds = splits.plain(p * entry.stages_a_device(v))
         if bounds is not None:
             stated = problem.with_(chunks=v)
             for grid in _laid(problem, entry.shape, p, d, v):
-                found.append(Gridded(stated, splits, grid, bounds).balanced())
-    return sorted(found, key=lambda gridded: gridded.estimate_s)
+                found.append(GridPlan(stated, splits, grid, bounds).balanced())
+    return sorted(found, key=lambda plan: plan.estimate_s)
 
 
 def _laid(problem: Problem, shape: str, p: int, d: int, v: int) -> list[Grid]:
@@ -481,12 +481,12 @@ class GridSearch:
     """
 
     def __init__(
-        self, problem: Problem, estimates: Sequence[Gridded], cells: Sequence[int]
+        self, problem: Problem, estimates: Sequence[GridPlan], cells: Sequence[int]
     ) -> None:
         self.problem, self.estimates, self.cells = problem, estimates, cells
         self._stages = 0
         self._tried, self._spent = 0, 0.0  # grids that were looked at, and what that took
-        self._pool: list[tuple[float, Gridded]] = []  # the best that fit, with their seconds
+        self._pool: list[tuple[float, GridPlan]] = []  # the best that fit, with their seconds
         self._plans = dict[tuple[Grid, Bounds], Plan]()
 
     def best_plan(self, params: SearchParams) -> Plan | None:
@@ -506,25 +506,25 @@ class GridSearch:
         key = best.grid, best.bounds
         if key not in self._plans:
             stated = self.problem.with_(chunks=best.grid.v)
-            partition = best.cuts.cut(best.bounds).on_layers(self.cells)
+            partition = best.partition.on_layers(self.cells)
             self._plans[key] = simulate_plan(price(partition, stated, GRID))
         return self._plans[key]
 
     def _try_grids(self, params: SearchParams) -> None:
         """Simulate grids as they are estimated, the best first."""
         budget, most = params.grid_starts * params.grid_budget, params.grid_rounds[0]
-        for gridded in self.estimates[self._tried :]:
-            beyond = gridded.estimate_s > params.grid_reach * self.estimates[0].estimate_s
+        for plan in self.estimates[self._tried :]:
+            beyond = plan.estimate_s > params.grid_reach * self.estimates[0].estimate_s
             if self._pool and (beyond or self._spent > budget):
                 break
             self.problem.progress("simulating grids", self._tried, len(self.estimates))
             self._tried += 1
-            fitting = gridded.within(ROOMY)
+            fitting = plan.within(ROOMY)
             if fitting is not None:
                 full = len(self._pool) >= most  # of those that may be annealed
                 allowed_s = max(pair[0] for pair in self._pool) if full else math.inf
-                seconds = fitting.cuts.seconds(fitting.bounds, allowed_s)
-                self._spent += fitting.cuts.spent
+                seconds = fitting.evaluator.seconds(fitting.bounds, allowed_s)
+                self._spent += fitting.evaluator.spent
                 if seconds < allowed_s:
                     self._pool = sorted([*self._pool, (seconds, fitting)], key=lambda pair: pair[0])
                     del self._pool[most:]
@@ -535,13 +535,10 @@ class GridSearch:
         for number, many in enumerate(rounds):
             self._pool.sort(key=lambda pair: pair[0])
             share = budget / len(rounds) / max(1, min(many, len(self._pool)))
-            for place, (seconds, gridded) in enumerate(self._pool[:many]):
+            for place, (seconds, plan) in enumerate(self._pool[:many]):
                 part, parts = number * many + place, len(rounds) * many
-                tell = share_of(self.problem.progress, "annealing cuts", part, parts)
-                bounds = anneal_cuts(
-                    *(gridded.bounds, gridded.cuts, random.Random(0)),
-                    *(params.cut_annealing, share, tell),
-                )
-                cut_s = gridded.cuts.seconds(bounds)
-                if cut_s < seconds:
-                    self._pool[place] = cut_s, replace(gridded, bounds=bounds)
+                report_progress = share_of(self.problem.progress, "annealing cuts", part, parts)
+                limits = params.cut_annealing, share, report_progress
+                best_s, bounds = anneal_cuts(plan.bounds, plan.evaluator, *limits)
+                if best_s < seconds:
+                    self._pool[place] = best_s, replace(plan, bounds=bounds)

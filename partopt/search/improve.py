@@ -13,10 +13,10 @@ from partopt.documents.plan import Plan
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, shape_of
-from partopt.search.annealing import anneal, valid
 from partopt.search.bound import certify_simulated
 from partopt.search.effort import AnnealingParams, SearchParams, StartParams
-from partopt.search.evaluator import Found, Judge
+from partopt.search.evaluator import Candidate, PlanEvaluator
+from partopt.search.steps import anneal_plans, valid
 from partopt.search.variants import Variant
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
@@ -38,24 +38,27 @@ class Improvement:
         self.problem, self.cells, self.starts = problem, variant.coarse[1], variant.starts
         if not self.starts:
             raise optimal.nothing_fits(problem)
-        self.judge, self.others, self.lower_s = Judge(variant.costs), list(others), lower_s
-        self.enough_s = max(lower_s, 0.0) * (1 + NEARLY)
+        self.evaluator, self.others = PlanEvaluator(variant.costs), list(others)
+        self.lower_s, self.enough_s = lower_s, max(lower_s, 0.0) * (1 + NEARLY)
         self.ranked = optimal.over_ranks(problem)
-        self.found: list[Found] = []  # the fastest first
+        self.found: list[Candidate] = []  # the fastest first
         self._rng, self._stages = random.Random(0), 0
         # starts that were looked at, what that took, and the best of every kind
         self._tried, self._spent = 0, 0.0
-        self._of_kind: dict[tuple[object, Places], Found] = {}
+        self._of_kind: dict[tuple[object, Places], Candidate] = {}
 
-    def best_plan(self, params: SearchParams, beat_s: float) -> Plan:
-        """The best simulated plan at an effort; none is looked for where none is below `beat_s`."""
+    def best_plan(self, params: SearchParams, time_to_beat_s: float) -> Plan:
+        """The best simulated plan at an effort.
+
+        None is looked for where none is below `time_to_beat_s`.
+        """
         problem, cells, self.params = self.problem, self.cells, params
-        if self.lower_s < beat_s:
+        if self.lower_s < time_to_beat_s:
             for stage in params.stages[self._stages :]:
-                self._go_on(stage, beat_s)
+                self._search_further(stage, time_to_beat_s)
         if self.found:
             return self._certify(self._plan_of(self.found[0]))
-        many = 3 if self.lower_s < beat_s else 1
+        many = 3 if self.lower_s < time_to_beat_s else 1
         every = (_price(s.partition().on_layers(cells), problem) for s in self.starts[:many])
         plans = [simulate_with_best_warmup(priced, params, problem.progress) for priced in every]
         return self._certify(min(plans, key=lambda plan: plan.peak_memory_bytes))
@@ -72,17 +75,17 @@ class Improvement:
         lower_s = self.lower_s * (self.problem.microbatches or 1)
         return certify_simulated(plan, lower_s, self.problem)
 
-    def _plan_of(self, best: Found) -> Plan:
+    def _plan_of(self, best: Candidate) -> Plan:
         """The plan of one that was found, cut between all layers, simulated."""
-        problem, cells, judge = self.problem, self.cells, self.judge
+        problem, cells, evaluator = self.problem, self.cells, self.evaluator
         problem.progress("simulating the best", 0, 2)
         if cells != problem.boundaries():
-            best, judge, cells = _recut_finely(best, problem, cells, self.params.fine)
+            best, evaluator, cells = _recut_finely(best, problem, cells, self.params.fine)
         problem.progress("simulating the best", 1, 2)
         plan = _price(best.shape.partition().on_layers(cells), problem)
-        if not judge.entry.takes_warmup:
+        if not evaluator.entry.takes_warmup:
             return simulate_with_best_warmup(plan, self.params, problem.progress)
-        simulated = simulate_at_warmup(plan, judge.warmups(best.shape, best.way, best.more))
+        simulated = simulate_at_warmup(plan, evaluator.warmups(best))
         if self.ranked:
             return simulated
         return max(
@@ -95,60 +98,55 @@ class Improvement:
         """Seconds of the fastest plan."""
         return self.found[0].seconds if self.found else inf
 
-    def _go_on(self, params: SearchParams, beat_s: float) -> None:
+    def _search_further(self, params: SearchParams, time_to_beat_s: float) -> None:
         """Search until the budget is spent in all."""
         start = params.over_ranks if self.ranked else params.layouts
         budget = params.budget * start.budget
         self._try_starts(start, budget)
         if not self._stages:
             self._try_others()
-        if self.best_s < beat_s * (1 + params.hoped):
-            self._anneal(budget - self.judge.spent, start.rounds, params.annealing)
+        if self.best_s < time_to_beat_s * (1 + params.hoped):
+            self._anneal(budget - self.evaluator.spent, start.rounds, params.annealing)
         self._stages += 1
 
     def _try_starts(self, start: StartParams, budget: float) -> None:
         """Simulate plans that may be the fastest; of every layout and number of stages the best."""
-        judge, limit = self.judge, start.starts * budget
-        best_s, before = self.best_s, judge.spent
-        better: dict[tuple[object, Places], Found] = {}
+        evaluator, limit = self.evaluator, start.starts * budget
+        best_s, before = self.best_s, evaluator.spent
+        better: dict[tuple[object, Places], Candidate] = {}
         for shape in self.starts[self._tried :]:
-            spent = self._spent + judge.spent - before
+            spent = self._spent + evaluator.spent - before
             if spent > (limit if best_s < inf else budget) or best_s <= self.enough_s:
                 break
             self._tried += 1
             self.problem.progress("simulating starts", self._tried, len(self.starts))
-            if judge.costs.slowest_s(shape) < best_s:
+            if evaluator.costs.slowest_s(shape) < best_s:
                 key = (shape if self.ranked else shape.stages), shape.places
                 allowed_s = self._of_kind[key].seconds if key in self._of_kind else inf
-                best = judge.best(shape, start.warmup_rules, allowed_s)
+                best = evaluator.best(shape, start.warmup_rules, allowed_s)
                 if best.seconds < allowed_s:
                     self._of_kind[key] = better[key] = best
                 best_s = min(best_s, best.seconds)
-        self._spent += judge.spent - before
+        self._spent += evaluator.spent - before
         self._keep(better.values())
 
     def _try_others(self) -> None:
         """As `_try_starts`, of plans of others that cut where this chain may be cut."""
-        judge, devices = self.judge, self.problem.topology.devices
-        number = {cell: k for k, cell in enumerate(self.cells)}
-        found = []
+        costs, devices, found = self.evaluator.costs, self.problem.topology.devices, []
         for partition in self.others:
-            if all(stage.stop in number for stage in partition.stages):
-                rough = [
-                    replace(stage, start=number[stage.start], stop=number[stage.stop])
-                    for stage in partition.stages
+            if not {stage.stop for stage in partition.stages} <= set(self.cells):
+                continue
+            shape = shape_of(partition.on_cells(self.cells), devices)
+            if not costs.chooses_recompute:
+                shape = replace(shape, recompute=(None,) * shape.stages)
+            if valid(shape, costs):
+                recut = None if self.ranked else optimal.recut(costs, shape)
+                found += [
+                    self.evaluator.best(other)
+                    for other in dict.fromkeys([shape, recut])
+                    if other is not None and costs.slowest_s(other) < self.best_s
                 ]
-                shape = shape_of(replace(partition, stages=rough), devices)
-                if not judge.costs.chooses_recompute:
-                    shape = replace(shape, recompute=(None,) * shape.stages)
-                if valid(shape, judge.costs):
-                    recut = None if self.ranked else optimal.recut(judge.costs, shape)
-                    found += [
-                        judge.best(candidate)
-                        for candidate in dict.fromkeys([shape, recut])
-                        if candidate is not None and judge.costs.slowest_s(candidate) < self.best_s
-                    ]
-        best: dict[tuple[int, Places], Found] = {}
+        best: dict[tuple[int, Places], Candidate] = {}
         for plan in sorted(found, key=lambda plan: plan.seconds):
             best.setdefault((plan.shape.stages, plan.shape.places), plan)
         self._keep(best.values())
@@ -158,13 +156,13 @@ class Improvement:
         for number, many in enumerate(rounds):
             share, total = budget / len(rounds) / many, len(rounds) * many
             for done, plan in enumerate(self.found[:many]):
-                tell = share_of(self.problem.progress, "annealing", number * many + done, total)
-                self.found[done] = anneal(
-                    plan, self.judge, self._rng, steps, share, self.enough_s, tell
-                )
+                part = number * many + done
+                report_progress = share_of(self.problem.progress, "annealing", part, total)
+                limits = steps, share, self.enough_s, report_progress
+                self.found[done] = anneal_plans(plan, self.evaluator, self._rng, *limits)
             self.found.sort(key=lambda plan: plan.seconds)
 
-    def _keep(self, found: Iterable[Found]) -> None:
+    def _keep(self, found: Iterable[Candidate]) -> None:
         """Add plans that fit to those found."""
         fitting = [plan for plan in found if plan.seconds < inf]
         self.found = sorted([*self.found, *fitting], key=lambda plan: plan.seconds)
@@ -175,16 +173,12 @@ def _price(partition: Partition, problem: Problem) -> Plan:
 
 
 def _recut_finely(
-    rough: Found, problem: Problem, cells: list[int], most: int
-) -> tuple[Found, Judge, list[int]]:
+    rough: Candidate, problem: Problem, cells: list[int], most: int
+) -> tuple[Candidate, PlanEvaluator, list[int]]:
     """The plan of a coarse chain, with better cuts between up to `most` ranges of layers if any."""
     stated, bounds = optimal.coarsen(problem, most, cells)
-    judge = Judge(StageCosts(stated))
+    evaluator = PlanEvaluator(StageCosts(stated))
     shape = rough.shape.on_cells(cells, bounds)
-    tried = [shape, optimal.recut(judge.costs, shape)]
-    found = [
-        rough._replace(shape=candidate, seconds=judge.seconds(candidate, rough.way, rough.more))
-        for candidate in tried
-        if candidate is not None
-    ]
-    return min(found, key=lambda plan: plan.seconds), judge, bounds
+    shapes = [shape, optimal.recut(evaluator.costs, shape)]
+    tried = [rough._replace(shape=other) for other in shapes if other is not None]
+    return min(tried, key=evaluator.seconds), evaluator, bounds

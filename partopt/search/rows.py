@@ -127,7 +127,7 @@ class Search:
         where nothing fits, those that need least memory, too. PartoptError where all are refused.
         """
         for stage in params.stages[self._stages :]:
-            self._go_on(stage)
+            self._search_further(stage)
             self._stages += 1
         row = self.row_so_far()
         assert row
@@ -142,7 +142,7 @@ class Search:
         best = [self._found[other].best for other in sorted(self._found, key=self._order)]
         return Row(variant.problem, plans, notes, best)
 
-    def _go_on(self, params: SearchParams) -> None:
+    def _search_further(self, params: SearchParams) -> None:
         """Search the variants that may be best, a stage further."""
         refusals, done = dict[str, PartoptError](), 0
         for variant in self.variants:
@@ -155,12 +155,12 @@ class Search:
             if self._found and variant not in self._found and not (self.alone or variant.may_fit):
                 continue
             size = variant.problem.chain.microbatch_size
-            beat_s = size / _rate(best) if best else math.inf
+            time_to_beat_s = size / _rate(best) if best else math.inf
             try:
                 if variant not in self._contests:
                     names = contestants(variant.plain)
                     self._contests[variant] = Contest(names, variant, self.shown)
-                self._found[variant] = self._contests[variant].hold(params, beat_s)
+                self._found[variant] = self._contests[variant].plans_at(params, time_to_beat_s)
             except PartoptError as error:
                 refusals[error.message] = error
             except KeyboardInterrupt:

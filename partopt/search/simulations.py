@@ -9,9 +9,9 @@ rows of numbers, looked up by their layers and replicas, and groups of ranks bri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,6 @@ KEPT_ACTIONS = 1_000_000  # of orders that are remembered
 ROUNDING = 1e-9  # of a limit of seconds: what rounding may change
 
 Floats = NDArray[np.float64]
-Key = TypeVar("Key", bound=Hashable)
-Arguments = tuple[Partition, Sequence[int] | None]  # of `Simulations.seconds`
 
 
 class Numbers(NamedTuple):
@@ -337,27 +335,3 @@ class Simulations:
             + buffers * (numbers.input_bytes + numbers.output_bytes)
         )
         return fixed
-
-
-class KnownSeconds(Generic[Key]):
-    """Seconds of plans by a key, simulated once, or once more where more is allowed then.
-
-    `spent` counts a plan once, as `Simulations.spent` does.
-    """
-
-    def __init__(self, simulations: Simulations, arguments: Callable[[Key], Arguments]) -> None:
-        self._simulations, self._arguments, self.spent = simulations, arguments, 0.0
-        self._found = dict[Key, tuple[float, float]]()  # and at what was allowed
-
-    def seconds(self, key: Key, allowed_s: float = math.inf) -> float:
-        """The seconds, or `allowed_s` or more where they are seen to be no less than that."""
-        seconds, before_s = self._found.get(key, (-math.inf, -math.inf))
-        if seconds == before_s < allowed_s:
-            spent, simulate = self._simulations.spent, self._simulations.seconds
-            if key in self._found:  # it was broken off
-                seconds = simulate(*self._arguments(key))
-            else:
-                seconds = simulate(*self._arguments(key), allowed_s)
-                self.spent += self._simulations.spent - spent
-            self._found[key] = seconds, allowed_s
-        return seconds

@@ -41,10 +41,10 @@ def search_sizes(
         size = sized.problem.chain.microbatch_size
         if fastest * least_s(sized.problem) >= 1:
             continue
-        tell = part_of(progress, f"microbatch {size}", len(jobs))
+        report_progress = part_of(progress, f"microbatch {size}", len(jobs))
         try:
             with found_until_then(lambda last: best_first(last) or None):
-                found[size] = find(sized, tell, size / fastest if fastest else math.inf)
+                found[size] = find(sized, report_progress, size / fastest if fastest else math.inf)
         except PartoptError as error:
             refusals[error.message] = error
         else:

@@ -97,7 +97,7 @@ def _of_rows(job: Job, rows: Sequence[Row]) -> Result:
     return Result(best, tuple(others), (*job.notes, *row.notes), tuple(sizes.values()))
 
 
-def _solve_by_planner(job: Job, progress: Progress, beat_s: float) -> Result:
+def _solve_by_planner(job: Job, progress: Progress, time_to_beat_s: float) -> Result:
     """The plan of the job's planner at its one microbatch size, beside those of others."""
     problem, name = job.problem.with_(progress=progress), job.planner_name
     params = SearchParams.at(job.effort)
@@ -105,7 +105,7 @@ def _solve_by_planner(job: Job, progress: Progress, beat_s: float) -> Result:
     contest.check_planner(name, problem)
     best: Plan | None = None
     with found_until_then(lambda plan: (known := plan or best) and Result(known, (), (), (known,))):
-        best, planner_notes = contest.plan_alone(name, problem, params, beat_s)
+        best, planner_notes = contest.plan_alone(name, problem, params, time_to_beat_s)
         plans = _beside(name, problem, params)
     notes = [*job.notes, *planner_notes, *note_data_parallel(best, plans)]
     others = sorted(plans.values(), key=lambda other: -other.predicted.samples_per_s)

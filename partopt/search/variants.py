@@ -24,7 +24,7 @@ from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
 from partopt.planners.placing import stage_count
 from partopt.schedules import schedule
-from partopt.search.grids import Gridded, grids
+from partopt.search.grids import GridPlan, grids
 
 ROOMY = 0.9  # of the memory: a plan that needs no more has no use for recomputation
 BINDS = 1.002  # times what is estimated without a limit: memory costs at least so much
@@ -69,7 +69,7 @@ class Variant:
         return optimal.coarsen(self.problem)
 
     @cached_property
-    def grids(self) -> list[Gridded]:
+    def grids(self) -> list[GridPlan]:
         """Its grids, in the order of their estimates; of stages that choose, those alike."""
         if self.alike:
             every = (grid for other in self.alike for grid in other.grids)
@@ -177,9 +177,9 @@ def variants_of(
     found, refusals = list[Variant](), dict[str, PartoptError]()
     sizes = job.sizes or [measured.microbatch_size for measured in job.profile.measured()]
     for size in sizes:
-        tell = part_of(progress, f"microbatch {size}", len(sizes))
+        report_progress = part_of(progress, f"microbatch {size}", len(sizes))
         try:
-            found += _at_size(job, name, size, within, tell)
+            found += _at_size(job, name, size, within, report_progress)
         except PartoptError as error:
             refusals[error.message] = error
     if not found:

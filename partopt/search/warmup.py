@@ -40,11 +40,11 @@ from partopt.simulator.execution import (
     with_prediction,
 )
 
-# A warm-up of all stages: (factor, more) is `factor` times the replicas behind a stage and so many
-# more, over its replicas; ("pace", factor) is what is in flight at so many times the shortest
+# A warm-up of all stages: (factor, number) is `factor` times the replicas behind a stage and so
+# many more, over its replicas; ("pace", factor) is what is in flight at so many times the shortest
 # period that the memory allows.
-Way = tuple[float | str, float]
-WAYS: tuple[Way, ...] = (
+WarmupRule = tuple[float | str, float]
+WARMUP_RULES: tuple[WarmupRule, ...] = (
     (1, 0),
     (2, 0),
     ("pace", 1.0),
@@ -78,21 +78,21 @@ class Stages:
     wait_s: Sequence[float]
     microbatches: int | None
 
-    def warmups(self, way: Way, more: Sequence[int] = ()) -> tuple[int, ...]:
-        """w_s of one way, by `more` deeper; no more than fit, nor than the stage before takes in.
+    def warmups(self, rule: WarmupRule, extra: Sequence[int] = ()) -> tuple[int, ...]:
+        """w_s of one rule, by `extra` deeper; no more than fit, nor than the stage before takes in.
 
-        0 of the last stage, unless the way is a pace.
+        0 of the last stage, unless the rule is a pace.
         """
-        factor, extra = way
-        held = self._at_pace(extra) if isinstance(factor, str) else []
+        factor, number = rule
+        held = self._at_pace(number) if isinstance(factor, str) else []
         M, found, least = self.microbatches, list[int](), ENDLESS
         for s, r in enumerate(self.replicas):
             behind = sum(self.replicas[s + 1 :])
             if isinstance(factor, str):
                 warmup = held[s] - 1
             else:
-                warmup = int((factor * behind + r - 1 + extra) // r) if behind else 0
-            warmup = min(warmup + (more[s] if more and behind else 0), self.room[s] - 1)
+                warmup = int((factor * behind + r - 1 + number) // r) if behind else 0
+            warmup = min(warmup + (extra[s] if extra and behind else 0), self.room[s] - 1)
             if M is not None:
                 warmup = min(warmup, -(-M // r) - 1)
             if s and isinstance(factor, str) and M is None:
@@ -248,16 +248,16 @@ def _predicted(best: Trial, usual: Trial | None) -> Plan:
 
 
 def _best(plan: Plan, usual: Trial | None, most: float, progress: Progress) -> Trial | None:
-    """The best of `usual` and of the `WAYS` that fit; ever deeper ones until nothing can be gained.
+    """The best of `usual` and of those of `WARMUP_RULES` that fit, ever deeper ones.
 
-    One that fits is enough when `most` actions are simulated. One that does not fit where none
-    does, and None where all deadlock.
+    They end where nothing can be gained, or where `most` actions are simulated and one fits. One
+    that does not fit where none does, and None where all deadlock.
     """
     stages, replicas = stages_of(plan), [stage.replicas for stage in plan.stages]
     spent = 0 if usual is None else usual.actions
     enough_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
     best = usual if usual is not None and usual.fits else None
-    for warmups in map(stages.warmups, WAYS) if stages is not None else ():
+    for warmups in map(stages.warmups, WARMUP_RULES) if stages is not None else ():
         progress("simulating warm-ups", 0, 1)
         in_flight = max((w + 1) * r for w, r in zip(warmups, replicas, strict=True))
         long = len(replicas) * (plan.microbatches or in_flight) > SEARCH_LIMIT

@@ -249,10 +249,12 @@ def search_of(profile, cluster, **options):
 @pytest.mark.slow
 def test_a_search_goes_on_from_one_effort_to_the_next(monkeypatch):
     """Every stage is searched once, in its turn, however many are asked for at a time."""
-    held, hold = [], Contest.hold
+    held, hold = [], Contest.plans_at
     quick, normal, thorough = SearchParams.at("thorough").stages
     monkeypatch.setattr(
-        Contest, "hold", lambda own, *asked: held.append(asked[0]) or hold(own, quick, *asked[1:])
+        Contest,
+        "plans_at",
+        lambda own, *asked: held.append(asked[0]) or hold(own, quick, *asked[1:]),
     )
     search = search_of(uniform_profile(6), flat(4))
     begun = []

@@ -139,7 +139,7 @@ def test_a_planner_whose_plans_are_among_those_of_optimal_is_not_asked_unless_sh
     assert (
         "straight"
         not in contest.Contest(names, Variant(stated), ["optimal"])
-        .hold(SearchParams.at("quick"))
+        .plans_at(SearchParams.at("quick"))
         .plans
     )
     assert "straight" not in asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -16,7 +15,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import LOOPED
 from partopt.search.cuts import anneal_cuts
 from partopt.search.effort import SearchParams
-from partopt.search.grids import Grid, Gridded, Splits, grids, grids_of
+from partopt.search.grids import Grid, GridPlan, Splits, grids, grids_of
 from tests.examples import examples
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, with_memory_of
 from tests.search.problems import at_each_size, problems
@@ -25,7 +24,7 @@ LIMITS = [n * 10**6 for n in (44, 48, 66)]
 TAKEN = 10**8  # bytes of every layer's backward while it runs
 
 
-def every_grid(problem: Problem) -> list[Gridded]:
+def every_grid(problem: Problem) -> list[GridPlan]:
     """The grids of a problem under each schedule that gives a device several stages."""
     looped = (name for name, entry in SCHEDULES.items() if not entry.overlaps)
     return [each for name in looped for each in grids(problem.with_(schedule=name))]
@@ -86,7 +85,7 @@ def test_of_the_cuts_that_have_room_the_fastest_by_its_estimate_is_taken():
         fitting = [
             other
             for other in others
-            if other.needs_bytes.max() <= limit and each.cuts.seconds(other.bounds) < math.inf
+            if other.needs_bytes.max() <= limit and each.evaluator.seconds(other.bounds) < math.inf
         ]
         found = each.within(1.0)
         assert (found is None) == (not fitting)
@@ -126,7 +125,7 @@ def test_the_estimates_are_in_the_order_of_the_simulations():
     )
     everything = [each for problem in sizes for each in every_grid(problem)]
     b = [each.problem.chain.microbatch_size for each in everything]
-    judged = [each.cuts.seconds(each.bounds) for each in everything]
+    judged = [each.evaluator.seconds(each.bounds) for each in everything]
     ranks = [
         np.argsort(np.argsort(seconds))
         for seconds in ([each.estimate_s for each in everything], np.divide(judged, b))
@@ -140,17 +139,19 @@ def test_the_estimates_are_in_the_order_of_the_simulations():
 @given(problems(10))
 def test_devices_that_compute_all_the_time_are_no_slower_than_a_simulation(given):
     for each in [each for problem in given for each in every_grid(problem)][::7]:
-        assert each.cuts.busiest_s(each.bounds) <= each.cuts.seconds(each.bounds) * (1 + 1e-9)
+        assert each.evaluator.lower_bound_s(each.bounds) <= each.evaluator.seconds(each.bounds) * (
+            1 + 1e-9
+        )
 
 
 @pytest.mark.slow
 def test_moved_cuts_are_never_worse_and_always_the_same():
     steps = SearchParams.at("quick").cut_annealing
     for each in every_grid(stated())[:6]:
-        given = each.bounds, each.cuts
-        moved = anneal_cuts(*given, random.Random(0), steps, 60.0)
-        assert each.cuts.seconds(moved) <= each.cuts.seconds(each.bounds)
-        assert moved == anneal_cuts(*given, random.Random(0), steps, 60.0)
+        given = each.bounds, each.evaluator, steps, 60.0
+        found = seconds, moved = anneal_cuts(*given)
+        assert each.evaluator.seconds(moved) == seconds <= each.evaluator.seconds(each.bounds)
+        assert found == anneal_cuts(*given)
 
 
 @pytest.mark.parametrize(("devices", "least"), [(60, 45), (64, 48), (72, 72)])

@@ -19,11 +19,11 @@ from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape, layouts_of
 from partopt.schedules import SCHEDULES
-from partopt.search import annealing, contest, improve
-from partopt.search.annealing import near, step
+from partopt.search import contest, improve, steps
 from partopt.search.bound import lower_bound_s
 from partopt.search.effort import SearchParams
-from partopt.search.evaluator import Found, Judge
+from partopt.search.evaluator import Candidate, PlanEvaluator
+from partopt.search.steps import neighbour, step
 from partopt.search.warmup import simulate_with_best_warmup
 from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level
@@ -117,26 +117,31 @@ def test_annealing_climbs_where_it_is_hot_and_gives_the_best_that_it_was_at(
     monkeypatch, heat, climbs
 ):
     problem = slow(9, flat(4, 2e9), schedule="gpipe", microbatches=8)
-    judge = Judge(StageCosts(problem))
-    begin = judge.best(optimal.plans(judge.costs)[-1])
-    steps = replace(SearchParams.at("quick").annealing, hot=heat, cold=heat)
-    at: list[float] = []
+    evaluator = PlanEvaluator(StageCosts(problem))
+    begin = evaluator.best(optimal.plans(evaluator.costs)[-1])
+    params = replace(SearchParams.at("quick").annealing, hot=heat, cold=heat)
+    at: list[Candidate] = []
     monkeypatch.setattr(
-        annealing, "near", lambda now, *rest: at.append(now.seconds) or near(now, *rest)
+        steps, "neighbour", lambda now, *rest: at.append(now) or neighbour(now, *rest)
     )
-    found = annealing.anneal(begin, judge, random.Random(0), steps, 100.0, 0.0)
-    assert found.seconds == min(at)
-    assert (at != sorted(at, reverse=True)) == climbs
+    found = steps.anneal_plans(begin, evaluator, random.Random(0), params, 100.0, 0.0)
+    seconds = [evaluator.seconds(plan) for plan in at]
+    assert found.seconds == min(seconds)
+    assert (seconds != sorted(seconds, reverse=True)) == climbs
 
 
 @pytest.mark.slow
 def test_more_effort_spends_more(monkeypatch):
-    judges: list[Judge] = []
-    monkeypatch.setattr(improve, "Judge", lambda costs: judges.append(Judge(costs)) or judges[-1])
+    evaluators: list[PlanEvaluator] = []
+    monkeypatch.setattr(
+        improve,
+        "PlanEvaluator",
+        lambda costs: evaluators.append(PlanEvaluator(costs)) or evaluators[-1],
+    )
     for params in spending(20.0, 60.0, 180.0).stages:
         problem = slow(9, flat(4, 2e9), schedule="gpipe", microbatches=8)
         contest.plan_alone("optimal", problem, params)
-    quick, normal, thorough = (judge.spent for judge in judges)
+    quick, normal, thorough = (evaluator.spent for evaluator in evaluators)
     assert quick < normal < thorough
 
 
@@ -145,7 +150,7 @@ def test_more_effort_spends_more(monkeypatch):
 def test_nothing_is_improved_that_cannot_win(monkeypatch, share):
     """What is to be beaten is below the bound, or so little above that no plan is near it."""
     problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 2, schedule="gpipe", microbatches=8)
-    monkeypatch.setattr(improve, "anneal", lambda *_: pytest.fail("annealed"))
+    monkeypatch.setattr(improve, "anneal_plans", lambda *_: pytest.fail("annealed"))
     beat_s = share * lower_bound_s(problem)
     plan, _ = contest.plan_alone("optimal", problem, SearchParams.at("quick"), beat_s)
     assert plan.predicted.period_s > (1 + SearchParams.at("quick").hoped) * beat_s
@@ -187,22 +192,22 @@ def test_the_deepest_warm_up_fills_the_room_that_there_is():
     given = problem(chain([1] * 3, [1] * 3, [1] * 2, [9] * 3), topology((3, 1.0)), memory_bytes=52)
     places = tuple((rank,) for rank in range(3))
     shape = Shape(places, (0, 1, 2, 3), (1, 1, 1), (0, 0, 0), (None,) * 3)
-    judge = Judge(StageCosts(given))
-    assert judge.warmups(shape, judge.ways[-1]) == (1, 1, 0)
+    evaluator = PlanEvaluator(StageCosts(given))
+    assert evaluator.warmups(Candidate(inf, shape, evaluator.warmup_rules[-1])) == (1, 1, 0)
 
 
 @examples(40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(problems(layers=6, devices=6), st.integers(0, 10**6))
 def test_a_warm_up_fits_and_takes_in_no_more_than_comes(given, seed):
-    judge, rng = Judge(StageCosts(profiled(given))), random.Random(seed)
-    starts = optimal.plans(judge.costs)
-    if not starts or not judge.entry.takes_warmup:
+    evaluator, rng = PlanEvaluator(StageCosts(profiled(given))), random.Random(seed)
+    starts = optimal.plans(evaluator.costs)
+    if not starts or not evaluator.entry.takes_warmup:
         return
-    found = Found(inf, rng.choice(starts))
+    found = Candidate(inf, rng.choice(starts))
     for _ in range(30):
-        found = near(found, judge, rng) or found
-        warmups = judge.warmups(found.shape, found.way, found.more)
-        room = judge.stages(found.shape).room
+        found = neighbour(found, evaluator, rng) or found
+        warmups = evaluator.warmups(found)
+        room = evaluator.stages(found.shape).room
         for w, own, most in zip(warmups, found.shape.ranks, room, strict=True):
             assert 0 <= w <= max(0, most - 1)
             assert given.microbatches is None or w < -(-given.microbatches // len(own))
