@@ -14,13 +14,11 @@ import numpy as np
 
 from partopt.cost.collectives import allreduce_over, exposed
 from partopt.cost.memory import recomputes_apart
-from partopt.cost.messages import hold_s, port_rate
+from partopt.cost.messages import Integers, crossing, hold_s, port_rate, port_size
 from partopt.cost.sharding import early_bytes, exchange_by, exchange_topology
 from partopt.documents.plan import Estimate, Plan
 from partopt.documents.stage import Load, Stage
-from partopt.documents.topology import Topology
 from partopt.schedules import schedule
-from partopt.schedules.order import Integers
 from partopt.schedules.placement import STRAIGHT
 
 # C        compute seconds of a stage for one microbatch on one replica
@@ -29,7 +27,6 @@ from partopt.schedules.placement import STRAIGHT
 # port     of level k and a member of it: of all members where the level is a bus
 
 Ports = dict[tuple[int, int], float]  # seconds per microbatch in which a port is busy
-TURNS = 1024  # of replicas at a cut, that are looked at
 
 
 def estimate_of(plan: Plan, one_device_s: float) -> Estimate:
@@ -83,24 +80,15 @@ def _loads(plan: Plan) -> Iterator[Load]:
     busiest = max(together, key=lambda port: together[port], default=None)
     if busiest and sum(busiest in ports for ports in users) > 1:
         k, member = busiest
-        size = _port_size(k, plan.topology)
+        size = port_size(k, plan.topology)
         behind = [any(rank // size == member for rank in stage.ranks) for stage in stages]
         yield Load("ports", behind.index(True), together[busiest])
 
 
-def _port_size(k: int, topology: Topology) -> int:
-    """Ranks behind a port of level k."""
-    return topology.group_size(k if topology.levels[k - 1].bus else k - 1)
-
-
 def _crossing(plan: Plan, c: int) -> tuple[Integers, Integers, Integers]:
-    """The ranks before and behind cut c of one microbatch after the other, and where they part."""
-    topology, M = plan.topology, plan.microbatches or TURNS
-    before, after = (np.array(stage.ranks) for stage in plan.stages[c - 1 : c + 1])
-    turns = np.arange(min(math.lcm(len(before), len(after)), M, TURNS))
-    source, target = before[turns % len(before)], after[turns % len(after)]
-    sizes = [topology.group_size(k) for k in range(len(topology.levels) + 1)]
-    return source, target, np.sum([source // size != target // size for size in sizes], axis=0)
+    """`crossing` of cut c."""
+    before, after = (stage.ranks for stage in plan.stages[c - 1 : c + 1])
+    return crossing(before, after, plan.topology, plan.microbatches)
 
 
 def _cut_s(plan: Plan, c: int) -> Ports:
@@ -117,7 +105,7 @@ def _cut_s(plan: Plan, c: int) -> Ports:
         turn_s = size_bytes / port_rate(k, topology) / len(level)
         for side in (source,) if topology.levels[k - 1].bus else (source, target):
             members, many = np.unique(
-                side[level == k] // _port_size(k, topology), return_counts=True
+                side[level == k] // port_size(k, topology), return_counts=True
             )
             for member, n in zip(members.tolist(), many.tolist(), strict=True):
                 found[k, member] = found.get((k, member), 0.0) + n * turn_s
@@ -138,7 +126,7 @@ def _ring_s(stage: Stage, plan: Plan) -> Ports:
         seconds = slope * stage.trained_bytes + reduced.latency_s + stage.tied_exchange_s
         for member in members:
             if inside[member * inner // outer] > 1:
-                found[k, member * inner // _port_size(k, topology)] = seconds / stage.replicas
+                found[k, member * inner // port_size(k, topology)] = seconds / stage.replicas
     return found
 
 

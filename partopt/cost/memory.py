@@ -6,19 +6,22 @@ backward takes while it runs.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from partopt.cost.chain import SIXTEEN_BIT, Chain, chain_of
+from partopt.cost.chain import SIXTEEN_BIT, chain_of
 from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Memory, Reserve, Shard, Stage
 from partopt.schedules import schedule
 from partopt.schedules.entry import Counts, Schedule
+
+if TYPE_CHECKING:
+    from partopt.cost.problem import Problem
 
 # W   bytes of the stage's parameters that have a gradient
 # V   versions of these
@@ -154,49 +157,39 @@ def with_counts(stage: Stage, counts: Counts, entry: Schedule, kept: Kept) -> St
 
 
 def memory_table(
-    chain: Chain,
-    in_flight: int,
-    weight_versions: int,
-    kept: Kept,
-    replicas: int,
-    recompute: bool,
-    split: bool,
-    begun: int = 1,
-    first: int | None = None,
+    problem: Problem, in_flight: int, replicas: int, recompute: bool, begun: int = 1
 ) -> NDArray[np.float64]:
     """Bytes in all of every range [i, j) as a stage, shape (N+1, N+1); inf for j <= i.
 
     As `ranges_bytes`, of all of them.
     """
-    i, j = np.triu_indices(chain.layers + 1, 1)
-    needs = np.full((chain.layers + 1,) * 2, np.inf)
-    counts = in_flight, weight_versions, begun
-    needs[i, j] = sum(ranges_bytes(chain, i, j, counts, kept, replicas, recompute, split, first))
+    N, versions = problem.chain.layers, schedule(problem.schedule).versions_of(in_flight)
+    i, j = np.triu_indices(N + 1, 1)
+    needs = np.full((N + 1, N + 1), np.inf)
+    counts = in_flight, versions, begun
+    needs[i, j] = sum(ranges_bytes(problem, i, j, counts, replicas, recompute))
     return needs
 
 
 def ranges_bytes(
-    chain: Chain,
+    problem: Problem,
     i: NDArray[np.int64],
     j: NDArray[np.int64],
     counts: tuple[Any, Any, Any],
-    kept: Kept,
     replicas: int,
     recompute: bool,
-    split: bool,
-    first: int | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Bytes of ranges [i, j) as stages: what they hold, and what a backward takes beside it.
 
     `counts` are the microbatches in flight, the versions of the weights, and the microbatches whose
-    backward has begun, numbers or one for every range; `first` are the blocks that a stage makes
-    again, None for all.
+    backward has begun, numbers or one for every range.
     """
+    chain, kept, split = problem.chain, problem.kept, schedule(problem.schedule).split
     in_flight, versions, begun = counts
     trained, stash = chain.trained_bytes.table[i, j], chain.stash_bytes.table[i, j]
     transient, parting = chain.transient(split).table[i, j], chain.split_stash_table[i, j]
     if recompute and chain.blocks is not None:
-        _, stash, more, beside = chain.blocks.remade(i, j, first)
+        _, stash, more, beside = chain.blocks.remade(i, j, problem.first)
         parting = parting + more
         if not split:
             transient = beside

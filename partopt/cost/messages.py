@@ -5,12 +5,21 @@ The algorithms of all-reduces are in `partopt.cost.collectives`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from partopt.documents.topology import Level, Topology
 
 # beta_k     bytes/s of one link of one level-k member, one direction
 # lambda_k   seconds of latency of level k
+
+TURNS = 1024  # of replicas on both sides of a cut, that are looked at
+
+Integers = NDArray[np.int64]
 
 
 def transfer_s(size_bytes: float, k: int, topology: Topology) -> float:
@@ -29,6 +38,36 @@ def port_rate(k: int, topology: Topology) -> float:
     """
     level = topology.levels[k - 1]
     return level.bandwidth_bytes_per_s * level.links / (2 if level.bus else 1)
+
+
+def port_rates(topology: Topology) -> list[float]:
+    """`port_rate` of every level; 0 where no devices part."""
+    levels = enumerate(topology.levels, start=1)
+    return [port_rate(k, topology) if level.size > 1 else 0.0 for k, level in levels]
+
+
+def port_size(k: int, topology: Topology) -> int:
+    """Ranks behind a port of level k: of a member, or where it is a bus of all."""
+    return topology.group_size(k if topology.levels[k - 1].bus else k - 1)
+
+
+def parting_levels(source: Integers, target: Integers, topology: Topology) -> Integers:
+    """The levels at which ranks part from others, 0 for the same; arrays of one shape."""
+    sizes = [topology.group_size(k) for k in range(len(topology.levels) + 1)]
+    levels: Integers = np.sum([source // size != target // size for size in sizes], axis=0)
+    return levels
+
+
+def crossing(
+    before: Sequence[int], after: Sequence[int], topology: Topology, most: int | None = None
+) -> tuple[Integers, Integers, Integers]:
+    """The ranks before and behind a cut of one microbatch after the other, and where they part.
+
+    They are of `most` microbatches, and of `TURNS`, at most.
+    """
+    turns = np.arange(min(math.lcm(len(before), len(after)), most or TURNS, TURNS))
+    source, target = (np.array(ranks)[turns % len(ranks)] for ranks in (before, after))
+    return source, target, parting_levels(source, target, topology)
 
 
 def hold_s(size_bytes: Any, messages: Any, level: Level, serial: bool) -> Any:

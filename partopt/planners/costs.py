@@ -24,13 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.memory import memory_table, shares
-from partopt.cost.messages import hold_s, port_rate
+from partopt.cost.messages import crossing, hold_s, port_rate, port_rates, port_size
 from partopt.cost.problem import Problem
 from partopt.planners.kernels import (
     Boundaries,
     Ranges,
     Replicated,
     Rules,
+    StageTable,
     cheapen,
     fill_seconds,
 )
@@ -39,7 +40,6 @@ from partopt.schedules import schedule
 
 Table = NDArray[np.float64]  # of every range [i, j), shape (N+1, N+1); infinite for j <= i
 Port = tuple[float, float, float]  # see `StageCosts.ports`
-TURNS = 1024  # of replicas on both sides of a cut, that are looked at
 NO_LIMIT = 1e9  # microbatches in flight where the memory limits none
 
 
@@ -75,7 +75,7 @@ class StageCosts:
         self.modes = (
             (False, True) if self.chooses_recompute else (problem.recompute_by_default,)
         )  # whether a stage recomputes
-        self._parts: dict[object, tuple[Places, tuple[Table, Table, int]]] = {}
+        self._parts: dict[object, tuple[Places, StageTable]] = {}
         self.room = lru_cache(maxsize=None)(self._room)
         self.table = lru_cache(maxsize=None)(self._table)
         self.ports = lru_cache(maxsize=None)(self._ports)
@@ -112,12 +112,12 @@ class StageCosts:
 
         Where backwards are in two parts, of the first stage: later ones have less room.
         """
-        seconds, room, least = self.parts(places, first, end, recompute, stages)
-        return np.where(room >= least, seconds, np.inf)
+        table = self.parts(places, first, end, recompute, stages)
+        return np.where(table.room >= table.least, table.seconds, np.inf)
 
     def parts(
         self, places: Places, first: int, end: int, recompute: bool, stages: int, s: int = 0
-    ) -> tuple[Table, Table, int]:
+    ) -> StageTable:
         """The seconds of stage s where it has room; that room, and how much is the least.
 
         That is 0 where the seconds are infinite without it anyway.
@@ -135,7 +135,10 @@ class StageCosts:
             least = self.least_in_flight(len(ranks), sum(map(len, places[end:])), stages)
             tight = least > 1 and self.problem.memory_bytes is not None
             room = self.room(len(ranks), recompute, self.begun(len(ranks), s, stages))
-            self._parts[key] = places, (seconds, room, tight * least)  # keeps the id
+            self._parts[key] = (
+                places,
+                StageTable(seconds, room, float(tight * least)),
+            )  # keeps the id
         return self._parts[key][1]
 
     def on(
@@ -211,7 +214,7 @@ class StageCosts:
         cheapen(np.array(rooms), np.array(least, float), np.array(price, float), total)
         return float(total[0])
 
-    def of_shape(self, shape: Shape) -> Iterator[tuple[Table, Table, int]]:
+    def of_shape(self, shape: Shape) -> Iterator[StageTable]:
         """The `parts` of every stage of a plan."""
         stages = enumerate(zip(shape.spans, self.recomputes(shape), strict=True))
         for s, (span, again) in stages:
@@ -224,10 +227,10 @@ class StageCosts:
         """
         slowest = 0.0
         cuts = pairwise(shape.bounds)
-        for (seconds, room, least), cut in zip(self.of_shape(shape), cuts, strict=True):
-            if room[cut] < least:
+        for table, cut in zip(self.of_shape(shape), cuts, strict=True):
+            if table.room[cut] < table.least:
                 return math.inf
-            slowest = max(slowest, float(seconds[cut]))
+            slowest = max(slowest, float(table.seconds[cut]))
             if slowest >= enough_s:
                 return slowest
         return max(slowest, self.buses_s(shape)) if self.buses else slowest
@@ -282,30 +285,22 @@ class StageCosts:
 
     def ports_s(self, shape: Shape) -> float:
         """Seconds a microbatch for which the messages of all stages keep the busiest port busy."""
-        topology = self.problem.topology
-        sizes = [topology.group_size(k) for k in range(len(topology.levels) + 1)]
+        topology, ranks = self.problem.topology, shape.ranks
         rates = port_rates(topology)
         load = [np.zeros(topology.devices) for _ in rates]  # bytes of every member's port
-        ranks = [np.array(group) for group in shape.ranks]
         for cut, one, other in zip(shape.bounds[1:], ranks, ranks[1:], strict=False):
-            turns = np.arange(min(math.lcm(len(one), len(other)), TURNS))
-            source, target = one[turns % len(one)], other[turns % len(other)]
-            level = sum((source // size != target // size).astype(int) for size in sizes)
-            for k in np.unique(level):
-                bus, size = (
-                    topology.levels[k - 1].bus,
-                    sizes[k if topology.levels[k - 1].bus else k - 1],
-                )
-                for side in (source,) if bus else (source, target):
-                    members = side[level == k] // size
-                    np.add.at(load[k - 1], members, self.traffic[cut] / len(turns))
+            source, target, level = crossing(one, other, topology)
+            for k in np.unique(level).tolist():
+                for side in (source,) if topology.levels[k - 1].bus else (source, target):
+                    members = side[level == k] // port_size(k, topology)
+                    np.add.at(load[k - 1], members, self.traffic[cut] / len(level))
         if self.M is None:  # the exchanges of stages that share a port add up
             for group, i, j in zip(ranks, shape.bounds, shape.bounds[1:], strict=False):
-                exchange = self.problem.allreduce_over(tuple(group.tolist()))
+                exchange = self.problem.allreduce_over(group)
                 for k, slope in exchange.slopes.items() if len(group) > 1 else ():
-                    size = sizes[k if topology.levels[k - 1].bus else k - 1]
                     seconds = slope * float(self.W[i, j]) / len(group)
-                    load[k - 1][np.unique(group // size)] += rates[k - 1] * seconds
+                    members = np.unique(np.array(group) // port_size(k, topology))
+                    load[k - 1][members] += rates[k - 1] * seconds
         ports = zip(load, rates, strict=True)
         busy_s = (float(carried.max()) / rate for carried, rate in ports if rate > 0)
         return max(busy_s, default=0.0)
@@ -349,20 +344,7 @@ class StageCosts:
         problem = self.problem
         if r > 1 and not (problem.kept.shard or problem.kept.posted):
             return self.room(1, recompute, begun)  # replicas share nothing
-        one, two = (
-            memory_table(
-                problem.chain,
-                held,
-                self.entry.versions_of(held),
-                problem.kept,
-                r,
-                recompute,
-                self.entry.split,
-                begun,
-                problem.first,
-            )
-            for held in (1, 2)
-        )
+        one, two = (memory_table(problem, held, r, recompute, begun) for held in (1, 2))
         if problem.memory_bytes is None:
             return np.where(one < np.inf, NO_LIMIT, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -411,11 +393,11 @@ class StageCosts:
         topology, found, r = self.problem.topology, set(), len(ranks)
         slopes = self.problem.allreduce_over(ranks).slopes
         rates = port_rates(topology)
-        for k, level in enumerate(topology.levels, start=1):
+        for k in range(1, len(rates) + 1):
             rate = sum(rates[k - 1 :])
             if not rate or math.isinf(rate):
                 continue
-            size = topology.group_size(k if level.bus else k - 1)
+            size = port_size(k, topology)
             near = [_members(side, size) for side in (before, after)]
             outer = enumerate(rates[k - 1 :], start=k)
             ring = sum(level_rate * slopes.get(x, 0.0) for x, level_rate in outer) / rate / r
@@ -456,12 +438,6 @@ def _held(ranks: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
     first, last = ranks[0] // size, ranks[-1] // size
     for member in {first, min(first + 1, last), max(last - 1, first), (first + last) // 2, last}:
         yield member, min(ranks[-1] + 1, (member + 1) * size) - max(ranks[0], member * size)
-
-
-def port_rates(topology) -> list[float]:  # type: ignore[no-untyped-def]
-    """`port_rate` of every level; 0 where no devices part."""
-    levels = enumerate(topology.levels, start=1)
-    return [port_rate(k, topology) if level.size > 1 else 0.0 for k, level in levels]
 
 
 def _between(prefix: NDArray[np.float64]) -> Table:

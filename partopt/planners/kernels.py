@@ -62,6 +62,14 @@ class Rules(NamedTuple):
     split: bool  # backwards are in two parts
 
 
+class StageTable(NamedTuple):
+    """Of every range as a stage on some places of a plan: its seconds where it has room."""
+
+    seconds: Floats
+    room: Floats
+    least: float  # of the room; 0 where the seconds are infinite without it
+
+
 @compiled()
 def fill_seconds(seconds, ranges, boundaries, ports, replicated, rules):
     """Fill in the seconds of a microbatch in a stage of every range; see `StageCosts.table`.
@@ -120,14 +128,15 @@ def first_to_last_s(ranges, i, j, n, R, depth):
 
 
 @compiled()
-def relax(seconds, room, least, behind, T, end, places, recompute, r, mode, most, suffix):
-    """Take in a stage of r places wherever it makes the slowest stage of plans faster.
+def relax(table, taken, behind, T, choice, most, suffix):
+    """Take in a stage wherever it makes the slowest stage of plans faster.
 
-    `behind` and T are the slowest stages of plans on the places behind the stage and on those with
-    them, by stages and first layer, shape (S+1, N+1); `end`, `places` and `recompute` say by which
-    first stage T is reached. Plans have at most `most` stages behind this one, and `suffix` has
-    room for a number of every layer.
+    `taken` are its places and whether it recomputes. `behind` and T are the slowest stages of plans
+    on the places behind the stage and on those with them, by stages and first layer, shape
+    (S+1, N+1); `choice` says by which first stage T is reached: its end and what is taken. Plans
+    have at most `most` stages behind this one, and `suffix` has room for a number of every layer.
     """
+    seconds, room, least = table
     N = seconds.shape[0] - 1
     for i in range(N):
         # the fastest stage of all that end at j or later: nothing is gained beyond that
@@ -148,16 +157,18 @@ def relax(seconds, room, least, behind, T, end, places, recompute, r, mode, most
                     best, chosen = slowest, j
             if chosen >= 0:
                 T[s + 1, i] = best
-                end[s + 1, i], places[s + 1, i], recompute[s + 1, i] = chosen, r, mode
+                choice[0, s + 1, i], choice[1, s + 1, i] = chosen, taken[0]
+                choice[2, s + 1, i] = taken[1]
 
 
 @compiled()
-def lighten(seconds, limit_s, W, ring, cut, behind, load, end, places, recompute, r, mode):
-    """Take in a stage of r places, no slower than `limit_s`, wherever plans load a bus less.
+def lighten(seconds, limit_s, taken, of_bus, behind, load, choice):
+    """Take in a stage, no slower than `limit_s`, wherever plans load a bus less.
 
-    `cut` and `ring` are what `StageCosts.bus_load` says of it; `behind` and `load` are the loads of
+    `of_bus` are what `StageCosts.bus_load` says of it, and W; `behind` and `load` are the loads of
     plans behind the stage and with it, by first layer, and the others as in `relax`.
     """
+    cut, ring, W = of_bus
     N = seconds.shape[0] - 1
     for i in range(N):
         best, chosen = load[i], -1
@@ -168,7 +179,7 @@ def lighten(seconds, limit_s, W, ring, cut, behind, load, end, places, recompute
                     best, chosen = total, j
         if chosen >= 0:
             load[i] = best
-            end[i], places[i], recompute[i] = chosen, r, mode
+            choice[0, i], choice[1, i], choice[2, i] = chosen, taken[0], taken[1]
 
 
 @compiled()
@@ -188,12 +199,13 @@ def cheapen(rooms, least, price, total):
 
 
 @compiled()
-def extend(seconds, room, least, begins, ends, slowest, longer, begun):
+def extend(table, begins, ends, slowest, longer, begun):
     """Find the least of the slowest stages with one more stage, by where that ends.
 
     `slowest` is of the stages before it, by where these end; those ends lie in `begins` and the
     stage's in `ends`, first and one behind the last. `begun` says where it begins.
     """
+    seconds, room, least = table
     for j in range(ends[0], ends[1]):
         best, chosen = np.inf, begins[0]
         for i in range(begins[0], min(j, begins[1])):

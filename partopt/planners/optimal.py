@@ -171,13 +171,12 @@ def slowest_fastest(
         T[q, 1:] = T[q - step, 1:]
         for r in _widths(places[U - q :], sizes, replicas):
             for again in costs.modes:
-                seconds, room, least = costs.parts(places, U - q, U - q + r, again, S)
+                table = costs.parts(places, U - q, U - q + r, again, S)
                 if full:
-                    least = max(least, _filling(costs, places, U - q, U - q + r))
-                relax(
-                    *(seconds, room, float(least), T[q - r], T[q], *choice[q]),
-                    *(r, int(again), min(S, q - r + 1), suffix),
-                )
+                    filling = _filling(costs, places, U - q, U - q + r)
+                    table = table._replace(least=max(table.least, float(filling)))
+                most, taken = min(S, q - r + 1), (r, int(again))
+                relax(table, taken, T[q - r], T[q], choice[q], most, suffix)
     for wanted in stages:
         if T[U // step * step, wanted, 0] < np.inf:
             yield from _fitting(
@@ -272,10 +271,8 @@ def _lightest(
             cut, ring = costs.bus_load(places, U - q, U - q + r)
             for again in costs.modes:
                 seconds = costs.stage(places, U - q, U - q + r, again, 1)
-                lighten(
-                    *(seconds, limit_s, costs.W, float(ring), cut, load[q - r], load[q]),
-                    *(*choice[q, :, 0], r, int(again)),
-                )
+                of_bus, taken = (cut, float(ring), costs.W), (r, int(again))
+                lighten(seconds, limit_s, taken, of_bus, load[q - r], load[q], choice[q, :, 0])
     chosen = len(costs.modes) > 1
     return None if load[U, 0] == np.inf else _backtrack(choice, places, 0, chosen)
 
@@ -292,9 +289,9 @@ def recut(costs: StageCosts, shape: Shape) -> Shape | None:
     ]
     slowest = np.zeros(1)  # of the stages so far, by where the last of them ends
     stages = zip(costs.of_shape(shape), near[:-1], near[1:], strict=True)
-    for (seconds, room, least), begins, ends in stages:
+    for table, begins, ends in stages:
         longer, begun = np.empty(ends[1] - ends[0]), np.empty(ends[1] - ends[0], dtype=np.int64)
-        extend(seconds, room, float(least), begins, ends, slowest, longer, begun)
+        extend(table, begins, ends, slowest, longer, begun)
         every.append(begun)
         slowest = longer
     if slowest[0] == np.inf:

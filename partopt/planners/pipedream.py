@@ -19,15 +19,17 @@ jumps over cuts that do not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.cost.problem import NESTED, Decision, Partition, Problem, certify
+from partopt.cost.problem import NESTED, Assignment, Decision, Partition, Problem, certify
 from partopt.errors import PartoptError
-from partopt.planners.blocks import Block, stages_of
 
 # N    layers; tables over ranges are indexed [s, j]: the search moves s slowly while j runs
 # n    members of a component of the level
@@ -99,21 +101,17 @@ def plan(problem: Problem) -> Decision:
 
     Raises PartoptError where its tables outgrow memory, or filling them takes too long.
     """
-    chain, topology = problem.chain, problem.topology
-    _check_size(problem)
-    levels = _fill_levels(problem)
+    chain, levels = problem.chain, _fill_levels(problem)
     top = Row.empty(levels[-1].n, chain.layers)
     for m in range(1, levels[-1].n + 1):
         _fill_row(0, m, m, levels[-1].inner, levels[-1].cuts, top)
         problem.progress("pipedream: plan", m, levels[-1].n)
-    blocks = _backtrack(levels, top, len(levels), 0, chain.layers)
-    sizes = [topology.group_size(k) for k in range(len(levels) + 1)]
     status, proof = (
         "optimal for PipeDream's recurrence (links modelled as buses)",
         "the recurrence tries every split and all replicas",
     )
     period_s = float(top.A[-1, -1])
-    partition = Partition(NESTED, stages_of(blocks, sizes))
+    partition = Partition(NESTED, _backtrack(levels, top, len(levels), 0, chain.layers))
     return Decision(
         partition,
         certify(period_s, period_s, "nested plans, as the recurrence prices them", proof, status),
@@ -141,6 +139,7 @@ def _check_size(problem: Problem) -> None:
 
 def _fill_levels(problem: Problem) -> list[_Level]:
     """The tables of every level, innermost first; a level is filled from the one before."""
+    _check_size(problem)
     chain = problem.chain
     levels: list[_Level] = []
     weights = np.ascontiguousarray(chain.trained_bytes.table)
@@ -170,27 +169,35 @@ def _fill_table(level: _Level, problem: Problem) -> tuple[NDArray[np.float64], N
     return table, count
 
 
-def _backtrack(levels: list[_Level], row: Row, k: int, i: int, j: int) -> list[Block]:
-    """The blocks behind A^k(i..j, n_k), of which `row` is the row.
-
-    The inner ones are found by filling the rows that they lie in a second time.
-    """
-    blocks: list[Block] = []
-    m = levels[k - 1].n
+def _backtrack(levels: list[_Level], row: Row, k: int, i: int, j: int) -> list[Assignment]:
+    """The stages behind A^k(i..j, n_k), of which `row` is the row, on the ranks of a component."""
+    stages = list[Assignment]()
+    m, size = levels[k - 1].n, prod(level.n for level in levels[: k - 1])  # ranks of a member
     while True:
         last, split = int(row.last[m, j]), int(row.split[m, j])
         start, members = (split, last) if last else (i, m)
         inside = _inside(levels, k - 1, start, j)
-        blocks.insert(0, Block(start, j, m - members, members, inside))
+        stages[:0] = on_members(inside, range(m - members, m), size)
         if not last:
-            return blocks
+            return stages
         j, m = split, m - last
 
 
-def _inside(levels: list[_Level], k: int, i: int, j: int) -> list[Block]:
-    """The pipeline over [i, j) inside one level-k member; a device has none."""
+def on_members(stages: Sequence[Assignment], members: range, size: int) -> list[Assignment]:
+    """A pipeline inside a member of a level, of `size` ranks, on every one of some members.
+
+    Copies take turns first: replica q of a pipeline on m members is q*m + c on member c.
+    """
+    return [
+        replace(stage, ranks=[member * size + rank for rank in stage.ranks for member in members])
+        for stage in stages
+    ]
+
+
+def _inside(levels: list[_Level], k: int, i: int, j: int) -> list[Assignment]:
+    """The pipeline over [i, j) inside one level-k member, whose row is filled a second time."""
     if k == 0:
-        return []
+        return [Assignment(i, j, [0])]
     level = levels[k - 1]
     row = Row.empty(level.n, len(level.cuts.seconds) - 1)
     _fill_row(i, 1, level.n, level.inner, level.cuts, row)

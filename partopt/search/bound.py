@@ -15,9 +15,10 @@ import numpy as np
 from msgspec import structs
 
 from partopt.cost.collectives import algorithm_number, byte_in_level_s, choose
+from partopt.cost.messages import port_rates
 from partopt.cost.problem import EXCHANGE, FREE, NONE, Problem, certify
 from partopt.documents.plan import Plan
-from partopt.planners.costs import StageCosts, Table, port_rates
+from partopt.planners.costs import StageCosts, Table
 from partopt.schedules import schedule
 from partopt.units import format_bytes
 

@@ -11,86 +11,53 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class AnnealingParams:
-    """How the steps of an annealing get colder, and when they end.
+    """How the steps of an annealing get colder, and when they end."""
 
-    `hot`, `cold`: how much worse, relative, a step is that is taken now and then, at first and at
-    last. `steps`: for a unit of the budget, most of which are ruled out. `patience`: steps in a row
-    of which none is simulated, after which there is little left to see.
-    """
-
-    hot: float
-    cold: float
-    patience: int
-    steps: int = 20
+    hot: float  # how much worse, relative, a step is at first that is taken now and then
+    cold: float  # and at last
+    patience: int  # steps in a row of which none is simulated: then there is little left to see
+    steps: int = 20  # for a unit of the budget; most are ruled out
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartParams:
-    """How plans of a dynamic program are simulated, and the best of them annealed.
+    """How plans of a dynamic program are simulated, and the best of them annealed."""
 
-    `budget`: times that of the search. `starts`: the share of it for the plans as they are.
-    `warmup_rules`: numbers of the warm-ups at which these are tried, none for all. `rounds`: plans
-    that are annealed in every round; all rounds have the same budget.
-    """
-
-    budget: float = 1.0
-    starts: float = 0.2
-    warmup_rules: tuple[int, ...] = ()
-    rounds: tuple[int, ...] = (12, 4, 1)
+    budget: float = 1.0  # times that of the search
+    starts: float = 0.2  # the share of it for plans as they are
+    warmup_rules: tuple[int, ...] = ()  # numbers of those at which these are tried, none for all
+    rounds: tuple[int, ...] = (12, 4, 1)  # plans that are annealed in every one, at one budget
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchParams:
-    """How much a search looks at, at one effort.
+    """How much a search looks at, at one effort."""
 
-    Of all searches:
-        before          the effort with which a search of this one begins
-        warmup_actions  simulated actions, after which the best warm-up that was found is enough
-    Of variants under a schedule:
-        variants        that are searched at most, where one of them fits
-        unfit_variants  and where none does
-        reach           times the best estimate: slower ones, also than what was found, are left out
-        close           times the fastest: a schedule or variant that is slower is left at that
-    Of plans of the planner `optimal`:
-        budget          of simulations
-        layouts         its starts from the program over layouts
-        over_ranks      and from that over ranks, whose plans have many stages
-        equal           equal pipelines with which it begins beside them, of layouts and over ranks
-        fewer           plans on fewer servers with which it begins, of every number of these
-        hoped           above what is to be beaten: starts that are slower are not annealed
-        fine            ranges of layers, between which the cuts of the best plan are chosen again
-        annealing       steps of plans; the patience is for a stage
-    Of plans of grids:
-        grid_budget     of simulations
-        grid_starts     the share of it for grids as they are estimated
-        grid_reach      times the best estimate: a grid beyond is not simulated
-        grid_rounds     grids whose cuts are annealed in every round
-    Of cuts:
-        cut_budget      of simulations, where the cuts of one plan are moved
-        cut_annealing   steps of cuts
-    """
-
-    before: SearchParams | None = None
-    warmup_actions: float = 2e6
-    variants: int
-    unfit_variants: int = 6
-    reach: float = 1.04
-    close: float = 1.07
+    before: SearchParams | None = None  # the effort with which a search of this one begins
+    warmup_actions: float = 2e6  # simulated, after which the best warm-up so far is enough
+    # variants under a schedule
+    variants: int  # that are searched at most, where one of them fits
+    unfit_variants: int = 6  # and where none does
+    reach: float = 1.04  # times the best estimate: slower ones, also than found plans, are left out
+    close: float = 1.07  # times the fastest: a schedule or variant that is slower is left at that
+    # plans of the planner `optimal`
     budget: float
     layouts: StartParams = StartParams()
-    over_ranks: StartParams = StartParams(
+    over_ranks: StartParams = StartParams(  # whose plans have many stages
         budget=3.6, starts=0.6, warmup_rules=(2, 3, 0), rounds=(4, 1)
     )
-    equal: tuple[int, int] = (16, 8)
-    fewer: int = 24
-    hoped: float = 0.1
-    fine: int = 1000
-    annealing: AnnealingParams = AnnealingParams(hot=0.05, cold=0.002, patience=60)
+    equal: tuple[int, int] = (16, 8)  # equal pipelines with which they begin, too
+    fewer: int = 24  # plans on fewer servers with which it begins, of every number of them
+    hoped: float = 0.1  # above what is to be beaten: starts that are slower are not annealed
+    fine: int = 1000  # ranges of layers, between which the cuts of the best are chosen again
+    annealing: AnnealingParams = AnnealingParams(hot=0.05, cold=0.002, patience=60)  # for a stage
+    # plans of grids
     grid_budget: float
-    grid_starts: float = 0.5
-    grid_reach: float = 1.3
-    grid_rounds: tuple[int, ...] = (6, 2)
-    cut_budget: float = 600.0
+    grid_starts: float = 0.5  # the share of it for grids as they are estimated
+    grid_reach: float = 1.3  # times the best estimate: a grid beyond is not simulated
+    grid_rounds: tuple[int, ...] = (6, 2)  # grids whose cuts are annealed in every round
+    # cuts
+    cut_budget: float = 600.0  # where those of one plan are moved
     cut_annealing: AnnealingParams = AnnealingParams(hot=0.01, cold=0.001, patience=300)
 
     @classmethod

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.collectives import allreduce_over, exposed
 from partopt.cost.memory import memory_table, ranges_bytes
-from partopt.cost.messages import port_rate
+from partopt.cost.messages import parting_levels, port_rate, port_size
 from partopt.cost.pricing import price
 from partopt.cost.problem import (
     CONTIGUOUS,
@@ -79,7 +79,7 @@ class Splits:
         return found.get(S)
 
     def _of_least_squares(
-        self, held: float = 0, d: int = 1, limit: float = math.inf, split: bool = False
+        self, held: float = 0, d: int = 1, limit: float = math.inf
     ) -> dict[int, Bounds]:
         """For every number of stages the boundaries whose seconds have the least sum of squares.
 
@@ -88,7 +88,7 @@ class Splits:
         ordered = np.triu(np.ones((self.N + 1,) * 2), 1) > 0
         cost = np.where(ordered, (self.C[None, :] - self.C[:, None]) ** 2, np.inf)
         if limit < math.inf:
-            cost = np.where(self.needs(held, d, split) <= limit, cost, np.inf)
+            cost = np.where(self.needs(held, d) <= limit, cost, np.inf)
         best = np.where(np.arange(self.N + 1) == self.N, 0.0, np.inf)
         ends: list[NDArray[np.int64]] = []
         found: dict[int, Bounds] = {}
@@ -103,18 +103,13 @@ class Splits:
                 found[S] = tuple(bounds)
         return found
 
-    def _needs(self, held: float, d: int, split: bool) -> Floats:
+    def _needs(self, held: float, d: int) -> Floats:
         """Bytes of every range [i, j) on a device with so many microbatches in flight.
 
         These need not be whole: the stages of a device have unequal shares.
         """
-        problem = self.problem
-        kept, again, first = problem.kept, problem.recompute_by_default, problem.first
-        versions = SCHEDULES[self.problem.schedule].versions_of
-        one, two = (
-            memory_table(self.chain, held, versions(held), kept, d, again, split, first=first)
-            for held in (1, 2)
-        )
+        problem, again = self.problem, self.problem.recompute_by_default
+        one, two = (memory_table(problem, held, d, again) for held in (1, 2))
         per_microbatch = np.where(one < np.inf, two - np.where(one < np.inf, one, 0.0), 0.0)
         return one + (held - 1) * per_microbatch
 
@@ -149,11 +144,8 @@ class Grid:
     @cached_property
     def levels(self) -> NDArray[np.int64]:
         """The level that a message over a cut crosses, shape (S - 1, replicas)."""
-        ranks, topology = np.array(self.ranks), self.topology
-        sizes = [topology.group_size(k) for k in range(len(topology.levels) + 1)]
-        parted = [(ranks[:-1] // size != ranks[1:] // size).astype(np.int64) for size in sizes]
-        levels: NDArray[np.int64] = np.sum(parted, axis=0)
-        return levels
+        ranks = np.array(self.ranks)
+        return parting_levels(ranks[:-1], ranks[1:], self.topology)
 
     @cached_property
     def hops(self) -> tuple[float, Floats]:
@@ -178,7 +170,7 @@ class Grid:
             cut, _ = crossing = np.nonzero(self.levels == k)
             if level.size == 1 or not len(cut):
                 continue
-            size = topology.group_size(k if level.bus else k - 1)
+            size = port_size(k, topology)
             sides = (ranks[:-1],) if level.bus else (ranks[:-1], ranks[1:])
             port = np.concatenate([side[crossing] // size for side in sides])
             cut = np.tile(cut, len(sides))
@@ -297,17 +289,9 @@ class GridPlan:
         place, stage = np.nonzero(grid.held)
         in_flight = np.array(held)[place]
         counts = in_flight, np.array([entry.versions_of(count) for count in in_flight]), 1
-        kept, transient = ranges_bytes(
-            problem.chain,
-            bounds[:, stage],
-            bounds[:, stage + 1],
-            counts,
-            problem.kept,
-            len(grid.ranks[0]),
-            problem.recompute_by_default,
-            entry.split,
-            problem.first,
-        )
+        r, again = len(grid.ranks[0]), problem.recompute_by_default
+        spans = bounds[:, stage], bounds[:, stage + 1]
+        kept, transient = ranges_bytes(problem, *spans, counts, r, again)
         first = np.searchsorted(place, np.arange(grid.p))
         # one backward runs at a time
         return np.add.reduceat(kept, first, 1) + np.maximum.reduceat(transient, first, 1)
@@ -384,7 +368,7 @@ class GridPlan:
         if self.needs_bytes.mean() > roomy * limit:
             return None
         part = limit / CHUNKS.get(entry.shape, self.grid.v)
-        least = self.splits.of_least_squares(max(self.held), self.grid.d, part, entry.split)
+        least = self.splits.of_least_squares(max(self.held), self.grid.d, part)
         bounds = least.get(S)
         other = replace(self, bounds=bounds) if bounds else self
         return other if other.needs_bytes.max() <= roomy * limit else None

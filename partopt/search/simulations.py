@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from partopt.cost.memory import parameters_bytes, posted_buffers, shares
 from partopt.cost.pricing import sum_layers, tied_exchanges_s
 from partopt.cost.problem import Assignment, Partition, Problem
-from partopt.cost.sharding import early_bytes
 from partopt.errors import PartoptError
 from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.entry import Counts, Replicas
@@ -166,15 +165,9 @@ class Simulations:
             *(stage.trained_bytes, stage.frozen_bytes, stage.layer_bytes),
             *(stage.stash_bytes, stage.split_stash_bytes, stage.transient(self.entry.split)),
             *(stage.recomputes_whole, stage.messages, stage.back_messages),
-            *early_of(stage, self._bucket_bytes, self.entry.split),
+            *early_of(stage, problem.early_bytes, self.entry.split),
         ]
         return np.array([*seconds, *numbers], dtype=np.float64)
-
-    @cached_property
-    def _bucket_bytes(self) -> float:
-        engine, M = self.problem.engine, self.problem.microbatches
-        early = M is not None and engine.allreduce == "overlap"
-        return early_bytes(engine.bucket_bytes, self.problem.exchange, early)
 
     # ---- from numbers to seconds --------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -16,7 +17,7 @@ from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Prob
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Device, Topology
 from partopt.errors import PartoptError
-from partopt.planners.blocks import Block, stages_of
+from partopt.planners.pipedream import on_members
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.placement import CHUNKS, STRAIGHT, ranks_of
 from partopt.simulator import execute
@@ -98,22 +99,20 @@ def nested(draw: st.DrawFn, given: Problem) -> Partition:
     """Pipelines inside the members of levels, copied on some of them."""
     sizes = [level.size for level in given.topology.levels if level.size > 1]
 
-    def pipeline(k: int, i: int, j: int) -> list[Block]:
-        blocks, first, start = [], 0, i
+    def pipeline(k: int, i: int, j: int) -> list[Assignment]:
+        if k < 0:
+            return [Assignment(i, j, [0])]
+        stages, first, start = [], 0, i
         while start < j:
             left = sizes[k] - first
             stop = j if left == 1 else draw(st.integers(start + 1, j))
             copies = draw(st.integers(1, left if stop == j else left - 1))
-            inside = pipeline(k - 1, start, stop) if k else []
-            blocks.append(Block(start, stop, first, copies, inside))
+            inside, members = pipeline(k - 1, start, stop), range(first, first + copies)
+            stages += on_members(inside, members, math.prod(sizes[:k]))
             first, start = first + copies, stop
-        return blocks
+        return stages
 
-    groups = [1]
-    for size in sizes:
-        groups.append(groups[-1] * size)
-    stages = stages_of(pipeline(len(sizes) - 1, 0, given.chain.layers), groups)
-    return Partition(NESTED, stages)
+    return Partition(NESTED, pipeline(len(sizes) - 1, 0, given.chain.layers))
 
 
 def estimated_s(plan: Plan) -> float:

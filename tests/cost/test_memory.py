@@ -191,9 +191,8 @@ def test_tables_say_what_stages_hold(schedule, M, optimizer, data):
     options = {"schedule": schedule, "microbatches": M, "optimizer": optimizer}
     options |= {"recompute": (first or "always") if recompute else "never", **how}
     options["block_bounds"] = data.draw(block_bounds(model.layers))
-    stated, entry = problem(model, topology((4, 1.0)), **options), SCHEDULES[schedule]
-    versions, kept = entry.versions_of(held), stated.kept
-    table = memory_table(stated.chain, held, versions, kept, r, recompute, entry.split, first=first)
+    stated = problem(model, topology((4, 1.0)), **options)
+    table = memory_table(stated, held, r, recompute)
     for i in range(model.layers):
         for j in range(i + 1, model.layers + 1):
             formula = memory_of(model, i, j, held, replicas=r, **options)

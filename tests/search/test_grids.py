@@ -54,9 +54,9 @@ def test_the_cuts_of_least_squares_beside_all_cuts():
 
 def test_within_a_limit_every_stage_has_room():
     splits = Splits(stated())
-    needs = splits.needs(4, 1, False)
+    needs = splits.needs(4, 1)
     limit = float(np.quantile(needs[np.isfinite(needs)], 0.6))
-    found = splits.of_least_squares(4, 1, limit, False)
+    found = splits.of_least_squares(4, 1, limit)
     assert found and min(found) > 1
     for bounds in found.values():
         assert max(needs[cut] for cut in pairwise(bounds)) <= limit
