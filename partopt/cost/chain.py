@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from msgspec import structs
 from numpy.typing import NDArray
 
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.cost.recomputed_blocks import Blocks
-from partopt.documents.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
+from partopt.documents.profile import LayerMeasurement, Profile, Tensor
 
 # N        layers
 # b        samples in a microbatch
@@ -223,20 +222,25 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
     """
     size = best_microbatch_size(profile) if microbatch_size is None else microbatch_size
     measurement = measurement_at(profile, size)
-    tensors = measurement.tensors or _chain_tensors(measurement)
-    stash = measurement.stash_groups or _output_stash(tensors)
-    stash_bytes = RangeSum(
-        np.zeros(len(profile.layers)), [Group(group.layers, group.bytes) for group in stash]
-    )
+    N, outputs = len(profile.layers), enumerate(measurement.layers[:-1])
+    tensors = measurement.tensors or [  # of a chain: a layer's output goes to the next
+        Tensor(producer=k, consumers=[k + 1], bytes=layer.output_bytes) for k, layer in outputs
+    ]
+    with_gradient = [tensor for tensor in tensors if tensor.gradient]
+    # without a measured stash producers and consumers of a tensor are assumed to keep it
+    kept = [Group(group.layers, group.bytes) for group in measurement.stash_groups] or [
+        Group([tensor.producer, *tensor.consumers], tensor.bytes) for tensor in tensors
+    ]
+    stash_bytes = RangeSum(np.zeros(N), kept)
     return Chain(
         names=[layer.name for layer in profile.layers],
         microbatch_size=size,
         f=np.array([layer.forward_s for layer in measurement.layers]),
         g=np.array([layer.backward_s for layer in measurement.layers]),
         gw=np.array([_weight_gradient_s(layer) for layer in measurement.layers]),
-        a=_crossing(tensors, len(profile.layers)),
-        back=_crossing([tensor for tensor in tensors if tensor.gradient], len(profile.layers)),
-        tensors=_tensors_crossing(tensors, len(profile.layers)),
+        a=_crossing(tensors, N),
+        back=_crossing(with_gradient, N),
+        tensors=np.array([_crossing(some, N, 1) for some in (tensors, with_gradient)]),
         trained_bytes=_parameters(profile, frozen=False),
         frozen_bytes=_parameters(profile, frozen=True),
         stash_bytes=stash_bytes,
@@ -289,36 +293,13 @@ def _weight_gradient_s(layer: LayerMeasurement) -> float:
     )
 
 
-def _chain_tensors(measurement: Measurement) -> list[Tensor]:
-    """A profile without tensors is a chain: a layer's output goes to the next."""
-    return [
-        Tensor(producer=index, consumers=[index + 1], bytes=layer.output_bytes)
-        for index, layer in enumerate(measurement.layers[:-1])
-    ]
+def _crossing(tensors: list[Tensor], layers: int, counted: int = 0) -> NDArray[np.float64]:
+    """a_c: bytes of every tensor produced before cut c and consumed at or after it, once.
 
-
-def _output_stash(tensors: list[Tensor]) -> list[StashGroup]:
-    """The stash where none was measured.
-
-    Every tensor that crosses layers is assumed to be kept by its producer and its consumers.
+    Or its weight, `counted`, instead of its bytes. Shape (N+1,).
     """
-    return [
-        StashGroup(layers=[tensor.producer, *tensor.consumers], bytes=tensor.bytes)
-        for tensor in tensors
-    ]
-
-
-def _tensors_crossing(tensors: list[Tensor], layers: int) -> NDArray[np.float64]:
-    """How many tensors cross a cut, and how many of them have a gradient; shape (2, N+1)."""
-    counted = [structs.replace(tensor, bytes=1) for tensor in tensors]
-    with_gradient = [tensor for tensor in counted if tensor.gradient]
-    return np.array([_crossing(counted, layers), _crossing(with_gradient, layers)])
-
-
-def _crossing(tensors: list[Tensor], layers: int) -> NDArray[np.float64]:
-    """a_c: every tensor produced before cut c and consumed at or after it, once; shape (N+1,)."""
     steps = np.zeros(layers + 2)
     for tensor in tensors:
-        steps[tensor.producer + 1] += tensor.bytes
-        steps[max(tensor.consumers) + 1] -= tensor.bytes
+        steps[tensor.producer + 1] += counted or tensor.bytes
+        steps[max(tensor.consumers) + 1] -= counted or tensor.bytes
     return np.cumsum(steps)[: layers + 1]

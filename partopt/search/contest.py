@@ -50,8 +50,9 @@ class Plans(NamedTuple):
 
     @property
     def best(self) -> Plan:
-        """The fastest that fits, or of all where none does."""
-        return self.plans[best_of(self.plans)]
+        """The fastest that fits, or of all where none does; ties keep the first."""
+        fitting = [plan for plan in self.plans.values() if plan.fits] or self.plans.values()
+        return max(fitting, key=lambda plan: plan.predicted.samples_per_s)
 
 
 def check_planner(name: str, problem: Problem) -> None:
@@ -147,7 +148,7 @@ class Contest:
         notes += [note for name in decided if name in plans for note in decided[name].notes]
         return Plans({name: plans[name] for name in self.names if name in plans}, notes)
 
-    def plans_so_far(self) -> Plans | None:
+    def plans_so_far(self, last: object = None) -> Plans | None:
         """The simulated plans of a search that is interrupted; None if it has none yet."""
         plans = dict(self._simulated)
         for name, search in ((GRID, self.grid), (OPTIMAL, self.optimal)):
@@ -171,7 +172,9 @@ class Contest:
         if self.shown is None:
             return False
         partition, problem = self._decisions[name].partition, self.variant.plain
-        stages, chain, best_s = partition.stages, problem.chain, _best_s(plans)
+        stages, chain = partition.stages, problem.chain
+        fitting = (plan.predicted.period_s for plan in plans.values() if plan.fits)
+        best_s = min(fitting, default=math.inf)
         long = len(stages) * len({rank for stage in stages for rank in stage.ranks}) > SHOWN_LIMIT
         if best_s == math.inf or not (name not in self.shown or long):
             return False
@@ -243,11 +246,6 @@ def _simulate(name: str, decision: Decision, problem: Problem, params: SearchPar
     return plan if plan.fits else replace(plan, certificate=None)
 
 
-def _best_s(plans: dict[str, Plan]) -> float:
-    """Seconds of a microbatch of the fastest plan that fits; infinite where none does."""
-    return min((plan.predicted.period_s for plan in plans.values() if plan.fits), default=math.inf)
-
-
 def able_planners(features: set[str], schedule: str) -> list[str]:
     """The planners that have all of `features` and can plan for the schedule, in their order."""
     return [
@@ -272,9 +270,3 @@ def contestants(problem: Problem) -> list[str]:
             schedule=problem.schedule,
         )
     return [name for name in able if name != "manual"]
-
-
-def best_of(plans: dict[str, Plan]) -> str:
-    """The name of the fastest plan that fits, or of all where none does; ties keep the first."""
-    fitting = {name: plan for name, plan in plans.items() if plan.fits} or plans
-    return max(fitting, key=lambda name: fitting[name].predicted.samples_per_s)

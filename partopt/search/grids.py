@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import combinations
+from itertools import combinations, compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,15 +218,9 @@ class GridPlan:
     grid: Grid
     bounds: Bounds
 
-    @property
-    def samples(self) -> int:
-        """Samples of an iteration."""
-        return (self.problem.microbatches or 1) * self.problem.chain.microbatch_size
-
-    def loads(self, values: Floats) -> Floats:
-        """The sum over the stages of a device of a pipeline, shape (p,)."""
-        found: Floats = self.grid.held @ values
-        return found
+    def _most(self, values: Floats) -> float:
+        """The largest sum of values of stages over those of a device."""
+        return float((self.grid.held @ values).max())
 
     @cached_property
     def busy_s(self) -> Floats:
@@ -259,33 +253,34 @@ class GridPlan:
             slope, delay_s = grid.reduced
             left = exposed(slope * W + delay_s, W, last, problem.early_bytes)
         if problem.microbatches is None:  # in its steady state
-            busy_s = max(float(self.loads(np.maximum(C, left)).max()), float(self.loads(C).max()))
+            busy_s = max(self._most(np.maximum(C, left)), self._most(C))
             return max(busy_s / grid.d, grid.ports_s(cuts, 1) / grid.d) / chain.microbatch_size
-        update = float(self.loads(left + W / max(W.sum(), 1.0) * chain.optimizer_s).max())
+        samples = M * chain.microbatch_size
+        update = self._most(left + W / max(W.sum(), 1.0) * chain.optimizer_s)
         copies = 2 if grid.family == MIRRORED else 1
-        busy_s = float(self.loads(C).max()) * -(-M // (grid.d * copies))
+        busy_s = self._most(C) * -(-M // (grid.d * copies))
         one_s = float(C.sum()) + hops
         if entry.one_at_a_time:
-            return (M / grid.d * one_s + update) / self.samples
+            return (M / grid.d * one_s + update) / samples
         busy_s = max(busy_s, grid.ports_s(cuts, M // len(grid.ranks[0])))
         fill = float(C.sum() - C.max()) / grid.v * (SPLIT if entry.split else 1.0) + hops
         # no stage waits for the gradients of another's weights
         one_s -= float(chain.gw.sum()) if entry.split else 0.0
-        return (max(busy_s + fill, one_s) + update) / self.samples
+        return (max(busy_s + fill, one_s) + update) / samples
 
     @cached_property
     def needs_bytes(self) -> Floats:
         """Bytes of every device of a pipeline, about, shape (p,)."""
-        return self._needs(self.held)
-
-    def _needs(self, held: Sequence[float]) -> Floats:
-        """Bytes of every device of a pipeline with so many microbatches in flight, about."""
-        needs: Floats = self._needs_between(np.array([self.bounds]), held)[0]
+        needs: Floats = self._needs([self.bounds], self.held)[0]
         return needs
 
-    def _needs_between(self, bounds: NDArray[np.int64], held: Sequence[float]) -> Floats:
-        """As `_needs`, for rows of boundaries; shape (rows, p)."""
+    def _needs(self, cuts: Sequence[Sequence[int]], held: Sequence[float]) -> Floats:
+        """Bytes of every device between rows of boundaries, with so many microbatches in flight.
+
+        Shape (rows, p).
+        """
         problem, grid, entry = self.problem, self.grid, SCHEDULES[self.problem.schedule]
+        bounds = np.array(cuts)
         place, stage = np.nonzero(grid.held)
         in_flight = np.array(held)[place]
         counts = in_flight, np.array([entry.versions_of(count) for count in in_flight]), 1
@@ -308,10 +303,10 @@ class GridPlan:
         if not entry.takes_warmup:
             other = self.within(ROOMY)
             return math.inf if other is None else other.estimate_s
-        one, two = (self._needs([held] * self.grid.p) for held in (1, 2))
+        one, two = (self._needs([self.bounds], [held] * self.grid.p) for held in (1, 2))
         if one.max() > ROOMY * limit:
             return math.inf
-        most = 1 + np.maximum(0.0, limit - one) / np.maximum(1.0, two - one)
+        most = 1 + np.maximum(0.0, limit - one[0]) / np.maximum(1.0, two[0] - one[0])
         return self.estimate_s * max(1.0, float((np.array(self.held) / most).max()))
 
     @cached_property
@@ -359,9 +354,9 @@ class GridPlan:
             return self
         N, S = self.splits.N, len(self.bounds) - 1
         if math.comb(N - 1, S - 1) <= EVERY:
-            every = np.array([(0, *cuts, N) for cuts in combinations(range(1, N), S - 1)])
-            fitting = self._needs_between(every, self.held).max(axis=1) <= roomy * limit
-            able = [replace(self, bounds=tuple(bounds)) for bounds in every[fitting].tolist()]
+            every = [(0, *cuts, N) for cuts in combinations(range(1, N), S - 1)]
+            fitting = self._needs(every, self.held).max(axis=1) <= roomy * limit
+            able = [replace(self, bounds=bounds) for bounds in compress(every, fitting)]
             able.sort(key=lambda plan: plan.estimate_s)
             fits = (plan for plan in able[:TRIED] if self.evaluator.seconds(plan.bounds) < math.inf)
             return next(fits, None)
@@ -408,16 +403,11 @@ def grids(problem: Problem) -> list[GridPlan]:
         bounds = splits.plain(p * entry.stages_a_device(v))
         if bounds is not None:
             stated = problem.with_(chunks=v)
-            for grid in _laid(problem, entry.shape, p, d, v):
+            key = "grids", entry.shape, p, d, v, id(problem.topology), problem.exchange
+            make = partial(grids_of, entry.shape, p, d, v, problem.topology, problem.exchange)
+            for grid in problem.known.once(key, make):
                 found.append(GridPlan(stated, splits, grid, bounds).balanced())
     return sorted(found, key=lambda plan: plan.estimate_s)
-
-
-def _laid(problem: Problem, shape: str, p: int, d: int, v: int) -> list[Grid]:
-    key = "grids", shape, p, d, v, id(problem.topology), problem.exchange
-    make = partial(grids_of, shape, p, d, v, problem.topology, problem.exchange)
-    found: list[Grid] = problem.known.once(key, make)
-    return found
 
 
 def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int, int]]:

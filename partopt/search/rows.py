@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from partopt.cost.problem import Problem, Progress
 from partopt.documents import Note
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError, found_until_then
+from partopt.errors import Interrupted, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.schedules import SCHEDULES
@@ -160,13 +160,13 @@ class Search:
                 if variant not in self._contests:
                     names = contestants(variant.plain)
                     self._contests[variant] = Contest(names, variant, self.shown)
-                self._found[variant] = self._contests[variant].plans_at(params, time_to_beat_s)
+                contest = self._contests[variant]
+                with found_until_then(contest.plans_so_far):
+                    self._found[variant] = contest.plans_at(params, time_to_beat_s)
             except PartoptError as error:
                 refusals[error.message] = error
-            except KeyboardInterrupt:
-                contest = self._contests.get(variant)
-                if contest and (plans := contest.plans_so_far()):
-                    self._found[variant] = plans
+            except Interrupted as stopped:
+                self._found[variant] = stopped.found
                 raise
             else:
                 done += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -16,7 +16,6 @@ from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.search import contest
-from partopt.search.advice import note_data_parallel
 from partopt.search.effort import SearchParams
 from partopt.search.rows import Row, search_rows
 from partopt.search.sizes import search_sizes
@@ -24,6 +23,7 @@ from partopt.search.variants import ANY, Variant, Within
 
 _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner
 _SHOWN = ("pipedream", *_BESIDE)  # and beside the best of all
+_NOTICED = 0.01  # of the speed: a smaller difference is not told
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _solve_by_planner(job: Job, progress: Progress, time_to_beat_s: float) -> Re
     with found_until_then(lambda plan: (known := plan or best) and Result(known, (), (), (known,))):
         best, planner_notes = contest.plan_alone(name, problem, params, time_to_beat_s)
         plans = _beside(name, problem, params)
-    notes = [*job.notes, *planner_notes, *note_data_parallel(best, plans)]
+    notes = [*job.notes, *planner_notes, *_note_data_parallel(best, plans)]
     others = sorted(plans.values(), key=lambda other: -other.predicted.samples_per_s)
     best, *others = as_fixed([best, *others])
     return Result(best, tuple(others), tuple(notes), (best,))
@@ -135,3 +135,18 @@ def _beside(name: str, problem: Problem, params: SearchParams) -> dict[str, Plan
     with suppress(PartoptError):
         return contest.compete(able, Variant(problem), params).plans
     return {}
+
+
+def _note_data_parallel(plan: Plan, others: Mapping[str, Plan]) -> Iterator[Note]:
+    """That plain data parallelism is faster than `plan`, where it is among `others` and fits."""
+    other = others.get("data_parallel")
+    if other is None or not other.fits:
+        return
+    speedup = other.predicted.samples_per_s / plan.predicted.samples_per_s
+    if speedup > 1 + _NOTICED:
+        fits = "" if other.memory_limit_bytes is None else " and fits"
+        yield Note(
+            code="data-parallel-faster",
+            text=f"data_parallel is {speedup - 1:.1%} faster{fits}: `planner=data_parallel`",
+            fields={"planner": plan.planner, "speedup": speedup},
+        )
