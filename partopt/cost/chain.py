@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.cost.recomputed_blocks import Blocks
-from partopt.documents.profile import LayerMeasurement, Profile, Tensor
+from partopt.documents.profile import Profile, Tensor
 
 # N        layers
 # b        samples in a microbatch
@@ -237,7 +237,14 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
         microbatch_size=size,
         f=np.array([layer.forward_s for layer in measurement.layers]),
         g=np.array([layer.backward_s for layer in measurement.layers]),
-        gw=np.array([_weight_gradient_s(layer) for layer in measurement.layers]),
+        gw=np.array(
+            [
+                layer.backward_s / 2
+                if layer.backward_input_s is None
+                else layer.backward_s - layer.backward_input_s
+                for layer in measurement.layers
+            ]
+        ),
         a=_crossing(tensors, N),
         back=_crossing(with_gradient, N),
         tensors=np.array([_crossing(some, N, 1) for some in (tensors, with_gradient)]),
@@ -282,15 +289,6 @@ def _tied(profile: Profile, frozen: bool) -> list[Group]:
         Group(members, sum(size_bytes[name] for name in names), names)
         for members, names in groups.items()
     ]
-
-
-def _weight_gradient_s(layer: LayerMeasurement) -> float:
-    """Backward seconds that the gradients of a layer's weights take; half if not measured."""
-    return (
-        layer.backward_s / 2
-        if layer.backward_input_s is None
-        else layer.backward_s - layer.backward_input_s
-    )
 
 
 def _crossing(tensors: list[Tensor], layers: int, counted: int = 0) -> NDArray[np.float64]:

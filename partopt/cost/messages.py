@@ -59,7 +59,10 @@ def parting_levels(source: Integers, target: Integers, topology: Topology) -> In
 
 
 def crossing(
-    before: Sequence[int], after: Sequence[int], topology: Topology, most: int | None = None
+    before: Sequence[int] | Integers,
+    after: Sequence[int] | Integers,
+    topology: Topology,
+    most: int | None = None,
 ) -> tuple[Integers, Integers, Integers]:
     """The ranks before and behind a cut of one microbatch after the other, and where they part.
 

@@ -117,7 +117,7 @@ def _tied_s(flows: Sequence[Flow], S: int, topology: Topology) -> list[float]:
 
 def _with_counts(plan: Plan, warmups: Sequence[int] | None = None) -> Plan:
     """The plan with its warm-ups, microbatches in flight, weight versions and memory."""
-    entry, M, kept = schedule(plan.schedule), plan.microbatches, kept_by(plan)
+    entry, M = schedule(plan.schedule), plan.microbatches
     if entry.shape == STRAIGHT:
         replicas = Replicas(stage.replicas for stage in plan.stages)
         counts = [entry.counts(s, replicas, M) for s in range(len(replicas))]
@@ -129,12 +129,14 @@ def _with_counts(plan: Plan, warmups: Sequence[int] | None = None) -> Plan:
     else:
         counts = _counts_by_order(order(plan.schedule, placement_of(plan)), plan)
     usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
-    stages = zip(plan.stages, counts, strict=True)
-    return replace(
-        plan,
-        noam=usual if warmups is None else counts[0].held,
-        stages=[with_counts(stage, stage_counts, entry, kept) for stage, stage_counts in stages],
-    )
+    plan = replace(plan, noam=usual if warmups is None else counts[0].held)
+    return _counted(plan, counts, entry)
+
+
+def _counted(plan: Plan, counts: Sequence[Counts], entry: Schedule) -> Plan:
+    stages, kept = zip(plan.stages, counts, strict=True), kept_by(plan)
+    counted = [with_counts(stage, stage_counts, entry, kept) for stage, stage_counts in stages]
+    return replace(plan, stages=counted)
 
 
 def with_steps_of(changed: Plan, plan: Plan) -> Plan:
@@ -158,11 +160,7 @@ def _steps_in_backwards(plan: Plan) -> bool:
 
 def with_counts_of(order: Order, plan: Plan, entry: Schedule) -> Plan:
     """The plan with the counts and memory of its stages under an order, which is like `entry`'s."""
-    stages, kept = zip(plan.stages, _counts_by_order(order, plan), strict=True), kept_by(plan)
-    return replace(
-        plan,
-        stages=[with_counts(stage, stage_counts, entry, kept) for stage, stage_counts in stages],
-    )
+    return _counted(plan, _counts_by_order(order, plan), entry)
 
 
 def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:

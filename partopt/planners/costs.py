@@ -285,9 +285,10 @@ class StageCosts:
 
     def ports_s(self, shape: Shape) -> float:
         """Seconds a microbatch for which the messages of all stages keep the busiest port busy."""
-        topology, ranks = self.problem.topology, shape.ranks
+        topology = self.problem.topology
         rates = port_rates(topology)
         load = [np.zeros(topology.devices) for _ in rates]  # bytes of every member's port
+        ranks = [np.array(group) for group in shape.ranks]
         for cut, one, other in zip(shape.bounds[1:], ranks, ranks[1:], strict=False):
             source, target, level = crossing(one, other, topology)
             for k in np.unique(level).tolist():
@@ -296,11 +297,11 @@ class StageCosts:
                     np.add.at(load[k - 1], members, self.traffic[cut] / len(level))
         if self.M is None:  # the exchanges of stages that share a port add up
             for group, i, j in zip(ranks, shape.bounds, shape.bounds[1:], strict=False):
-                exchange = self.problem.allreduce_over(group)
+                exchange = self.problem.allreduce_over(tuple(group.tolist()))
                 for k, slope in exchange.slopes.items() if len(group) > 1 else ():
+                    size = port_size(k, topology)
                     seconds = slope * float(self.W[i, j]) / len(group)
-                    members = np.unique(np.array(group) // port_size(k, topology))
-                    load[k - 1][members] += rates[k - 1] * seconds
+                    load[k - 1][np.unique(group // size)] += rates[k - 1] * seconds
         ports = zip(load, rates, strict=True)
         busy_s = (float(carried.max()) / rate for carried, rate in ports if rate > 0)
         return max(busy_s, default=0.0)

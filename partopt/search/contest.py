@@ -7,7 +7,7 @@ of its dynamic program and with those of the other planners (`partopt.search.imp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
@@ -187,11 +187,6 @@ class Contest:
         return price(partition, problem, "").predicted.period_s >= best_s
 
 
-def compete(names: Iterable[str], variant: Variant, params: SearchParams) -> Plans:
-    """The plans of planners for one variant; errors as `Contest.plans_at`."""
-    return Contest(names, variant).plans_at(params)
-
-
 def plan_alone(
     name: str, problem: Problem, params: SearchParams, time_to_beat_s: float = math.inf
 ) -> tuple[Plan, list[Note]]:
@@ -214,16 +209,12 @@ def _improve(variant: Variant, others: Iterable[Partition], params: SearchParams
     cells, lower_s = variant.coarse[1], lower_bound_s(variant.problem)
     many = params.equal[over_ranks(variant.problem)]
     equal = (grid.partition.on_layers(cells) for grid in variant.grids[:many])
-    fewer = _on_fewer(variant, params.fewer)
+    fewer = (
+        shape.partition().on_layers(other.coarse[1])
+        for other in (variant.fewer if variant.problem.topology.devices <= PLACES else ())
+        for shape in other.starts[: params.fewer]
+    )
     return Improvement(variant, [*others, *equal, *fewer], lower_s, params)
-
-
-def _on_fewer(variant: Variant, most: int) -> Iterator[Partition]:
-    """Plans on fewer servers, at most so many for every number of them."""
-    if variant.problem.topology.devices <= PLACES:
-        for other in variant.fewer:
-            for shape in other.starts[:most]:
-                yield shape.partition().on_layers(other.coarse[1])
 
 
 def _rivals(problem: Problem) -> Iterable[Partition]:

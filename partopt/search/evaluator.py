@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import inf
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,11 +18,11 @@ from partopt.search.simulations import Simulations
 from partopt.search.warmup import WARMUP_RULES, Stages
 
 T = TypeVar("T")
-Warmups = tuple[int, ...] | None  # forwards of every stage before its first backward, or the usual
+Warmups = tuple[int, ...] | None  # forwards before the first backward, or the usual ones
 
 
 class Evaluator(Generic[T]):
-    """Seconds of a microbatch of plans, which are Ts.
+    """Seconds of a microbatch of plans, which are Ts; infinite where one does not fit.
 
     `spent` counts as `Simulations.spent`, but a plan once, also where it is simulated to its end
     after it was broken off.
@@ -31,29 +32,22 @@ class Evaluator(Generic[T]):
         self.simulations, self.problem, self.spent = simulations, simulations.problem, 0.0
         self._known = dict[Hashable, tuple[float, float]]()  # seconds, and what was allowed
 
-    def parts(self, plan: T) -> tuple[Any, Warmups]:
-        """What tells the stages of a plan from those of others, and its warm-ups."""
-        raise NotImplementedError
-
-    def partition(self, stages: Any) -> Partition:
-        """The stages of a plan, of the first of its `parts`."""
+    def seconds(self, plan: T, allowed_s: float = inf) -> float:
+        """The seconds, or `allowed_s` or more where they are seen to be no less than that."""
         raise NotImplementedError
 
     def lower_bound_s(self, plan: T, allowed_s: float = inf) -> float:
         """Seconds that no simulation goes below by much, or more than `allowed_s`."""
         raise NotImplementedError
 
-    def seconds(self, plan: T, allowed_s: float = inf) -> float:
-        """The seconds, or `allowed_s` or more where they are seen to be no less than that.
-
-        Infinite where the plan does not fit.
-        """
-        key = stages, warmups = self.parts(plan)
+    def _once(
+        self, key: Hashable, make: Callable[[], Partition], warmups: Warmups, allowed_s: float
+    ) -> float:
+        """`seconds` of the plan that the key tells from others, whose stages are made if needed."""
         seconds, before_s = self._known.get(key, (-inf, -inf))
         if seconds == before_s < allowed_s:
             spent, is_new = self.simulations.spent, key not in self._known
-            asked = self.partition(stages), warmups, allowed_s if is_new else inf
-            seconds = self.simulations.seconds(*asked)
+            seconds = self.simulations.seconds(make(), warmups, allowed_s if is_new else inf)
             self.spent += is_new * (self.simulations.spent - spent)
             self._known[key] = seconds, allowed_s
         return seconds
@@ -78,13 +72,10 @@ class PlanEvaluator(Evaluator[Candidate]):
         super().__init__(Simulations(costs.problem))
         self.costs, self.entry = costs, costs.entry
 
-    def parts(self, plan: Candidate) -> tuple[Shape, Warmups]:
-        """Its shape and warm-ups."""
-        return plan.shape, self.warmups(plan) if self.entry.takes_warmup else None
-
-    def partition(self, stages: Shape) -> Partition:
-        """The stages on their ranks."""
-        return stages.partition()
+    def seconds(self, plan: Candidate, allowed_s: float = inf) -> float:
+        """As of any evaluator; what the candidate says of its seconds does not count."""
+        warmups = self.warmups(plan) if self.entry.takes_warmup else None
+        return self._once((plan.shape, warmups), plan.shape.partition, warmups, allowed_s)
 
     def lower_bound_s(self, plan: Candidate, allowed_s: float = inf) -> float:
         """What the slowest stage takes; one of `allowed_s` is not compared to others."""
@@ -152,15 +143,15 @@ class CutEvaluator(Evaluator[Bounds]):
         # or less than it is
         self.prefixes = [problem.chain.busy_prefix(again) for again in recomputed]
 
-    def parts(self, plan: Bounds) -> tuple[Bounds, Warmups]:
-        """Its cuts."""
-        return plan, None
+    def seconds(self, plan: Bounds, allowed_s: float = inf) -> float:
+        """As of any evaluator."""
+        return self._once(plan, partial(self.partition, plan), None, allowed_s)
 
-    def partition(self, stages: Bounds) -> Partition:
+    def partition(self, plan: Bounds) -> Partition:
         """The partition between these boundaries."""
         moved = [
             Assignment(start, stop, stage.ranks, stage.recompute, stage.first)
-            for stage, (start, stop) in zip(self.stages, pairwise(stages), strict=True)
+            for stage, (start, stop) in zip(self.stages, pairwise(plan), strict=True)
         ]
         return replace(self.whole, stages=moved)
 

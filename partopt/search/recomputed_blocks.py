@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from partopt.cost.pricing import price, under
-from partopt.cost.problem import Assignment, Partition, Problem, partition_of
+from partopt.cost.problem import Partition, Problem, partition_of
 from partopt.documents.plan import Plan
 from partopt.schedules import schedule
 from partopt.search.bound import certify_simulated, lower_bound_s
@@ -34,18 +34,13 @@ def recompute_less(plan: Plan, problem: Problem, alike: bool) -> Plan:
     chosen = partition_of(plan, recompute_per_stage=True)
     for s, stage in enumerate(plan.stages):
         for first in range(1, stage.blocks_again):
-            other = _with_first(chosen, s, first)
+            stages = list(chosen.stages)
+            stages[s] = replace(stages[s], first=first)
+            other = replace(chosen, stages=stages)
             if _fits(plan, other, problem):
                 chosen = other
                 break
     return _simulated(plan, chosen, problem)
-
-
-def _with_first(partition: Partition, s: int, first: int) -> Partition:
-    """The partition whose stage s makes its `first` blocks again."""
-    stages: list[Assignment] = list(partition.stages)
-    stages[s] = replace(stages[s], first=first)
-    return replace(partition, stages=stages)
 
 
 def _fits(plan: Plan, partition: Partition, problem: Problem) -> bool:

@@ -51,8 +51,8 @@ def scale_plans(
     plans: list[Plan] = []
     with found_until_then(lambda _: plans or None):
         for count, scaled in zip(devices, jobs, strict=True):
-            report_progress = part_of(progress, f"{count} devices", len(devices))
-            plans.append(solve(scaled, report_progress).plan)
+            tell = part_of(progress, f"{count} devices", len(devices))
+            plans.append(solve(scaled, tell).plan)
     return plans
 
 

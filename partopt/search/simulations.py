@@ -62,7 +62,7 @@ class Numbers(NamedTuple):
     tail: Floats
 
 
-class Candidate(NamedTuple):
+class NumberedPlan(NamedTuple):
     """A plan in numbers."""
 
     ranks: Sequence[Sequence[int]]
@@ -103,7 +103,7 @@ class Simulations:
         """
         self.spent += 1
         try:
-            candidate = self._candidate(partition, warmups)
+            candidate = self._numbered(partition, warmups)
             run, period_s = self._execute(candidate, allowed_s)
         except PartoptError:  # the schedule cannot run it
             return math.inf
@@ -114,7 +114,7 @@ class Simulations:
 
     # ---- from stages to numbers ---------------------------------------------------------------
 
-    def _candidate(self, partition: Partition, warmups: Sequence[int] | None) -> Candidate:
+    def _numbered(self, partition: Partition, warmups: Sequence[int] | None) -> NumberedPlan:
         """The plan in numbers; PartoptError where its replicas are unequal and may not be."""
         stages = partition.stages
         ranks = tuple(
@@ -128,7 +128,7 @@ class Simulations:
             counts = [Counts(warmup, warmup + 1, usual.begun) for warmup, usual in pairs]
         rows = np.concatenate([self._row(*pair) for pair in zip(stages, ranks, strict=True)])
         columns = np.ascontiguousarray(rows.reshape(len(stages), -1).T)
-        return Candidate(
+        return NumberedPlan(
             ranks,
             self._links.groups(ranks),
             replicas,
@@ -171,7 +171,7 @@ class Simulations:
 
     # ---- from numbers to seconds --------------------------------------------------------------
 
-    def _execute(self, candidate: Candidate, allowed_s: float) -> tuple[Run | None, float]:
+    def _execute(self, candidate: NumberedPlan, allowed_s: float) -> tuple[Run | None, float]:
         """The run, None where it deadlocks or is too long, and the seconds of a microbatch.
 
         A run that is seen to take no less than `allowed_s` is broken off.
@@ -203,7 +203,7 @@ class Simulations:
                 return run, steady.period_s if steady else run.makespan_s / count
             count *= 2
 
-    def _fewer(self, candidate: Candidate) -> Iterator[int]:
+    def _fewer(self, candidate: NumberedPlan) -> Iterator[int]:
         """Numbers of microbatches that may show how an iteration goes on, at most `FEWER` of all.
 
         They are whole cycles of all replicas fewer.
@@ -217,7 +217,7 @@ class Simulations:
             if fewer <= FEWER * M:
                 yield fewer
 
-    def _flying(self, candidate: Candidate, microbatches: int) -> int:
+    def _flying(self, candidate: NumberedPlan, microbatches: int) -> int:
         """Microbatches in flight in the whole pipeline, of so many."""
         counts, replicas = candidate.counts, candidate.replicas
         if self.problem.microbatches is None:  # the first stage has them all
@@ -226,7 +226,7 @@ class Simulations:
         most = max((count.warmup + 1) * r for count, r in zip(counts, replicas, strict=True))
         return most + behind
 
-    def _run(self, candidate: Candidate, microbatches: int, count: int, allowed_s: float) -> Run:
+    def _run(self, candidate: NumberedPlan, microbatches: int, count: int, allowed_s: float) -> Run:
         """The order of a plan that passes so many microbatches through, executed.
 
         It is broken off where `count` of them, as long as a device works for them at the least,
@@ -251,7 +251,7 @@ class Simulations:
         follows_s = self._follows_s(candidate, count - microbatches)
         return run_order(*given, allowed_s * count * (1 + ROUNDING), follows_s)
 
-    def _follows_s(self, candidate: Candidate, more: int) -> Floats:
+    def _follows_s(self, candidate: NumberedPlan, more: int) -> Floats:
         """What follows the last backward of every stage at the least, shape (S,).
 
         So many `more` microbatches of a straight schedule and, where backwards are whole, those of
@@ -263,7 +263,7 @@ class Simulations:
         follows: Floats = more / np.array(candidate.replicas) * (forward + backward) + before
         return follows
 
-    def _order(self, candidate: Candidate, microbatches: int) -> Order:
+    def _order(self, candidate: NumberedPlan, microbatches: int) -> Order:
         groups, warmups = candidate.groups, [count.warmup for count in candidate.counts]
         whole, tied = (values > 0 for values in (candidate.numbers.whole, candidate.tied_s))
         key = id(groups), microbatches, tuple(warmups), whole.tobytes(), tied.tobytes()
@@ -286,7 +286,7 @@ class Simulations:
             self._orders[key] = found
         return found
 
-    def _steady(self, candidate: Candidate, run: Run, microbatches: int) -> Steady:
+    def _steady(self, candidate: NumberedPlan, run: Run, microbatches: int) -> Steady:
         replicas = candidate.replicas
         x = np.empty((microbatches, 5 * len(replicas)))
         given = run.actions.kind, run.actions.stage, run.actions.microbatch, run.actions.start
@@ -296,7 +296,7 @@ class Simulations:
 
     # ---- memory -------------------------------------------------------------------------------
 
-    def _needs(self, candidate: Candidate, run: Run) -> int:
+    def _needs(self, candidate: NumberedPlan, run: Run) -> int:
         """The most bytes that a device needs.
 
         By the order, where the formulas approximate what it keeps.
@@ -314,7 +314,7 @@ class Simulations:
         kept = peaks(run.order, stash_steps(run.order, stash, parting, whole))
         return int((base + kept).max())
 
-    def _held_bytes(self, candidate: Candidate, held: NDArray[np.int64]) -> Floats:
+    def _held_bytes(self, candidate: NumberedPlan, held: NDArray[np.int64]) -> Floats:
         """Bytes that stages hold beside activations, as `partopt.cost.memory.with_counts`."""
         numbers, kept, r = candidate.numbers, self.problem.kept, np.array(candidate.replicas)
         parameters, gradients, state = shares(kept, r)

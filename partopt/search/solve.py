@@ -133,7 +133,7 @@ def _beside(name: str, problem: Problem, params: SearchParams) -> dict[str, Plan
     """The plans that stand beside that of the planner `name`; none where they refuse."""
     able = [other for other in contest.contestants(problem) if other in _BESIDE and other != name]
     with suppress(PartoptError):
-        return contest.compete(able, Variant(problem), params).plans
+        return contest.Contest(able, Variant(problem)).plans_at(params).plans
     return {}
 
 

@@ -77,11 +77,8 @@ def _profile(again: Recomputation) -> _Found:
     recorded, found = again.plan.profile.sha256, again.profile.sha256()
     if recorded == found:
         return True, f"{again.plan.profile.name}, sha256 {found[:12]}..", []
-    return (
-        False,
-        "the plan was made from another profile",
-        [_differs("sha256", f"{recorded[:12]}..", f"{found[:12]}..")],
-    )
+    differs = _differs("sha256", f"{recorded[:12]}..", f"{found[:12]}..")
+    return False, "the plan was made from another profile", [differs]
 
 
 def differences_of(recorded: Plan, found: Plan, given: Sequence[str] = ()) -> tuple[int, list[str]]:
@@ -101,11 +98,8 @@ def _numbers(again: Recomputation) -> _Found:
     given = (".certificate", ".runners_up", *beside)
     count, differences = differences_of(again.plan, again.simulated, given)
     if differences:
-        return (
-            False,
-            f"{len(differences)} of {count} fields differ, priced and simulated again",
-            differences,
-        )
+        text = f"{len(differences)} of {count} fields differ, priced and simulated again"
+        return False, text, differences
     but = ", but not those of runners-up" if again.plan.runners_up else ""
     return True, f"{count} fields, priced and simulated again{but}", []
 
@@ -152,22 +146,16 @@ def _objective(again: Recomputation) -> _Found:
         return _nothing(certificate, found, again.plan.planner)
     if _same(certificate.objective_s, found):
         return True, f"{format_seconds(found)}, computed again", []
-    return (
-        False,
-        "another objective is found",
-        [_differs("certificate.objective_s", certificate.objective_s, found)],
-    )
+    differs = _differs("certificate.objective_s", certificate.objective_s, found)
+    return False, "another objective is found", [differs]
 
 
 def _nothing(certificate: Certificate | None, objective_s: float | None, planner: str) -> _Found:
     """Where there is no certificate, or the planner gives none."""
     if certificate is not None:
         return False, f"the planner {planner} proves nothing, and the plan has a certificate", []
-    return (
-        objective_s is None,
-        "nothing to prove" if objective_s is None else "the certificate is missing",
-        [],
-    )
+    missing = objective_s is not None
+    return not missing, "the certificate is missing" if missing else "nothing to prove", []
 
 
 def _bound(again: Recomputation) -> _Found:
@@ -193,11 +181,8 @@ def _bound(again: Recomputation) -> _Found:
     proved = again.decision.certificate
     lower = proved.lower_bound_s if proved else None
     if certificate is not None and not _same(certificate.lower_bound_s, lower):
-        return (
-            False,
-            "another bound is found",
-            [_differs("certificate.lower_bound_s", certificate.lower_bound_s, lower)],
-        )
+        differs = _differs("certificate.lower_bound_s", certificate.lower_bound_s, lower)
+        return False, "another bound is found", [differs]
     return True, f"{plan.planner} decides the same again", []
 
 

@@ -196,11 +196,10 @@ def simulate_with_best_warmup(
 ) -> Plan:
     """`simulate_plan`, under a schedule that takes warm-ups at that with the shortest period.
 
-    That warm-up keeps to the memory of a device where any does. `params` say how many actions are
-    simulated at least before a good one is taken. Nothing is searched where the
-    plan's warm-up reaches what its loads allow. Where another is better, the plan says in
-    `predicted.formula_period_s` what the usual one would have given. Raises PartoptError where the
-    schedule cannot run the plan, whatever the warm-up.
+    That warm-up keeps to the memory of a device where any does. Nothing is searched where the
+    plan's warm-up reaches what its loads allow, or where `params` have enough. Where another is
+    better, the plan says in `predicted.formula_period_s` what the usual one would have given.
+    Raises PartoptError where the schedule cannot run the plan, whatever the warm-up.
     """
     if not schedule(plan.schedule).takes_warmup:
         return simulate_plan(plan)

@@ -19,6 +19,7 @@ from tests.helpers import BLOCKING, chain_profile, flat, two_level, uniform_prof
 
 pytestmark = pytest.mark.any_effort
 
+
 AUTOMATIC = {name for name in PLANNERS if name != "manual"}
 UNEQUAL = chain_profile(
     [3e-3, 1e-3, 4e-3, 1e-3, 5e-3, 9e-3, 2e-3, 6e-3],
@@ -31,6 +32,11 @@ UNEQUAL = chain_profile(
 
 def problem(**options):
     return problem_of(UNEQUAL, options.pop("topology", two_level(2, 2)), **options)
+
+
+def plans_of(names, stated, shown=None):
+    """What planners find for a problem."""
+    return contest.Contest(names, Variant(stated), shown).plans_at(SearchParams.at("quick"))
 
 
 @pytest.mark.slow
@@ -48,9 +54,7 @@ def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(
         {"engine": BLOCKING if blocking else Engine()} if asynchronous else {"microbatches": 8}
     )
     stated = problem(schedule=schedule, memory_bytes=limit and limit * 10**6, **options)
-    plans = contest.compete(
-        contest.contestants(stated), Variant(stated), SearchParams.at("quick")
-    ).plans
+    plans = plans_of(contest.contestants(stated), stated).plans
     best = contest.Plans(plans, []).best
     alone = {
         name: contest.plan_alone(name, stated, SearchParams.at("quick"))[0]
@@ -92,9 +96,7 @@ def test_contestants_look_at_what_is_stated(options, able):
 
 def test_a_planner_that_refuses_is_skipped_with_its_reason(monkeypatch):
     monkeypatch.setattr("partopt.planners.pipedream.LAYER_LIMIT", 5)
-    plans, (note,) = contest.compete(
-        ["pipedream", "gpipe"], Variant(problem()), SearchParams.at("quick")
-    )
+    plans, (note,) = plans_of(["pipedream", "gpipe"], problem())
     assert list(plans) == ["gpipe"]
     assert note.code == "planner-refused"
     assert note.text.startswith("without pipedream: pipedream: 8 layers")
@@ -104,9 +106,7 @@ def test_where_all_refuse_each_reason_is_given_once():
     # in groups for 4 devices: none that are equal
     stated = problem(schedule="interleaved", microbatches=9)
     with pytest.raises(PartoptError) as raised:
-        contest.compete(
-            ["gpipe", "torchgpipe", "pipedream"], Variant(stated), SearchParams.at("quick")
-        )
+        plans_of(["gpipe", "torchgpipe", "pipedream"], stated)
     messages = [part.message for part in raised.value.parts]
     assert len(messages) == len(set(messages)) == 2
     assert messages[0].startswith(
@@ -115,7 +115,7 @@ def test_where_all_refuse_each_reason_is_given_once():
 
 
 def test_nobody_is_no_mistake():
-    assert contest.compete([], Variant(problem()), SearchParams.at("quick")) == ({}, [])
+    assert plans_of([], problem()) == ({}, [])
 
 
 def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
@@ -137,22 +137,15 @@ def test_a_planner_whose_plans_are_among_those_of_optimal_is_not_asked_unless_sh
     decide = planners.decide
     monkeypatch.setattr(planners, "decide", lambda *a: asked.append(a[0]) or decide(*a))
     names = contest.contestants(stated)
-    assert (
-        "straight"
-        not in contest.Contest(names, Variant(stated), ["optimal"])
-        .plans_at(SearchParams.at("quick"))
-        .plans
-    )
+    assert "straight" not in plans_of(names, stated, ["optimal"]).plans
     assert "straight" not in asked
-    assert "straight" in contest.compete(names, Variant(stated), SearchParams.at("quick")).plans
+    assert "straight" in plans_of(names, stated).plans
     assert "straight" in asked
 
 
 def test_uniform_layers_on_one_device():
     stated = problem_of(uniform_profile(3), flat(1))
-    plans = contest.compete(
-        contest.contestants(stated), Variant(stated), SearchParams.at("quick")
-    ).plans
+    plans = plans_of(contest.contestants(stated), stated).plans
     assert {plan.shape for plan in plans.values()} == {"1"}
 
 

@@ -20,8 +20,8 @@ from partopt.planners.costs import StageCosts
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Counts
 from partopt.schedules.placement import LOOPED, MIRRORED, STRAIGHT, VEE, ranks_of
-from partopt.search.annealing import step
 from partopt.search.simulations import Simulations
+from partopt.search.steps import step
 from partopt.simulator.execution import check_actions, execute
 from tests.examples import examples
 from tests.helpers import two_level

@@ -22,7 +22,7 @@ from partopt.job import Job
 from partopt.planners import PLANNERS
 from partopt.schedules import SCHEDULES
 from partopt.search.bound import PROOF, scope
-from partopt.search.contest import compete, contestants, plan_alone
+from partopt.search.contest import Contest, contestants, plan_alone
 from partopt.search.effort import SearchParams
 from partopt.search.variants import Variant
 from partopt.search.verify import claim, verify
@@ -154,7 +154,9 @@ def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
 @given(problems(list(SCHEDULES), asked=False))
 def test_every_plan_under_every_schedule_holds(problem):
     try:
-        plans = compete(contestants(problem), Variant(problem), SearchParams.at("quick")).plans
+        plans = (
+            Contest(contestants(problem), Variant(problem)).plans_at(SearchParams.at("quick")).plans
+        )
     except PartoptError:
         return
     for name, plan in plans.items():
