@@ -109,13 +109,7 @@ class Search:
     def __init__(
         self, variants: Iterable[Variant], shown: Iterable[str] | None = (), alone: bool = True
     ) -> None:
-        self.variants = sorted(
-            variants,
-            key=lambda variant: (
-                variant.estimate_s,
-                variant.least_bytes * (variant.estimate_s == math.inf),
-            ),
-        )
+        self.variants = sorted(variants, key=_promise)
         self.shown, self.alone, self._stages = shown, alone, 0
         self._contests: dict[Variant, Contest] = {}
         self._found: dict[Variant, Plans] = {}
@@ -137,10 +131,9 @@ class Search:
         """The best plan that was found, also in a search that is interrupted, and others."""
         if not self._found:
             return None
-        variant = min(self._found, key=self._order)
-        plans, notes = self._found[variant]
-        best = [self._found[other].best for other in sorted(self._found, key=self._order)]
-        return Row(variant.problem, plans, notes, best)
+        found = sorted(self._found.items(), key=lambda pair: order_of(pair[1].best))
+        variant, (plans, notes) = found[0]
+        return Row(variant.problem, plans, notes, [plans.best for _, plans in found])
 
     def _search_further(self, params: SearchParams) -> None:
         """Search the variants that may be best, a stage further."""
@@ -184,8 +177,10 @@ class Search:
         within = variant.estimate_s <= max(1 / rate, params.reach * self.variants[0].estimate_s)
         return within and least_s(variant.problem) < 1 / rate
 
-    def _order(self, variant: Variant) -> tuple[bool, float]:
-        return order_of(self._found[variant].best)
+
+def _promise(variant: Variant) -> tuple[float, float]:
+    """The order of variants: the fastest first, of those that fit nowhere the smallest."""
+    return variant.estimate_s, 0.0 if variant.estimate_s < math.inf else variant.least_bytes
 
 
 def order_of(plan: Plan) -> tuple[bool, float]:
