@@ -121,7 +121,7 @@ def observe_stash(subject: Subject, inputs: Inputs, tracker: Tracker) -> list[pr
     return stash_groups(recorder.kept(loss))
 
 
-class Event(NamedTuple):
+class StorageEvent(NamedTuple):
     """A block that a layer makes (`size_bytes` above 0) or that is freed (below 0)."""
 
     layer: int
@@ -131,7 +131,7 @@ class Event(NamedTuple):
 
 
 @dataclass
-class Flow:
+class StorageFlow:
     """What one layer wrote into a storage: who reads it, and which parts."""
 
     producer: int
@@ -141,7 +141,7 @@ class Flow:
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class ObservedStorage:
     """A storage, and all that the step shows of it.
 
     `number` is its place among the events where the step made it, -1 where it was there before;
@@ -152,7 +152,7 @@ class Block:
     number: int = -1
     maker: int = 0
     name: str | None = None
-    flow: Flow | None = None
+    flow: StorageFlow | None = None
     layers: set[int] = field(default_factory=set)
     counted: bool = False  # as a gradient at a parting
     freed: bool = False  # or become the gradient of a parameter
@@ -180,13 +180,13 @@ class Recorder(Watch):
         super().__init__()
         self.tracker = tracker
         self.layer, self.backward = 0, False
-        self.events: list[Event] = []
+        self.events: list[StorageEvent] = []
         self.flops: Counter[int] = Counter()
         self.users: defaultdict[str, set[int]] = defaultdict(set)
         self.parting_bytes: Counter[int] = Counter()
         self.attention: set[str] = set()
-        self._flows: list[tuple[Flow, Block]] = []
-        self._kept_ahead: list[Block] = []  # for the layer that is called next
+        self._flows: list[tuple[StorageFlow, ObservedStorage]] = []
+        self._kept_ahead: list[ObservedStorage] = []  # for the layer that is called next
         self._blocks = StorageMap(self._free)
         self._parameters = dict(model.named_parameters())
         for name, tensor in [*model.named_buffers(), *self._parameters.items()]:
@@ -195,11 +195,11 @@ class Recorder(Watch):
         for part in storages_in([*(p.grad for p in self._parameters.values()), inputs]):
             self._block(part)
 
-    def _block(self, tensor: Tensor) -> Block:
+    def _block(self, tensor: Tensor) -> ObservedStorage:
         """The block of a tensor; what is not known was there before."""
-        block: Block | None = self._blocks.get(tensor)
+        block: ObservedStorage | None = self._blocks.get(tensor)
         if block is None:
-            block = Block(tensor.untyped_storage().nbytes())
+            block = ObservedStorage(tensor.untyped_storage().nbytes())
             self._blocks.set(tensor, block)
         return block
 
@@ -225,7 +225,7 @@ class Recorder(Watch):
         for tensor in storages_in(call.result):
             if self._blocks.get(tensor) is None:
                 size_bytes = tensor.untyped_storage().nbytes()
-                self._blocks.set(tensor, Block(size_bytes, len(self.events), self.layer))
+                self._blocks.set(tensor, ObservedStorage(size_bytes, len(self.events), self.layer))
                 self._note(len(self.events), size_bytes)
         if self._device is not None:
             peak = torch.cuda.max_memory_allocated(self._device)
@@ -264,7 +264,7 @@ class Recorder(Watch):
             others = block.flow is not None and block.flow.producer != self.layer
             renewed = others and any(tensor is argument for argument in in_place)
             if block.name is None and (block.flow is None or renewed):
-                block.flow = Flow(self.layer)
+                block.flow = StorageFlow(self.layer)
                 self._flows.append((block.flow, block))
 
     def wrapped(self, call: Operation) -> None:
@@ -307,7 +307,7 @@ class Recorder(Watch):
 
         return saved_tensors_hooks(pack, lambda kept: kept)
 
-    def kept(self, loss: Tensor) -> list[Block]:
+    def kept(self, loss: Tensor) -> list[ObservedStorage]:
         """The blocks that are still kept now that the forward has ended, apart from the loss."""
         self.enter(self.tracker.current)
         of_loss = self._blocks.get(local_tensors(loss)[0])
@@ -337,13 +337,13 @@ class Recorder(Watch):
         with remove_after(handles):
             yield
 
-    def _free(self, block: Block) -> None:
+    def _free(self, block: ObservedStorage) -> None:
         if block.lives:
             block.freed = True
             self._note(block.number, -block.size_bytes)
 
     def _note(self, block: int, size_bytes: int) -> None:
-        self.events.append(Event(self.layer, self.backward, block, size_bytes))
+        self.events.append(StorageEvent(self.layer, self.backward, block, size_bytes))
 
 
 def _saves_inputs(frame: FrameType | None) -> bool:
@@ -359,7 +359,7 @@ def _saves_inputs(frame: FrameType | None) -> bool:
     return False
 
 
-def stash_groups(kept: Iterable[Block]) -> list[profile.StashGroup]:
+def stash_groups(kept: Iterable[ObservedStorage]) -> list[profile.StashGroup]:
     """Bytes kept, by the set of layers that keep them, and by who made what several keep."""
     merged: Counter[tuple[tuple[int, ...], int]] = Counter()
     for block in kept:
@@ -376,7 +376,7 @@ def stash_groups(kept: Iterable[Block]) -> list[profile.StashGroup]:
     ]
 
 
-def transient_bytes(events: Sequence[Event], kept: Mapping[int, int]) -> dict[int, int]:
+def transient_bytes(events: Sequence[StorageEvent], kept: Mapping[int, int]) -> dict[int, int]:
     """For every layer, the peak while it runs beside what is kept for it and those before it.
 
     `kept` holds the blocks that are kept for the backward, and the first layer that one is kept

@@ -13,7 +13,7 @@ from partopt.profiler.device import is_out_of_memory
 from partopt.profiler.layer_choice import name_some
 from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Structure
-from partopt.profiler.settings import Settings, Subject
+from partopt.profiler.settings import ProfileSettings, Subject
 from partopt.profiler.source import describe
 from partopt.profiler.step import LayerTimes
 
@@ -135,7 +135,7 @@ def note_throttled(environment: Environment) -> Iterator[Note]:
         yield Note(code="throttled", text=text, fields={"reasons": reasons})
 
 
-def note_device(settings: Settings, environment: Environment) -> Iterator[Note]:
+def note_device(settings: ProfileSettings, environment: Environment) -> Iterator[Note]:
     """Notes on a GPU that computes no bfloat16 natively, and on one that is a part of another."""
     if settings.torch_device.type != "cuda":
         return

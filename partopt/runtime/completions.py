@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from partopt.runtime.actions import Times
-from partopt.runtime.clock import Clock
+from partopt.runtime.clock import RankClock
 from partopt.runtime.context import Context, lost_connections
 
 
@@ -96,7 +96,7 @@ class StreamCompletions(Completions):
     asks now and then whether memory can go.
     """
 
-    def __init__(self, clock: Clock, streams: dict[Hashable, Any]) -> None:
+    def __init__(self, clock: RankClock, streams: dict[Hashable, Any]) -> None:
         super().__init__()
         self.clock, self._streams = clock, streams
         self._kept: deque[tuple[Any, Any]] = deque()  # events, with the memory until they come
@@ -127,7 +127,7 @@ class StreamCompletions(Completions):
         return event
 
 
-def completions_of(context: Context, clock: Clock) -> Completions:
+def completions_of(context: Context, clock: RankClock) -> Completions:
     """What notes the ends of a rank's works."""
     if context.backend != "nccl":
         return Completions()

@@ -145,7 +145,7 @@ def _measure(run: LinkRun, tell: Callable[[str], None], context: Context) -> Lin
     )
 
 
-class _Seconds(NamedTuple):
+class _MessageSeconds(NamedTuple):
     """Medians of one rank: of a message, and of the call that begins to send it."""
 
     message: float
@@ -191,7 +191,7 @@ class _Ranks:
         return LevelSamples(level.name, level.size, messages, tuple(reduced), both, ports)
 
     def _messages(
-        self, measure: Callable[[int, int], _Seconds | None]
+        self, measure: Callable[[int, int], _MessageSeconds | None]
     ) -> tuple[MessageSample, ...]:
         return tuple(MessageSample(size, *seconds) for size, seconds in self._in_rounds(measure))
 
@@ -200,7 +200,7 @@ class _Ranks:
         self.tell(f"all-reduce of {len(ranks)}")
         group, device = self.context.group(ranks), self.context.device
 
-        def time_allreduces(size: int, count: int) -> _Seconds | None:
+        def time_allreduces(size: int, count: int) -> _MessageSeconds | None:
             if self.context.rank not in ranks:
                 return None
             numbers = torch.zeros(size // 4, device=device)
@@ -209,7 +209,7 @@ class _Ranks:
                 with lost_connections():
                     dist.all_reduce(numbers, group=group)
 
-            return _Seconds(self._time(reduce, count))
+            return _MessageSeconds(self._time(reduce, count))
 
         timed = self._in_rounds(time_allreduces)
         return tuple(AllReduceSample(len(ranks), size, seen.message) for size, seen in timed)
@@ -239,13 +239,13 @@ class _Ranks:
         return _median(seconds)
 
     def _in_rounds(
-        self, measure: Callable[[int, int], _Seconds | None]
-    ) -> list[tuple[int, _Seconds]]:
+        self, measure: Callable[[int, int], _MessageSeconds | None]
+    ) -> list[tuple[int, _MessageSeconds]]:
         """For every size the median over rounds of what `measure(size, repetitions)` gives.
 
         Of a round it is the mean over the ranks that saw anything.
         """
-        rounds: list[list[_Seconds]] = []
+        rounds: list[list[_MessageSeconds]] = []
         for _ in range(_ROUNDS):
             rounds.append([])
             for size in self.run.sizes:
@@ -253,14 +253,16 @@ class _Ranks:
                 self.context.barrier()
                 seen = self.context.gather(measure(size, self.run.repetitions * times))
                 means = zip(*(of_rank for of_rank in seen if of_rank is not None), strict=True)
-                rounds[-1].append(_Seconds(*map(statistics.fmean, means)))
+                rounds[-1].append(_MessageSeconds(*map(statistics.fmean, means)))
         found = []
         for size, seconds in zip(self.run.sizes, zip(*rounds, strict=True), strict=True):
             medians = map(statistics.median, zip(*seconds, strict=True))
-            found.append((size, _Seconds(*medians)))
+            found.append((size, _MessageSeconds(*medians)))
         return found
 
-    def _trips(self, size: int, count: int, pairs: Sequence[tuple[int, int]]) -> _Seconds | None:
+    def _trips(
+        self, size: int, count: int, pairs: Sequence[tuple[int, int]]
+    ) -> _MessageSeconds | None:
         """Half round trips of all `pairs` at once, as their first ranks see them."""
         for first, second in pairs:
             if self.context.rank == first:
@@ -269,7 +271,7 @@ class _Ranks:
                 self._pong(first, size, count)
         return None
 
-    def _exchange(self, size: int, count: int, pair: tuple[int, int]) -> _Seconds | None:
+    def _exchange(self, size: int, count: int, pair: tuple[int, int]) -> _MessageSeconds | None:
         """Messages of a pair in both directions at once."""
         if self.context.rank not in pair:
             return None
@@ -287,9 +289,9 @@ class _Ranks:
             for work in works:
                 self._wait(work)
 
-        return _Seconds(self._time(exchange, count))
+        return _MessageSeconds(self._time(exchange, count))
 
-    def _ping(self, other: int, size: int, count: int) -> _Seconds:
+    def _ping(self, other: int, size: int, count: int) -> _MessageSeconds:
         """Half round trips as the rank that begins them; on CPUs receives are posted before."""
         message = torch.zeros(size, dtype=torch.uint8, device=self.context.device)
         if self._launches:
@@ -298,7 +300,7 @@ class _Ranks:
                 self._send(other, message, turn)
                 self._wait(self._receive(other, size, turn))
 
-            return _Seconds(self._time(trip, count) / 2)
+            return _MessageSeconds(self._time(trip, count) / 2)
         trips, sends = [], []
         reply = self._receive(other, size, 0)
         for turn in range(count):
@@ -314,7 +316,7 @@ class _Ranks:
                 reply = self._receive(other, size, turn + 1)
             trips.append((ended - began) / 2)
             sends.append(sent - began)
-        return _Seconds(_median(trips), _median(sends))
+        return _MessageSeconds(_median(trips), _median(sends))
 
     def _pong(self, other: int, size: int, count: int) -> None:
         """The other end of `_ping`."""

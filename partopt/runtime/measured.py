@@ -31,7 +31,7 @@ from partopt.documents.training_run import (
     StageSeconds,
 )
 from partopt.runtime.actions import RankRecord, actions_of
-from partopt.runtime.training import Training
+from partopt.runtime.training import PlannedTraining
 from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.order import KINDS, A, B, F, I, Order, R, U, W
 from partopt.schedules.placement import placement_of
@@ -73,7 +73,7 @@ class TrainingRun:
 
 
 def put_together(
-    training: Training, results: Sequence[RankResult], load: MachineLoad, backend: str
+    training: PlannedTraining, results: Sequence[RankResult], load: MachineLoad, backend: str
 ) -> TrainingRun:
     """The document of a run, and its median step as an execution."""
     plan, first = training.plan, results[0]

@@ -17,9 +17,9 @@ from torch import Tensor
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.replay.packing import Packing
-from partopt.replay.stage import Stage, check_made, with_gradient
+from partopt.replay.stage import RunnableStage, check_made, with_gradient
 from partopt.runtime.actions import Action, RankRecord, Route
-from partopt.runtime.clock import Clock
+from partopt.runtime.clock import RankClock
 from partopt.runtime.completions import Completions
 from partopt.runtime.context import Context, Direction, lost_connections
 from partopt.runtime.postings import Posting, kept_postings
@@ -100,12 +100,12 @@ class Messages:
 
     def __init__(
         self,
-        stages: Mapping[int, Stage],
+        stages: Mapping[int, RunnableStage],
         actions: Sequence[Action],
         channel: Channel,
         record: RankRecord,
         device: torch.device,
-        clock: Clock,
+        clock: RankClock,
         completions: Completions,
     ) -> None:
         self.channel, self.record, self.device = channel, record, device
@@ -163,7 +163,7 @@ class Messages:
         self.completions.keep(work, message, record.sent, place, route.destination)
 
 
-def check_cuts(stages: Mapping[int, Stage], context: Context) -> None:
+def check_cuts(stages: Mapping[int, RunnableStage], context: Context) -> None:
     """Raise PartoptError, on every rank, where two stages disagree on what crosses a cut."""
     cuts = {s: (list(stage.receives), list(stage.sends)) for s, stage in stages.items()}
     every = [entry for rank in context.gather(cuts) for entry in rank.items()]

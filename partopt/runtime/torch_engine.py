@@ -22,7 +22,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.replay.stage import Crossing, Stage, check_made, with_gradient
+from partopt.replay.stage import Crossing, RunnableStage, check_made, with_gradient
 from partopt.runtime.actions import Action, RankRecord, Route, actions_of
 from partopt.runtime.context import (
     COMPUTING,
@@ -68,7 +68,7 @@ def can_say(plan: Plan) -> str | None:
 
 def execute_on_torch(
     plan: Plan,
-    stage_of: Callable[[int], Stage],
+    stage_of: Callable[[int], RunnableStage],
     *,
     context: Context,
     steps: int = 1,

@@ -6,7 +6,7 @@ from partopt.documents.engine import OF_TORCH, OWN, PARTOPT, TORCH
 from partopt.documents.training_run import MachineLoad
 from partopt.runtime.actions import RankRecord, actions_of
 from partopt.runtime.measured import RankResult, as_run, put_together
-from partopt.runtime.training import Training
+from partopt.runtime.training import PlannedTraining
 from partopt.schedules import order
 from partopt.schedules.order import B, F
 from partopt.schedules.placement import placement_of
@@ -42,7 +42,7 @@ def document(forwards_ms, counted_step, idle=0, before=0.0, backend="gloo"):
         for records in ranks
     ]
     load = MachineLoad(cores=2, before=before, after=0.0)
-    return put_together(Training(PLAN, None, M), results, load, backend).document
+    return put_together(PlannedTraining(PLAN, None, M), results, load, backend).document
 
 
 def step_s(forward_ms):
@@ -129,6 +129,6 @@ def test_a_plan_for_another_engine_is_told_of():
     load = MachineLoad(cores=2, before=0.0, after=0.0)
     for engine, names in ((PARTOPT, "gradients"), (TORCH, "waits, gradients, allreduce, buffers")):
         [remark] = put_together(
-            Training(other, None, M, engine=engine), results, load, "gloo"
+            PlannedTraining(other, None, M, engine=engine), results, load, "gloo"
         ).document.remarks
         assert f"the plan is for partopt; this engine differs in {names}, and" in remark

@@ -64,7 +64,7 @@ _PARTS = {
 }
 
 
-class Point(NamedTuple):
+class PlanPoint(NamedTuple):
     """A plan as a point; `speed` is in `unit`, samples or tokens, a second."""
 
     name: str
@@ -79,18 +79,18 @@ class Point(NamedTuple):
         return f"{self.name}: {speed}, {memory}{'' if self.fits else ', does not fit'}"
 
 
-def points_of(rows: Sequence[Plan | ComparisonRow]) -> list[Point]:
+def points_of(rows: Sequence[Plan | ComparisonRow]) -> list[PlanPoint]:
     """Plans by their schedules where these differ, else by their planners."""
     unit, rates = speeds([row.predicted if isinstance(row, Plan) else row for row in rows])
     by_schedule = len({row.schedule for row in rows if isinstance(row, Plan)}) > 1
     points = []
     for row, rate in zip(rows, rates, strict=True):
         name = row.schedule if isinstance(row, Plan) and by_schedule else row.planner
-        points.append(Point(f"{name} {row.shape}", rate, unit, row.peak_memory_bytes, row.fits))
+        points.append(PlanPoint(f"{name} {row.shape}", rate, unit, row.peak_memory_bytes, row.fits))
     return points
 
 
-def points_of_layouts(plan: Plan) -> list[Point]:
+def points_of_layouts(plan: Plan) -> list[PlanPoint]:
     """A transformer's plan and the layouts beside it, as points; an empty list for other plans."""
     rows, _, _ = layout_table(plan)
     unit, [rate] = speeds([plan.predicted])
@@ -101,7 +101,7 @@ def points_of_layouts(plan: Plan) -> list[Point]:
         return f"{mark}{layout_name(row.layout)}"
 
     return [
-        Point(
+        PlanPoint(
             name(row),
             rate * rows[0].iteration_s / row.iteration_s,
             unit,
@@ -138,7 +138,7 @@ def comparison_picture(comparison: Comparison) -> Picture:
     return Picture(heading, draw)
 
 
-def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> None:
+def draw_points(sheet: Sheet, points: Sequence[PlanPoint], limit: int | None) -> None:
     """A panel of the points, with their names beside it; below it, where the sheet is narrow.
 
     The axes begin at 0, or where the points do if these are far from it.
@@ -156,7 +156,7 @@ def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> Non
     axes.set_xlim(begin, right)
     axes.set_ylim(bottom, top)
 
-    def place(point: Point) -> tuple[float, float]:
+    def place(point: PlanPoint) -> tuple[float, float]:
         """Inches from the left and from above."""
         along, up = (point.memory_bytes - begin) / (right - begin), point.speed - bottom
         return LEFT + width * along, high + height * (1 - up / (top - bottom))
@@ -208,16 +208,16 @@ def _first(least: float, end: float) -> float:
     return max(0.0, least - (end - least) / 4) if least > end / 2 else 0.0
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
+def pareto(points: Sequence[PlanPoint]) -> list[PlanPoint]:
     """The points that fit and of which none is as fast with less memory, by memory."""
-    front: list[Point] = []
+    front: list[PlanPoint] = []
     for point in sorted(points, key=lambda point: (point.memory_bytes, -point.speed)):
         if point.fits and (not front or point.speed > front[-1].speed):
             front.append(point)
     return front
 
 
-def handles_of_points(points: Sequence[Point]) -> dict[str, Any]:
+def handles_of_points(points: Sequence[PlanPoint]) -> dict[str, Any]:
     """What the marks mean."""
     look: Any = {"marker": "o", "markersize": 4, "linewidth": 0, "markeredgecolor": BLUE}
     handles: dict[str, Any] = {}
