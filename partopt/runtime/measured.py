@@ -50,18 +50,16 @@ _NS = 1e-9
 class RankResult:
     """What a rank found: its records of the steps, their mean losses, its peak memory.
 
-    On a CPU that was counted in `counted_step`, which took longer by that. On a GPU the allocator
-    took `reserved_bytes`, and `device_bytes` are in use in all.
+    `memory_bytes` are those of tensors, and on a GPU those that the allocator took and those in use
+    in all. On a CPU tensors were counted in `counted_step`, which took longer by that.
     """
 
     records: list[RankRecord]
     losses: list[float]
-    peak_bytes: int | None
+    memory_bytes: Sequence[int | None]
     counted_step: int | None
     device: str
     check: Check | None
-    reserved_bytes: int | None = None
-    device_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,7 @@ def put_together(
                 rank=rank,
                 stages=held,
                 predicted=_rank_seconds(predicted, rank, int(predicted.peak_memory_bytes[rank])),
-                measured=structs.replace(
-                    _rank_seconds(measured, rank, results[rank].peak_bytes),
-                    reserved_bytes=results[rank].reserved_bytes,
-                    device_bytes=results[rank].device_bytes,
-                ),
+                measured=_rank_seconds(measured, rank, *results[rank].memory_bytes),
             )
             for rank, held in sorted(plan.stages_by_rank().items())
         ],
@@ -156,7 +150,13 @@ def _seconds(execution: Execution) -> float:
     return execution.makespan_s if execution.steady is None else execution.period_s
 
 
-def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> RankSeconds:
+def _rank_seconds(
+    execution: Execution,
+    rank: int,
+    peak_bytes: int | None,
+    reserved_bytes: int | None = None,
+    device_bytes: int | None = None,
+) -> RankSeconds:
     timeline, order, shares = execution.timeline, execution.order, execution.shares
     row = slice(order.rows[rank], order.rows[rank + 1])
     taken, kind = (timeline.end - timeline.start)[row], order.kind[row]
@@ -168,6 +168,8 @@ def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> Ra
         allreduce_s=float(shares.allreduce_s[rank]),
         idle_s=float(shares.idle_s[rank]),
         peak_memory_bytes=peak_bytes,
+        reserved_bytes=reserved_bytes,
+        device_bytes=device_bytes,
     )
 
 

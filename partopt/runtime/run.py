@@ -164,8 +164,8 @@ class _Main:
                 save(pipeline, options.folder)
             context.say(f"step {step + 1} of {steps}: loss {losses[-1]:.6g}, {seconds:.3g} s")
         device = describe_device(context.device).name
-        peak, *others = gpu_memory(context.device) if cuda else (peak,)
-        return RankResult(records, losses, peak, counted, device, outcome, *others)
+        memory_bytes = gpu_memory(context.device) if cuda else (peak,)
+        return RankResult(records, losses, memory_bytes, counted, device, outcome)
 
 
 def gpu_memory(device: torch.device) -> tuple[int, int, int]:
