@@ -44,7 +44,7 @@ from partopt.profiler.operations import Operation, Watch, storages_in
 from partopt.profiler.settings import ProfileSettings, Subject, check_model, check_name
 from partopt.profiler.source import describe, find_model
 from partopt.profiler.step import Stepper, check_step
-from partopt.profiler.summary import summarize
+from partopt.profiler.summary import TimedSteps, summarize
 from partopt.profiler.tensors import Inputs, Loss, local_tensors, with_labels
 
 MOST_WITHOUT_RULE = 0.05  # of the time
@@ -276,12 +276,12 @@ class Estimator(Measurer):
             clock.without_rule_s.clear()
             times = stepper.instrumented()
             self._check_rules(times.step_s)
-            parts = stepper.input_parts(1)  # all are equal
+            steps = TimedSteps([times.step_s], [times], stepper.input_parts(1))  # all are equal
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
         trained = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
         numbers = sum(part.numel() for part in local_tensors(trained))
         optimizer_s = _OPTIMIZER_BYTES * numbers / clock.device.bandwidth_bytes_per_s
-        summary = summarize(size, structure, [times.step_s], [times], optimizer_s, None, parts)
+        summary = summarize(size, structure, steps, optimizer_s, None)
         return replace(summary, step_s=None, coverage=None, overhead=None)
 
     def _check_rules(self, step_s: float) -> None:
