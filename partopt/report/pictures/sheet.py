@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
@@ -300,18 +301,19 @@ def stack_labels(places: Sequence[tuple[float, str]], size: float) -> list[int |
 
 def seconds_axis(axes: Axes, label: str, most: int = 4) -> None:
     """At most `most` intervals in seconds on the vertical axis, without signs."""
-    _ticks(axes, label, most, lambda value: tick_label(abs(value)))
+    ticks(axes.yaxis, label, most, lambda value: tick_label(abs(value)))
 
 
 def bytes_axis(axes: Axes, label: str, most: int = 4) -> None:
     """At most `most` intervals in bytes on the vertical axis, without signs."""
-    _ticks(axes, label, most, lambda value: format_bytes(abs(value)))
+    ticks(axes.yaxis, label, most, lambda value: format_bytes(abs(value)))
 
 
-def _ticks(axes: Axes, label: str, most: int, form: Callable[[float], str]) -> None:
-    axes.yaxis.set_major_locator(MaxNLocator(most))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
-    axes.set_ylabel(label)
+def ticks(axis: Axis, label: str, most: int, form: Callable[[float], str]) -> None:
+    """At most `most` intervals on an axis, their ends written as `form` does."""
+    axis.set_major_locator(MaxNLocator(most))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
+    axis.set_label_text(label)
 
 
 def draw_boxes(axes: Axes, left: Any, right: Any, low: Any, high: Any, **look: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from partopt.documents.plan import Plan
 from partopt.documents.tables import Comparison, ComparisonRow, Scaling, ScalingRow
@@ -41,6 +41,7 @@ from partopt.report.pictures.sheet import (
     fit,
     seconds_axis,
     stack_labels,
+    ticks,
 )
 from partopt.report.run_text import error
 from partopt.report.transformer_text import layout_name, layout_table
@@ -177,12 +178,9 @@ def draw_points(sheet: Sheet, points: Sequence[PlanPoint], limit: int | None) ->
         along = (min(limit, right) - begin) / (right - begin)
         look: Any = {"ha": "right" if along > 0.5 else "left", "va": "bottom", "size": SMALL}
         sheet.text(LEFT + width * along, high - 0.02, text, **look)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-    axes.set_xlabel("memory of the fullest device", labelpad=2)
-    axes.set_ylabel(f"{points[0].unit}/s")
+    ticks(axes.xaxis, "memory of the fullest device", 5, format_bytes)
+    axes.xaxis.labelpad = 2
+    ticks(axes.yaxis, f"{points[0].unit}/s", 5, format_count)
     # names from the fastest down, a line apart, with lines to their points
     left, down = LEFT + width + 0.3, float("-inf")
     ranked = sorted(points, key=lambda point: -point.speed)
