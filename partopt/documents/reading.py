@@ -188,7 +188,8 @@ def check_option(option: str, value: object, expected: Any, hint: str) -> None:
 
 def find_faults(raw: object, expected: Any, path: str = "") -> Iterator[PartoptError]:
     """Every way in which plain data differs from the type `expected`, each error at its path."""
-    struct, item, value = _struct_in(expected), _item_of(expected), _value_of(expected)
+    struct = _struct_in(expected)
+    item, value = _inside(expected, list), _inside(expected, dict)
     if struct and isinstance(raw, dict):
         inside = list(_key_faults(raw, _fields(struct), path))
         yield from inside or _value_faults(raw, struct, path)
@@ -308,7 +309,7 @@ def _plain(what: str) -> str:
 
 def _without_unknown(raw: Any, expected: Any) -> Any:
     """`raw` without the keys that the struct `expected`, or a struct in it, does not have."""
-    struct, item = _struct_in(expected), _item_of(expected)
+    struct, item = _struct_in(expected), _inside(expected, list)
     if struct and isinstance(raw, dict):
         types_of = {key: field.type for key, field in _fields(struct).items()}
         return {
@@ -343,18 +344,11 @@ def _reader_in(expected: Any) -> Callable[[Any], float] | None:
     return None
 
 
-def _item_of(expected: Any) -> Any:
-    """The type of the items of a list, without the constraints of the list; None of no list."""
+def _inside(expected: Any, container: type) -> Any:
+    """The type of a list's items or of a mapping's values, without its constraints; else None."""
     if typing.get_origin(expected) is typing.Annotated:
         expected = typing.get_args(expected)[0]
-    return typing.get_args(expected)[0] if typing.get_origin(expected) is list else None
-
-
-def _value_of(expected: Any) -> Any:
-    """The type of the values of a mapping, without its constraints; None of no mapping."""
-    if typing.get_origin(expected) is typing.Annotated:
-        expected = typing.get_args(expected)[0]
-    return typing.get_args(expected)[1] if typing.get_origin(expected) is dict else None
+    return typing.get_args(expected)[-1] if typing.get_origin(expected) is container else None
 
 
 @functools.cache

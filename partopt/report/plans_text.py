@@ -110,6 +110,10 @@ def render_scaling(scaling: Scaling) -> str:
     def batch(pair: Any) -> str:
         return batch_text(pair[0].microbatch_size, pair[0].microbatches)
 
+    def mfu(pair: Any) -> str:
+        figures = pair[0].figures
+        return f"{figures.mfu:.1%}" if figures and figures.mfu else ""
+
     chosen = [
         Column("PLANNER", lambda pair: shorten(pair[0].planner, stretch(13, 0.4)), "text"),
         Column("SHAPE", lambda pair: shorten(pair[0].shape, stretch(9, 0.6)), "text"),
@@ -117,7 +121,7 @@ def render_scaling(scaling: Scaling) -> str:
     ]
     if scaling.rows[0].layout:
         chosen = [
-            Column("MFU", lambda pair: f"{mfu:.1%}" if (mfu := _mfu(pair[0])) else "", spare=2),
+            Column("MFU", mfu, spare=2),
             Column("LAYOUT", lambda pair: layout_name(pair[0].layout), "text"),
         ]
     speed, rows = _rated(scaling.rows)
@@ -142,10 +146,6 @@ def render_scaling(scaling: Scaling) -> str:
         fastest = max((row for row in scaling.rows if row.fits), key=lambda row: row.samples_per_s)
         below = [("fastest", _choice(fastest)), ("cheapest", _choice(cheapest)), *below]
     return "\n\n".join(filter(None, [table, label_lines(below)]))
-
-
-def _mfu(row: ScalingRow) -> float | None:
-    return row.figures.mfu if row.figures else None
 
 
 def _choice(row: ScalingRow) -> str:
