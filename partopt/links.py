@@ -184,9 +184,9 @@ class FittedLinks:
     @property
     def quality(self) -> str:
         """`good fit: ...` or `POOR FIT: ...`, with the sizes at which it fails."""
-        far = self.worst
-        where = f"{far.level}, {far.what}, {format_bytes(far.size_bytes)}"
-        largest = f"largest error {far.off:.0%} ({where})"
+        worst = self.worst
+        where = f"{worst.level}, {worst.what}, {format_bytes(worst.size_bytes)}"
+        largest = f"largest error {worst.off:.0%} ({where})"
         failing: dict[str, list[str]] = {}
         for comparison in self.comparisons:
             if comparison.is_poor:

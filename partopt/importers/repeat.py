@@ -219,7 +219,7 @@ class _Pair(_Series):
         """Where a layer lies beside the two blocks."""
         return sum(layer >= start for start in (self.first, self.second, self.third))
 
-    def tell_all(self, profile: Profile) -> bool:
+    def represent_many(self, profile: Profile) -> bool:
         """Whether these two show what many would.
 
         The first has to be like the second, and to pass on, and to keep together with what follows,
@@ -281,7 +281,7 @@ def _find(profile: Profile, blocks: str, count: int) -> _Series:
     elif measured == 2:
         second, size = numbers.index(1), numbers.count(1)
         pair = _Pair(pattern, second, size, measured, count - measured)
-        if pair.tell_all(profile):
+        if pair.represent_many(profile):
             return pair
         what = "two blocks that do not show what lies between more of them: four do"
     else:

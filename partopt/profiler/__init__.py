@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from partopt.documents.profile import Model, Profile
-from partopt.profiler.as_trained import opened
+from partopt.profiler.as_trained import unwrap_compiled
 from partopt.profiler.device import build_within_memory, clock_of
 from partopt.profiler.group import check_group, check_parallel, open_group
 from partopt.profiler.measuring import ProfilingStopped, check_resume, errors_name, profile_of
@@ -50,7 +50,7 @@ def measure(
     check_model(model, example_inputs, loss_fn)
     inputs_of, loss = with_labels(example_inputs, loss_fn)
     resumed = check_resume(resume)
-    given_name = resumed.model.name if resumed else type(opened(model)).__name__
+    given_name = resumed.model.name if resumed else type(unwrap_compiled(model)).__name__
     identity = Model(name=check_name(name) or given_name)
     with open_group(settings.torch_device) as group:
         check_group(group, settings.compile)

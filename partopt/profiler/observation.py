@@ -69,11 +69,11 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
     No gradients are left where there were none. Raises PartoptError, on every rank,
     where the ranks do not have the same layers.
     """
-    model, settle = subject.model, subject.group.settle
+    model, group = subject.model, subject.group
     recorder, output_bytes = Recorder(model, tracker, inputs), dict[int, int]()
 
     def enter(layer: int) -> None:
-        settle()
+        group.let_threads_finish()
         recorder.enter(layer)
 
     def leave(layer: int, output: Any) -> None:
@@ -84,14 +84,14 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
     with recorder, new_garbage_only():
         with tracker.discover(enter, leave), recorder.saving():
             loss = run_loss(model, inputs, subject.loss_fn)
-        settle()
+        group.let_threads_finish()
         gc.collect()  # what only a cycle of references keeps is not kept
-        kept = recorder.kept(loss)
+        kept = recorder.find_kept(loss)
         recorder.layer, recorder.backward = tracker.current, True
         backward = Backward(loss, tracker.began)
         backward.call_at_changes(enter)
         backward.call_at_partings(recorder.note_parting)
-        with recorder.settled_gradients():
+        with recorder.freeing_gradients():
             loss.backward()  # type: ignore[no-untyped-call]
     if not had_gradients:
         model.zero_grad(set_to_none=True)
@@ -107,7 +107,7 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         dict(recorder.parting_bytes),
         sorted(recorder.attention),
     )
-    return _combine(structure, subject.group)
+    return _combine(structure, group)
 
 
 def observe_stash(subject: Subject, inputs: Inputs, tracker: Tracker) -> list[profile.StashGroup]:
@@ -118,7 +118,7 @@ def observe_stash(subject: Subject, inputs: Inputs, tracker: Tracker) -> list[pr
     recorder = Recorder(subject.model, tracker, inputs)
     with tracker.watch(recorder.enter), recorder.saving():
         loss = run_loss(subject.model, inputs, subject.loss_fn)
-    return stash_groups(recorder.kept(loss))
+    return stash_groups(recorder.find_kept(loss))
 
 
 class StorageEvent(NamedTuple):
@@ -307,7 +307,7 @@ class Recorder(Watch):
 
         return saved_tensors_hooks(pack, lambda kept: kept)
 
-    def kept(self, loss: Tensor) -> list[ObservedStorage]:
+    def find_kept(self, loss: Tensor) -> list[ObservedStorage]:
         """The blocks that are still kept now that the forward has ended, apart from the loss."""
         self.enter(self.tracker.current)
         of_loss = self._blocks.get(local_tensors(loss)[0])
@@ -325,15 +325,15 @@ class Recorder(Watch):
                 self.parting_bytes[layer] += block.size_bytes
 
     @contextlib.contextmanager
-    def settled_gradients(self) -> Iterator[None]:
+    def freeing_gradients(self) -> Iterator[None]:
         """In this context a gradient is no longer transient once it is its parameter's."""
 
-        def settle(parameter: Tensor) -> None:
+        def free(parameter: Tensor) -> None:
             for tensor in storages_in(parameter.grad):
                 self._free(self._block(tensor))
 
         trained = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
-        handles = [parameter.register_post_accumulate_grad_hook(settle) for parameter in trained]  # type: ignore[no-untyped-call]
+        handles = [parameter.register_post_accumulate_grad_hook(free) for parameter in trained]  # type: ignore[no-untyped-call]
         with remove_after(handles):
             yield
 

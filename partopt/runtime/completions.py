@@ -60,7 +60,7 @@ class Completions:
         for work in works:
             work.get_future().add_done_callback(note)
 
-    def settle(self) -> None:
+    def wait_for_sends(self) -> None:
         """Wait within a step until all that is kept is sent."""
         self._begun.join()
         if self._failure is not None:
@@ -68,7 +68,7 @@ class Completions:
 
     def drain(self) -> None:
         """Wait behind a step until all is sent, exchanged and noted."""
-        self.settle()
+        self.wait_for_sends()
         for _ in range(self._watched):
             self._noted.acquire()
         self._watched = 0
@@ -112,7 +112,7 @@ class StreamCompletions(Completions):
         for work in works[-1:]:
             self._note(work, times, place, line)
 
-    def settle(self) -> None:
+    def wait_for_sends(self) -> None:
         """Wait for nothing: a host that waits for its device may wait for another's host."""
 
     def drain(self) -> None:

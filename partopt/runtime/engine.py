@@ -216,7 +216,7 @@ class _Loop:
             progress.note(SENDING)
             # two ranks that send to one another would wait for ever
             self.begin_due(step, place + 1)
-            run.completions.settle()
+            run.completions.wait_for_sends()
 
     def _compute(self, action: Action, number: int, received: list[Tensor]) -> list[Tensor]:
         """What the action makes for another stage, of the microbatch known as `number`."""

@@ -51,6 +51,7 @@ _SMALLEST, _LARGEST = 4, 2**32  # bytes of a message: all-reduces add numbers of
 _MANY_BYTES, _MOST_TIMES = 4 * 10**6, 10
 _WARM_UP = 5  # the part of the repetitions that warms up is one of so many
 _ROUNDS = 3  # over all sizes, so that a burst of other work is in one of them
+ReportProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,17 @@ class LinkRun:
     backend: str
     repetitions: int
 
-    def fit(self, name: str, tell: Callable[[str], None]) -> FittedLinks:
+    def fit(self, name: str, report_progress: ReportProgress) -> FittedLinks:
         """Measure, and fit the topology `name`; as `measure`."""
-        return FittedLinks.of(self.measure(tell), name, self.per_server)
+        return FittedLinks.of(self.measure(report_progress), name, self.per_server)
 
-    def measure(self, tell: Callable[[str], None]) -> LinkMeasurement:
+    def measure(self, report_progress: ReportProgress) -> LinkMeasurement:
         """Measure: as a rank that `torchrun` started, or with processes that it starts.
 
-        `tell` hears on rank 0 what is measured next. Raises PartoptError where a rank fails; no
-        process is left in any case.
+        Rank 0 calls `report_progress` with what is measured next. Raises PartoptError where a rank
+        fails; no process is left in any case.
         """
-        return run_ranks(partial(_measure, self, tell), self.ranks, self.backend)
+        return run_ranks(partial(_measure, self, report_progress), self.ranks, self.backend)
 
 
 def prepare_links(
@@ -117,7 +118,7 @@ def prepare_links(
     return LinkRun(ranks, per_server, different, backend, repetitions)
 
 
-def _measure(run: LinkRun, tell: Callable[[str], None], context: Context) -> LinkMeasurement:
+def _measure(run: LinkRun, report_progress: ReportProgress, context: Context) -> LinkMeasurement:
     """Measure every level; every rank of the run calls it and gets the same.
 
     Seconds are medians over repetitions and rounds.
@@ -126,7 +127,7 @@ def _measure(run: LinkRun, tell: Callable[[str], None], context: Context) -> Lin
     # of the host that has the most for a core, before there is any of this run
     load, cores = max(context.gather((os.getloadavg()[0] / cores, cores)))
     levels = levels_of(context.ranks, run.per_server)
-    ranks = _Ranks(run, context, tell if context.rank == 0 else lambda _: None)
+    ranks = _Ranks(run, context, report_progress if context.rank == 0 else lambda _: None)
     ranks.make_groups(levels)
     device = describe_device(context.device)
     memory = device.memory_bytes
@@ -155,8 +156,8 @@ class _MessageSeconds(NamedTuple):
 class _Ranks:
     """All ranks of the run, from one of them: what they time together and tell one another."""
 
-    def __init__(self, run: LinkRun, context: Context, tell: Callable[[str], None]) -> None:
-        self.run, self.context, self.tell = run, context, tell
+    def __init__(self, run: LinkRun, context: Context, report_progress: ReportProgress) -> None:
+        self.run, self.context, self.report_progress = run, context, report_progress
 
     def make_groups(self, levels: Sequence[MeasuredLevel]) -> None:
         """Make and use all process groups first: every rank has to, in one order."""
@@ -182,10 +183,10 @@ class _Ranks:
 
     def measure_level(self, level: MeasuredLevel) -> LevelSamples:
         """Everything that is measured on one level."""
-        self.tell(f"{level.name}: messages")
+        self.report_progress(f"{level.name}: messages")
         messages = self._messages(partial(self._trips, pairs=[level.pair]))
         reduced = [timed for ranks in level.allreduces for timed in self.measure_allreduces(ranks)]
-        self.tell(f"{level.name}: messages at once")
+        self.report_progress(f"{level.name}: messages at once")
         both = self._messages(partial(self._exchange, pair=level.pair))
         ports = self._messages(partial(self._trips, pairs=level.ports)) if level.ports else ()
         return LevelSamples(level.name, level.size, messages, tuple(reduced), both, ports)
@@ -197,7 +198,7 @@ class _Ranks:
 
     def measure_allreduces(self, ranks: Sequence[int]) -> tuple[AllReduceSample, ...]:
         """All-reduces of every size over `ranks`; the mean of what its ranks saw."""
-        self.tell(f"all-reduce of {len(ranks)}")
+        self.report_progress(f"all-reduce of {len(ranks)}")
         group, device = self.context.group(ranks), self.context.device
 
         def time_allreduces(size: int, count: int) -> _MessageSeconds | None:

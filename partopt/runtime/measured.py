@@ -322,11 +322,11 @@ def with_measured_times(measured: Execution) -> Execution:
         structs.replace(level, overhead_s=UNSET, copy_bytes_per_s=UNSET)
         for level in work.topology.levels
     ]
-    again = dataclasses.replace(
+    timed = dataclasses.replace(
         work,
         seconds=np.ones((len(KINDS), len(work.ranks))),
         scale=timeline.end - timeline.start,
         topology=structs.replace(work.topology, levels=levels),
     )
-    found = simulate(measured.order, again)
-    return dataclasses.replace(measured, work=again, timeline=found, end_s=float(found.makespan))
+    found = simulate(measured.order, timed)
+    return dataclasses.replace(measured, work=timed, timeline=found, end_s=float(found.makespan))

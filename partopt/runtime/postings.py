@@ -48,7 +48,7 @@ class Posting(NamedTuple):
     what: Route | GradientExchange
 
 
-def kept_postings(plan: Plan, order: Order, context: Context) -> dict[int, list[Posting]]:
+def cached_postings(plan: Plan, order: Order, context: Context) -> dict[int, list[Posting]]:
     """`postings_of` the steps of a run, which all have one plan and an order alike."""
     key = "postings", id(plan), len(order.kind)
     _, found = context.once(key, lambda: (plan, postings_of(plan, order)))

@@ -34,7 +34,7 @@ from partopt.runtime.context import (
 )
 from partopt.runtime.engine import RankRun
 from partopt.runtime.messages import direction_groups
-from partopt.runtime.postings import Posting, kept_postings
+from partopt.runtime.postings import Posting, cached_postings
 from partopt.runtime.updates import OptimizerOf, Tied
 from partopt.schedules import order, schedule
 from partopt.schedules.order import KINDS, A, B, F, I, R, U, W
@@ -121,7 +121,7 @@ class TorchRun(RankRun):
         }
         # every rank makes all groups, in one order
         groups = [self.context.group(members, "pipeline") for members in ranks]
-        postings = kept_postings(self.plan, self.order, self.context)
+        postings = cached_postings(self.plan, self.order, self.context)
         self.directions: dict[tuple[int, int], Any] = {}
         if self.context.backend == "nccl":  # one for all would be one stream for all
             self.directions = direction_groups(self.context, postings)

@@ -146,7 +146,7 @@ def _draw(
     _draw_stages(strip, plan, sheet.inside)
     for s, stage in enumerate(plan.stages):
         for axes in (strip, times):
-            sheet.tell(axes, stage.start, stage.stop, _describe_stage(s, stage))
+            sheet.add_tooltip(axes, stage.start, stage.stop, _describe_stage(s, stage))
     sheet.down += _GAP
     used = cluster.port_use(plan)
     cluster.draw(sheet, plan, used, _bound_place(plan, "of"))
@@ -306,7 +306,7 @@ def _draw_memory(sheet: Sheet, plan: Plan) -> None:
     for place, (stages, size_of) in enumerate(zip(held, parts, strict=True)):
         words = [f"{name} {format_bytes(size)}" for name, size in size_of.items() if size]
         whole = f"{stages_text(stages)}: {format_bytes(sum(size_of.values()))}"
-        sheet.tell(axes, place - 0.5, place + 0.5, ", ".join([whole, *words]))
+        sheet.add_tooltip(axes, place - 0.5, place + 0.5, ", ".join([whole, *words]))
 
 
 def _handles(plan: Plan) -> dict[str, Any]:

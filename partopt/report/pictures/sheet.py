@@ -160,7 +160,7 @@ class Sheet:
         look: Any = {"loc": "lower center", "ncols": columns}
         self.figure.legend(list(handles.values()), list(handles), **look)
 
-    def tell(self, axes: Axes, left: float, right: float, text: str) -> None:
+    def add_tooltip(self, axes: Axes, left: float, right: float, text: str) -> None:
         """What the axes say when they are pointed at between two of their values."""
 
         def spot() -> Spot:
@@ -170,7 +170,7 @@ class Sheet:
 
         self._spots.append(spot)
 
-    def tell_point(self, axes: Axes, x: float, y: float, text: str) -> None:
+    def add_point_tooltip(self, axes: Axes, x: float, y: float, text: str) -> None:
         """What a point of axes says when it is pointed at."""
 
         def spot() -> Spot:

@@ -170,7 +170,7 @@ def draw_points(sheet: Sheet, points: Sequence[PlanPoint], limit: int | None) ->
     for point in points:
         full, at = BLUE if point.fits else "white", (point.memory_bytes, point.speed)
         axes.plot(*at, "o", ms=5, mfc=full, mec=BLUE, mew=1.0, clip_on=False, zorder=4)
-        sheet.tell_point(axes, *at, str(point))
+        sheet.add_point_tooltip(axes, *at, str(point))
     if limit is not None:
         if near:
             axes.axvline(limit, color="black", lw=0.8, ls="--")
@@ -269,7 +269,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
     for row, speed in zip(rows, heights, strict=True):
         full = BLUE if row.fits else "white"
         axes.plot(row.devices, speed, "o", ms=5, mfc=full, mec=BLUE, mew=1.0)
-        sheet.tell_point(axes, row.devices, speed, _describe(row))
+        sheet.add_point_tooltip(axes, row.devices, speed, _describe(row))
     low, high = math.log2(devices[0]), math.log2(devices[-1])
     beside = max(0.3, 0.12 * (high - low))
     low, high = low - beside, high + beside
@@ -352,7 +352,7 @@ def _draw_run(run: Run, heading: Heading) -> Sheet:
         for place, pair in enumerate(pairs):
             words = ["-" if value is None else form(value) for value in pair]
             text = f"rank {run.ranks[place].rank}, {label}: predicted {words[0]}"
-            sheet.tell(axes, place - 0.5, place + 0.5, f"{text}, measured {words[1]}")
+            sheet.add_tooltip(axes, place - 0.5, place + 0.5, f"{text}, measured {words[1]}")
     if axes is not None:  # ranks are named below the last panel, all or every so many
         axes.set_xticks(axes.get_xticks(), [str(rank.rank) for rank in run.ranks[::step]])
         axes.set_xlabel("rank", labelpad=2)
