@@ -349,10 +349,10 @@ class Program:
         )
         if path != "dict":
             self.set(made, name, literal)
-        records = [arg for arg in args if isinstance(arg, ProgramObject)]
-        for record in records:
-            made.update({field: value for field, value in record.items() if field != name})
-            made.order |= record.order
+        objects = [arg for arg in args if isinstance(arg, ProgramObject)]
+        for given in objects:
+            made.update({field: value for field, value in given.items() if field != name})
+            made.order |= given.order
         for word, value in keywords:
             self.pass_on(made, word, value)
         for arg in args:
@@ -360,9 +360,9 @@ class Program:
                 self.set(made, name, arg)
         if path in self.imported and name[:1] in "_abcdefghijklmnopqrstuvwxyz":
             setter = _SETTER.fullmatch(name)
-            if setter and records and literal is not True:
+            if setter and objects and literal is not True:
                 self.set(made, setter[1], literal)
-            elif (records or base) and name not in self.unread:
+            elif (objects or base) and name not in self.unread:
                 self.unread.append(name)
         return made
 

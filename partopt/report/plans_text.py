@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from partopt.documents.plan import Plan
@@ -18,7 +17,7 @@ from partopt.report.phrases import (
     bought,
     bought_text,
     cluster_lines,
-    devices_text,
+    count_text,
     format_money,
     hourly_lines,
     speed_text,
@@ -150,10 +149,11 @@ def render_scaling(scaling: Scaling) -> str:
 
 def _choice(row: ScalingRow) -> str:
     figures = row.figures
-    assert not isinstance(figures, msgspec.UnsetType)
+    assert figures
     speed = speed_text(row.samples_per_s, tokens_per_sample(row))
     price = format_money(figures.price_per_hour or 0.0)
-    return f"{devices_text(row.devices)} at {price} an hour: {speed}, {bought_text(figures)}"
+    devices = count_text(row.devices, "device")
+    return f"{devices} at {price} an hour: {speed}, {bought_text(figures)}"
 
 
 def render_schedules(plans: Sequence[Plan]) -> str:

@@ -234,9 +234,7 @@ class RankTraining:
         self.training, self.context = training, context
         self.steps = self.first = 0  # steps so far, number of the step's first microbatch
         self.optimizers: dict[int, Optimizer] = {}
-        self._stage_optimizers: dict[
-            int, StageOptimizer
-        ] = {}  # what steps all parameters of a stage
+        self._stage_optimizers: dict[int, StageOptimizer] = {}  # of all parameters of a stage
         self.rates = [training.rate] * len(plan.stages)
         self.inputs: dict[int, Microbatches] = {}
         for s, stage in enumerate(plan.stages):

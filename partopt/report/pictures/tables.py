@@ -20,7 +20,7 @@ from partopt.documents.transformer import LayoutBeside
 from partopt.report.looks import COLOURS
 from partopt.report.phrases import (
     basis_lines,
-    devices_text,
+    count_text,
     speed_text,
     speeds,
     tokens_per_sample,
@@ -236,7 +236,7 @@ def scaling_picture(scaling: Scaling) -> Picture:
     if best is not None:
         fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
     few, many = rows[0].devices, rows[-1].devices
-    span = f"{few} to {many} devices" if few < many else devices_text(many)
+    span = f"{few} to {many} devices" if few < many else count_text(many, "device")
     about = f"Speed against devices. {'; '.join(told)}."
     heading = Heading.of(("scaling", span, fastest), about, scaling.estimated)
     return Picture(heading, partial(_draw_scaling, rows))
@@ -247,7 +247,7 @@ def _describe(row: ScalingRow) -> str:
     speed = speed_text(row.samples_per_s, tokens_per_sample(row))
     fits = "" if row.fits else ", does not fit"
     return (
-        f"{devices_text(row.devices)}: {speed}, {_shape(row)}, "
+        f"{count_text(row.devices, 'device')}: {speed}, {_shape(row)}, "
         f"efficiency {row.efficiency:.0%}{fits}"
     )
 

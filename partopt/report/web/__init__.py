@@ -19,6 +19,7 @@ from partopt.report.phrases import (
     against_limit,
     basis_lines,
     cluster_lines,
+    count_text,
     format_ranks,
     link_text,
     price_lines,
@@ -86,8 +87,8 @@ def render(
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     cluster, figures = plan.topology.cluster, plan.predicted.figures
-    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
-    cut = layout_name(plan.layout) if plan.transformer else f"{stages}, {plan.shape}"
+    stages = f"{count_text(len(plan.stages), 'stage')}, {plan.shape}"
+    cut = layout_name(plan.layout) if plan.transformer else stages
     remarks = [
         *speed_lines(plan.predicted),
         *price_lines(figures, cluster.devices),
