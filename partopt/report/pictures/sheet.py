@@ -80,6 +80,7 @@ _METADATA: dict[str, tuple[dict[str, str | None], str, str]] = {
     "pdf": ({"CreationDate": None, "Creator": "partopt", "Producer": None}, "Title", "Subject"),
     "png": ({"Software": None}, "Title", "Description"),
 }
+_FAR = 8  # times the most memory: a limit above that is not drawn
 _PLACES = re.compile(rb' (?:d|x|y)="[^"]*"')
 _DIGITS = re.compile(rb"(\.[0-9]{2})[0-9]+")  # more than the hundredths of a point
 
@@ -297,6 +298,11 @@ def stack_labels(places: Sequence[tuple[float, str]], size: float) -> list[int |
         if row is not None:
             ends[row] = middle + half
     return rows
+
+
+def near_limit(limit: int | None, most: float) -> int | None:
+    """The limit of a device beside the `most` that one holds; None of one that is far above."""
+    return limit if limit is not None and limit <= _FAR * max(most, 1) else None
 
 
 def seconds_axis(axes: Axes, label: str, most: int = 4) -> None:

@@ -39,6 +39,7 @@ from partopt.report.pictures.sheet import (
     bytes_axis,
     draw_bars,
     fit,
+    near_limit,
     seconds_axis,
     stack_labels,
     ticks,
@@ -50,7 +51,6 @@ from partopt.units import format_bytes, format_count, format_rate, format_second
 
 # inches: of axes, of the names beside them, of a name; the lowest axes of points
 _WIDTH, _NAMES, _LINE, _LOWEST = 3.9, 2.45, 0.13, 1.9
-_FAR = 8  # times the most memory: a limit above that is not drawn
 # inches: of the axes of a scaling, right of them, of a line of shapes, of the widest shape
 _SCALE, _HEIGHT, _BESIDE, _SHAPES, _WIDEST = 4.2, 2.4, 0.35, 0.12, 1.2
 _PART, _GAP, _BAR, _WHOLE = 0.55, 0.1, 0.16, 1.5  # inches of a run: panels, bars, names
@@ -147,8 +147,8 @@ def draw_points(sheet: Sheet, points: Sequence[PlanPoint], limit: int | None) ->
     beside = sheet.width >= LEFT + _WIDTH + _NAMES
     height, width = max(_LOWEST, _LINE * len(points) * beside), min(_WIDTH, sheet.inside)
     memory, heights = [p.memory_bytes for p in points], [p.speed for p in points]
-    near = limit is not None and limit <= _FAR * max(*memory, 1)
-    right = max(*memory, limit if limit is not None and near else 1) * 1.06
+    near = near_limit(limit, max(memory))
+    right = max(*memory, near or 1) * 1.06
     top = max(*heights, 1e-9) * 1.08
     begin, bottom = _first(min(memory), right), _first(min(heights), top)
     sheet.down += 0.14
@@ -165,15 +165,15 @@ def draw_points(sheet: Sheet, points: Sequence[PlanPoint], limit: int | None) ->
     axes.patch.set_visible(False)  # lines to the names lie below
     if front := pareto(points):
         memory, heights = [p.memory_bytes for p in front], [p.speed for p in front]
-        end = limit if limit is not None and near else right
-        axes.step([*memory, end], [*heights, heights[-1]], where="post", color=GREY, lw=0.8)
+        step = [*memory, near or right], [*heights, heights[-1]]
+        axes.step(*step, where="post", color=GREY, lw=0.8)
     for point in points:
         full, at = BLUE if point.fits else "white", (point.memory_bytes, point.speed)
         axes.plot(*at, "o", ms=5, mfc=full, mec=BLUE, mew=1.0, clip_on=False, zorder=4)
         sheet.add_point_tooltip(axes, *at, str(point))
     if limit is not None:
-        if near:
-            axes.axvline(limit, color="black", lw=0.8, ls="--")
+        if near is not None:
+            axes.axvline(near, color="black", lw=0.8, ls="--")
         text = f"limit {format_bytes(limit)}" + ("" if near else ", far to the right")
         along = (min(limit, right) - begin) / (right - begin)
         look: Any = {"ha": "right" if along > 0.5 else "left", "va": "bottom", "size": SMALL}
