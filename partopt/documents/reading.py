@@ -256,11 +256,9 @@ def _content_faults(content: bytes, document: object) -> Iterator[PartoptError]:
 
 def _text_faults(text: str, path: str) -> Iterator[PartoptError]:
     if found := _CONTROL.search(text):
-        message, hint = (
-            f"{path}: has the control character {found[0]!r}",
-            "use printable characters",
-        )
-        yield PartoptError(message, f"{hint} alone", code="control-character", path=path)
+        message = f"{path}: has the control character {found[0]!r}"
+        hint = "use printable characters alone"
+        yield PartoptError(message, hint, code="control-character", path=path)
 
 
 def _key_faults(

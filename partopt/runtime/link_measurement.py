@@ -146,11 +146,14 @@ def _measure(run: LinkRun, report_progress: ReportProgress, context: Context) ->
     )
 
 
-class _MessageSeconds(NamedTuple):
+class _Medians(NamedTuple):
     """Medians of one rank: of a message, and of the call that begins to send it."""
 
     message: float
     send: float = 0.0
+
+
+_Measure = Callable[[int, int], _Medians | None]  # of a size, so many times
 
 
 class _Ranks:
@@ -191,9 +194,7 @@ class _Ranks:
         ports = self._messages(partial(self._trips, pairs=level.ports)) if level.ports else ()
         return LevelSamples(level.name, level.size, messages, tuple(reduced), both, ports)
 
-    def _messages(
-        self, measure: Callable[[int, int], _MessageSeconds | None]
-    ) -> tuple[MessageSample, ...]:
+    def _messages(self, measure: _Measure) -> tuple[MessageSample, ...]:
         return tuple(MessageSample(size, *seconds) for size, seconds in self._in_rounds(measure))
 
     def measure_allreduces(self, ranks: Sequence[int]) -> tuple[AllReduceSample, ...]:
@@ -201,7 +202,7 @@ class _Ranks:
         self.report_progress(f"all-reduce of {len(ranks)}")
         group, device = self.context.group(ranks), self.context.device
 
-        def time_allreduces(size: int, count: int) -> _MessageSeconds | None:
+        def time_allreduces(size: int, count: int) -> _Medians | None:
             if self.context.rank not in ranks:
                 return None
             numbers = torch.zeros(size // 4, device=device)
@@ -210,7 +211,7 @@ class _Ranks:
                 with lost_connections():
                     dist.all_reduce(numbers, group=group)
 
-            return _MessageSeconds(self._time(reduce, count))
+            return _Medians(self._time(reduce, count))
 
         timed = self._in_rounds(time_allreduces)
         return tuple(AllReduceSample(len(ranks), size, seen.message) for size, seen in timed)
@@ -239,14 +240,12 @@ class _Ranks:
             seconds.append(time.perf_counter() - began)
         return _median(seconds)
 
-    def _in_rounds(
-        self, measure: Callable[[int, int], _MessageSeconds | None]
-    ) -> list[tuple[int, _MessageSeconds]]:
+    def _in_rounds(self, measure: _Measure) -> list[tuple[int, _Medians]]:
         """For every size the median over rounds of what `measure(size, repetitions)` gives.
 
         Of a round it is the mean over the ranks that saw anything.
         """
-        rounds: list[list[_MessageSeconds]] = []
+        rounds: list[list[_Medians]] = []
         for _ in range(_ROUNDS):
             rounds.append([])
             for size in self.run.sizes:
@@ -254,16 +253,14 @@ class _Ranks:
                 self.context.barrier()
                 seen = self.context.gather(measure(size, self.run.repetitions * times))
                 means = zip(*(of_rank for of_rank in seen if of_rank is not None), strict=True)
-                rounds[-1].append(_MessageSeconds(*map(statistics.fmean, means)))
+                rounds[-1].append(_Medians(*map(statistics.fmean, means)))
         found = []
         for size, seconds in zip(self.run.sizes, zip(*rounds, strict=True), strict=True):
             medians = map(statistics.median, zip(*seconds, strict=True))
-            found.append((size, _MessageSeconds(*medians)))
+            found.append((size, _Medians(*medians)))
         return found
 
-    def _trips(
-        self, size: int, count: int, pairs: Sequence[tuple[int, int]]
-    ) -> _MessageSeconds | None:
+    def _trips(self, size: int, count: int, pairs: Sequence[tuple[int, int]]) -> _Medians | None:
         """Half round trips of all `pairs` at once, as their first ranks see them."""
         for first, second in pairs:
             if self.context.rank == first:
@@ -272,7 +269,7 @@ class _Ranks:
                 self._pong(first, size, count)
         return None
 
-    def _exchange(self, size: int, count: int, pair: tuple[int, int]) -> _MessageSeconds | None:
+    def _exchange(self, size: int, count: int, pair: tuple[int, int]) -> _Medians | None:
         """Messages of a pair in both directions at once."""
         if self.context.rank not in pair:
             return None
@@ -290,9 +287,9 @@ class _Ranks:
             for work in works:
                 self._wait(work)
 
-        return _MessageSeconds(self._time(exchange, count))
+        return _Medians(self._time(exchange, count))
 
-    def _ping(self, other: int, size: int, count: int) -> _MessageSeconds:
+    def _ping(self, other: int, size: int, count: int) -> _Medians:
         """Half round trips as the rank that begins them; on CPUs receives are posted before."""
         message = torch.zeros(size, dtype=torch.uint8, device=self.context.device)
         if self._launches:
@@ -301,7 +298,7 @@ class _Ranks:
                 self._send(other, message, turn)
                 self._wait(self._receive(other, size, turn))
 
-            return _MessageSeconds(self._time(trip, count) / 2)
+            return _Medians(self._time(trip, count) / 2)
         trips, sends = [], []
         reply = self._receive(other, size, 0)
         for turn in range(count):
@@ -317,7 +314,7 @@ class _Ranks:
                 reply = self._receive(other, size, turn + 1)
             trips.append((ended - began) / 2)
             sends.append(sent - began)
-        return _MessageSeconds(_median(trips), _median(sends))
+        return _Medians(_median(trips), _median(sends))
 
     def _pong(self, other: int, size: int, count: int) -> None:
         """The other end of `_ping`."""
