@@ -46,7 +46,7 @@ _WORDS = {  # of msgspec, and ours
 }
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StrictStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every struct in a file: immutable, and strict about its keys."""
 
     def faults(self) -> Iterator[PartoptError]:
@@ -75,7 +75,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
 
 
-class Note(Part, frozen=True, kw_only=True):
+class Note(StrictStruct, frozen=True, kw_only=True):
     """Something to know about a result: a `code` for programs, the text, and what it is about.
 
     `fields["known"]` is true where somebody looked into it: it is no question any more.
@@ -91,7 +91,7 @@ class Note(Part, frozen=True, kw_only=True):
         return self.fields.get("known") is True
 
 
-class Document(Part, frozen=True, kw_only=True):
+class Document(StrictStruct, frozen=True, kw_only=True):
     """Base of every struct that is a file of its own. Its first field is its schema."""
 
     @classmethod
