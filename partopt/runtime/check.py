@@ -99,14 +99,8 @@ def check_first(training: PlannedTraining, context: Context, device: torch.devic
         return compare(
             StepResult(pipeline.end_step(), gradients), expected, context, "gradients", equal
         )
-    names = [
-        [
-            n
-            for n in held_parameter_names(pipeline.record, stage.start, stage.stop)
-            if n in pipeline.trained
-        ]
-        for stage in plan.stages
-    ]
+    held = [held_parameter_names(pipeline.record, stage.start, stage.stop) for stage in plan.stages]
+    names = [[name for name in of_stage if name in pipeline.trained] for of_stage in held]
     pipeline.rates = rates = context.gather(alone(lambda whole: visible_rates(whole, names)))[0]
     with alike, without_dropout(*models):
         pipeline.step()

@@ -124,8 +124,8 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     gated = (
         settings.has("swiglu", "gated_linear_unit")
         or settings.find("activation", "activation_func") in _GATED
+        or usual("gated", False)
     )
-    gated = gated or usual("gated", False)
     dense = hidden * 8 // 3 // 64 * 64 if gated and not fields else 4 * hidden
     gated = gated or settings.has("quick_geglu")
     groups = count(settings, "num_query_groups", usual("kv_heads", heads)) or heads
