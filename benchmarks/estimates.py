@@ -43,7 +43,7 @@ from partopt.profiler import find_model
 from partopt.profiler.device import CpuClock, hold_still
 from partopt.profiler.estimating import RooflineClock
 from partopt.profiler.measuring import profile_of
-from partopt.profiler.settings import Settings, Subject
+from partopt.profiler.settings import ProfileSettings, Subject
 from partopt.profiler.weightless import build_without_weights, fake_mode
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -228,7 +228,9 @@ def median_s(run: Callable[[], object], turns: int = 15) -> float:
 def profile(case: Case, clock: Any, steps: int, dtype: str = "float32") -> Profile:
     """The profile of a case, measured by a clock or estimated by one."""
     found = find_model(f"{EXAMPLES}/{case.name}.py", case.arguments)
-    settings = Settings(microbatch_sizes=[case.microbatch], device="cpu", dtype=dtype, steps=steps)
+    settings = ProfileSettings(
+        microbatch_sizes=[case.microbatch], device="cpu", dtype=dtype, steps=steps
+    )
     torch.manual_seed(0)
     estimated = isinstance(clock, RooflineClock)
     with build_without_weights(fake_mode()) if estimated else contextlib.nullcontext():

@@ -33,7 +33,7 @@ from partopt.documents.profile import Model, Profile
 from partopt.profiler import find_model
 from partopt.profiler.device import Clock, clock_of, hold_still
 from partopt.profiler.measuring import profile_of
-from partopt.profiler.settings import Settings, Subject
+from partopt.profiler.settings import ProfileSettings, Subject
 from partopt.profiler.step import run_loss
 from partopt.profiler.tensors import place, tensors_in
 from partopt.units import format_seconds
@@ -74,7 +74,7 @@ ON_CUDA = [
 def main() -> None:
     """A row for each model."""
     arguments = _arguments()
-    settings = Settings(microbatch_sizes=[1], device=arguments.device, steps=arguments.steps)
+    settings = ProfileSettings(microbatch_sizes=[1], device=arguments.device, steps=arguments.steps)
     print(_describe(arguments.device))
     heading = ("MODEL", "LAYERS", "RANGES", "STEP", "MEAN", "LARGEST", "BIAS", "SPREAD")
     print(_ROW.format(*heading, "COVERAGE", "OVERHEAD"))
@@ -84,7 +84,7 @@ def main() -> None:
     print(_LEGEND)
 
 
-def row(case: Case, settings: Settings, rounds: int) -> str:
+def row(case: Case, settings: ProfileSettings, rounds: int) -> str:
     """The line of a model, which is profiled and executed in ranges `rounds` times."""
     found = find_model(f"{EXAMPLES}/{case.name}.py", case.settings)
     torch.manual_seed(0)
@@ -180,7 +180,9 @@ def ranges(profile: Profile) -> list[tuple[int, int]]:
     return list(zip(cuts, [*cuts[1:], len(seconds)], strict=True))
 
 
-def time_range(calls: list[list[Call]], part: slice, clock: Clock, settings: Settings) -> float:
+def time_range(
+    calls: list[list[Call]], part: slice, clock: Clock, settings: ProfileSettings
+) -> float:
     """Median seconds of the forward and the backward of a range by itself, after two to warm up.
 
     The gradient of its output is given; the last range has that of the model's sum.

@@ -128,7 +128,7 @@ class LinkMeasurement:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FitComparison:
     """One measured figure beside what the topology says, and the time of the whole message.
 
     That is the same, but for what a message takes of its sender.
@@ -166,7 +166,7 @@ class FittedLinks:
 
     measurement: LinkMeasurement
     topology: Topology
-    comparisons: Sequence[Comparison]
+    comparisons: Sequence[FitComparison]
     notes: Sequence[Note]
 
     @classmethod
@@ -177,16 +177,16 @@ class FittedLinks:
         return cls(measurement, topology, comparisons, list(notes_of(measurement, per_server)))
 
     @property
-    def worst(self) -> Comparison:
+    def worst(self) -> FitComparison:
         """Where the fit is furthest off."""
         return max(self.comparisons, key=lambda comparison: comparison.off)
 
     @property
     def quality(self) -> str:
         """`good fit: ...` or `POOR FIT: ...`, with the sizes at which it fails."""
-        far = self.worst
-        where = f"{far.level}, {far.what}, {format_bytes(far.size_bytes)}"
-        largest = f"largest error {far.off:.0%} ({where})"
+        worst = self.worst
+        where = f"{worst.level}, {worst.what}, {format_bytes(worst.size_bytes)}"
+        largest = f"largest error {worst.off:.0%} ({where})"
         failing: dict[str, list[str]] = {}
         for comparison in self.comparisons:
             if comparison.is_poor:
@@ -336,24 +336,24 @@ def _least_squares(A: Floats, y: Floats) -> Floats:
     return best
 
 
-def compare(measurement: LinkMeasurement, topology: Topology) -> Iterator[Comparison]:
+def compare(measurement: LinkMeasurement, topology: Topology) -> Iterator[FitComparison]:
     """All measured figures that the topology speaks of, level by level."""
 
-    def reduced(samples: AllReduceSample, level: str, step: int) -> Comparison:
+    def reduced(samples: AllReduceSample, level: str, step: int) -> FitComparison:
         ranks = range(0, samples.ranks * step, step)
         fitted, measured = allreduce_s(samples.size_bytes, ranks, topology), samples.seconds
         what = f"all-reduce of {samples.ranks}"
-        return Comparison(level, what, samples.size_bytes, measured, fitted, measured)
+        return FitComparison(level, what, samples.size_bytes, measured, fitted, measured)
 
     for place, (samples, level) in enumerate(zip(measurement.levels, topology.levels, strict=True)):
         for message in samples.messages:
             size, measured = message.size_bytes, message.seconds
             fitted = level.latency_s + size / level.bandwidth_bytes_per_s
-            yield Comparison(level.name, "message", size, measured, fitted, measured)
+            yield FitComparison(level.name, "message", size, measured, fitted, measured)
         for message in samples.messages if level.overhead_s or level.copy_bytes_per_s else ():
             size, measured = message.size_bytes, message.send_s
             fitted = level.message_s + size * level.copy_byte_s
-            yield Comparison(level.name, "its sender", size, measured, fitted, message.seconds)
+            yield FitComparison(level.name, "its sender", size, measured, fitted, message.seconds)
         for exchange in samples.allreduces:
             yield reduced(exchange, level.name, topology.group_size(place))
     for exchange in measurement.whole:

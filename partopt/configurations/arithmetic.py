@@ -51,14 +51,14 @@ def calculate_whole(
     `look_up` gives the value of a name, itself an expression, and `assign` takes one. Raises
     ValueError for a text that is no expression, as a division by zero.
     """
-    reader = _Reader(text, look_up, assign, depth)
+    reader = _ExpressionReader(text, look_up, assign, depth)
     value = reader.read(_COMMA) if reader.kind else 0
     if reader.kind:
         raise ValueError(f"unexpected {reader.token}")
     return value
 
 
-class _Reader:
+class _ExpressionReader:
     """Reads an expression from its beginning, and computes it."""
 
     def __init__(

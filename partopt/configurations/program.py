@@ -35,7 +35,7 @@ class Called(str):
     """The name of what is called, in place of what it returns."""
 
 
-class Record(dict[str, object]):
+class ProgramObject(dict[str, object]):
     """An object: its fields, and `made_by`, what was called for it.
 
     `order` has when every field was set, counted over all objects.
@@ -67,7 +67,7 @@ class Program:
             node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
         }
         self.imported, self.unread = dict[str, str](), list[str]()
-        self.scopes = [Record()]  # the module's names, and those of the function that runs
+        self.scopes = [ProgramObject()]  # the module's names, and those of the function that runs
         self.scopes[0].update(given)
         self.clock = self.depth = self.work = 0
         self.returned: object = None
@@ -120,7 +120,7 @@ class Program:
                     walk(element, path)
             elif isinstance(value, dict) and id(value) not in seen:
                 seen.add(id(value))
-                order = value.order if isinstance(value, Record) else {}
+                order = value.order if isinstance(value, ProgramObject) else {}
                 for name, field in value.items():
                     if isinstance(name, str):
                         inside = f"{path}.{name}" if path else name
@@ -167,7 +167,7 @@ class Program:
                     self.is_left = True
                 case ast.Expr(value=value) if not isinstance(value, ast.Constant):
                     made = self.evaluate(value)
-                    if isinstance(made, Record):
+                    if isinstance(made, ProgramObject):
                         self.set(self.scopes[-1], f"{made.made_by}()", made)
                 case ast.FunctionDef(name=name, body=body):
                     self.functions.setdefault(name, node)
@@ -202,10 +202,10 @@ class Program:
                 for target in targets:
                     self.assign(target, mark(_path(target) or "a loop"))
 
-    def run_apart(self, body: Sequence[ast.stmt], name: str) -> Record:
+    def run_apart(self, body: Sequence[ast.stmt], name: str) -> ProgramObject:
         """Run statements whose names are apart; gives these."""
         before = self.returned, self.is_left
-        self.scopes.append(Record(name))
+        self.scopes.append(ProgramObject(name))
         self.run(body)
         self.returned, self.is_left = before
         return self.scopes.pop()
@@ -221,8 +221,8 @@ class Program:
                 | ast.Subscript(value=owner, slice=ast.Constant(value=str(name)))
             ):
                 holder = self.evaluate(owner)
-                if not isinstance(holder, Record):
-                    holder = Record()
+                if not isinstance(holder, ProgramObject):
+                    holder = ProgramObject()
                     self.assign(owner, holder)
                 self.set(holder, name, value)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
@@ -230,7 +230,7 @@ class Program:
                 for i, one in enumerate(targets):
                     self.assign(one, values[i] if i < len(values) else mark("a value"))
 
-    def set(self, holder: Record, name: str, value: object) -> None:
+    def set(self, holder: ProgramObject, name: str, value: object) -> None:
         """Set a field, of an object what is in it, too."""
         self.clock += 1
         holder[name] = value
@@ -254,9 +254,9 @@ class Program:
                 return Called(name) if name in self.imported else mark(name)
             case ast.Attribute(value=owner, attr=name):
                 holder = self.evaluate(owner)
-                if isinstance(holder, Record):
+                if isinstance(holder, ProgramObject):
                     if base and name not in holder:  # what a name is given, to set fields of it
-                        self.set(holder, name, Record(mark(_path(node))))
+                        self.set(holder, name, ProgramObject(mark(_path(node))))
                     return holder[name] if name in holder else mark(_path(node))
                 path = _path(node)
                 self.spend(path.count("."))
@@ -273,7 +273,7 @@ class Program:
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
                 return [self.evaluate(element) for element in elements]
             case ast.Dict(keys=keys, values=values):
-                made = Record()
+                made = ProgramObject()
                 for word, inside in zip(keys, values, strict=True):
                     self.pass_on(made, word and self.evaluate(word), self.evaluate(inside))
                 return made
@@ -326,7 +326,7 @@ class Program:
         keywords = [(word.arg, self.evaluate(word.value)) for word in node.keywords]
         if path in self.functions and not any(word is None for word, _ in keywords):
             return self.call_function(path, args, dict(keywords))[1]  # type: ignore[arg-type]
-        made = Record(path)
+        made = ProgramObject(path)
         match node.func:
             case ast.Attribute(value=owner, attr="lower" | "upper" | "strip" as method):
                 text = self.evaluate(owner)
@@ -334,35 +334,35 @@ class Program:
                     return getattr(text, method)()
             case ast.Attribute(value=owner):
                 holder = self.evaluate(owner)
-                made = holder if isinstance(holder, Record) else made
+                made = holder if isinstance(holder, ProgramObject) else made
             case ast.Name(id="range" | "len" | "int" | "max" | "min" | "list" | "tuple" as builtin):
                 plain = all(isinstance(arg, int | list) and not _is_unknown(arg) for arg in args)
                 with suppress(TypeError, ValueError):
                     if plain and args and not keywords:
                         return self.call_builtin(builtin, args)
                 return _unknown(node)
-            case ast.Name() if isinstance(base_class := self.scopes[0].get(path), Record):
+            case ast.Name() if isinstance(base_class := self.scopes[0].get(path), ProgramObject):
                 for field, value in base_class.items():
                     self.set(made, field, value)
         literal = next(
-            (arg for arg in args if not isinstance(arg, Record) and arg is not None), True
+            (arg for arg in args if not isinstance(arg, ProgramObject) and arg is not None), True
         )
         if path != "dict":
             self.set(made, name, literal)
-        records = [arg for arg in args if isinstance(arg, Record)]
-        for record in records:
-            made.update({field: value for field, value in record.items() if field != name})
-            made.order |= record.order
+        objects = [arg for arg in args if isinstance(arg, ProgramObject)]
+        for given in objects:
+            made.update({field: value for field, value in given.items() if field != name})
+            made.order |= given.order
         for word, value in keywords:
             self.pass_on(made, word, value)
         for arg in args:
-            if isinstance(arg, list) and any(isinstance(element, Record) for element in arg):
+            if isinstance(arg, list) and any(isinstance(element, ProgramObject) for element in arg):
                 self.set(made, name, arg)
         if path in self.imported and name[:1] in "_abcdefghijklmnopqrstuvwxyz":
             setter = _SETTER.fullmatch(name)
-            if setter and records and literal is not True:
+            if setter and objects and literal is not True:
                 self.set(made, setter[1], literal)
-            elif (records or base) and name not in self.unread:
+            elif (objects or base) and name not in self.unread:
                 self.unread.append(name)
         return made
 
@@ -377,10 +377,10 @@ class Program:
 
     def call_function(
         self, name: str, args: Sequence[object], keywords: Mapping[str, object]
-    ) -> tuple[Record, object]:
+    ) -> tuple[ProgramObject, object]:
         """The names that a function of the file leaves, and what it returns."""
         self.spend(10)
-        function, scope = self.functions[name], Record()
+        function, scope = self.functions[name], ProgramObject()
         spec = function.args
         names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
         stated = {**dict(zip(names, args, strict=False)), **keywords}
@@ -408,7 +408,7 @@ class Program:
         self.returned, self.is_left = before
         return scope, returned
 
-    def pass_on(self, made: Record, name: object, value: object) -> None:
+    def pass_on(self, made: ProgramObject, name: object, value: object) -> None:
         """Set the field of a keyword, or those of `**value`."""
         if isinstance(name, str):
             self.set(made, name, value)
@@ -424,12 +424,12 @@ def _unknown(node: ast.AST) -> str:
 def _is_unknown(value: object) -> bool:
     if isinstance(value, str):
         return isinstance(value, Called) or bool(unknown_names(value))
-    return isinstance(value, Record) and bool(value.made_by)
+    return isinstance(value, ProgramObject) and bool(value.made_by)
 
 
 def _shown(value: object) -> object:
     """A value as settings have it: of an object the name of what makes it."""
-    if isinstance(value, Record) and value.made_by:
+    if isinstance(value, ProgramObject) and value.made_by:
         return Called(value.made_by)
     return [_shown(element) for element in value] if isinstance(value, list) else value
 

@@ -146,9 +146,8 @@ class Settings:
 
     def _refuse_unknown(self, name: str, unknown: Sequence[str]) -> None:
         variables = ", ".join(f"${name}" if name.isdecimal() else name for name in unknown)
-        hint = f"give it: `arguments={name}=VALUE`"
-        if re.fullmatch(r"\w+", unknown[0]):
-            hint = f"give it: `arguments={unknown[0]}=VALUE`"
+        given = unknown[0] if re.fullmatch(r"\w+", unknown[0]) else name
+        hint = f"give it: `arguments={given}=VALUE`"
         what = f"{self.show(name)}: depends on {variables}, which the text does not say"
         fault = PartoptError(what, hint, code="unknown-variable", path=name)
         if fault.message not in [known.message for known in self.faults]:

@@ -134,7 +134,7 @@ def read_script(text: str, given: Mapping[str, str]) -> Script:
     numbers = [int(name) for name in given if re.fullmatch("[1-9][0-9]{0,2}", name)]
     for number in range(1, max(numbers, default=0) + 1):
         state.arguments.append(given.get(str(number), mark(str(number))))
-    reader = _Reader(given, state)
+    reader = _ScriptReader(given, state)
     try:
         reader.spend(len(text) // _LONGEST * _WORK)
         for node in parse(CONTROL.sub("", text)):
@@ -171,7 +171,7 @@ def _of_scheduler(text: str) -> dict[str, str]:
     return {name: value.rpartition(":")[2] for name, value in found.items() if value}
 
 
-class _Reader:
+class _ScriptReader:
     """Runs through the commands of a script, without their effects outside of it."""
 
     def __init__(self, given: Mapping[str, str], state: _State) -> None:

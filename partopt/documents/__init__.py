@@ -4,7 +4,7 @@ from partopt.documents.files import check_form, check_writable, is_file, read_by
 from partopt.documents.reading import (
     Document,
     Note,
-    Part,
+    StrictStruct,
     check_option,
     decode,
     encode,
@@ -15,7 +15,7 @@ from partopt.documents.reading import (
 __all__ = [
     "Document",
     "Note",
-    "Part",
+    "StrictStruct",
     "check_form",
     "check_option",
     "check_writable",

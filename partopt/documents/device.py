@@ -31,7 +31,7 @@ Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Tokens = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class _Cited(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class _Cited(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a number comes from: its `source`, or what it is `assumed` for."""
 
     source: str = ""
@@ -78,7 +78,7 @@ class Factor(_Cited, frozen=True, kw_only=True, omit_defaults=True):
     value: Share
 
 
-class Efficiency(documents.Part, frozen=True, kw_only=True):
+class Efficiency(documents.StrictStruct, frozen=True, kw_only=True):
     """What operations achieve of the peak of their kind; `memory` is of the bandwidth."""
 
     matmul: Factor
@@ -112,7 +112,7 @@ class Number(_Cited, frozen=True, kw_only=True, omit_defaults=True):
     value: Count
 
 
-class Training(documents.Part, frozen=True, kw_only=True):
+class Training(documents.StrictStruct, frozen=True, kw_only=True):
     """What the kernels of trainers achieve: `products` by number format, `attention` by kernel.
 
     `peaks` are those of formats of which torch has no parameters. The clock follows the power
@@ -127,7 +127,7 @@ class Training(documents.Part, frozen=True, kw_only=True):
     multiprocessors: Number
 
 
-class DeviceFile(documents.Part, frozen=True, kw_only=True):
+class DeviceFile(documents.StrictStruct, frozen=True, kw_only=True):
     """A device as people write it: quantities carry their units and their sources.
 
     `aliases` are other names of it, as torch's. `peaks` are the speeds of dense matrix products by
@@ -196,7 +196,7 @@ def _numbers(raw: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
             yield from _numbers(entry, f"{path}{key}.")
 
 
-class Roofline(documents.Part, frozen=True, kw_only=True):
+class Roofline(documents.StrictStruct, frozen=True, kw_only=True):
     """A device file in SI units; `sha256` is the digest of the numbers."""
 
     name: str

@@ -15,7 +15,7 @@ SCHEMA = "partopt.doctor/1"
 _SCHEMA = msgspec.Meta(extra_json_schema={"default": SCHEMA})
 
 
-class Machine(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Machine(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """The host: its system, and its processors' name, number and memory."""
 
     system: str
@@ -23,7 +23,7 @@ class Machine(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     cores: Count
 
 
-class Accelerator(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Accelerator(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """A GPU that torch sees; `reaches` are those whose memory it reads without the host.
 
     `capability` is that of CUDA, such as 9.0.
@@ -35,7 +35,7 @@ class Accelerator(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
     reaches: list[Index] = []
 
 
-class Check(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Check(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that was tried, or looked for: `text` says what came of it.
 
     `output` are the last lines that a command wrote which failed.
@@ -48,7 +48,7 @@ class Check(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     output: list[str] = []
 
 
-class Exchange(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Exchange(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """One kind of exchange between two ranks: seconds of the first, and of one after it."""
 
     kind: str

@@ -21,7 +21,7 @@ AllReduce = Literal["overlap", "blocking"]
 OF_SCHEDULES = ("waits", "in_turn")  # facts of an engine that name schedules
 
 
-class Engine(documents.Part, frozen=True, kw_only=True):
+class Engine(documents.StrictStruct, frozen=True, kw_only=True):
     """What the engine of a trainer does.
 
     `waits` are the schedules under which devices wait for their messages; under others these
@@ -84,7 +84,7 @@ OF_TORCH = Engine(
 )
 
 
-class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Layout(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """How a model lies on devices, as trainers say it; None where nothing says it.
 
     Degrees are `tp` of tensors, `cp` of context, `ep` of experts, `pp` devices of a pipeline with

@@ -35,7 +35,7 @@ Optimizer = Literal["sgd", "momentum", "adam", "adam8bit", "adafactor"]
 # S stages, s = 0..S-1 in the order of the layers; P devices.
 
 
-class Estimate(documents.Part, frozen=True, kw_only=True):
+class Estimate(documents.StrictStruct, frozen=True, kw_only=True):
     """What the formulas say. `period_s` is per microbatch; `iteration_s` where synchronous.
 
     `one_device_s` is a microbatch on one device; `loads` are the largest of each kind.
@@ -48,7 +48,7 @@ class Estimate(documents.Part, frozen=True, kw_only=True):
     loads: list[Load]
 
 
-class Predicted(documents.Part, frozen=True, kw_only=True):
+class Predicted(documents.StrictStruct, frozen=True, kw_only=True):
     """What the simulator says of the plan, and beside it what the formulas `estimate`.
 
     `period_s` is per microbatch; `iteration_s` where synchronous. `bubble` is the idle share of the
@@ -68,7 +68,7 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
     estimate: Estimate
 
 
-class Certificate(documents.Part, frozen=True, kw_only=True):
+class Certificate(documents.StrictStruct, frozen=True, kw_only=True):
     """What the planner minimised, the value that it reached, and a bound that no plan is below.
 
     `scope` says which plans, `proof` why. Of the planner `optimal` the value is the simulated
@@ -83,7 +83,7 @@ class Certificate(documents.Part, frozen=True, kw_only=True):
     proof: str
 
 
-class Request(documents.Part, frozen=True, kw_only=True):
+class Request(documents.StrictStruct, frozen=True, kw_only=True):
     """What was requested of the planner.
 
     The plan itself states its schedule, its engine and its topology.
@@ -108,7 +108,7 @@ class Request(documents.Part, frozen=True, kw_only=True):
     layout: Layout = Layout()
 
 
-class ProfileReference(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class ProfileReference(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """The profile of the plan: its model's name and parameters, and the digest of its content.
 
     `estimated` is the device that its times were estimated for, where nobody measured them.
@@ -128,7 +128,7 @@ class ProfileReference(documents.Part, frozen=True, kw_only=True, omit_defaults=
     peak_flops: Positive | None = None
 
 
-class RunnerUp(documents.Part, frozen=True, kw_only=True):
+class RunnerUp(documents.StrictStruct, frozen=True, kw_only=True):
     """A plan that was found beside the plan, in short; numbers as in a plan."""
 
     planner: str

@@ -29,7 +29,7 @@ Index = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Model(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Model(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """The model measured: its name, where it was loaded from, and its build arguments.
 
     `tokens_per_sample` is there where its inputs are sequences of tokens.
@@ -41,7 +41,7 @@ class Model(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     tokens_per_sample: Count | None = None
 
 
-class Device(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Device(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """The device that was measured, or that the times were estimated for."""
 
     name: str
@@ -49,7 +49,7 @@ class Device(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: Bytes | None = None
 
 
-class Group(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Group(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """The ranks that ran the model together, by tensor, sequence or context parallelism.
 
     Of context parallel ranks `copies` hold the same parameters, whose gradients all replicas of all
@@ -60,7 +60,7 @@ class Group(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     copies: Count = 1
 
 
-class Environment(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Environment(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Versions and settings at the time of measuring; `None` where not known or not to the point.
 
     `float32_matmul_precision`, `matmul_tf32`, `cudnn_tf32` and `cudnn_benchmark` are torch's
@@ -84,14 +84,14 @@ class Environment(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
     throttled_by: list[str] = []
 
 
-class OperationShare(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class OperationShare(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """An operation, and its share of the time."""
 
     operation: str
     share: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
-class Estimated(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Estimated(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What times were computed from that nobody measured.
 
     `device` is the name of the device file and `sha256` the digest of its numbers; `scale` is what
@@ -106,7 +106,7 @@ class Estimated(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     without_rule: list[OperationShare] = []
 
 
-class SharedParameter(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class SharedParameter(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """A parameter that several layers use; a stage with more than one of them keeps it once.
 
     A frozen one has no gradient.
@@ -117,7 +117,7 @@ class SharedParameter(documents.Part, frozen=True, kw_only=True, omit_defaults=T
     frozen: bool = False
 
 
-class Layer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Layer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """One unit of planning: a module and which of its calls this is.
 
     `parameter_bytes` includes the shared parameters and the frozen ones, which have no gradient;
@@ -134,7 +134,7 @@ class Layer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     shared_parameters: list[SharedParameter] = []
 
 
-class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class LayerMeasurement(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Median seconds and bytes of one layer for one microbatch.
 
     `backward_input_s` is the input-gradient part of the backward. `transient_bytes` is the peak
@@ -161,7 +161,7 @@ class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=
     forward_flops: Bytes | None = None
 
 
-class Tensor(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Tensor(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """A tensor of one layer that later ones consume, carried through every cut between them.
 
     Without a `gradient`, as a mask, nothing of it comes back.
@@ -173,7 +173,7 @@ class Tensor(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     gradient: bool = True
 
 
-class StashGroup(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class StashGroup(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Storage kept from forward to backward, and the layers that keep it.
 
     A stage that holds any of them pays for it once. What several keep has a `producer` where that
@@ -185,7 +185,7 @@ class StashGroup(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     producer: Index | None = None
 
 
-class Measurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Measurement(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything measured at one microbatch size.
 
     A size that ran out of memory has `out_of_memory` and no layers.

@@ -46,7 +46,7 @@ _WORDS = {  # of msgspec, and ours
 }
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StrictStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every struct in a file: immutable, and strict about its keys."""
 
     def faults(self) -> Iterator[PartoptError]:
@@ -75,7 +75,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
 
 
-class Note(Part, frozen=True, kw_only=True):
+class Note(StrictStruct, frozen=True, kw_only=True):
     """Something to know about a result: a `code` for programs, the text, and what it is about.
 
     `fields["known"]` is true where somebody looked into it: it is no question any more.
@@ -91,7 +91,7 @@ class Note(Part, frozen=True, kw_only=True):
         return self.fields.get("known") is True
 
 
-class Document(Part, frozen=True, kw_only=True):
+class Document(StrictStruct, frozen=True, kw_only=True):
     """Base of every struct that is a file of its own. Its first field is its schema."""
 
     @classmethod
@@ -188,7 +188,8 @@ def check_option(option: str, value: object, expected: Any, hint: str) -> None:
 
 def find_faults(raw: object, expected: Any, path: str = "") -> Iterator[PartoptError]:
     """Every way in which plain data differs from the type `expected`, each error at its path."""
-    struct, item, value = _struct_in(expected), _item_of(expected), _value_of(expected)
+    struct = _struct_in(expected)
+    item, value = _inside(expected, list), _inside(expected, dict)
     if struct and isinstance(raw, dict):
         inside = list(_key_faults(raw, _fields(struct), path))
         yield from inside or _value_faults(raw, struct, path)
@@ -255,11 +256,9 @@ def _content_faults(content: bytes, document: object) -> Iterator[PartoptError]:
 
 def _text_faults(text: str, path: str) -> Iterator[PartoptError]:
     if found := _CONTROL.search(text):
-        message, hint = (
-            f"{path}: has the control character {found[0]!r}",
-            "use printable characters",
-        )
-        yield PartoptError(message, f"{hint} alone", code="control-character", path=path)
+        message = f"{path}: has the control character {found[0]!r}"
+        hint = "use printable characters alone"
+        yield PartoptError(message, hint, code="control-character", path=path)
 
 
 def _key_faults(
@@ -308,7 +307,7 @@ def _plain(what: str) -> str:
 
 def _without_unknown(raw: Any, expected: Any) -> Any:
     """`raw` without the keys that the struct `expected`, or a struct in it, does not have."""
-    struct, item = _struct_in(expected), _item_of(expected)
+    struct, item = _struct_in(expected), _inside(expected, list)
     if struct and isinstance(raw, dict):
         types_of = {key: field.type for key, field in _fields(struct).items()}
         return {
@@ -343,18 +342,11 @@ def _reader_in(expected: Any) -> Callable[[Any], float] | None:
     return None
 
 
-def _item_of(expected: Any) -> Any:
-    """The type of the items of a list, without the constraints of the list; None of no list."""
+def _inside(expected: Any, container: type) -> Any:
+    """The type of a list's items or of a mapping's values, without its constraints; else None."""
     if typing.get_origin(expected) is typing.Annotated:
         expected = typing.get_args(expected)[0]
-    return typing.get_args(expected)[0] if typing.get_origin(expected) is list else None
-
-
-def _value_of(expected: Any) -> Any:
-    """The type of the values of a mapping, without its constraints; None of no mapping."""
-    if typing.get_origin(expected) is typing.Annotated:
-        expected = typing.get_args(expected)[0]
-    return typing.get_args(expected)[1] if typing.get_origin(expected) is dict else None
+    return typing.get_args(expected)[-1] if typing.get_origin(expected) is container else None
 
 
 @functools.cache

@@ -21,7 +21,7 @@ _ACTION = "[0-9]{1,9}(?:[FBIWR][0-9]{1,9}|U)"
 _SLOTS = re.compile(rf"(?:{_ACTION}(?:&{_ACTION})?(?: |$))*")
 
 
-class RankTime(documents.Part, frozen=True, kw_only=True):
+class RankTime(documents.StrictStruct, frozen=True, kw_only=True):
     """Where the time of a rank goes between `window_start_s` and `window_end_s`.
 
     `idle_s` is the sum of the three fields after it.
@@ -40,7 +40,7 @@ class RankTime(documents.Part, frozen=True, kw_only=True):
     peak_memory_bytes: Bytes
 
 
-class LevelTime(documents.Part, frozen=True, kw_only=True):
+class LevelTime(documents.StrictStruct, frozen=True, kw_only=True):
     """How busy a level is between `window_start_s` and `window_end_s`.
 
     The shares are those of its busiest port; `sent_bytes` is what was sent over the level.
@@ -52,7 +52,7 @@ class LevelTime(documents.Part, frozen=True, kw_only=True):
     sent_bytes: float
 
 
-class Finding(documents.Part, frozen=True, kw_only=True):
+class Finding(documents.StrictStruct, frozen=True, kw_only=True):
     """Something to point at.
 
     With a `fault` the plan cannot run, a `loss` costs time, a `risk` may cost some that is not
@@ -75,7 +75,7 @@ class Finding(documents.Part, frozen=True, kw_only=True):
     peak_memory_bytes: Bytes | None
 
 
-class Planned(documents.Part, frozen=True, kw_only=True):
+class Planned(documents.StrictStruct, frozen=True, kw_only=True):
     """What the plan predicted for itself, as it was."""
 
     period_s: Seconds
@@ -85,7 +85,7 @@ class Planned(documents.Part, frozen=True, kw_only=True):
     peak_memory_bytes: Bytes
 
 
-class RankTimeline(documents.Part, frozen=True, kw_only=True):
+class RankTimeline(documents.StrictStruct, frozen=True, kw_only=True):
     """What a rank does in a stretch of time.
 
     `actions` are slots in order, `2F0 2B0`: stage, kind, microbatch; `2F3&5B1` are two at once.
@@ -102,7 +102,7 @@ class RankTimeline(documents.Part, frozen=True, kw_only=True):
     allreduce_end_s: list[float]
 
 
-class DrawnWindow(documents.Part, frozen=True, kw_only=True):
+class DrawnWindow(documents.StrictStruct, frozen=True, kw_only=True):
     """The seconds of a timeline that are drawn.
 
     They are all of it, its beginning, its end, or a part of its middle, which is `steady` where
@@ -114,7 +114,7 @@ class DrawnWindow(documents.Part, frozen=True, kw_only=True):
     end_s: Seconds
 
 
-class DrawnTimeline(documents.Part, frozen=True, kw_only=True):
+class DrawnTimeline(documents.StrictStruct, frozen=True, kw_only=True):
     """What a page draws of a timeline: some ranks in `windows`, which follow each other.
 
     `note` says which ranks where they are not all.
@@ -125,14 +125,14 @@ class DrawnTimeline(documents.Part, frozen=True, kw_only=True):
     ranks: list[RankTimeline]
 
 
-class RankFactor(documents.Part, frozen=True, kw_only=True):
+class RankFactor(documents.StrictStruct, frozen=True, kw_only=True):
     """A rank whose actions take `factor` times their time."""
 
     rank: Index
     factor: Positive
 
 
-class RankSensitivity(documents.Part, frozen=True, kw_only=True):
+class RankSensitivity(documents.StrictStruct, frozen=True, kw_only=True):
     """What it costs that one rank is slower.
 
     `loss` is by which share an iteration, or a microbatch of an asynchronous schedule, takes
@@ -144,7 +144,7 @@ class RankSensitivity(documents.Part, frozen=True, kw_only=True):
     per_second: float
 
 
-class Varied(documents.Part, frozen=True, kw_only=True):
+class Varied(documents.StrictStruct, frozen=True, kw_only=True):
     """The plan on devices that vary.
 
     `plain_s`, `p50_s` and `p95_s` are seconds of an iteration or, asynchronous, of a microbatch:
@@ -236,7 +236,7 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
 InFlight = Annotated[list[Index], msgspec.Meta(min_length=1)]  # of every device
 
 
-class ClosedForm(documents.Part, frozen=True, kw_only=True):
+class ClosedForm(documents.StrictStruct, frozen=True, kw_only=True):
     """What the formulas say of a schedule, where messages take no time.
 
     `formula` is the time in an iteration, `bubble_s`, for which each device waits, in P devices, M
@@ -255,7 +255,7 @@ class ClosedForm(documents.Part, frozen=True, kw_only=True):
     reason: str
 
 
-class Tried(documents.Part, frozen=True, kw_only=True):
+class Tried(documents.StrictStruct, frozen=True, kw_only=True):
     """A schedule as it ran.
 
     `chunks` are the stages of a device, `waits` tells whether devices wait for messages. `bubble`
@@ -276,7 +276,7 @@ class Tried(documents.Part, frozen=True, kw_only=True):
     closed_form: ClosedForm
 
 
-class Refused(documents.Part, frozen=True, kw_only=True):
+class Refused(documents.StrictStruct, frozen=True, kw_only=True):
     """A schedule that cannot run so, and why."""
 
     schedule: str

@@ -20,7 +20,7 @@ FlowPer = Literal["microbatch", "round", "iteration"]
 # S   stages; s   one of them, 0..S-1 in the order of the layers
 
 
-class Memory(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Memory(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes on each device of a stage.
 
     `transient_bytes` is what the stage takes beside these while its backward runs; of the stages of
@@ -36,14 +36,14 @@ class Memory(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     total_bytes: Bytes
 
 
-class Reserve(documents.Part, frozen=True, kw_only=True):
+class Reserve(documents.StrictStruct, frozen=True, kw_only=True):
     """What no plan may use of a device, which its limit of memory is beside, and what says so."""
 
     size_bytes: Bytes = 0
     basis: Literal["none", "given", "measured", "assumed", "computed"] = "none"
 
 
-class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Stage(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Layers `[start, stop)` on `ranks`.
 
     Replica k is `ranks[k]` and runs the microbatches g with g mod replicas = k.
@@ -144,7 +144,7 @@ def device_bytes(stages: Sequence[Stage]) -> int:
     return held + max(of_stage.transient_bytes for of_stage in memory)
 
 
-class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Flow(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Traffic of the plan: a `send` between stages, an `allreduce` of one, or a `tied` exchange.
 
     A `send` is per microbatch, an `allreduce` per round or iteration. `tied` is the stage's part in
@@ -164,7 +164,7 @@ class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     level: str
 
 
-class Load(documents.Part, frozen=True):
+class Load(documents.StrictStruct, frozen=True):
     """Seconds per microbatch for which something is busy.
 
     `what` it is, of stage or cut number `place` (cut c lies before stage c).
@@ -178,7 +178,7 @@ class Load(documents.Part, frozen=True):
         return f"{self.what} {'before' if self.what == 'cut' else 'of'} stage {self.place}"
 
 
-class Figures(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Figures(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What people quote of training beside samples/s.
 
     Each is `None` where the profile or the topology does not say it.

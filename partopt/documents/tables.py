@@ -13,7 +13,7 @@ from partopt.documents.stage import Figures, Positive
 from partopt.documents.topology import Topology
 
 
-class ComparisonRow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class ComparisonRow(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """One plan of a comparison. `stage_variance_s2` is the variance of the stages' C / r.
 
     Of a plan within what a trainer can say, `price` is how much longer its period is than that of
@@ -50,7 +50,7 @@ class Comparison(documents.Document, frozen=True, kw_only=True):
     rows: Annotated[list[ComparisonRow], msgspec.Meta(min_length=1)]
 
 
-class ScalingRow(documents.Part, frozen=True, kw_only=True):
+class ScalingRow(documents.StrictStruct, frozen=True, kw_only=True):
     """The best plan on a number of devices.
 
     `efficiency` is the speed-up over one device, divided by the devices; of groups of ranks the
@@ -94,7 +94,7 @@ class Scaling(documents.Document, frozen=True, kw_only=True):
         return self.rows[max(bought, key=lambda index: bought[index])] if bought else None
 
 
-class FlowTime(documents.Part, frozen=True, kw_only=True):
+class FlowTime(documents.StrictStruct, frozen=True, kw_only=True):
     """A flow of a plan, as its `communication` has it, with what it takes and what that costs.
 
     `ranks` are those that take part; `times` is how often it is in an iteration or, asynchronous,
@@ -145,7 +145,7 @@ class Flows(documents.Document, frozen=True, kw_only=True):
         return sum(flow.critical is None for flow in self.flows)
 
 
-class VerificationRow(documents.Part, frozen=True, kw_only=True):
+class VerificationRow(documents.StrictStruct, frozen=True, kw_only=True):
     """One check: the time it took, its numbers, and the fields that differ, with both values."""
 
     check: str

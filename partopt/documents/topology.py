@@ -35,7 +35,7 @@ Rate = Annotated[float, msgspec.Meta(gt=0, le=FASTEST)]
 Latency = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
 
 
-class Device(documents.Part, frozen=True, kw_only=True):
+class Device(documents.StrictStruct, frozen=True, kw_only=True):
     """The kind of device that the cluster has; `memory_bytes` is `None` where no limit is known.
 
     `price_per_hour` is what one of them costs, in any currency; unset where it is not known.
@@ -46,14 +46,14 @@ class Device(documents.Part, frozen=True, kw_only=True):
     price_per_hour: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | UnsetType = UNSET
 
 
-class AllReduceRates(documents.Part, frozen=True, kw_only=True):
+class AllReduceRates(documents.StrictStruct, frozen=True, kw_only=True):
     """What a level's links achieve in an all-reduce, where that differs from one message."""
 
     bandwidth_bytes_per_s: Rate | UnsetType = UNSET
     latency_s: Latency | UnsetType = UNSET
 
 
-class Level(documents.Part, frozen=True, kw_only=True):
+class Level(documents.StrictStruct, frozen=True, kw_only=True):
     """A tier of the topology: groups of `size` members, each behind `links` links.
 
     A link carries `bandwidth_bytes_per_s` in one direction. A message keeps the device that sends
@@ -96,7 +96,7 @@ class Level(documents.Part, frozen=True, kw_only=True):
         return self.latency_s if isinstance(latency_s, UnsetType) else latency_s
 
 
-class Grouping(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Grouping(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What lies behind a topology of groups: N `ranks` in each, and the cluster's own levels.
 
     Of a group's ranks `copies` hold the same parameters and exchange them together.
@@ -107,7 +107,7 @@ class Grouping(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     levels: Annotated[list[Level], msgspec.Meta(min_length=1)]
 
 
-class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Topology(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """P identical devices under L levels, innermost first.
 
     `devices` is P; left out, it is computed. `allreduce` is the algorithm of all-reduces
@@ -461,18 +461,18 @@ _Bandwidth = Annotated[_Quantity, read_by(_bandwidth)]
 _Duration = Annotated[_Quantity, read_by(_duration)]
 
 
-class _DeviceFile(documents.Part, frozen=True):
+class _DeviceFile(documents.StrictStruct, frozen=True):
     name: str
     memory: Annotated[_Quantity, read_by(_memory)] | None = None
     price: Annotated[_Quantity, read_by(_price)] | None = None
 
 
-class _AllReduceFile(documents.Part, frozen=True):
+class _AllReduceFile(documents.StrictStruct, frozen=True):
     bandwidth: _Bandwidth | None = None
     latency: _Duration | None = None
 
 
-class _LevelFile(documents.Part, frozen=True):
+class _LevelFile(documents.StrictStruct, frozen=True):
     name: str
     size: Size
     bandwidth: _Bandwidth
@@ -485,7 +485,7 @@ class _LevelFile(documents.Part, frozen=True):
     allreduce: _AllReduceFile | None = None
 
 
-class TopologyFile(documents.Part, frozen=True):
+class TopologyFile(documents.StrictStruct, frozen=True):
     """The file as a whole."""
 
     name: str

@@ -13,7 +13,7 @@ from partopt.documents.stage import Shard
 Share = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class RanPlan(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class RanPlan(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """The plan that was run: the model, as its profile has it, and what the page of a run repeats.
 
     `tokens_per_sample` and `estimated` are as in a plan's profile.
@@ -34,7 +34,7 @@ class RanPlan(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     estimated: str | None = None
 
 
-class RankSeconds(documents.Part, frozen=True, kw_only=True):
+class RankSeconds(documents.StrictStruct, frozen=True, kw_only=True):
     """One rank in an iteration, or asynchronous in a cycle of the steady state.
 
     `forward_s` and `backward_s` are the mean of its actions, of all stages that it holds; the
@@ -53,7 +53,7 @@ class RankSeconds(documents.Part, frozen=True, kw_only=True):
     device_bytes: Bytes | None = None
 
 
-class StageSeconds(documents.Part, frozen=True, kw_only=True):
+class StageSeconds(documents.StrictStruct, frozen=True, kw_only=True):
     """A stage of the layers `modules` from layer `start`: medians of its actions.
 
     They are over microbatches, replicas and the steps that count; what the engine takes to pack and
@@ -73,7 +73,7 @@ class StageSeconds(documents.Part, frozen=True, kw_only=True):
     optimizer_s: Seconds | None = None
 
 
-class RunRank(documents.Part, frozen=True, kw_only=True):
+class RunRank(documents.StrictStruct, frozen=True, kw_only=True):
     """A rank and the stages that it holds."""
 
     rank: Index
@@ -82,7 +82,7 @@ class RunRank(documents.Part, frozen=True, kw_only=True):
     measured: RankSeconds
 
 
-class Check(documents.Part, frozen=True, kw_only=True):
+class Check(documents.StrictStruct, frozen=True, kw_only=True):
     """The first step against one process: relative errors of losses, and of what is `compared`.
 
     An error is the largest difference over the largest gradient, or change, of the parameter;
@@ -97,7 +97,7 @@ class Check(documents.Part, frozen=True, kw_only=True):
     equal: bool
 
 
-class MachineLoad(documents.Part, frozen=True, kw_only=True):
+class MachineLoad(documents.StrictStruct, frozen=True, kw_only=True):
     """Processes that wanted to run on this machine in the minute before and after the run."""
 
     before: Share

@@ -25,7 +25,7 @@ Ends = Annotated[
 ]
 
 
-class Numerics(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Numerics(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What no time depends on, and without which it is another model.
 
     Norms are of root mean squares or of layers, with an `epsilon`; with `query_key_norms` each head
@@ -46,7 +46,7 @@ class Numerics(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     besides: str = ""
 
 
-class Transformer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """An embedding of a `vocabulary`, `blocks` equal blocks, and a head.
 
     `hidden` is the width between blocks. `heads` of `head_size` numbers attend, `kv_heads` have
@@ -165,7 +165,7 @@ class Transformer(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
         return 6.0 * self.active_parameters * sequence + attention
 
 
-class Passes(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Passes(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes that a block's passes over memory read and write, forward and backward.
 
     They are for each element of a token: of `norms` (both of a block), `residuals` and `dropout`
@@ -184,7 +184,7 @@ class Passes(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     plain: Pair = (4, 6)
 
 
-class Kept(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Kept(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes that a block keeps of a token for its backward, for each element, in 16 bits.
 
     `hidden` are cut as what lies between products is, `whole` are not. `queries` hold the output of
@@ -206,7 +206,7 @@ class Kept(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     narrower: Traffic = 1
 
 
-class Scores(documents.Part, frozen=True, kw_only=True):
+class Scores(documents.StrictStruct, frozen=True, kw_only=True):
     """Attention that writes its scores.
 
     Bytes of a score: of passes `forward` and `backward`, those `kept`, those there during the
@@ -219,7 +219,7 @@ class Scores(documents.Part, frozen=True, kw_only=True):
     work: Traffic = 0
 
 
-class Loss(documents.Part, frozen=True, kw_only=True):
+class Loss(documents.StrictStruct, frozen=True, kw_only=True):
     """A cross entropy: bytes of the `passes` over a logit, and those of it that are `held`.
 
     With `gathers` every rank of a tensor parallel group takes the loss of all of them.
@@ -230,7 +230,7 @@ class Loss(documents.Part, frozen=True, kw_only=True):
     gathers: bool = False
 
 
-class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What a trainer does when it runs a transformer: facts, each with a source in its file.
 
     `passes` over memory are counted, and what is `kept` for the backward. `attention` is a kernel
@@ -285,7 +285,7 @@ class Practice(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 BlockSeconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
-class MeasuredBlock(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class MeasuredBlock(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """A trainer's own block as it was measured for microbatches of `microbatch_size` samples.
 
     `forward_s` and `backward_s` of one rank, nothing made again; `kept_bytes` it keeps from one to
@@ -298,7 +298,7 @@ class MeasuredBlock(documents.Part, frozen=True, kw_only=True, omit_defaults=Tru
     kept_bytes: Bytes = 0
 
 
-class Calibration(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Calibration(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What was measured of a trainer's own block, for which the closed form's is scaled.
 
     A group of `ranks` tensor parallel ranks ran it. `blocks` are in the order of their sizes, from
@@ -319,7 +319,7 @@ class Calibration(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
             yield PartoptError(what, hint, code="inconsistent-document", path="blocks")
 
 
-class LayoutBeside(documents.Part, frozen=True, kw_only=True):
+class LayoutBeside(documents.StrictStruct, frozen=True, kw_only=True):
     """A layout that was found beside that of a plan.
 
     `iteration_s` and `memory_bytes` of the fullest rank are `simulated`, or by the closed form. Of
@@ -336,7 +336,7 @@ class LayoutBeside(documents.Part, frozen=True, kw_only=True):
     part_s: float
 
 
-class Modelled(documents.Part, frozen=True, kw_only=True):
+class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     """What the profile of a plan was computed from: a `model`, and the `practice` of its trainer.
 
     Samples have `sequence` tokens, products are in `format`; a `calibration` is what was measured

@@ -75,9 +75,15 @@ def read(content: str, where: str, name: str, microbatch_size: int | None = None
         hint = "it is the number of samples that were measured at once"
         documents.check_option("microbatch_size", microbatch_size, Count, hint)
     graph = _graph(content, where)
-    _drop_item_sinks(graph)
+    for sink in [n for n in graph if graph.out_degree(n) == 0]:
+        if graph.nodes[sink]["node"].module.startswith("__getitem__"):
+            graph.remove_node(sink)
     order = [graph.nodes[n]["node"] for n in nx.lexicographical_topological_sort(graph)]
-    inputs = [node for node in order if _is_input(node, graph)]
+    inputs = [
+        node
+        for node in order
+        if graph.in_degree(node.number) == 0 and node.module.startswith("Input")
+    ]
     layers = [node for node in order if node not in inputs]
     if not layers:
         raise _fault(f"{where}: no layers: every node is an Input", _WRONG_FILE)
@@ -94,7 +100,14 @@ def read(content: str, where: str, name: str, microbatch_size: int | None = None
         measurements=[
             Measurement(
                 microbatch_size=microbatch_size or 1,
-                layers=[_measurement(node) for node in layers],
+                layers=[
+                    LayerMeasurement(
+                        forward_s=node.forward_s,
+                        backward_s=node.backward_s,
+                        output_bytes=node.activation_bytes,
+                    )
+                    for node in layers
+                ],
                 tensors=list(_tensors(graph, order, index)),
                 stash_groups=_stash_groups(graph, order, index),
             )
@@ -103,22 +116,6 @@ def read(content: str, where: str, name: str, microbatch_size: int | None = None
     )
     documents.refuse(profile.faults(), where)
     return profile
-
-
-def _drop_item_sinks(graph: nx.DiGraph[int]) -> None:
-    for sink in [n for n in graph if graph.out_degree(n) == 0]:
-        if graph.nodes[sink]["node"].module.startswith("__getitem__"):
-            graph.remove_node(sink)
-
-
-def _is_input(node: _Node, graph: nx.DiGraph[int]) -> bool:
-    return graph.in_degree(node.number) == 0 and node.module.startswith("Input")
-
-
-def _measurement(node: _Node) -> LayerMeasurement:
-    return LayerMeasurement(
-        forward_s=node.forward_s, backward_s=node.backward_s, output_bytes=node.activation_bytes
-    )
 
 
 def _tensors(graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]) -> Iterator[Tensor]:

@@ -170,24 +170,14 @@ class _Series:
         Layers of the block and of the next one are counted from `start`, those behind as they are.
         """
         block, near = range(start, start + self.size), range(start, start + 2 * self.size)
-        layers = [
-            (layer.call, layer.type, layer.parameter_bytes, layer.frozen_bytes)
-            for layer in profile.layers[start : start + self.size]
-        ]
         lives = Counter[object]()
         for number, measurement in enumerate(profile.measured()):
-            held: list[tuple[list[int], int, bool | None]] = [
-                *(([t.producer, *t.consumers], t.bytes, t.gradient) for t in measurement.tensors),
-                *(
-                    ([*([] if g.producer is None else [g.producer]), *g.layers], g.bytes, None)
-                    for g in measurement.stash_groups
-                ),
-            ]
-            for found, size_bytes, gradient in held:
+            for made, spans, size_bytes, gradient in _held(measurement):
+                found = [*made, *spans]
                 if min(found) in block:
                     places = tuple((at in near, at - start * (at in near)) for at in found)
                     lives[number, places, size_bytes, gradient] += 1
-        return layers, lives
+        return _kinds(profile.layers[start : start + self.size]), lives
 
 
 @dataclass(frozen=True)
@@ -219,35 +209,18 @@ class _Pair(_Series):
         """Where a layer lies beside the two blocks."""
         return sum(layer >= start for start in (self.first, self.second, self.third))
 
-    def tell_all(self, profile: Profile) -> bool:
+    def represent_many(self, profile: Profile) -> bool:
         """Whether these two show what many would.
 
         The first has to be like the second, and to pass on, and to keep together with what follows,
         as much as the second does. Nothing goes from one block past the other.
         """
-        size, layers = self.size, profile.layers
-        blocks = [
-            [
-                (layer.call, layer.type, layer.parameter_bytes, layer.frozen_bytes)
-                for layer in layers[start : start + size]
-            ]
-            for start in (self.first, self.second)
-        ]
-        if self.first < 0 or blocks[0] != blocks[1]:
+        first, second = profile.layers[self.first : self.second], profile.layers[self.second :]
+        if self.first < 0 or _kinds(first) != _kinds(second[: self.size]):
             return False
         following: dict[int, Counter[object]] = {self.FIRST: Counter(), self.SECOND: Counter()}
         for number, measurement in enumerate(profile.measured()):
-            held = [
-                *(
-                    ([t.producer], [t.producer, *t.consumers], t.bytes, t.gradient)
-                    for t in measurement.tensors
-                ),
-                *(
-                    ([] if g.producer is None else [g.producer], g.layers, g.bytes, None)
-                    for g in measurement.stash_groups
-                ),
-            ]
-            for made, spans, size_bytes, gradient in held:
+            for made, spans, size_bytes, gradient in _held(measurement):
                 places = {self.place(at) for at in (*made, *spans)}
                 if places & {self.FIRST, self.SECOND} and not self._is_known(places):
                     return False
@@ -267,6 +240,20 @@ class _Pair(_Series):
         return not (first and after)
 
 
+def _kinds(layers: Sequence[Layer]) -> list[object]:
+    """What alike layers share."""
+    return [(layer.call, layer.type, layer.parameter_bytes, layer.frozen_bytes) for layer in layers]
+
+
+def _held(measurement: Measurement) -> Iterator[tuple[list[int], list[int], int, bool | None]]:
+    """What lives on between layers: who made it, the layers that it spans, bytes, gradient."""
+    for tensor in measurement.tensors:
+        made = [tensor.producer]
+        yield made, [*made, *tensor.consumers], tensor.bytes, tensor.gradient
+    for group in measurement.stash_groups:
+        yield [] if group.producer is None else [group.producer], group.layers, group.bytes, None
+
+
 def _find(profile: Profile, blocks: str, count: int) -> _Series:
     """Where the blocks lie. Raises PartoptError where they cannot be repeated."""
     pattern = re.compile(rf"({re.escape(blocks)}\.?)([0-9]+)(?=\.|$)")
@@ -281,7 +268,7 @@ def _find(profile: Profile, blocks: str, count: int) -> _Series:
     elif measured == 2:
         second, size = numbers.index(1), numbers.count(1)
         pair = _Pair(pattern, second, size, measured, count - measured)
-        if pair.tell_all(profile):
+        if pair.represent_many(profile):
             return pair
         what = "two blocks that do not show what lies between more of them: four do"
     else:

@@ -9,7 +9,7 @@ from partopt import documents
 from partopt.cost.chain import chain_of
 from partopt.cost.sharding import steps_in_backwards
 from partopt.documents.profile import Device, Profile
-from partopt.documents.training_run import Run, StageSeconds
+from partopt.documents.training_run import Run
 from partopt.errors import PartoptError
 from partopt.importers.times import measurement_of, spread, with_times
 
@@ -30,7 +30,10 @@ def import_run(run: Run, onto: Profile, where: str = "run") -> Profile:
         chain = chain.with_steps()
     for stage in run.stages:
         stop = stage.start + len(stage.modules)
-        backward_s = max(0.0, _backward_s(stage) - chain.steps_s(stage.start, stop))
+        # a recomputation that is not timed by itself is the forward that the backward begins with
+        within = stage.recompute and stage.recompute_s is None
+        backward_s = stage.backward_s - (stage.forward_s if within else 0.0)
+        backward_s = max(0.0, backward_s - chain.steps_s(stage.start, stop))
         of_stage = measured.layers[stage.start : stop]
         layers += spread(of_stage, stage.forward_s, backward_s, stage.backward_weight_s)
     stepped = [stage.optimizer_s for stage in run.stages if stage.optimizer_s is not None]
@@ -45,12 +48,6 @@ def import_run(run: Run, onto: Profile, where: str = "run") -> Profile:
 def _counts_steps(run: Run) -> bool:
     """Whether plans count a backward with the step that ends it, as this run's did."""
     return steps_in_backwards(run.plan.schedule, run.plan.shard != "none")
-
-
-def _backward_s(stage: StageSeconds) -> float:
-    """The backward alone: without the forward that it began with."""
-    within = stage.recompute and stage.recompute_s is None
-    return stage.backward_s - (stage.forward_s if within else 0.0)
 
 
 def _check(run: Run, onto: Profile, where: str) -> None:

@@ -44,14 +44,14 @@ _ROUNDING = 1.0  # microseconds: times of nested ranges are rounded one by one
 Seconds = defaultdict[tuple[str, int], list[float]]  # by kind (F, B, I, W; U: updates) and stage
 
 
-class Links(msgspec.Struct, frozen=True):
+class EventLinks(msgspec.Struct, frozen=True):
     """What links a kernel to its launch; a part is missing where it does not apply."""
 
     external: int | None = msgspec.field(default=None, name="External id")
     correlation: int | None = None
 
 
-class Event(msgspec.Struct, frozen=True):
+class TraceEvent(msgspec.Struct, frozen=True):
     """An event: microseconds from some origin, the thread, and what it is linked by."""
 
     name: str = ""
@@ -60,7 +60,7 @@ class Event(msgspec.Struct, frozen=True):
     tid: int | str = ""
     ts: float = math.nan
     dur: float = math.nan
-    args: Links = Links()
+    args: EventLinks = EventLinks()
 
     @property
     def end(self) -> float:
@@ -78,10 +78,10 @@ class DeviceProperties(msgspec.Struct, frozen=True):
 class Trace(msgspec.Struct, frozen=True):
     """The events of one process in order of time, and the devices of the machine."""
 
-    events: list[Event] = msgspec.field(name="traceEvents")
+    events: list[TraceEvent] = msgspec.field(name="traceEvents")
     devices: list[DeviceProperties] = msgspec.field(default_factory=list, name="deviceProperties")
 
-    def of(self, *categories: str) -> Iterator[Event]:
+    def of(self, *categories: str) -> Iterator[TraceEvent]:
         """The events of these categories, by their start; of equal ones the longest first."""
         return (event for event in self.events if event.cat in categories)
 
@@ -154,7 +154,7 @@ def _add_actions(trace: Trace, where: str, seconds: Seconds) -> bool:
     begin = steps[1] if len(steps) >= _WARM else -math.inf
     work = _work_of(trace)
 
-    def inside(event: Event) -> float:
+    def inside(event: TraceEvent) -> float:
         """Seconds of the work that begins while the event runs."""
         low, high = (bisect.bisect_left(work, (at, 0.0)) for at in (event.ts, event.end))
         return sum(work_s for _, work_s in work[low:high])
@@ -223,7 +223,7 @@ def _device(traces: Sequence[Trace], name: str | None) -> Device:
     return Device(name=name, type="cuda", memory_bytes=known.memory_bytes)
 
 
-def _refuse_overlaps(events: Sequence[Event], where: str) -> None:
+def _refuse_overlaps(events: Sequence[TraceEvent], where: str) -> None:
     for _, of_thread in itertools.groupby(sorted(events, key=_thread), _thread):
         for first, second in itertools.pairwise(of_thread):
             if second.ts < first.end - _ROUNDING:
@@ -235,7 +235,7 @@ def _refuse_overlaps(events: Sequence[Event], where: str) -> None:
                 )
 
 
-def _thread(event: Event) -> str:
+def _thread(event: TraceEvent) -> str:
     return str(event.tid)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 
 from partopt.documents.profile import Model, Profile
-from partopt.profiler.as_trained import opened
+from partopt.profiler.as_trained import unwrap_compiled
 from partopt.profiler.device import build_within_memory, clock_of
 from partopt.profiler.group import check_group, check_parallel, open_group
 from partopt.profiler.measuring import ProfilingStopped, check_resume, errors_name, profile_of
-from partopt.profiler.settings import Settings, Subject, check_model, check_name
+from partopt.profiler.settings import ProfileSettings, Subject, check_model, check_name
 from partopt.profiler.source import ModelSource, find_model
 from partopt.profiler.tensors import Inputs, Loss, with_labels
 
@@ -46,11 +46,11 @@ def measure(
     Raises PartoptError for bad input and where every size runs out of memory; ProfilingStopped,
     with what is finished, on Ctrl-C and where an error comes after a size was finished.
     """
-    settings = Settings(**options)
+    settings = ProfileSettings(**options)
     check_model(model, example_inputs, loss_fn)
     inputs_of, loss = with_labels(example_inputs, loss_fn)
     resumed = check_resume(resume)
-    given_name = resumed.model.name if resumed else type(opened(model)).__name__
+    given_name = resumed.model.name if resumed else type(unwrap_compiled(model)).__name__
     identity = Model(name=check_name(name) or given_name)
     with open_group(settings.torch_device) as group:
         check_group(group, settings.compile)
@@ -75,7 +75,7 @@ def measure_source(
     the file. Everything else is as in `measure`, and so are the errors, which name the file where
     they are about it.
     """
-    settings = Settings(**options)
+    settings = ProfileSettings(**options)
     resumed = check_resume(resume)
     title = check_name(name) or (resumed and resumed.model.name)
     found = find_model(source, arguments)

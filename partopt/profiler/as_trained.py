@@ -71,7 +71,7 @@ def no_cast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(enabled)
 
 
-def opened(module: nn.Module) -> nn.Module:
+def unwrap_compiled(module: nn.Module) -> nn.Module:
     """The module that was given to `torch.compile`, where `module` is what that returned."""
     while _WRAPPED in module._modules:
         module = module.get_submodule(_WRAPPED)
@@ -81,15 +81,15 @@ def opened(module: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def open_compiled(subject: Subject) -> Iterator[Subject]:
     """The subject with nothing compiled in it; where something was, its settings say `compile`."""
-    model = opened(subject.model)
+    model = unwrap_compiled(subject.model)
     wrapped = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent._modules.items()
-        if child is not None and opened(child) is not child
+        if child is not None and unwrap_compiled(child) is not child
     ]
     for parent, name, child in wrapped:
-        parent._modules[name] = opened(child)
+        parent._modules[name] = unwrap_compiled(child)
     calls = [
         (module, module._compiled_call_impl)
         for module in model.modules()

@@ -63,7 +63,7 @@ def describe_environment(device: torch.device) -> Environment:
     return replace(
         found,
         cuda=torch.version.cuda,
-        driver=_driver(),
+        driver=_known(lambda: _DRIVER.read_text().strip() or None),
         cudnn=_known(lambda: str(cudnn.version())),  # type: ignore[no-untyped-call]
         nccl=_known(lambda: ".".join(map(str, torch.cuda.nccl.version()))),  # type: ignore[no-untyped-call]
         matmul_tf32=_known(lambda: bool(matmul.allow_tf32)),
@@ -73,15 +73,9 @@ def describe_environment(device: torch.device) -> Environment:
 
 
 def _known(read: Any) -> Any:
-    """What `read` returns; None where this build of torch does not know it."""
-    with contextlib.suppress(AttributeError, ImportError, RuntimeError):
+    """What `read` returns; None where this build of torch, or this machine, does not know it."""
+    with contextlib.suppress(AttributeError, ImportError, OSError, RuntimeError):
         return read()
-    return None
-
-
-def _driver() -> str | None:
-    with contextlib.suppress(OSError):
-        return _DRIVER.read_text().strip() or None
     return None
 
 

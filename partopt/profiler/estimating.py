@@ -41,10 +41,10 @@ from partopt.profiler.layers import Tracker
 from partopt.profiler.measuring import Measurer, errors_name, profile_of
 from partopt.profiler.observation import Structure, observe
 from partopt.profiler.operations import Operation, Watch, storages_in
-from partopt.profiler.settings import Settings, Subject, check_model, check_name
+from partopt.profiler.settings import ProfileSettings, Subject, check_model, check_name
 from partopt.profiler.source import describe, find_model
 from partopt.profiler.step import Stepper, check_step
-from partopt.profiler.summary import summarize
+from partopt.profiler.summary import TimedSteps, summarize
 from partopt.profiler.tensors import Inputs, Loss, local_tensors, with_labels
 
 MOST_WITHOUT_RULE = 0.05  # of the time
@@ -62,7 +62,7 @@ _FILLS = {"bernoulli_", "copy_", "fill_", "normal_", "random_", "uniform_", "zer
 _UNCOUNTED = ("_cdist", "_cudnn_rnn", "_fft", "_linalg", "_pdist", "cholesky", "linalg", "mkldnn")
 
 
-class Work(NamedTuple):
+class OperationWork(NamedTuple):
     """What an operation does; `kind` says which of a device's efficiencies it has.
 
     `has_rule` is False where nothing is known of it but its bytes.
@@ -75,7 +75,7 @@ class Work(NamedTuple):
     has_rule: bool = True
 
     @classmethod
-    def of(cls, call: Operation) -> Work | None:
+    def of(cls, call: Operation) -> OperationWork | None:
         """What an operation does; None where no kernel runs."""
         name = str(call.func._schema.name).rpartition("::")[2]
         read, made = list(call.read), call.made
@@ -140,7 +140,7 @@ class RooflineClock(Watch):
 
     def after(self, call: Operation) -> None:
         """Go on by what the operation takes."""
-        if (work := Work.of(call)) is not None:
+        if (work := OperationWork.of(call)) is not None:
             seconds = self.seconds(work)
             self.now_s += Fraction(seconds)
             self.bytes += work.bytes
@@ -149,7 +149,7 @@ class RooflineClock(Watch):
             if not work.has_rule:
                 self.without_rule_s[str(call.func.overloadpacket)] += seconds
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: OperationWork) -> float:
         """Seconds that an operation takes. PartoptError where the device lacks its format."""
         device, compute_s = self.device, 0.0
         if work.flops:
@@ -157,7 +157,7 @@ class RooflineClock(Watch):
             compute_s = work.flops / (peak * getattr(device, work.kind))
         return max(compute_s, work.bytes / device.bandwidth_bytes_per_s) + device.launch_s
 
-    def _format(self, work: Work) -> str:
+    def _format(self, work: OperationWork) -> str:
         """The number format whose peak counts: float32 may be multiplied as TF32."""
         name = str(work.dtype).removeprefix("torch.")
         if name == "float32" and TF32 in self.device.peaks_flops:
@@ -276,12 +276,12 @@ class Estimator(Measurer):
             clock.without_rule_s.clear()
             times = stepper.instrumented()
             self._check_rules(times.step_s)
-            parts = stepper.input_parts(1)  # all are equal
+            steps = TimedSteps([times.step_s], [times], stepper.input_parts(1))  # all are equal
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
         trained = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
         numbers = sum(part.numel() for part in local_tensors(trained))
         optimizer_s = _OPTIMIZER_BYTES * numbers / clock.device.bandwidth_bytes_per_s
-        summary = summarize(size, structure, [times.step_s], [times], optimizer_s, None, parts)
+        summary = summarize(size, structure, steps, optimizer_s, None)
         return replace(summary, step_s=None, coverage=None, overhead=None)
 
     def _check_rules(self, step_s: float) -> None:
@@ -389,7 +389,7 @@ def estimate_source(
 
 def _settings_of(
     device: Roofline, calibrate: float | None, dtype: str | None = None, **options: Any
-) -> Settings:
+) -> ProfileSettings:
     """The settings of a step on fakes of the CPU, in number formats that the device has."""
     if calibrate is not None:
         hint = "give the seconds of a forward and a backward, without the optimizer"
@@ -399,7 +399,7 @@ def _settings_of(
         usual = "bfloat16"  # in which models are trained on what computes in it
         fast = options.get("autocast") is None and usual in device.peaks_flops
         dtype = usual if fast else "float32"
-    settings = Settings(device="cpu", steps=1, compile=False, dtype=dtype, **options)
+    settings = ProfileSettings(device="cpu", steps=1, compile=False, dtype=dtype, **options)
     device.check_dtype(settings.dtype)
     if settings.autocast is not None:
         device.check_dtype(settings.autocast, "autocast")

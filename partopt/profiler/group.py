@@ -88,7 +88,7 @@ class RankGroup:
             np.random.seed(SEED)
             random.seed(SEED)
 
-    def settle(self) -> None:
+    def let_threads_finish(self) -> None:
         """Let the threads of the collectives that are done give back what they hold."""
         if self.exchanges:
             time.sleep(SETTLING_S)
@@ -116,8 +116,8 @@ class RankGroup:
         """In this context, end this rank soon after another has no memory left.
 
         Under NCCL a rank waits for one that ended as for one that is slow. Its communicators are
-        aborted; where it waits all the same the process ends, and what `Settings.keep` was given is
-        all that is left.
+        aborted; where it waits all the same the process ends, and what `ProfileSettings.keep` was
+        given is all that is left.
         """
         done = threading.Event()
 

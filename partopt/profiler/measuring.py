@@ -51,6 +51,7 @@ from partopt.profiler.step import (
     share_gradients,
 )
 from partopt.profiler.summary import (
+    TimedSteps,
     note_busy_machine,
     note_device,
     note_launch_bound,
@@ -266,9 +267,8 @@ class Measurer:
         if not self._optimizer_tried:
             self._optimizer_s, self._optimizer_tried = self._time_optimizer(stepper), True
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
-        return summarize(
-            size, structure, bare_s, instrumented, self._optimizer_s, peak_bytes, parts, issued
-        )
+        timed = TimedSteps(bare_s, instrumented, parts, issued)
+        return summarize(size, structure, timed, self._optimizer_s, peak_bytes)
 
     def _time_optimizer(self, stepper: Stepper) -> float | None:
         """Seconds of an optimizer step, or None and a note where it fails."""

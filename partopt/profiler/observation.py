@@ -69,11 +69,11 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
     No gradients are left where there were none. Raises PartoptError, on every rank,
     where the ranks do not have the same layers.
     """
-    model, settle = subject.model, subject.group.settle
+    model, group = subject.model, subject.group
     recorder, output_bytes = Recorder(model, tracker, inputs), dict[int, int]()
 
     def enter(layer: int) -> None:
-        settle()
+        group.let_threads_finish()
         recorder.enter(layer)
 
     def leave(layer: int, output: Any) -> None:
@@ -84,14 +84,14 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
     with recorder, new_garbage_only():
         with tracker.discover(enter, leave), recorder.saving():
             loss = run_loss(model, inputs, subject.loss_fn)
-        settle()
+        group.let_threads_finish()
         gc.collect()  # what only a cycle of references keeps is not kept
-        kept = recorder.kept(loss)
+        kept = recorder.find_kept(loss)
         recorder.layer, recorder.backward = tracker.current, True
         backward = Backward(loss, tracker.began)
         backward.call_at_changes(enter)
         backward.call_at_partings(recorder.note_parting)
-        with recorder.settled_gradients():
+        with recorder.freeing_gradients():
             loss.backward()  # type: ignore[no-untyped-call]
     if not had_gradients:
         model.zero_grad(set_to_none=True)
@@ -107,7 +107,7 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         dict(recorder.parting_bytes),
         sorted(recorder.attention),
     )
-    return _combine(structure, subject.group)
+    return _combine(structure, group)
 
 
 def observe_stash(subject: Subject, inputs: Inputs, tracker: Tracker) -> list[profile.StashGroup]:
@@ -118,10 +118,10 @@ def observe_stash(subject: Subject, inputs: Inputs, tracker: Tracker) -> list[pr
     recorder = Recorder(subject.model, tracker, inputs)
     with tracker.watch(recorder.enter), recorder.saving():
         loss = run_loss(subject.model, inputs, subject.loss_fn)
-    return stash_groups(recorder.kept(loss))
+    return stash_groups(recorder.find_kept(loss))
 
 
-class Event(NamedTuple):
+class StorageEvent(NamedTuple):
     """A block that a layer makes (`size_bytes` above 0) or that is freed (below 0)."""
 
     layer: int
@@ -131,7 +131,7 @@ class Event(NamedTuple):
 
 
 @dataclass
-class Flow:
+class StorageFlow:
     """What one layer wrote into a storage: who reads it, and which parts."""
 
     producer: int
@@ -141,7 +141,7 @@ class Flow:
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class ObservedStorage:
     """A storage, and all that the step shows of it.
 
     `number` is its place among the events where the step made it, -1 where it was there before;
@@ -152,7 +152,7 @@ class Block:
     number: int = -1
     maker: int = 0
     name: str | None = None
-    flow: Flow | None = None
+    flow: StorageFlow | None = None
     layers: set[int] = field(default_factory=set)
     counted: bool = False  # as a gradient at a parting
     freed: bool = False  # or become the gradient of a parameter
@@ -180,13 +180,13 @@ class Recorder(Watch):
         super().__init__()
         self.tracker = tracker
         self.layer, self.backward = 0, False
-        self.events: list[Event] = []
+        self.events: list[StorageEvent] = []
         self.flops: Counter[int] = Counter()
         self.users: defaultdict[str, set[int]] = defaultdict(set)
         self.parting_bytes: Counter[int] = Counter()
         self.attention: set[str] = set()
-        self._flows: list[tuple[Flow, Block]] = []
-        self._kept_ahead: list[Block] = []  # for the layer that is called next
+        self._flows: list[tuple[StorageFlow, ObservedStorage]] = []
+        self._kept_ahead: list[ObservedStorage] = []  # for the layer that is called next
         self._blocks = StorageMap(self._free)
         self._parameters = dict(model.named_parameters())
         for name, tensor in [*model.named_buffers(), *self._parameters.items()]:
@@ -195,11 +195,11 @@ class Recorder(Watch):
         for part in storages_in([*(p.grad for p in self._parameters.values()), inputs]):
             self._block(part)
 
-    def _block(self, tensor: Tensor) -> Block:
+    def _block(self, tensor: Tensor) -> ObservedStorage:
         """The block of a tensor; what is not known was there before."""
-        block: Block | None = self._blocks.get(tensor)
+        block: ObservedStorage | None = self._blocks.get(tensor)
         if block is None:
-            block = Block(tensor.untyped_storage().nbytes())
+            block = ObservedStorage(tensor.untyped_storage().nbytes())
             self._blocks.set(tensor, block)
         return block
 
@@ -225,7 +225,7 @@ class Recorder(Watch):
         for tensor in storages_in(call.result):
             if self._blocks.get(tensor) is None:
                 size_bytes = tensor.untyped_storage().nbytes()
-                self._blocks.set(tensor, Block(size_bytes, len(self.events), self.layer))
+                self._blocks.set(tensor, ObservedStorage(size_bytes, len(self.events), self.layer))
                 self._note(len(self.events), size_bytes)
         if self._device is not None:
             peak = torch.cuda.max_memory_allocated(self._device)
@@ -264,7 +264,7 @@ class Recorder(Watch):
             others = block.flow is not None and block.flow.producer != self.layer
             renewed = others and any(tensor is argument for argument in in_place)
             if block.name is None and (block.flow is None or renewed):
-                block.flow = Flow(self.layer)
+                block.flow = StorageFlow(self.layer)
                 self._flows.append((block.flow, block))
 
     def wrapped(self, call: Operation) -> None:
@@ -307,7 +307,7 @@ class Recorder(Watch):
 
         return saved_tensors_hooks(pack, lambda kept: kept)
 
-    def kept(self, loss: Tensor) -> list[Block]:
+    def find_kept(self, loss: Tensor) -> list[ObservedStorage]:
         """The blocks that are still kept now that the forward has ended, apart from the loss."""
         self.enter(self.tracker.current)
         of_loss = self._blocks.get(local_tensors(loss)[0])
@@ -325,25 +325,25 @@ class Recorder(Watch):
                 self.parting_bytes[layer] += block.size_bytes
 
     @contextlib.contextmanager
-    def settled_gradients(self) -> Iterator[None]:
+    def freeing_gradients(self) -> Iterator[None]:
         """In this context a gradient is no longer transient once it is its parameter's."""
 
-        def settle(parameter: Tensor) -> None:
+        def free(parameter: Tensor) -> None:
             for tensor in storages_in(parameter.grad):
                 self._free(self._block(tensor))
 
         trained = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
-        handles = [parameter.register_post_accumulate_grad_hook(settle) for parameter in trained]  # type: ignore[no-untyped-call]
+        handles = [parameter.register_post_accumulate_grad_hook(free) for parameter in trained]  # type: ignore[no-untyped-call]
         with remove_after(handles):
             yield
 
-    def _free(self, block: Block) -> None:
+    def _free(self, block: ObservedStorage) -> None:
         if block.lives:
             block.freed = True
             self._note(block.number, -block.size_bytes)
 
     def _note(self, block: int, size_bytes: int) -> None:
-        self.events.append(Event(self.layer, self.backward, block, size_bytes))
+        self.events.append(StorageEvent(self.layer, self.backward, block, size_bytes))
 
 
 def _saves_inputs(frame: FrameType | None) -> bool:
@@ -359,7 +359,7 @@ def _saves_inputs(frame: FrameType | None) -> bool:
     return False
 
 
-def stash_groups(kept: Iterable[Block]) -> list[profile.StashGroup]:
+def stash_groups(kept: Iterable[ObservedStorage]) -> list[profile.StashGroup]:
     """Bytes kept, by the set of layers that keep them, and by who made what several keep."""
     merged: Counter[tuple[tuple[int, ...], int]] = Counter()
     for block in kept:
@@ -376,7 +376,7 @@ def stash_groups(kept: Iterable[Block]) -> list[profile.StashGroup]:
     ]
 
 
-def transient_bytes(events: Sequence[Event], kept: Mapping[int, int]) -> dict[int, int]:
+def transient_bytes(events: Sequence[StorageEvent], kept: Mapping[int, int]) -> dict[int, int]:
     """For every layer, the peak while it runs beside what is kept for it and those before it.
 
     `kept` holds the blocks that are kept for the backward, and the first layer that one is kept

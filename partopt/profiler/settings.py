@@ -25,7 +25,7 @@ AUTOCASTS = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ProfileSettings:
     """How to measure: the options of `measure` and of `estimate`. PartoptError for an invalid one.
 
     `granularity` and `units` choose the layers, see `partopt.profiler.layer_choice`. `autocast` is
@@ -100,7 +100,7 @@ class Subject:
     model: nn.Module
     example_inputs: Callable[[int], Inputs]
     loss_fn: Loss | None
-    settings: Settings
+    settings: ProfileSettings
     clock: Clock
     group: RankGroup = field(default_factory=RankGroup)
     draws: Draws = field(default_factory=Draws)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -13,7 +14,7 @@ from partopt.profiler.device import is_out_of_memory
 from partopt.profiler.layer_choice import name_some
 from partopt.profiler.layers import Tracker
 from partopt.profiler.observation import Structure
-from partopt.profiler.settings import Settings, Subject
+from partopt.profiler.settings import ProfileSettings, Subject
 from partopt.profiler.source import describe
 from partopt.profiler.step import LayerTimes
 
@@ -28,29 +29,38 @@ SLIGHT = 0.05  # share of the step below which this is not said
 UNEVEN_BELOW = 0.95
 
 
+class TimedSteps(NamedTuple):
+    """The steps of a size: seconds of bare ones, and of the layers in instrumented ones.
+
+    `input_parts` are the seconds of every layer in backwards without gradients of weights, `issued`
+    those of the host.
+    """
+
+    bare_s: Sequence[float]
+    instrumented: Sequence[LayerTimes]
+    input_parts: Sequence[Sequence[float]] = ()
+    issued: Sequence[LayerTimes] = ()
+
+
 def summarize(
     size: int,
     structure: Structure,
-    bare_s: Sequence[float],
-    instrumented: Sequence[LayerTimes],
+    steps: TimedSteps,
     optimizer_s: float | None,
     peak_bytes: int | None,
-    input_parts: Sequence[Sequence[float]] = (),
-    issued: Sequence[LayerTimes] = (),
 ) -> Measurement:
     """The measurement of a size: medians of its steps, and what the structure shows.
 
-    `input_parts` are the seconds of every layer in backwards without gradients of weights: what is
-    longer than the whole backward, by noise, is cut to it. `issued` are those of the host.
+    A backward without gradients of weights that took longer than the whole, by noise, is cut to it.
     """
-    step_s = statistics.median(bare_s)
-    overhead = statistics.median(times.step_s for times in instrumented) / step_s
+    step_s = statistics.median(steps.bare_s)
+    overhead = statistics.median(times.step_s for times in steps.instrumented) / step_s
     scale = 1 / overhead if overhead > RESCALE_ABOVE else 1.0  # back to the bare step
     layers = []
     for index in range(len(structure.layers)):
-        forward_s = [times.forward_s[index] * scale for times in instrumented]
-        backward_s = [times.backward_s[index] * scale for times in instrumented]
-        inputs_s = [seconds[index] * scale for seconds in input_parts]
+        forward_s = [times.forward_s[index] * scale for times in steps.instrumented]
+        backward_s = [times.backward_s[index] * scale for times in steps.instrumented]
+        inputs_s = [seconds[index] * scale for seconds in steps.input_parts]
         whole_s = statistics.median(backward_s)
         layers.append(
             LayerMeasurement(
@@ -59,8 +69,8 @@ def summarize(
                 backward_input_s=min(statistics.median(inputs_s), whole_s) if inputs_s else None,
                 forward_stdev_s=statistics.stdev(forward_s) if len(forward_s) > 1 else 0.0,
                 backward_stdev_s=statistics.stdev(backward_s) if len(backward_s) > 1 else 0.0,
-                forward_host_s=_median(times.forward_s[index] for times in issued),
-                backward_host_s=_median(times.backward_s[index] for times in issued),
+                forward_host_s=_median(times.forward_s[index] for times in steps.issued),
+                backward_host_s=_median(times.backward_s[index] for times in steps.issued),
                 output_bytes=structure.output_bytes.get(index, 0),
                 transient_bytes=structure.transient_bytes.get(index, 0),
                 split_stash_bytes=structure.split_stash_bytes.get(index, 0),
@@ -135,7 +145,7 @@ def note_throttled(environment: Environment) -> Iterator[Note]:
         yield Note(code="throttled", text=text, fields={"reasons": reasons})
 
 
-def note_device(settings: Settings, environment: Environment) -> Iterator[Note]:
+def note_device(settings: ProfileSettings, environment: Environment) -> Iterator[Note]:
     """Notes on a GPU that computes no bfloat16 natively, and on one that is a part of another."""
     if settings.torch_device.type != "cuda":
         return

@@ -20,7 +20,7 @@ from partopt.replay.events import Key, Record
 from partopt.replay.forward import StageForward, absent
 from partopt.replay.packing import Packing
 from partopt.replay.split_backward import WeightPart, backward_of_inputs
-from partopt.replay.stage import Crossing, Stage, with_gradient
+from partopt.replay.stage import Crossing, RunnableStage, with_gradient
 from partopt.replay.weightless import has_no_values
 
 
@@ -226,8 +226,8 @@ class _Graph(NamedTuple):
     outputs: list[Tensor]
 
 
-class ReplayStage(Stage):
-    """A `module` that runs microbatches; see `partopt.replay.stage.Stage`.
+class ReplayStage(RunnableStage):
+    """A `module` that runs microbatches; see `partopt.replay.stage.RunnableStage`.
 
     `inputs_of(microbatch)` are the model's inputs on this rank, `scale` is what the loss is
     multiplied by: 1 / microbatches of an iteration. With `recompute` forwards keep their inputs

@@ -29,7 +29,7 @@ def with_gradient(crossings: Sequence[Crossing]) -> list[Crossing]:
     return [crossing for crossing in crossings if crossing.gradient]
 
 
-class Stage(Protocol):
+class RunnableStage(Protocol):
     """A stage on this rank.
 
     It keeps what a microbatch's backward needs from its forward on. Tensors come and go in the

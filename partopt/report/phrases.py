@@ -16,7 +16,7 @@ from partopt.report.text import DOES_NOT_FIT, label_lines, stretch
 from partopt.units import format_bandwidth, format_bytes, format_count, format_flops, format_rate
 
 Lines = list[tuple[str, str]]  # with their labels
-Known = Figures | msgspec.UnsetType
+Known = Figures | msgspec.UnsetType  # which is false
 
 
 class Rated(Protocol):
@@ -39,9 +39,8 @@ def head(of: Plan | SimulationDocument) -> str:
         else (of.model, of.layers, of.parameter_bytes, of.stages)
     )
     per_rank = "" if of.topology.group is None else " a rank"
-    stages = "1 stage" if count == 1 else f"{count} stages"
     about = f"{layers} layers, {format_bytes(weights)} of parameters{per_rank}"
-    plan = f"{stages}, {shorten(of.shape, stretch(40))}, schedule {of.schedule}"
+    plan = f"{count_text(count, 'stage')}, {shorten(of.shape, stretch(40))}, schedule {of.schedule}"
     return label_lines(
         [
             ("model", f"{model}: {about}, microbatch {of.microbatch_size}"),
@@ -103,9 +102,9 @@ def batch_text(microbatch_size: int, microbatches: int | None) -> str:
     return f"{microbatch_size}x{microbatches}" if microbatches else f"{microbatch_size}"
 
 
-def devices_text(count: int) -> str:
+def count_text(count: int, what: str) -> str:
     """`1 device`, `16 devices`."""
-    return "1 device" if count == 1 else f"{count} devices"
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def against_limit(peak_bytes: int, limit_bytes: int | None) -> str:
@@ -127,7 +126,7 @@ def speedup_text(ratio: float, topology: Topology) -> str:
 
 def tokens_per_sample(rated: Rated) -> float | None:
     """Tokens of a sample, where they are known."""
-    if isinstance(rated.figures, msgspec.UnsetType) or rated.figures.tokens_per_s is None:
+    if not rated.figures or rated.figures.tokens_per_s is None:
         return None
     return rated.figures.tokens_per_s / rated.samples_per_s
 
@@ -155,7 +154,7 @@ def speed_lines(rated: Rated, peak: str = "") -> Lines:
     number format if it is named.
     """
     figures, parts = rated.figures, []
-    if isinstance(figures, msgspec.UnsetType):
+    if not figures:
         return []
     if figures.tokens_per_s is not None:
         parts.append(speed_text(rated.samples_per_s, None))
@@ -181,7 +180,7 @@ def hourly_lines(topology: Topology) -> Lines:
 
 def price_lines(figures: Known, devices: int) -> Lines:
     """What all devices cost an hour and what one unit of money buys, where a price is known."""
-    if isinstance(figures, msgspec.UnsetType) or figures.price_per_hour is None:
+    if not figures or figures.price_per_hour is None:
         return []
     all_of_them = "the device" if devices == 1 else f"{devices} devices"
     text = f"{format_money(figures.price_per_hour)} an hour for {all_of_them}"
@@ -197,16 +196,13 @@ def bought_text(figures: Figures) -> str:
 
 def bought(figures: Known) -> str:
     """Samples that one unit of money buys; a dash where no price is known."""
-    known = None if isinstance(figures, msgspec.UnsetType) else figures.samples_per_money
+    known = figures.samples_per_money if figures else None
     return "-" if known is None else format_count(known)
 
 
 def any_price(rows: Sequence[Rated]) -> bool:
     """Whether a price is known of any of the rows."""
-    return any(
-        not isinstance(row.figures, msgspec.UnsetType) and row.figures.price_per_hour is not None
-        for row in rows
-    )
+    return any(row.figures and row.figures.price_per_hour is not None for row in rows)
 
 
 def basis_text(device: str) -> str:

@@ -162,11 +162,12 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
 
 def _recomputed(plan: Plan) -> str:
     """Where activations are recomputed: in some stages, or the first blocks of these."""
-    again = [s for s, stage in enumerate(plan.stages) if stage.recompute]
-    counts, where = [plan.stages[s].blocks_again for s in again], stages_text(again)
+    recomputing = [s for s, stage in enumerate(plan.stages) if stage.recompute]
+    counts = [plan.stages[s].blocks_again for s in recomputing]
+    where = stages_text(recomputing)
     if isinstance(plan.layout.recompute, int):
         counts, where = [plan.layout.recompute], "each stage"
-    elif all(plan.stages[s].first_again is None for s in again):
+    elif all(plan.stages[s].first_again is None for s in recomputing):
         return shorten(where, 40)
     first = "block" if counts == [1] else f"{shorten('-'.join(map(str, counts)), 20)} blocks"
     return f"the first {first} of {shorten(where, 40)}"

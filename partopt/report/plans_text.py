@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from partopt.documents.plan import Plan
@@ -18,7 +17,7 @@ from partopt.report.phrases import (
     bought,
     bought_text,
     cluster_lines,
-    devices_text,
+    count_text,
     format_money,
     hourly_lines,
     speed_text,
@@ -110,6 +109,10 @@ def render_scaling(scaling: Scaling) -> str:
     def batch(pair: Any) -> str:
         return batch_text(pair[0].microbatch_size, pair[0].microbatches)
 
+    def mfu(pair: Any) -> str:
+        figures = pair[0].figures
+        return f"{figures.mfu:.1%}" if figures and figures.mfu else ""
+
     chosen = [
         Column("PLANNER", lambda pair: shorten(pair[0].planner, stretch(13, 0.4)), "text"),
         Column("SHAPE", lambda pair: shorten(pair[0].shape, stretch(9, 0.6)), "text"),
@@ -117,7 +120,7 @@ def render_scaling(scaling: Scaling) -> str:
     ]
     if scaling.rows[0].layout:
         chosen = [
-            Column("MFU", lambda pair: f"{mfu:.1%}" if (mfu := _mfu(pair[0])) else "", spare=2),
+            Column("MFU", mfu, spare=2),
             Column("LAYOUT", lambda pair: layout_name(pair[0].layout), "text"),
         ]
     speed, rows = _rated(scaling.rows)
@@ -144,16 +147,13 @@ def render_scaling(scaling: Scaling) -> str:
     return "\n\n".join(filter(None, [table, label_lines(below)]))
 
 
-def _mfu(row: ScalingRow) -> float | None:
-    return row.figures.mfu if row.figures else None
-
-
 def _choice(row: ScalingRow) -> str:
     figures = row.figures
-    assert not isinstance(figures, msgspec.UnsetType)
+    assert figures
     speed = speed_text(row.samples_per_s, tokens_per_sample(row))
     price = format_money(figures.price_per_hour or 0.0)
-    return f"{devices_text(row.devices)} at {price} an hour: {speed}, {bought_text(figures)}"
+    devices = count_text(row.devices, "device")
+    return f"{devices} at {price} an hour: {speed}, {bought_text(figures)}"
 
 
 def render_schedules(plans: Sequence[Plan]) -> str:

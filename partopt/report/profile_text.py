@@ -52,8 +52,8 @@ def render(
     return "\n\n".join(parts)
 
 
-def render_sizes(profile: Profile) -> str:
-    """What was measured on what, and a row for every microbatch size."""
+def _head(profile: Profile) -> str:
+    """What was measured, on what."""
     known, tokens = profile.environment, profile.model.tokens_per_sample
     versions = [
         ("torch", known.torch),
@@ -71,13 +71,18 @@ def render_sizes(profile: Profile) -> str:
         profile.compiled and "compiled",
         tokens and f"{tokens:,} tokens a sample",
     ]
-    head = [
+    lines = [
         ("model", f"{profile.model.name}: {', '.join(part for part in about if part)}"),
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
         *_condition_lines(profile),
         *([("group", f"{profile.group_ranks} ranks; numbers of one")] if profile.group else []),
         *basis_lines(profile.estimated_for),
     ]
+    return label_lines(lines)
+
+
+def render_sizes(profile: Profile) -> str:
+    """What was measured on what, and a row for every microbatch size."""
 
     def layers_s(measurement: Measurement) -> float:
         return sum(layer.forward_s + layer.backward_s for layer in measurement.layers)
@@ -115,7 +120,7 @@ def render_sizes(profile: Profile) -> str:
         ],
         gap=1,
     )
-    return f"{label_lines(head)}\n\n{sizes}"
+    return f"{_head(profile)}\n\n{sizes}"
 
 
 def _condition_lines(profile: Profile) -> Iterator[tuple[str, str]]:

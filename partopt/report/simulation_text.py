@@ -8,7 +8,6 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import click
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +17,7 @@ from partopt.report.phrases import (
     Lines,
     against_limit,
     basis_lines,
-    devices_text,
+    count_text,
     head,
     link_text,
     price_lines,
@@ -250,7 +249,7 @@ def _outcome(document: SimulationDocument) -> Lines:
     if not document.changed and abs(document.period_s - planned_s) > _AGREES * planned_s:
         period += f"; the plan says {format_seconds(planned_s)}"
     count, fullest = len(document.ranks), document.fullest
-    devices = "device" if count == 1 else devices_text(count)
+    devices = "device" if count == 1 else count_text(count, "device")
     speed = speed_text(document.samples_per_s, tokens_per_sample(document))
     peak = f"{format_bytes(fullest.peak_memory_bytes)} at most, on rank {fullest.rank}"
     limit = against_limit(fullest.peak_memory_bytes, document.memory_limit_bytes)
@@ -279,14 +278,14 @@ def _pace(document: SimulationDocument) -> str:
 def _variation(document: SimulationDocument) -> Lines:
     """What varies, and the seconds without it and with it; none where nothing does."""
     varied = document.variation
-    if isinstance(varied, msgspec.UnsetType):
+    if not varied:
         return []
     parts = [f"rank {slow.rank} takes {slow.factor:g} times as long" for slow in varied.slow]
     if len(parts) > _SLOW + 1:
         parts[_SLOW:] = [f"{len(parts) - _SLOW} more ranks are slow"]
     if varied.jitter:
-        many = "1 draw" if varied.draws == 1 else f"{varied.draws} draws"
-        draws = f"{many} of {varied.microbatches} microbatches, seed {varied.seed}"
+        of_what = f"{varied.microbatches} microbatches, seed {varied.seed}"
+        draws = f"{count_text(varied.draws, 'draw')} of {of_what}"
         percent = f"{100 * varied.jitter:.3g}%"
         parts.insert(0, f"action times by {percent} of their mean, lognormal, {draws}")
     what = "an iteration" if document.iteration_s is not None else "a microbatch"

@@ -27,7 +27,7 @@ from partopt.profiler.weightless import RandomNumbers
 from partopt.replay.cuts import held_parameter_names
 from partopt.runtime.context import Context
 from partopt.runtime.dropout import without_dropout
-from partopt.runtime.training import Microbatches, RankTraining, Training
+from partopt.runtime.training import Microbatches, PlannedTraining, RankTraining
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order, schedule
 from partopt.schedules.order import A, B, F, Order
@@ -51,14 +51,14 @@ Made = TypeVar("Made")
 Tensors = dict[str, Tensor]
 
 
-class Found(NamedTuple):
+class StepResult(NamedTuple):
     """What a rank found: losses of its microbatches, and tensors by stage and parameter."""
 
     losses: dict[int, float]
     tensors: dict[tuple[int, str], Tensor]
 
 
-def check_first(training: Training, context: Context, device: torch.device) -> Check | None:
+def check_first(training: PlannedTraining, context: Context, device: torch.device) -> Check | None:
     """Run a first step, and compare; the outcome on rank 0, None on others.
 
     One process has the whole model on `device`: that of rank 0, or the CPU.
@@ -96,24 +96,20 @@ def check_first(training: Training, context: Context, device: torch.device) -> C
             pipeline.step(learn=False)
         expected = alone(lambda whole: train_alone(whole, training.microbatches))
         gradients = {key: p.grad for key, p in parameters.items() if p.grad is not None}
-        return compare(Found(pipeline.end_step(), gradients), expected, context, "gradients", equal)
-    names = [
-        [
-            n
-            for n in held_parameter_names(pipeline.record, stage.start, stage.stop)
-            if n in pipeline.trained
-        ]
-        for stage in plan.stages
-    ]
+        return compare(
+            StepResult(pipeline.end_step(), gradients), expected, context, "gradients", equal
+        )
+    held = [held_parameter_names(pipeline.record, stage.start, stage.stop) for stage in plan.stages]
+    names = [[name for name in of_stage if name in pipeline.trained] for of_stage in held]
     pipeline.rates = rates = context.gather(alone(lambda whole: visible_rates(whole, names)))[0]
     with alike, without_dropout(*models):
         pipeline.step()
     expected = alone(lambda whole: train_stale(training, whole, names, rates, equal))
     weights = {key: weight.detach() for key, weight in parameters.items()}
-    return compare(Found(pipeline.end_step(), weights), expected, context, "changes", equal)
+    return compare(StepResult(pipeline.end_step(), weights), expected, context, "changes", equal)
 
 
-def check_room(training: Training, context: Context, device: torch.device) -> None:
+def check_room(training: PlannedTraining, context: Context, device: torch.device) -> None:
     """Raise PartoptError, on every rank, where `device` of rank 0 does not hold the whole model.
 
     Counted are weights and gradients, of an asynchronous plan also the weights before and the
@@ -158,7 +154,11 @@ def whole_float32() -> Iterator[None]:
 
 
 def compare(
-    found: Found, expected: Reference | None, context: Context, compared: Compared, equal: float
+    found: StepResult,
+    expected: Reference | None,
+    context: Context,
+    compared: Compared,
+    equal: float,
 ) -> Check | None:
     """The largest errors of what the ranks found; a tensor that is missing is wholly wrong.
 
@@ -190,7 +190,7 @@ def compare(
     )
 
 
-def _errors(found: Found, expected: Reference | None, context: Context) -> dict[str, float]:
+def _errors(found: StepResult, expected: Reference | None, context: Context) -> dict[str, float]:
     """The largest error of every parameter that this rank has."""
     shown = None
     if expected is not None:
@@ -240,7 +240,7 @@ class WholeModel:
     """
 
     def __init__(
-        self, training: Training, device: torch.device, go_on: Callable[[str], None]
+        self, training: PlannedTraining, device: torch.device, go_on: Callable[[str], None]
     ) -> None:
         torch.manual_seed(training.seed)
         self.model = training.build().to(device)
@@ -289,7 +289,7 @@ def train_alone(whole: WholeModel, microbatches: int) -> Reference:
 
 
 def train_stale(
-    training: Training,
+    training: PlannedTraining,
     whole: WholeModel,
     names: Sequence[Sequence[str]],
     rates: Sequence[float],

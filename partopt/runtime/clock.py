@@ -16,7 +16,7 @@ from partopt.runtime.actions import Times
 from partopt.runtime.context import Context
 
 
-class Clock:
+class RankClock:
     """The clock of a rank on a CPU. Times are of `time.perf_counter_ns`."""
 
     def begin_step(self) -> int:
@@ -35,7 +35,7 @@ class Clock:
         """Have all that was noted in its place."""
 
 
-class DeviceClock(Clock):
+class DeviceClock(RankClock):
     """The clock of a rank on a GPU, by events in the stream that is current."""
 
     def __init__(self) -> None:
@@ -66,6 +66,6 @@ class DeviceClock(Clock):
         self._notes.clear()
 
 
-def clock_of(context: Context) -> Clock:
+def clock_of(context: Context) -> RankClock:
     """The clock of a rank."""
-    return DeviceClock() if context.backend == "nccl" else Clock()
+    return DeviceClock() if context.backend == "nccl" else RankClock()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from partopt.runtime.actions import Times
-from partopt.runtime.clock import Clock
+from partopt.runtime.clock import RankClock
 from partopt.runtime.context import Context, lost_connections
 
 
@@ -60,7 +60,7 @@ class Completions:
         for work in works:
             work.get_future().add_done_callback(note)
 
-    def settle(self) -> None:
+    def wait_for_sends(self) -> None:
         """Wait within a step until all that is kept is sent."""
         self._begun.join()
         if self._failure is not None:
@@ -68,7 +68,7 @@ class Completions:
 
     def drain(self) -> None:
         """Wait behind a step until all is sent, exchanged and noted."""
-        self.settle()
+        self.wait_for_sends()
         for _ in range(self._watched):
             self._noted.acquire()
         self._watched = 0
@@ -96,7 +96,7 @@ class StreamCompletions(Completions):
     asks now and then whether memory can go.
     """
 
-    def __init__(self, clock: Clock, streams: dict[Hashable, Any]) -> None:
+    def __init__(self, clock: RankClock, streams: dict[Hashable, Any]) -> None:
         super().__init__()
         self.clock, self._streams = clock, streams
         self._kept: deque[tuple[Any, Any]] = deque()  # events, with the memory until they come
@@ -112,7 +112,7 @@ class StreamCompletions(Completions):
         for work in works[-1:]:
             self._note(work, times, place, line)
 
-    def settle(self) -> None:
+    def wait_for_sends(self) -> None:
         """Wait for nothing: a host that waits for its device may wait for another's host."""
 
     def drain(self) -> None:
@@ -127,7 +127,7 @@ class StreamCompletions(Completions):
         return event
 
 
-def completions_of(context: Context, clock: Clock) -> Completions:
+def completions_of(context: Context, clock: RankClock) -> Completions:
     """What notes the ends of a rank's works."""
     if context.backend != "nccl":
         return Completions()

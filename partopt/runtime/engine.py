@@ -22,7 +22,7 @@ from torch import Tensor
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.replay.stage import Stage
+from partopt.replay.stage import RunnableStage
 from partopt.runtime.actions import Action, RankRecord, actions_of
 from partopt.runtime.clock import clock_of
 from partopt.runtime.completions import completions_of
@@ -36,7 +36,7 @@ from partopt.runtime.context import (
     Context,
 )
 from partopt.runtime.messages import Channel, Messages, check_cuts
-from partopt.runtime.postings import Exchange, waits_in_exchanges
+from partopt.runtime.postings import GradientExchange, waits_in_exchanges
 from partopt.runtime.updates import OptimizerOf, Tied, Updates, check_tied
 from partopt.schedules import order, schedule
 from partopt.schedules.order import A, B, F, I, R, U, W
@@ -45,7 +45,7 @@ from partopt.schedules.placement import placement_of
 
 def execute(
     plan: Plan,
-    stage_of: Callable[[int], Stage],
+    stage_of: Callable[[int], RunnableStage],
     *,
     context: Context,
     steps: int = 1,
@@ -93,7 +93,7 @@ class RankRun:
     def __init__(
         self,
         plan: Plan,
-        stage_of: Callable[[int], Stage],
+        stage_of: Callable[[int], RunnableStage],
         context: Context,
         steps: int,
         microbatches: int | None,
@@ -162,8 +162,10 @@ class _Loop:
         self.blocks = waits_in_exchanges(run.plan)
         self.held_back: tuple[Action, list[Tensor]] | None = None
         early = messages.channel.postings or []
-        self.early = {posting.what for posting in early if isinstance(posting.what, Exchange)}
-        self.taken: dict[Exchange, Action] = {}  # of those, whose gradients are taken
+        self.early = {
+            posting.what for posting in early if isinstance(posting.what, GradientExchange)
+        }
+        self.taken: dict[GradientExchange, Action] = {}  # of those, whose gradients are taken
 
     def begin_due(self, step: int, place: int, behind: bool = False) -> None:
         """Begin what is due before an action, or `behind` it and before its send."""
@@ -171,7 +173,7 @@ class _Loop:
         due = self.messages.due
         while due and due[0].place <= now:
             what = due.popleft().what
-            if isinstance(what, Exchange):
+            if isinstance(what, GradientExchange):
                 self.run.begin_exchange(step, self.taken.pop(what))
             else:
                 self.messages.post(what)
@@ -193,7 +195,7 @@ class _Loop:
         clock.note(record.begin, (step, place))
         if kind == A:
             run.updates.take_gradients(s, action.microbatch)
-            if (exchange := Exchange(s, action.microbatch)) in self.early:
+            if (exchange := GradientExchange(s, action.microbatch)) in self.early:
                 self.taken[exchange] = action
             else:
                 run.begin_exchange(step, action)
@@ -214,7 +216,7 @@ class _Loop:
             progress.note(SENDING)
             # two ranks that send to one another would wait for ever
             self.begin_due(step, place + 1)
-            run.completions.settle()
+            run.completions.wait_for_sends()
 
     def _compute(self, action: Action, number: int, received: list[Tensor]) -> list[Tensor]:
         """What the action makes for another stage, of the microbatch known as `number`."""
@@ -243,9 +245,9 @@ class _Loop:
             updates.step(s)
         return []
 
-    def _exchange_after(self, action: Action) -> Exchange | None:
+    def _exchange_after(self, action: Action) -> GradientExchange | None:
         """The exchange of its stage's gradients, if that comes next."""
         for following in self.run.actions[action.place + 1 : action.place + 2]:
             if following.kind == A and following.stage == action.stage:
-                return Exchange(following.stage, following.microbatch)
+                return GradientExchange(following.stage, following.microbatch)
         return None

@@ -51,6 +51,7 @@ _SMALLEST, _LARGEST = 4, 2**32  # bytes of a message: all-reduces add numbers of
 _MANY_BYTES, _MOST_TIMES = 4 * 10**6, 10
 _WARM_UP = 5  # the part of the repetitions that warms up is one of so many
 _ROUNDS = 3  # over all sizes, so that a burst of other work is in one of them
+ReportProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,17 @@ class LinkRun:
     backend: str
     repetitions: int
 
-    def fit(self, name: str, tell: Callable[[str], None]) -> FittedLinks:
+    def fit(self, name: str, report_progress: ReportProgress) -> FittedLinks:
         """Measure, and fit the topology `name`; as `measure`."""
-        return FittedLinks.of(self.measure(tell), name, self.per_server)
+        return FittedLinks.of(self.measure(report_progress), name, self.per_server)
 
-    def measure(self, tell: Callable[[str], None]) -> LinkMeasurement:
+    def measure(self, report_progress: ReportProgress) -> LinkMeasurement:
         """Measure: as a rank that `torchrun` started, or with processes that it starts.
 
-        `tell` hears on rank 0 what is measured next. Raises PartoptError where a rank fails; no
-        process is left in any case.
+        Rank 0 calls `report_progress` with what is measured next. Raises PartoptError where a rank
+        fails; no process is left in any case.
         """
-        return run_ranks(partial(_measure, self, tell), self.ranks, self.backend)
+        return run_ranks(partial(_measure, self, report_progress), self.ranks, self.backend)
 
 
 def prepare_links(
@@ -117,7 +118,7 @@ def prepare_links(
     return LinkRun(ranks, per_server, different, backend, repetitions)
 
 
-def _measure(run: LinkRun, tell: Callable[[str], None], context: Context) -> LinkMeasurement:
+def _measure(run: LinkRun, report_progress: ReportProgress, context: Context) -> LinkMeasurement:
     """Measure every level; every rank of the run calls it and gets the same.
 
     Seconds are medians over repetitions and rounds.
@@ -126,7 +127,7 @@ def _measure(run: LinkRun, tell: Callable[[str], None], context: Context) -> Lin
     # of the host that has the most for a core, before there is any of this run
     load, cores = max(context.gather((os.getloadavg()[0] / cores, cores)))
     levels = levels_of(context.ranks, run.per_server)
-    ranks = _Ranks(run, context, tell if context.rank == 0 else lambda _: None)
+    ranks = _Ranks(run, context, report_progress if context.rank == 0 else lambda _: None)
     ranks.make_groups(levels)
     device = describe_device(context.device)
     memory = device.memory_bytes
@@ -145,18 +146,21 @@ def _measure(run: LinkRun, tell: Callable[[str], None], context: Context) -> Lin
     )
 
 
-class _Seconds(NamedTuple):
+class _Medians(NamedTuple):
     """Medians of one rank: of a message, and of the call that begins to send it."""
 
     message: float
     send: float = 0.0
 
 
+_Measure = Callable[[int, int], _Medians | None]  # of a size, so many times
+
+
 class _Ranks:
     """All ranks of the run, from one of them: what they time together and tell one another."""
 
-    def __init__(self, run: LinkRun, context: Context, tell: Callable[[str], None]) -> None:
-        self.run, self.context, self.tell = run, context, tell
+    def __init__(self, run: LinkRun, context: Context, report_progress: ReportProgress) -> None:
+        self.run, self.context, self.report_progress = run, context, report_progress
 
     def make_groups(self, levels: Sequence[MeasuredLevel]) -> None:
         """Make and use all process groups first: every rank has to, in one order."""
@@ -182,25 +186,23 @@ class _Ranks:
 
     def measure_level(self, level: MeasuredLevel) -> LevelSamples:
         """Everything that is measured on one level."""
-        self.tell(f"{level.name}: messages")
+        self.report_progress(f"{level.name}: messages")
         messages = self._messages(partial(self._trips, pairs=[level.pair]))
         reduced = [timed for ranks in level.allreduces for timed in self.measure_allreduces(ranks)]
-        self.tell(f"{level.name}: messages at once")
+        self.report_progress(f"{level.name}: messages at once")
         both = self._messages(partial(self._exchange, pair=level.pair))
         ports = self._messages(partial(self._trips, pairs=level.ports)) if level.ports else ()
         return LevelSamples(level.name, level.size, messages, tuple(reduced), both, ports)
 
-    def _messages(
-        self, measure: Callable[[int, int], _Seconds | None]
-    ) -> tuple[MessageSample, ...]:
+    def _messages(self, measure: _Measure) -> tuple[MessageSample, ...]:
         return tuple(MessageSample(size, *seconds) for size, seconds in self._in_rounds(measure))
 
     def measure_allreduces(self, ranks: Sequence[int]) -> tuple[AllReduceSample, ...]:
         """All-reduces of every size over `ranks`; the mean of what its ranks saw."""
-        self.tell(f"all-reduce of {len(ranks)}")
+        self.report_progress(f"all-reduce of {len(ranks)}")
         group, device = self.context.group(ranks), self.context.device
 
-        def time_allreduces(size: int, count: int) -> _Seconds | None:
+        def time_allreduces(size: int, count: int) -> _Medians | None:
             if self.context.rank not in ranks:
                 return None
             numbers = torch.zeros(size // 4, device=device)
@@ -209,7 +211,7 @@ class _Ranks:
                 with lost_connections():
                     dist.all_reduce(numbers, group=group)
 
-            return _Seconds(self._time(reduce, count))
+            return _Medians(self._time(reduce, count))
 
         timed = self._in_rounds(time_allreduces)
         return tuple(AllReduceSample(len(ranks), size, seen.message) for size, seen in timed)
@@ -238,14 +240,12 @@ class _Ranks:
             seconds.append(time.perf_counter() - began)
         return _median(seconds)
 
-    def _in_rounds(
-        self, measure: Callable[[int, int], _Seconds | None]
-    ) -> list[tuple[int, _Seconds]]:
+    def _in_rounds(self, measure: _Measure) -> list[tuple[int, _Medians]]:
         """For every size the median over rounds of what `measure(size, repetitions)` gives.
 
         Of a round it is the mean over the ranks that saw anything.
         """
-        rounds: list[list[_Seconds]] = []
+        rounds: list[list[_Medians]] = []
         for _ in range(_ROUNDS):
             rounds.append([])
             for size in self.run.sizes:
@@ -253,14 +253,14 @@ class _Ranks:
                 self.context.barrier()
                 seen = self.context.gather(measure(size, self.run.repetitions * times))
                 means = zip(*(of_rank for of_rank in seen if of_rank is not None), strict=True)
-                rounds[-1].append(_Seconds(*map(statistics.fmean, means)))
+                rounds[-1].append(_Medians(*map(statistics.fmean, means)))
         found = []
         for size, seconds in zip(self.run.sizes, zip(*rounds, strict=True), strict=True):
             medians = map(statistics.median, zip(*seconds, strict=True))
-            found.append((size, _Seconds(*medians)))
+            found.append((size, _Medians(*medians)))
         return found
 
-    def _trips(self, size: int, count: int, pairs: Sequence[tuple[int, int]]) -> _Seconds | None:
+    def _trips(self, size: int, count: int, pairs: Sequence[tuple[int, int]]) -> _Medians | None:
         """Half round trips of all `pairs` at once, as their first ranks see them."""
         for first, second in pairs:
             if self.context.rank == first:
@@ -269,7 +269,7 @@ class _Ranks:
                 self._pong(first, size, count)
         return None
 
-    def _exchange(self, size: int, count: int, pair: tuple[int, int]) -> _Seconds | None:
+    def _exchange(self, size: int, count: int, pair: tuple[int, int]) -> _Medians | None:
         """Messages of a pair in both directions at once."""
         if self.context.rank not in pair:
             return None
@@ -287,9 +287,9 @@ class _Ranks:
             for work in works:
                 self._wait(work)
 
-        return _Seconds(self._time(exchange, count))
+        return _Medians(self._time(exchange, count))
 
-    def _ping(self, other: int, size: int, count: int) -> _Seconds:
+    def _ping(self, other: int, size: int, count: int) -> _Medians:
         """Half round trips as the rank that begins them; on CPUs receives are posted before."""
         message = torch.zeros(size, dtype=torch.uint8, device=self.context.device)
         if self._launches:
@@ -298,7 +298,7 @@ class _Ranks:
                 self._send(other, message, turn)
                 self._wait(self._receive(other, size, turn))
 
-            return _Seconds(self._time(trip, count) / 2)
+            return _Medians(self._time(trip, count) / 2)
         trips, sends = [], []
         reply = self._receive(other, size, 0)
         for turn in range(count):
@@ -314,7 +314,7 @@ class _Ranks:
                 reply = self._receive(other, size, turn + 1)
             trips.append((ended - began) / 2)
             sends.append(sent - began)
-        return _Seconds(_median(trips), _median(sends))
+        return _Medians(_median(trips), _median(sends))
 
     def _pong(self, other: int, size: int, count: int) -> None:
         """The other end of `_ping`."""

@@ -31,7 +31,7 @@ from partopt.documents.training_run import (
     StageSeconds,
 )
 from partopt.runtime.actions import RankRecord, actions_of
-from partopt.runtime.training import Training
+from partopt.runtime.training import PlannedTraining
 from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.order import KINDS, A, B, F, I, Order, R, U, W
 from partopt.schedules.placement import placement_of
@@ -50,18 +50,16 @@ _NS = 1e-9
 class RankResult:
     """What a rank found: its records of the steps, their mean losses, its peak memory.
 
-    On a CPU that was counted in `counted_step`, which took longer by that. On a GPU the allocator
-    took `reserved_bytes`, and `device_bytes` are in use in all.
+    `memory_bytes` are those of tensors, and on a GPU those that the allocator took and those in use
+    in all. On a CPU tensors were counted in `counted_step`, which took longer by that.
     """
 
     records: list[RankRecord]
     losses: list[float]
-    peak_bytes: int | None
+    memory_bytes: Sequence[int | None]
     counted_step: int | None
     device: str
     check: Check | None
-    reserved_bytes: int | None = None
-    device_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class TrainingRun:
 
 
 def put_together(
-    training: Training, results: Sequence[RankResult], load: MachineLoad, backend: str
+    training: PlannedTraining, results: Sequence[RankResult], load: MachineLoad, backend: str
 ) -> TrainingRun:
     """The document of a run, and its median step as an execution."""
     plan, first = training.plan, results[0]
@@ -123,11 +121,7 @@ def put_together(
                 rank=rank,
                 stages=held,
                 predicted=_rank_seconds(predicted, rank, int(predicted.peak_memory_bytes[rank])),
-                measured=structs.replace(
-                    _rank_seconds(measured, rank, results[rank].peak_bytes),
-                    reserved_bytes=results[rank].reserved_bytes,
-                    device_bytes=results[rank].device_bytes,
-                ),
+                measured=_rank_seconds(measured, rank, *results[rank].memory_bytes),
             )
             for rank, held in sorted(plan.stages_by_rank().items())
         ],
@@ -156,7 +150,13 @@ def _seconds(execution: Execution) -> float:
     return execution.makespan_s if execution.steady is None else execution.period_s
 
 
-def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> RankSeconds:
+def _rank_seconds(
+    execution: Execution,
+    rank: int,
+    peak_bytes: int | None,
+    reserved_bytes: int | None = None,
+    device_bytes: int | None = None,
+) -> RankSeconds:
     timeline, order, shares = execution.timeline, execution.order, execution.shares
     row = slice(order.rows[rank], order.rows[rank + 1])
     taken, kind = (timeline.end - timeline.start)[row], order.kind[row]
@@ -168,6 +168,8 @@ def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> Ra
         allreduce_s=float(shares.allreduce_s[rank]),
         idle_s=float(shares.idle_s[rank]),
         peak_memory_bytes=peak_bytes,
+        reserved_bytes=reserved_bytes,
+        device_bytes=device_bytes,
     )
 
 
@@ -320,11 +322,11 @@ def with_measured_times(measured: Execution) -> Execution:
         structs.replace(level, overhead_s=UNSET, copy_bytes_per_s=UNSET)
         for level in work.topology.levels
     ]
-    again = dataclasses.replace(
+    timed = dataclasses.replace(
         work,
         seconds=np.ones((len(KINDS), len(work.ranks))),
         scale=timeline.end - timeline.start,
         topology=structs.replace(work.topology, levels=levels),
     )
-    found = simulate(measured.order, again)
-    return dataclasses.replace(measured, work=again, timeline=found, end_s=float(found.makespan))
+    found = simulate(measured.order, timed)
+    return dataclasses.replace(measured, work=timed, timeline=found, end_s=float(found.makespan))

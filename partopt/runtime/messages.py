@@ -17,12 +17,12 @@ from torch import Tensor
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.replay.packing import Packing
-from partopt.replay.stage import Stage, check_made, with_gradient
+from partopt.replay.stage import RunnableStage, check_made, with_gradient
 from partopt.runtime.actions import Action, RankRecord, Route
-from partopt.runtime.clock import Clock
+from partopt.runtime.clock import RankClock
 from partopt.runtime.completions import Completions
 from partopt.runtime.context import Context, Direction, lost_connections
-from partopt.runtime.postings import Posting, kept_postings
+from partopt.runtime.postings import Posting, cached_postings
 from partopt.schedules.order import B, F, Order
 
 AHEAD = 3  # receives that are posted under gloo before they are used
@@ -41,7 +41,7 @@ class Channel:
         self.groups: dict[tuple[int, int], Any] = {}  # by source and destination
         self.postings: list[Posting] | None = None
         if context.backend == "nccl":
-            every = kept_postings(plan, order, context)
+            every = cached_postings(plan, order, context)
             self.groups = direction_groups(context, every)
             self.postings = every.get(context.rank, [])
 
@@ -84,7 +84,7 @@ def direction_groups(
     return {pair: context.channel(Direction(*pair)) for pair in sorted(pairs)}
 
 
-class _Posted(NamedTuple):
+class _PendingReceive(NamedTuple):
     """A receive that is posted: the tensors that will be there, and a stamp of its posting."""
 
     tensors: list[Tensor]
@@ -100,12 +100,12 @@ class Messages:
 
     def __init__(
         self,
-        stages: Mapping[int, Stage],
+        stages: Mapping[int, RunnableStage],
         actions: Sequence[Action],
         channel: Channel,
         record: RankRecord,
         device: torch.device,
-        clock: Clock,
+        clock: RankClock,
         completions: Completions,
     ) -> None:
         self.channel, self.record, self.device = channel, record, device
@@ -119,7 +119,7 @@ class Messages:
             self.incoming[B, s] = Packing(with_gradient(stage.sends))
         self.local: dict[Route, list[Tensor]] = {}
         self.due = deque(channel.postings_in(actions, record.steps))
-        self.posted: dict[Route, deque[_Posted]] = {}  # gloo has those of two steps at once
+        self.preposted: dict[Route, deque[_PendingReceive]] = {}  # over gloo of two steps at once
 
     def post(self, route: Route) -> None:
         """Post a receive, into new memory, which is parted before the message is there."""
@@ -127,7 +127,7 @@ class Messages:
         message = torch.empty(packing.size, dtype=torch.uint8, device=self.device)
         stamp = self.clock.now()
         work, tensors = self.channel.receive(message, route), packing.unpack(message)
-        self.posted.setdefault(route, deque()).append(_Posted(tensors, work, stamp))
+        self.preposted.setdefault(route, deque()).append(_PendingReceive(tensors, work, stamp))
 
     def receive(self, step: int, action: Action) -> list[Tensor]:
         """Wait for what an action needs from another stage."""
@@ -136,7 +136,7 @@ class Messages:
             return []
         if route.is_local:
             return self.local.pop(route)
-        first = self.posted[route].popleft()
+        first = self.preposted[route].popleft()
         with lost_connections():
             first.work.wait()
         place = step, action.place
@@ -163,7 +163,7 @@ class Messages:
         self.completions.keep(work, message, record.sent, place, route.destination)
 
 
-def check_cuts(stages: Mapping[int, Stage], context: Context) -> None:
+def check_cuts(stages: Mapping[int, RunnableStage], context: Context) -> None:
     """Raise PartoptError, on every rank, where two stages disagree on what crosses a cut."""
     cuts = {s: (list(stage.receives), list(stage.sends)) for s, stage in stages.items()}
     every = [entry for rank in context.gather(cuts) for entry in rank.items()]

@@ -22,7 +22,7 @@ from partopt.replay.replayed_stage import StageModule
 from partopt.runtime.context import Context
 from partopt.runtime.processes import choose_backend, run_ranks
 from partopt.runtime.run import RunOptions, prepare, ranks_here
-from partopt.runtime.training import RankTraining, Training, losses_of
+from partopt.runtime.training import PlannedTraining, RankTraining, losses_of
 from partopt.schedules import schedule
 
 
@@ -33,7 +33,7 @@ class Pipeline:
     them hold is there once.
     """
 
-    def __init__(self, training: Training, context: Context) -> None:
+    def __init__(self, training: PlannedTraining, context: Context) -> None:
         self._training = RankTraining(training, context)
         self.rank, self.ranks, self.device = context.rank, context.ranks, context.device
         self.parameters: dict[str, nn.Parameter] = {}
@@ -56,10 +56,10 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class _Loop:
+class _LoopMain:
     """What every process runs; a class, so that it can be sent to one."""
 
-    training: Training
+    training: PlannedTraining
     loop: Callable[[Pipeline], Any]
 
     def __call__(self, context: Context) -> Any:
@@ -103,7 +103,7 @@ def train_with(
     try:
         name = choose_backend(backend, ranks_here(plan.world_size))
         training = prepare(plan, found, RunOptions(engine=engine, seed=seed))
-        return run_ranks(_Loop(training, loop), plan.world_size, name)
+        return run_ranks(_LoopMain(training, loop), plan.world_size, name)
     except PartoptError as error:
         raise found.locate(error) from error.__cause__
 
@@ -144,7 +144,7 @@ def stage_module(
         )
     found = model if isinstance(model, ModelSource) else find_model(model, arguments)
     try:
-        training = Training(plan, found, plan.microbatches or 1, seed)
+        training = PlannedTraining(plan, found, plan.microbatches or 1, seed)
         record, _ = training.record(torch.device(device))
         return training.stage(s, record, training.build_seeded(), torch.device(device))
     except PartoptError as error:

@@ -31,7 +31,7 @@ from partopt.simulator.work import Work, work_of
 _NS_PER_S = 1e9
 
 
-class Exchange(NamedTuple):
+class GradientExchange(NamedTuple):
     """An all-reduce of a stage's gradients."""
 
     stage: int
@@ -45,10 +45,10 @@ class Posting(NamedTuple):
     """
 
     place: int
-    what: Route | Exchange
+    what: Route | GradientExchange
 
 
-def kept_postings(plan: Plan, order: Order, context: Context) -> dict[int, list[Posting]]:
+def cached_postings(plan: Plan, order: Order, context: Context) -> dict[int, list[Posting]]:
     """`postings_of` the steps of a run, which all have one plan and an order alike."""
     key = "postings", id(plan), len(order.kind)
     _, found = context.once(key, lambda: (plan, postings_of(plan, order)))
@@ -104,12 +104,14 @@ def waits_in_exchanges(plan: Plan) -> bool:
     return plan.microbatches is None and plan.engine.allreduce == "blocking"
 
 
-def _early_exchanges(order: Order, timeline: Timeline) -> Iterator[tuple[int, float, Exchange]]:
+def _early_exchanges(
+    order: Order, timeline: Timeline
+) -> Iterator[tuple[int, float, GradientExchange]]:
     """The ranks that come to an exchange before others, and when the last one comes to it."""
     ranks = np.repeat(np.arange(order.ranks), np.diff(order.rows))
-    came: defaultdict[Exchange, list[tuple[int, float]]] = defaultdict(list)
+    came: defaultdict[GradientExchange, list[tuple[int, float]]] = defaultdict(list)
     for place in np.flatnonzero(order.kind == A).tolist():
-        exchange = Exchange(int(order.stage[place]), int(order.microbatch[place]))
+        exchange = GradientExchange(int(order.stage[place]), int(order.microbatch[place]))
         came[exchange].append((int(ranks[place]), float(timeline.start[place])))
     for exchange, every in came.items():
         last = max(time for _, time in every)

@@ -31,7 +31,7 @@ from partopt.runtime.measured import RankResult, TrainingRun, put_together
 from partopt.runtime.processes import choose_backend, is_under_torchrun, ranks_of_host, run_ranks
 from partopt.runtime.tensor_memory import TensorMemory, counted_step, held_by
 from partopt.runtime.torch_engine import can_say
-from partopt.runtime.training import RankTraining, Training, losses_of
+from partopt.runtime.training import PlannedTraining, RankTraining, losses_of
 from partopt.runtime.updates import check_tied, tied_stages
 from partopt.schedules import schedule
 from partopt.simulator.execution import execute as simulate
@@ -128,7 +128,7 @@ def run_plan(plan: Plan, source: ModelSource, options: RunOptions) -> TrainingRu
 class _Main:
     """What every process runs, from the checkpoint `start`; a class, that can be sent to one."""
 
-    training: Training
+    training: PlannedTraining
     options: RunOptions
     start: Path | None
 
@@ -164,8 +164,8 @@ class _Main:
                 save(pipeline, options.folder)
             context.say(f"step {step + 1} of {steps}: loss {losses[-1]:.6g}, {seconds:.3g} s")
         device = describe_device(context.device).name
-        peak, *others = gpu_memory(context.device) if cuda else (peak,)
-        return RankResult(records, losses, peak, counted, device, outcome, *others)
+        memory_bytes = gpu_memory(context.device) if cuda else (peak,)
+        return RankResult(records, losses, memory_bytes, counted, device, outcome)
 
 
 def gpu_memory(device: torch.device) -> tuple[int, int, int]:
@@ -175,7 +175,7 @@ def gpu_memory(device: torch.device) -> tuple[int, int, int]:
     return *peaks, total - free
 
 
-def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> Training:
+def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> PlannedTraining:
     """The training of a model by a plan, before any process starts.
 
     Raises PartoptError for a plan that cannot run, an engine that is unknown or cannot run it, and
@@ -201,7 +201,7 @@ def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> Training:
                 "plan for a multiple, or leave data(rank, replicas) out",
                 code="uneven-data",
             )
-    training = Training(plan, source, passing, options.seed, options.rate, engine)
+    training = PlannedTraining(plan, source, passing, options.seed, options.rate, engine)
     if not is_under_torchrun():
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # processes are forked, which threads do not survive

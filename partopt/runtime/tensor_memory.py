@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from partopt.profiler.as_trained import opened
+from partopt.profiler.as_trained import unwrap_compiled
 from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
 from partopt.profiler.tensors import tensors_in
 from partopt.runtime.training import RankTraining
@@ -28,7 +28,7 @@ def counted_step(pipeline: RankTraining, steps: int) -> int | None:
     Those would run as they are not compiled, and round otherwise.
     """
     compiled = any(
-        opened(module) is not module or module._compiled_call_impl is not None
+        unwrap_compiled(module) is not module or module._compiled_call_impl is not None
         for stage in pipeline.stages.values()
         for module in stage.model.modules()
     )

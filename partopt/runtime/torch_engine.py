@@ -22,7 +22,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.replay.stage import Crossing, Stage, check_made, with_gradient
+from partopt.replay.stage import Crossing, RunnableStage, check_made, with_gradient
 from partopt.runtime.actions import Action, RankRecord, Route, actions_of
 from partopt.runtime.context import (
     COMPUTING,
@@ -34,7 +34,7 @@ from partopt.runtime.context import (
 )
 from partopt.runtime.engine import RankRun
 from partopt.runtime.messages import direction_groups
-from partopt.runtime.postings import Posting, kept_postings
+from partopt.runtime.postings import Posting, cached_postings
 from partopt.runtime.updates import OptimizerOf, Tied
 from partopt.schedules import order, schedule
 from partopt.schedules.order import KINDS, A, B, F, I, R, U, W
@@ -68,7 +68,7 @@ def can_say(plan: Plan) -> str | None:
 
 def execute_on_torch(
     plan: Plan,
-    stage_of: Callable[[int], Stage],
+    stage_of: Callable[[int], RunnableStage],
     *,
     context: Context,
     steps: int = 1,
@@ -121,7 +121,7 @@ class TorchRun(RankRun):
         }
         # every rank makes all groups, in one order
         groups = [self.context.group(members, "pipeline") for members in ranks]
-        postings = kept_postings(self.plan, self.order, self.context)
+        postings = cached_postings(self.plan, self.order, self.context)
         self.directions: dict[tuple[int, int], Any] = {}
         if self.context.backend == "nccl":  # one for all would be one stream for all
             self.directions = direction_groups(self.context, postings)

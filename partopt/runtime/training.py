@@ -30,7 +30,7 @@ from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean, warm_up
 from partopt.runtime.torch_engine import execute_on_torch
-from partopt.runtime.updates import Stepper, Tied
+from partopt.runtime.updates import StageOptimizer, Tied
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
 from partopt.schedules.placement import placement_of
@@ -39,7 +39,7 @@ SPREAD = 1_000_003  # a prime: neighbouring seeds and microbatches draw differen
 
 
 @dataclass(frozen=True)
-class Training:
+class PlannedTraining:
     """What is trained by which plan.
 
     `microbatches` pass through in a step. Losses are means over them, or over a round of an
@@ -158,7 +158,7 @@ class Microbatches:
 
     def __init__(
         self,
-        training: Training,
+        training: PlannedTraining,
         device: torch.device,
         replica: tuple[int, int] = (0, 1),
         uses: float = math.inf,
@@ -229,12 +229,12 @@ class RankTraining:
     `rates` are their learning rates.
     """
 
-    def __init__(self, training: Training, context: Context) -> None:
+    def __init__(self, training: PlannedTraining, context: Context) -> None:
         plan, rank = training.plan, context.rank
         self.training, self.context = training, context
         self.steps = self.first = 0  # steps so far, number of the step's first microbatch
         self.optimizers: dict[int, Optimizer] = {}
-        self._steppers: dict[int, Stepper] = {}  # what steps all parameters of a stage
+        self._stage_optimizers: dict[int, StageOptimizer] = {}  # of all parameters of a stage
         self.rates = [training.rate] * len(plan.stages)
         self.inputs: dict[int, Microbatches] = {}
         for s, stage in enumerate(plan.stages):
@@ -299,7 +299,7 @@ class RankTraining:
             self.stages.__getitem__,
             context=self.context,
             microbatches=training.microbatches if training.asynchronous else None,
-            optimizer_of=self._stepper_of if learn else None,
+            optimizer_of=self._stage_optimizer_of if learn else None,
             tied=self.tied,
         )
 
@@ -323,13 +323,13 @@ class RankTraining:
         """Make what steps the stages, which the first step would else do."""
         for s, stage in self.stages.items():
             if stage.parameters:
-                self._stepper_of(s, stage.parameters)
+                self._stage_optimizer_of(s, stage.parameters)
 
     def _optimizer_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Optimizer:
         training = self.training
         return optimizer_of(training.source, training.plan.optimizer, self.rates[s], parameters)
 
-    def _stepper_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Stepper:
+    def _stage_optimizer_of(self, s: int, parameters: Sequence[nn.Parameter]) -> StageOptimizer:
         """What steps stage s, the same in every step: its optimizer, or that of all replicas."""
 
         def make(stepped: Sequence[nn.Parameter]) -> Optimizer:
@@ -340,12 +340,12 @@ class RankTraining:
             self.optimizers[s] = made
             return made
 
-        if s not in self._steppers:
+        if s not in self._stage_optimizers:
             group = self._sharing.get(s)
-            self._steppers[s] = (
+            self._stage_optimizers[s] = (
                 make(parameters) if group is None else SharedOptimizer(parameters, make, group)
             )
-        return self._steppers[s]
+        return self._stage_optimizers[s]
 
 
 def losses_of(parts: Sequence[Mapping[int, float]]) -> float:

@@ -24,14 +24,14 @@ from partopt.schedules import schedule
 from partopt.schedules.order import A, Order
 
 
-class Stepper(Protocol):
+class StageOptimizer(Protocol):
     """What changes weights by gradients: an optimizer of torch, or that of several replicas."""
 
     def step(self) -> Any:
         """Change the weights."""
 
 
-OptimizerOf = Callable[[int, Sequence[nn.Parameter]], Stepper]
+OptimizerOf = Callable[[int, Sequence[nn.Parameter]], StageOptimizer]
 
 
 @dataclass(frozen=True)

@@ -150,28 +150,19 @@ def check(order: Order, placement: Placement) -> None:
     hint = f"microbatches are numbered 0 to {M - 1}"
     _refuse(order, wrong, "names an unknown microbatch", hint)
 
-    holder = np.zeros((stages, replicas.max()), dtype=np.int64)
-    for s, ranks in enumerate(placement.ranks):
-        holder[s, : len(ranks)] = ranks
-    right = holder[stage, np.where(acts, microbatch % replicas[stage], 0)]
+    holders = np.concatenate(placement.ranks)  # of stage 0, then of stage 1, ...
+    replica = np.where(acts, microbatch % replicas[stage], 0)
+    right = holders[(np.cumsum(replicas) - replicas)[stage] + replica]
     wrong = np.flatnonzero(acts & (right != rank))
     for first in wrong[:1]:
         hint = f"microbatch {microbatch[first]} of that stage belongs on rank {right[first]}"
         _refuse(order, wrong, "is on the wrong rank", hint)
-    held = [r * stages + s for s, ranks in enumerate(placement.ranks) for r in ranks]
+    held = holders * stages + np.repeat(np.arange(stages), replicas)
     wrong = np.flatnonzero(~acts & ~np.isin(rank * stages + stage, held))
     _refuse(order, wrong, "is on a rank that does not hold the stage", "leave it out there")
 
-    # where every kind of action is of every task, a microbatch on a stage
-    task = stage.astype(np.int64) * M + microbatch
-    place: dict[int, Integers] = {}
-    for code in (F, B, I, W, R):
-        places = np.flatnonzero(kind == code)
-        place[code] = np.full(stages * M, NOWHERE, dtype=np.int64)
-        place[code][task[places[::-1]]] = places[::-1]
-        again = places[place[code][task[places]] != places]
-        _refuse(order, again, "occurs twice", "each microbatch passes a stage once")
-
+    task = stage.astype(np.int64) * M + microbatch  # a microbatch on a stage
+    place = _places(order, task, stages * M)
     hint = "each microbatch needs on each stage one F, and one B or one I and one W"
     parts = np.maximum(place[I], place[W])
     both = parts[(place[B] != NOWHERE) & (parts != NOWHERE)]
@@ -201,6 +192,17 @@ def check(order: Order, placement: Placement) -> None:
     wrong = first[~(pair & (task[first] != task[second]))]
     hint = "join a forward and the backward after it"
     _refuse(order, wrong, "is not joined with the backward of another microbatch", hint)
+
+
+def _places(order: Order, task: Integers, tasks: int) -> Integers:
+    """The places in `order` of all actions, [kind, task]; PartoptError for a second of a task."""
+    found = np.full((A, tasks), NOWHERE, dtype=np.int64)
+    for code in range(A):
+        places = np.flatnonzero(order.kind == code)
+        found[code, task[places[::-1]]] = places[::-1]
+        repeated = places[found[code, task[places]] != places]
+        _refuse(order, repeated, "occurs twice", "each microbatch passes a stage once")
+    return found
 
 
 def _refuse(order: Order, wrong: Integers, what: str, hint: str) -> None:

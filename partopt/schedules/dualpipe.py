@@ -106,5 +106,4 @@ DUALPIPEV = Schedule(
         "F = I = W",
         lambda P, v, M, t: t.F == t.I == t.W,
     ),
-    torch_class="ScheduleDualPipeV",
 )

@@ -120,7 +120,6 @@ class Schedule:
     takes_warmup: bool = False  # plans state the warm-up, which may be another: `row` follows it
     weight_versions: int = 1  # that a stage keeps: 1, 2, or ALL_IN_FLIGHT
     bubble: Bubble  # for how long every device waits
-    torch_class: str | None = None  # of torch.distributed.pipelining, that has the same order
     tried_by_auto: bool = True  # `schedule="auto"` tries it, looped ones with any number of chunks
     data_parallel: bool = False  # `schedule="auto"` tries it with one device in every pipeline
 

@@ -39,7 +39,6 @@ GPIPE = Schedule(
     recomputes=True,
     counts=_counts,
     bubble=FLUSH,
-    torch_class="ScheduleGPipe",
     data_parallel=True,
 )
 

@@ -71,7 +71,6 @@ INTERLEAVED = Schedule(
     in_flight=lambda p, P, v, M: min(v * M, (v - 1) * group_size(P, M) + 2 * (P - 1 - p) + 1),
     # too few microbatches do not keep the stages of a device busy
     bubble=Bubble(FLUSH.text, FLUSH.of, "M >= P", lambda P, v, M, t: M >= P),
-    torch_class="ScheduleInterleaved1F1B",
 )
 
 INTERLEAVED_ZB = Schedule(
@@ -82,5 +81,4 @@ INTERLEAVED_ZB = Schedule(
     split=True,
     in_flight=lambda p, P, v, M: min(v * M, (v - 1) * group_size(P, M) + P),
     bubble=FILLED_DRAIN,
-    torch_class="ScheduleInterleavedZeroBubble",
 )

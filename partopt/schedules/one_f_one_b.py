@@ -114,7 +114,6 @@ EAGER = Schedule(
     counts=downstream(2),
     takes_warmup=True,
     bubble=FLUSH,
-    torch_class="ScheduleInterleaved1F1B",  # with one chunk a device
 )
 
 PIPEDREAM = Schedule(

@@ -60,7 +60,6 @@ ZB_H1 = Schedule(
     repeats=True,
     counts=_counts,
     bubble=FILLED_DRAIN,
-    torch_class="ScheduleInterleavedZeroBubble",  # with one chunk a device
 )
 
 ZBV = Schedule(
@@ -76,5 +75,4 @@ ZBV = Schedule(
         "M >= 2P and F = I = W",
         lambda P, v, M, t: M >= 2 * P and t.F == t.I == t.W,
     ),
-    torch_class="ScheduleZBVZeroBubble",
 )

@@ -58,17 +58,14 @@ def read_training(
     }
     t, c, p = degree["tensor_model"], degree["context"], degree["pipeline_model"]
     model = _model(settings, trainer, t, notes)
-    whole = count(settings, "expert_tensor_parallel_size", t) or 1
-    ep = degree["expert_model"] if model.experts else 1
-    if model.experts and whole > 1:
-        fits = model.experts % (ep * whole) == 0
-        how = "counted as experts on each" if fits else "not counted: whole ones are"
-        notes.append(f"an expert's split over {whole} ranks is {how}")
-        ep *= whole if fits else 1
+    split = count(settings, "expert_tensor_parallel_size", t) or 1
     dispatcher = settings.find("moe_token_dispatcher_type") or ("" if fields else "allgather")
-    if model.experts and dispatcher == "allgather":
-        flag = settings.show("moe_token_dispatcher_type")
-        notes.append(f"{flag}: allgather is counted as alltoall")
+    ep = 1
+    if model.experts:
+        ep = _share_experts(model.experts, degree["expert_model"], split, notes)
+        if dispatcher == "allgather":
+            flag = settings.show("moe_token_dispatcher_type")
+            notes.append(f"{flag}: allgather is counted as alltoall")
     microbatch = count(settings, "micro_batch_size")
     steps = settings.count("gradient_accumulation_steps", default=1) or 1  # DeepSpeed's
     samples = (microbatch or 1) * max(1, devices // (t * c * p)) * steps
@@ -105,6 +102,16 @@ def read_training(
     return found
 
 
+def _share_experts(experts: int, ranks: int, split: int, notes: list[str]) -> int:
+    """Ranks that share the experts, where `ranks` do and an expert is split over `split`."""
+    if split <= 1:
+        return ranks
+    fits = experts % (ranks * split) == 0
+    how = "counted as experts on each" if fits else "not counted: whole ones are"
+    notes.append(f"an expert's split over {split} ranks is {how}")
+    return ranks * split if fits else ranks
+
+
 def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Transformer:
     """The shape: of a model that is named, with what is said otherwise, or as it is said."""
     base, fields = _find_named(settings, notes), trainer == "megatron-bridge"
@@ -117,17 +124,12 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     gated = (
         settings.has("swiglu", "gated_linear_unit")
         or settings.find("activation", "activation_func") in _GATED
+        or usual("gated", False)
     )
-    gated = gated or usual("gated", False)
     dense = hidden * 8 // 3 // 64 * 64 if gated and not fields else 4 * hidden
     gated = gated or settings.has("quick_geglu")
-    of_checkpoint = settings.has("use_checkpoint_args")
     groups = count(settings, "num_query_groups", usual("kv_heads", heads)) or heads
-    flagged = settings.has("group_query_attention", "num_key_value_heads")
-    if of_checkpoint and not find(settings, "num_query_groups"):
-        why = "the checkpoint says it, by --use-checkpoint-args"
-        settings.refuse_missing("num_query_groups", why)
-    elif not (fields or base or flagged or of_checkpoint) and groups != heads:
+    if not _has_groups(settings, fields or base is not None) and groups != heads:
         flag, needed = map(settings.show, ("num_query_groups", "group_query_attention"))
         notes.append(f"{flag} has no effect without {needed}")
         groups = heads
@@ -168,6 +170,16 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     if settings.faults:
         raise PartoptError.together(settings.faults)
     return name_shape(settings, shape, ranks, notes)
+
+
+def _has_groups(settings: Settings, usual: bool) -> bool:
+    """Whether queries share keys and values; a fault where a checkpoint says among how many."""
+    flagged = settings.has("group_query_attention", "num_key_value_heads")
+    of_checkpoint = settings.has("use_checkpoint_args")
+    if of_checkpoint and not find(settings, "num_query_groups"):
+        why = "the checkpoint says it, by --use-checkpoint-args"
+        settings.refuse_missing("num_query_groups", why)
+    return usual or flagged or of_checkpoint
 
 
 def _find_named(settings: Settings, notes: list[str]) -> Transformer | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -131,7 +131,6 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         )
     P, d = pipeline_size(plan), plan.stages[0].replicas
     M, about = plan.microbatches or 1, plan.transformer
-    shares = plan.shard != "none"
     order = _NAMED_ORDERS.get(plan.schedule)
     named = order is not None and M // d >= P  # its 1F1B needs them
     again = "FullAC" if plan.stages[0].recompute else ""
@@ -143,31 +142,20 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     base, model, converter, notes = _base(about or None)
     imports += [converter] * bool(converter)
     alone = P == 1 and len(plan.stages) == 1
-    parallelism: dict[str, object] = {
-        "tensor_parallel_degree": plan.layout.tp or 1,
-        "context_parallel_degree": plan.layout.cp or 1,
-        **({"expert_parallel_degree": plan.layout.ep} if (plan.layout.ep or 1) > 1 else {}),
-        "pipeline_parallel_degree": P,
-    }
+    lines, pipeline = [model] * bool(model), dict[str, object]()
     if not alone:
-        parallelism |= {
+        pipeline = {
             "module_fqns_per_model_part": _Name("STAGES"),
             "pipeline_parallel_schedule": order
             or _PLACES.get(schedule(plan.schedule).shape, "ZBVZeroBubble"),
             "pipeline_parallel_schedule_csv": None if named else _Name(_CSV.format(stem=stem)),
         }
-    parallelism |= {
-        "data_parallel_replicate_degree": 1 if shares else d,
-        "data_parallel_shard_degree": d if shares else 1,
-        "fsdp_reshard_after_forward": "always" if plan.shard == "parameters" else "never",
-    }
-    lines = [model] * bool(model)
-    if not alone:
         lines.append("config.training.disable_cuda_graphs = True  # pipelines need it")
     lines.append(f"config.activation_checkpoint = {f'{again}.Config()' if again else None}")
     lines += _compiled(about) if about else []
     lines.append("parallelism = config.parallelism")
-    lines += [f"parallelism.{name} = {_quoted(value)}" for name, value in parallelism.items()]
+    fields = _parallelism(plan, pipeline)
+    lines += [f"parallelism.{name} = {_quoted(value)}" for name, value in fields.items()]
     stages = "\n".join(f"    {_modules(parts[stage.start : stage.stop])}," for stage in plan.stages)
     tokens, samples = _batch_lines(plan)
     main = _MODULE.format(
@@ -183,6 +171,21 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         tried=TORCHTITAN.tried,
     )
     return Text(main, {} if named else {".csv": csv_of(plan)}, notes)
+
+
+def _parallelism(plan: Plan, pipeline: Mapping[str, object]) -> dict[str, object]:
+    """The fields of `config.parallelism`, those of a pipeline among them."""
+    layout, d, shares = plan.layout, plan.stages[0].replicas, plan.shard != "none"
+    return {
+        "tensor_parallel_degree": layout.tp or 1,
+        "context_parallel_degree": layout.cp or 1,
+        **({"expert_parallel_degree": layout.ep} if (layout.ep or 1) > 1 else {}),
+        "pipeline_parallel_degree": pipeline_size(plan),
+        **pipeline,
+        "data_parallel_replicate_degree": 1 if shares else d,
+        "data_parallel_shard_degree": d if shares else 1,
+        "fsdp_reshard_after_forward": "always" if plan.shard == "parameters" else "never",
+    }
 
 
 def _batch_lines(plan: Plan) -> list[str]:

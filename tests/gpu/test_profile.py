@@ -273,14 +273,14 @@ def test_versions_and_settings_are_recorded_and_shown():
 @pytest.mark.slow
 def test_a_size_is_not_added_under_other_settings():
     from partopt.documents.profile import Model
-    from partopt.profiler.settings import Settings, Subject
+    from partopt.profiler.settings import ProfileSettings, Subject
     from tests.profiler.helpers import FakeClock
 
     first = structure(attending(), lambda size: torch.ones(size, 4))
 
     def resume(**changes):
         environment = replace(first.environment, **changes)
-        settings = Settings(microbatch_sizes=[2], device="cpu", granularity="leaf", steps=1)
+        settings = ProfileSettings(microbatch_sizes=[2], device="cpu", granularity="leaf", steps=1)
         subject = Subject(
             attending(), lambda size: torch.ones(1, size // size * 4), None, settings, FakeClock()
         )

@@ -35,7 +35,7 @@ from partopt.runtime.engine import RankRun
 from partopt.runtime.optimizers import warm_up
 from partopt.runtime.processes import run_local
 from partopt.runtime.run import RunOptions
-from partopt.runtime.training import Microbatches, RankTraining, Training
+from partopt.runtime.training import Microbatches, PlannedTraining, RankTraining
 from tests.gpu.device import FRAGMENTS_BYTES, FakeDevice, PaperTime, installed
 from tests.gpu.nccl import rehearse
 from tests.helpers import flat
@@ -212,7 +212,7 @@ def test_stages_between_the_first_and_the_last_get_inputs_where_they_compute_wit
 @pytest.mark.slow
 def test_inputs_are_drawn_and_pinned_before_a_step(made, monkeypatch):
     model, plan, _ = made
-    training, cpu = Training(plan, find_model(model), 4), torch.device("cpu")
+    training, cpu = PlannedTraining(plan, find_model(model), 4), torch.device("cpu")
     expected = [Microbatches(training, cpu, (1, 2))(number) for number in (5, 7)]
     pinned, pin_memory = [], torch.Tensor.pin_memory
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda own: pinned.append(own) or own)
@@ -220,7 +220,7 @@ def test_inputs_are_drawn_and_pinned_before_a_step(made, monkeypatch):
     inputs.draw_step(4, 4)
     assert (len(pinned), list(inputs.drawn)) == (2, [5, 7])
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
-    monkeypatch.setattr(Training, "draw_on_host", None)  # nothing is drawn any more
+    monkeypatch.setattr(PlannedTraining, "draw_on_host", None)  # nothing is drawn any more
     inputs.device = cpu
     assert all(map(torch.equal, [inputs(5), inputs(7)], expected))
     assert not inputs.drawn
@@ -230,7 +230,7 @@ def test_inputs_are_drawn_and_pinned_before_a_step(made, monkeypatch):
 @pytest.mark.parametrize("engine", ["torch", "partopt"])
 def test_a_step_begins_with_its_inputs_drawn(made, monkeypatch, engine):
     model, plan, _ = made
-    training = Training(plan, find_model(model), 4, engine=engine)
+    training = PlannedTraining(plan, find_model(model), 4, engine=engine)
 
     def first_and_last(context):
         own, drawn = RankTraining(training, context), []
@@ -314,7 +314,7 @@ class Alone(Context):
 @pytest.mark.slow
 def test_a_model_that_the_device_does_not_hold_is_told_of_before_anything_starts(made, monkeypatch):
     model, plan, _ = made
-    training = Training(plan, find_model(model), 4)
+    training = PlannedTraining(plan, find_model(model), 4)
     context = Alone(0, 2, torch.device("cuda", 0), Progress(), backend="nccl")
     room = {"cuda": 1000.0, "cpu": 1e12}
     monkeypatch.setattr(check, "free_bytes", lambda device: room[device.type])
@@ -402,7 +402,9 @@ def test_the_memory_of_a_check_is_given_back_before_the_run(made, monkeypatch):
     monkeypatch.setattr(run, "RankTraining", lambda *_: asked.append("train") or 1 / 0)
     context = Alone(0, 2, torch.device("cpu"), Progress())
     with pytest.raises(ZeroDivisionError):
-        run._Main(Training(plan, find_model(model), 4), RunOptions(check=True), None)(context)
+        run._Main(PlannedTraining(plan, find_model(model), 4), RunOptions(check=True), None)(
+            context
+        )
     assert asked == ["check", "release", "train"]
 
 

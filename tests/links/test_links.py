@@ -10,7 +10,7 @@ from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.links import (
     AllReduceSample,
-    Comparison,
+    FitComparison,
     FittedLinks,
     compare,
     fit_factors,
@@ -200,10 +200,10 @@ def test_what_makes_figures_doubtful():
 
 def test_the_error_of_a_sender_is_relative_to_its_own_time():
     """A sender that waits for longer than the message takes is 91 % off, not 181 %."""
-    sender = Comparison("server", "its sender", 4_000, 20e-6, 1.8e-6, whole_s=10e-6)
+    sender = FitComparison("server", "its sender", 4_000, 20e-6, 1.8e-6, whole_s=10e-6)
     assert sender.error == pytest.approx(-0.91)
     assert sender.off == pytest.approx(0.91) and sender.is_poor
-    short = Comparison("server", "its sender", 4_000, 1e-6, 0.1e-6, whole_s=100e-6)
+    short = FitComparison("server", "its sender", 4_000, 1e-6, 0.1e-6, whole_s=100e-6)
     assert (short.error, short.off) == (pytest.approx(-0.9), pytest.approx(0.009))
     assert not short.is_poor  # of the message it is nothing
     document = FittedLinks.of(MEASURED, "c", 2).document

@@ -19,7 +19,7 @@ from partopt.profiler import ModelSource, find_model
 from partopt.profiler.layer_choice import called_modules, choose_units
 from partopt.profiler.layers import Tracker
 from partopt.profiler.measuring import profile_of
-from partopt.profiler.settings import Settings, Subject
+from partopt.profiler.settings import ProfileSettings, Subject
 
 # found, not imported: torchvision's import fails beside a CPU-only torch until the examples have
 # declared what it lacks
@@ -94,7 +94,9 @@ def structure(
     """The profile of `model` at microbatch size 1 with times that mean nothing."""
     settings = {"microbatch_sizes": [1], "device": "cpu", "granularity": "leaf", "steps": 1}
     settings |= options
-    subject = Subject(model, example_inputs, loss_fn, Settings(**settings), clock or FakeClock())
+    subject = Subject(
+        model, example_inputs, loss_fn, ProfileSettings(**settings), clock or FakeClock()
+    )
     return profile_of(subject, Model(name=type(model).__name__))
 
 

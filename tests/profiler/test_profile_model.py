@@ -8,7 +8,7 @@ from partopt.documents import encode
 from partopt.documents.profile import Measurement, Profile
 from partopt.errors import PartoptError
 from partopt.profiler import ProfilingStopped, measure, measure_source
-from partopt.profiler.measuring import summarize
+from partopt.profiler.measuring import TimedSteps, summarize
 from partopt.profiler.observation import Structure
 from partopt.profiler.step import LayerTimes
 from partopt.profiler.tensors import tokens_per_sample
@@ -279,7 +279,7 @@ def test_a_profile_says_what_was_measured():
 def summary(bare_s, instrumented_s):
     half = instrumented_s / 2
     found = Structure(structure(linear(), vectors).layers, {}, {}, [], [], {}, {}, [])
-    return summarize(1, found, [bare_s], [LayerTimes([half], [half])], None, None)
+    return summarize(1, found, TimedSteps([bare_s], [LayerTimes([half], [half])]), None, None)
 
 
 @pytest.mark.slow

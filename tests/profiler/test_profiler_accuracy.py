@@ -7,13 +7,13 @@ from msgspec.structs import replace
 from torch import nn
 
 from benchmarks.profiler_accuracy import RANGES, Case, ranges, record_calls, row
-from partopt.profiler.settings import Settings
+from partopt.profiler.settings import ProfileSettings
 from tests.helpers import chain_profile, uniform_profile
 
 
 def test_a_row_has_ranges_and_their_errors():
     """Four, unless the machine held a layer up for longer than a quarter of the step."""
-    settings = Settings(microbatch_sizes=[1], device="cpu", steps=1)
+    settings = ProfileSettings(microbatch_sizes=[1], device="cpu", steps=1)
     name, layers, parts, *figures = row(Case("mlp", 16, {"width": 32}), settings, 1).split()
     assert name == "mlp"
     assert 1 <= int(parts) <= RANGES <= int(layers)

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from partopt.importers.repeat import repeat
 from partopt.profiler.layers import Tracker
-from partopt.profiler.observation import Event, transient_bytes
+from partopt.profiler.observation import StorageEvent, transient_bytes
 from partopt.profiler.observation import observe as observe_step
-from partopt.profiler.settings import Settings, Subject
+from partopt.profiler.settings import ProfileSettings, Subject
 from tests.profiler import witnesses
 from tests.profiler import zoo_language as language
 from tests.profiler.helpers import (
@@ -33,7 +33,7 @@ def events(text, backward):
         layer, change = word.split(":")
         sign = "+" if "+" in change else "-"
         block, size = change.split(sign)
-        made.append(Event(int(layer), backward, int(block), int(f"{sign}{size}")))
+        made.append(StorageEvent(int(layer), backward, int(block), int(f"{sign}{size}")))
     return made
 
 
@@ -189,7 +189,7 @@ def test_what_is_kept_outside_of_autograd_is_kept():
 
 
 def observe(model, inputs):
-    settings = Settings(microbatch_sizes=[1], device="cpu", granularity="leaf", steps=1)
+    settings = ProfileSettings(microbatch_sizes=[1], device="cpu", granularity="leaf", steps=1)
     subject = Subject(model, lambda size: inputs, None, settings, FakeClock())
     names = [name for name, _ in model.named_children()]
     structure = observe_step(subject, inputs, Tracker(model, names))

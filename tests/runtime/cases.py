@@ -28,7 +28,7 @@ from partopt.runtime.engine import execute
 from partopt.runtime.optimizers import SharedOptimizer
 from partopt.runtime.processes import run_local
 from partopt.runtime.torch_engine import can_say, execute_on_torch
-from partopt.runtime.updates import Stepper, Tied
+from partopt.runtime.updates import StageOptimizer, Tied
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import STRAIGHT
 from tests.replay.odd_cuts import CUTS, faults_of
@@ -175,7 +175,7 @@ def run_case(case: Case, context: Context, engine: Engine) -> Ran:
         if case.plan.shard == "optimizer" and stage.replicas > 1
     }
 
-    def noted(s: int, parameters: Sequence[nn.Parameter]) -> Stepper:
+    def noted(s: int, parameters: Sequence[nn.Parameter]) -> StageOptimizer:
         def make(own: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
             optimizers[s] = optimizer_of(s, own)
             return optimizers[s]

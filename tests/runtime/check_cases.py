@@ -27,7 +27,7 @@ from partopt.runtime.check import check_first
 from partopt.runtime.context import Context
 from partopt.runtime.optimizers import SharedOptimizer
 from partopt.runtime.processes import run_local
-from partopt.runtime.training import Training
+from partopt.runtime.training import PlannedTraining
 from partopt.runtime.updates import Sum
 from partopt.runtime.versions import DoubleBuffered, Versions
 from tests.helpers import flat
@@ -199,7 +199,7 @@ class Main(NamedTuple):
         found = {}
         for name, plan in self.plans.items():
             source = find_model(self.model, {"tied": CASES[name].tied})
-            asked = Training(plan, source, plan.microbatches or MICROBATCHES)
+            asked = PlannedTraining(plan, source, plan.microbatches or MICROBATCHES)
             with CASES[name].fault():
                 found[name] = check_first(asked, context, context.device)
         return found

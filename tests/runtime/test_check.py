@@ -12,15 +12,15 @@ from partopt.profiler.source import find_model
 from partopt.runtime.check import (
     EQUAL,
     SEEN,
-    Found,
     Reference,
+    StepResult,
     WholeModel,
     compare,
     used_versions,
     visible_rates,
 )
 from partopt.runtime.context import Context, Progress
-from partopt.runtime.training import Training
+from partopt.runtime.training import PlannedTraining
 from partopt.schedules import order
 from partopt.schedules.placement import placement_of
 from tests.helpers import flat
@@ -100,7 +100,7 @@ def outcome(found, **tensors):
     reference = Reference({0: 2.0, 1: 4.0}, expected, largest)
     made = {(0, name): torch.tensor(each) for name, each in tensors.items()}
     context = Alone(0, 1, torch.device("cpu"), Progress())
-    check = compare(Found(found, made), reference, context, "changes", EQUAL)
+    check = compare(StepResult(found, made), reference, context, "changes", EQUAL)
     return check.equal, check.loss_error, check.largest_error, check.worst
 
 
@@ -127,7 +127,7 @@ def test_an_update_of_any_stage_is_seen_in_the_gradients(tmp_path):
     path.write_text(MODEL)
     profile = measure_source(str(path), microbatch_sizes=[2], steps=1, granularity="block")
     plan = solve(Job(profile, flat(2), cuts=[2], replicas=[1, 1])).plan
-    whole = WholeModel(Training(plan, find_model(str(path)), 4), torch.device("cpu"), print)
+    whole = WholeModel(PlannedTraining(plan, find_model(str(path)), 4), torch.device("cpu"), print)
     start = {name: each.detach().clone() for name, each in whole.parameters.items()}
     names = [[n for n in start if n.startswith("tokens")], [n for n in start if "tokens" not in n]]
     rates = visible_rates(whole, [*names, []])

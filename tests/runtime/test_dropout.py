@@ -12,7 +12,7 @@ from partopt.profiler.source import find_model
 from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.check import WholeModel
 from partopt.runtime.dropout import without_dropout
-from partopt.runtime.training import Training
+from partopt.runtime.training import PlannedTraining
 from tests.helpers import flat
 
 x = torch.linspace(1, 2, 32).view(1, 2, 4, 4)
@@ -78,7 +78,7 @@ def test_what_still_draws_random_numbers_cannot_be_compared(tmp_path):
     path.write_text(NOISY)
     profile = measure_source(str(path), microbatch_sizes=[1], steps=1)
     plan = solve(Job(profile, flat(2), cuts=[1], replicas=[1, 1])).plan
-    whole = WholeModel(Training(plan, find_model(str(path)), 2), torch.device("cpu"), print)
+    whole = WholeModel(PlannedTraining(plan, find_model(str(path)), 2), torch.device("cpu"), print)
     with pytest.raises(PartoptError, match="besides torch's dropout") as refused:
         whole.backward(0)
     assert "noise" in refused.value.hint

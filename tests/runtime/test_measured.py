@@ -6,7 +6,7 @@ from partopt.documents.engine import OF_TORCH, OWN, PARTOPT, TORCH
 from partopt.documents.training_run import MachineLoad
 from partopt.runtime.actions import RankRecord, actions_of
 from partopt.runtime.measured import RankResult, as_run, put_together
-from partopt.runtime.training import Training
+from partopt.runtime.training import PlannedTraining
 from partopt.schedules import order
 from partopt.schedules.order import B, F
 from partopt.schedules.placement import placement_of
@@ -38,11 +38,11 @@ def document(forwards_ms, counted_step, idle=0, before=0.0, backend="gloo"):
     ranks = [[record(each, 1000 * step) for step, each in steps]]
     ranks += [[RankRecord(1 + rank, "host", 1, 0) for _ in steps] for rank in range(idle)]
     results = [
-        RankResult(records, [1.0] * len(steps), 1000, counted_step, "cpu", None)
+        RankResult(records, [1.0] * len(steps), [1000], counted_step, "cpu", None)
         for records in ranks
     ]
     load = MachineLoad(cores=2, before=before, after=0.0)
-    return put_together(Training(PLAN, None, M), results, load, backend).document
+    return put_together(PlannedTraining(PLAN, None, M), results, load, backend).document
 
 
 def step_s(forward_ms):
@@ -125,10 +125,10 @@ def test_torch_has_a_buffer_for_every_microbatch_and_exchanges_behind_the_backwa
 def test_a_plan_for_another_engine_is_told_of():
     assert document([4, 4], None).remarks == []
     other = PLAN.with_engine(waits=("1f1b",), gradients="float32")
-    results = [RankResult([record(4, 0)], [1.0], 1000, None, "cpu", None)]
+    results = [RankResult([record(4, 0)], [1.0], [1000], None, "cpu", None)]
     load = MachineLoad(cores=2, before=0.0, after=0.0)
     for engine, names in ((PARTOPT, "gradients"), (TORCH, "waits, gradients, allreduce, buffers")):
         [remark] = put_together(
-            Training(other, None, M, engine=engine), results, load, "gloo"
+            PlannedTraining(other, None, M, engine=engine), results, load, "gloo"
         ).document.remarks
         assert f"the plan is for partopt; this engine differs in {names}, and" in remark

@@ -12,7 +12,7 @@ from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.runtime.own_loop import train_with
-from partopt.runtime.training import Microbatches, Training
+from partopt.runtime.training import Microbatches, PlannedTraining
 from partopt.trainers import export_plan
 from tests.forked import run_forked, start_ranks
 from tests.helpers import flat
@@ -41,7 +41,7 @@ def losses_of_one_process(plan, model):
     source = find_model(model, None)
     torch.manual_seed(0)
     whole = source.build().train()
-    inputs = Microbatches(Training(plan, source, 4), torch.device("cpu"))
+    inputs = Microbatches(PlannedTraining(plan, source, 4), torch.device("cpu"))
     optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-3)
     losses = []
     for step in range(STEPS):

@@ -10,7 +10,7 @@ from partopt.errors import PartoptError
 from partopt.profiler.source import find_model
 from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime import training as module
-from partopt.runtime.training import Microbatches, RankTraining, Training
+from partopt.runtime.training import Microbatches, PlannedTraining, RankTraining
 from tests.helpers import chain_profile, flat
 
 MODEL = """
@@ -42,7 +42,7 @@ def training(tmp_path):
     path.write_text(MODEL)
     options = {"cuts": [1], "replicas": [2, 1], "microbatches": 3, "schedule": "1f1b"}
     plan = solve(Job(chain_profile([1.0, 1.0]), flat(RANKS), **options)).plan
-    return lambda seed=0: Training(plan, find_model(str(path)), 3, seed)
+    return lambda seed=0: PlannedTraining(plan, find_model(str(path)), 3, seed)
 
 
 def drawn(training, rank, steps, monkeypatch):

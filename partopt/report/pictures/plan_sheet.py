@@ -36,6 +36,7 @@ from partopt.report.pictures.sheet import (
     draw_bars,
     first_fit,
     fit,
+    near_limit,
     pack,
     seconds_axis,
     text_width,
@@ -49,7 +50,6 @@ _TIMES, _STRIP, _MEMORY, _GAP, _LINE = 1.0, 0.16, 1.1, 0.14, 0.13  # inches
 _THIN, _THICK = 0.4, 3.0  # points of the line of a cut that is never busy, and always
 _CROWDED = 150  # bars, from which on lines around them would hide them
 _WIDEST = 0.7  # inches of a bar of memory
-_FAR = 8  # times the fullest device: a limit above that is not drawn
 _TOLD = 16  # stages that the description names
 
 
@@ -146,7 +146,7 @@ def _draw(
     _draw_stages(strip, plan, sheet.inside)
     for s, stage in enumerate(plan.stages):
         for axes in (strip, times):
-            sheet.tell(axes, stage.start, stage.stop, _describe_stage(s, stage))
+            sheet.add_tooltip(axes, stage.start, stage.stop, _describe_stage(s, stage))
     sheet.down += _GAP
     used = cluster.port_use(plan)
     cluster.draw(sheet, plan, used, _bound_place(plan, "of"))
@@ -274,16 +274,16 @@ def _draw_memory(sheet: Sheet, plan: Plan) -> None:
         draw_bars(axes, bars, sizes, width, bottom, facecolor=colour, **line)
         bottom += sizes
     peak, limit = float(bottom.max()), plan.memory_limit_bytes
-    near = limit is not None and limit <= _FAR * max(peak, 1)
-    top = max(peak, limit if limit is not None and near else 0, 1)
+    near = near_limit(limit, peak)
+    top = max(peak, near or 0, 1)
     axes.set_ylim(0, top * 1.25)
     axes.set_xlim(-0.6, len(held) - 0.4)
     if limit is not None:
         over = bottom > limit
         frame: Any = {"facecolor": "none", "edgecolor": RED, "linewidth": 1.2}
         draw_bars(axes, bars[over], bottom[over], width, **frame)
-        if near:
-            axes.axhline(limit, color="black", linewidth=0.8, linestyle="--")
+        if near is not None:
+            axes.axhline(near, color="black", linewidth=0.8, linestyle="--")
         # at the line of the limit where that is the highest that is drawn
         how = ", exceeded" if peak > limit else "" if top == limit else ", far above"
         look: Any = {"ha": "right", "va": "bottom", "color": RED if peak > limit else "black"}
@@ -306,7 +306,7 @@ def _draw_memory(sheet: Sheet, plan: Plan) -> None:
     for place, (stages, size_of) in enumerate(zip(held, parts, strict=True)):
         words = [f"{name} {format_bytes(size)}" for name, size in size_of.items() if size]
         whole = f"{stages_text(stages)}: {format_bytes(sum(size_of.values()))}"
-        sheet.tell(axes, place - 0.5, place + 0.5, ", ".join([whole, *words]))
+        sheet.add_tooltip(axes, place - 0.5, place + 0.5, ", ".join([whole, *words]))
 
 
 def _handles(plan: Plan) -> dict[str, Any]:

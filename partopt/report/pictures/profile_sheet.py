@@ -143,7 +143,7 @@ def _draw(
         axes.set_xlim(-0.5, count - 0.5)
         axes.tick_params(axis="x", bottom=False, labelbottom=False)
         for place, layers in enumerate(columns.layers):
-            sheet.tell(axes, place - 0.5, place + 0.5, _describe(profile, chain, layers))
+            sheet.add_tooltip(axes, place - 0.5, place + 0.5, _describe(profile, chain, layers))
     panels[-1].tick_params(axis="x", bottom=True, labelbottom=True, pad=1)
     panels[-1].set_xticks(range(0, count, step), names, rotation=90, fontsize=_LETTERS)
     sheet.down += 0.1 + max(text_width(name, _LETTERS) for name in names)

@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
@@ -79,6 +80,7 @@ _METADATA: dict[str, tuple[dict[str, str | None], str, str]] = {
     "pdf": ({"CreationDate": None, "Creator": "partopt", "Producer": None}, "Title", "Subject"),
     "png": ({"Software": None}, "Title", "Description"),
 }
+_FAR = 8  # times the most memory: a limit above that is not drawn
 _PLACES = re.compile(rb' (?:d|x|y)="[^"]*"')
 _DIGITS = re.compile(rb"(\.[0-9]{2})[0-9]+")  # more than the hundredths of a point
 
@@ -159,7 +161,7 @@ class Sheet:
         look: Any = {"loc": "lower center", "ncols": columns}
         self.figure.legend(list(handles.values()), list(handles), **look)
 
-    def tell(self, axes: Axes, left: float, right: float, text: str) -> None:
+    def add_tooltip(self, axes: Axes, left: float, right: float, text: str) -> None:
         """What the axes say when they are pointed at between two of their values."""
 
         def spot() -> Spot:
@@ -169,7 +171,7 @@ class Sheet:
 
         self._spots.append(spot)
 
-    def tell_point(self, axes: Axes, x: float, y: float, text: str) -> None:
+    def add_point_tooltip(self, axes: Axes, x: float, y: float, text: str) -> None:
         """What a point of axes says when it is pointed at."""
 
         def spot() -> Spot:
@@ -298,20 +300,26 @@ def stack_labels(places: Sequence[tuple[float, str]], size: float) -> list[int |
     return rows
 
 
+def near_limit(limit: int | None, most: float) -> int | None:
+    """The limit of a device beside the `most` that one holds; None of one that is far above."""
+    return limit if limit is not None and limit <= _FAR * max(most, 1) else None
+
+
 def seconds_axis(axes: Axes, label: str, most: int = 4) -> None:
     """At most `most` intervals in seconds on the vertical axis, without signs."""
-    _ticks(axes, label, most, lambda value: tick_label(abs(value)))
+    ticks(axes.yaxis, label, most, lambda value: tick_label(abs(value)))
 
 
 def bytes_axis(axes: Axes, label: str, most: int = 4) -> None:
     """At most `most` intervals in bytes on the vertical axis, without signs."""
-    _ticks(axes, label, most, lambda value: format_bytes(abs(value)))
+    ticks(axes.yaxis, label, most, lambda value: format_bytes(abs(value)))
 
 
-def _ticks(axes: Axes, label: str, most: int, form: Callable[[float], str]) -> None:
-    axes.yaxis.set_major_locator(MaxNLocator(most))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
-    axes.set_ylabel(label)
+def ticks(axis: Axis, label: str, most: int, form: Callable[[float], str]) -> None:
+    """At most `most` intervals on an axis, their ends written as `form` does."""
+    axis.set_major_locator(MaxNLocator(most))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
+    axis.set_label_text(label)
 
 
 def draw_boxes(axes: Axes, left: Any, right: Any, low: Any, high: Any, **look: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from partopt.documents.plan import Plan
 from partopt.documents.tables import Comparison, ComparisonRow, Scaling, ScalingRow
@@ -20,7 +20,7 @@ from partopt.documents.transformer import LayoutBeside
 from partopt.report.looks import COLOURS
 from partopt.report.phrases import (
     basis_lines,
-    devices_text,
+    count_text,
     speed_text,
     speeds,
     tokens_per_sample,
@@ -39,8 +39,10 @@ from partopt.report.pictures.sheet import (
     bytes_axis,
     draw_bars,
     fit,
+    near_limit,
     seconds_axis,
     stack_labels,
+    ticks,
 )
 from partopt.report.run_text import error
 from partopt.report.transformer_text import layout_name, layout_table
@@ -49,7 +51,6 @@ from partopt.units import format_bytes, format_count, format_rate, format_second
 
 # inches: of axes, of the names beside them, of a name; the lowest axes of points
 _WIDTH, _NAMES, _LINE, _LOWEST = 3.9, 2.45, 0.13, 1.9
-_FAR = 8  # times the most memory: a limit above that is not drawn
 # inches: of the axes of a scaling, right of them, of a line of shapes, of the widest shape
 _SCALE, _HEIGHT, _BESIDE, _SHAPES, _WIDEST = 4.2, 2.4, 0.35, 0.12, 1.2
 _PART, _GAP, _BAR, _WHOLE = 0.55, 0.1, 0.16, 1.5  # inches of a run: panels, bars, names
@@ -64,7 +65,7 @@ _PARTS = {
 }
 
 
-class Point(NamedTuple):
+class PlanPoint(NamedTuple):
     """A plan as a point; `speed` is in `unit`, samples or tokens, a second."""
 
     name: str
@@ -79,18 +80,18 @@ class Point(NamedTuple):
         return f"{self.name}: {speed}, {memory}{'' if self.fits else ', does not fit'}"
 
 
-def points_of(rows: Sequence[Plan | ComparisonRow]) -> list[Point]:
+def points_of(rows: Sequence[Plan | ComparisonRow]) -> list[PlanPoint]:
     """Plans by their schedules where these differ, else by their planners."""
     unit, rates = speeds([row.predicted if isinstance(row, Plan) else row for row in rows])
     by_schedule = len({row.schedule for row in rows if isinstance(row, Plan)}) > 1
     points = []
     for row, rate in zip(rows, rates, strict=True):
         name = row.schedule if isinstance(row, Plan) and by_schedule else row.planner
-        points.append(Point(f"{name} {row.shape}", rate, unit, row.peak_memory_bytes, row.fits))
+        points.append(PlanPoint(f"{name} {row.shape}", rate, unit, row.peak_memory_bytes, row.fits))
     return points
 
 
-def points_of_layouts(plan: Plan) -> list[Point]:
+def points_of_layouts(plan: Plan) -> list[PlanPoint]:
     """A transformer's plan and the layouts beside it, as points; an empty list for other plans."""
     rows, _, _ = layout_table(plan)
     unit, [rate] = speeds([plan.predicted])
@@ -101,7 +102,7 @@ def points_of_layouts(plan: Plan) -> list[Point]:
         return f"{mark}{layout_name(row.layout)}"
 
     return [
-        Point(
+        PlanPoint(
             name(row),
             rate * rows[0].iteration_s / row.iteration_s,
             unit,
@@ -138,7 +139,7 @@ def comparison_picture(comparison: Comparison) -> Picture:
     return Picture(heading, draw)
 
 
-def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> None:
+def draw_points(sheet: Sheet, points: Sequence[PlanPoint], limit: int | None) -> None:
     """A panel of the points, with their names beside it; below it, where the sheet is narrow.
 
     The axes begin at 0, or where the points do if these are far from it.
@@ -146,8 +147,8 @@ def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> Non
     beside = sheet.width >= LEFT + _WIDTH + _NAMES
     height, width = max(_LOWEST, _LINE * len(points) * beside), min(_WIDTH, sheet.inside)
     memory, heights = [p.memory_bytes for p in points], [p.speed for p in points]
-    near = limit is not None and limit <= _FAR * max(*memory, 1)
-    right = max(*memory, limit if limit is not None and near else 1) * 1.06
+    near = near_limit(limit, max(memory))
+    right = max(*memory, near or 1) * 1.06
     top = max(*heights, 1e-9) * 1.08
     begin, bottom = _first(min(memory), right), _first(min(heights), top)
     sheet.down += 0.14
@@ -156,7 +157,7 @@ def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> Non
     axes.set_xlim(begin, right)
     axes.set_ylim(bottom, top)
 
-    def place(point: Point) -> tuple[float, float]:
+    def place(point: PlanPoint) -> tuple[float, float]:
         """Inches from the left and from above."""
         along, up = (point.memory_bytes - begin) / (right - begin), point.speed - bottom
         return LEFT + width * along, high + height * (1 - up / (top - bottom))
@@ -164,25 +165,22 @@ def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> Non
     axes.patch.set_visible(False)  # lines to the names lie below
     if front := pareto(points):
         memory, heights = [p.memory_bytes for p in front], [p.speed for p in front]
-        end = limit if limit is not None and near else right
-        axes.step([*memory, end], [*heights, heights[-1]], where="post", color=GREY, lw=0.8)
+        step = [*memory, near or right], [*heights, heights[-1]]
+        axes.step(*step, where="post", color=GREY, lw=0.8)
     for point in points:
         full, at = BLUE if point.fits else "white", (point.memory_bytes, point.speed)
         axes.plot(*at, "o", ms=5, mfc=full, mec=BLUE, mew=1.0, clip_on=False, zorder=4)
-        sheet.tell_point(axes, *at, str(point))
+        sheet.add_point_tooltip(axes, *at, str(point))
     if limit is not None:
-        if near:
-            axes.axvline(limit, color="black", lw=0.8, ls="--")
+        if near is not None:
+            axes.axvline(near, color="black", lw=0.8, ls="--")
         text = f"limit {format_bytes(limit)}" + ("" if near else ", far to the right")
         along = (min(limit, right) - begin) / (right - begin)
         look: Any = {"ha": "right" if along > 0.5 else "left", "va": "bottom", "size": SMALL}
         sheet.text(LEFT + width * along, high - 0.02, text, **look)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-    axes.set_xlabel("memory of the fullest device", labelpad=2)
-    axes.set_ylabel(f"{points[0].unit}/s")
+    ticks(axes.xaxis, "memory of the fullest device", 5, format_bytes)
+    axes.xaxis.labelpad = 2
+    ticks(axes.yaxis, f"{points[0].unit}/s", 5, format_count)
     # names from the fastest down, a line apart, with lines to their points
     left, down = LEFT + width + 0.3, float("-inf")
     ranked = sorted(points, key=lambda point: -point.speed)
@@ -208,16 +206,16 @@ def _first(least: float, end: float) -> float:
     return max(0.0, least - (end - least) / 4) if least > end / 2 else 0.0
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
+def pareto(points: Sequence[PlanPoint]) -> list[PlanPoint]:
     """The points that fit and of which none is as fast with less memory, by memory."""
-    front: list[Point] = []
+    front: list[PlanPoint] = []
     for point in sorted(points, key=lambda point: (point.memory_bytes, -point.speed)):
         if point.fits and (not front or point.speed > front[-1].speed):
             front.append(point)
     return front
 
 
-def handles_of_points(points: Sequence[Point]) -> dict[str, Any]:
+def handles_of_points(points: Sequence[PlanPoint]) -> dict[str, Any]:
     """What the marks mean."""
     look: Any = {"marker": "o", "markersize": 4, "linewidth": 0, "markeredgecolor": BLUE}
     handles: dict[str, Any] = {}
@@ -238,7 +236,7 @@ def scaling_picture(scaling: Scaling) -> Picture:
     if best is not None:
         fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
     few, many = rows[0].devices, rows[-1].devices
-    span = f"{few} to {many} devices" if few < many else devices_text(many)
+    span = f"{few} to {many} devices" if few < many else count_text(many, "device")
     about = f"Speed against devices. {'; '.join(told)}."
     heading = Heading.of(("scaling", span, fastest), about, scaling.estimated)
     return Picture(heading, partial(_draw_scaling, rows))
@@ -249,7 +247,7 @@ def _describe(row: ScalingRow) -> str:
     speed = speed_text(row.samples_per_s, tokens_per_sample(row))
     fits = "" if row.fits else ", does not fit"
     return (
-        f"{devices_text(row.devices)}: {speed}, {_shape(row)}, "
+        f"{count_text(row.devices, 'device')}: {speed}, {_shape(row)}, "
         f"efficiency {row.efficiency:.0%}{fits}"
     )
 
@@ -271,7 +269,7 @@ def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
     for row, speed in zip(rows, heights, strict=True):
         full = BLUE if row.fits else "white"
         axes.plot(row.devices, speed, "o", ms=5, mfc=full, mec=BLUE, mew=1.0)
-        sheet.tell_point(axes, row.devices, speed, _describe(row))
+        sheet.add_point_tooltip(axes, row.devices, speed, _describe(row))
     low, high = math.log2(devices[0]), math.log2(devices[-1])
     beside = max(0.3, 0.12 * (high - low))
     low, high = low - beside, high + beside
@@ -354,7 +352,7 @@ def _draw_run(run: Run, heading: Heading) -> Sheet:
         for place, pair in enumerate(pairs):
             words = ["-" if value is None else form(value) for value in pair]
             text = f"rank {run.ranks[place].rank}, {label}: predicted {words[0]}"
-            sheet.tell(axes, place - 0.5, place + 0.5, f"{text}, measured {words[1]}")
+            sheet.add_tooltip(axes, place - 0.5, place + 0.5, f"{text}, measured {words[1]}")
     if axes is not None:  # ranks are named below the last panel, all or every so many
         axes.set_xticks(axes.get_xticks(), [str(rank.rank) for rank in run.ranks[::step]])
         axes.set_xlabel("rank", labelpad=2)

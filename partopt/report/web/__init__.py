@@ -19,6 +19,7 @@ from partopt.report.phrases import (
     against_limit,
     basis_lines,
     cluster_lines,
+    count_text,
     format_ranks,
     link_text,
     price_lines,
@@ -53,7 +54,7 @@ class Shown(NamedTuple):
     sha256: str
 
 
-class Column(NamedTuple):
+class HtmlColumn(NamedTuple):
     """A column of a table, whose cell of a row is a text or a bar; `colour` is a bar's part."""
 
     heading: str
@@ -86,8 +87,8 @@ def render(
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     cluster, figures = plan.topology.cluster, plan.predicted.figures
-    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
-    cut = layout_name(plan.layout) if plan.transformer else f"{stages}, {plan.shape}"
+    stages = f"{count_text(len(plan.stages), 'stage')}, {plan.shape}"
+    cut = layout_name(plan.layout) if plan.transformer else stages
     remarks = [
         *speed_lines(plan.predicted),
         *price_lines(figures, cluster.devices),
@@ -192,7 +193,7 @@ def _proof(plan: Plan) -> list[tuple[str, str]]:
     return lines
 
 
-def _table(rows: Iterable[Any], columns: Sequence[Column], note: str = "") -> dict[str, Any]:
+def _table(rows: Iterable[Any], columns: Sequence[HtmlColumn], note: str = "") -> dict[str, Any]:
     """A table as the template takes it."""
     cells = [[column.cell(row) for column in columns] for row in rows]
     return {"columns": columns, "rows": cells, "note": note}
@@ -222,12 +223,12 @@ def _share_table(document: SimulationDocument) -> dict[str, Any]:
     return _table(
         group_devices(document),
         [
-            Column("stages", lambda group: ", ".join(map(str, group.stages)), left=True),
-            Column("ranks", lambda group: format_ranks(group.ranks), left=True),
-            Column("time", time, left=True),
-            *(Column(words[n], share(n), colour=_COLOURS[n]) for n in range(len(words))),
-            Column("in flight", lambda group: group.in_flight),
-            Column("peak memory", lambda group: format_bytes(group.memory_bytes)),
+            HtmlColumn("stages", lambda group: ", ".join(map(str, group.stages)), left=True),
+            HtmlColumn("ranks", lambda group: format_ranks(group.ranks), left=True),
+            HtmlColumn("time", time, left=True),
+            *(HtmlColumn(words[n], share(n), colour=_COLOURS[n]) for n in range(len(words))),
+            HtmlColumn("in flight", lambda group: group.in_flight),
+            HtmlColumn("peak memory", lambda group: format_bytes(group.memory_bytes)),
         ],
         f"Shares of {format_seconds(document.window_s)}.",
     )
@@ -238,11 +239,11 @@ def _level_table(document: SimulationDocument) -> dict[str, Any]:
     return _table(
         zip(document.topology.levels, document.levels, strict=True),
         [
-            Column("level", lambda row: row[0].name, left=True),
-            Column("links", lambda row: link_text(row[0]), left=True),
-            Column("messages", lambda row: f"{row[1].transfer_share:.1%}"),
-            Column("all-reduces", lambda row: f"{row[1].allreduce_share:.1%}"),
-            Column("sent", lambda row: format_bytes(round(row[1].sent_bytes))),
+            HtmlColumn("level", lambda row: row[0].name, left=True),
+            HtmlColumn("links", lambda row: link_text(row[0]), left=True),
+            HtmlColumn("messages", lambda row: f"{row[1].transfer_share:.1%}"),
+            HtmlColumn("all-reduces", lambda row: f"{row[1].allreduce_share:.1%}"),
+            HtmlColumn("sent", lambda row: format_bytes(round(row[1].sent_bytes))),
         ],
     )
 
@@ -260,15 +261,15 @@ def _stage_table(plan: Plan) -> dict[str, Any]:
     return _table(
         enumerate(plan.stages),
         [
-            Column("#", lambda row: row[0], left=True),
-            Column("layers", layers, left=True),
-            Column("ranks", lambda row: format_ranks(row[1].ranks), left=True),
-            Column("forward", lambda row: format_seconds(row[1].forward_s)),
-            Column("backward", lambda row: format_seconds(row[1].backward_s)),
-            Column("all-reduce", lambda row: or_dash(row[1].allreduce_s, format_seconds)),
-            Column("sends", lambda row: or_dash(row[1].output_bytes, format_bytes)),
-            Column("in flight", lambda row: row[1].in_flight),
-            Column("activations", lambda row: recomputed_text(row[1]), True),
+            HtmlColumn("#", lambda row: row[0], left=True),
+            HtmlColumn("layers", layers, left=True),
+            HtmlColumn("ranks", lambda row: format_ranks(row[1].ranks), left=True),
+            HtmlColumn("forward", lambda row: format_seconds(row[1].forward_s)),
+            HtmlColumn("backward", lambda row: format_seconds(row[1].backward_s)),
+            HtmlColumn("all-reduce", lambda row: or_dash(row[1].allreduce_s, format_seconds)),
+            HtmlColumn("sends", lambda row: or_dash(row[1].output_bytes, format_bytes)),
+            HtmlColumn("in flight", lambda row: row[1].in_flight),
+            HtmlColumn("activations", lambda row: recomputed_text(row[1]), True),
         ],
         "Seconds and bytes of one microbatch on one replica.",
     )
@@ -292,14 +293,14 @@ def _memory_table(plan: Plan) -> dict[str, Any]:
     return _table(
         rows,
         [
-            Column("stage", lambda row: row[0], left=True),
-            Column(
+            HtmlColumn("stage", lambda row: row[0], left=True),
+            HtmlColumn(
                 "of the limit",
                 lambda row: _bar((name, row[1][name] / most, MEMORY[name]) for name in MEMORY),
                 left=True,
             ),
-            *(Column(name, part(name), colour=MEMORY[name]) for name in MEMORY),
-            Column("all", lambda row: format_bytes(plan.stages[row[0]].memory.total_bytes)),
+            *(HtmlColumn(name, part(name), colour=MEMORY[name]) for name in MEMORY),
+            HtmlColumn("all", lambda row: format_bytes(plan.stages[row[0]].memory.total_bytes)),
         ],
         note,
     )
@@ -310,7 +311,7 @@ def _beside_table(plan: Plan) -> dict[str, Any] | None:
     rows, columns, note = layout_table(plan)
     if rows:
         titles = [
-            Column(column.heading, column.cell, column.kind != "number") for column in columns
+            HtmlColumn(column.heading, column.cell, column.kind != "number") for column in columns
         ]
         return _table(rows, titles, note)
     if not plan.runners_up:
@@ -319,13 +320,13 @@ def _beside_table(plan: Plan) -> dict[str, Any] | None:
     return _table(
         [RunnerUp.of(plan), *plan.runners_up],
         [
-            Column("planner", lambda row: row.planner, left=True),
-            Column("schedule", lambda row: row.schedule, left=True),
-            Column("microbatch", lambda row: row.microbatch_size),
-            Column("shape", lambda row: row.shape, left=True),
-            Column("period", lambda row: format_seconds(row.period_s)),
-            Column("speed", lambda row: speed_text(row.samples_per_s, tokens)),
-            Column("memory", lambda row: format_bytes(row.peak_memory_bytes)),
-            Column("fits", lambda row: "yes" if row.fits else "no", left=True),
+            HtmlColumn("planner", lambda row: row.planner, left=True),
+            HtmlColumn("schedule", lambda row: row.schedule, left=True),
+            HtmlColumn("microbatch", lambda row: row.microbatch_size),
+            HtmlColumn("shape", lambda row: row.shape, left=True),
+            HtmlColumn("period", lambda row: format_seconds(row.period_s)),
+            HtmlColumn("speed", lambda row: speed_text(row.samples_per_s, tokens)),
+            HtmlColumn("memory", lambda row: format_bytes(row.peak_memory_bytes)),
+            HtmlColumn("fits", lambda row: "yes" if row.fits else "no", left=True),
         ],
     )

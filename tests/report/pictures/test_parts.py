@@ -12,7 +12,7 @@ from partopt.report.folds import Fold
 from partopt.report.pictures.cluster import boxes_of, cut_use, port_use
 from partopt.report.pictures.profile_sheet import columns_from, columns_of
 from partopt.report.pictures.sheet import fit, pack, text_width
-from partopt.report.pictures.tables import Point, pareto
+from partopt.report.pictures.tables import PlanPoint, pareto
 from partopt.simulator.execution import execute
 from tests.helpers import flat, two_level, uniform_profile
 from tests.report.pictures import cases
@@ -117,7 +117,7 @@ def test_equal_servers_are_drawn_once():
 @given(
     st.lists(
         st.builds(
-            Point,
+            PlanPoint,
             st.just(""),
             st.integers(1, 5).map(float),
             st.just("samples"),

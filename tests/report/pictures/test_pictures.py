@@ -15,7 +15,7 @@ from partopt.errors import PartoptError
 from partopt.report.looks import COLOURS, MEMORY, stage_colour
 from partopt.report.pictures import picture_of
 from partopt.report.pictures.sheet import Heading, Sheet, style
-from partopt.report.pictures.tables import Point, draw_points
+from partopt.report.pictures.tables import PlanPoint, draw_points
 from tests.helpers import ROOT, flat, limited, two_level, uniform_profile
 from tests.report import timelines
 from tests.report.pictures import cases
@@ -105,8 +105,8 @@ def test_points_far_from_zero_begin_where_they_are():
     with style():
         for least, begin in ((0.6, 0.5), (0.9, 0.875), (0.5, 0.0), (0.1, 0.0), (0.0, 0.0)):
             points = [
-                Point("a", least, "samples", least * 1e9, True),
-                Point("b", 1, "samples", 1e9, True),
+                PlanPoint("a", least, "samples", least * 1e9, True),
+                PlanPoint("b", 1, "samples", 1e9, True),
             ]
             sheet = Sheet(Heading(["x"], ""))
             draw_points(sheet, points, None)
