@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 import partopt
-from partopt import Layout, PartoptError, Plan, Topology, export_plan, read_configuration
+from partopt import Layout, PartoptError, Plan, Topology, export_plan
 from partopt.documents.files import shipped_names
 from partopt.documents.transformer import BITS, Transformer
-from partopt.trainer_plans.transformers import Laying, lay
+from partopt.job import Job
+from partopt.trainer_plans.jobs import read_job
+from partopt.trainer_plans.judging import plan_layout
 from partopt.transformer.config import load_transformer, read_transformer
 
 TRAINERS = ("megatron", "megatron-bridge", "torchtitan", "deepspeed")
@@ -64,7 +66,7 @@ SCALINGS: tuple[dict[str, Any] | None, ...] = (
 class Case(NamedTuple):
     """The question, and for whom its plan is written."""
 
-    asked: Laying
+    asked: Job
     target: str
 
     def __str__(self) -> str:
@@ -74,7 +76,7 @@ class Case(NamedTuple):
         where = f"{asked.topology.name} x{asked.topology.cluster.devices}"
         facts = " ".join(f"{name}={value}" for name, value in asked.facts.items())
         model = f"{asked.model.name} {where}"
-        return f"{asked.trainer}{to} {model} {words} {asked.format} {asked.sequence} {facts}"
+        return f"{asked.trainer}{to} {model} {words} {asked.dtype} {asked.sequence} {facts}"
 
 
 def drawn_model(rng: random.Random) -> Transformer:
@@ -130,20 +132,20 @@ def drawn(rng: random.Random) -> Case:
         recompute=rng.choice(["never", "always", "selective", 2]),
         shard=rng.choice([None, *own.engine.shard]),
     )
-    asked = Laying(
+    asked = Job(
         model=model,
         topology=topology,
         trainer=trainer,
         global_batch=max(batch, devices),
         sequence=rng.choice([2048, 4096, 8192]),
-        format=rng.choice(["bfloat16", "bfloat16", *BITS]),
+        dtype=rng.choice(["bfloat16", "bfloat16", *BITS]),
         layout=layout,
         facts=facts,
     )
     return Case(asked, trainer if rng.random() < 0.85 else rng.choice(TRAINERS))
 
 
-def differences(plan: Plan, asked: Laying) -> dict[str, str]:
+def differences(plan: Plan, asked: Job) -> dict[str, str]:
     """What of the training that was read is another, and what its note has to have."""
     about = plan.transformer
     assert about
@@ -162,7 +164,7 @@ def differences(plan: Plan, asked: Laying) -> dict[str, str]:
     ]
     pairs = [
         ("model", one, other),
-        ("format", about.format, asked.format),
+        ("format", about.format, asked.dtype),
         ("sequence", about.sequence, asked.sequence),
         ("batch", plan.microbatch_size * (plan.microbatches or 0), asked.global_batch),
         *((name, own, getattr(asked.layout, name) or 1) for name, own in layout.items()),
@@ -178,9 +180,9 @@ def differences(plan: Plan, asked: Laying) -> dict[str, str]:
     return found
 
 
-def timed(plan: Plan, asked: Laying) -> list[str]:
+def timed(plan: Plan, asked: Job) -> list[str]:
     """What is otherwise of the plan that the trainer's own reading makes."""
-    again = lay(asked).plan
+    again = plan_layout(asked)
     assert plan.transformer
     assert again.transformer
     pairs = [
@@ -197,7 +199,7 @@ def timed(plan: Plan, asked: Laying) -> list[str]:
 def judge(case: Case) -> tuple[str, str]:
     """The outcome, in a word, and what is to be said of it."""
     try:
-        plan = lay(case.asked).plan
+        plan = plan_layout(case.asked)
     except PartoptError as error:
         return "no plan", error.message
     try:
@@ -210,7 +212,7 @@ def judge(case: Case) -> tuple[str, str]:
         return "REFUSED" if able else "refused", "; ".join(faults)
     notes = " | ".join(text.notes)
     try:
-        asked, said = read_configuration(case.target, text.main, case.asked.topology)
+        asked, said = read_job(case.target, text.main, case.asked.topology)
         lacking = differences(plan, asked)
         if case.target == case.asked.trainer and (other := timed(plan, asked)):
             lacking[" ".join(other)] = "the plan counts"

@@ -13,7 +13,8 @@ from partopt.documents.device import shipped_file
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 from partopt.documents.transformer import Format, Kept, Loss, Passes, Practice, Scores, Transformer
-from partopt.trainer_plans.transformers import Laying, lay_as
+from partopt.job import Job
+from partopt.trainer_plans.transformers import simulate_layout
 from partopt.trainers import TRAINERS
 from partopt.trainers.megatron import FUSED, PLAIN
 from partopt.trainers.torchtitan import COMPILED, COMPILED_LOSS, EAGER, EAGER_LOSS
@@ -256,18 +257,17 @@ def simulated_of(given: Mapping[str, str]) -> float:
     """
     row = USUAL | {name: value for name, value in given.items() if value}
     work, layout, batch = training_of(row), layout_of(row), int(row["global_batch"])
-    asked = Laying(
+    asked = Job(
         model=work.model,
         topology=topology_of(row),
         trainer=row["trainer"] if row["trainer"] in TRAINERS else "megatron",
         global_batch=batch,
         sequence=work.sequence,
-        format=work.format,
-        facts={},
+        dtype=work.format,
         memory=ENOUGH,
     )
     layout = replace(layout, schedule="interleaved" if (layout.chunks or 1) > 1 else "1f1b")
-    return lay_as(asked, work, layout).plan.predicted.iteration_s or 0.0
+    return simulate_layout(asked, work, layout).predicted.iteration_s or 0.0
 
 
 def topology_of(row: Mapping[str, str]) -> Topology:

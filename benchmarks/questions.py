@@ -19,7 +19,6 @@ cannot say.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import random
 import sys
 import time
@@ -34,6 +33,7 @@ import partopt
 from benchmarks.machine import describe
 from partopt import Job, PartoptError, Plan, Profile, Topology
 from partopt.documents.files import shipped_names
+from partopt.documents.plan import seconds_of
 
 LEAST, ROW = 0.995, 0.99  # of the narrower answer
 FASTER = 0.01  # of a layout's time: by so much a narrower answer may be faster
@@ -227,7 +227,7 @@ LARGE = 5e10  # parameters: such models are asked on more servers
 REFUSALS = ("unsupported-layout", "invalid-option", "no-plan")
 
 
-def drawn_layout(rng: random.Random) -> partopt.Laying:
+def drawn_layout(rng: random.Random) -> partopt.Job:
     """A free question: of a model, a cluster, a trainer, a format, a batch."""
     model = partopt.find_transformer(rng.choice(shipped_names("models")))
     large = model.parameters > LARGE
@@ -246,22 +246,22 @@ def drawn_layout(rng: random.Random) -> partopt.Laying:
         facts = {}
     formats = {"dgx-a100": ["bfloat16"], "dgx-h100": ["bfloat16", "bfloat16", "float16", "fp8"]}
     known = formats.get(cluster, ["bfloat16", "bfloat16", "fp8", "mxfp8"])
-    return partopt.Laying(
+    return partopt.Job(
         model=model,
         topology=Topology.load(cluster, servers),
         trainer=trainer,
         global_batch=rng.choice([64, 96, 128, 256, 512, 1024, 1536]),
         sequence=rng.choice([1024, 2048, 4096, 6144, 8192, 16384]),
-        format=rng.choice([own for own in known if own in partopt.TRAINERS[trainer].says.formats]),
+        dtype=rng.choice([own for own in known if own in partopt.TRAINERS[trainer].says.formats]),
         facts=facts,
     )
 
 
-def ask_layout(asked: partopt.Laying, counts: Counter[str], free: bool) -> partopt.Laid | None:
+def ask_layout(asked: partopt.Job, counts: Counter[str], free: bool) -> partopt.Plan | None:
     """The best layout; None, counted, where there is no answer, and whose fault that is."""
     counts["free" if free else "narrower"] += 1
     try:
-        return partopt.choose(asked).best
+        return partopt.solve_for(asked).plan
     except PartoptError as error:
         own = error.exit_code != 1 if free else error.code not in REFUSALS
         counts["no such layout" if error.exit_code == 1 else "refused"] += 1
@@ -279,16 +279,16 @@ def compare_layouts(rng: random.Random, counts: Counter[str]) -> None:
     asked, picked = drawn_layout(rng), {name: rng.choice(own) for name, own in VALUES.items()}
     print(
         f"\n{asked.model.name} {asked.topology.name} {asked.topology.devices} {asked.trainer} "
-        f"{asked.format} {asked.global_batch} x {asked.sequence} {asked.facts}"
+        f"{asked.dtype} {asked.global_batch} x {asked.sequence} {asked.facts}"
     )
     best = ask_layout(asked, counts, free=True)
     if best is None:
         return
-    layout, about = best.plan.layout, best.plan.transformer
-    print(f"  {layout} {best.seconds:.4g} s, closed form {about.closed_s:.4g} s", flush=True)
-    if best.plan.fits:
+    layout, about = best.layout, best.transformer
+    print(f"  {layout} {seconds_of(best):.4g} s, closed form {about.closed_s:.4g} s", flush=True)
+    if best.fits:
         try:
-            partopt.export_plan(best.plan, asked.trainer, stem="planned")
+            partopt.export_plan(best, asked.trainer, stem="planned")
         except PartoptError as error:
             counts["not exported"] += 1
             print(f"  NOT EXPORTED {error.message}")
@@ -298,22 +298,22 @@ def compare_layouts(rng: random.Random, counts: Counter[str]) -> None:
         if getattr(layout, name) == value:
             continue
         part = partopt.Layout(**{name: value})
-        found = ask_layout(dataclasses.replace(asked, layout=part), counts, free=False)
+        found = ask_layout(asked.with_(layout=part), counts, free=False)
         if found is None:
             continue
-        if getattr(found.plan.layout, name) != value:
+        if getattr(found.layout, name) != value:
             counts["not kept"] += 1
-            print(f"  NOT KEPT {name}={value}: {found.plan.layout}")
-        if not found.plan.fits:
+            print(f"  NOT KEPT {name}={value}: {found.layout}")
+        if not found.fits:
             continue
         counts["compared"] += 1
-        least = best.seconds * (1 - FASTER) if best.plan.fits else float("inf")
-        if about.left_out and found.seconds < least:
+        least = seconds_of(best) * (1 - FASTER) if best.fits else float("inf")
+        if about.left_out and seconds_of(found) < least:
             counts["said"] += 1
             least = about.left_out.iteration_s * (1 - FASTER)
-        if found.seconds < least:
+        if seconds_of(found) < least:
             counts["loses"] += 1
-            print(f"  LOSES {name}={value}: {found.seconds:.4g} s, {found.plan.layout}")
+            print(f"  LOSES {name}={value}: {seconds_of(found):.4g} s, {found.layout}")
 
 
 def draw_layouts(draws: int, seed: int) -> int:

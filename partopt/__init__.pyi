@@ -1,10 +1,8 @@
 """The public names, each where it lives: for type checkers, and read as `partopt` runs."""
 
-from partopt.documents import Note as Note
 from partopt.documents.engine import Layout as Layout
-from partopt.documents.plan import Certificate as Certificate, Plan as Plan
+from partopt.documents.plan import Plan as Plan
 from partopt.documents.profile import Profile as Profile
-from partopt.documents.stage import Stage as Stage
 from partopt.documents.topology import Topology as Topology
 from partopt.errors import Interrupted as Interrupted, PartoptError as PartoptError
 from partopt.importers import IMPORTERS as IMPORTERS, import_profile as import_profile
@@ -35,13 +33,9 @@ from partopt.runtime.link_measurement import prepare_links as prepare_links
 from partopt.runtime.measured import TrainingRun as TrainingRun
 from partopt.schedules import SCHEDULES as SCHEDULES
 from partopt.search.compare import compare as compare
-from partopt.search.fitting import (
-    Fitting as Fitting,
-    find_fitting as find_fitting,
-    list_tried as list_tried,
-)
-from partopt.search.scaling import scale as scale
+from partopt.search.fitting import list_tried as list_tried
 from partopt.search.solve import Result as Result, solve as solve
+from partopt.trainer_plans.jobs import read_job as read_job
 from partopt.trainer_plans.judging import (
     Judgement as Judgement,
     judge_layout as judge_layout,
@@ -53,25 +47,14 @@ from partopt.trainer_plans.planning import (
     solve_for as solve_for,
 )
 from partopt.trainer_plans.sizing import (
+    find_fitting as find_fitting,
     find_servers as find_servers,
-    scale_layouts as scale_layouts,
-)
-from partopt.trainer_plans.transformers import (
-    Chosen as Chosen,
-    Compared as Compared,
-    Laid as Laid,
-    Laying as Laying,
-    choose as choose,
-    compare_layout as compare_layout,
-    lay as lay,
-    read_configuration as read_configuration,
+    scale as scale,
 )
 from partopt.trainer_plans.verifying import verify as verify
 from partopt.trainers import (
     TRAINERS as TRAINERS,
     export_plan as export_plan,
-    readers as readers,
-    writers as writers,
 )
 from partopt.trainers.layout import TrainerLayout as TrainerLayout, read_layout as read_layout
 from partopt.trainers.trainer import Trainer as Trainer

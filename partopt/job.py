@@ -1,4 +1,4 @@
-"""The question: a profile, a cluster, and how the model is to be trained there; checked once."""
+"""The question: a model, a cluster, and how it is to be trained there; checked once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import re
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -20,8 +20,20 @@ from partopt.documents.engine import PARTOPT
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
+from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import AUTO, CHUNKS, Options, invalid, normalise, parse_bytes
+from partopt.options import (
+    AUTO,
+    CHUNKS,
+    FOR_TRANSFORMERS,
+    OF_TRANSFORMERS,
+    Options,
+    invalid,
+    normalise,
+    normalise_layout,
+    parse_bytes,
+)
+from partopt.transformer.rates import PLANNED
 from partopt.units import format_bytes
 
 # M   microbatches of an iteration
@@ -38,7 +50,7 @@ _ALIKE = sorted(STATED & {field.name for field in dataclasses.fields(Options)})
 class _Question(Options):
     """Options, and what they are options of."""
 
-    profile: Profile
+    model: Profile | Transformer
     topology: Topology
 
 
@@ -46,20 +58,35 @@ class _Question(Options):
 class Job(_Question):
     """A model on a cluster, and how it is to be trained there: the options of `Options`.
 
+    The model is a profile; or a transformer, whose layout its trainer runs.
+
     Raises PartoptError, whose `fields["option"]` names the option, for options that are invalid or
-    contradict each other, and for a profile that was estimated for another device.
+    contradict each other, for those of the other kind of model, and for a profile that was
+    estimated for another device.
     """
 
     if not TYPE_CHECKING:  # to whom the options are those of `_Question`, with their types
 
-        def __init__(self, profile: Profile, topology: Topology, **options: object) -> None:
-            _check_documents(profile, topology)
-            self._state(profile, topology, Options(**options), Known())
+        def __init__(
+            self, model: Profile | Transformer, topology: Topology, **options: object
+        ) -> None:
+            _check_documents(model, topology)
+            stated = Options(**options)
+            _refuse_others(model, options)
+            self._state(model, topology, stated, Known())
 
-    def _state(self, profile: Profile, topology: Topology, options: Options, known: Known) -> None:
+    def _state(
+        self, model: Profile | Transformer, topology: Topology, options: Options, known: Known
+    ) -> None:
         """State the question; its problem is made once, so that what it refuses is known now."""
         object.__setattr__(self, "_known", known)
-        super().__init__(profile, topology, **vars(normalise(options)))
+        if isinstance(model, Transformer):
+            super().__init__(model, topology, **vars(normalise_layout(options)))
+            missing = [n for n in ("global_batch", "sequence") if getattr(self, n) is None]
+            if missing:
+                raise PartoptError.together(map(self.lacks, missing))
+            return
+        super().__init__(model, topology, **vars(normalise(options)))
         self._check_degrees()
         if self.schedule != AUTO and not self._is_for_blocks:
             assert self.problem is not None
@@ -75,14 +102,35 @@ class Job(_Question):
                 option=name,
             )
         stated = {name: getattr(self, name) for name in names} | changes
-        profile, topology = stated.pop("profile"), stated.pop("topology")
+        model, topology = stated.pop("model"), stated.pop("topology")
         known: Known = self.__dict__["_known"]
-        if {"profile", "topology"} & changes.keys():
-            _check_documents(profile, topology)
+        if {"model", "topology"} & changes.keys():
+            _check_documents(model, topology)
             known = Known()
+        _refuse_others(model, changes.keys() - {"model", "topology"})
         other = object.__new__(type(self))
-        other._state(profile, topology, Options(**stated), known)
+        other._state(model, topology, Options(**stated), known)
         return other
+
+    @property
+    def profile(self) -> Profile:
+        """The model as a profile. PartoptError of a transformer: `solve_for` has its layouts."""
+        if isinstance(self.model, Profile):
+            return self.model
+        if self.trainer == PARTOPT:
+            raise self.lacks("for")
+        what = f"{self.model.name} is a transformer's configuration, not a profile"
+        raise PartoptError(what, "`solve_for` plans its layouts", code="not-a-profile")
+
+    def lacks(self, option: str) -> PartoptError:
+        """The error of an option without which a transformer is not planned."""
+        assert isinstance(self.model, Transformer)
+        return PartoptError(
+            f"`{option}`: needed to plan {self.model.name}, a transformer's configuration",
+            f"add `{option}`",
+            code="missing-option",
+            option=option,
+        )
 
     @cached_property
     def memory_bytes(self) -> int | None:
@@ -90,7 +138,7 @@ class Job(_Question):
 
         PartoptError where nothing is left beside the reserve.
         """
-        limit, reserved = self._limit_bytes, self.reserve.size_bytes
+        limit, reserved = self.limit_bytes, self.reserve.size_bytes
         if limit is not None and reserved >= limit:
             raise invalid(
                 "reserve",
@@ -101,28 +149,30 @@ class Job(_Question):
         return None if limit is None else limit - reserved
 
     @property
-    def _limit_bytes(self) -> int | None:
-        """The limit of one device, reserve included."""
-        return (
-            self.topology.device.memory_bytes
-            if self.memory is None
-            else parse_bytes("memory", self.memory)
-        )
+    def limit_bytes(self) -> int | None:
+        """The limit of one device, reserve included; a transformer's is `PLANNED` of the memory."""
+        if self.memory is not None:
+            return parse_bytes("memory", self.memory)
+        device_bytes = self.topology.device.memory_bytes
+        if device_bytes is None or isinstance(self.model, Profile):
+            return device_bytes
+        return round(PLANNED * device_bytes)
 
     @cached_property
     def reserve(self) -> Reserve:
         """What no plan may use of a device."""
         given = self.engine.reserve_bytes
-        if given is not None and self._limit_bytes is not None:
+        if given is not None and self.limit_bytes is not None:
             return Reserve(size_bytes=given, basis="given")
-        return Reserve() if self.memory is not None else reserve_of(self.profile, self._limit_bytes)
+        return Reserve() if self.memory is not None else reserve_of(self.profile, self.limit_bytes)
 
     @cached_property
     def problem(self) -> Problem:
         """The job as planners see it, at the one of `sizes` with the most samples/s on one device.
 
-        PartoptError under `schedule="auto"`, which is several.
+        PartoptError of a transformer, and under `schedule="auto"`, which is several.
         """
+        profile = self.profile
         if self.schedule == AUTO:
             raise PartoptError(
                 "`schedule=auto`: a schedule is chosen by `solve` alone",
@@ -137,14 +187,14 @@ class Job(_Question):
                 f"{self.trainer} recomputes whole stages",
                 "choose `recompute=always`, or a trainer that recomputes blocks: `for=megatron`",
             )
-        bounds, layers = self.block_bounds, len(self.profile.layers)
+        bounds, layers = self.block_bounds, len(profile.layers)
         if bounds is not None:
             inside = len(bounds) > 1 and bounds[0] >= 0 and bounds[-1] <= layers
             if not inside or list(bounds) != sorted(set(bounds)):
                 what, hint = "blocks lie between ascending layers", f"give numbers up to {layers}"
                 raise invalid("block_bounds", list(bounds), what, hint)
         stated = problem_of(
-            self.profile,
+            profile,
             self.topology,
             self._size(),
             self.__dict__["_known"],
@@ -181,6 +231,8 @@ class Job(_Question):
     @property
     def notes(self) -> list[Note]:
         """What to know of the question itself, but for what the profile declares as known."""
+        if isinstance(self.model, Transformer):
+            return self.topology.notes()
         found = [note for note in self.profile.notes if not note.known] + self.topology.notes()
         if self.profile.estimated is None and self.profile.device.type == "cpu":
             name, device = self.profile.model.name, self.topology.device.name
@@ -303,9 +355,11 @@ class Job(_Question):
             raise invalid("cost", self.cost, "unknown cost", f"{did_you_mean(self.cost, _COSTS)}")
 
 
-def _check_documents(profile: object, topology: object) -> None:
+def _check_documents(model: object, topology: object) -> None:
     """Raise PartoptError unless they are documents without faults, for the same device."""
-    for name, kind, given in (("profile", Profile, profile), ("topology", Topology, topology)):
+    of_model = Transformer if isinstance(model, Transformer) else Profile
+    name_of_model = of_model.__name__.lower()
+    for name, kind, given in ((name_of_model, of_model, model), ("topology", Topology, topology)):
         if not isinstance(given, kind):
             raise invalid(
                 name,
@@ -314,7 +368,22 @@ def _check_documents(profile: object, topology: object) -> None:
                 f"`{kind.__name__}.load` reads one from a file",
             )
         refuse(given.faults(), name)
-    check_device(profile, topology)  # type: ignore[arg-type]
+    if isinstance(model, Profile):
+        check_device(model, topology)  # type: ignore[arg-type]
+
+
+def _refuse_others(model: Profile | Transformer, names: Iterable[str]) -> None:
+    """Raise PartoptError for an option of the other kind of model."""
+    for name in names:
+        if isinstance(model, Transformer) and name not in FOR_TRANSFORMERS:
+            what = f"{model.name} is a transformer's configuration, not a profile"
+            hint = f"leave `{name}` out; `layout` fixes what its trainer can choose"
+        elif isinstance(model, Profile) and name in OF_TRANSFORMERS:
+            what = "goes with a transformer's configuration, not with a profile"
+            hint = f"leave `{name}` out"
+        else:
+            continue
+        raise PartoptError(f"`{name}`: {what}", hint, code="unused-option", option=name)
 
 
 def _numbers(values: Sequence[float]) -> list[float]:

@@ -40,8 +40,9 @@ from partopt.documents.engine import (
     Recompute,
 )
 from partopt.documents.plan import Optimizer, Replication, Tied
-from partopt.documents.profile import Count
+from partopt.documents.profile import Count, Profile
 from partopt.documents.stage import Buffers, Gradients, Shard
+from partopt.documents.transformer import Calibration, Format
 from partopt.errors import PartoptError, did_you_mean
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.placement import LOOPED
@@ -71,6 +72,12 @@ CHOSEN_BY_AUTO = ("planner", "stages", "chunks", "cuts", "replicas")
 # parts of a layout that other options hold, which are not degrees
 _HELD_ELSEWHERE = {"schedule": "schedule", "microbatch": "microbatch_size"}
 _HELD_ELSEWHERE |= {"recompute": "recompute", "shard": "shard"}
+# of a transformer: options that say parts of its layout, those that it alone has, and all
+PARTS: Final = {option: part for part, option in _HELD_ELSEWHERE.items() if part != "schedule"}
+PARTS["chunks"] = "chunks"
+OF_TRANSFORMERS: Final = frozenset({"sequence", "dtype", "calibrate"})
+_ALSO = ("trainer", "layout", "facts", "memory", "global_batch")
+FOR_TRANSFORMERS: Final = OF_TRANSFORMERS.union(PARTS, _ALSO)
 
 # headings in the help of planning verbs
 BATCH, STAGES, MEMORY = "Schedule and batch", "Stages", "Memory of a device"
@@ -102,6 +109,11 @@ class Options:
     plan's: what other options say too, and degrees. `trainer` is the one that plans name, `engine`
     what its engine does; `facts` replace some of it, as `with_facts` says. `partopt.job_for` sets
     the two together.
+
+    Of a transformer alone: samples have `sequence` tokens, products are in the format `dtype`, by
+    default bfloat16, `calibrate` is what was measured of its trainer's block, a profile or as a
+    plan has it. It has no options but these, `layout` and its parts, `global_batch`, `memory`,
+    `trainer` and `facts`, also of how the trainer runs it; `memory` is by default 95 % of a device.
     """
 
     planner: Annotated[
@@ -180,6 +192,9 @@ class Options:
     trainer: str = PARTOPT
     engine: Engine = OWN
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    sequence: int | None = None
+    dtype: Format | None = None
+    calibrate: Profile | Calibration | None = None
 
     @property
     def first(self) -> int | None:
@@ -252,6 +267,30 @@ def normalise(options: Options) -> Options:
     else:
         _check_schedule(found)
     return found
+
+
+def normalise_layout(options: Options) -> Options:
+    """The options of a transformer, whose `layout` holds all parts that other options say.
+
+    Raises PartoptError for the first option that is invalid or contradicts the layout.
+    """
+    for name, kind in kinds().items():
+        _check_alone(name, getattr(options, name), kind)
+    _check_parts(options)
+    layout = layout_with(options.layout, vars(options))
+    parts: dict[str, Any] = dict.fromkeys(PARTS)
+    return dataclasses.replace(options, schedule=AUTO, layout=layout, **parts)
+
+
+def layout_with(layout: Layout, options: Mapping[str, Any]) -> Layout:
+    """The layout with the parts that `options` say. PartoptError where it says something else."""
+    parts = {option: part for option, part in PARTS.items() if options.get(option) is not None}
+    for option, part in parts.items():
+        value, said = options[option], getattr(layout, part)
+        if said not in (None, value):
+            what, hint = f"`{option}={value}`: `layout` says {part}={said}", "give one of them"
+            raise PartoptError(what, hint, code="contradiction", option=option)
+    return structs.replace(layout, **{part: options[option] for option, part in parts.items()})
 
 
 def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:

@@ -13,7 +13,9 @@ from partopt.documents.stage import Reserve
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import MOST_BYTES
+from partopt.search.compare import compare
 from partopt.search.solve import solve
+from partopt.transformer.config import load_transformer
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, uniform_profile
 
 PROFILE, CLUSTER = uniform_profile(6), two_level(2, 2, memory_bytes=10**9)
@@ -422,3 +424,49 @@ def test_a_split_names_what_its_counts_must_be():
         with pytest.raises(PartoptError) as refused:
             solve(Job(PROFILE, CLUSTER, cuts=cuts, replicas=[1]))
         assert refused.value.hint == hint
+
+
+MODEL = load_transformer("llama3-8b")
+TRAINED = {"trainer": "megatron", "global_batch": 64, "sequence": 4096}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ({"cuts": [5]}, "unused-option", "`cuts`: llama3-8b is a transformer's configuration"),
+        ({"schedule": "1f1b"}, "unused-option", "`schedule`: llama3-8b is a transformer's"),
+        ({"sequence": None}, "missing-option", "`sequence`: needed to plan llama3-8b"),
+        ({"global_batch": 0}, "invalid-option", "`global_batch=0`"),
+        ({"dtype": "fp4"}, "invalid-option", "`dtype=fp4`: unknown dtype"),
+        ({"chunks": 2, "layout": Layout(chunks=4)}, "contradiction", "`layout` says chunks=4"),
+    ],
+)
+def test_a_transformer_is_refused_what_it_cannot_be_asked(options, code, message):
+    with pytest.raises(PartoptError) as refused:
+        Job(MODEL, CLUSTER, **TRAINED | options)
+    assert refused.value.code == code and message in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["sequence", "dtype", "calibrate"])
+def test_a_profile_is_refused_what_a_transformer_is_asked(name):
+    assert refusal(**{name: None}).code == "unused-option"
+    with pytest.raises(PartoptError, match=f"`{name}`: goes with a transformer's configuration"):
+        Job(PROFILE, CLUSTER).with_(**{name: None})
+
+
+def test_what_options_say_of_a_layout_is_in_it():
+    job = Job(MODEL, CLUSTER, **TRAINED, recompute=4, microbatch_size=2, layout=Layout(pp=2))
+    assert job.layout == Layout(pp=2, recompute=4, microbatch=2)
+    assert job.with_(shard="none").layout == Layout(pp=2, recompute=4, microbatch=2, shard="none")
+    assert job.with_(layout=Layout()).layout == Layout()
+    assert job.limit_bytes == 95 * 10**7 and job.with_(memory="1 GB").limit_bytes == 10**9
+
+
+def test_what_takes_a_profile_says_that_a_transformer_is_none():
+    job = Job(MODEL, CLUSTER, **TRAINED)
+    for ask in (solve, compare, lambda job: job.problem):
+        with pytest.raises(PartoptError, match="llama3-8b is a transformer's") as refused:
+            ask(job)
+        assert refused.value.hint == "`solve_for` plans its layouts"
+    with pytest.raises(PartoptError, match="`for`: needed to plan llama3-8b"):
+        solve(Job(MODEL, CLUSTER, global_batch=64, sequence=4096))

@@ -85,7 +85,7 @@ def test_every_command_says_the_same_of_a_layout(
 
     text = export_plan(plan, "megatron").main
     layout = read_layout("megatron", text, profile)
-    read = plan_layout(layout, job.with_(**layout.options(job.topology, schedule)))
+    read = plan_layout(job.with_(**layout.options(job.topology, schedule)), layout)
     assert facts(read) == facts(plan)
 
     simulated = simulate(plan)

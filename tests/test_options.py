@@ -17,7 +17,7 @@ from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan, Request
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.options import Kind, Options, kinds, with_facts
+from partopt.options import OF_TRANSFORMERS, Kind, Options, kinds, with_facts
 
 FLAGGED = [name for name, kind in kinds().items() if kind.flag]
 # options that no problem has by their names, and what comes of them there
@@ -100,8 +100,8 @@ def test_facts_that_no_engine_has_are_refused(stated, message):
 
 
 def test_an_option_without_a_flag_of_its_name_is_set_by_others():
-    """By `--for`, `--layout` and `--with`."""
-    others = {"block_bounds", "trainer", "engine", "layout", "facts"}
+    """By `--for`, `--layout` and `--with`; those of a transformer alone have flags of `plan`."""
+    others = {"block_bounds", "trainer", "engine", "layout", "facts", *OF_TRANSFORMERS}
     assert kinds().keys() - set(FLAGGED) == others
     assert {"target", "layout", "facts"} <= options_of("plan").keys()
 
@@ -109,7 +109,7 @@ def test_an_option_without_a_flag_of_its_name_is_set_by_others():
 def test_a_problem_holds_an_option_once_by_its_own_name():
     own, requested = {each.name for each in fields(Problem)}, set(Request.__struct_fields__)
     assert not own & requested
-    assert kinds().keys() - own - requested == BECOME.keys()
+    assert kinds().keys() - own - requested - OF_TRANSFORMERS == BECOME.keys()
     assert requested - kinds().keys() == {"costs"}
 
 

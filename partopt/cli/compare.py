@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, planning, values
-from partopt.cli.terminal import Tell, leave_if_interrupted, say, say_page, search
+from partopt.cli.next_commands import command_of, say_next
+from partopt.cli.terminal import Tell, leave_if_interrupted, say, search
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
 
@@ -59,27 +60,32 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
       partopt compare gpt.json --topology dgx-a100 --for megatron --global-batch 512
       partopt compare gpt.json --topology v100-pcie --layout 'megatron:Et*4|t*3|t*3|t*2L'
     """
+    import partopt
+    from partopt.report.plans_text import render_comparison
+
     if output:
         options.check_table(output, force)
     asked = {name: given.pop(name) for name in ("chosen", "files", "layouts", "targets", "rules")}
     planning.choose_schedule(given, asked["targets"], several=False)
-    job = planning.job(profile, given)
+    loaded = partopt.Profile.load(profile)
+    topology = partopt.Topology.load(given["topology"], given["servers"])
+    job = planning.state_job(loaded, topology, given)
     print_notes(job.notes)
-    found, interrupted = _compare_planners(job, asked, as_json)
-    if not (as_json or interrupted):
-        say(f"\nnext:    partopt {_next(profile, job, asked, found, given)}", err=True)
-    if output:
-        options.write_table(found, output, force)
+    found, interrupted = _compare_planners(job, asked)
+    page = partial(render_comparison, found)
+    options.deliver_table(found, page, output, force, as_json)
     leave_if_interrupted(interrupted)
+    if not as_json:
+        say("", err=True)
+        _say_next(profile, job, asked, found, given)
 
 
-def _compare_planners(job: Job, asked: Mapping[str, Any], as_json: bool) -> tuple[Comparison, str]:
+def _compare_planners(job: Job, asked: Mapping[str, Any]) -> tuple[Comparison, str]:
     """Every planner on one profile, a person's plans, and those within what trainers say.
 
     The second value says where Ctrl-C interrupted it.
     """
     import partopt
-    from partopt.report.plans_text import render_comparison
 
     plans = {path: partopt.Plan.load(path) for path in asked["files"]} | {
         name: _plan_of(trainer, layout, asked["rules"], job)
@@ -94,28 +100,22 @@ def _compare_planners(job: Job, asked: Mapping[str, Any], as_json: bool) -> tupl
         lambda tell: partopt.compare(job, asked["chosen"], plans, tell, within)
     )
     print_notes(note for note in notes if note not in job.notes)
-    if as_json:
-        options.write_json(result)
-    else:
-        say_page(render_comparison(result))
     return result, interrupted
 
 
-def _next(
+def _say_next(
     profile: str, job: Job, asked: Mapping[str, Any], result: Comparison, given: Mapping[str, Any]
-) -> str:
-    """The command that shows the best, or plans it again."""
+) -> None:
+    """Say the command that shows the best, or plans it again."""
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
     if best in asked["files"]:
-        return f"show {shlex.quote(best)}"
-    if best in (named := _named(asked["layouts"])):
-        kept = options.repeat_words([*given.keys() - {"schedule"}, "rules"])
-        words = ["import", *named[best], "--profile", profile, *kept, "--schedule", job.schedule]
-        return shlex.join(words)
-    within = best.startswith("for ")
-    chosen_by = f"--for {best.split()[1]}" if within else f"--planner {best}"
-    again = f"plan {shlex.quote(profile)} {options.repeat_options(given)}"
-    return f"{again} {chosen_by} -o plan.json"
+        say_next(shlex.join(["partopt", "show", best]))
+    elif best in (named := _named(asked["layouts"])):
+        words, changes = [*named[best], "--profile", profile], {"schedule": job.schedule}
+        say_next(command_of("import", words, [*given, "rules"], changes))
+    else:
+        by = {"for": best.split()[1]} if best.startswith("for ") else {"planner": best}
+        say_next(command_of("plan", [profile], given, by, "plan.json"))
 
 
 def _named(layouts: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -142,6 +142,5 @@ def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: Job) -> Plan:
     stated = read.options(job.topology, job.schedule, job.chunks)
     # what is compared has one batch; an order has one already
     shared = () if read.reading.stages else read.conditions
-    return partopt.plan_layout(
-        read, job.with_(**{name: stated[name] for name in stated if name not in shared})
-    )
+    options_ = {name: stated[name] for name in stated if name not in shared}
+    return partopt.plan_layout(job.with_(**options_), read)

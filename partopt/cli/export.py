@@ -26,7 +26,8 @@ class _Export(click.Command):
         """One line a trainer."""
         import partopt
 
-        rows = [(name, partopt.TRAINERS[name].summary) for name in partopt.writers()]
+        trainers = partopt.TRAINERS.items()
+        rows = [(name, trainer.summary) for name, trainer in trainers if trainer.write]
         with formatter.section("Trainers"):
             formatter.write_dl([*rows, (_FLOWS, _FLOWS_SUMMARY)])
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, planning, transformer, values
+from partopt.cli import options, planning, values
+from partopt.cli.next_commands import command_of, say_next
 from partopt.cli.terminal import ascii_only, progress, say
-from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
+from partopt.cli.words import LARGER, as_flags, does_not_fit, hint_at_fitting, print_notes
 from partopt.documents.transformer import BITS
 from partopt.errors import PartoptError, did_you_mean
 
 if TYPE_CHECKING:
-    from partopt import Judgement, TrainerLayout
+    from partopt import Job, Judgement, Trainer, TrainerLayout
     from partopt.documents.profile import Profile
 
+# options that go with a profile, and those that go without one
+_OF_LAYOUTS = {"profile", "pipeline_size", "rules", "cuts"}
+_OF_TRANSFORMERS = {"layout", "sequence", "dtype", "assignments", "best"}
 _TRACE = "torch-profile"
 _PROFILES = {
     _TRACE: "traces of torch.profiler: times of the stages of a plan that ran",
@@ -33,13 +36,13 @@ class _Formats(click.Group):
         """The formats of profiles, then those of layouts."""
         import partopt
 
-        return [_TRACE, *partopt.IMPORTERS, *partopt.readers()]
+        return [_TRACE, *partopt.IMPORTERS, *_readers()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a format. PartoptError for an unknown one."""
         import partopt
 
-        if cmd_name in partopt.readers():
+        if cmd_name in _readers():
             return _layout
         if cmd_name == _TRACE or cmd_name in partopt.IMPORTERS:
             return _profile
@@ -73,9 +76,16 @@ class _Formats(click.Group):
         profiles = [(name, _PROFILES.get(name, "")) for name in (_TRACE, *partopt.IMPORTERS)]
         with formatter.section("Measurements, as a profile"):
             formatter.write_dl(profiles)
-        layouts = [(name, partopt.TRAINERS[name].reads) for name in partopt.readers()]
+        layouts = [(name, trainer.reads) for name, trainer in _readers().items()]
         with formatter.section("Layouts of trainers, as a plan"):
             formatter.write_dl(layouts)
+
+
+def _readers() -> Mapping[str, Trainer]:
+    """The trainers whose configurations are read."""
+    from partopt import TRAINERS
+
+    return {name: trainer for name, trainer in TRAINERS.items() if trainer.read}
 
 
 def _of_other_kind(error: click.NoSuchOption) -> PartoptError | None:
@@ -150,7 +160,7 @@ def _profile(files: tuple[str, ...], output: str | None, force: bool, **given: A
     if output != "-":
         count = len(imported.layers)
         say(f"Wrote {output}: {count} {'layer' if count == 1 else 'layers'}", err=True)
-        say(f"next:    partopt plan {shlex.quote(output)} --topology v100-pcie", err=True)
+        say_next("profile", output, topology="v100-pcie")
 
 
 def _read_traces(
@@ -267,14 +277,69 @@ def _layout(
     trainer = str(click.get_current_context().info_name)
     if output:
         documents.check_writable(output, force, [".json"])
+    best = given.pop("best")
     if profile is None:
-        transformer.import_(trainer, configuration, given | {"force": force}, output, as_json)
-        return
-    for name in ("layout", "sequence", "dtype", "assignments", "best"):
-        if given.pop(name):
-            flag = f"--{'set' if name == 'assignments' else name}"
-            what = f"{flag}: goes with a transformer as its configuration says it, not a profile"
-            raise PartoptError(what, f"leave {flag} out", code="unused-option")
+        layout, job, stated = None, _read_job(trainer, configuration, given), dict[str, Any]()
+    else:
+        layout, job, stated = _read_layout(trainer, configuration, profile, given)
+        print_notes(job.notes)
+    with progress() as tell:
+        judged = partopt.judge_layout(job, layout, tell)
+    for fault in judged.faults:
+        say(f"warning: {trainer} does not run it so: {as_flags(fault)}", err=True)
+    plan = judged.best if best and judged.best else judged.plan
+    page = partial(_print_page, judged, layout, trainer)
+    options.deliver(plan, page, output, force, as_json)
+    if not plan.fits:
+        words, names = [trainer, configuration], _OF_LAYOUTS | given.keys() | {"force"}
+        again = partial(command_of, "import", words, names, output=output)
+        hint = hint_at_fitting(plan, job, again) if layout else _hint_at_layout(judged, job)
+        raise does_not_fit(plan, job, hint)
+    if layout is not None and not as_json and output != "-":
+        _say_better(judged, layout, given, stated)
+    elif layout is None and output and output != "-":
+        say_next("plan of a transformer", output, trainer=trainer)
+
+
+def _read_job(trainer: str, text: str, given: dict[str, Any]) -> Job:
+    """The job that a trainer's configuration of a transformer states; prints notes on it."""
+    import partopt
+    from partopt.options import FOR_TRANSFORMERS
+
+    taken = {"topology", "servers", *FOR_TRANSFORMERS, *_OF_TRANSFORMERS}
+    why = "the configuration of a trainer, without --profile"
+    hint = "leave {} out; --layout fixes what its trainer can choose"
+    options.refuse_options(given.keys() - taken, why, hint)
+    name, _, function = text.rpartition(":")
+    if not name.endswith(".py"):
+        name, function = text, ""
+    stated = planning.state_options(given)
+    job, notes = partopt.read_job(
+        trainer,
+        options.layout_text(name),
+        partopt.Topology.load(given["topology"], given["servers"]),
+        options.parse_pairs("--set", stated.pop("assignments", ()), "NAME=VALUE", "TP=8"),
+        function=function or None,
+        **stated,
+    )
+    for note in notes:
+        say(f"note:    {note}", err=True)
+    return job
+
+
+def _read_layout(
+    trainer: str, configuration: str, profile: str, given: dict[str, Any]
+) -> tuple[TrainerLayout, Job, dict[str, Any]]:
+    """A trainer's layout of a profile, its job, and the options of that which it states.
+
+    Takes out of `given` what is not of the job.
+    """
+    import partopt
+
+    why = "goes with a transformer as its configuration says it, not a profile"
+    options.refuse_options(_OF_TRANSFORMERS, why)
+    for name in _OF_TRANSFORMERS - {"best"}:
+        del given[name]
     cuts, pipeline_size, rules = (given.pop(name) for name in ("cuts", "pipeline_size", "rules"))
     loaded = partopt.Profile.load(profile)
     topology = partopt.Topology.load(given["topology"], given["servers"])
@@ -290,24 +355,7 @@ def _layout(
         topology, given["schedule"] if options.is_given("schedule") else None, given["chunks"]
     )
     _keep_given(given, stated, layout)
-    job = planning.state_job(loaded, topology, given | stated)
-    print_notes(job.notes)
-    with progress() as tell:
-        judged = partopt.judge_layout(layout, job, tell)
-    for fault in judged.faults:
-        say(f"warning: {trainer} does not run it so: {as_flags(fault)}", err=True)
-    if as_json:
-        options.write_json(judged.plan)
-    elif output != "-":
-        _print_page(judged, layout)
-    if output and not (as_json and output == "-"):
-        judged.plan.save(output, force)
-    if output and output != "-":
-        say(f"Wrote {output}{'' if judged.plan.fits else ', which does not fit'}", err=True)
-    if not judged.plan.fits:
-        raise does_not_fit(judged.plan, job, partial(_again, configuration, output, given))
-    if not as_json and output != "-":
-        say(f"next:    {_next(judged, layout, given, stated)}", err=True)
+    return layout, planning.state_job(loaded, topology, given | stated), stated
 
 
 def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], layout: TrainerLayout) -> None:
@@ -330,46 +378,48 @@ def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], layout: Traine
         stated.pop("global_batch", None)
 
 
-def _print_page(judged: Judgement, layout: TrainerLayout) -> None:
+def _print_page(judged: Judgement, layout: TrainerLayout | None, trainer: str) -> None:
     """The plan, and what stands beside it."""
-    from partopt.report import plan_text
-    from partopt.report.plans_text import render_layout
+    from partopt.report.plans_text import render_layout, render_plan
 
-    for line in layout.described:
+    for line in layout.described if layout else ():
         say(f"note:    {line}", err=True)
-    say(plan_text.render(judged.plan, ascii_only(), as_flags))
-    say(f"\n{render_layout(judged.plan, judged.recut, judged.best, layout.trainer.name)}")
+    say(render_plan(judged.plan, ascii_only(), as_flags))
+    beside = render_layout(judged.plan, judged.recut, judged.best, trainer, judged.changes)
+    say(f"\n{beside}")
 
 
-def _again(
-    configuration: str, output: str | None, given: Mapping[str, Any], changes: Mapping[str, Any]
-) -> str:
-    """This command with some options changed."""
-    names = {*given, "profile", "pipeline_size", "rules", "cuts"} - changes.keys()
-    words = ["partopt", "import", str(click.get_current_context().info_name), configuration]
-    written = ["-o", output] if output else []
-    return shlex.join([*words, *options.repeat_words(names), *flags_of(changes), *written])
+def _hint_at_layout(judged: Judgement, job: Job) -> str:
+    """The option with which a transformer's layout fits."""
+    import partopt
+
+    if judged.best and judged.best.fits:
+        return "the best layout fits: add --best to write that"
+    size = job.topology.cluster.levels[-1].size
+    servers = partopt.find_servers(job.with_(layout=partopt.Layout()), size + 1)
+    return LARGER if servers is None else f"a layout fits with --servers {servers}"
 
 
-def _next(
+def _say_better(
     judged: Judgement, layout: TrainerLayout, given: Mapping[str, Any], stated: Mapping[str, Any]
-) -> str:
-    """The command that plans the better one: the best, or the same stages at other cuts."""
+) -> None:
+    """Say the command that plans the better one: the best, or the same stages at other cuts."""
     from partopt.report.plans_text import loses_to
 
-    profile = click.get_current_context().params["profile"]
-    changed = {
+    words = [str(click.get_current_context().params["profile"])]
+    changes = {
         name: stated[name] for name in ("schedule", "chunks", *layout.conditions) if name in stated
     }
-    words = [profile, *options.repeat_words(given.keys() - changed.keys()), *flags_of(changed)]
     best, recut = judged.best, judged.recut
-    within = ["--for", layout.trainer.name, *options.repeat_words(["rules"])]
+    within = {"for": layout.trainer.name}
     if best is not None and best != recut and loses_to(judged.plan, best):
-        words += within
+        changes |= within
     elif recut is not None and loses_to(judged.plan, recut):
         cuts = [stage.start for stage in recut.stages[1:]]
-        words += flags_of({"cuts": cuts, "replicas": stated["replicas"]})
-        words += within if best is not None else []
+        changes |= {"cuts": cuts, "replicas": stated["replicas"]}
+        changes |= within if best is not None else {}
     else:
-        return shlex.join(["partopt", "compare", *words])
-    return shlex.join(["partopt", "plan", *words, "-o", "better.json"])
+        say_next(command_of("compare", words, given, changes))
+        return
+    names = set(given) | ({"rules"} if "for" in changes else set())
+    say_next(command_of("plan", words, names, changes, "better.json"))

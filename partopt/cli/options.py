@@ -191,6 +191,14 @@ def layout_text(layout: str) -> str:
     return read_bytes(layout).decode(errors="replace")
 
 
+def refuse_options(names: Iterable[str], why: str, hint: str = "leave {} out") -> None:
+    """Refuse those among the options `names` that stand on this command line."""
+    for parameter in click.get_current_context().command.params:
+        if parameter.name in names and is_given(parameter.name):
+            flag = parameter.opts[-1]
+            raise PartoptError(f"{flag}: {why}", hint.replace("{}", flag), code="unused-option")
+
+
 def check_table(output: str, force: bool) -> None:
     """Refuse, before any work is done, a file in which a table could not be written."""
     from partopt import documents
@@ -202,27 +210,47 @@ def check_table(output: str, force: bool) -> None:
         pictures.check(output, force, beside=["json"])
 
 
-def write_table(table: Comparison | Scaling, output: str, force: bool) -> None:
-    """Write a table as its document (`.json`) or as a picture of it."""
+def deliver_table(
+    table: Comparison | Scaling,
+    page: Callable[[], str],
+    output: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Print a table or its `page`; write it as its document (`.json`) or as a picture of it."""
     import partopt
 
-    if Path(output).suffix.lower() == ".json":
-        table.save(output, force)
-    else:
-        partopt.draw(table, output, force=force)
-    say_wrote(output)
+    def save(output: str, force: bool) -> None:
+        if Path(output).suffix.lower() == ".json":
+            table.save(output, force)
+        else:
+            partopt.draw(table, output, force=force)
+
+    deliver(table, lambda: say_page(page()), output, force, as_json, save=save)
 
 
-def print_scaling(found: Scaling, as_json: bool, output: str | None, force: bool) -> None:
-    """Print a table of numbers of devices, and write it where it is asked for."""
-    from partopt.report.plans_text import render_scaling
+def deliver(
+    document: Any,
+    page: Callable[[], object],
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    *,
+    save: Callable[[str, bool], object] | None = None,
+    written: bool = True,
+) -> None:
+    """Print a document as JSON, or its `page`, and write it where it is to be `written`.
 
+    `save` writes something else than the document. What is written to standard output stands there
+    alone.
+    """
     if as_json:
-        write_json(found)
-    else:
-        say_page(render_scaling(found))
-    if output:
-        write_table(found, output, force)
+        write_json(document)
+    elif output != "-":
+        page()
+    if output and written and not (as_json and output == "-"):
+        (save or document.save)(output, force)
+        say_wrote(output)
 
 
 def write_json(document: Struct | dict[str, Any]) -> None:

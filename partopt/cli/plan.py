@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt.cli import options, planning, values
+from partopt.cli.next_commands import command_of, say_next
+from partopt.cli.options import is_given
 from partopt.cli.terminal import (
     Tell,
     ascii_only,
@@ -19,14 +20,14 @@ from partopt.cli.terminal import (
     say_page,
     search,
 )
-from partopt.cli.words import as_flags, does_not_fit, flags_of, print_notes
+from partopt.cli.words import as_flags, does_not_fit, hint_at_fitting, print_notes
 from partopt.documents.files import find_shipped
-from partopt.documents.transformer import BITS
+from partopt.documents.transformer import BITS, Transformer
 from partopt.errors import PartoptError
+from partopt.options import AUTO
 
 if TYPE_CHECKING:
     from partopt import Job, Plan, Result
-    from partopt.documents.transformer import Transformer
 
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
@@ -53,9 +54,8 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 @options.option(
     "--dtype",
     "FORMAT",
-    "Of a configuration's products.",
+    "Of a configuration's products (default: bfloat16).",
     click.Choice(tuple(BITS)),
-    default="bfloat16",
 )
 @options.option("--calibrate", "FILE", "A profile of its trainer's own block: measured times win.")
 @options.map_option
@@ -75,65 +75,84 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
       partopt plan gpt.json --topology dgx-h100 --for megatron --global-batch 512
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
     """
+    import partopt
+
     target, rules = given["target"], given["rules"]
     _check_outputs(output, given["picture"], force, given["scaling"] is not None)
     if given["scaling"] is None and given["weak"]:
         raise PartoptError("--weak goes with --scaling", "add --scaling 8,16,32", code="usage")
-    if (model := _transformer(profile)) is not None:
-        from partopt.cli import transformer
-
-        transformer.plan(model, given | {"force": force}, output, as_json)
-        return
-    find_shipped(profile, "profiles", "models")
+    transformer = partopt.find_transformer(profile)
+    if transformer is None:
+        find_shipped(profile, "profiles", "models")
+        if rules and target is None:
+            raise PartoptError("--map: goes with --for", "add --for megatron", code="usage")
+        if given["scaling"] is not None and target is not None:
+            raise PartoptError("--for: --scaling prints a table", "drop --for", code="usage")
+        planning.choose_schedule(given, [target] if target else [], several=True)
     picture, scaling, weak = (given.pop(name) for name in ("picture", "scaling", "weak"))
-    for name in ("sequence", "dtype", "calibrate"):
-        if options.is_given(name):
-            what = f"--{name}: goes with a transformer's configuration, not with a profile"
-            raise PartoptError(what, f"leave --{name} out", code="unused-option")
-        del given[name]
-    if rules and target is None:
-        raise PartoptError("--map: goes with --for", "add --for megatron", code="usage")
-    if scaling is not None and target is not None:
-        raise PartoptError("--for: --scaling prints a table", "drop --for", code="usage")
-    planning.choose_schedule(given, [target] if target else [], several=True)
-    job = planning.job(profile, given)
+    model = transformer or partopt.Profile.load(profile)
+    topology = partopt.Topology.load(given["topology"], given["servers"])
+    job = planning.state_job(model, topology, given)
     if target:
-        import partopt
-
         job = partopt.job_for(job, target, rules)
     print_notes(job.notes)
+    plan, written = None, output if scaling is None else None
     if scaling is not None:
-        _print_scaling(job, options.integers(scaling, "--scaling"), weak, as_json, output, force)
-    else:
-        result, interrupted = search(lambda tell: _solve(job, target, rules, tell))
-        print_notes(note for note in result.notes if note not in job.notes)
-        if as_json:
-            options.write_json(result.document)
-        elif output != "-":
-            _print_page(result, job)
-        if not result.fits:
-            leave_if_interrupted(interrupted)
-            command = partial(_command, profile, output, given)
-            with progress() as tell:
-                raise does_not_fit(
-                    result.plan, job, command, lambda other: _solve(other, target, rules, tell).plan
-                )
-        if output and not (as_json and output == "-"):
-            result.document.save(output, force)
-        if picture:
-            _draw(result, job, picture, force)
-        options.say_wrote(output, picture)
+        from partopt.report.plans_text import render_scaling
+
+        devices = options.integers(scaling, "--scaling")
+        found, interrupted = search(lambda tell: partopt.scale(job, devices, weak, tell))
+        page = partial(render_scaling, found)
+        options.deliver_table(found, page, output, force, as_json)
         leave_if_interrupted(interrupted)
-        if not as_json and output != "-" and (scale := _scale(profile, given, result.plan)):
-            say(f"hint:  from how many devices on a pipeline is faster: {scale}", err=True)
+    else:
+        repeated = given.keys() | {"force"}
+        again = partial(command_of, "plan", [profile], repeated, output=output)
+        plan = _plan(job, again, output, force, as_json, given | {"picture": picture})
     if not as_json and output != "-":
-        say(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
+        if plan and (scale := _scale(profile, given, plan)):
+            say(f"hint:  from how many devices on a pipeline is faster: {scale}", err=True)
+        _say_next(profile, written, given, job)
 
 
-def _transformer(profile: str) -> Transformer | None:
+def _plan(
+    job: Job,
+    again: Callable[[Mapping[str, Any]], str],
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    given: Mapping[str, Any],
+) -> Plan:
+    """Print and write the best plan of the job, or the best that a trainer can say.
+
+    Raises PartoptError where none fits, with the command `again` changed so that one does.
+    """
     import partopt
 
-    return partopt.find_transformer(profile)
+    target, rules, picture = given["target"], given["rules"], given["picture"]
+
+    def find(asked: Job, tell: Tell) -> Result:
+        if target is None:
+            return partopt.solve(asked, tell)
+        return partopt.solve_for(asked, target, rules=rules, progress=tell)
+
+    result, interrupted = search(lambda tell: find(job, tell))
+    print_notes(note for note in result.notes if note not in job.notes)
+    page = partial(_print_page, result, job)
+    options.deliver(result.document, page, output, force, as_json, written=result.fits)
+    if not result.fits:
+        leave_if_interrupted(interrupted)
+        with progress() as tell:
+            hint = hint_at_fitting(result.plan, job, again, lambda other: find(other, tell).plan)
+        raise does_not_fit(result.plan, job, hint)
+    if picture:
+        of_layout = isinstance(job.model, Transformer)
+        drawn = partopt.find_profile(result.plan) if of_layout else job.profile
+        others = result.alternatives
+        partopt.draw(result.plan, picture, profile=drawn, alternatives=others, force=force)
+        options.say_wrote(picture)
+    leave_if_interrupted(interrupted)
+    return result.plan
 
 
 def _check_outputs(output: str | None, picture: str | None, force: bool, scaling: bool) -> None:
@@ -152,27 +171,21 @@ def _check_outputs(output: str | None, picture: str | None, force: bool, scaling
         documents.check_writable(output, force, [".json"])
 
 
-def _solve(job: Job, target: str | None, rules: Sequence[str], tell: Tell) -> Result:
-    """The best plan of the job, or the best that a trainer can say."""
-    import partopt
-
-    if target is None:
-        return partopt.solve(job, tell)
-    return partopt.solve_for(job, target, rules=rules, progress=tell)
-
-
-def _next(profile: str, output: str | None, given: dict[str, Any], scaling: str | None) -> str:
-    """The command that follows: look at the plan, compare it, or write it."""
-    if output and scaling is None and given["target"]:
+def _say_next(profile: str, written: str | None, given: dict[str, Any], job: Job) -> None:
+    """Say what follows: look at the plan that is written, compare it, or write it."""
+    of_layout, trainer = isinstance(job.model, Transformer), given["target"]
+    if written and of_layout:
+        say_next("plan of a transformer", written, trainer=trainer)
+    elif written and trainer:
         rules = options.repeat_options(["rules"])
-        return f"export {shlex.quote(output)} --to {given['target']} {rules}".rstrip()
-    if output and scaling is None:
-        return f"simulate {shlex.quote(output)}"
-    if given["schedule"] == "auto" or scaling:
-        return f"plan {shlex.quote(profile)} {options.repeat_options(given)} -o plan.json"
-    dropped = ("planner", "cuts", "replicas", "layout")
-    kept = options.repeat_options([name for name in given if name not in dropped])
-    return f"compare {shlex.quote(profile)} {kept}"
+        say_next("plan for a trainer", written, trainer=f"{trainer} {rules}".rstrip())
+    elif written:
+        say_next("plan", written)
+    elif of_layout or job.schedule == AUTO or is_given("scaling"):
+        say_next(command_of("plan", [profile], given, output="plan.json"))
+    else:
+        dropped = dict.fromkeys(("planner", "cuts", "replicas", "layout"))
+        say_next(command_of("compare", [profile], given, dropped))
 
 
 def _scale(profile: str, given: Mapping[str, Any], plan: Plan) -> str | None:
@@ -182,47 +195,19 @@ def _scale(profile: str, given: Mapping[str, Any], plan: Plan) -> str | None:
     """
     if len(plan.stages) > 1 or plan.planner == "manual" or given["target"]:
         return None
-    other = {"planner", "schedule"} if given["schedule"] == "auto" else {"planner"}
-    kept = options.repeat_words(given.keys() - other)
-    schedule = ["--schedule", plan.schedule] if "schedule" in other else []
-    counts = ",".join(str(plan.topology.devices * times) for times in (1, 2, 4, 8))
-    return shlex.join(["partopt", "plan", profile, *kept, *schedule, "--scaling", counts])
-
-
-def _command(
-    profile: str, output: str | None, given: dict[str, Any], changes: Mapping[str, Any]
-) -> str:
-    """This command with some options changed."""
-    words = ["partopt", "plan", profile, *options.repeat_words(set(given) - set(changes))]
-    return shlex.join([*words, *flags_of(changes), *(["-o", output] if output else [])])
-
-
-def _draw(result: Result, job: Job, picture: str, force: bool) -> None:
-    import partopt
-
-    others = result.alternatives
-    partopt.draw(result.plan, picture, profile=job.profile, alternatives=others, force=force)
+    changes: dict[str, Any] = {"planner": None}
+    if given["schedule"] == AUTO:
+        changes["schedule"] = plan.schedule
+    changes["scaling"] = [plan.topology.devices * times for times in (1, 2, 4, 8)]
+    return command_of("plan", [profile], given, changes)
 
 
 def _print_page(result: Result, job: Job) -> None:
-    from partopt.report import plan_text
     from partopt.report import plans_text as plans
 
-    beside = ""
-    if job.schedule == "auto":
+    page, beside = plans.render_plan(result.plan, ascii_only(), as_flags, result.by_size), ""
+    if job.schedule == AUTO and not result.plan.transformer:
         beside = plans.render_schedules([result.plan, *result.alternatives])
     elif result.alternatives:
         beside = plans.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
-    page = plan_text.render(result.plan, ascii_only(), as_flags, result.by_size)
     say_page(f"{page}\n\n{beside}" if beside else page)
-
-
-def _print_scaling(
-    job: Job, devices: list[int], weak: bool, as_json: bool, output: str | None, force: bool
-) -> None:
-    """The best plan on every one of several numbers of devices."""
-    import partopt
-
-    found, interrupted = search(lambda tell: partopt.scale(job, devices, weak, tell))
-    options.print_scaling(found, as_json, output, force)
-    leave_if_interrupted(interrupted)

@@ -20,6 +20,7 @@ from partopt.cli.options import (
 )
 from partopt.cli.terminal import say
 from partopt.cli.words import as_flags
+from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError
 from partopt.options import BATCH, MEMORY, STAGES, Options, kinds
 
@@ -109,7 +110,7 @@ def flag_of(name: str) -> Callable[[Command], Command]:
 
 memory_option = flag_of("memory")
 split_options = declare(*(flag_of(name) for name, flag in _FLAGS.items() if flag.split))
-job_options = declare(  # `job` turns their values into one
+job_options = declare(  # `state_job` turns their values into one
     option(
         "--topology",
         "FILE|NAME",
@@ -133,34 +134,39 @@ def choose_schedule(given: dict[str, Any], trainers: Sequence[str], several: boo
         given["schedule"] = found or given["schedule"]
 
 
-def job(profile: str, given: dict[str, Any]) -> Job:
-    """The job that the values of `job_options` state, of a profile in a file or of a shipped name.
+def state_options(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a job among `given`, but those that are not on this command line.
 
-    Raises PartoptError where they contradict each other.
+    Cuts and replicas may be numbers.
     """
     import partopt
 
-    loaded = partopt.Profile.load(profile)
-    return state_job(loaded, partopt.Topology.load(given["topology"], given["servers"]), given)
+    options = {
+        name: value
+        for name, value in given.items()
+        if name not in _NOT_OF_JOB and (is_given(name) or value != getattr(Options, name, None))
+    }
+    for name in options.keys() & {"cuts", "replicas"}:
+        if isinstance(value := given[name], str):
+            options[name] = integers(value, f"--{name}")
+    if "layout" in options:
+        options["layout"] = partopt.Layout.parse(options["layout"])
+    if options.get("cost", "time") not in _KINDS_OF_COST:
+        options["cost"] = _read_costs(given["cost"])
+    return options | {"facts": parse_facts(given["facts"])}
 
 
-def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Job:
-    """As `job`, of a profile and a topology that are loaded; cuts and replicas may be numbers."""
+def state_job(model: Profile | Transformer, topology: Topology, given: dict[str, Any]) -> Job:
+    """The job that the values of `job_options` state. PartoptError where they contradict."""
     import partopt
 
-    options = {name: value for name, value in given.items() if name not in _NOT_OF_JOB}
-    for name in ("cuts", "replicas"):
-        value = given.get(name)
-        options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
-    if (layout := options.pop("layout", None)) is not None:
-        options["layout"] = partopt.Layout.parse(layout)
-    options["facts"] = parse_facts(given["facts"])
-    if given["cost"] not in _KINDS_OF_COST:
-        options["cost"] = _read_costs(given["cost"])
+    options = state_options(given)
+    if isinstance(model, Transformer) and "calibrate" in options:
+        options["calibrate"] = partopt.Profile.load(options["calibrate"])
     try:
-        return partopt.Job(profile, topology, **options)
+        return partopt.Job(model, topology, **options)
     except PartoptError as error:
-        if error.fields.get("option") == "cost" and options["cost"] is not given["cost"]:
+        if error.fields.get("option") == "cost" and options.get("cost", "time") != given["cost"]:
             message = error.message.replace("`cost`", given["cost"])
             raise PartoptError(message, error.hint, code=error.code, option="cost") from None
         raise

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ import click
 
 from partopt import documents
 from partopt.cli import stopping, values, words
+from partopt.cli.next_commands import say_next
 from partopt.cli.options import is_given, option, parse_assignments, parse_pairs, set_option
 from partopt.cli.terminal import progress, say
 from partopt.errors import PartoptError
@@ -176,8 +176,8 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
         say(render_sizes(measured))
         topology = next_cluster(measured)
     if output != "-":
-        following = shlex.join([output, "--topology", topology])
-        say(f"\nWrote {output}\nnext:    partopt plan {following}", err=True)
+        say(f"\nWrote {output}", err=True)
+        say_next("profile", output, topology=topology)
 
 
 def _of_run(run: str | None, onto: str | None) -> Profile:

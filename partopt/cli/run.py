@@ -92,17 +92,15 @@ def _show(finished: TrainingRun, output: str | None, force: bool, as_json: bool)
     from partopt.report.run_text import render
 
     run = finished.document
-    if as_json:
-        options.write_json(run)
-    elif output != "-":
-        say(render(run))
-    if output:
+
+    def save(output: str, force: bool) -> None:
         if Path(output).name.endswith(".trace.json"):
             content = b"".join(trace.write(finished.measured.timeline, finished.measured.plan))
             documents.write_bytes(output, content, force)
         else:
             run.save(output, force)
-        options.say_wrote(output)
+
+    options.deliver(run, lambda: say(render(run)), output, force, as_json, save=save)
     check = run.check
     if check is not None and not check.equal:
         raise PartoptError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,21 +62,16 @@ def command(name: str, output: str | None, force: bool, as_json: bool, **given: 
                 "name it: partopt schedule 1f1b -o 1f1b.svg",
                 code="unused-option",
             )
-        _print(partopt.try_schedules(pipeline), as_json)
+        tried = partopt.try_schedules(pipeline)
+        options.deliver(tried, partial(_show, tried), None, force, as_json)
         return
     check_timeline(output, force, as_json)
     trial = partopt.try_schedule(name, pipeline, save_as=output)
-    if output != "-":
-        _print(trial.document, as_json)
-    if output:
-        trial.save(output, force)
-        options.say_wrote(output)
+    page = partial(_show, trial.document)
+    options.deliver(trial.document, page, output, force, as_json, save=trial.save)
 
 
-def _print(document: TrialDocument, as_json: bool) -> None:
-    if as_json:
-        options.write_json(document)
-    else:
-        from partopt.report import trials_text as trials
+def _show(document: TrialDocument) -> None:
+    from partopt.report import trials_text as trials
 
-        say_page(trials.render(document, *page_style()))
+    say_page(trials.render(document, *page_style()))

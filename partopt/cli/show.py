@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt.cli import options, values
+from partopt.cli.next_commands import NEXT, say_next
 from partopt.cli.terminal import ascii_only, page_style, progress, say, say_page
 from partopt.cli.words import as_flags, print_notes
 from partopt.documents.files import find_shipped
@@ -103,19 +103,13 @@ def command(
         else:
             say("\n" if place else "", nl=False)
             _show(kind, content, file, all_layers)
-            if kind in _NEXT and len(files) == 1:
+            if kind in NEXT and kind != "simulation" and len(files) == 1:
                 known = Profile.parse(content, file) if kind == "profile" else None
                 cluster = "" if known is None else next_cluster(known)
-                say(f"next:    {_NEXT[kind].format(shlex.quote(file), cluster)}", err=True)
+                say_next(kind, file, topology=cluster)
 
 
 _UNUSED_PROFILE = "--profile", "goes with --verify or -o"
-_NEXT = {
-    "profile": "partopt plan {} --topology {}",
-    "plan": "partopt simulate {}",
-    "topology": "partopt plan PROFILE --topology {}",
-    "device": "partopt profile MODEL --estimate {} -o profile.json",
-}
 
 
 def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
@@ -139,10 +133,8 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
 def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     """Print the page of the document in `content`."""
     from partopt.cli.simulate import show_simulation
-    from partopt.documents.plan import Plan
     from partopt.documents.simulation import SimulationDocument, TrialDocument
     from partopt.documents.topology import Topology
-    from partopt.report import transformer_text as transformer
     from partopt.report import trials_text as trials
     from partopt.report.clusters import render_topology
     from partopt.report.pages import text_of
@@ -158,10 +150,7 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
-        if isinstance(document, Plan) and document.transformer:
-            say_page(transformer.render(document, ascii_only(), arithmetic=True))
-        else:
-            say_page(text_of(document, as_flags, ascii_only(), all_layers))
+        say_page(text_of(document, as_flags, ascii_only(), all_layers))
 
 
 def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
@@ -198,7 +187,7 @@ def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
             code="not-verified",
         )
     if not as_json:
-        say(f"next:    partopt simulate {shlex.quote(file)}", err=True)
+        say_next("plan", file)
 
 
 def _draw(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, planning, values
+from partopt.cli.next_commands import say_next
 from partopt.cli.terminal import page_style, progress, say, say_page
 from partopt.cli.words import as_flags, change_command
 from partopt.errors import ANSWER_IS_NO, PartoptError
@@ -109,15 +110,12 @@ def command(
         simulation = _in_background(run)
     except PartoptError as error:
         raise error.at(plan) if error.fields.get("where") == "plan" else error from None
-    if as_json:
-        options.write_json(simulation.document)
-    elif output != "-":
-        show_simulation(simulation.document, plan)
-    if output:
-        simulation.save(output, force, drawn)
-        options.say_wrote(output)
+    document, save = simulation.document, partial(simulation.save, window=drawn)
+    page = partial(show_simulation, document, plan)
+    options.deliver(document, page, output, force, as_json, save=save)
     if not as_json and output != "-":
-        say(_next(plan, output), err=True)
+        is_timeline = output and Path(output).suffix.lower() == ".json"
+        say_next(*(("timeline", str(output)) if is_timeline else ("simulation", plan)))
     if not simulation.fits:
         raise _does_not_fit(simulation.document, plan)
 
@@ -207,12 +205,6 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
     ascii_only, colour = page_style()
     command = partial(change_command, plan)
     say_page(render(document, ascii_only, colour, as_flags, command))
-
-
-def _next(plan: str, output: str | None) -> str:
-    if output and Path(output).suffix.lower() == ".json":
-        return f"next:    open {output} in https://ui.perfetto.dev"
-    return f"next:    partopt simulate {shlex.quote(plan)} -o trace.json"
 
 
 def _does_not_fit(document: SimulationDocument, plan: str) -> PartoptError:

@@ -10,6 +10,7 @@ import click
 
 from partopt import documents
 from partopt.cli import options, stopping, values
+from partopt.cli.next_commands import say_next
 from partopt.cli.terminal import say, say_file
 from partopt.cli.words import print_notes
 from partopt.documents.files import find_shipped, shipped_names
@@ -50,7 +51,7 @@ def list_(as_json: bool) -> None:
         options.write_json(loaded)
         return
     say(render_topologies(loaded))
-    say("next:    partopt topology show NAME", err=True)
+    say_next("list of topologies")
 
 
 @command.command()
@@ -185,7 +186,8 @@ def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_
         documents.write_bytes(output, links.text.encode(), force)
     if output != "-":
         assert not Path(output).is_file() or Topology.load(output) == links.topology
-        say(f"\nWrote {output}\nnext:    partopt plan PROFILE --topology {output}", err=True)
+        say(f"\nWrote {output}", err=True)
+        say_next("topology", output)
 
 
 def _parse_sizes(text: str) -> list[int]:

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from partopt.cli import options, values
+from partopt.cli.next_commands import say_next
 from partopt.cli.terminal import say, say_page
 from partopt.units import format_bytes
 
@@ -65,7 +66,7 @@ def list_(as_json: bool) -> None:
         ],
     )
     say(table)
-    say("next:    partopt trainer show NAME", err=True)
+    say_next("list of trainers")
 
 
 @command.command()
@@ -93,7 +94,7 @@ def show(trainer: str, as_json: bool) -> None:
         source = entry.sources.get(name)
         facts.append((name, f"{value} ({source})" if source else value))
     say_page(label_lines(facts))
-    say(f"next:    partopt plan PROFILE --topology T --for {trainer}", err=True)
+    say_next("trainer", trainer)
 
 
 def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:

@@ -49,9 +49,9 @@ def _trainers() -> Iterable[str]:
 
 
 def _writers() -> Iterable[str]:
-    from partopt import writers
+    from partopt import TRAINERS
 
-    return [*writers(), "flows"]
+    return [*(name for name, trainer in TRAINERS.items() if trainer.write), "flows"]
 
 
 def _documents() -> Iterable[str]:

@@ -31,7 +31,7 @@ _OPTIONS = (  # beside those of a job
     "compile resume repeat name force scaling weak estimate calibrate "
     "jitter slow seed draws backend rate check save every ranks "
     "engine per_server sizes accept_poor map pipeline_size profile "
-    "forward backward weight_gradient transfer activations"
+    "forward backward weight_gradient transfer activations sequence"
 )
 VERBS = {
     "solve": "partopt plan",
@@ -126,13 +126,13 @@ def _word(value: str | None) -> str:
     return f'"{value}"' if " " in value else value
 
 
-def does_not_fit(
+def hint_at_fitting(
     plan: Plan,
     job: Job,
     command: Callable[[Mapping[str, Any]], str],
     ask: Callable[[Job], Plan] | None = None,
-) -> PartoptError:
-    """The error of a plan that does not fit; its hint is a command with which one does.
+) -> str:
+    """The command with which a plan of the job fits, where `plan` does not.
 
     `command` gives the command that plans the job with some options changed, `ask` the best plan of
     a job, by default that of `solve`.
@@ -140,16 +140,30 @@ def does_not_fit(
     import partopt
     from partopt.report.phrases import speed_text
 
-    fitting = partopt.find_fitting(job, ask) if ask else partopt.find_fitting(job)
+    fitting = partopt.find_fitting(job, ask)
     if fitting is not None:
-        speed = speed_text(fitting.samples_per_s, plan.profile.tokens_per_sample)
-        hint = f"this fits ({speed}): {command(fitting.options)}"
-    else:
-        tried = ", ".join(partopt.list_tried(job))
-        hint = f"nothing found fits, whatever {tried}; {LARGER}" if tried else LARGER
-    return PartoptError(
-        f"the plan does not fit: {excess(plan)}", hint, ANSWER_IS_NO, code="does-not-fit"
-    )
+        tokens, speed = plan.profile.tokens_per_sample, ""
+        if fitting.samples_per_s is not None:
+            speed = f" ({speed_text(fitting.samples_per_s, tokens)})"
+        return f"this fits{speed}: {command(fitting.options)}"
+    if plan.transformer:
+        return f"no layout fits on any number of servers that was tried; {LARGER}"
+    tried = ", ".join(partopt.list_tried(job))
+    return f"nothing found fits, whatever {tried}; {LARGER}" if tried else LARGER
+
+
+def does_not_fit(plan: Plan, job: Job, hint: str) -> PartoptError:
+    """The error of a plan that does not fit."""
+    from partopt.documents.engine import Layout
+    from partopt.documents.plan import needed_bytes
+    from partopt.units import format_bytes
+
+    what = f"the plan does not fit: {excess(plan)}"
+    if plan.transformer:
+        free, limit = plan.transformer.asked == Layout(), format_bytes(job.limit_bytes or 0)
+        what = "no layout fits" if free else "the layout does not fit"
+        what += f": a device needs {format_bytes(needed_bytes(plan))} of {limit}"
+    return PartoptError(what, hint, ANSWER_IS_NO, code="does-not-fit")
 
 
 def excess(plan: Plan) -> str:

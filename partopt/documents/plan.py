@@ -367,6 +367,11 @@ class Proof(NamedTuple):
     label: str
 
 
+def seconds_of(plan: Plan) -> float:
+    """Seconds of an iteration or, where there is none, of a microbatch."""
+    return plan.predicted.iteration_s or plan.predicted.period_s
+
+
 def needed_bytes(plan: Plan) -> int:
     """Bytes on the fullest device, with what a closed form counts beside the stages."""
     counted = plan.reserve.basis == "computed"

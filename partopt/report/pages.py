@@ -22,9 +22,9 @@ from partopt.documents.tables import (
 )
 from partopt.documents.training_run import Run
 from partopt.report import doctor_text as doctor
-from partopt.report import plan_text, run_text
 from partopt.report import plans_text as plans
 from partopt.report import profile_text as profile
+from partopt.report import run_text
 from partopt.report.clusters import render_device
 from partopt.report.phrases import basis_lines, ranks_text
 from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
@@ -46,7 +46,7 @@ def text_of(
     if isinstance(document, Profile):
         return profile.render(document, ascii_only, all_layers, spell)
     if isinstance(document, Plan):
-        return plan_text.render(document, ascii_only, spell)
+        return plans.render_plan(document, ascii_only, spell, arithmetic=True)
     if isinstance(document, Verification):
         return render_verification(document, spell)
     pages: dict[type, Callable[[Any], str]] = {

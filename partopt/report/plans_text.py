@@ -1,8 +1,8 @@
-"""Plans side by side: of planners, profiles, schedules, numbers of devices, and of a layout."""
+"""A plan; plans side by side: of planners, profiles, schedules, numbers of devices, of a layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from partopt.documents.plan import Plan
 from partopt.documents.tables import Comparison, Scaling, ScalingRow
 from partopt.printable import shorten
+from partopt.report import plan_text, transformer_text
 from partopt.report.phrases import (
     any_price,
     basis_lines,
@@ -26,7 +27,7 @@ from partopt.report.phrases import (
     tokens_per_sample,
 )
 from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
-from partopt.report.transformer_text import layout_name
+from partopt.report.transformer_text import layout_name, render_change
 from partopt.schedules import schedule
 from partopt.schedules.placement import MIRRORED
 from partopt.units import format_bytes, format_number, format_seconds
@@ -37,6 +38,20 @@ _SAME = 1e-3  # of the samples/s: what is nearer loses nothing
 # The rows of a table of rates are pairs: a row of the document, and its rate.
 _FITS = Column("FITS", lambda pair: "yes" if pair[0].fits else "no", "whole")
 _MEMORY = Column("MEMORY", lambda pair: format_bytes(pair[0].peak_memory_bytes))
+
+
+def render_plan(
+    plan: Plan,
+    ascii_only: bool = False,
+    spell: Callable[[str], str] = str,
+    by_size: Sequence[Plan] = (),
+    *,
+    arithmetic: bool = False,
+) -> str:
+    """The page of a plan; of a transformer that of its layout, with the `arithmetic` of a block."""
+    if plan.transformer:
+        return transformer_text.render(plan, ascii_only, arithmetic)
+    return plan_text.render(plan, ascii_only, spell, by_size)
 
 
 def _rated(rows: Sequence[Any]) -> tuple[Column, list[tuple[Any, float]]]:
@@ -227,11 +242,20 @@ def render_beside(plan: Plan, others: Sequence[Plan]) -> str:
     )
 
 
-def render_layout(plan: Plan, recut: Plan | None, best: Plan | None, trainer: str) -> str:
+def render_layout(
+    plan: Plan,
+    recut: Plan | None,
+    best: Plan | None,
+    trainer: str,
+    changes: Sequence[tuple[str, str, str]] = (),
+) -> str:
     """A trainer's layout beside better plans, and what `plan` loses to them.
 
-    `recut` has as many stages and replicas, `best` is the best that `trainer` runs.
+    `recut` has as many stages and replicas, `best` is the best that `trainer` runs; of a
+    transformer with the `changes` of the configuration: names, old and new values.
     """
+    if plan.transformer and best is not None:
+        return render_change(plan, best, changes)
     others = [replace(recut, planner="other cuts")] if recut is not None else []
     if best is not None and best != recut:
         others.append(best)

@@ -6,20 +6,18 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Plan, needed_bytes
+from partopt.documents.plan import Plan, needed_bytes, seconds_of
 from partopt.documents.transformer import BITS, LayoutBeside, Modelled
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan_text import memory_lines
 from partopt.report.text import Column, label_lines, table_of
-from partopt.transformer.as_profile import training_of
+from partopt.transformer.as_profile import estimate_again, training_of
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.iteration import (
     AGREES,
     ODD,
     TRUST,
     Degrees,
-    Estimate,
-    estimate,
     has_odd_widths,
     stage_counts,
 )
@@ -49,7 +47,7 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     work = training_of(plan, about)
     batch = plan.microbatch_size * (plan.microbatches or 1)
     degrees = Degrees.of(work, about.layout, batch)
-    parts = estimate(work, about.layout, batch).parts
+    parts = estimate_again(plan).parts
     lines = [*_head(plan, about), *_times(plan, about, batch), *_measured(work, degrees)]
     lines += _cuts(plan, about, work, degrees)
     where = _where(parts, work)
@@ -78,7 +76,7 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     figures = plan.predicted.figures
     first = LayoutBeside(
         layout=about.layout,
-        iteration_s=plan.predicted.iteration_s or plan.predicted.period_s,
+        iteration_s=seconds_of(plan),
         simulated=True,
         memory_bytes=needed_bytes(plan),
         fits=plan.fits,
@@ -123,24 +121,20 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     return rows, columns, note
 
 
-def render_compared(
-    yours: tuple[Plan, Estimate],
-    best: tuple[Plan, Estimate],
-    loses: float,
-    changes: Sequence[tuple[str, str, str]],
-) -> str:
-    """A layout beside the best one: times, what it `loses`, and `changes` of the configuration.
+def render_change(plan: Plan, best: Plan, changes: Sequence[tuple[str, str, str]]) -> str:
+    """A layout beside the best one: times, what it loses, and `changes` of the configuration.
 
-    Each is a plan and its estimate in closed form; a change is a name, the old and the new value.
+    A change is a name, the old and the new value.
     """
-    lines = [("yours", _in_a_line(yours[0])), ("best", _in_a_line(best[0]))]
-    if loses:
-        lines.append(("loses", f"{loses:.1%}; in yours {_more(yours[1], best[1])}"))
-    elif yours[0].fits:
+    lines = [("yours", _in_a_line(plan)), ("best", _in_a_line(best))]
+    loses = 1 - seconds_of(best) / seconds_of(plan)
+    if loses > 0 and best.fits:
+        lines.append(("loses", f"{loses:.1%}; in yours {_grown_part(plan, best)}"))
+    elif plan.fits:
         lines.append(("loses", "nothing: no layout that was found is faster"))
     else:
         lines.append(("loses", "no time, but yours does not fit"))
-    if yours[0] != best[0]:
+    if plan != best:
         for place, (name, old, new) in enumerate(changes):
             lines.append(("" if place else "change", f"{name}  {old} -> {new}"))
     return label_lines(lines)
@@ -149,7 +143,7 @@ def render_compared(
 def _in_a_line(plan: Plan) -> str:
     """Seconds, MFU and layout of a plan."""
     mfu = plan.predicted.figures.mfu if plan.predicted.figures else None
-    simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
+    simulated_s = seconds_of(plan)
     words = [format_seconds(simulated_s), f"MFU {mfu:.1%}" if mfu else "", layout_text(plan)]
     return ", ".join([word for word in words if word] + ([] if plan.fits else ["DOES NOT FIT"]))
 
@@ -158,12 +152,13 @@ def _pipeline(layout: Layout) -> str:
     return f"{layout.pp}x{layout.chunks}" if (layout.chunks or 1) > 1 else str(layout.pp)
 
 
-def _more(yours: Estimate, best: Estimate) -> str:
-    """The part of an iteration that grew most."""
-    names = dict.fromkeys([*yours.parts, *best.parts])
-    grown = {name: yours.parts.get(name, 0.0) - best.parts.get(name, 0.0) for name in names}
+def _grown_part(plan: Plan, best: Plan) -> str:
+    """The part of an iteration of a plan that is longest beside that of the best."""
+    ours, theirs = estimate_again(plan), estimate_again(best)
+    names = dict.fromkeys([*ours.parts, *theirs.parts])
+    grown = {name: ours.parts.get(name, 0.0) - theirs.parts.get(name, 0.0) for name in names}
     name, more = max(grown.items(), key=lambda item: item[1])
-    return f"{_NAMES.get(name, name)} {more / best.seconds:+.1%}"
+    return f"{_NAMES.get(name, name)} {more / theirs.seconds:+.1%}"
 
 
 def layout_name(layout: Layout) -> str:
@@ -206,7 +201,7 @@ def _head(plan: Plan, about: Modelled) -> Lines:
 
 def _times(plan: Plan, about: Modelled, batch: int) -> Lines:
     predicted = plan.predicted
-    simulated_s = predicted.iteration_s or predicted.period_s
+    simulated_s = seconds_of(plan)
     products = "fp8" if about.format == "mxfp8" else about.format
     return [
         (
@@ -253,8 +248,8 @@ def _cuts(plan: Plan, about: Modelled, work: Training, degrees: Degrees) -> Line
     )
     parts = [f"blocks {said}"] if len(runs) > 1 else []
     if about.freely_s:
-        iteration_s = plan.predicted.iteration_s or about.closed_s
-        change = f"{format_seconds(about.freely_s)}, {about.freely_s / iteration_s - 1:+.1%}"
+        saved = about.freely_s / seconds_of(plan) - 1
+        change = f"{format_seconds(about.freely_s)}, {saved:+.1%}"
         parts.append(f"with ends=free {change}")
     return [("cuts", "; ".join(parts))] if parts else []
 
@@ -280,7 +275,7 @@ def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) 
         yield f"computed; {TRUST}"
     else:
         yield f"blocks {basis}, exchanges and the rest computed; where all is, {TRUST}"
-    simulated_s = plan.predicted.iteration_s or plan.predicted.period_s
+    simulated_s = seconds_of(plan)
     change = simulated_s / about.closed_s - 1
     if abs(change) > AGREES:
         yield f"simulated {change:+.1%} against the closed form: {_difference(plan, about, parts)}"
@@ -310,7 +305,7 @@ def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:
 
     All of it is in what links carry: on infinitely fast ones both take as long.
     """
-    layout, simulated_s = about.layout, plan.predicted.iteration_s or plan.predicted.period_s
+    layout, simulated_s = about.layout, seconds_of(plan)
     p, interleaved, longer = layout.pp or 1, (layout.chunks or 1) > 1, simulated_s > about.closed_s
     exchanges = parts.get("replicas", 0.0) > parts.get("sends", 0.0)
     causes = {

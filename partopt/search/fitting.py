@@ -24,10 +24,10 @@ from partopt.search.solve import solve
 
 @dataclass(frozen=True)
 class Fitting:
-    """Options of the job that make a plan fit, None for one to leave out; and its speed."""
+    """Options of the job that make a plan fit, None for one to leave out; its speed if known."""
 
     options: dict[str, Any]
-    samples_per_s: float
+    samples_per_s: float | None
 
 
 def _solve(job: Job) -> Plan:

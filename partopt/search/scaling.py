@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
-from partopt.documents.tables import Scaling
 from partopt.errors import PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL
 from partopt.schedules import schedule
 from partopt.search import contest
-from partopt.search.side_by_side import scaling_of
 from partopt.search.solve import solve
 from partopt.search.variants import part_of
 
 
-def scale(
-    job: Job,
-    devices: Sequence[int],
-    weak: bool = False,
-    progress: Progress = ignore_progress,
-) -> Scaling:
-    """How `job` scales: its best plan on every number of `devices`. Errors as `scale_plans`.
-
-    Interrupted carries the rows until then.
-    """
-    with found_until_then(lambda plans: plans and scaling_of(plans)):
-        return scaling_of(scale_plans(job, devices, weak, progress))
+def _solve(job: Job, progress: Progress) -> Plan:
+    return solve(job, progress).plan
 
 
 def scale_plans(
@@ -36,10 +24,12 @@ def scale_plans(
     devices: Sequence[int],
     weak: bool = False,
     progress: Progress = ignore_progress,
+    find: Callable[[Job, Progress], Plan] = _solve,
 ) -> list[Plan]:
-    """The simulated plan of `job` on every number of `devices`, of its planner or the best of all.
+    """The best plan of `job` on every number of `devices`, which `find` gives.
 
-    A plan is at its best microbatch size, unless the job says which.
+    By default that is of its planner or the best of all, at its best microbatch size, unless the
+    job says which.
 
     Strong scaling keeps the batch of an iteration; `weak`: it grows with the devices, from the
     first number on. Raises PartoptError, before anything is planned, for numbers that the topology
@@ -52,14 +42,14 @@ def scale_plans(
     with found_until_then(lambda _: plans or None):
         for count, scaled in zip(devices, jobs, strict=True):
             tell = part_of(progress, f"{count} devices", len(devices))
-            plans.append(solve(scaled, tell).plan)
+            plans.append(find(scaled, tell))
     return plans
 
 
 def _on(job: Job, count: int, first: int, weak: bool) -> Job:
     """The job on `count` devices."""
     batch = {name: getattr(job, name) for name in _batch(job)} if weak else {}
-    grown = {name: grow(name, size, count, first) for name, size in batch.items()}
+    grown = {name: _grow(name, size, count, first) for name, size in batch.items()}
     return job.with_(topology=job.topology.resize(count), **grown)
 
 
@@ -68,7 +58,7 @@ def _batch(job: Job) -> list[str]:
     return [n for n in ("microbatches", "global_batch") if getattr(job, n) is not None]
 
 
-def grow(name: str, batch: int, count: int, first: int) -> int:
+def _grow(name: str, batch: int, count: int, first: int) -> int:
     """The `batch` of the option `name`, for the `first` number of devices, grown to `count`.
 
     PartoptError where that is no whole number.
@@ -84,8 +74,7 @@ def grow(name: str, batch: int, count: int, first: int) -> int:
     return batch * count // first
 
 
-def check_numbers(devices: Sequence[int]) -> None:
-    """Refuse what are not ascending numbers of devices."""
+def _check(job: Job, devices: Sequence[int], weak: bool) -> None:
     numbers = all(isinstance(count, int) and count > 0 for count in devices)
     if not numbers or not devices or list(devices) != sorted(set(devices)):
         raise PartoptError(
@@ -94,10 +83,6 @@ def check_numbers(devices: Sequence[int]) -> None:
             code="invalid-option",
             option="devices",
         )
-
-
-def _check(job: Job, devices: Sequence[int], weak: bool) -> None:
-    check_numbers(devices)
     for name in ("cuts", "replicas"):
         if getattr(job, name) is not None:
             raise _for_one_number(f"`{name}`", f"drop `{name}`, or `scaling`", name)

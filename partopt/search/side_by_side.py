@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from partopt.cost.estimate import stage_variance
@@ -59,24 +60,33 @@ def _comparison_row(name: str, plan: Plan, base_s: float | None) -> ComparisonRo
 
 
 def scaling_of(plans: Sequence[Plan]) -> Scaling:
-    """The table of `plans` of one profile on several numbers of devices, in their order."""
-    rows = [_scaling_row(plan) for plan in plans]
+    """The table of `plans` of one model on several numbers of devices, in their order.
+
+    Of a transformer, which one device may not hold, gains are over the first.
+    """
+    rows = [_scaling_row(plan, plans[0]) for plan in plans]
     return Scaling(estimated=plans[0].profile.estimated, rows=rows)
 
 
-def _scaling_row(plan: Plan) -> ScalingRow:
-    devices, predicted = plan.topology.devices, plan.predicted
+def _scaling_row(plan: Plan, first: Plan) -> ScalingRow:
+    devices, predicted, of_layout = plan.topology.devices, plan.predicted, plan.transformer
+    gain = predicted.speedup_over_one_device
+    if of_layout:
+        devices = plan.topology.cluster.devices
+        gain = first.topology.cluster.devices * predicted.samples_per_s
+        gain /= first.predicted.samples_per_s
     return ScalingRow(
-        devices=devices * plan.topology.group_ranks,
-        planner=plan.planner,
+        devices=plan.topology.cluster.devices,
+        planner=plan.trainer if of_layout else plan.planner,
         shape=plan.shape,
+        layout=plan.layout if of_layout else UNSET,
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
         period_s=predicted.period_s,
         samples_per_s=predicted.samples_per_s,
         figures=predicted.figures,
-        speedup_over_one_device=predicted.speedup_over_one_device,
-        efficiency=predicted.speedup_over_one_device / devices,
+        speedup_over_one_device=gain,
+        efficiency=gain / devices,
         bound_by=predicted.bound_by,
         fits=plan.fits,
     )

@@ -41,7 +41,12 @@ class Result:
 
     @property
     def document(self) -> Plan:
-        """The plan with the alternatives to it in short, as it is written."""
+        """The plan with the alternatives to it in short, as it is written.
+
+        Beside a transformer's stand layouts in any case.
+        """
+        if self.plan.transformer:
+            return self.plan
         return msgspec.structs.replace(
             self.plan, runners_up=[RunnerUp.of(plan) for plan in self.alternatives]
         )

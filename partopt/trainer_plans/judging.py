@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
 from partopt import planners
+from partopt.configurations.settings import read_settings
 from partopt.cost.problem import Progress, ignore_progress
-from partopt.documents.plan import Plan
+from partopt.documents.engine import Layout
+from partopt.documents.plan import Plan, seconds_of
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import MANUAL
@@ -23,10 +26,24 @@ from partopt.search.variants import Within
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 from partopt.simulator.execution import simulate_plan
 from partopt.trainer_plans.planning import restrict, solve_within
+from partopt.trainer_plans.transformers import (
+    beside_of,
+    fill_layout,
+    layouts_beside,
+    search_layouts,
+    simulate_layout,
+    training_for,
+    with_modelled,
+)
+from partopt.trainers import TRAINERS, export_plan
 from partopt.trainers.layout import TrainerLayout
 from partopt.trainers.says import find_faults
+from partopt.transformer.as_profile import estimate_again
 
 _STARTS = 2  # cuts from which others are looked for, the best
+_SWITCHES = ("sequence-parallel", "allreduce", "waits", "ends")  # facts that a flag alone changes
+_NEEDING = ("tp-overlap", "exchange-overlap")  # those that not every layout can have
+_LETTERS = 40  # of a setting that is shown
 
 
 @dataclass(frozen=True)
@@ -35,23 +52,29 @@ class Judgement:
 
     `recut` has as many stages and replicas, cut where the simulator finds them fastest; `best` is
     the best plan found that the trainer runs, None where it runs none. `faults` say why it does not
-    run the plan as it is.
+    run the plan as it is. Of a transformer `changes` are what differs in the configuration of the
+    best plan: names, old and new values.
     """
 
     plan: Plan
     recut: Plan | None
     best: Plan | None
-    faults: tuple[str, ...]
+    faults: tuple[str, ...] = ()
+    changes: tuple[tuple[str, str, str], ...] = ()
 
 
 def judge_layout(
-    layout: TrainerLayout, job: Job, progress: Progress = ignore_progress
+    job: Job, layout: TrainerLayout | None = None, progress: Progress = ignore_progress
 ) -> Judgement:
-    """The plan of `layout` for `job`, which has its `options`, and what it stands beside.
+    """The plan of the layout that `job` states, and what it stands beside.
 
-    PartoptError where the layout is no plan of the job's, as where its schedule cannot run it.
+    Of a profile that is `layout`, whose `options` the job has. PartoptError where the layout is no
+    plan of the job's, as where its schedule cannot run it.
     """
-    plan, trainer, parts = plan_layout(layout, job), layout.trainer, layout.parts
+    plan = plan_layout(job, layout)
+    if layout is None:
+        return _judge_transformer(job, plan, progress)
+    trainer, parts = layout.trainer, layout.parts
     faults = tuple(find_faults(plan, trainer, parts))
     free = job.with_(cuts=None, replicas=None)
     try:
@@ -65,11 +88,16 @@ def judge_layout(
     return Judgement(plan, recut, min(able, key=order_of, default=None), faults)
 
 
-def plan_layout(layout: TrainerLayout, job: Job) -> Plan:
-    """The plan of `layout` for `job`, which has its `options`, with the warm-up of its schedule.
+def plan_layout(job: Job, layout: TrainerLayout | None = None) -> Plan:
+    """The plan of the layout that `job` states; of a profile `layout`, whose `options` it has.
 
-    Where the job does not say it, at the microbatch size at which it is fastest.
+    That has the warm-up of its schedule, and the microbatch size at which it is fastest where the
+    job does not say it. Of a transformer all that is open is 1, and nothing is made again.
+    PartoptError where the layout cannot be run.
     """
+    if layout is None:
+        training = training_for(job)
+        return simulate_layout(job, training, fill_layout(job, training))
     check_planner(MANUAL, job.problem)
     warmups = layout.reading.warmups
 
@@ -105,3 +133,60 @@ def _recut(job: Job, free: Job, within: Within, plan: Plan, progress: Progress) 
     moved = [move_cuts(start, problem, SearchParams.at(job.effort)) for start in starts]
     best = min(moved, key=order_of, default=None)
     return replace(best, planner=MANUAL) if best else None
+
+
+def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
+    """The plan of a layout beside the best of all layouts.
+
+    Facts are the same, but for those that a flag alone turns on, or that a layout cannot have.
+    """
+    facts = {name: value for name, value in job.facts.items() if name not in _SWITCHES}
+    free = job.with_(layout=Layout(), facts=facts)
+    result, found = search_layouts(free, progress)
+    plain = {name: value for name, value in facts.items() if name not in _NEEDING}
+    if plain != facts:
+        other = search_layouts(free.with_(facts=plain), progress)
+        result, found = min((result, found), other, key=lambda pair: order_of(pair[0].plan))
+    best = result.plan
+    if plan.fits and seconds_of(plan) <= seconds_of(best):  # as where blocks lie unevenly
+        best = plan
+    else:
+        first, to = map(estimate_again, (best, plan))
+        rows = [beside_of(first, to, best, best.fits)]
+        others = layouts_beside(plan, [], found)
+        rows += [other for other in others if other.layout != first.layout]
+        plan = with_modelled(plan, tried=found.tried, beside=rows)
+    return Judgement(plan, None, best, changes=tuple(_changes(plan, best, job.trainer)))
+
+
+def _changes(yours: Plan, best: Plan, trainer: str) -> list[tuple[str, str, str]]:
+    """What differs in the configurations of two plans, by the names that the trainer has for it."""
+    words = TRAINERS.lookup(trainer).words or partial(_written, trainer=trainer)
+    with suppress(PartoptError):  # a plan that the trainer cannot say
+        old, new = words(yours), words(best)
+        names = dict.fromkeys([*old, *new])
+        return [
+            (name, _shown(old.get(name)), _shown(new.get(name)))
+            for name in names
+            if old.get(name) != new.get(name)
+        ]
+    return []
+
+
+def _written(plan: Plan, trainer: str) -> dict[str, object]:
+    """The settings that are written of a plan, but for what holds others: fields or flags.
+
+    Variables of the environment are called that.
+    """
+    settings = read_settings(export_plan(plan, trainer).main)
+    names = {name: settings.show(name).removeprefix("config.") for name in settings.values}
+    names |= {name: f"{name} (environment)" for name in names if name.isupper()}
+    values = settings.values.items()
+    holds = [name for name, value in values if isinstance(value, dict) or "--" in str(value)]
+    return {names[name]: value for name, value in values if name not in holds}
+
+
+def _shown(value: object) -> str:
+    """A setting in few letters; `-` where there is none."""
+    text = "-" if value is None else str(value)
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 2]}.."

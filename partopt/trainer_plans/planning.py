@@ -30,6 +30,7 @@ from partopt.cost.problem import (
 )
 from partopt.documents import Note
 from partopt.documents.plan import Plan
+from partopt.documents.transformer import Transformer
 from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, CHOSEN_BY_AUTO, MANUAL
@@ -43,6 +44,7 @@ from partopt.search.rows import order_of, search_rows
 from partopt.search.solve import Result, as_fixed, solve
 from partopt.search.variants import Within
 from partopt.simulator.execution import simulate_plan
+from partopt.trainer_plans.transformers import search_layouts
 from partopt.trainers import TRAINERS
 from partopt.trainers.parts import EMBEDDING, HEAD, Part, block_bounds, find_parts
 from partopt.trainers.says import find_faults, may_begin
@@ -54,25 +56,38 @@ _SEARCHED = ("optimal", "grid")
 
 
 def solve_for(
-    job: Job, to: str, *, rules: Sequence[str] = (), progress: Progress = ignore_progress
+    job: Job,
+    to: str | None = None,
+    *,
+    rules: Sequence[str] = (),
+    progress: Progress = ignore_progress,
 ) -> Result:
-    """The best plan of `job` that the trainer `to`, a name from `TRAINERS`, can say.
+    """The best plan of `job` that the trainer `to`, by default the job's, can say.
 
     `rules` are those of `export_plan`; the alternatives are what else was found that it can say.
-    Raises PartoptError where the job asks for what the trainer cannot do, and with the reasons
-    where no plan that it can say was found; Interrupted with the result until then.
+    Of a transformer all layouts are estimated in closed form, and the fastest simulated. Raises
+    PartoptError where the job asks for what the trainer cannot do, and with the reasons where no
+    plan that it can say was found; Interrupted with the result until then.
     """
-    trainer, job = TRAINERS.lookup(to), job_for(job, to, rules)
+    job = job_for(job, to or job.trainer, rules)
+    if isinstance(job.model, Transformer):
+        return search_layouts(job, progress)[0]
+    trainer = TRAINERS.lookup(job.trainer)
     return solve_within(job, trainer, _parts_of(job, trainer, rules), progress)
 
 
 def job_for(job: Job, to: str, rules: Sequence[str] = ()) -> Job:
     """The job for the trainer `to`: with its engine, of which the job's facts replace some.
 
-    `rules` are those of `export_plan`, for blocks that it makes again. Raises PartoptError where
-    the job asks for what the trainer cannot do.
+    `rules` are those of `export_plan`, for blocks that it makes again. Of a transformer the trainer
+    alone is set. Raises PartoptError where the job asks for what the trainer cannot do.
     """
     trainer = TRAINERS.lookup(to)
+    if isinstance(job.model, Transformer):
+        if rules:
+            what = f"`map`: {job.model.name} is a transformer's configuration, not a profile"
+            raise PartoptError(what, "leave `map` out", code="unused-option", option="map")
+        return job.with_(trainer=to)
     _check_asked(job, trainer)
     parts = _parts_of(job, trainer, rules) if trainer.engine.recomputes_blocks else []
     bounds = block_bounds(parts) if parts else None

@@ -1,98 +1,97 @@
-"""A transformer on clusters of several sizes: how it scales, and the least on which it fits."""
+"""A model on clusters of several sizes: how it scales, and the least on which it fits."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
-
-from msgspec import structs
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from partopt.cost.problem import Progress, ignore_progress
+from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
-from partopt.documents.tables import Scaling, ScalingRow
+from partopt.documents.tables import Scaling
+from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError, found_until_then
-from partopt.search.scaling import check_numbers, grow
+from partopt.job import Job
+from partopt.options import PARTS
+from partopt.search import fitting
+from partopt.search.fitting import Fitting
+from partopt.search.scaling import scale_plans
 from partopt.search.side_by_side import scaling_of
-from partopt.search.variants import part_of
-from partopt.trainer_plans.transformers import Laying, choose
+from partopt.search.solve import solve
+from partopt.trainer_plans.transformers import (
+    batch_of,
+    fixed_parts,
+    search_layouts,
+    training_for,
+)
 from partopt.transformer.layouts import any_fits
 
 MOST = 16_384  # devices of the clusters that are tried
 
 
-def scale_layouts(
-    asked: Laying,
+def scale(
+    job: Job,
     devices: Sequence[int],
     weak: bool = False,
     progress: Progress = ignore_progress,
 ) -> Scaling:
-    """The best plan of the question on every number of devices, `choose`'s.
+    """How `job` scales: its best plan on every number of `devices`, a transformer's by its trainer.
 
-    Strong scaling keeps the global batch; `weak`: it grows with the devices, from the first number
-    on. Raises PartoptError, before anything is planned, for numbers that the topology cannot be cut
-    down or grown to; and where the trainer has no layout on one of them. Interrupted carries the
-    rows until then.
+    Errors as `scale_plans`. Interrupted carries the rows until then.
     """
-    check_numbers(devices)
-    batches = [
-        grow("global_batch", asked.global_batch, count, devices[0]) if weak else asked.global_batch
-        for count in devices
-    ]
-    sized = [
-        dataclasses.replace(asked, topology=asked.topology.resize(count), global_batch=batch)
-        for count, batch in zip(devices, batches, strict=True)
-    ]
-    plans: list[Plan] = []
-    with found_until_then(lambda _: _table(asked, plans) if plans else None):
-        for count, question in zip(devices, sized, strict=True):
-            where = f"{count} devices"
-            try:
-                tell = part_of(progress, where, len(devices))
-                plans.append(choose(question, tell).best.plan)
-            except PartoptError as error:
-                raise error.at(where) from None
-    return _table(asked, plans)
+    with found_until_then(lambda plans: plans and scaling_of(plans)):
+        return scaling_of(scale_plans(job, devices, weak, progress, _best_plan))
 
 
-def _table(asked: Laying, plans: Sequence[Plan]) -> Scaling:
-    """The table of plans, whose gains are over the first."""
-    table = scaling_of(plans)
-    first = table.rows[0]
-
-    def row(found: ScalingRow, layout: object) -> ScalingRow:
-        gain = first.devices * found.samples_per_s / first.samples_per_s
-        return structs.replace(
-            found,
-            planner=asked.trainer,
-            layout=layout,
-            speedup_over_one_device=gain,
-            efficiency=gain / found.devices,
-        )
-
-    rows = [row(found, plan.layout) for found, plan in zip(table.rows, plans, strict=True)]
-    return structs.replace(table, rows=rows)
+def _best_plan(job: Job, progress: Progress) -> Plan:
+    if not isinstance(job.model, Transformer):
+        return solve(job, progress).plan
+    try:
+        return search_layouts(job, progress)[0].plan
+    except PartoptError as error:
+        raise error.at(f"{job.topology.cluster.devices} devices") from None
 
 
-def find_servers(asked: Laying, least: int = 1) -> int | None:
-    """The least size of the outermost level, from `least` on, on which some layout fits.
+def find_servers(job: Job, least: int = 1) -> int | None:
+    """The least size of the outermost level, from `least` on, on which a transformer's layout fits.
 
     By bytes alone, in closed form. None where no layout fits on up to `MOST` devices, or on a size
     that is `least` doubled again and again.
     """
-    cluster = asked.topology.cluster
+    cluster = job.topology.cluster
     inside = cluster.devices // cluster.levels[-1].size
     low, high, highest = least - 1, least, MOST // inside
-    while high <= highest and not _fits(asked, inside * high):
+    while high <= highest and not _fits(job, inside * high):
         low, high = high, max(high + 1, min(2 * high, highest))
     if high > highest:
         return None
     # not bisected: a number of devices that is no multiple of much has few layouts
-    return next(size for size in range(low + 1, high + 1) if _fits(asked, inside * size))
+    return next(size for size in range(low + 1, high + 1) if _fits(job, inside * size))
 
 
-def _fits(asked: Laying, devices: int) -> bool:
+def find_fitting(job: Job, ask: Callable[[Job], Plan] | None = None) -> Fitting | None:
+    """The options with which the best plan of `job` fits, where it has none that does.
+
+    As `partopt.search.fitting` finds them. Of a transformer that is the least number of `servers`,
+    with the `layout` as it is or open, by bytes alone.
+    """
+    if not isinstance(job.model, Transformer):
+        return fitting.find_fitting(job, ask) if ask else fitting.find_fitting(job)
+    size = job.topology.cluster.levels[-1].size
+    servers, more, free = find_servers(job, size + 1), dict[str, Any](), None
+    if job.layout != Layout():
+        free = find_servers(job.with_(layout=Layout()), size)
+    if free is not None and (servers is None or free < servers):
+        servers, more = free, {"layout": Layout(), **dict.fromkeys(PARTS)}
+    if servers is None:
+        return None
+    return Fitting(more | ({"servers": servers} if servers != size else {}), None)
+
+
+def _fits(job: Job, devices: int) -> bool:
     """Whether a layout on so many devices fits."""
-    resized = dataclasses.replace(asked, topology=asked.topology.resize(devices))
-    limit = math.inf if resized.limit_bytes is None else resized.limit_bytes
-    return any_fits(resized.training, devices, resized.global_batch, limit, resized.fixed)
+    resized = job.with_(topology=job.topology.resize(devices))
+    limit = resized.limit_bytes or math.inf
+    training, fixed = training_for(resized), fixed_parts(resized)
+    return any_fits(training, devices, batch_of(job), limit, fixed)

@@ -13,8 +13,10 @@ from partopt.documents.profile import Profile
 from partopt.documents.tables import Verification, VerificationRow
 from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError
+from partopt.job import Job
 from partopt.search import verify as search
-from partopt.trainer_plans.transformers import Laying, choose, compare_layout, lay
+from partopt.trainer_plans.judging import judge_layout, plan_layout
+from partopt.trainer_plans.planning import solve_for
 
 
 def verify(plan: Plan, profile: Profile, progress: Progress = ignore_progress) -> Verification:
@@ -45,22 +47,22 @@ def _answer(plan: Plan, about: Modelled, progress: Progress) -> tuple[bool, str,
     if not plan.trainer:
         return False, "the plan names no trainer", []
     limit = plan.memory_limit_bytes
-    asked = Laying(
-        model=about.model,
-        topology=plan.topology.cluster,
+    job = Job(
+        about.model,
+        plan.topology.cluster,
         trainer=plan.trainer,
         global_batch=plan.microbatch_size * (plan.microbatches or 1),
         sequence=about.sequence,
-        format=about.format,
+        dtype=about.format,
         layout=about.asked,
         facts=about.facts,
         memory=None if limit is None else limit + plan.reserve.size_bytes,
-        measured=about.calibration or None,
+        calibrate=about.calibration or None,
     )
     ways: list[Callable[[], Plan]] = [
-        lambda: lay(asked).plan,
-        lambda: choose(asked, progress).best.plan,
-        lambda: compare_layout(asked, progress).yours.plan,
+        lambda: plan_layout(job),
+        lambda: solve_for(job, progress=progress).plan,
+        lambda: judge_layout(job, progress=progress).plan,
     ]
     found, refused = list[tuple[int, list[str]]](), ""
     for way in ways[1:] if about.beside else ways[:2]:

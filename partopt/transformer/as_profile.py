@@ -35,6 +35,7 @@ from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer.block import Block, Training
 from partopt.transformer.iteration import (
     Degrees,
+    Estimate,
     estimate,
     once_s,
     stage_counts,
@@ -97,14 +98,19 @@ def profile_again(plan: Plan) -> Profile | None:
     return profile_of(work, plan.transformer.layout, batch)
 
 
+def estimate_again(plan: Plan) -> Estimate:
+    """The closed form of the layout of a transformer's plan."""
+    about = plan.transformer
+    assert about
+    batch = plan.microbatch_size * (plan.microbatches or 1)
+    return estimate(training_of(plan, about), about.layout, batch)
+
+
 def modelled_again(plan: Plan) -> Modelled | UnsetType:
     """What a plan's profile was computed from, and the closed form's seconds of it again."""
-    about = plan.transformer
-    if not about:
+    if not plan.transformer:
         return UNSET
-    batch = plan.microbatch_size * (plan.microbatches or 1)
-    found = estimate(training_of(plan, about), about.layout, batch)
-    return replace(about, closed_s=found.seconds)
+    return replace(plan.transformer, closed_s=estimate_again(plan).seconds)
 
 
 def profile_of(work: Training, layout: Layout, batch: int) -> Profile:

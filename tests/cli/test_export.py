@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from partopt import writers
 from partopt.documents.plan import Plan
+from partopt.trainers import writers
 from tests.helpers import flat
 from tests.trainers.plans import BLOCKS, planned, transformer
 

@@ -139,7 +139,7 @@ def test_a_layout_that_does_not_fit_is_written_and_said_so(imported, partopt, tm
     path = tmp_path / "plan.json"
     outcome = imported("megatron", LAYOUT, "--memory", "40 MB", "-o", path)
     assert outcome.code == 1
-    assert f"Wrote {path}, which does not fit" in outcome.err
+    assert f"Wrote {path}\n" in outcome.err
     assert "loses" not in outcome.out or "loses    all: it does not fit, and " in outcome.out
     assert outcome.errors[0].startswith("the plan does not fit: a device of stage 0 needs")
     command = shlex.split(outcome.hints[0].partition(": ")[2])

@@ -122,7 +122,7 @@ def test_the_trainer_of_the_example_is_planned_for_written_and_read(monkeypatch)
     text = trainers.export_plan(plan, name).main
     layout = read_layout(name, text, job.profile)
     stated = layout.options(job.topology)
-    again = plan_layout(layout, Job(job.profile, job.topology, microbatches=8, **stated))
+    again = plan_layout(Job(job.profile, job.topology, microbatches=8, **stated), layout)
     assert [stage.layers for stage in again.stages] == [stage.layers for stage in plan.stages]
     assert again.layout == plan.layout
     facts = structs.asdict(trainer.engine)

@@ -5,7 +5,8 @@ import shlex
 
 import pytest
 
-from partopt import TRAINERS, writers
+from partopt import TRAINERS
+from partopt.trainers import writers
 from partopt.trainers.torch import SYNCHRONOUS
 from tests.docs.documents import prints, read, rows, section
 

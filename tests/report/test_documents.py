@@ -37,7 +37,7 @@ from tests.links.synthetic import level_samples
 from tests.links.synthetic import measurement as measured_links
 from tests.report.pictures import cases
 from tests.report.test_simulation_text import case, document
-from tests.trainers.models import lay_out, plan_layout
+from tests.trainers.models import plan_layout
 
 PAGES = ROOT / "tests/golden/documents.txt"
 KNOWN = Environment(
@@ -160,16 +160,13 @@ def laid(model="llama3-8b", layout="tp=2,pp=4,dp=2,microbatch=1", form="bfloat16
     return plan_layout("megatron", load_transformer(model), layout, form, {})
 
 
-def compared(loses, yours="tp=2,pp=4,dp=2,microbatch=1,recompute=always", fits=True):
-    """That layout beside others of the same model."""
-    pairs = []
-    for layout in (yours, "tp=2,pp=4,dp=2,microbatch=1"):
-        own = lay_out("megatron", load_transformer("llama3-8b"), layout, "bfloat16", {})
-        pairs.append((own.plan, own.estimate))
-    if not fits:
-        pairs[0] = (limited(pairs[0][0], 10**9), pairs[0][1])
+def changed(layout="tp=2,pp=4,dp=2,microbatch=1", limit=None):
+    """A layout beside the best of the same model."""
+    plan = laid(layout=layout)
+    if limit is not None:
+        plan = limited(plan, limit)
     changes = [("recompute_granularity", "full", "none"), ("num_layers", "32", "30")]
-    return transformer.render_compared(*pairs, loses, changes)
+    return transformer.render_change(plan, laid(), changes)
 
 
 def priced(scaling):
@@ -295,9 +292,9 @@ RENDERED = {
     "a layout of experts in ASCII": lambda: transformer.render(
         laid("mixtral-8x7b", "tp=2,ep=2,pp=4,microbatch=1,recompute=always", "fp8"), ascii_only=True
     ),
-    "a layout beside the best": lambda: compared(0.0876),
-    "a layout beside the best that does not fit": lambda: compared(0.0, fits=False),
-    "a layout that is the best": lambda: compared(0.0, "tp=2,pp=4,dp=2,microbatch=1"),
+    "a layout beside the best": lambda: changed("tp=2,pp=4,dp=2,microbatch=1,recompute=always"),
+    "a layout beside the best that does not fit": lambda: changed(limit=10**9),
+    "a layout that is the best": lambda: changed(),
     "a layout beside others": lambda: transformer.render(laid_beside_others()),
 }
 

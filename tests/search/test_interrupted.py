@@ -131,7 +131,7 @@ def test_a_trainers_plan_until_then_is_one_that_it_can_say() -> None:
         assert po.export_plan(plan, "megatron", stem="plan")
 
 
-ASKED = po.Laying(
+ASKED = po.Job(
     model=po.find_transformer("llama3-8b"),
     topology=po.Topology.load("dgx-h100", 1),
     trainer="megatron",
@@ -142,15 +142,15 @@ ASKED = po.Laying(
 
 
 def test_a_layout_until_then_answers_the_question_that_fixes_it() -> None:
-    found = interruptions(lambda tell: po.choose(ASKED, tell))
-    chosen = [own.best for own in found if own is not None]
-    assert len(chosen) > 1
-    for laid in chosen:
-        check(laid.plan, laid.profile)
+    found = interruptions(lambda tell: po.solve_for(ASKED, progress=tell))
+    plans = [result.plan for result in found if result is not None]
+    assert len(plans) > 1
+    for plan in plans:
+        check(plan, po.find_profile(plan))
 
 
 def test_interrupted_layouts_have_the_rows_that_are_finished() -> None:
-    *until_then, whole = interruptions(lambda tell: po.scale_layouts(ASKED, [4, 8], False, tell))
+    *until_then, whole = interruptions(lambda tell: po.scale(ASKED, [4, 8], False, tell))
     found = [table for table in until_then if table is not None]
     assert found
     assert all(table.rows == whole.rows[: len(table.rows)] for table in found)

@@ -26,7 +26,8 @@ from partopt.search.contest import Contest, contestants, plan_alone
 from partopt.search.effort import SearchParams
 from partopt.search.variants import Variant
 from partopt.search.verify import claim, verify
-from partopt.trainer_plans.transformers import Laying, lay
+from partopt.trainer_plans.judging import plan_layout
+from partopt.transformer.as_profile import profile_again
 from partopt.transformer.config import find_transformer
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, two_level, uniform_profile
@@ -223,21 +224,21 @@ def test_a_certificate_of_what_proves_nothing_fails():
 
 def test_what_is_verified_says_whether_times_were_estimated():
     """Of a transformer they are not where its block was measured."""
-    asked = Laying(
+    asked = Job(
         model=find_transformer("llama3-8b"),
         topology=Topology.load("dgx-h100", 1),
         trainer="megatron",
         global_batch=16,
         sequence=2048,
-        facts={},
     )
-    laid = lay(asked)
-    assert verify(laid.plan, laid.profile).estimated == laid.plan.profile.estimated is not None
+    plan = plan_layout(asked)
+    profile = profile_again(plan)
+    assert verify(plan, profile).estimated == plan.profile.estimated is not None
     block = MeasuredBlock(microbatch_size=1, forward_s=1e-3, backward_s=2e-3)
     measured = Calibration(name="block", sha256="0" * 64, blocks=[block])
-    about = msgspec.structs.replace(laid.plan.transformer, calibration=measured)
-    plan = msgspec.structs.replace(laid.plan, transformer=about)
-    assert verify(plan, laid.profile).estimated is None
+    about = msgspec.structs.replace(plan.transformer, calibration=measured)
+    plan = msgspec.structs.replace(plan, transformer=about)
+    assert verify(plan, profile).estimated is None
 
 
 @pytest.mark.slow
@@ -389,7 +390,7 @@ def test_an_assumed_reserve_is_found_again_and_another_is_not(schedule):
     profile = msgspec.structs.replace(profile, device=gpu)
     M = None if schedule == "pipedream" else 4
     cluster = two_level(2, 1, 1e9, 1e9, memory_bytes=40 * 10**9)
-    job = Job(profile=profile, topology=cluster, schedule=schedule, microbatches=M)
+    job = Job(profile, cluster, schedule=schedule, microbatches=M)
     plan = solve(job).plan
     assert (plan.reserve.basis, plan.reserve.size_bytes) == (
         "assumed",

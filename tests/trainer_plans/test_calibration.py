@@ -14,7 +14,9 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Group
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.trainer_plans.transformers import Laying, lay
+from partopt.job import Job
+from partopt.trainer_plans.judging import plan_layout
+from partopt.trainer_plans.transformers import fill_layout, training_for
 from partopt.transformer.as_profile import profile_again, profile_of
 from partopt.transformer.block import Shape
 from partopt.transformer.config import load_transformer
@@ -31,23 +33,22 @@ LAYOUTS = [
 ]
 
 
-def laying(layout="", trainer="megatron", model=MODEL, **options):
-    return Laying(
+def job_of(layout="", trainer="megatron", model=MODEL, **options):
+    return Job(
         model=load_transformer(model),
         topology=Topology.load("dgx-h100", 1),
         trainer=trainer,
         global_batch=BATCH,
         sequence=SEQUENCE,
         layout=Layout.parse(layout) if layout else Layout(),
-        facts={},
         **options,
     )
 
 
 def measured(layout="tp=1,dp=8", forward=1.0, backward=1.0, kept=1.0, sizes=(1,), **changes):
     """A profile as `partopt profile` would write it of blocks that take so many times as long."""
-    asked = laying(**changes)
-    work = asked.training
+    asked = job_of(**changes)
+    work = training_for(asked)
     profiles = [
         profile_of(work, Layout.parse(f"{layout},microbatch={size}"), BATCH) for size in sizes
     ]
@@ -73,8 +74,8 @@ def measured(layout="tp=1,dp=8", forward=1.0, backward=1.0, kept=1.0, sizes=(1,)
 
 
 def of_layout(text, trainer="megatron", **options):
-    asked = laying(text, trainer, **options)
-    return estimate(asked.training, asked.fill(asked.training), BATCH)
+    asked = job_of(text, trainer, **options)
+    return estimate(training_for(asked), fill_layout(asked, training_for(asked)), BATCH)
 
 
 CASES = [
@@ -89,7 +90,7 @@ CASES = [
 @pytest.mark.parametrize("at", ["tp=1,dp=8", "tp=2,dp=4"])
 def test_a_profile_of_the_closed_form_itself_changes_nothing(layout, trainer, at):
     own = measured(at, trainer=trainer, sizes=(1, 2))
-    plain, scaled = of_layout(layout, trainer), of_layout(layout, trainer, measured=own)
+    plain, scaled = of_layout(layout, trainer), of_layout(layout, trainer, calibrate=own)
     assert scaled.seconds == pytest.approx(plain.seconds, rel=1e-7)
     assert scaled.memory_bytes == pytest.approx(plain.memory_bytes, rel=1e-7)
     assert scaled.parts == pytest.approx(plain.parts, rel=1e-6)
@@ -110,7 +111,8 @@ def test_blocks_are_scaled_as_measured_and_what_one_rank_exchanges_is_not(
     own = measured(forward=forward, backward=backward, kept=kept, trainer=trainer)
     shape = Shape(1, t, 1, 1, recompute)
     plain, scaled = (
-        laying(trainer=trainer, **given).training.block(shape) for given in ({}, {"measured": own})
+        training_for(job_of(trainer=trainer, **given)).block(shape)
+        for given in ({}, {"calibrate": own})
     )
     for name, (first_s, second_s) in plain.parts.items():
         factors = (1.0, 1.0) if name == "tensor" else (forward, backward)
@@ -126,7 +128,7 @@ def test_blocks_are_scaled_as_measured_and_what_one_rank_exchanges_is_not(
 
 def test_a_group_that_exchanged_while_it_was_measured_scales_that_too():
     own = measured("tp=2,dp=4", forward=2.0, backward=3.0)
-    plain, scaled = (laying(**given).training for given in ({}, {"measured": own}))
+    plain, scaled = (training_for(job_of(**given)) for given in ({}, {"calibrate": own}))
     for t in (1, 2, 4):
         one, other = (work.block(Shape(t=t)) for work in (plain, scaled))
         assert other.forward_s == pytest.approx(2 * one.forward_s, rel=1e-6)
@@ -137,7 +139,7 @@ def test_a_group_that_exchanged_while_it_was_measured_scales_that_too():
 def test_between_measured_sizes_the_factor_is_in_proportion_and_outside_the_ends():
     one, four = measured(forward=1.0, sizes=(1,)), measured(forward=4.0, sizes=(4,))
     own = replace(one, measurements=[*one.measurements, *four.measurements])
-    work = laying(measured=own).training
+    work = training_for(job_of(calibrate=own))
     factors = {Shape(b): work.scale(Shape(b)).forward for b in (1, 2, 3, 4, 8)}
     assert [*factors.values()] == pytest.approx([1, 2, 3, 4, 4], rel=1e-6)
     # context ranks have so many fewer tokens
@@ -160,7 +162,7 @@ def test_one_block_alone_is_measured_in_the_parts_that_its_modules_are():
     stash = [replace(size.stash_groups[0], layers=[0, 1])]
     alone = replace(size, layers=[half, half], tensors=[], stash_groups=stash)
     alone = replace(whole, layers=parts, measurements=[alone])
-    one, other = (laying(measured=own).calibration for own in (whole, alone))
+    one, other = (training_for(job_of(calibrate=own)).calibration for own in (whole, alone))
     assert one.blocks == other.blocks
 
 
@@ -195,22 +197,22 @@ def heavier(profile):
     ],
 )
 def test_a_profile_of_another_block_is_refused_with_what_is_other(change, message):
-    asked = laying(measured=change(measured()))
+    asked = job_of(calibrate=change(measured()))
     with pytest.raises(PartoptError, match=message) as refused:
-        lay(asked)
+        plan_layout(asked)
     assert refused.value.exit_code == 2 and refused.value.parts[0].hint
 
 
 def test_estimated_times_are_not_measured_ones():
-    asked = laying()
-    own = profile_of(asked.training, asked.fill(asked.training), BATCH)
+    asked = job_of()
+    own = profile_of(training_for(asked), fill_layout(asked, training_for(asked)), BATCH)
     with pytest.raises(PartoptError, match="its times were estimated"):
-        lay(laying(measured=own))
+        plan_layout(job_of(calibrate=own))
 
 
 def test_the_plan_says_what_was_measured_and_is_verified_by_that():
-    plan = lay(laying("tp=2,pp=2", measured=measured("tp=2,dp=4", forward=1.2))).plan
-    plain = lay(laying("tp=2,pp=2")).plan
+    plan = plan_layout(job_of("tp=2,pp=2", calibrate=measured("tp=2,dp=4", forward=1.2)))
+    plain = plan_layout(job_of("tp=2,pp=2"))
     assert plan.predicted.iteration_s > 1.04 * plain.predicted.iteration_s
     read = Plan.parse(msgspec.json.encode(plan))
     assert read == plan and verify(read, profile_again(read)).ok

@@ -60,7 +60,7 @@ def test_stages_of_a_device_are_chunks():
         [2, 2, 2, 2],
     )
     job = Job(transformer(), flat(4), microbatches=8, **options)
-    ranks = [list(stage.ranks) for stage in plan_layout(layout, job).stages]
+    ranks = [list(stage.ranks) for stage in plan_layout(job, layout).stages]
     assert ranks == [[0, 1], [2, 3], [0, 1], [2, 3]]
 
 
@@ -90,7 +90,7 @@ def test_what_a_layout_could_reach_by_other_cuts_is_found(microbatches):
     """Of all cuts of four stages none is faster in the simulator than the one that is shown."""
     layout = read_layout("megatron", "Ett|tt|tt|ttL", uneven())
     job = Job(uneven(), flat(4), microbatches=microbatches, **layout.options(flat(4)))
-    judged = judge_layout(layout, job)
+    judged = judge_layout(job, layout)
     every = [
         planners.plan("manual", job.with_(cuts=list(cuts)).problem)
         for cuts in itertools.combinations(range(2, 11), 3)
@@ -111,7 +111,7 @@ def test_cuts_of_a_layout_are_where_others_are_looked_for_too(monkeypatch):
     monkeypatch.setattr(judging, "solve", lambda *_: slower)
     still = dataclasses.replace(SearchParams.at("normal"), cut_budget=0.0)
     monkeypatch.setattr(SearchParams, "at", lambda _: still)
-    judged = judge_layout(layout, job)
+    judged = judge_layout(job, layout)
     assert [stage.start for stage in judged.recut.stages] == [0, 5, 9]
     assert judged.recut.predicted == judged.plan.predicted
 
@@ -122,7 +122,7 @@ def test_the_best_is_one_that_the_trainer_runs():
     layout = read_layout("megatron", "Ett|tt|tt|ttL", uneven(output_bytes=[10**6] * 12))
     cluster = flat(4, 1e8, latency=0.002)
     job = Job(uneven(output_bytes=[10**6] * 12), cluster, microbatches=8, **layout.options(cluster))
-    judged = judge_layout(layout, job)
+    judged = judge_layout(job, layout)
     assert {stage.start for stage in judged.best.stages} <= {0, *range(2, 11)}
     warmups = [stage.warmup for stage in judged.plan.stages]
     assert warmups == [3, 2, 1, 0]
@@ -133,18 +133,18 @@ def test_the_best_is_one_that_the_trainer_runs():
 def test_what_the_trainer_does_not_do_is_told():
     layout = read_layout("deepspeed", "0,6,12", uneven())
     job = Job(uneven(), flat(2), microbatches=4, **layout.options(flat(2), "zb-h1"))
-    assert judge_layout(layout, job).faults == ("the schedule is zb-h1; it runs 1f1b",)
+    assert judge_layout(job, layout).faults == ("the schedule is zb-h1; it runs 1f1b",)
 
 
 def test_the_plan_of_a_layout_can_be_verified():
     layout = read_layout("megatron", "Ett|tt|tt|ttL", uneven())
     cluster = flat(4, 1e8, latency=0.02)
     job = Job(uneven(), cluster, microbatches=8, **layout.options(cluster))
-    assert verify(plan_layout(layout, job), uneven()).verified
+    assert verify(plan_layout(job, layout), uneven()).verified
 
 
 def test_options_that_a_split_of_ones_own_ignores_are_refused():
     layout = read_layout("megatron", "Ett|tt|tt|ttL", uneven())
     job = Job(uneven(), flat(4), microbatches=8, stages=3, **layout.options(flat(4)))
     with pytest.raises(PartoptError, match="the planner manual does not look at it"):
-        judge_layout(layout, job)
+        judge_layout(job, layout)

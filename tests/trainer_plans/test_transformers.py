@@ -2,7 +2,6 @@
 as any other.
 """
 
-import dataclasses
 import random
 from collections import Counter
 
@@ -13,23 +12,24 @@ from msgspec import structs
 from benchmarks.questions import compare_layouts
 from partopt import verify
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Plan, needed_bytes
+from partopt.documents.plan import Plan, needed_bytes, seconds_of
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
+from partopt.job import Job
 from partopt.report.transformer_text import layout_table, render
+from partopt.trainer_plans.judging import judge_layout, plan_layout
+from partopt.trainer_plans.planning import solve_for
 from partopt.trainer_plans.transformers import (
     JUDGED,
     MOST_JUDGED,
     USUALLY,
-    Laying,
-    choose,
-    compare_layout,
     differing,
-    lay,
-    lay_as,
+    search_layouts,
+    simulate_layout,
+    training_for,
 )
 from partopt.trainers import export_plan
-from partopt.transformer.as_profile import profile_again
+from partopt.transformer.as_profile import estimate_again, profile_again, training_of
 from partopt.transformer.config import load_transformer
 from partopt.transformer.iteration import HOST_S, estimate, once_s
 from partopt.units import format_bytes, format_seconds
@@ -70,8 +70,8 @@ CASES = [
 ]
 
 
-def laying(model, servers, trainer, batch, sequence, layout, **options):
-    return Laying(
+def job_of(model, servers, trainer, batch, sequence, layout, **options):
+    return Job(
         model=load_transformer(model),
         topology=Topology.load("dgx-h100", servers),
         trainer=trainer,
@@ -85,23 +85,23 @@ def laying(model, servers, trainer, batch, sequence, layout, **options):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2]}-{case[5]}")
 def test_the_simulation_takes_as_long_as_the_closed_form_says(case):
-    laid = lay(laying(*case))
-    assert laid.plan.predicted.iteration_s == pytest.approx(laid.estimate.seconds, rel=0.02)
-    needs = laid.plan.peak_memory_bytes + laid.plan.reserve.size_bytes
-    assert needs == pytest.approx(laid.estimate.memory_bytes, rel=0.01)
+    plan = plan_layout(job_of(*case))
+    assert plan.predicted.iteration_s == pytest.approx(plan.transformer.closed_s, rel=0.02)
+    needs = plan.peak_memory_bytes + plan.reserve.size_bytes
+    assert needs == pytest.approx(plan.transformer.closed_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize("layout", ["tp=8,microbatch=2", "tp=4,cp=2,recompute=always"])
 def test_shards_of_fp8_are_gathered_in_a_byte(layout):
     case = "llama3-70b", 16, "torchtitan", 128, 2048, layout
-    laid = lay(laying(*case, format="fp8"))
-    assert laid.plan.engine.gathered_bytes == 1
-    assert laid.plan.predicted.iteration_s == pytest.approx(laid.estimate.seconds, rel=0.02)
+    plan = plan_layout(job_of(*case, dtype="fp8"))
+    assert plan.engine.gathered_bytes == 1
+    assert plan.predicted.iteration_s == pytest.approx(plan.transformer.closed_s, rel=0.02)
 
 
 @pytest.mark.parametrize("case", CASES[::4], ids=lambda case: case[5])
 def test_the_plan_is_made_again_from_what_it_says(case):
-    plan = lay(laying(*case)).plan
+    plan = plan_layout(job_of(*case))
     read = Plan.parse(msgspec.json.encode(plan))
     assert read == plan
     profile = profile_again(read)
@@ -110,8 +110,8 @@ def test_the_plan_is_made_again_from_what_it_says(case):
 
 
 def test_the_profile_has_the_models_operations_and_parameters():
-    asked = laying(*CASES[0])
-    profile, model = lay(asked).profile, asked.model
+    asked = job_of(*CASES[0])
+    profile, model = profile_again(plan_layout(asked)), asked.model
     layers = profile.measurements[0].layers
     flops = 3 * 8 * sum(layer.forward_flops for layer in layers)
     assert flops == pytest.approx(model.flops(4096), rel=1e-6)
@@ -122,13 +122,14 @@ def test_the_profile_has_the_models_operations_and_parameters():
 
 
 def test_a_model_whose_ends_are_tied_has_them_once():
-    asked = laying("bert-large", 1, "megatron", 512, 512, "")
-    assert lay(asked).profile.parameter_bytes() == pytest.approx(2 * asked.model.parameters)
+    asked = job_of("bert-large", 1, "megatron", 512, 512, "")
+    profile = profile_again(plan_layout(asked))
+    assert profile.parameter_bytes() == pytest.approx(2 * asked.model.parameters)
 
 
 def test_blocks_that_are_not_made_again_are_not_slower():
     times = [
-        lay(laying("llama3-8b", 1, "megatron", 64, 4096, f"tp=4,pp=2,recompute={again}")).plan
+        plan_layout(job_of("llama3-8b", 1, "megatron", 64, 4096, f"tp=4,pp=2,recompute={again}"))
         for again in ("never", 4, 8, "always")
     ]
     seconds = [plan.predicted.iteration_s for plan in times]
@@ -139,16 +140,16 @@ def test_blocks_that_are_not_made_again_are_not_slower():
 
 def test_a_fact_of_the_trainer_replaces_its_default():
     case = "llama3-8b", 1, "megatron", 64, 4096, "tp=2"
-    plain, fused = (lay(laying(*case, facts=facts)) for facts in ({}, {"loss": "fused"}))
-    assert fused.estimate.seconds < plain.estimate.seconds
-    assert plain.plan.transformer.practice != fused.plan.transformer.practice
+    plain, fused = (plan_layout(job_of(*case, facts=facts)) for facts in ({}, {"loss": "fused"}))
+    assert fused.transformer.closed_s < plain.transformer.closed_s
+    assert plain.transformer.practice != fused.transformer.practice
 
 
 def test_memory_is_less_than_the_name_says_unless_it_is_given():
     case = "llama3-8b", 1, "megatron", 64, 4096, "tp=2"
-    assert laying(*case).limit_bytes == 76 * 10**9
-    assert laying(*case, memory="70 GB").limit_bytes == 70 * 10**9
-    assert not lay(laying(*case, memory="30 GB")).plan.fits
+    assert job_of(*case).limit_bytes == 76 * 10**9
+    assert job_of(*case, memory="70 GB").limit_bytes == 70 * 10**9
+    assert not plan_layout(job_of(*case, memory="30 GB")).fits
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_memory_is_less_than_the_name_says_unless_it_is_given():
 )
 def test_what_cannot_be_run_is_refused(changes, message):
     given = {"trainer": "megatron", "batch": 512, "layout": "tp=8,pp=4", "facts": {}} | changes
-    asked = laying(
+    asked = job_of(
         "llama3-70b",
         4,
         given["trainer"],
@@ -190,11 +191,11 @@ def test_what_cannot_be_run_is_refused(changes, message):
         facts=given["facts"],
     )
     with pytest.raises(PartoptError, match=message):
-        lay(asked)
+        plan_layout(asked)
 
 
 def exported(to, *case):
-    return export_plan(lay(laying(*case)).plan, to, stem="planned").main
+    return export_plan(plan_layout(job_of(*case)), to, stem="planned").main
 
 
 def test_megatron_is_told_the_model_the_degrees_and_what_is_made_again():
@@ -249,91 +250,93 @@ def test_the_schedule_of_a_layout_is_kept(trainer, chunks):
         return
     case = "llama3-70b", 4, trainer, 64, 4096
     for stated in (name, "auto"):
-        assert lay(laying(*case, f"{parts},schedule={stated}")).plan.schedule == name
-    best = choose(laying(*case, f"tp=8,recompute=always,schedule={name}")).best.plan
+        assert plan_layout(job_of(*case, f"{parts},schedule={stated}")).schedule == name
+    best = solve_for(job_of(*case, f"tp=8,recompute=always,schedule={name}")).plan
     assert best.schedule == name and (best.layout.chunks > 1) == (chunks > 1)
 
 
 def free(layout="", model="llama3-8b", **options):
-    return laying(model, 1, options.pop("trainer", "megatron"), 64, 4096, layout, **options)
+    return job_of(model, 1, options.pop("trainer", "megatron"), 64, 4096, layout, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
 @pytest.mark.parametrize("narrower", ["tp=2", "pp=2,chunks=2", "recompute=always", "cp=2", "dp=2"])
 def test_what_is_freer_is_not_slower(trainer, narrower):
-    best, narrow = (choose(free(layout, trainer=trainer)).best for layout in ("", narrower))
-    assert best.plan.fits and narrow.plan.fits
-    assert best.seconds <= narrow.seconds * (1 + 1e-9)
+    best, narrow = (solve_for(free(layout, trainer=trainer)).plan for layout in ("", narrower))
+    assert best.fits and narrow.fits
+    assert seconds_of(best) <= seconds_of(narrow) * (1 + 1e-9)
     stated = Layout.parse(narrower)
     for name in Layout.__struct_fields__:
-        assert getattr(stated, name) in (None, getattr(narrow.plan.layout, name))
+        assert getattr(stated, name) in (None, getattr(narrow.layout, name))
 
 
 def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
-    asked = laying("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,chunks=5")
+    asked = job_of("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,chunks=5")
     told = []
-    best = choose(asked, lambda *own: told.append(own)).best
+    best = solve_for(asked, progress=lambda *own: told.append(own)).plan
     assert told[0] == ("estimating layouts", 0, 1)
     assert told[1:] == [("simulating layouts", n, 2) for n in range(2)]
-    freely = lay(dataclasses.replace(asked, facts={"ends": "free"}))
-    assert best.plan.transformer.freely_s == freely.seconds < best.seconds
-    even = choose(dataclasses.replace(asked, facts={"ends": "stage"})).best
-    assert even.seconds == best.seconds and not even.plan.transformer.freely_s
+    freely = plan_layout(asked.with_(facts={"ends": "free"}))
+    assert best.transformer.freely_s == seconds_of(freely) < seconds_of(best)
+    even = solve_for(asked.with_(facts={"ends": "stage"})).plan
+    assert seconds_of(even) == seconds_of(best) and not even.transformer.freely_s
 
 
 def test_where_little_is_missing_few_blocks_are_made_again():
-    chosen = choose(free("tp=2,cp=1,pp=1,microbatch=2", memory="60 GB"))
-    again = chosen.best.plan.layout.recompute
-    assert isinstance(again, int) and chosen.best.plan.fits
-    fewer = lay(free(f"tp=2,cp=1,pp=1,microbatch=2,recompute={again - 1}", memory="60 GB"))
-    assert not fewer.plan.fits
-    assert any(own.layout.recompute == "never" for own in chosen.found.lacking)
+    asked = free("tp=2,cp=1,pp=1,microbatch=2", memory="60 GB")
+    result, found = search_layouts(asked)
+    again = result.plan.layout.recompute
+    assert isinstance(again, int) and result.fits
+    fewer = plan_layout(free(f"tp=2,cp=1,pp=1,microbatch=2,recompute={again - 1}", memory="60 GB"))
+    assert not fewer.fits
+    assert any(candidate.layout.recompute == "never" for candidate in found.lacking)
 
 
-def check_others(laid, asked):
+def check_others(plan, asked):
     """What stands beside a plan is what each layout takes by itself."""
-    about, limit = laid.plan.transformer, asked.limit_bytes
-    assert len({own.layout for own in about.beside} | {about.layout}) == 1 + len(about.beside)
-    for own in about.beside:
-        found = estimate(laid.training, own.layout, asked.global_batch)
-        assert own.memory_bytes == round(found.memory_bytes)
-        assert own.fits == (found.memory_bytes <= limit)
-        assert own.fits or own.iteration_s < laid.seconds
-        alone = lay(dataclasses.replace(asked, layout=own.layout)).seconds
-        assert own.iteration_s == (alone if own.simulated else found.seconds)
+    about, limit, to = plan.transformer, asked.limit_bytes, estimate_again(plan)
+    work = training_of(plan, about)
+    assert len({row.layout for row in about.beside} | {about.layout}) == 1 + len(about.beside)
+    for row in about.beside:
+        found = estimate(training_for(asked), row.layout, asked.global_batch)
+        assert found.parts == estimate(work, row.layout, asked.global_batch).parts
+        assert row.memory_bytes == round(found.memory_bytes)
+        assert row.fits == (found.memory_bytes <= limit)
+        assert row.fits or row.iteration_s < seconds_of(plan)
+        alone = seconds_of(plan_layout(asked.with_(layout=row.layout)))
+        assert row.iteration_s == (alone if row.simulated else found.seconds)
         more = {
-            name: found.parts.get(name, 0.0) - laid.estimate.parts.get(name, 0.0)
-            for name in found.parts | laid.estimate.parts
+            name: found.parts.get(name, 0.0) - to.parts.get(name, 0.0)
+            for name in found.parts | to.parts
         }
-        most = max if found.seconds >= laid.estimate.seconds else min
-        assert own.part_s == more[own.part] == most(more.values())
+        most = max if found.seconds >= to.seconds else min
+        assert row.part_s == more[row.part] == most(more.values())
 
 
 @pytest.mark.parametrize("model", ["gpt3-125m", "llama3-8b"])
 @pytest.mark.parametrize("layout", ["pp=1", "pp=4", "pp=8", "pp=4,chunks=3", "pp=2,cp=2,dp=2"])
 def test_what_is_there_once_an_iteration_is_there_once(model, layout):
     """Nothing of the host's seconds is multiplied by stages, replicas or shares."""
-    laid = lay(laying(model, 1, "megatron", 64, 2048, layout))
-    plan, whole = laid.plan, laid.estimate.layout
+    plan = plan_layout(job_of(model, 1, "megatron", 64, 2048, layout))
     steps = [stage.optimizer_s for stage in plan.stages if 0 in stage.ranks]
-    once = once_s(laid.training, whole, 64)
+    once = once_s(training_of(plan, plan.transformer), plan.transformer.layout, 64)
     assert sum(steps) == pytest.approx(once, rel=1e-3)
-    seen = sum(laid.estimate.parts[name] for name in ("step", "replicas"))
+    parts = estimate_again(plan).parts
+    seen = sum(parts[name] for name in ("step", "replicas"))
     assert HOST_S < once < (HOST_S + seen) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("form", ["mxfp8", "nvfp4"])
 def test_a_scale_a_block_came_with_blackwell(form):
     for cluster, known in (("dgx-h100", False), ("gb200-nvl72", True)):
-        asked = dataclasses.replace(
-            free("tp=8", format=form), topology=Topology.load(cluster, 1), global_batch=72
-        )
+        asked = free("tp=8", dtype=form)
+        asked = asked.with_(topology=Topology.load(cluster, 1), global_batch=72)
         if known:
-            assert asked.training.format == form
+            assert training_for(asked).format == form
         else:
             with pytest.raises(PartoptError, match=f"what {form} achieves on it is not known"):
-                choose(asked)
+                solve_for(asked)
 
 
 @pytest.mark.parametrize(
@@ -347,45 +350,41 @@ def test_a_scale_a_block_came_with_blackwell(form):
     ],
 )
 def test_the_best_layout_can_be_laid_and_exported(trainer, model, cluster, servers, batch):
-    asked = dataclasses.replace(
-        laying(model, 1, trainer, batch, 2048, ""), topology=Topology.load(cluster, servers)
-    )
-    best = choose(asked).best.plan
+    asked = job_of(model, 1, trainer, batch, 2048, "")
+    asked = asked.with_(topology=Topology.load(cluster, servers))
+    best = solve_for(asked).plan
     assert best.fits
     assert export_plan(best, trainer, stem="planned").main
     if trainer == "torchtitan" and asked.model.tied:
         assert best.layout.pp == 1
         with pytest.raises(PartoptError, match="keeps in one stage"):
-            choose(dataclasses.replace(asked, layout=Layout(pp=2)))
+            solve_for(asked.with_(layout=Layout(pp=2)))
 
 
 def test_what_is_left_out_by_rule_is_kept_and_said():
-    asked = dataclasses.replace(
-        laying("qwen3-30b-a3b", 1, "megatron", 1024, 2048, ""),
-        topology=Topology.load("dgx-a100", 1),
-    )
-    best = choose(asked).best
-    left = best.plan.transformer.left_out
+    asked = job_of("qwen3-30b-a3b", 1, "megatron", 1024, 2048, "")
+    asked = asked.with_(topology=Topology.load("dgx-a100", 1))
+    best = solve_for(asked).plan
+    left = best.transformer.left_out
     assert left.layout.recompute != "never" or left.layout.microbatch > 2
-    assert left.simulated and left.fits and left.iteration_s < best.seconds
-    assert lay(dataclasses.replace(asked, layout=left.layout)).seconds == left.iteration_s
-    again = choose(dataclasses.replace(asked, layout=Layout(recompute="always"))).best
-    assert best.seconds > again.seconds >= left.iteration_s * 0.99
-    read = Plan.parse(msgspec.json.encode(best.plan))
+    assert left.simulated and left.fits and left.iteration_s < seconds_of(best)
+    alone = plan_layout(asked.with_(layout=left.layout))
+    assert seconds_of(alone) == left.iteration_s
+    again = solve_for(asked.with_(layout=Layout(recompute="always"))).plan
+    assert seconds_of(best) > seconds_of(again) >= left.iteration_s * 0.99
+    read = Plan.parse(msgspec.json.encode(best))
     page = " ".join(render(read).split())
-    change = left.iteration_s / best.seconds - 1
+    change = left.iteration_s / seconds_of(best) - 1
     assert f"left out: tp {left.layout.tp}, " in page and f"{change:+.1%} by computation" in page
-    assert "left out" not in render(again.plan)
-    assert not choose(free()).best.plan.transformer.left_out  # a model without experts
+    assert "left out" not in render(again)
+    assert not solve_for(free()).plan.transformer.left_out  # a model without experts
 
 
 def test_a_page_has_one_time_and_one_memory():
     """Also where closed form and simulation part."""
-    asked = dataclasses.replace(
-        laying("llama2-7b", 1, "megatron", 512, 2048, "tp=2,pp=18,dp=2"),
-        topology=Topology.load("gb200-nvl72", 1),
-    )
-    plan = choose(asked).best.plan
+    asked = job_of("llama2-7b", 1, "megatron", 512, 2048, "tp=2,pp=18,dp=2")
+    asked = asked.with_(topology=Topology.load("gb200-nvl72", 1))
+    plan = solve_for(asked).plan
     assert abs(plan.predicted.iteration_s / plan.transformer.closed_s - 1) > 0.05
     page, (first, *_) = render(plan), layout_table(plan)[0]
     assert first.iteration_s == plan.predicted.iteration_s
@@ -399,23 +398,23 @@ def test_a_page_has_one_time_and_one_memory():
 def test_more_layouts_are_simulated_where_simulations_part(monkeypatch, place, more):
     """One that is simulated comes down to the first: so may those that are as far from it."""
     asked, told, taken = free(), [], {}
-    ranked = differing(choose(asked).found.fitting, MOST_JUDGED, ["microbatch"])
+    ranked = differing(search_layouts(asked)[1].fitting, MOST_JUDGED, ["microbatch"])
     factor = 1.001 * ranked[0].seconds / ranked[place].seconds
 
-    def lay_quickly(asked, training, layout):
-        found = lay_as(asked, training, layout)
-        own_s = found.estimate.seconds * (factor if layout == ranked[place].layout else 1.0)
-        predicted = structs.replace(found.plan.predicted, iteration_s=own_s)
-        taken[layout] = own_s
-        return dataclasses.replace(found, plan=structs.replace(found.plan, predicted=predicted))
+    def simulate_quickly(job, training, layout):
+        plan = simulate_layout(job, training, layout)
+        closed_s = plan.transformer.closed_s
+        taken[layout] = closed_s * (factor if layout == ranked[place].layout else 1.0)
+        predicted = structs.replace(
+            plan.predicted, iteration_s=taken[layout], samples_per_s=1 / taken[layout]
+        )
+        return structs.replace(plan, predicted=predicted)
 
-    monkeypatch.setattr("partopt.trainer_plans.transformers.lay_as", lay_quickly)
-    best = choose(asked, lambda *own: told.append(own)).best
-    assert best.seconds == min(taken[own.layout] for own in ranked[: len(told) - 1])
+    monkeypatch.setattr("partopt.trainer_plans.transformers.simulate_layout", simulate_quickly)
+    best = seconds_of(solve_for(asked, progress=lambda *own: told.append(own)).plan)
+    assert best == min(taken[own.layout] for own in ranked[: len(told) - 1])
     least = USUALLY * (factor if more else 1.0)
-    may, usual = (
-        sum(own.seconds * share <= best.seconds for own in ranked) for share in (least, USUALLY)
-    )
+    may, usual = (sum(own.seconds * share <= best for own in ranked) for share in (least, USUALLY))
     assert len(told) - 1 == max(JUDGED, may)
     assert (may > usual) == more
 
@@ -434,53 +433,54 @@ def test_no_narrower_question_is_answered_better(draw, capsys):
 
 def test_others_stand_beside_a_plan_and_the_best_beside_a_layout_of_today():
     asked = free("pp=1", memory="60 GB")
-    best = choose(asked).best
-    assert {own.fits for own in best.plan.transformer.beside} == {True, False}
+    best = solve_for(asked).plan
+    assert {own.fits for own in best.transformer.beside} == {True, False}
     check_others(best, asked)
     asked = free("tp=4,pp=2,recompute=always", memory="60 GB")
-    compared = compare_layout(asked)
-    first, *others = compared.yours.plan.transformer.beside
-    assert first.layout == compared.chosen.best.plan.layout
-    assert first.iteration_s == compared.chosen.best.seconds
+    compared = judge_layout(asked)
+    first, *others = compared.plan.transformer.beside
+    assert first.layout == compared.best.layout
+    assert first.iteration_s == seconds_of(compared.best)
     assert first.iteration_s <= min(own.iteration_s for own in others if own.fits)
     assert first.part_s < 0
-    check_others(compared.yours, asked)
+    check_others(compared.plan, asked)
 
 
 def test_a_layout_of_today_is_beside_those_that_cannot_have_its_facts():
     """`tp-overlap` needs tp > 1, which the best layout may lack."""
     facts = {"tp-overlap": "yes"}
-    compared = compare_layout(free("tp=8,recompute=always", "gpt3-1.3b", facts=facts))
-    best = compared.chosen.best
-    narrow = choose(free("", "gpt3-1.3b", facts=facts)).best
-    assert compared.yours.plan.layout.tp == 8 and narrow.plan.layout.tp > 1
-    assert best.plan.layout.tp == 1 and best.seconds < narrow.seconds < compared.yours.seconds
+    compared = judge_layout(free("tp=8,recompute=always", "gpt3-1.3b", facts=facts))
+    best = compared.best
+    narrow = solve_for(free("", "gpt3-1.3b", facts=facts)).plan
+    assert compared.plan.layout.tp == 8 and narrow.layout.tp > 1 and best.layout.tp == 1
+    times = [seconds_of(plan) for plan in (best, narrow, compared.plan)]
+    assert times == sorted({*times})
 
 
 def test_a_trainer_that_does_not_interleave_gets_no_chunks():
-    chosen = choose(laying("gpt3-175b", 8, "deepspeed", 128, 2048, "pp=8"))
-    assert {own.layout.chunks for own in chosen.found.fitting + chosen.found.lacking} == {1}
+    _, found = search_layouts(job_of("gpt3-175b", 8, "deepspeed", 128, 2048, "pp=8"))
+    assert {own.layout.chunks for own in found.fitting + found.lacking} == {1}
 
 
 def test_where_nothing_fits_the_layout_that_needs_least_is_told():
     told = []
-    chosen = choose(free(memory="10 GB"), lambda *own: told.append(own))
+    result, found = search_layouts(free(memory="10 GB"), lambda *own: told.append(own))
     assert told == [("estimating layouts", 0, 1)]
-    assert not chosen.best.plan.fits and not chosen.found.fitting
-    assert chosen.best.estimate.layout == chosen.found.least.layout
+    assert not result.fits and not found.fitting
+    assert result.plan.transformer.layout == found.least.layout
 
 
 @pytest.mark.slow
 def test_of_experts_small_microbatches_come_first():
-    asked = laying("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4")
-    best = choose(asked).best.plan.layout
+    asked = job_of("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4")
+    best = solve_for(asked).plan.layout
     assert best.microbatch <= 2 and best.recompute != "always"
-    fixed = choose(
-        laying("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4,microbatch=4")
-    ).best.plan
+    fixed = solve_for(
+        job_of("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4,microbatch=4")
+    ).plan
     assert fixed.layout.microbatch == 4
 
 
 def test_no_layout_is_told_with_what_would_be_one():
     with pytest.raises(PartoptError, match="tp x cp x pp x dp are 6 devices"):
-        choose(free("tp=3,pp=2"))
+        solve_for(free("tp=3,pp=2"))

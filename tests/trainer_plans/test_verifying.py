@@ -12,8 +12,10 @@ from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Calibration, MeasuredBlock
 from partopt.errors import PartoptError
+from partopt.job import Job
 from partopt.search import verify as search
-from partopt.trainer_plans.transformers import Laying, choose, compare_layout, lay
+from partopt.trainer_plans.judging import judge_layout, plan_layout
+from partopt.trainer_plans.planning import solve_for
 from partopt.transformer.as_profile import find_profile
 from tests.search.alterations import alterations
 from tests.transformer.helpers import EXPERTS, LLAMA
@@ -28,7 +30,7 @@ PAIRS = msgspec.structs.replace(  # two servers of two devices
 
 
 def asked(model=LLAMA, trainer="megatron", layout="", **options):
-    return Laying(
+    return Job(
         model=model,
         topology=PAIRS,
         trainer=trainer,
@@ -41,16 +43,14 @@ def asked(model=LLAMA, trainer="megatron", layout="", **options):
 
 MEASURED = Calibration(name="block", sha256="0" * 64, blocks=[BLOCK])
 KINDS = {
-    "best": lambda: choose(asked(layout="pp=2", memory="9 GB")).best.plan,
-    "over servers": lambda: lay(asked(layout="tp=2,pp=2")).plan,
-    "of experts": lambda: choose(asked(EXPERTS, layout="ep=2", format="fp8")).best.plan,
-    "of shares": lambda: choose(asked(trainer="torchtitan", facts={"compile": "no"})).best.plan,
+    "best": lambda: solve_for(asked(layout="pp=2", memory="9 GB")).plan,
+    "over servers": lambda: plan_layout(asked(layout="tp=2,pp=2")),
+    "of experts": lambda: solve_for(asked(EXPERTS, layout="ep=2", dtype="fp8")).plan,
+    "of shares": lambda: solve_for(asked(trainer="torchtitan", facts={"compile": "no"})).plan,
     "beside the best": lambda: (
-        compare_layout(
-            asked(layout="tp=2", facts={"sequence-parallel": "no", "bucket": 10**7})
-        ).yours.plan
+        judge_layout(asked(layout="tp=2", facts={"sequence-parallel": "no", "bucket": 10**7})).plan
     ),
-    "of one layout, measured": lambda: lay(asked(layout="dp=4", measured=MEASURED)).plan,
+    "of one layout, measured": lambda: plan_layout(asked(layout="dp=4", calibrate=MEASURED)),
 }
 make = cache(lambda kind: KINDS[kind]())
 

@@ -9,7 +9,8 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Format, Transformer
-from partopt.trainer_plans.transformers import Laid, Laying, lay
+from partopt.job import Job
+from partopt.trainer_plans import judging
 from tests.helpers import uniform_profile
 
 
@@ -17,24 +18,17 @@ def plan_layout(
     trainer: str, model: Transformer, layout: str, form: Format, facts: Mapping[str, object]
 ) -> Plan:
     """The plan of a layout on two servers of H100, 64 samples of 4,096 tokens an iteration."""
-    return lay_out(trainer, model, layout, form, facts).plan
-
-
-def lay_out(
-    trainer: str, model: Transformer, layout: str, form: Format, facts: Mapping[str, object]
-) -> Laid:
-    """That plan, with its profile and the closed form beside it."""
-    asked = Laying(
+    asked = Job(
         model=model,
         topology=Topology.load("dgx-h100", 2),
         trainer=trainer,
         global_batch=64,
         sequence=4096,
-        format=form,
+        dtype=form,
         layout=Layout.parse(layout),
         facts=facts,
     )
-    return lay(asked)
+    return judging.plan_layout(asked)
 
 
 def transformer(blocks: int = 12, halves: bool = False) -> Profile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import re
@@ -13,15 +12,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from partopt.documents.engine import Layout
+from partopt.documents.plan import seconds_of
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.trainer_plans.transformers import (
-    Laying,
-    _changes,
-    compare_layout,
-    lay,
-    read_configuration,
-)
+from partopt.job import Job
+from partopt.trainer_plans import judging
+from partopt.trainer_plans.jobs import read_job
+from partopt.trainer_plans.judging import _changes, judge_layout
 from partopt.trainers import TRAINERS, export_plan
 from partopt.transformer.config import (
     like_shipped,
@@ -106,13 +103,13 @@ def questions(draw, trainer):
     chunks, how = 2 if interleaves and draw(st.booleans()) else 1, draw(st.sampled_from(again))
     if e == 1 or (p > 1 and chunks == 1) or how == "always":
         facts.pop("exchange-overlap", None)
-    return Laying(
+    return Job(
         model=model,
         topology=topology(),
         trainer=trainer,
         global_batch=b * rest * 4 * p,
         sequence=draw(st.sampled_from([2048, 4096])),
-        format=draw(st.sampled_from(FORMATS[trainer])),
+        dtype=draw(st.sampled_from(FORMATS[trainer])),
         layout=Layout(
             tp=t,
             cp=c,
@@ -134,10 +131,10 @@ def questions(draw, trainer):
 def test_what_is_written_is_read_again(trainer, data):
     """Shape, format, facts and layout: from the text alone."""
     asked = data.draw(questions(trainer))
-    plan = lay(asked).plan
+    plan = judging.plan_layout(asked)
     text = export_plan(plan, trainer, stem="planned").main
-    again, _ = read_configuration(trainer, text, topology())
-    assert answer(lay(again).plan, ends="stage") == answer(plan, ends="stage")
+    again, _ = read_job(trainer, text, topology())
+    assert answer(judging.plan_layout(again), ends="stage") == answer(plan, ends="stage")
 
 
 def answer(plan, **practice):
@@ -173,8 +170,8 @@ def test_what_is_written_is_read_again_of_one(case):
     trainer, model, layout, form, facts = case
     plan = plan_layout(trainer, model_of(model), layout, form, facts)
     text = export_plan(plan, trainer, stem="planned").main
-    again, notes = read_configuration(trainer, text, topology())
-    assert answer(lay(again).plan) == answer(plan) and not notes
+    again, notes = read_job(trainer, text, topology())
+    assert answer(judging.plan_layout(again)) == answer(plan) and not notes
 
 
 @pytest.mark.parametrize("trainer", ["megatron", "megatron-bridge"])
@@ -182,7 +179,7 @@ def test_megatron_counts_a_window_without_the_token_itself(trainer):
     model = structs.replace(model_of("llama3-8b"), window=1024)
     text = export_plan(plan_layout(trainer, model, "pp=2", "bfloat16", {}), trainer).main
     assert "1023, 0" in text or "1023,0" in text
-    assert read_configuration(trainer, text, topology())[0].model.window == 1024
+    assert read_job(trainer, text, topology())[0].model.window == 1024
 
 
 MEGATRON = """#!/bin/bash
@@ -209,13 +206,13 @@ torchrun --nproc-per-node 8 --nnodes $NODES pretrain_gpt.py \\
 
 
 def read(trainer, text, **options):
-    return read_configuration(trainer, text, topology(), **options)
+    return read_job(trainer, text, topology(), **options)
 
 
 def test_a_script_of_megatron():
     asked, notes = read("megatron", MEGATRON)
     assert asked.model == model_of("llama3-8b")
-    assert (asked.sequence, asked.global_batch, asked.format) == (8192, 128, "bfloat16")
+    assert (asked.sequence, asked.global_batch, asked.dtype) == (8192, 128, "bfloat16")
     assert asked.layout == Layout(
         tp=4, cp=1, ep=1, pp=2, chunks=1, microbatch=1, recompute="never", shard="optimizer"
     )
@@ -225,8 +222,8 @@ def test_a_script_of_megatron():
 
 CHANGES = [
     ("--bf16", "--bf16 --overlap-grad-reduce", "facts", {"ends": "stage"}),
-    ("--bf16", "--fp16", "format", "float16"),
-    ("--bf16", "--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "format", "mxfp8"),
+    ("--bf16", "--fp16", "dtype", "float16"),
+    ("--bf16", "--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "dtype", "mxfp8"),
     ("--bf16", "--bf16 --recompute-activations", "recompute", "selective"),
     (
         "--bf16",
@@ -248,7 +245,7 @@ CHANGES = [
     ("--bf16", "--bf16 --window-size 4095,0", "window", 4096),
     ("--bf16", "--bf16 --window-size 4095 0", "window", 4096),
     ("--bf16", "--bf16 --window-size -1 -1", "window", 0),
-    ("--bf16", "--precision bfloat16", "format", "bfloat16"),
+    ("--bf16", "--precision bfloat16", "dtype", "bfloat16"),
     ("--ffn-hidden-size 14336", "", "ffn", 10880),
     ("--bf16", "--bf16 --num-experts 8 --expert-model-parallel-size 2", "ep", 8),
     (
@@ -266,7 +263,7 @@ def test_what_arguments_of_megatron_say(old, new, name, value):
     asked, _ = read("megatron", MEGATRON.replace(old, new), arguments={"vocab_size": "128256"})
     if "--vocab-size" in new:
         asked, _ = read("megatron", MEGATRON.replace(old, new))
-    for own in (asked, asked.layout, asked.model):
+    for own in (asked.layout, asked, asked.model):
         if hasattr(own, name):
             assert getattr(own, name) == value
             return
@@ -280,13 +277,13 @@ def test_what_is_given_goes_before_what_the_script_says():
         arguments={"TP": "8"},
         global_batch=64,
         sequence=4096,
-        format="fp8",
+        dtype="fp8",
         layout=Layout(pp=1, recompute="always"),
         facts={"loss": "fused"},
     )
     layout = asked.layout
     assert (layout.tp, layout.pp, layout.recompute) == (8, 1, "always")
-    assert (asked.global_batch, asked.sequence, asked.format) == (64, 4096, "fp8")
+    assert (asked.global_batch, asked.sequence, asked.dtype) == (64, 4096, "fp8")
     assert asked.facts["loss"] == "fused"
 
 
@@ -331,12 +328,12 @@ def test_uneven_stages_are_planned_as_they_are():
     layout = "--pipeline-model-parallel-layout 'Et*20|t*12L'"
     asked, notes = read("megatron", MEGATRON.replace("--bf16", f"--bf16 {layout}"))
     assert asked.facts["ends"] == "20-12" and len(notes) == 1
-    assert [stage.stop for stage in lay(asked).plan.stages] == [
+    assert [stage.stop for stage in judging.plan_layout(asked).stages] == [
         21,
         35,
     ]  # behind the embedding, with the head
     with pytest.raises(PartoptError, match=r"ends: 20-13 are not 2 x 1 stages of 32 blocks"):
-        lay(dataclasses.replace(asked, facts={"ends": "20-13"}))
+        judging.plan_layout(asked.with_(facts={"ends": "20-13"}))
     even = "--pipeline-model-parallel-layout 'E(t|)*31tL'"
     asked, notes = read("megatron", MEGATRON.replace("--bf16", f"--bf16 {even}"))
     assert asked.layout.chunks == 16 and len(notes) == 1
@@ -389,7 +386,7 @@ model:
 @pytest.mark.parametrize(("text", "form"), [(BRIDGE, "fp8"), (NEMO, "bfloat16")])
 def test_a_recipe_of_bridge_and_a_document_of_nemo(text, form):
     asked, _ = read("megatron-bridge", text)
-    assert asked.model.name == "llama3-8b" and asked.format == form
+    assert asked.model.name == "llama3-8b" and asked.dtype == form
     assert (asked.sequence, asked.global_batch) == (8192, 512)
     own = asked.layout
     assert (own.tp, own.pp, own.chunks, own.shard) == (4, 2, 4, "optimizer")
@@ -432,7 +429,7 @@ COMMAND = """torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --c
 def test_the_forms_of_torchtitans_configuration(text):
     asked, notes = read("torchtitan", text)
     assert asked.model == model_of("llama3-8b") and not notes
-    assert (asked.sequence, asked.global_batch, asked.format) == (8192, 16, "fp8")
+    assert (asked.sequence, asked.global_batch, asked.dtype) == (8192, 16, "fp8")
     assert asked.layout == Layout(
         tp=2, cp=1, ep=1, pp=1, chunks=1, microbatch=2, recompute="always", shard="parameters"
     )
@@ -610,13 +607,12 @@ def test_a_layout_alone_and_a_trainer_of_other_models_need_a_profile():
 
 def test_the_best_is_no_slower_and_the_changes_are_what_differs():
     asked, _ = read("megatron", MEGATRON)
-    compared = compare_layout(asked)
-    yours, best = compared.yours, compared.chosen.best
-    assert best.seconds <= yours.seconds and best.plan.fits
-    assert compared.loses == pytest.approx(1 - best.seconds / yours.seconds)
+    compared = judge_layout(asked)
+    yours, best = compared.plan, compared.best
+    assert seconds_of(best) <= seconds_of(yours) and best.fits
     changes = {name: (old, new) for name, old, new in compared.changes}
     assert changes["--overlap-grad-reduce"] == ("-", "True")
-    own, layout = yours.plan.layout, best.plan.layout
+    own, layout = yours.layout, best.layout
     for name, part in (("tensor", "tp"), ("pipeline", "pp")):
         flag, values = f"--{name}-model-parallel-size", (getattr(own, part), getattr(layout, part))
         assert changes.get(flag, (str(values[0]),) * 2) == tuple(map(str, values))
@@ -632,7 +628,7 @@ WORDS = [
 
 @pytest.mark.parametrize(("trainer", "text", "one", "form"), WORDS, ids=lambda own: own[:12])
 def test_changes_are_in_the_words_of_the_configuration(trainer, text, one, form):
-    names = [name for name, _, _ in compare_layout(read(trainer, text)[0]).changes]
+    names = [name for name, _, _ in judge_layout(read(trainer, text)[0]).changes]
     assert one in names and len({*names}) == len(names)
     assert all(re.fullmatch(form, name) for name in names)
 
@@ -640,22 +636,22 @@ def test_changes_are_in_the_words_of_the_configuration(trainer, text, one, form)
 def test_a_variable_of_the_environment_is_no_flag():
     alone = MEGATRON.replace("TP:-4", "TP:-1").replace("PP=2", "PP=4")
     asked, _ = read("megatron", alone)
-    plans = [lay(dataclasses.replace(asked, layout=Layout(tp=tp))).plan for tp in (1, 2)]
+    plans = [judging.plan_layout(asked.with_(layout=Layout(tp=tp))) for tp in (1, 2)]
     changes = {name: new for name, _, new in _changes(*plans, "megatron")}
     assert changes["CUDA_DEVICE_MAX_CONNECTIONS (environment)"] == "1"
 
 
 def test_the_best_of_its_own_layout_changes_nothing():
     asked, _ = read("megatron", MEGATRON)
-    best = compare_layout(asked).chosen.best.plan
+    best = judge_layout(asked).best
     text = export_plan(best, "megatron").main
-    again = compare_layout(read("megatron", text)[0])
-    assert again.loses == 0 and not again.changes
+    again = judge_layout(read("megatron", text)[0])
+    assert again.best == again.plan and not again.changes
 
 
 def test_what_a_trainer_does_not_have_is_not_in_its_best():
     asked, _ = read("deepspeed", DEEPSPEED)
-    best = compare_layout(asked).chosen.best.plan
+    best = judge_layout(asked).best
     assert (best.layout.cp, best.layout.ep, best.layout.chunks) == (1, 1, 1)
     assert export_plan(best, "deepspeed").main
 
@@ -692,16 +688,15 @@ def test_a_configuration_that_is_written_is_read_again(name):
 
 
 def test_a_program_of_deepspeed_without_a_topology_is_one_pipeline():
-    asked = Laying(
+    asked = Job(
         model=model_of("llama3-8b"),
         topology=topology(),
         trainer="deepspeed",
         global_batch=64,
         sequence=2048,
         layout=Layout(pp=4, tp=2),
-        facts={},
     )
-    text = export_plan(lay(asked).plan, "deepspeed").main
+    text = export_plan(judging.plan_layout(asked), "deepspeed").main
     with pytest.raises(PartoptError, match="are not whole numbers"):
         read("deepspeed", text.replace("BOUNDS = [0", "BOUNDS = ['none'"))
     line = next(line for line in text.splitlines() if "ProcessTopology(axes" in line)

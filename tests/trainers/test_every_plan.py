@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt import PartoptError, Plan, export_plan, writers
+from partopt import PartoptError, Plan, export_plan
+from partopt.trainers import writers
 from tests.examples import examples
 from tests.helpers import flat
 from tests.trainers.plans import contents, names, planned, transformer

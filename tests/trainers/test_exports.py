@@ -9,13 +9,14 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from partopt import TRAINERS, Job, PartoptError, export_plan, solve, writers
+from partopt import TRAINERS, Job, PartoptError, export_plan, solve
 from partopt.documents.profile import Group
 from partopt.documents.stage import Flow
 from partopt.profiler import measure_source
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import from_csv
+from partopt.trainers import writers
 from tests.helpers import ROOT, flat
 from tests.runtime.check_cases import MODEL
 from tests.trainers.plans import (

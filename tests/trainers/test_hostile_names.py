@@ -6,7 +6,8 @@ import subprocess
 import pytest
 from msgspec.structs import replace
 
-from partopt import TRAINERS, Plan, export_plan, writers
+from partopt import TRAINERS, Plan, export_plan
+from partopt.trainers import writers
 from tests.helpers import uniform_profile
 from tests.trainers.plans import planned
 from tests.trainers.readers import assigned

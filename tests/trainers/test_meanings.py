@@ -6,7 +6,9 @@ import pytest
 
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.trainer_plans.transformers import lay, read_configuration
+from partopt.trainer_plans.jobs import read_job
+from partopt.trainer_plans.judging import plan_layout
+from partopt.trainer_plans.transformers import fill_layout, training_for
 from partopt.transformer.iteration import Degrees, stage_counts
 
 FLAGS = {
@@ -31,13 +33,13 @@ def script(changed="", without=(), program="pretrain_gpt.py"):
 def read(changed="", *without, trainer="megatron", servers=4, **given):
     """The question of such a script, and notes."""
     text = script(changed, without)
-    return read_configuration(trainer, text, Topology.load("dgx-h100", servers), given)
+    return read_job(trainer, text, Topology.load("dgx-h100", servers), given)
 
 
 def facts_of(asked):
-    training = asked.training
-    degrees = Degrees.of(training, asked.fill(training), asked.global_batch)
-    about = {"form": asked.format, "stages": stage_counts(training, degrees)}
+    training = training_for(asked)
+    degrees = Degrees.of(training, fill_layout(asked, training), asked.global_batch)
+    about = {"form": asked.dtype, "stages": stage_counts(training, degrees)}
     return {**asked.facts, **vars_of(asked.layout), **vars_of(asked.model), **about}
 
 
@@ -70,7 +72,7 @@ def test_a_program_of_bert_attends_both_ways():
     cluster = Topology.load("dgx-h100", 4)
     for program, causal in (("pretrain_gpt.py", True), ("pretrain_bert.py", False)):
         text = script("--vocab-size 32000", program=program)
-        assert read_configuration("megatron", text, cluster)[0].model.causal is causal
+        assert read_job("megatron", text, cluster)[0].model.causal is causal
 
 
 def test_a_constant_of_another_file_is_not_the_vocabulary_of_a_named_model():
@@ -85,7 +87,7 @@ def recipe():
     cfg.train.micro_batch_size = 1
     return cfg
 """
-    asked, _ = read_configuration("megatron-bridge", text, Topology.load("dgx-h100", 1))
+    asked, _ = read_job("megatron-bridge", text, Topology.load("dgx-h100", 1))
     assert asked.model.vocabulary == 128_256
 
 
@@ -196,12 +198,12 @@ TRAININGS = [
 def test_the_training_is_as_its_arguments_say(flags, values, without):
     asked, _ = read(f"{flags} --vocab-size 32000", *without.split())
     assert {name: facts_of(asked).get(name) for name in values} == values
-    assert lay(asked).plan.layout.pp == 4
+    assert plan_layout(asked).layout.pp == 4
 
 
 def test_the_stages_of_a_plan_are_those_that_are_listed():
     asked, _ = read("--num-layer-list 17,20,22,21")
-    stages = lay(asked).plan.stages
+    stages = plan_layout(asked).stages
     assert [stage.stop - stage.start for stage in stages] == [18, 20, 22, 23]
 
 
@@ -254,7 +256,7 @@ HUGE = "99999999999"
 )
 def test_huge_numbers_are_refused_at_once(flags):
     with pytest.raises(PartoptError):
-        lay(read(f"{flags} --vocab-size 1000")[0])
+        plan_layout(read(f"{flags} --vocab-size 1000")[0])
 
 
 SILENT = (
@@ -325,7 +327,7 @@ def test_what_replicas_share_in_deepspeed(changed, shard, gradients):
         config = config.replace('"bf16": {"enabled": true}', changed)
     flags = "--deepspeed --vocab-size 32000 --no-query-key-layer-scaling"
     text = config + script(flags, ["bf16"]).replace("#!/bin/bash\n", "")
-    asked, _ = read_configuration("deepspeed", text, Topology.load("dgx-h100", 4))
+    asked, _ = read_job("deepspeed", text, Topology.load("dgx-h100", 4))
     assert (asked.layout.shard, asked.facts.get("gradients")) == (shard, gradients)
 
 
@@ -356,7 +358,7 @@ def test_what_pipelines_of_deepspeed_do_not_have(flags, words):
 def test_a_configuration_of_deepspeed_alone_is_refused_by_its_stage_first():
     text = '{"zero_optimization": {"stage": 3}, "train_batch_size": 32}'
     with pytest.raises(PartoptError) as raised:
-        read_configuration("deepspeed", text, Topology.load("dgx-h100", 1))
+        read_job("deepspeed", text, Topology.load("dgx-h100", 1))
     assert raised.value.message.startswith("ZeRO stage 3")
 
 
@@ -392,14 +394,14 @@ def recipe():
 
 
 def bridge(text, function=None, **given):
-    return read_configuration(
+    return read_job(
         "megatron-bridge", text, Topology.load("dgx-h100", 16), given, function=function
     )
 
 
 def test_a_recipe_of_nemo_names_its_model_by_a_class():
     asked, notes = bridge(RECIPE, "recipe")
-    assert asked.model.name == "mixtral-8x7b" and asked.format == "bfloat16"
+    assert asked.model.name == "mixtral-8x7b" and asked.dtype == "bfloat16"
     own = asked.layout
     assert (own.tp, own.pp, own.chunks, own.ep, own.shard) == (2, 4, 8, 8, "optimizer")
     assert "the shape of mixtral-8x7b, which MixtralConfig8x7B names" in notes
@@ -437,7 +439,7 @@ def test_a_batch_that_is_nowhere_is_asked_for():
     ],
 )
 def test_the_format_is_that_of_a_recipe_of_precision(changed, form):
-    assert bridge(RECIPE.replace("plugins=bf16_mixed()", changed), "recipe")[0].format == form
+    assert bridge(RECIPE.replace("plugins=bf16_mixed()", changed), "recipe")[0].dtype == form
 
 
 def test_float32_is_said_not_to_be_planned():
@@ -490,7 +492,7 @@ OTHERS = [
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
 def test_another_trainer_is_refused_by_its_name(text, name, trainer):
     with pytest.raises(PartoptError, match=f"the configuration is of {name}") as raised:
-        read_configuration(trainer, text, Topology.load("dgx-h100", 1))
+        read_job(trainer, text, Topology.load("dgx-h100", 1))
     assert "partopt reads Megatron-LM, Megatron Bridge and NeMo" in raised.value.hint
 
 

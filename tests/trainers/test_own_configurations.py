@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from partopt import Layout, Topology, export_plan, read_configuration
+from partopt import Layout, Topology, export_plan
+from partopt.trainer_plans.jobs import read_job
 from partopt.transformer.config import load_transformer
 from tests.trainers.models import plan_layout
 from tests.trainers.own_code import needs
@@ -251,7 +252,7 @@ def test_bridges_own_recipes_are_read(name):
     model, sequence, expected = RECIPES[name]
     file = "megatron/bridge/recipes/llama/llama3.py"
     path = Path(str(importlib.metadata.distribution("megatron-bridge").locate_file(file)))
-    asked, _ = read_configuration(
+    asked, _ = read_job(
         "megatron-bridge", path.read_text(), Topology.load("dgx-h100", 32), function=name
     )
     assert (asked.model.name, asked.sequence, asked.global_batch) == (model, sequence, 512)
@@ -276,11 +277,11 @@ def test_torchtitans_own_configurations_are_read(name):
     model, batch, again, tp = OWN[name]
     file = "torchtitan/models/llama3/config_registry.py"
     path = Path(str(importlib.metadata.distribution("torchtitan").locate_file(file)))
-    asked, _ = read_configuration(
+    asked, _ = read_job(
         "torchtitan", path.read_text(), Topology.load("dgx-h100", 16), function=name
     )
     assert (asked.model.name, asked.sequence) == (model, 8192)
     own = asked.layout
     assert (own.microbatch, own.recompute, own.tp, own.shard) == (batch, again, tp, "parameters")
-    assert asked.format == ("fp8" if "405" in name else "bfloat16")
+    assert asked.dtype == ("fp8" if "405" in name else "bfloat16")
     assert asked.facts == ({"compile": "yes", "async-tp": "yes"} if "405" in name else {})

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from benchmarks.exports import Case, drawn
-from partopt import PartoptError, Plan, Topology, export_plan, read_configuration
-from partopt.trainer_plans.transformers import lay
+from partopt import PartoptError, Plan, Topology, export_plan
+from partopt.trainer_plans import judging
+from partopt.trainer_plans.jobs import read_job
 from partopt.transformer.config import load_transformer
 from tests.trainers.models import plan_layout
 from tests.trainers.own_code import installed
@@ -46,7 +47,7 @@ def checks(case: Case) -> bool:
     asked, facts = case.asked, case.asked.facts
     formats = ("bfloat16", "float16", *(["fp8"] if not asked.model.experts else []))
     alone = facts.get("sequence-parallel") == "no" and facts.get("tp-overlap") == "yes"
-    return asked.format in formats and not alone and facts.get("exchange-overlap") != "yes"
+    return asked.dtype in formats and not alone and facts.get("exchange-overlap") != "yes"
 
 
 def plans(trainer: str, count: int = DRAWN) -> list[Plan]:
@@ -57,7 +58,7 @@ def plans(trainer: str, count: int = DRAWN) -> list[Plan]:
         if {case.asked.trainer, case.target} != {trainer} or not checks(case):
             continue
         try:
-            plan = lay(case.asked).plan
+            plan = judging.plan_layout(case.asked)
             export_plan(plan, trainer, stem="planned")
         except PartoptError:
             continue
@@ -201,9 +202,7 @@ class TestTorchtitan:
         """They are as those of 0.3.0, with their batches in tokens."""
         model, batch, again, tp = OWN[name]
         text = (HEADS / "torchtitan/torchtitan/models/llama3/config_registry.py").read_text()
-        asked, notes = read_configuration(
-            "torchtitan", text, Topology.load("dgx-h100", 16), function=name
-        )
+        asked, notes = read_job("torchtitan", text, Topology.load("dgx-h100", 16), function=name)
         own = asked.layout
         assert (asked.model, asked.sequence) == (load_transformer(model), 8192)
         assert (own.microbatch, own.recompute, own.tp) == (batch, again, tp)

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from benchmarks.exports import drawn, judge
-from partopt import Layout, PartoptError, export_plan, read_configuration
-from partopt.trainer_plans.transformers import Laying, lay
+from partopt import Layout, PartoptError, export_plan
+from partopt.job import Job
+from partopt.trainer_plans import judging
+from partopt.trainer_plans.jobs import read_job
 from partopt.trainers import TRAINERS
 from partopt.trainers.parts import find_parts
 from partopt.trainers.read_back import find_losses
@@ -157,10 +159,10 @@ def test_the_converters_of_a_model_that_is_none_of_its_own_are_read_again():
     text = exported("torchtitan", "mistral-7b", form="fp8").main
     assert "CONVERTERS = [Float8LinearConverter.Config()]" in text
     cluster = plan_layout("torchtitan", load_transformer("mistral-7b"), "tp=2", "fp8", {}).topology
-    asked, _ = read_configuration("torchtitan", text, cluster)
-    assert asked.format == "fp8"
+    asked, _ = read_job("torchtitan", text, cluster)
+    assert asked.dtype == "fp8"
     assert asked.model == load_transformer("mistral-7b")
-    assert lay(asked).plan.transformer.format == "fp8"
+    assert judging.plan_layout(asked).transformer.format == "fp8"
 
 
 OTHERS = [
@@ -265,16 +267,15 @@ def test_megatron_is_told_a_bucket_in_parameters_and_how_kernels_are_started():
 def of_a_short_sequence(trainer, layout):
     """What is written for 32 microbatches of two samples of 1,024 tokens, on 16 GPUs."""
     plan = plan_layout(trainer, load_transformer("llama3-8b"), layout, "bfloat16", {})
-    asked = Laying(
+    asked = Job(
         model=plan.transformer.model,
         topology=plan.topology,
         trainer=trainer,
         global_batch=64,
         sequence=1024,
         layout=Layout.parse(f"{layout},microbatch=2"),
-        facts={},
     )
-    return export_plan(lay(asked).plan, trainer, stem="planned").main
+    return export_plan(judging.plan_layout(asked), trainer, stem="planned").main
 
 
 def test_each_trainer_is_told_the_sequence_and_the_batch():
@@ -326,7 +327,7 @@ def test_a_script_without_a_word_on_them_has_megatrons_own():
       --micro-batch-size 1 --global-batch-size 64
     """
     plan = plan_layout("megatron", load_transformer("llama3-8b"), "tp=2", "bfloat16", {})
-    asked, _ = read_configuration("megatron", script, plan.topology)
+    asked, _ = read_job("megatron", script, plan.topology)
     assert asked.model.name == "llama3-8b"
     found = asked.model.numerics
     assert (found.norm, found.epsilon, found.bias) == ("layer", 1e-5, "all")

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from partopt import TRAINERS, PartoptError, Plan, Profile, export_plan, writers
+from partopt import TRAINERS, PartoptError, Plan, Profile, export_plan
 from partopt.cost.pricing import under
 from partopt.documents.engine import Engine
 from partopt.documents.profile import Group
 from partopt.simulator.execution import execute
+from partopt.trainers import writers
 from tests.helpers import flat, uniform_profile
 from tests.trainers.plans import LOOPS, PAIRS, names, on_ranks, planned, recomputing, transformer
 

@@ -152,7 +152,7 @@ def test_an_order_that_is_written_is_read_again(schedule, stages, devices, warmu
     layout = read_layout("torch-csv", text, job.profile, cuts=cuts)
     options = layout.options(job.topology)
     assert (layout.pipeline_size, options["microbatches"]) == (devices, 16)
-    again = plan_layout(layout, Job(job.profile, job.topology, **options))
+    again = plan_layout(Job(job.profile, job.topology, **options), layout)
     assert (again.schedule, export_plan(again, "torch-csv").main) == (schedule, text)
 
 

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from partopt import TRAINERS, writers
+from partopt import TRAINERS
+from partopt.trainers import writers
 from tests.helpers import ROOT
 from tests.trainers.own_code import installed
 

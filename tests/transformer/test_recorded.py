@@ -16,7 +16,8 @@ from msgspec.structs import replace
 import partopt as po
 from benchmarks import published_rows
 from partopt.documents.transformer import Calibration, MeasuredBlock, Scores
-from partopt.trainer_plans.transformers import Laying
+from partopt.job import Job
+from partopt.trainer_plans.transformers import fill_layout, training_for
 from partopt.transformer.as_profile import profile_of
 from partopt.transformer.iteration import Degrees, estimate, once_s, stage_counts
 from tests.golden.records import record_test
@@ -102,19 +103,19 @@ WORDS = {
 def figures_of(case: str) -> dict[str, object]:
     """The parts of the closed form, and what a profile has of the first block and the ends."""
     trainer, model, cluster, servers, batch, tokens, form, layout, *facts = case.split()
-    asked = Laying(
+    asked = Job(
         model=po.find_transformer(model),
         topology=po.Topology.load(cluster, int(servers)),
         trainer=trainer,
         global_batch=int(batch),
         sequence=int(tokens),
-        format=form,
+        dtype=form,
         layout=po.Layout.parse(layout),
         facts=dict(fact.split("=") for fact in facts if fact not in WORDS),
     )
     changes = [WORDS[fact] for fact in facts if fact in WORDS]
-    work = dataclasses.replace(asked.training, **dict(*changes))
-    full = asked.fill(work)
+    work = dataclasses.replace(training_for(asked), **dict(*changes))
+    full = fill_layout(asked, work)
     found, profile = estimate(work, full, int(batch)), profile_of(work, full, int(batch))
     [measured] = profile.measurements
     layers = [

@@ -48,16 +48,15 @@ def plan_of(ranks: int, schedule: str = "1f1b", chunks: int | None = None) -> tu
 @cache
 def transformer() -> Plan:
     """Four blocks on four devices, as pipelines of two, with the layouts beside it."""
-    asked = po.Laying(
+    asked = po.Job(
         model=TINY,
         topology=po.Topology.load("dgx-h100").resize(4),
         trainer="megatron",
         global_batch=16,
         sequence=2048,
         layout=po.Layout(pp=2),
-        facts={},
     )
-    return po.choose(asked).best.plan
+    return po.solve_for(asked).plan
 
 
 def replicated(servers: int) -> Plan:

@@ -1,0 +1,52 @@
+"""The command that follows, by what was made; and this command line with some of it changed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from partopt.cli.options import repeat_words
+from partopt.cli.terminal import say
+from partopt.cli.words import flags_of
+
+# what follows what was made, `{}` its file or name
+NEXT: Final = {
+    "profile": "partopt plan {} --topology {topology}",
+    "plan": "partopt simulate {}",
+    "plan for a trainer": "partopt export {} --to {trainer}",
+    "plan of a transformer": "partopt show {}; partopt export {} --to {trainer}",
+    "simulation": "partopt simulate {} -o trace.json",
+    "timeline": "open {} in https://ui.perfetto.dev",
+    "topology": "partopt plan PROFILE --topology {}",
+    "device": "partopt profile MODEL --estimate {} -o profile.json",
+    "list of topologies": "partopt topology show NAME",
+    "list of trainers": "partopt trainer show NAME",
+    "trainer": "partopt plan PROFILE --topology T --for {}",
+}
+
+
+def say_next(made: str, name: str = "", **words: str) -> None:
+    """Say which command follows: one of `NEXT`, or the words of another."""
+    command = NEXT.get(made, made)
+    if made in NEXT:
+        file = shlex.quote(name)
+        command = command.replace("{}", file).format(**words)
+    say(f"next:    {command}", err=True)
+
+
+def command_of(
+    verb: str,
+    words: Collection[str],
+    given: Collection[str],
+    changes: Mapping[str, Any] | None = None,
+    output: str | None = None,
+) -> str:
+    """The command of a verb with the options of this command line that are among `given`.
+
+    `changes` are options of the library in place of some; one that is None is left out.
+    """
+    changes = changes or {}
+    kept = repeat_words(set(given) - changes.keys())
+    written = ["-o", output] if output else []
+    return shlex.join(["partopt", verb, *words, *kept, *flags_of(changes), *written])

@@ -1,0 +1,96 @@
+"""The job that a trainer's configuration of a transformer states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from partopt.configurations.settings import read_settings
+from partopt.documents.engine import Layout
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.job import Job
+from partopt.options import layout_with
+from partopt.trainer_plans.transformers import batch_of, fill_layout, training_for
+from partopt.trainers import TRAINERS
+from partopt.trainers.others import refuse_others
+from partopt.transformer.iteration import Degrees, stage_counts
+
+# settings of a configuration that stand for options of a job
+_SETTINGS = {"sequence": ("seq_length", "seq_len"), "global_batch": ("global_batch_size",)}
+
+
+def read_job(
+    trainer: str,
+    text: str,
+    topology: Topology,
+    arguments: Mapping[str, str] | None = None,
+    *,
+    function: str | None = None,
+    **options: Any,
+) -> tuple[Job, Sequence[str]]:
+    """The job that a trainer's configuration states on a cluster, and notes on the reading.
+
+    `text` is a script, a program or a document, which is not executed; `arguments` are values of
+    its variables and of settings, `function` the one that makes the configuration; `options` of the
+    job go before what the text says. Raises PartoptError with all that is missing, and for what is
+    not planned.
+    """
+    reader = TRAINERS.lookup(trainer)
+    if reader.read_training is None:
+        able = [name for name, other in TRAINERS.items() if other.read_training is not None]
+        raise PartoptError(
+            f"{trainer}: its configurations do not say a transformer's shape",
+            f"give a profile; or choose {', '.join(able)}",
+            code="missing-option",
+            option="profile",
+        )
+    options = {name: value for name, value in options.items() if value is not None}
+    values = dict(arguments or {})
+    for option, names in _SETTINGS.items():
+        values |= {name: str(options[option]) for name in names if option in options}
+    settings = read_settings(text, values, function)
+    refuse_others(settings, trainer)
+    if not settings.values.keys() - values.keys():
+        raise PartoptError(
+            "a layout alone does not say the model",
+            "add `profile=FILE`, or give the script or configuration of the training",
+            code="missing-option",
+            option="profile",
+        )
+    found = reader.read_training(settings, topology.cluster.devices)
+    stated = structs.asdict(layout_with(options.pop("layout", Layout()), options))
+    stated = {name: value for name, value in stated.items() if value is not None}
+    said: dict[str, Any] = {
+        "trainer": trainer,
+        "global_batch": found.global_batch,
+        "sequence": found.sequence,
+        "dtype": found.format,
+    }
+    facts = {**found.facts, **options.pop("facts", {})}
+    layout = structs.replace(found.layout, **stated)
+    job = Job(found.model, topology, **said | options, layout=layout, facts=facts)
+    if found.blocks is None or (layout.pp or 1) == 1:
+        return job, found.notes
+    return _with_ends(job, found.blocks, found.notes)
+
+
+def _with_ends(job: Job, blocks: Sequence[int], notes: Sequence[str]) -> tuple[Job, Sequence[str]]:
+    """The job whose stages have these blocks, as near as the trainer's ways come to them."""
+    trainer = TRAINERS.lookup(job.trainer)
+    usual = trainer.practice.ends if trainer.practice else ""
+    others = [ends for ends in trainer.choices.get("ends", ()) if ends != usual]
+    plain = {name: value for name, value in job.facts.items() if name != "ends"}
+    for ends in ("", *others):
+        tried = job.with_(facts=plain | ({"ends": ends} if ends else {}))
+        training = training_for(tried)
+        degrees = Degrees.of(training, fill_layout(tried, training), batch_of(job))
+        if stage_counts(training, degrees) == list(blocks):
+            return tried, notes
+    if others:
+        return job.with_(facts={**job.facts, "ends": "-".join(map(str, blocks))}), notes
+    said = "-".join(map(str, blocks[:16])) + "-.." * (len(blocks) > 16)
+    what = f"stages of {said} blocks are counted as the trainer shares them out by itself"
+    return job, [*notes, what]
