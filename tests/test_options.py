@@ -28,6 +28,7 @@ BECOME = {
     "global_batch": "`microbatches`",
     "microbatch_size": "the chain, which is of one size",
     "facts": "the engine",
+    "effort": "what the search is given",
 }
 # options named in more than three places, and why
 OFTEN = {
