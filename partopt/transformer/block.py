@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -405,7 +406,7 @@ class Training:
         if shape.e == 1:
             return Seconds(0.0, 0.0)
         model, rates, e, k = self.model, self.rates, shape.e, self.model.experts_per_token
-        S = max(1, e * shape.t // rates.server)
+        S = math.ceil(e / rates.server)  # experts' ranks follow each other, tensor ranks among them
         size = self._rows(shape) * model.hidden * 2
         out, near = size * (1 - 1 / S), size / S
         if self.practice.dispatch == "copies":

@@ -169,6 +169,18 @@ def test_experts_of_a_block():
     assert hidden.parts["exchange"].forward <= apart
 
 
+@pytest.mark.parametrize(
+    ("e", "t", "server", "servers"), [(8, 8, 8, 1), (8, 4, 4, 2), (6, 2, 4, 2)]
+)
+def test_an_exchange_crosses_the_servers_that_experts_ranks_fill(e, t, server, servers):
+    """They follow each other over tensor ranks: 8 fill one server of 8, whatever those are."""
+    work = training(replace(EXPERTS, experts=24), rates=dataclasses.replace(RATES, server=server))
+    rows_bytes = T / t * 2 * H * 2
+    out_s = rows_bytes * (1 - 1 / servers) / RATES.port
+    found = work.block(Shape(t=t, e=e)).parts["exchange"].forward
+    assert found == pytest.approx(2 * (max(out_s, rows_bytes / servers / RATES.link) + HOP_S))
+
+
 def test_experts_by_hand():
     """Products of all rows, weights and rows in passes, and launches while the host waits."""
     block, rows, h, f = training(EXPERTS).block(Shape(e=4)), 2 * T, H, EXPERTS.expert_ffn
