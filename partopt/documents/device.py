@@ -116,7 +116,8 @@ class Training(documents.StrictStruct, frozen=True, kw_only=True):
     """What the kernels of trainers achieve: `products` by number format, `attention` by kernel.
 
     `peaks` are those of formats of which torch has no parameters. The clock follows the power
-    `limit` over the `rated` power. Collectives take some of the `multiprocessors`.
+    `limit` over the `rated` power. Collectives take some of the `multiprocessors`. Its host starts
+    an operation in `host`, where that is not the usual time.
     """
 
     peaks: dict[str, _Peak] = {}
@@ -125,6 +126,7 @@ class Training(documents.StrictStruct, frozen=True, kw_only=True):
     limit: _Power
     rated: _Power
     multiprocessors: Number
+    host: _Launch | None = None
 
 
 class DeviceFile(documents.StrictStruct, frozen=True, kw_only=True):
@@ -164,6 +166,7 @@ class DeviceFile(documents.StrictStruct, frozen=True, kw_only=True):
             yield from ((f"training.attention.{name}", number) for name, number in kernels)
             yield from (("training.limit", training.limit), ("training.rated", training.rated))
             yield "training.multiprocessors", training.multiprocessors
+            yield from [("training.host", training.host)] if training.host else ()
 
 
 def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:

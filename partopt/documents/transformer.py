@@ -17,6 +17,7 @@ Format = Literal["bfloat16", "float16", "fp8", "mxfp8", "nvfp4"]
 BITS: dict[Format, int] = {"bfloat16": 16, "float16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
 
 Traffic = Annotated[float, msgspec.Meta(ge=0)]
+Graphs = Literal["none", "router", "attention", "full"]  # what is captured of a block
 _MOST = 1000  # blocks: published models have up to 126
 Pair = tuple[Traffic, Traffic]  # forward and backward
 # how blocks are shared out to stages: a way, or those of each stage, `17-20-22-21`
@@ -230,6 +231,26 @@ class Loss(documents.StrictStruct, frozen=True, kw_only=True):
     gathers: bool = False
 
 
+class Launches(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
+    """Operations that the host starts for the forward of a block; backward twice as many.
+
+    Those of `attention` and of each of two `norms`; of a `dense` feed-forward; of a `router`, of
+    its exchange in `rows` or `copies`, of all `experts`, of each `expert` and, with products in 8
+    bits and fewer, what each `converts`, and of a `shared` expert.
+    """
+
+    attention: Traffic = 40
+    norms: Traffic = 4
+    dense: Traffic = 12
+    router: Traffic = 149
+    rows: Traffic = 149
+    copies: Traffic = 25
+    experts: Traffic = 20
+    expert: Traffic = 4.7
+    converts: Traffic = 4.9
+    shared: Traffic = 12
+
+
 class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What a trainer does when it runs a transformer: facts, each with a source in its file.
 
@@ -251,8 +272,9 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     `shard_copies` are bytes a parameter that sharded parameters are copied, beside their gradients;
     `shards` lie over all replicas, or over those in a server. `conversion` is bytes an element to
     fp8. Experts' `dispatch` sends rows, or one copy of a token to each server; `dispatch_overlap`
-    hides it behind another microbatch. `keeps_outputs`: a stage keeps its output. `buffer_bytes`
-    are what the trainer holds beside all that.
+    hides it behind another microbatch. The host `launches` the operations of a block, but for those
+    that `graphs` hold: of the router, of that and attention, or all. `keeps_outputs`: a stage keeps
+    its output. `buffer_bytes` are what the trainer holds beside all that.
     """
 
     passes: Passes = Passes()
@@ -278,6 +300,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     conversion: Traffic = 6
     dispatch: Literal["rows", "copies"] = "rows"
     dispatch_overlap: bool = False
+    launches: Launches = Launches()
+    graphs: Graphs = "none"
     keeps_outputs: bool = False
     buffer_bytes: Traffic = 3e9
 

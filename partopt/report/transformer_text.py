@@ -27,7 +27,7 @@ _LEAST = 0.005  # of an iteration: smaller parts are added up
 _AGAIN = {"never": "-", "always": "all", "selective": "some"}
 # parts that blocks' seconds are in, beside those that nothing is measured of
 _OF_BLOCKS = {
-    *("products", "attention", "passes", "tensor", "experts", "launches"),
+    *("products", "attention", "passes", "tensor", "experts"),
     *("recomputation", "bubble", "imbalance"),
 }
 _NAMES = {
@@ -36,6 +36,7 @@ _NAMES = {
     "passes": "passes over memory",
     "exchange": "experts' exchange",
     "replicas": "replicas' exchange",
+    "launches": "waits for the host",
     "step": "optimizer",
 }
 

@@ -356,6 +356,7 @@ MEGATRON = Trainer(
         "tp-overlap": {"no": {"tp_overlap": "none"}, "yes": {"tp_overlap": "buffers"}},
         "exchange": {"all": {"dispatch": "rows"}, "copies": {"dispatch": "copies"}},
         "exchange-overlap": {"no": {"dispatch_overlap": False}, "yes": {"dispatch_overlap": True}},
+        "graphs": {name: {"graphs": name} for name in ("none", "router", "attention", "full")},
     },
     sources={
         "schedules": "core/pipeline_parallel/schedules.py, get_pp_rank_microbatches: P - 1 - p "
@@ -405,6 +406,10 @@ MEGATRON = Trainer(
         "written with its transpose (4); counted",
         "dispatch": "Megatron-LM, training/arguments.py: --moe-token-dispatcher-type alltoall",
         "dispatch_overlap": "the same: --overlap-moe-expert-parallel-comm is off",
+        "launches": "operations of core/transformer as they are read there; those of experts, "
+        "their router and their exchange are fitted on published runs",
+        "graphs": "Megatron-LM, training/arguments.py: --cuda-graph-impl is none, "
+        "--cuda-graph-scope says of what",
         "buffer_bytes": "CUDA's context, buffers of NCCL, a workspace of cuBLAS; assumed",
     },
     write=_write_arguments,

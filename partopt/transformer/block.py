@@ -18,7 +18,7 @@ from partopt.documents.transformer import (
     Transformer,
 )
 from partopt.errors import PartoptError, did_you_mean
-from partopt.transformer.rates import COLLECTIVE_S, HOP_S, LAUNCH_S, Rates, Seconds
+from partopt.transformer.rates import COLLECTIVE_S, HOP_S, Rates, Seconds
 
 # of the exchanges of a tensor parallel group, what products that are split hide: torch's, 20 to
 # 29 % of the forward pass of its authors; Transformer Engine's, fitted on runs of NeMo on H100
@@ -204,7 +204,7 @@ class Training:
             "attention": self._attention_s(shape),
             "passes": self._passes_s(shape),
             "tensor": self._tensor_s(shape),
-            **(self._experts_s(shape) if self.model.experts else {}),
+            **({"experts": self._experts_s(shape)} if self.model.experts else {}),
         }
 
     def _block(self, shape: Shape) -> Block:
@@ -218,23 +218,53 @@ class Training:
             parts["context"] = self._context_s(shape, parts["attention"])
         if self.model.experts:
             parts["exchange"] = self._exchange_s(shape, _sum(parts.values()))
+        again_s = self._again_s(shape, _sum(parts.values()).forward, parts["attention"].forward)
+        if any(launches_s := self._launches_s(shape, _sum(parts.values()), again_s)):
+            parts["launches"] = launches_s
         forward_s, backward_s = _sum(parts.values())
-        again_s = 0.0
-        if shape.recompute == "always":
-            again_s = forward_s
-            if self.practice.stops_early:
-                last_s = self._linear_s(shape, self.products(shape)[-1]).forward
-                scatter_s = self._scatter_s(shape) * self._shown
-                again_s -= scale.forward * last_s + exchanged.forward * scatter_s
-        elif shape.recompute == "selective" and self.practice.selective == "operations":
-            made_s = self._remade_s(shape)
-            again_s = scale.forward * made_s + exchanged.forward * self._regathered_s(shape)
-        elif shape.recompute == "selective" and self.practice.scores is not None:
-            again_s = parts["attention"].forward
         whole = shape._replace(recompute="never")
         saved_bytes, whole_bytes = self.saved_bytes(shape), self.saved_bytes(whole)
         ends_s = self.head_s(shape), self.embedding_s(shape)
         return Block(forward_s, backward_s, again_s, saved_bytes, whole_bytes, parts, *ends_s)
+
+    def _again_s(self, shape: Shape, forward_s: float, attention_s: float) -> float:
+        """What is made again, of a forward and of its attention."""
+        practice, scale = self.practice, self.scale(shape)
+        exchanged = scale if self.is_scaled("tensor") else Scale()
+        if shape.recompute == "always":
+            if not practice.stops_early:
+                return forward_s
+            last_s = self._linear_s(shape, self.products(shape)[-1]).forward
+            scatter_s = self._scatter_s(shape) * self._shown
+            return forward_s - scale.forward * last_s - exchanged.forward * scatter_s
+        if shape.recompute == "selective" and practice.selective == "operations":
+            made_s = self._remade_s(shape)
+            return scale.forward * made_s + exchanged.forward * self._regathered_s(shape)
+        return attention_s if shape.recompute == "selective" and practice.scores else 0.0
+
+    def _launches_s(self, shape: Shape, device_s: Seconds, again_s: float) -> Seconds:
+        """What the host takes longer to start a block than the device to run it.
+
+        Where a block was measured, that is in it.
+        """
+        model, launches, graphs = self.model, self.practice.launches, self.practice.graphs
+        if self.calibration or graphs == "full":
+            return Seconds(0.0, 0.0)
+        attention = launches.attention + 2 * launches.norms
+        feed, router = launches.dense * bool(model.ffn), 0.0
+        if model.experts:
+            local = model.experts / shape.e
+            router = launches.router + launches.shared * bool(model.ffn)
+            feed = launches.rows if self.practice.dispatch == "rows" else launches.copies
+            feed += launches.experts + launches.expert * local
+            feed += launches.converts * local * (BITS[self.format] < 16)
+        held = {"none": 0.0, "router": router, "attention": router + attention}[graphs]
+        forward_s = (attention + router + feed - held) * self.rates.launch
+        backward_s = forward_s * (3 if shape.recompute == "always" else 2)
+        return Seconds(
+            max(0.0, forward_s - device_s.forward),
+            max(0.0, backward_s - device_s.backward - again_s),
+        )
 
     def products(self, shape: Shape) -> list[Product]:
         """The products of attention and feed-forward, in their order."""
@@ -367,13 +397,10 @@ class Training:
         forward_s, backward_s = attention_s
         return Seconds(max(0.0, round_s - forward_s), max(0.0, 2 * round_s - backward_s))
 
-    def _experts_s(self, shape: Shape) -> dict[str, Seconds]:
-        """The experts' products and passes, and launches that show.
-
-        These do because the host waits in every block for the counts that the router makes.
-        """
+    def _experts_s(self, shape: Shape) -> Seconds:
+        """The experts' products and passes."""
         model, rates, bits = self.model, self.rates, BITS[self.format]
-        h, f, local = model.hidden, model.expert_ffn, model.experts / shape.e
+        h, f = model.hidden, model.expert_ffn
         rows = self._rows(shape)
         up = rates.linear_s(rows, f * (model.matrices - 1), h, self.format, (0.0, 0.0))
         down = rates.linear_s(rows, h, f, self.format, (0.0, 0.0))
@@ -382,17 +409,11 @@ class Training:
         gated, back = (6, 10) if model.gated else (4, 6)
         over = rows * (12 * h + gated * f) + weights * bits / 8
         over_back = rows * (12 * h + back * f) + weights * (bits / 8 + 2 * self.gradient_bytes)
-        kernels = 125 + 6 * local
         if bits < 16:
             over += rows * self._conversion * (h + f)
             over_back += rows * self._conversion * ((model.matrices - 1) * f + h)
-            kernels += 14 + 14 * local
         passes = Seconds(rates.passes_s(over), rates.passes_s(over_back))
-        launches_s = kernels * LAUNCH_S
-        return {
-            "experts": _sum([up, down, passes]),
-            "launches": Seconds(launches_s / 3, launches_s * 2 / 3),
-        }
+        return _sum([up, down, passes])
 
     def _rows(self, shape: Shape) -> float:
         """Tokens of the experts of a rank, as often as experts take it."""

@@ -10,11 +10,12 @@ from partopt.documents.device import Attention, DeviceFile
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import BITS, Format
 from partopt.errors import PartoptError
-from partopt.units import parse_bandwidth, parse_flops, parse_power
+from partopt.units import parse_bandwidth, parse_flops, parse_power, parse_seconds
 
 # fitted on published runs: benchmarks/published_trainers.py
 SUSTAINED = 0.91  # of the rate that a benchmark finds for one kernel
 BLOCK_SCALES = 0.94  # of the rate with one scale a tensor, products with a scale a block
+LAUNCH_S = 7.8e-6  # in which a host starts an operation: runs of experts; 5 to 25 us are measured
 CLOCK_POWER = 0.36  # clock = (limit / rated power) to this power; 0.89 at 500 of 700 W
 # measured
 MEMORY = 0.867  # of the data sheet's bandwidth, passes over tensors: 2,903 of 3,350 GB/s on H100
@@ -24,7 +25,6 @@ HOP_S = 20e-6  # of a message or an exchange between servers
 TAKEN = (
     16  # multiprocessors that a collective takes: sm_margin of Megatron Bridge's recipes, 16 to 20
 )
-LAUNCH_S = 10e-6  # of a kernel, where the host waits for the device: 5 to 25 us an operation
 
 USABLE = 1.0625  # of the memory in a device's name: 80 GB are 79.25 GiB as torch counts them
 PLANNED = 0.95  # of it, that a layout may need to be picked
@@ -45,7 +45,7 @@ class Rates:
     `products` are what a benchmark finds, `attention` has kernels by name. `link` is a
     device's inside a server of `server` devices, `port` its share of those between servers, `ring`
     what collectives reach of it: achieved, in one direction. `sizes` are those of the cluster's
-    levels, innermost first.
+    levels, innermost first. The host starts an operation in `launch` seconds.
     """
 
     device: str
@@ -60,6 +60,7 @@ class Rates:
     server: int
     multiprocessors: int
     sizes: tuple[int, ...] = ()
+    launch: float = LAUNCH_S
 
     @classmethod
     def of(cls, file: DeviceFile, topology: Topology) -> Rates:
@@ -95,6 +96,7 @@ class Rates:
             server=inner.size,
             multiprocessors=training.multiprocessors.value,
             sizes=tuple(level.size for level in topology.cluster.levels),
+            launch=parse_seconds(training.host.value) if training.host else LAUNCH_S,
         )
 
     def holds(self, ranks: int) -> bool:

@@ -41,6 +41,7 @@ RATES = Rates(
     ring=3e10,
     server=8,
     multiprocessors=128,
+    launch=0.0,  # such small blocks would wait for the host
 )
 PRACTICE = Practice(loss=Loss(passes=12, held=4), attention="flash")
 ENGINE = Engine(
