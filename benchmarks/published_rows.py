@@ -5,14 +5,26 @@ What is known of trainers that partopt has no file for is here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
 from partopt.documents.device import shipped_file
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
-from partopt.documents.transformer import Format, Kept, Loss, Passes, Practice, Scores, Transformer
+from partopt.documents.transformer import (
+    Format,
+    Kept,
+    Latent,
+    Loss,
+    Passes,
+    Practice,
+    Scores,
+    Transformer,
+)
+from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.trainer_plans.transformers import simulate_layout
 from partopt.trainers import TRAINERS
@@ -27,6 +39,12 @@ from partopt.transformer.rates import HOP_S, Rates, clock
 LINK, PORT = 0.80, 0.82
 ENOUGH = 10**15  # bytes of a device, where only seconds are asked for
 DEVICES = {"A100": "a100", "H100": "h100", "B200": "gb200"}  # whose attention kernels they have
+# whose products are as their files say: columns have a GB200's at another power limit
+KNOWN = {"GB200": "gb200", "GB300": "gb300", "B200": "b200", "B300": "b300"}
+DISPATCHES = {"deepep-fp8": "deepep"}
+NEWER = {"H100": "cudnn-2025"}  # kernels of the years in which experts ran
+GRAPHS = {"attn+router": "attention"}
+ROUTING = {"capacity 1.0": "capacity", "unknown": "balanced", "dropless": "real"}
 LOSSES = {"plain": PLAIN, "fused": FUSED, "eager": EAGER_LOSS, "compiled": COMPILED_LOSS}
 SCORES = {
     "fused": Scores(forward=9, backward=11, kept=5),  # Megatron's kernel, with dropout
@@ -84,12 +102,18 @@ ENGINES = {
 
 # what a column means that is empty, or not there
 USUAL = {
-    **dict.fromkeys(("head_dim", "experts", "experts_a_token", "expert_ffn"), "0"),
+    **dict.fromkeys(("head_dim", "experts", "experts_a_token", "expert_ffn", "shared_ffn"), "0"),
+    **dict.fromkeys(("q_lora", "kv_lora", "qk_nope", "qk_rope", "v_dim"), "0"),
+    **dict.fromkeys(("dense_first", "mtp", "window", "window_period"), "0"),
     **dict.fromkeys(("device_best8", "device_best4"), "0"),
     **dict.fromkeys(("llama", "rotary", "tied", "ends_are_blocks", "expert_overlap"), "no"),
-    **dict.fromkeys(("fsdp", "hsdp", "grads_only", "early"), "no"),
+    **dict.fromkeys(("fsdp", "hsdp", "grads_only", "early", "fp8_attention"), "no"),
+    **dict.fromkeys(("fused_experts",), "no"),
     **dict.fromkeys(("dropout", "sequence_parallel", "compile", "overlap", "sharded"), "yes"),
-    **dict.fromkeys(("tp", "cp", "pp", "chunks", "dp", "ep", "microbatch"), "1"),
+    **dict.fromkeys(("tp", "cp", "pp", "chunks", "dp", "ep", "etp", "microbatch"), "1"),
+    **dict.fromkeys(("dense_period",), "1"),
+    **dict.fromkeys(("recompute_modules", "stages", "model", "state_bytes", "device_name"), ""),
+    "other": "",
     **dict.fromkeys(("grad_bytes", "reduce_bytes"), "4"),
     "device_ring": "0.82",
     "device_kind": "H100",
@@ -102,7 +126,22 @@ USUAL = {
     "kernel": "",
     "norm": "fused",
     "scales": "tensor",
+    "graphs": "none",
+    "routing": "balanced",
+    "optimizer": "adam",
 }
+# what the program reads, and what is published beside it or says where a row is from
+PUBLISHED = ("table", "run", "status", "step_s", "memory_bytes", "device_memory")
+READ = {
+    *USUAL,
+    *PUBLISHED,
+    *(f"device_{name}" for name in ["peak", "best16", "hbm", "link", "port", "tdp", "limit"]),
+}
+READ |= {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "trainer", "gpus"}
+READ |= {"global_batch"}
+IGNORED = {"split", "tokens_gpu_s", "model_tflops", "memory_kind", "release", "facts", "source"}
+# of models, what no column says
+GROUPS = {"deepseek-v3": (8, 4)}
 
 
 def practice_of(row: Mapping[str, str]) -> Practice:
@@ -128,6 +167,9 @@ def practice_of(row: Mapping[str, str]) -> Practice:
         changes |= {"scores": SCORES.get(kernel), "attention": KERNELS.get(kernel, kernel)}
     if own.ends == "fewer":  # as people run it who do not plan it
         changes["ends"] = "blocks" if row["ends_are_blocks"] == "yes" else "stage"
+    if int(row["experts"]):
+        changes["ends"] = ends_of(row) if int(row["pp"]) > 1 else "stage"
+        changes["attention"] = NEWER.get(row["device_kind"], own.attention)
     return replace(
         own,
         **changes
@@ -135,7 +177,12 @@ def practice_of(row: Mapping[str, str]) -> Practice:
             "loss": loss,
             "sequence_parallel": row["sequence_parallel"] == "yes",
             "tp_overlap": row["tp_overlap"],
-            "dispatch": "rows" if row["dispatch"] == "alltoall" else "copies",
+            "dispatch": DISPATCHES.get(row["dispatch"], row["dispatch"]),
+            "dispatch_bytes": 1.5 if row["dispatch"] == "deepep-fp8" else 2,
+            "graphs": GRAPHS.get(row["graphs"], row["graphs"]),
+            "fused_experts": row["fused_experts"] == "yes",
+            "routing": ROUTING.get(row["routing"], row["routing"]),
+            "muon": row["optimizer"] == "muon",
             "dispatch_overlap": row["expert_overlap"] == "yes",
             "stops_early": row["early"] == "yes",
             "shards": "server" if row["hsdp"] == "yes" else "all",
@@ -148,6 +195,8 @@ def engine_of(row: Mapping[str, str]) -> Engine:
     shares = row["trainer"] in ("torchtitan", "fsdp1")
     size, overlaps = row["reduce_bytes" if shares else "grad_bytes"], row["overlap"] == "yes"
     own = ENGINES.get(row["trainer"]) or TRAINERS[row["trainer"]].engine
+    if row["state_bytes"]:
+        own = replace(own, optimizer_bytes=float(row["state_bytes"]))
     return replace(
         own,
         gradients="float32" if size == "4" else "parameters",
@@ -156,57 +205,103 @@ def engine_of(row: Mapping[str, str]) -> Engine:
     )
 
 
+def ends_of(row: Mapping[str, str]) -> str:
+    """Blocks of every stage: of a pipeline's layout, or evenly, ends as a block where that is even.
+
+    `Et*4|(t*4|)*14tmL`: a group of letters or a letter is repeated, `|` ends a stage.
+    """
+    stages, layers = int(row["pp"]) * int(row["chunks"]), int(row["layers"])
+    if not row["stages"]:
+        return "blocks" if layers % stages and (layers + 2) % stages == 0 else "stage"
+    text = re.sub(r"([Etm])\*([0-9]+)", lambda found: found[1] * int(found[2]), row["stages"])
+    text = re.sub(r"\(([^()]*)\)\*([0-9]+)", lambda found: found[1] * int(found[2]), text)
+    return "-".join(f"{stage.count('t')}{'m' * ('m' in stage)}" for stage in text.split("|"))
+
+
 def rates_of(row: Mapping[str, str]) -> Rates:
     """The rates of a row's device, whose attention kernels are those of its kind."""
     number = {name: float(row[f"device_{name}"]) for name in ("peak", "hbm", "link", "port")}
     products = {"bfloat16": "best16", "float16": "best16", "fp8": "best8", "nvfp4": "best4"}
-    found = shipped_file(DEVICES[row["device_kind"]])
+    found = shipped_file(KNOWN.get(row["device_name"]) or DEVICES[row["device_kind"]])
     assert found is not None and found[1].training is not None
-    return Rates(
+    server = int(row["server"])
+    inner = Level(name="server", size=server, bandwidth_bytes_per_s=LINK * number["link"])
+    known = Rates.of(found[1], Topology(name="", device=Device(name=""), levels=[inner]))
+    if row["device_name"] not in KNOWN:
+        known = dataclasses.replace(
+            known,
+            peaks={"float16": number["peak"]},
+            products={
+                name: float(row[f"device_{column}"])
+                for name, column in products.items()
+                if float(row[f"device_{column}"])
+            },
+            clock=clock(float(row["device_limit"]) / float(row["device_tdp"])),
+        )
+    return dataclasses.replace(
+        known,
         device=row["device_name"],
-        peaks={"float16": number["peak"]},
-        products={
-            name: float(row[f"device_{column}"])
-            for name, column in products.items()
-            if float(row[f"device_{column}"])
-        },
         bandwidth=number["hbm"],
-        attention=found[1].training.attention,
-        clock=clock(float(row["device_limit"]) / float(row["device_tdp"])),
-        link=LINK * number["link"],
         port=PORT * number["port"],
         ring=float(row["device_ring"]) * number["port"],
-        server=int(row["server"]),
-        multiprocessors=found[1].training.multiprocessors.value,
+        sizes=(),
     )
 
 
+_WIDTHS = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "window", "window_period", "mtp")
+_OF_EXPERTS = (
+    *("experts", "experts_a_token", "expert_ffn", "shared_ffn", "dense_first", "dense_period"),
+    *("q_lora", "kv_lora", "qk_nope", "qk_rope", "v_dim"),
+)
+
+
 def model_of(row: Mapping[str, str]) -> Transformer:
-    """The model of a row."""
-    heads, experts, llama = int(row["heads"]), int(row["experts"]), row["llama"] == "yes"
+    """The model of a row; those with experts are gated, and have rotary positions."""
+    number = {name: int(row[name]) for name in (*_WIDTHS, *_OF_EXPERTS)}
+    llama = row["llama"] == "yes" or bool(number["experts"])
+    groups, taken = GROUPS.get(row["model"], (0, 0))
+    latent = Latent(
+        queries=number["q_lora"],
+        keys=number["kv_lora"],
+        rotary=number["qk_rope"],
+        values=number["v_dim"],
+    )
+    shape = {
+        "experts": number["experts"],
+        "experts_per_token": number["experts_a_token"],
+        "expert_ffn": number["expert_ffn"],
+        "shared_ffn": number["shared_ffn"],
+        "dense_first": number["dense_first"],
+        "experts_period": max(1, number["dense_period"]),
+        "groups": groups,
+        "groups_per_token": taken,
+        "further": number["mtp"],
+    }
+    dense = not number["experts"] or number["dense_first"] or number["dense_period"] > 1
     return Transformer(
         name=row["run"],
         blocks=int(row["layers"]),
-        hidden=int(row["hidden"]),
-        heads=heads,
-        kv_heads=int(row["kv_heads"]),
-        head_size=int(row["head_dim"]) or int(row["hidden"]) // heads,
-        ffn=0 if experts else int(row["ffn"]),
+        hidden=number["hidden"],
+        heads=number["heads"],
+        kv_heads=number["kv_heads"],
+        head_size=number["head_dim"] or number["hidden"] // number["heads"],
+        ffn=number["ffn"] if dense else 0,
         vocabulary=int(row["vocab"]),
         gated=llama,
         rotary=llama or row["rotary"] == "yes",
         dropout=not llama and row["dropout"] == "yes",
         tied=row["tied"] == "yes",
-        experts=experts,
-        experts_per_token=int(row["experts_a_token"]) if experts else 0,
-        expert_ffn=int(row["expert_ffn"]) if experts else 0,
+        window=number["window"],
+        full_period=number["window_period"] if number["window_period"] > 1 else 0,
+        latent=latent if number["kv_lora"] else None,
+        **(shape if number["experts"] else {}),
     )
 
 
 def format_of(row: Mapping[str, str]) -> Format:
     """The number format of a row's products."""
     if row["bits"] == "8":
-        return "mxfp8" if row["scales"] == "block" else "fp8"
+        return "mxfp8" if row["scales"].startswith("block") else "fp8"
     return "nvfp4" if row["bits"] == "4" else "bfloat16"
 
 
@@ -214,6 +309,7 @@ def layout_of(row: Mapping[str, str]) -> Layout:
     """The layout of a row; half of the blocks of a stage where it recomputes every other one."""
     p, v = int(row["pp"]), int(row["chunks"])
     half = max(1, int(row["layers"]) // (2 * p * v))
+    modules = row["recompute_modules"] if row["recompute"] == "selective" else ""
     recompute = {"none": "never", "full": "always", "other": half}
     shard = "optimizer" if row["sharded"] == "yes" else "none"
     if row["trainer"] in ("torchtitan", "fsdp1") or row["fsdp"] == "yes":
@@ -222,11 +318,13 @@ def layout_of(row: Mapping[str, str]) -> Layout:
         tp=int(row["tp"]),
         cp=int(row["cp"]),
         ep=int(row["ep"]),
+        etp=int(row["etp"]),
         pp=p,
         chunks=v,
         dp=int(row["dp"]),
         microbatch=int(row["microbatch"]),
         recompute=recompute.get(row["recompute"], row["recompute"]),
+        modules=modules or None,
         shard=shard,
     )
 
@@ -243,9 +341,35 @@ def training_of(row: Mapping[str, str]) -> Training:
     )
 
 
+def check_columns(names: Iterable[str]) -> list[str]:
+    """The columns that are ignored. PartoptError for one that nothing here knows."""
+    given = {*names}
+    if unknown := sorted(given - READ - IGNORED):
+        raise PartoptError(
+            f"unknown columns: {', '.join(unknown)}",
+            "what a column says may change the answer: teach benchmarks/published_rows.py it",
+            code="unknown-column",
+        )
+    return sorted(given & IGNORED)
+
+
+def _refuse_unknown(row: Mapping[str, str]) -> None:
+    """PartoptError for what nobody knows the time of."""
+    why = {
+        "blocks of another kind: " + row["other"]: row["other"],
+        "attention with sinks: its kernel is not known": row["model"].startswith("gpt-oss"),
+        "attention in 8 bits is not known": row["fp8_attention"] == "yes",
+        "optimizers beside Adam and Muon": row["optimizer"] not in ("adam", "muon"),
+    }
+    for what, here in why.items():
+        if here:
+            raise PartoptError(what, "", code="unknown-rates")
+
+
 def estimate_of(given: Mapping[str, str]) -> Estimate:
     """What partopt computes of a row. PartoptError where it does not know something."""
     row = USUAL | {name: value for name, value in given.items() if value}
+    _refuse_unknown(row)
     return estimate(training_of(row), layout_of(row), int(row["global_batch"]))
 
 

@@ -12,6 +12,9 @@ from partopt.documents.profile import Bytes, Count
 from partopt.documents.stage import Buffers, Gradients, Shard, Stage
 from partopt.errors import PartoptError, did_you_mean
 
+# what of a block is made again by name, as Megatron calls it
+MODULES = ("core_attn", "mla_up_proj", "layernorm", "mlp", "moe_act", "moe", "shared_experts")
+_ANY = f"({'|'.join(MODULES)})"
 # what is made again for the backward, and what is kept for it: nothing; attention's scores; blocks
 # one by one, each keeps its input; whole stages, each keeps its input
 Recomputation = Literal["none", "selective", "blocks", "stage"]
@@ -87,20 +90,23 @@ OF_TORCH = Engine(
 class Layout(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """How a model lies on devices, as trainers say it; None where nothing says it.
 
-    Degrees are `tp` of tensors, `cp` of context, `ep` of experts, `pp` devices of a pipeline with
-    `chunks` stages each, and `dp` pipelines side by side, None where stages have unequal replicas.
-    `microbatch` is its samples. `recompute` is of all stages: a number is of the blocks that each
-    makes again, the first; "selective" is what its trainer means by it, "auto" anything else.
+    Degrees are `tp` of tensors, `cp` of context, `ep` of experts and `etp` of the tensors of one,
+    `pp` devices of a pipeline with `chunks` stages each, and `dp` pipelines side by side, None
+    where stages have unequal replicas. `microbatch` is its samples. `recompute` is of all stages: a
+    number is of the blocks that each makes again, the first; "selective" is what its trainer means
+    by it, or `modules` of a block joined by +, "auto" anything else.
     """
 
     tp: Count | None = None
     cp: Count | None = None
     ep: Count | None = None
+    etp: Count | None = None
     pp: Count | None = None
     chunks: Count | None = None
     dp: Count | None = None
     microbatch: Count | None = None
     recompute: Recompute | Literal["selective"] | Count | None = None
+    modules: Annotated[str, msgspec.Meta(pattern=rf"^{_ANY}(\+{_ANY})*$")] | None = None
     shard: Shard | None = None
     schedule: str | None = None
 
@@ -116,7 +122,7 @@ class Layout(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def with_inside(self, inside: Layout) -> Layout:
         """The layout with what is inside the layers of its profile: degrees, recomputation."""
-        names = ("tp", "cp", "ep", "recompute")
+        names = ("tp", "cp", "ep", "etp", "recompute", "modules")
         return msgspec.structs.replace(self, **{name: getattr(inside, name) for name in names})
 
     @classmethod

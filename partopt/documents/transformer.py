@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -17,12 +17,15 @@ Format = Literal["bfloat16", "float16", "fp8", "mxfp8", "nvfp4"]
 BITS: dict[Format, int] = {"bfloat16": 16, "float16": 16, "fp8": 8, "mxfp8": 8, "nvfp4": 4}
 
 Traffic = Annotated[float, msgspec.Meta(ge=0)]
+Dispatch = Literal["alltoall", "deepep", "hybridep"]
 Graphs = Literal["none", "router", "attention", "full"]  # what is captured of a block
 _MOST = 1000  # blocks: published models have up to 126
 Pair = tuple[Traffic, Traffic]  # forward and backward
-# how blocks are shared out to stages: a way, or those of each stage, `17-20-22-21`
+# how blocks are shared out to stages: a way, or those of each stage, `17-20-22m-21`; m are those of
+# further tokens, in the last stage by default
 Ends = Annotated[
-    str, msgspec.Meta(pattern=r"^(stage|blocks|layers|fewer|free|[0-9]{1,4}(-[0-9]{1,4}){1,999})$")
+    str,
+    msgspec.Meta(pattern=r"^(stage|blocks|layers|fewer|free|[0-9]{1,4}m?(-[0-9]{1,4}m?){1,999})$"),
 ]
 
 
@@ -47,15 +50,45 @@ class Numerics(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     besides: str = ""
 
 
+class Latent(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
+    """Attention over compressed keys (DeepSeek-AI, 2024, multi-head latent attention).
+
+    Keys and values are compressed to `keys` numbers, queries to `queries`, 0 where they are not. Of
+    a head's queries and keys `rotary` numbers have positions; its values are `values` wide.
+    """
+
+    queries: Index = 0
+    keys: Count
+    rotary: Count
+    values: Count
+
+
+class Kind(NamedTuple):
+    """A kind of block: whether its attention has a window, and whether it has experts."""
+
+    windowed: bool
+    experts: bool
+
+    @property
+    def name(self) -> str:
+        """In a word or two: `dense`, `experts`, `windowed dense`."""
+        return "windowed " * self.windowed + ("experts" if self.experts else "dense")
+
+
 class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
-    """An embedding of a `vocabulary`, `blocks` equal blocks, and a head.
+    """An embedding of a `vocabulary`, a row of `blocks`, and a head.
 
     `hidden` is the width between blocks. `heads` of `head_size` numbers attend, `kv_heads` have
-    keys and values of their own, over all tokens or a `window` of the last ones. `ffn` is the width
-    of the feed-forward. With `experts` each is `expert_ffn` wide, a token takes
-    `experts_per_token`, and `ffn` is the width of a shared one, 0 where there is none. Attention
-    may be `causal`, positions `rotary`, the feed-forward `gated`, embedding and head `tied`; there
-    may be `dropout`. `numerics` are None where nothing says them.
+    keys and values of their own, or `latent` ones. They see all tokens or a `window` of the last
+    ones, or of the `chunked` sequence; every `full_period`-th block sees all. `sinks` are in the
+    scores beside tokens. Attention may be `causal`, positions `rotary`, the feed-forward `gated`,
+    embedding and head `tied`; there may be `dropout`.
+
+    `ffn` is the width of a dense feed-forward. With `experts` each is `expert_ffn` wide, a token
+    takes `experts_per_token`, of `groups` no more than `groups_per_token`, and all tokens one
+    `shared_ffn` wide. The first `dense_first` blocks have none of these, and of the others every
+    `experts_period`-th has them. A block each predicts `further` tokens, with head and loss.
+    `numerics` are None where nothing says them.
     """
 
     name: str
@@ -71,18 +104,30 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
     dropout: bool = False
     tied: bool = False  # embedding and head share their weight
     causal: bool = True
+    latent: Latent | None = None
     window: Index = 0
+    chunked: bool = False
+    full_period: Index = 0
+    sinks: bool = False
     experts: Index = 0
     experts_per_token: Index = 0
     expert_ffn: Index = 0
+    shared_ffn: Index = 0
+    dense_first: Index = 0
+    experts_period: Count = 1
+    groups: Index = 0
+    groups_per_token: Index = 0
+    further: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
     numerics: Numerics | None = None
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Heads that groups of keys do not divide, and experts that are not whole."""
+        kinds = self.kinds() if self.blocks <= _MOST else []
+        dense, latent = any(not kind.experts for kind in kinds), self.latent
         faults = {
             "blocks": (self.blocks > _MOST, f"is more than the {_MOST:,} that can be planned"),
             "kv_heads": (self.heads % self.kv_heads, f"does not divide the {self.heads} heads"),
-            "ffn": (not self.ffn + self.experts, "where there are no experts"),
+            "ffn": (dense and not self.ffn, "where there are no experts"),
             "expert_ffn": (
                 bool(self.experts) != bool(self.expert_ffn),
                 "needs experts, and they it",
@@ -91,12 +136,27 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
                 not bool(self.experts) <= self.experts_per_token <= self.experts,
                 f"is not between 1 and the {self.experts} experts",
             ),
+            "groups": (
+                self.groups and (self.experts % self.groups or not self.groups_per_token),
+                f"does not divide the {self.experts} experts, or groups_per_token is missing",
+            ),
+            "head_size": (latent and latent.rotary > self.head_size, "has fewer than are rotary"),
         }
         for path, (wrong, what) in faults.items():
             if wrong:
                 message = f"{path}: {getattr(self, path)} {what}"
                 hint = "check the model's configuration"
                 yield PartoptError(message, hint, code="inconsistent-document", path=path)
+
+    def kinds(self) -> list[Kind]:
+        """The kind of every block, in order."""
+        return [
+            Kind(
+                bool(self.window) and bool((i + 1) % self.full_period if self.full_period else 1),
+                bool(self.experts) and i >= self.dense_first and not (i + 1) % self.experts_period,
+            )
+            for i in range(self.blocks)
+        ]
 
     @property
     def q(self) -> int:
@@ -105,32 +165,49 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
 
     @property
     def kv(self) -> int:
-        """Width of the keys, and of the values."""
+        """Width of the keys."""
         return self.kv_heads * self.head_size
+
+    @property
+    def values(self) -> int:
+        """Width of what all heads attend to: the input of the projection."""
+        return self.heads * (self.latent.values if self.latent else self.head_size)
 
     @property
     def matrices(self) -> int:
         """Weights of a feed-forward, or of an expert."""
         return 3 if self.gated else 2
 
-    @property
-    def expert_parameters(self) -> int:
+    def width(self, kind: Kind) -> int:
+        """That of the feed-forward that all tokens take: dense, or shared beside experts."""
+        return self.shared_ffn if kind.experts else self.ffn
+
+    def expert_parameters(self, kind: Kind) -> int:
         """Those of all experts of a block."""
-        return self.experts * self.matrices * self.hidden * self.expert_ffn
+        return kind.experts * self.experts * self.matrices * self.hidden * self.expert_ffn
 
     @property
-    def dense_parameters(self) -> int:
+    def compressing_parameters(self) -> int:
+        """Those of a block that compress queries and keys, which no tensor parallel rank cuts."""
+        latent = self.latent
+        return self.hidden * (latent.queries + latent.keys + latent.rotary) if latent else 0
+
+    def dense_parameters(self, kind: Kind) -> int:
         """Those of a block beside its experts: attention, feed-forward, router, two norms.
 
         Biases are left out: 0.1 % and less.
         """
-        inside = self.matrices * self.ffn + self.experts
-        return self.hidden * (2 * self.q + 2 * self.kv + inside + 2)
+        inside = self.matrices * self.width(kind) + self.experts * kind.experts + 2
+        if (latent := self.latent) is None:
+            return self.hidden * (2 * self.q + 2 * self.kv + inside)
+        expanded = (latent.queries or self.hidden) * self.q + latent.queries
+        unturned = self.head_size - latent.rotary
+        expanded += latent.keys * self.heads * (unturned + latent.values) + latent.keys
+        return self.compressing_parameters + expanded + self.hidden * (self.values + inside)
 
-    @property
-    def block_parameters(self) -> int:
+    def block_parameters(self, kind: Kind) -> int:
         """Those of a block."""
-        return self.dense_parameters + self.expert_parameters
+        return self.dense_parameters(kind) + self.expert_parameters(kind)
 
     @property
     def end_parameters(self) -> int:
@@ -139,21 +216,36 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
 
     @property
     def parameters(self) -> int:
-        """All of them."""
-        return self.blocks * self.block_parameters + self.end_parameters * (2 - self.tied)
+        """All of them, but for blocks that predict further tokens."""
+        inside = sum(self.block_parameters(kind) for kind in self.kinds())
+        return inside + self.end_parameters * (2 - self.tied)
+
+    @property
+    def joining_parameters(self) -> int:
+        """Those that join a further token's embedding and what is predicted from."""
+        return 2 * self.hidden**2
 
     @property
     def active_parameters(self) -> int:
         """Those that multiply every token: the experts that it takes, and the head."""
-        taken = self.experts_per_token * self.matrices * self.hidden * self.expert_ffn
-        return self.blocks * (self.dense_parameters + taken) + self.end_parameters
+        inside = (
+            self.dense_parameters(kind) + self.taken_parameters * kind.experts
+            for kind in self.kinds()
+        )
+        return sum(inside) + self.end_parameters
 
-    def scores(self, sequence: int) -> float:
+    @property
+    def taken_parameters(self) -> int:
+        """Those of the experts of a block that a token takes."""
+        return self.experts_per_token * self.matrices * self.hidden * self.expert_ffn
+
+    def scores(self, sequence: int, kind: Kind) -> float:
         """Scores of a head on a sample that attention needs: half of the square where causal."""
-        if self.window and self.window < sequence:
-            pairs = self.window * sequence - self.window**2 / 2
-        else:
-            pairs = sequence**2 / 2
+        if not kind.windowed or self.window >= sequence:
+            return sequence**2 / 2 if self.causal else float(sequence**2)
+        if self.chunked:
+            return sequence * self.window / 2
+        pairs = self.window * sequence - self.window**2 / 2
         return pairs if self.causal else float(sequence**2)
 
     def flops(self, sequence: int) -> float:
@@ -162,8 +254,11 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
         6 a parameter and token, and attention over the whole square, as trainers report it
         (Narayanan et al., SC 2021, appendix).
         """
-        attention = 12 * sequence**2 * self.q * self.blocks
-        return 6.0 * self.active_parameters * sequence + attention
+        attention = 6 * sequence**2 * (self.q + self.values) * (self.blocks + self.further)
+        last = self.kinds()[-1]  # of this kind are blocks of further tokens, with a head each
+        further = self.dense_parameters(last) + self.joining_parameters + self.end_parameters
+        further += last.experts * self.taken_parameters
+        return 6.0 * (self.active_parameters + self.further * further) * sequence + attention
 
 
 class Passes(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
@@ -234,21 +329,21 @@ class Loss(documents.StrictStruct, frozen=True, kw_only=True):
 class Launches(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Operations that the host starts for the forward of a block; backward twice as many.
 
-    Those of `attention` and of each of two `norms`; of a `dense` feed-forward; of a `router`, of
-    its exchange in `rows` or `copies`, of all `experts`, of each `expert` and, with products in 8
-    bits and fewer, what each `converts`, and of a `shared` expert.
+    Those of `attention` or `latent` attention, and of each of two `norms`; of a `dense`
+    feed-forward; of a `router`, of its `alltoall` or of another `dispatch`, of all `experts`, of
+    each `expert` and, with products in 8 bits and fewer, what each `converts`.
     """
 
     attention: Traffic = 40
+    latent: Traffic = 80
     norms: Traffic = 4
     dense: Traffic = 12
-    router: Traffic = 149
-    rows: Traffic = 149
-    copies: Traffic = 25
+    router: Traffic = 170
+    alltoall: Traffic = 120
+    dispatch: Traffic = 25
     experts: Traffic = 20
     expert: Traffic = 4.7
     converts: Traffic = 4.9
-    shared: Traffic = 12
 
 
 class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
@@ -271,10 +366,17 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
 
     `shard_copies` are bytes a parameter that sharded parameters are copied, beside their gradients;
     `shards` lie over all replicas, or over those in a server. `conversion` is bytes an element to
-    fp8. Experts' `dispatch` sends rows, or one copy of a token to each server; `dispatch_overlap`
-    hides it behind another microbatch. The host `launches` the operations of a block, but for those
-    that `graphs` hold: of the router, of that and attention, or all. `keeps_outputs`: a stage keeps
-    its output. `buffer_bytes` are what the trainer holds beside all that.
+    fp8.
+
+    Experts' `dispatch` sends a row for each expert of a token; or a copy to each server, and to
+    each rank that has some of them (DeepEP, HybridEP), of `dispatch_bytes` an element.
+    `dispatch_overlap` hides some of it behind another microbatch. With `fused_experts` activation
+    and conversions are in their products. Tokens' `routing` is as they are drawn, forced to be
+    balanced, or forced by a capacity, which makes all sizes known.
+
+    The host `launches` the operations of a block, but for those that `graphs` hold: of the router,
+    of that and attention, or all. With `muon` matrices are made orthogonal before a step.
+    `keeps_outputs`: a stage keeps its output. `buffer_bytes` are what the trainer holds beside.
     """
 
     passes: Passes = Passes()
@@ -298,10 +400,14 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     shard_copies: Pair = (0, 0)
     shards: Literal["all", "server"] = "all"
     conversion: Traffic = 6
-    dispatch: Literal["rows", "copies"] = "rows"
+    dispatch: Dispatch = "alltoall"
+    dispatch_bytes: Traffic = 2
     dispatch_overlap: bool = False
+    fused_experts: bool = False
+    routing: Literal["real", "balanced", "capacity"] = "real"
     launches: Launches = Launches()
     graphs: Graphs = "none"
+    muon: bool = False
     keeps_outputs: bool = False
     buffer_bytes: Traffic = 3e9
 

@@ -191,6 +191,10 @@ def _head(plan: Plan, about: Modelled) -> Lines:
     sizes = [f"{model.blocks} blocks", f"hidden {model.hidden:,}", heads]
     if model.experts:
         sizes.append(f"{model.experts_per_token} of {model.experts} experts")
+    if model.latent:
+        sizes.append("latent keys")
+    if model.further:
+        sizes.append(f"{model.further} further token{'s' * (model.further > 1)}")
     sizes.append(f"{model.parameters / 1e9:.1f} B parameters")
     return [
         ("model", f"{model.name}: {', '.join(sizes)}"),

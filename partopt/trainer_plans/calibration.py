@@ -86,7 +86,11 @@ def _find_blocks(profile: Profile, model: Transformer) -> list[Sequence[int]]:
     else:
         ways.append([range(*pair) for pair in itertools.pairwise(bounds)])
     ranks = profile.group_ranks
-    parameters = model.dense_parameters / ranks + model.expert_parameters
+    kinds = model.kinds()
+    if len({*kinds}) > 1:
+        what = f"{profile.model.name}: blocks of {model.name} are of several kinds"
+        raise _fault(what, "leave it out: one measured block does not say how long the others take")
+    parameters = model.dense_parameters(kinds[0]) / ranks + model.expert_parameters(kinds[0])
     wanted = WIDTHS[profile.dtype] * parameters
     sizes = [
         [sum(profile.layers[i].parameter_bytes for i in block) for block in blocks]

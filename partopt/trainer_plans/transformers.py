@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 from msgspec import UNSET, structs
@@ -326,7 +325,7 @@ def simulate_layout(job: Job, training: Training, layout: Layout) -> Plan:
 def _options(job: Job, training: Training, found: Estimate) -> dict[str, Any]:
     """The options of the job whose plan is the layout."""
     layout, memory = found.layout, found.memory
-    counts = stage_counts(training, Degrees.of(training, layout, batch_of(job)))
+    cuts = stage_starts(training, Degrees.of(training, layout, batch_of(job)))
     n, v = layout.dp or 1, layout.chunks or 1
     # of a parameter of a rank, before those that have it share it
     if "in shares" in memory:  # and what is whole in a pipeline beside it
@@ -345,8 +344,8 @@ def _options(job: Job, training: Training, found: Estimate) -> dict[str, Any]:
         "schedule": layout.schedule,
         "chunks": v if v > 1 else None,
         "planner": MANUAL,
-        "cuts": [1 + count for count in accumulate(counts[:-1])],
-        "replicas": [n] * len(counts),
+        "cuts": cuts,
+        "replicas": [n] * (len(cuts) + 1),
         "microbatch_size": layout.microbatch,
         "global_batch": job.global_batch,
         "shard": layout.shard,

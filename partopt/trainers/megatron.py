@@ -354,9 +354,13 @@ MEGATRON = Trainer(
             "yes": {"sequence_parallel": True},
         },
         "tp-overlap": {"no": {"tp_overlap": "none"}, "yes": {"tp_overlap": "buffers"}},
-        "exchange": {"all": {"dispatch": "rows"}, "copies": {"dispatch": "copies"}},
+        "exchange": {name: {"dispatch": name} for name in ("alltoall", "deepep", "hybridep")},
         "exchange-overlap": {"no": {"dispatch_overlap": False}, "yes": {"dispatch_overlap": True}},
         "graphs": {name: {"graphs": name} for name in ("none", "router", "attention", "full")},
+        "routing": {name: {"routing": name} for name in ("real", "balanced", "capacity")},
+        "fused-experts": {"no": {"fused_experts": False}, "yes": {"fused_experts": True}},
+        "muon": {"no": {"muon": False}, "yes": {"muon": True}},
+        "attention": {name: {"attention": name} for name in ("cudnn", "cudnn-2025")},
     },
     sources={
         "schedules": "core/pipeline_parallel/schedules.py, get_pp_rank_microbatches: P - 1 - p "
@@ -405,6 +409,11 @@ MEGATRON = Trainer(
         "conversion": "Transformer Engine, DelayedScaling: read for the maximum (2), read again, "
         "written with its transpose (4); counted",
         "dispatch": "Megatron-LM, training/arguments.py: --moe-token-dispatcher-type alltoall",
+        "dispatch_bytes": "core/transformer/moe/token_dispatcher.py: hidden states in 16 bits",
+        "fused_experts": "Megatron-LM, training/arguments.py: --use-transformer-engine-op-fuser is "
+        "off",
+        "routing": "Megatron-LM, training/arguments.py: --moe-router-force-load-balancing is off",
+        "muon": "Megatron-LM, training/arguments.py: --optimizer adam",
         "dispatch_overlap": "the same: --overlap-moe-expert-parallel-comm is off",
         "launches": "operations of core/transformer as they are read there; those of experts, "
         "their router and their exchange are fitted on published runs",

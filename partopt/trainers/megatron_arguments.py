@@ -39,6 +39,10 @@ _ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipelin
 _NAMING = ("from_hf_pretrained", "hf_model_id", "hf_path", "model_name", "recipe", "model")
 _FLASH = ("use_flash_attn_v2", "use_flash_attn_triton", "use_flash_attn_builder")
 _ZERO = ("zero_optimization.stage", "zero_stage")
+_NAMED = (
+    *("latent", "chunked", "full_period", "sinks", "dense_first", "experts_period"),
+    *("groups", "groups_per_token", "further"),
+)
 _UNPLANNED = ("32", "fp32", "float32", "32-true")  # formats
 
 
@@ -165,8 +169,11 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
             "experts": experts,
             "experts_per_token": count(settings, "moe_router_topk", taken),
             "expert_ffn": count(settings, "moe_ffn_hidden_size", usual("expert_ffn", width)),
-            "ffn": count(settings, shared, usual("ffn", 0)),
+            "shared_ffn": count(settings, shared, usual("shared_ffn", 0)),
+            "ffn": base.ffn if base else 0,
         }
+    # of a model that is named
+    shape |= {field: getattr(base, field) for field in _NAMED} if base else {}
     if settings.faults:
         raise PartoptError.together(settings.faults)
     return name_shape(settings, shape, ranks, notes)
@@ -430,6 +437,7 @@ def _facts(settings: Settings, t: int, p: int, trainer: str) -> dict[str, object
 
     fields = trainer == "megatron-bridge"
     fused = on("cross_entropy_loss_fusion", default=fields)
+    backend = settings.find("moe_flex_dispatcher_backend")
     copies = on("moe_enable_deepep") | (settings.find("moe_token_dispatcher_type") == "flex")
     overlaps = on("overlap_grad_reduce", "overlap_grad_sync", default=fields)
     narrow = on("grad_reduce_in_bf16") or settings.find("grad_reduce_in_fp32") is False
@@ -442,7 +450,7 @@ def _facts(settings: Settings, t: int, p: int, trainer: str) -> dict[str, object
     stated = {
         ("tp-overlap", "yes"): t > 1 and on("tp_comm_overlap", "ub_tp_comm_overlap"),
         ("exchange-overlap", "yes"): on("overlap_moe_expert_parallel_comm"),
-        ("exchange", "copies"): copies,
+        ("exchange", "hybridep" if backend == "hybridep" else "deepep"): copies,
         ("sequence-parallel", "no"): t > 1 and not find(settings, "sequence_parallel"),
         ("allreduce", "blocking"): not overlaps,
         ("gradients", "parameters"): narrow,

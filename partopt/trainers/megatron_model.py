@@ -32,7 +32,7 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
     return {
         "num_layers": model.blocks,
         "hidden_size": model.hidden,
-        "ffn_hidden_size": model.expert_ffn if model.experts else model.ffn,
+        "ffn_hidden_size": model.ffn or model.expert_ffn,
         "num_attention_heads": model.heads,
         "kv_channels": model.head_size,
         "seq_length": about.sequence,
@@ -89,15 +89,16 @@ def usual_numerics(gated: bool) -> Numerics:
 def _experts(plan: Plan) -> dict[str, Any]:
     assert plan.transformer
     model, practice, t = plan.transformer.model, plan.transformer.practice, plan.layout.tp or 1
-    copies = practice.dispatch == "copies"
+    copies = practice.dispatch != "alltoall"
     return {
         "num_experts": model.experts,
         "moe_router_topk": model.experts_per_token,
         "moe_ffn_hidden_size": model.expert_ffn,
-        "moe_shared_expert_intermediate_size": model.ffn or None,
+        "moe_shared_expert_intermediate_size": model.shared_ffn or None,
         "moe_grouped_gemm": plan.transformer.format != "float16",
         "moe_token_dispatcher_type": "flex" if copies else "alltoall",
-        "moe_enable_deepep": copies,
+        "moe_enable_deepep": practice.dispatch == "deepep",
+        "moe_flex_dispatcher_backend": "hybridep" if practice.dispatch == "hybridep" else None,
         "overlap_moe_expert_parallel_comm": practice.dispatch_overlap,
         # experts lie over all ranks, whole
         "expert_tensor_parallel_size": 1 if t > 1 else None,

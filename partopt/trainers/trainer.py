@@ -29,7 +29,7 @@ PARTS: Final = "parts"  # with a block, the final norm or the head; embedding an
 HEADS: Final = "heads"  # with a block or the head, of which the final norm is a part
 BLOCKS: Final = "blocks"  # with a block, so that no stage is without one
 
-_BLOCKS = r"[0-9]{1,4}(-[0-9]{1,4}){1,999}"  # of every stage
+_BLOCKS = r"[0-9]{1,4}m?(-[0-9]{1,4}m?){1,999}"  # of every stage, m of further tokens
 
 Cuts = Literal["anywhere", "parts", "heads", "blocks"]
 Order = Literal["stages", "pipelines"]  # ranks next to each other are those of a stage, a pipeline

@@ -7,6 +7,7 @@ optimizer's step: the host, and what the simulator does not see.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -39,12 +40,13 @@ from partopt.transformer.iteration import (
     estimate,
     once_s,
     stage_counts,
+    stages_of,
     straggling,
     working_bytes,
 )
 from partopt.transformer.rates import Rates
 
-EMBEDDING, BLOCK, NORM, HEAD = "embedding", "layers", "norm", "lm_head"
+EMBEDDING, BLOCK, NORM, FURTHER, HEAD = "embedding", "layers", "norm", "mtp", "lm_head"
 
 
 class _Timed(NamedTuple):
@@ -114,34 +116,50 @@ def modelled_again(plan: Plan) -> Modelled | UnsetType:
 
 
 def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
-    """The profile of which the plan with this layout is made: embedding, blocks, norm, head."""
+    """The profile of which the plan with this layout is made, layer by layer.
+
+    Embedding, blocks of their kinds, norm, what predicts further tokens, head.
+    """
     degrees, model, practice = Degrees.of(work, layout, batch), work.model, work.practice
-    t, c, e, shape = degrees.t, degrees.c, degrees.e, degrees.shape
+    t, c, shape = degrees.t, degrees.c, degrees.shape
     T, group = work.tokens(shape), t * c
     slower = 1 + straggling(degrees.devices)
     head_s, embedding_s = work.block(shape).head_s, work.block(shape).embedding_s
     # model operations as trainers count them: of one rank, a third of them forward
     headed = 2 * model.end_parameters * work.sequence * shape.b / group
-    inside = (model.flops(work.sequence) * shape.b / 3 / group - headed) / model.blocks
+    inside = model.flops(work.sequence) * shape.b / 3 / group - (1 + model.further) * headed
+    inside /= model.blocks + model.further
     timed = [_Timed(embedding_s / 2, embedding_s / 2)]
     for block in _blocks(work, degrees, layout):
         again = block.whole_bytes if block.again_s and shape.recompute == "always" else 0.0
         back_s, beside = block.backward_s + block.again_s, working_bytes(work, shape, again)
         timed.append(_Timed(block.forward_s, back_s, inside, beside, block.saved_bytes))
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
-    timed += [_Timed(0, 0), _Timed(head_s / 3, head_s * 2 / 3, headed, 0, logits)]
-    # a parameter of 16 bits, of experts as many as lie on the rank
-    block_bytes = round(2 * (model.dense_parameters / t + model.expert_parameters / e))
+    layers = [(EMBEDDING, "Embedding"), *((f"{BLOCK}.{i}", "Block") for i in range(model.blocks))]
     end, message = round(2 * model.end_parameters / t), round(work.message_bytes(shape))
+    # a parameter of 16 bits, of experts as many as lie on the rank
+    sizes = [end, *(round(2 * sum(work.parameters(shape, kind))) for kind in work.kinds), 0]
+    layers.append((NORM, "Norm"))
+    timed.append(_Timed(0, 0))
+    if model.further:
+        seconds, last = work.further_s(shape), work.block(shape)
+        flops = inside + headed
+        held, stash = round(2 * model.joining_parameters / t), last.saved_bytes + logits
+        of_one = _Timed(*seconds, flops, working_bytes(work, shape, 0.0), stash)
+        timed.append(_Timed(*(model.further * figure for figure in of_one)))
+        sizes.append(model.further * (sizes[-2] + held))
+        layers.append((FURTHER, "Block"))
+    layers.append((HEAD, "Head"))
+    timed.append(_Timed(head_s / 3, head_s * 2 / 3, headed, 0, logits))
+    sizes.append(end)
     tied = [SharedParameter(name=f"{EMBEDDING}.weight", bytes=end)] if model.tied else []
     sharers = degrees.sharers if layout.shard not in (None, "none") else 1
-    held = model.blocks * block_bytes + end * (1 if model.tied else 2)
+    held = sum(sizes) - (end if model.tied else 0)
     # what the first device steps, for which all wait: it ends its last backward behind the others
-    first = (
-        sum(stage_counts(work, degrees)[:: degrees.p]) * block_bytes + end
-        if degrees.p > 1
-        else held
-    )
+    begins = [0, *stage_starts(work, degrees), len(sizes)]
+    first = sum(sum(sizes[slice(*begins[i : i + 2])]) for i in range(0, len(begins) - 1, degrees.p))
+    if degrees.p == 1:
+        first = held
     return Profile(
         model=Model(
             name=model.name,
@@ -153,13 +171,13 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
         estimated=Estimated(device=work.rates.device, sha256=_digest(work.rates.device)),
         group=Group(ranks=group, copies=c) if group > 1 else None,
         layers=[
-            Layer(name=EMBEDDING, type="Embedding", parameter_bytes=end, shared_parameters=tied),
-            *(
-                Layer(name=f"{BLOCK}.{i}", type="Block", parameter_bytes=block_bytes)
-                for i in range(model.blocks)
-            ),
-            Layer(name=NORM, type="Norm"),
-            Layer(name=HEAD, type="Head", parameter_bytes=end, shared_parameters=tied),
+            Layer(
+                name=name,
+                type=kind,
+                parameter_bytes=size,
+                shared_parameters=tied if name in (EMBEDDING, HEAD) else [],
+            )
+            for (name, kind), size in zip(layers, sizes, strict=True)
         ],
         measurements=[
             Measurement(
@@ -196,20 +214,27 @@ def _digest(device: str) -> str:
     return found[1].sha256
 
 
+def stage_starts(work: Training, degrees: Degrees) -> list[int]:
+    """The first layer of every stage but the first, in the profile of a layout."""
+    stages, head = stages_of(work, degrees), work.model.blocks + 2 + bool(work.model.further)
+    begins = accumulate(stage.blocks for stage in stages[:-1])
+    before = accumulate(stage.further for stage in stages[:-1])
+    return [head if done else 1 + begin for begin, done in zip(begins, before, strict=True)]
+
+
 def _blocks(work: Training, degrees: Degrees, layout: Layout) -> Sequence[Block]:
     """Every block; where a stage makes its first ones again, the others keep all."""
-    again = work.block(degrees.shape)
+    shape, plain = degrees.shape, degrees.shape._replace(recompute="never")
     if not isinstance(layout.recompute, int):
-        return [again] * work.model.blocks
-    plain = work.block(degrees.shape._replace(recompute="never"))
+        return [work.block(shape, kind) for kind in work.kinds]
+    again = [k < layout.recompute for n in stage_counts(work, degrees) for k in range(n)]
     return [
-        again if k < layout.recompute else plain
-        for count in stage_counts(work, degrees)
-        for k in range(count)
+        work.block(shape if made else plain, kind)
+        for made, kind in zip(again, work.kinds, strict=True)
     ]
 
 
 def layout_text(layout: Layout) -> str:
     """The degrees that a profile has in it, in words."""
-    names = ("tp", "cp", "ep", "recompute", "microbatch")
+    names = ("tp", "cp", "ep", "etp", "recompute", "modules", "microbatch")
     return ",".join(f"{name}={value}" for name in names if (value := getattr(layout, name)))

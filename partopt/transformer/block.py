@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from partopt.documents.engine import Engine
-from partopt.documents.transformer import (
-    BITS,
-    Calibration,
-    Format,
-    Kept,
-    Practice,
-    Transformer,
-)
+from partopt.documents.transformer import BITS, Calibration, Format, Kind, Practice, Transformer
 from partopt.errors import PartoptError, did_you_mean
+from partopt.transformer import halves
+from partopt.transformer.experts import Experts
+from partopt.transformer.halves import Half, Product
 from partopt.transformer.rates import COLLECTIVE_S, HOP_S, Rates, Seconds
 
 # of the exchanges of a tensor parallel group, what products that are split hide: torch's, 20 to
@@ -25,14 +21,19 @@ from partopt.transformer.rates import COLLECTIVE_S, HOP_S, Rates, Seconds
 HIDDEN = {"none": 0.0, "async": 0.5, "buffers": 0.7}
 GATHERED = 8  # bytes a logit of the copies where all of them are gathered
 SUM = 6  # bytes an element where two tensors are added
+JOINED = 30  # bytes of passes over a further token's inputs: norms, joined, residual; counted
+# fitted on published runs of experts
+BESIDE = 1.2  # of the host's time, where it starts two microbatches side by side
+GROUPED = 0.75  # of the operations, where experts have a capacity
 
 Recomputed = Literal["never", "selective", "always"]
 
 
 class Shape(NamedTuple):
-    """What a block's seconds depend on beside its `Training`.
+    """What a block's seconds depend on beside its kind and its `Training`.
 
-    With `fsdp` its parameters lie in shares on several ranks, and are gathered for it.
+    With `fsdp` its parameters lie in shares on several ranks, and are gathered for it. Of selective
+    recomputation there may be `modules`.
     """
 
     b: int = 1
@@ -41,6 +42,15 @@ class Shape(NamedTuple):
     e: int = 1
     recompute: Recomputed = "never"
     fsdp: bool = False
+    etp: int = 1
+    modules: tuple[str, ...] = ()
+
+
+class Parameters(NamedTuple):
+    """Of a block on a rank: those beside its experts, and theirs."""
+
+    dense: float
+    experts: float
 
 
 class Block(NamedTuple):
@@ -77,14 +87,6 @@ class Scale(NamedTuple):
         return Seconds(self.forward * computed.forward, self.backward * computed.backward)
 
 
-class Product(NamedTuple):
-    """Of all tokens a product (T, k) x (k, n); `again` is the share that operations make again."""
-
-    n: float
-    k: float
-    again: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """A transformer that a trainer trains on some device: all but the layout.
@@ -104,7 +106,9 @@ class Training:
     calibration: Calibration | None = None
     repeats_keys: bool = True
     parts_ties: bool = True
-    _blocks: dict[Shape, Block] = field(default_factory=dict, init=False, compare=False)
+    _blocks: dict[tuple[Shape, Kind], Block] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         formats = [*self.rates.products]
@@ -144,15 +148,29 @@ class Training:
         """Ranks over which what lies between products is cut."""
         return shape.t if self.practice.sequence_parallel else 1
 
-    def parameters(self, shape: Shape) -> float:
-        """Those of a block on a rank, gathered if they lie in shares."""
-        return self.model.dense_parameters / shape.t + self.model.expert_parameters / shape.e
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kind of every block; of the last one are those that predict further tokens."""
+        return tuple(self.model.kinds())
 
-    def block(self, shape: Shape) -> Block:
-        """A block; looked up where it was asked for before."""
-        if shape not in self._blocks:
-            self._blocks[shape] = self._block(shape)
-        return self._blocks[shape]
+    @cached_property
+    def counts(self) -> Mapping[Kind, int]:
+        """Blocks of every kind that the model has."""
+        return Counter(self.kinds)
+
+    def parameters(self, shape: Shape, kind: Kind | None = None) -> Parameters:
+        """Those of a block on a rank, gathered if they lie in shares."""
+        model, kind = self.model, kind or self.kinds[-1]
+        whole = model.compressing_parameters
+        dense = (model.dense_parameters(kind) - whole) / shape.t + whole
+        return Parameters(dense, model.expert_parameters(kind) / (shape.e * shape.etp))
+
+    def block(self, shape: Shape, kind: Kind | None = None) -> Block:
+        """A block of a kind, by default the last one's; looked up where it was asked for before."""
+        key = shape, kind or self.kinds[-1]
+        if key not in self._blocks:
+            self._blocks[key] = self._block(*key)
+        return self._blocks[key]
 
     def is_measured(self, shape: Shape) -> bool:
         """Whether a block of this shape is one of those that were measured."""
@@ -175,9 +193,10 @@ class Training:
         scales: dict[int, Scale] = {}
         for block in calibration.blocks if calibration else ():
             shape = Shape(block.microbatch_size, calibration.ranks if calibration else 1)
-            inside = self._inside(shape)
+            inside = self._inside(shape, self.kinds[-1])
             computed = _sum(s for part, s in inside.items() if self.is_scaled(part))
-            kept = block.kept_bytes / self._saved_bytes(shape) if block.kept_bytes else 1.0
+            held = self._saved_bytes(shape, self.kinds[-1])
+            kept = block.kept_bytes / held if block.kept_bytes else 1.0
             scales[shape.b] = Scale(
                 block.forward_s / computed.forward, block.backward_s / computed.backward, kept
             )
@@ -197,93 +216,151 @@ class Training:
         pairs = zip(known[below], known[above], strict=True)
         return Scale(*(low + along * (high - low) for low, high in pairs))
 
-    def _inside(self, shape: Shape) -> dict[str, Seconds]:
+    def _attention(self, shape: Shape) -> Half:
+        return halves.attention(self.model, self.practice, shape.t, self.share(shape))
+
+    def _feed_forward(self, shape: Shape, kind: Kind) -> Half:
+        return halves.feed_forward(self.model, self.practice, shape.t, self.model.width(kind))
+
+    def experts(self, shape: Shape) -> Experts:
+        """The experts of a block that has some."""
+        return Experts(
+            model=self.model,
+            practice=self.practice,
+            rates=self.rates,
+            format=self.format,
+            gradient_bytes=self.gradient_bytes,
+            e=shape.e,
+            etp=shape.etp,
+            tokens=self.tokens(shape) / self.share(shape),
+        )
+
+    def _inside(self, shape: Shape, kind: Kind) -> dict[str, Seconds]:
         """The parts that are in a block's module, computed."""
+        experts = self.experts(shape)
         return {
-            "products": _sum(self._linear_s(shape, product) for product in self.products(shape)),
-            "attention": self._attention_s(shape),
-            "passes": self._passes_s(shape),
-            "tensor": self._tensor_s(shape),
-            **({"experts": self._experts_s(shape)} if self.model.experts else {}),
+            "products": _sum(self._linear_s(shape, p) for p in self.products(shape, kind)),
+            "attention": self._attention_s(shape, kind),
+            "passes": self._passes_s(shape, kind),
+            "tensor": self._tensor_s(shape, kind),
+            **({"experts": experts.work_s(self._conversion)} if kind.experts else {}),
         }
 
-    def _block(self, shape: Shape) -> Block:
+    def _block(self, shape: Shape, kind: Kind) -> Block:
         scale = self.scale(shape)
         exchanged = scale if self.is_scaled("tensor") else Scale()
         parts = {
             name: (exchanged if name == "tensor" else scale).of(seconds)
-            for name, seconds in self._inside(shape).items()
+            for name, seconds in self._inside(shape, kind).items()
         }
         if shape.c > 1:
             parts["context"] = self._context_s(shape, parts["attention"])
-        if self.model.experts:
-            parts["exchange"] = self._exchange_s(shape, _sum(parts.values()))
-        again_s = self._again_s(shape, _sum(parts.values()).forward, parts["attention"].forward)
-        if any(launches_s := self._launches_s(shape, _sum(parts.values()), again_s)):
+        work_s = _sum(parts.values())
+        again_s = self._again_s(shape, kind, work_s.forward, parts["attention"].forward)
+        if kind.experts:
+            exchange_s = self.experts(shape).shown_s(sum(work_s) + again_s)
+            parts["exchange"] = Seconds(exchange_s, exchange_s)
+        if any(launches_s := self._launches_s(shape, kind, _sum(parts.values()), again_s)):
             parts["launches"] = launches_s
         forward_s, backward_s = _sum(parts.values())
-        whole = shape._replace(recompute="never")
-        saved_bytes, whole_bytes = self.saved_bytes(shape), self.saved_bytes(whole)
+        whole = shape._replace(recompute="never", modules=())
+        saved_bytes, whole_bytes = self.saved_bytes(shape, kind), self.saved_bytes(whole, kind)
         ends_s = self.head_s(shape), self.embedding_s(shape)
         return Block(forward_s, backward_s, again_s, saved_bytes, whole_bytes, parts, *ends_s)
 
-    def _again_s(self, shape: Shape, forward_s: float, attention_s: float) -> float:
-        """What is made again, of a forward and of its attention."""
+    def _again_s(self, shape: Shape, kind: Kind, forward_s: float, attention_s: float) -> float:
+        """What is made again, of a forward without its exchanges and of its attention."""
         practice, scale = self.practice, self.scale(shape)
         exchanged = scale if self.is_scaled("tensor") else Scale()
         if shape.recompute == "always":
+            if kind.experts:
+                experts = self.experts(shape)
+                forward_s += experts.both_s
             if not practice.stops_early:
                 return forward_s
-            last_s = self._linear_s(shape, self.products(shape)[-1]).forward
+            products = self.products(shape, kind)
+            last_s = self._linear_s(shape, products[-1]).forward
             scatter_s = self._scatter_s(shape) * self._shown
             return forward_s - scale.forward * last_s - exchanged.forward * scatter_s
+        if shape.recompute == "selective" and shape.modules:
+            return sum(self._module_s(name, shape, kind, attention_s) for name in shape.modules)
         if shape.recompute == "selective" and practice.selective == "operations":
-            made_s = self._remade_s(shape)
-            return scale.forward * made_s + exchanged.forward * self._regathered_s(shape)
+            made_s = self._remade_s(shape, kind)
+            return scale.forward * made_s + exchanged.forward * self._regathered_s(shape, kind)
         return attention_s if shape.recompute == "selective" and practice.scores else 0.0
 
-    def _launches_s(self, shape: Shape, device_s: Seconds, again_s: float) -> Seconds:
+    def _module_s(self, name: str, shape: Shape, kind: Kind, attention_s: float) -> float:
+        """What making a module again takes, by its name in `partopt.documents.engine.MODULES`."""
+        T, scale = self.tokens(shape), self.scale(shape).forward
+        attention, feed = self._attention(shape), self._feed_forward(shape, kind)
+        if name == "core_attn":
+            return attention_s
+        if name == "mla_up_proj":
+            expansion = attention.products[attention.expansion]
+            products_s = sum(self._linear_s(shape, product).forward for product in expansion)
+            return scale * (products_s + self.rates.passes_s(T * attention.turned))
+        if name == "layernorm":
+            norms = self.practice.passes.norms[0] * self.model.hidden / self.share(shape)
+            return scale * self.rates.passes_s(T * norms)
+        of_feed = name == ("shared_experts" if kind.experts else "mlp") or name == "moe"
+        made_s = self._half_s(shape, feed) if of_feed and (kind.experts or name == "mlp") else 0.0
+        if name == "moe_act" and kind.experts:
+            made_s = self.experts(shape).activation_s(self._conversion).forward
+        elif name == "moe" and kind.experts:
+            experts = self.experts(shape)
+            made_s += experts.work_s(self._conversion).forward
+            made_s += experts.both_s
+        return scale * made_s
+
+    def _half_s(self, shape: Shape, half: Half) -> float:
+        """The forward of a half's products and of passes inside it."""
+        products_s = sum(self._linear_s(shape, product).forward for product in half.products)
+        size = half.passed[0]
+        if BITS[self.format] < 16:
+            inputs = half.inputs * self.model.hidden / self.share(shape)
+            size += self._conversion * (half.converted[0] + inputs)
+        return products_s + self.rates.passes_s(self.tokens(shape) * size)
+
+    def _launches_s(self, shape: Shape, kind: Kind, device_s: Seconds, again_s: float) -> Seconds:
         """What the host takes longer to start a block than the device to run it.
 
-        Where a block was measured, that is in it.
+        Where a block was measured, that is in it. With a capacity no counts are waited for, and one
+        kernel is of all experts. Beside another microbatch it is both directions that wait.
         """
-        model, launches, graphs = self.model, self.practice.launches, self.practice.graphs
+        model, practice = self.model, self.practice
+        launches, graphs = practice.launches, practice.graphs
         if self.calibration or graphs == "full":
             return Seconds(0.0, 0.0)
-        attention = launches.attention + 2 * launches.norms
-        feed, router = launches.dense * bool(model.ffn), 0.0
-        if model.experts:
-            local = model.experts / shape.e
-            router = launches.router + launches.shared * bool(model.ffn)
-            feed = launches.rows if self.practice.dispatch == "rows" else launches.copies
-            feed += launches.experts + launches.expert * local
-            feed += launches.converts * local * (BITS[self.format] < 16)
+        attention = launches.latent if model.latent else launches.attention
+        expanding = attention * ("mla_up_proj" in shape.modules and model.latent is not None)
+        attention += launches.norms + expanding
+        feed, router = launches.dense * bool(model.width(kind)) + launches.norms, 0.0
+        if kind.experts:
+            router, feed = launches.router + feed, self.experts(shape).launches
         held = {"none": 0.0, "router": router, "attention": router + attention}[graphs]
-        forward_s = (attention + router + feed - held) * self.rates.launch
+        share = GROUPED if kind.experts and practice.routing == "capacity" else 1.0
+        forward_s = (attention + router + feed - held) * share * self.rates.launch
         backward_s = forward_s * (3 if shape.recompute == "always" else 2)
+        if self._overlaps(shape, kind):
+            late_s = BESIDE * (forward_s + backward_s) - sum(device_s) - again_s
+            return Seconds(max(0.0, late_s) / 3, max(0.0, late_s) * 2 / 3)
         return Seconds(
             max(0.0, forward_s - device_s.forward),
             max(0.0, backward_s - device_s.backward - again_s),
         )
 
-    def products(self, shape: Shape) -> list[Product]:
+    def _overlaps(self, shape: Shape, kind: Kind) -> bool:
+        """Whether exchanges of experts are hidden behind another microbatch."""
+        return self.practice.dispatch_overlap and kind.experts and shape.e * shape.etp > 1
+
+    def products(self, shape: Shape, kind: Kind | None = None) -> list[Product]:
         """The products of attention and feed-forward, in their order."""
-        model, practice, t = self.model, self.practice, shape.t
-        h, q, f = model.hidden, model.q / t, model.ffn / t
-        kv = max(model.kv / t, model.head_size)  # which several ranks have where heads are fewer
-        found = [Product(q + 2 * kv, h, 0.0), Product(h, q, 1.0)]
-        if not practice.joined_queries:
-            found[:1] = [Product(q, h, 0.0), Product(kv, h, 1.0), Product(kv, h, 0.0)]
-        if f and model.gated and not practice.joined_gate:
-            found += [Product(f, h, 0.0), Product(f, h, 1.0), Product(h, f, 0.0)]
-        elif f:
-            found += [Product(f * (2 if model.gated else 1), h, 0.5), Product(h, f, 0.0)]
-        return found
+        feed = self._feed_forward(shape, kind or self.kinds[-1])
+        return [*self._attention(shape).products, *feed.products]
 
     def _linear_s(self, shape: Shape, product: Product) -> Seconds:
-        return self.rates.linear_s(
-            self.tokens(shape), product.n, product.k, self.format, self._grad_out(shape)
-        )
+        tokens = self.tokens(shape) * product.tokens
+        return self.rates.linear_s(tokens, product.n, product.k, self.format, self._grad_out(shape))
 
     def _grad_out(self, shape: Shape) -> tuple[float, float]:
         """Bytes an element of a weight's gradient: written, and read where it is added to one."""
@@ -291,12 +368,19 @@ class Training:
             return self.gradient_bytes, self.gradient_bytes
         return 2.0, 0.0
 
-    def _attention_s(self, shape: Shape) -> Seconds:
-        """Half of the scores where a kernel skips what is masked; else all, with a softmax."""
+    def _attention_s(self, shape: Shape, kind: Kind) -> Seconds:
+        """Half of the scores where a kernel skips what is masked; else all, with a softmax.
+
+        A row of a window sees as many keys as one of a sequence of twice its width does in the
+        mean.
+        """
         model, rates, scores, s = self.model, self.rates, self.practice.scores, self.sequence
         if scores is None:
-            flops = 4 * shape.b * model.scores(s) * model.q / (shape.t * shape.c)
-            return rates.attention_s(self.practice.attention, flops, s / shape.c)
+            widths = model.q + model.values
+            flops = 2 * shape.b * model.scores(s, kind) * widths / (shape.t * shape.c)
+            seen = min(s, 2 * model.window) if kind.windowed else s
+            latent = model.latent is not None
+            return rates.attention_s(self.practice.attention, flops, seen / shape.c, latent)
         heads, d, rows = shape.b * model.heads / shape.t, model.head_size, s / shape.c
         both_s = rates.product_s(rows, s, d, self.wide) + rates.product_s(rows, d, s, self.wide)
         return Seconds(
@@ -304,29 +388,26 @@ class Training:
             heads * (2 * both_s + rates.passes_s(rows * s * scores.backward)),
         )
 
-    def _passes_s(self, shape: Shape) -> Seconds:
+    def _passes_s(self, shape: Shape, kind: Kind) -> Seconds:
         """Passes over memory: norms to activation, conversions to fewer bits, sums, copies."""
-        forward, backward = (self.rates.passes_s(self._passed_bytes(shape, way)) for way in (0, 1))
-        return Seconds(forward, backward)
+        sizes = (self._passed_bytes(shape, kind, way) for way in (0, 1))
+        return Seconds(*map(self.rates.passes_s, sizes))
 
-    def _passed_bytes(self, shape: Shape, way: int) -> float:
+    def _passed_bytes(self, shape: Shape, kind: Kind, way: int) -> float:
         """Bytes of a block's passes, forward (0) or backward (1)."""
         model, practice, passes, t = self.model, self.practice, self.practice.passes, shape.t
-        T, h, q, f = self.tokens(shape), model.hidden, model.q, model.ffn
-        kv = max(model.kv, t * model.head_size)
+        T, h, both = self.tokens(shape), model.hidden, self._halves(shape, kind)
         over_h = h * (passes.norms[way] + passes.residuals[way])
         over_h += h * passes.dropout[way] * model.dropout
-        inside = q * passes.queries[way] + kv * passes.keys[way]
-        inside += (q + kv) * passes.rotary[way] * model.rotary
-        inside += f * (passes.gated if model.gated else passes.plain)[way]
+        inside = sum(half.passed[way] for half in both)
         if BITS[self.format] < 16:
-            ups = 2 if model.gated else 1
-            over_h += self._conversion * (0 if way else 2 * h)
-            inside += self._conversion * (q + 2 * kv + ups * f + 2 * h if way else q + f)
-        size = T * (over_h / self.share(shape) + inside / t)
-        parameters = self.parameters(shape)
+            over_h += self._conversion * (0 if way else h * sum(half.inputs for half in both))
+            inside += self._conversion * sum(half.converted[way] for half in both)
+        size = T * (over_h / self.share(shape) + inside)
+        parameters = sum(self.parameters(shape, kind))
         if way:  # gradients of the input of products that are apart, at full width
-            apart = 2 * (not practice.joined_queries) + (model.gated and not practice.joined_gate)
+            apart = 2 * (not practice.joined_queries)
+            apart += bool(model.width(kind)) and model.gated and not practice.joined_gate
             size += SUM * T * h * (min(apart, 1) if practice.compiled and t == 1 else apart)
         if shape.fsdp:
             size += parameters * practice.shard_copies[way]
@@ -336,6 +417,9 @@ class Training:
         elif way and practice.sums == "autograd":
             size += parameters * (2 + 2 * self.gradient_bytes)
         return size
+
+    def _halves(self, shape: Shape, kind: Kind) -> tuple[Half, Half]:
+        return self._attention(shape), self._feed_forward(shape, kind)
 
     @cached_property
     def _conversion(self) -> float:
@@ -358,11 +442,11 @@ class Training:
         """The share of exchanges of a tensor parallel group that products do not hide."""
         return 1 - HIDDEN[self.practice.tp_overlap]
 
-    def _tensor_s(self, shape: Shape) -> Seconds:
+    def _tensor_s(self, shape: Shape, kind: Kind) -> Seconds:
         """What a tensor parallel group exchanges, in attention and in the feed-forward."""
         if shape.t == 1:
             return Seconds(0.0, 0.0)
-        practice, pairs = self.practice, 2 if self.model.ffn else 1
+        practice, pairs = self.practice, self._pairs(kind)
         # what split products exchange starts by itself
         start_s = COLLECTIVE_S if practice.tp_overlap == "none" else 0.0
         gather_s, scatter_s = self._gather_s(shape) + start_s, self._scatter_s(shape) + start_s
@@ -375,70 +459,42 @@ class Training:
             backward_s += pairs * gather_s
         return Seconds(forward_s * self._shown, backward_s * self._shown)
 
-    def _remade_s(self, shape: Shape) -> float:
+    def _pairs(self, kind: Kind) -> int:
+        """Halves whose inputs a tensor parallel group gathers: attention, and a feed-forward."""
+        return 2 if self.model.width(kind) else 1
+
+    def _remade_s(self, shape: Shape, kind: Kind) -> float:
         """What is made again where some operations are: products, all passes but the last."""
-        products = self.products(shape)
+        products = self.products(shape, kind)
         products_s = sum(
             self._linear_s(shape, product).forward * product.again for product in products
         )
         last = self.practice.passes.residuals[0] / 2
         last_s = self.rates.passes_s(self.tokens(shape) * self.model.hidden * last)
-        return products_s + self._passes_s(shape).forward - last_s / self.share(shape)
+        return products_s + self._passes_s(shape, kind).forward - last_s / self.share(shape)
 
-    def _regathered_s(self, shape: Shape) -> float:
+    def _regathered_s(self, shape: Shape, kind: Kind) -> float:
         """The gathers that are made again there."""
-        return (2 if self.model.ffn else 1) * self._gather_s(shape) * self._shown
+        return self._pairs(kind) * self._gather_s(shape) * self._shown
 
     def _context_s(self, shape: Shape, attention_s: Seconds) -> Seconds:
         """Keys and values go round c ranks, behind the attention of those that have come."""
         t, c, rates = shape.t, shape.c, self.rates
         rate = rates.link if t * c <= rates.server else rates.port
-        round_s = (c - 1) * (HOP_S + 4 * self.tokens(shape) * self.model.kv / t / rate)
+        wide = self.model.kv * (1 + self.model.values / self.model.q)
+        round_s = (c - 1) * (HOP_S + 2 * self.tokens(shape) * wide / t / rate)
         forward_s, backward_s = attention_s
         return Seconds(max(0.0, round_s - forward_s), max(0.0, 2 * round_s - backward_s))
 
-    def _experts_s(self, shape: Shape) -> Seconds:
-        """The experts' products and passes."""
-        model, rates, bits = self.model, self.rates, BITS[self.format]
-        h, f = model.hidden, model.expert_ffn
-        rows = self._rows(shape)
-        up = rates.linear_s(rows, f * (model.matrices - 1), h, self.format, (0.0, 0.0))
-        down = rates.linear_s(rows, h, f, self.format, (0.0, 0.0))
-        weights = model.expert_parameters / shape.e
-        # rows are permuted, sorted and put back: three times read and written
-        gated, back = (6, 10) if model.gated else (4, 6)
-        over = rows * (12 * h + gated * f) + weights * bits / 8
-        over_back = rows * (12 * h + back * f) + weights * (bits / 8 + 2 * self.gradient_bytes)
-        if bits < 16:
-            over += rows * self._conversion * (h + f)
-            over_back += rows * self._conversion * ((model.matrices - 1) * f + h)
-        passes = Seconds(rates.passes_s(over), rates.passes_s(over_back))
-        return _sum([up, down, passes])
-
-    def _rows(self, shape: Shape) -> float:
-        """Tokens of the experts of a rank, as often as experts take it."""
-        return self.tokens(shape) / self.share(shape) * self.model.experts_per_token
-
-    def _exchange_s(self, shape: Shape, work_s: Seconds) -> Seconds:
-        """What two exchanges in a direction show: to experts on e ranks and back.
-
-        They send all rows, or one copy of a token to all S servers, spread inside (DeepEP).
-        """
-        if shape.e == 1:
-            return Seconds(0.0, 0.0)
-        model, rates, e, k = self.model, self.rates, shape.e, self.model.experts_per_token
-        S = math.ceil(e / rates.server)  # experts' ranks follow each other, tensor ranks among them
-        size = self._rows(shape) * model.hidden * 2
-        out, near = size * (1 - 1 / S), size / S
-        if self.practice.dispatch == "copies":
-            copies = size / k
-            out = copies * (S - 1) * (1 - (1 - 1 / S) ** k)
-            near = copies * e * (1 - (1 - 1 / e) ** k)
-        both_s = 2 * (max(out / rates.port, near / rates.link) + HOP_S)
-        if self.practice.dispatch_overlap:
-            forward_s, backward_s = work_s
-            return Seconds(max(0.0, both_s - forward_s), max(0.0, both_s - backward_s))
-        return Seconds(both_s, both_s)
+    def further_s(self, shape: Shape) -> Seconds:
+        """A block that predicts a further token, what joins its inputs, head and loss."""
+        block, model, T = self.block(shape), self.model, self.tokens(shape)
+        joined = Product(model.hidden / shape.t, 2 * model.hidden, 0.0)
+        passes_s = self.rates.passes_s(JOINED * T * model.hidden)
+        forward_s, backward_s = self._linear_s(shape, joined)
+        forward_s += block.forward_s + (block.head_s + passes_s) / 3
+        backward_s += block.backward_s + block.again_s + (block.head_s + passes_s) * 2 / 3
+        return Seconds(forward_s, backward_s)
 
     def head_s(self, shape: Shape) -> float:
         """Seconds of the head and the loss, forward and backward."""
@@ -460,35 +516,33 @@ class Training:
         whole = self.practice.sends == "whole" and not self.practice.sequence_parallel
         return 2 * self.tokens(shape) * self.model.hidden / (1 if whole else shape.t)
 
-    def saved_bytes(self, shape: Shape) -> float:
+    def saved_bytes(self, shape: Shape, kind: Kind | None = None) -> float:
         """Bytes that a block keeps of a microbatch on one rank; its input is known in any case."""
         scale = 1.0 if shape.recompute == "always" else self.scale(shape).kept
-        return scale * self._saved_bytes(shape)
+        return scale * self._saved_bytes(shape, kind or self.kinds[-1])
 
-    def _saved_bytes(self, shape: Shape) -> float:
+    def _saved_bytes(self, shape: Shape, kind: Kind) -> float:
         """Korthikanti et al., 2022, table 2, and the same count of other blocks."""
         model, T, share, t = self.model, self.tokens(shape), self.share(shape), shape.t
         if shape.recompute == "always":
             return 2 * T * model.hidden / share
-        kept, scores = self.practice.kept, self.score_bytes(shape)
-        if shape.recompute == "selective":
+        kept, scores, modules = self.practice.kept, self.score_bytes(shape), shape.modules
+        if shape.recompute == "selective" and not modules:
             kept, scores = self.practice.kept_selective or kept, 0.0
-        return scores + self._kept_bytes(kept, T / share, T / t) + T * kept.whole * model.hidden
-
-    def _kept_bytes(self, kept: Kept, cut: float, inside: float) -> float:
-        """What is kept of `cut` tokens of the hidden width, and of those `inside` products."""
-        model, less = self.model, kept.narrower if BITS[self.format] < 16 else 0.0
-        h, q, f = model.hidden, model.q, model.ffn
-        inputs = 2 if f else 1  # of products, of the hidden width
-        size = cut * h * (kept.hidden - less * inputs + model.dropout * kept.dropout)
-        gated = kept.gated if model.gated else kept.plain
-        over_q = kept.queries + kept.rotary * model.rotary - less
-        over_q += kept.grouped * (model.kv_heads < model.heads)
-        size += inside * (q * over_q + model.kv * kept.keys + f * (gated - less))
-        if model.experts:
-            size -= cut * 2 * h * (0 if f else 1)  # the rows are kept instead
-            rows = cut * model.experts_per_token
-            size += rows * ((4 - less) * h + (gated - less) * model.expert_ffn)
+        less = kept.narrower if BITS[self.format] < 16 else 0.0
+        width = model.width(kind) / t
+        if ("shared_experts" if kind.experts else "mlp") in modules:
+            width = 0.0
+        inputs = 2 if model.width(kind) and not kind.experts else 1  # in the format of products
+        over_h = kept.hidden - less * inputs + model.dropout * kept.dropout
+        over_h -= (2 - less) * ("mlp" in modules and not kind.experts)
+        over_h -= (2 - less + 2 * kind.experts) * ("layernorm" in modules)
+        size = halves.attention_bytes(model, kept, t, share, less, modules)
+        size += halves.feed_forward_bytes(model, kept, width, less) + over_h * model.hidden / share
+        size = T * (size + kept.whole * model.hidden) + scores
+        if kind.experts:
+            wide = kept.gated if model.gated else kept.plain
+            size += self.experts(shape).kept_bytes(less, wide, modules)
         return size
 
     def score_bytes(self, shape: Shape) -> float:

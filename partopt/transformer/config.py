@@ -1,7 +1,7 @@
 """A transformer from its configuration: Hugging Face's config.json, or one of `models/`.
 
 Both have the same form; those of `models/` say their source beside. What a `Transformer` cannot say
-is refused by name: blocks of several kinds, and attention over compressed keys.
+is refused by name: linear and sparse attention, state spaces, kinds of blocks in no period.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import structs
 
 from partopt import documents
 from partopt.documents.files import PathLike, find_shipped, shipped_names
-from partopt.documents.transformer import Numerics, Transformer
+from partopt.documents.transformer import Latent, Numerics, Transformer
 from partopt.errors import PartoptError, did_you_mean
 
 _BEGIN = 100_000  # bytes of a file in which a configuration says its model_type
@@ -43,15 +43,54 @@ class _Kind:
     dropout: str = ""
     experts: str = ""  # their number; all are `width` wide
     width: str = "moe_intermediate_size"
+    taken: str = "num_experts_per_tok"
+    shared: str = "shared_expert_intermediate_size"  # the width of what all tokens take
+    dense: str = "intermediate_size"  # the width of blocks without experts
+    dense_first: str = ""  # how many blocks have none at first
+    period: str = "decoder_sparse_step"  # every so many blocks have experts
+    window: str = "sliding_window"
+    full_period: int = 0  # of blocks that see all, where layer_types does not say it
+    sinks: bool = False
+    further: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
 
 
 _GPT2 = {"blocks": "n_layer", "hidden": "n_embd", "heads": "n_head", "ffn": "n_inner"}
+_DEEPSEEK = _Kind(
+    experts="n_routed_experts",
+    shared="n_shared_experts",
+    dense_first="first_k_dense_replace",
+    period="moe_layer_freq",
+    further="num_nextn_predict_layers",
+)
+_WITH_TEXT = {"llama4": "llama4_text"}  # models of text and pictures
+_LATENT = {
+    "queries": "q_lora_rank",
+    "keys": "kv_lora_rank",
+    "rotary": "qk_rope_head_dim",
+    "values": "v_head_dim",
+}
 _KINDS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2"), _Kind()),
     "gemma": _Kind(tied=True),
-    "mixtral": _Kind(experts="num_local_experts", width="intermediate_size"),
+    **dict.fromkeys(
+        ("mixtral", "minimax_m2", "granitemoe"),
+        _Kind(experts="num_local_experts", width="intermediate_size"),
+    ),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _Kind(experts="num_experts")),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe"), _DEEPSEEK),
+    "gpt_oss": _Kind(
+        experts="num_local_experts", width="intermediate_size", full_period=2, sinks=True
+    ),
+    "llama4_text": _Kind(
+        experts="num_local_experts",
+        width="intermediate_size",
+        shared="intermediate_size",
+        dense="intermediate_size_mlp",
+        period="interleave_moe_layer_step",
+        window="attention_chunk_size",
+        full_period=4,
+    ),
     "gpt2": _Kind(gated=False, rotary=False, tied=True, dropout="resid_pdrop", names=_GPT2),
     "gpt_neox": _Kind(gated=False),
     "nemotron": _Kind(gated=False),
@@ -72,6 +111,19 @@ _NUMERICS = {
     "mixtral": Numerics(epsilon=1e-5, rotary_base=1e6),
     **dict.fromkeys(("qwen2", "qwen2_moe"), Numerics(epsilon=1e-6, bias="queries")),
     **dict.fromkeys(("qwen3", "qwen3_moe"), Numerics(epsilon=1e-6, query_key_norms=True)),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "kimi_k2"),
+        Numerics(epsilon=1e-6, besides="deepseek's router"),
+    ),
+    "glm4_moe": Numerics(epsilon=1e-5, rotary_share=0.5, besides="deepseek's router"),
+    "minimax_m2": Numerics(epsilon=1e-6, rotary_base=5e6, query_key_norms=True),
+    "granitemoe": Numerics(epsilon=1e-6, besides="granite's multipliers"),
+    "gpt_oss": Numerics(
+        epsilon=1e-5, rotary_base=150_000, bias="all", besides="gpt_oss' clamped experts"
+    ),
+    "llama4_text": Numerics(
+        epsilon=1e-5, rotary_base=500_000, besides="llama4's norms without weights"
+    ),
     **dict.fromkeys(("gpt2", "starcoder2"), _LAYERS),
     "gpt_neox": structs.replace(_LAYERS, rotary_share=0.25, besides="gpt_neox's two residuals"),
     "nemotron": structs.replace(
@@ -96,11 +148,24 @@ _WORDS = {
         "rotary_share": "rotary_pct",
     },
     "nemotron": {"epsilon": "norm_eps"},
+    "glm4_moe": {"query_key_norms": "use_qk_norm"},
     "starcoder2": {"epsilon": "norm_epsilon", "bias": "use_bias"},
     "bert": {"epsilon": "layer_norm_eps"},
     "roberta": {"epsilon": "layer_norm_eps"},
 }
-_HINT = "it plans models of equal blocks: attention and a feed-forward or experts"
+_HINT = "it plans blocks of attention, full, latent or in a window, and a feed-forward or experts"
+# what makes a model one of other blocks, by the fields that say so
+_OTHERS = {
+    "index_topk": "sparse attention, over keys that an indexer takes",
+    "index_n_heads": "sparse attention, over keys that an indexer takes",
+    "linear_attn_config": "blocks of linear attention",
+    "linear_num_key_heads": "blocks of linear attention",
+    "full_attention_interval": "blocks of linear attention",
+    "hybrid_override_pattern": "blocks of state spaces",
+    "mamba_d_state": "blocks of state spaces",
+    "mamba_num_heads": "blocks of state spaces",
+    "is_encoder_decoder": "an encoder and a decoder",
+}
 
 
 def find_transformer(given: PathLike) -> Transformer | None:
@@ -140,6 +205,9 @@ def read_transformer(content: bytes, where: str, name: str) -> Transformer:
         what = f"{where}: not JSON: {error}"
         raise PartoptError(what, "a config.json is expected", code="malformed-document") from None
     kind = raw.get("model_type") if isinstance(raw, dict) else None
+    if kind in _WITH_TEXT and isinstance(raw.get("text_config"), dict):  # its text alone is planned
+        raw = {"model_type": _WITH_TEXT[kind]} | raw["text_config"]
+        kind = raw["model_type"]
     if not isinstance(kind, str):
         raise PartoptError(
             f"{where}: has no model_type: not the configuration of a model",
@@ -182,7 +250,8 @@ def _pattern(name: str) -> str:
     """A regular expression of a name, `qwen3-0.6b` as `Qwen3_0_6B`."""
     joined = {"-": "[-_ ]", ".": "[._p]"}
     runs = re.findall(r"[a-z]+|[0-9]+|[-.]", name)
-    return "[-_ ]?".join(joined.get(run, run) for run in runs) + "(?![a-z0-9])"
+    # another minor version is another model
+    return "[-_ ]?".join(joined.get(run, run) for run in runs) + r"(?![a-z0-9]|\.[0-9])"
 
 
 def like_shipped(model: Transformer) -> Transformer | None:
@@ -217,12 +286,17 @@ def write_config(model: Transformer) -> dict[str, object]:
             "head_dim": model.head_size,
             "tie_word_embeddings": model.tied,
         }
-        raw |= {"sliding_window": model.window} if model.window else {}
+        raw |= {kind.window: model.window} if model.window else {}
+        if model.window and model.full_period:
+            word = "chunked" if model.chunked else "sliding"
+            whole = (not (i + 1) % model.full_period for i in range(model.blocks))
+            raw["layer_types"] = [f"{'full' if every else word}_attention" for every in whole]
         raw |= {kind.dropout: 0.1 * model.dropout} if kind.dropout else {}
-        if kind.experts:
-            raw |= {kind.experts: model.experts, "num_experts_per_tok": model.experts_per_token}
-            raw |= {kind.width: model.expert_ffn}
-            raw |= {"shared_expert_intermediate_size": model.ffn} if model.ffn else {}
+        raw |= _write_experts(model, kind) if kind.experts else {}
+        if latent := model.latent:
+            raw |= {word: getattr(latent, field) for field, word in _LATENT.items()}
+            raw["qk_nope_head_dim"] = model.head_size - latent.rotary
+        raw |= {kind.further: model.further} if kind.further else {}
         raw |= _write_numerics(model, name)
         with suppress(PartoptError):
             read = read_transformer(msgspec.json.encode(raw), name, model.name)
@@ -235,6 +309,24 @@ def write_config(model: Transformer) -> dict[str, object]:
     )
 
 
+def _write_experts(model: Transformer, kind: _Kind) -> dict[str, object]:
+    """Experts in the words of a `model_type`."""
+    shared, several = model.shared_ffn, kind.shared == "n_shared_experts"
+    raw: dict[str, object] = {
+        kind.experts: model.experts,
+        kind.taken: model.experts_per_token,
+        kind.dense: model.ffn,
+        kind.period: model.experts_period,
+        kind.dense_first or "mlp_only_layers": model.dense_first,
+        "n_group": model.groups,
+        "topk_group": model.groups_per_token,
+    }
+    if not kind.dense_first:
+        raw["mlp_only_layers"] = [*range(model.dense_first)]
+    raw |= {kind.shared: shared // max(1, model.expert_ffn) if several else shared}
+    return raw | {kind.width: model.expert_ffn}
+
+
 def _write_numerics(model: Transformer, kind: str) -> dict[str, object]:
     """What no time depends on, as far as a `model_type` has words for it."""
     numerics, usual, words = model.numerics, _NUMERICS[kind], _USUAL | _WORDS.get(kind, {})
@@ -243,8 +335,8 @@ def _write_numerics(model: Transformer, kind: str) -> dict[str, object]:
     raw: dict[str, object] = {words["epsilon"]: numerics.epsilon}
     raw |= {words["rotary_base"]: numerics.rotary_base} if model.rotary else {}
     raw |= {"rope_scaling": numerics.rotary_scaling} if numerics.rotary_scaling else {}
-    for name in ("rotary_share", "activation"):
-        if getattr(numerics, name) != getattr(usual, name):
+    for name in ("rotary_share", "activation", "query_key_norms"):
+        if name in words and getattr(numerics, name) != getattr(usual, name):
             raw[words[name]] = getattr(numerics, name)
     if numerics.bias != usual.bias:
         raw |= {words["bias"]: numerics.bias != "none", "mlp_bias": numerics.bias == "all"}
@@ -252,26 +344,15 @@ def _write_numerics(model: Transformer, kind: str) -> dict[str, object]:
 
 
 def _other_blocks(raw: dict[str, Any]) -> Iterator[PartoptError]:
-    """What makes a model one of other blocks than partopt knows, or of several kinds."""
-    layers, experts = raw.get("layer_types"), raw.get("decoder_sparse_step")
-    found = {
-        "text_config": isinstance(raw.get("text_config"), dict) and "a model of several parts",
-        "is_encoder_decoder": raw.get("is_encoder_decoder") is True and "an encoder and a decoder",
-        "kv_lora_rank": bool(raw.get("kv_lora_rank")) and "attention over compressed keys (MLA)",
-        "first_k_dense_replace": bool(raw.get("first_k_dense_replace"))
-        and "the first blocks have no experts: blocks of two kinds",
-        "mlp_only_layers": bool(raw.get("mlp_only_layers"))
-        and "some blocks have no experts: blocks of two kinds",
-        "decoder_sparse_step": experts not in (None, 1)
-        and "some blocks have no experts: blocks of two kinds",
-        "layer_types": isinstance(layers, list)
-        and len({*map(str, layers)}) > 1
-        and f"blocks of several kinds: {', '.join(sorted({*map(str, layers)}))}",
-    }
+    """What makes a model one of other blocks than partopt knows."""
+    found = {path: what for path, what in _OTHERS.items() if raw.get(path)}
+    if isinstance(raw.get("text_config"), dict):
+        found["text_config"] = "a model of several parts"
+    kinds = raw.get("attn_type_list")
+    if isinstance(kinds, list) and any(kind != 1 for kind in kinds):
+        found["attn_type_list"] = "blocks of linear attention"
     for path, what in found.items():
-        if what:
-            message = f"{path}: {what}"
-            yield PartoptError(message, _HINT, code="unsupported-model", path=path)
+        yield PartoptError(f"{path}: {what}", _HINT, code="unsupported-model", path=path)
 
 
 class _Reader:
@@ -285,30 +366,34 @@ class _Reader:
         raw, kind = self.raw, self.kind
         names = {**_NAMES, **kind.names}
         size = {key: self._count(names[key]) for key in names if key != "ffn"}
-        heads = size["heads"]
-        shared = kind.experts and kind.width == "moe_intermediate_size"
+        heads, head_size = size["heads"], size["hidden"] // max(1, size["heads"])
+        head_size = self._count("head_dim", head_size)
+        latent = None
+        if raw.get("kv_lora_rank"):
+            ranks = {name: self._count(word, 0) for name, word in _LATENT.items()}
+            head_size = self._count("qk_nope_head_dim") + ranks["rotary"]
+            latent = msgspec.convert(ranks, Latent)
+        experts = self._experts(size["blocks"]) if kind.experts else {}
         ffn = 0
-        if shared:  # the width of an expert that every token takes
-            ffn = self._count("shared_expert_intermediate_size", 0)
-        elif not kind.experts:
-            ffn = self._count(names["ffn"], 0 if kind.gated else 4 * size["hidden"])
-        experts: dict[str, int] = {}
-        if kind.experts:
-            experts = {
-                "experts": self._count(kind.experts),
-                "experts_per_token": self._count("num_experts_per_tok"),
-                "expert_ffn": self._count(kind.width),
-            }
+        if not experts or experts["dense_first"] or experts["experts_period"] > 1:
+            dense = kind.dense if kind.experts else names["ffn"]
+            ffn = self._count(dense, 0 if kind.gated else 4 * size["hidden"])
         dropout = raw.get(kind.dropout, 0.1) if kind.dropout else 0.0
         windowed = raw.get("use_sliding_window", True)
+        window = self._count(kind.window, 0) if windowed else 0
         values: dict[str, Any] = {
             **size,
             **experts,
             "kv_heads": self._count("num_key_value_heads", heads),
-            "head_size": self._count("head_dim", size["hidden"] // max(1, heads)),
+            "head_size": head_size,
+            "latent": latent,
             "tied": raw.get("tie_word_embeddings", kind.tied) is True,
             "dropout": dropout != 0,
-            "window": self._count("sliding_window", 0) if windowed else 0,
+            "window": window,
+            "chunked": bool(window) and kind.window == "attention_chunk_size",
+            "full_period": self._full_period(size["blocks"], window),
+            "sinks": kind.sinks,
+            "further": self._count(kind.further, 0) if kind.further else 0,
             "numerics": self._numerics(),
         }
         documents.refuse(self.faults, name)
@@ -320,6 +405,55 @@ class _Reader:
             causal=kind.causal,
             **values,
         )
+
+    def _experts(self, blocks: int) -> dict[str, int]:
+        """The experts, and which blocks have some."""
+        raw, kind, width = self.raw, self.kind, self._count(self.kind.width)
+        shared = 0
+        if kind.shared in raw or kind.shared == kind.width:
+            shared = self._count(kind.shared, 0)
+            shared *= width if kind.shared == "n_shared_experts" else 1  # so many, each as wide
+        period, without = self._count(kind.period, 1), raw.get("mlp_only_layers") or []
+        first = self._count(kind.dense_first, 0) if kind.dense_first else len(without)
+        have = [i for i in range(blocks) if i >= first and not (i + 1) % max(1, period)]
+        stated = raw.get("moe_layers") or have
+        if without not in ([], [*range(first)]) or stated != have:
+            path = "mlp_only_layers" if without else "moe_layers"
+            self._refuse(path, "blocks without experts are neither the first nor in a period")
+        if kind.period == "moe_layer_freq" and period != 1:
+            self._refuse(kind.period, f"{period} for 1: blocks of experts in a period")
+        groups, taken = self._count("n_group", 0), self._count("topk_group", 0)
+        grouped = groups > 1 and taken
+        return {
+            "experts": self._count(kind.experts),
+            "experts_per_token": self._count(kind.taken, self.raw.get("experts_per_token")),
+            "expert_ffn": width,
+            "shared_ffn": shared,
+            "dense_first": first,
+            "experts_period": max(1, period),
+            "groups": groups if grouped else 0,
+            "groups_per_token": taken if grouped else 0,
+        }
+
+    def _full_period(self, blocks: int, window: int) -> int:
+        """Every how many blocks one sees all tokens; 0 where all have the window, or none."""
+        types, positions = self.raw.get("layer_types"), self.raw.get("no_rope_layers")
+        if positions and not types:
+            types = ["sliding_attention" if turned else "full_attention" for turned in positions]
+        if not window or not isinstance(types, list):
+            return self.kind.full_period if window else 0
+        see_all = [str(kind) == "full_attention" for kind in types]
+        known = {"full_attention", "sliding_attention", "chunked_attention"}
+        if others := sorted({*map(str, types)} - known):
+            self._refuse("layer_types", f"blocks of other kinds: {', '.join(others)}")
+        period = see_all.index(True) + 1 if True in see_all else 0
+        if see_all != [bool(period) and not (i + 1) % period for i in range(blocks)]:
+            self._refuse("layer_types", "blocks that see all tokens are in no period")
+        return period
+
+    def _refuse(self, path: str, what: str) -> None:
+        error = PartoptError(f"{path}: {what}", _HINT, code="unsupported-model", path=path)
+        self.faults.append(error)
 
     def _numerics(self) -> Numerics:
         """What no time depends on: in the words of the kind, or as the kind has it."""

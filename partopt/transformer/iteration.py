@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from partopt.documents.engine import Layout
-from partopt.documents.transformer import BITS, Transformer
+from partopt.documents.transformer import BITS, Kind, Transformer
 from partopt.errors import PartoptError
 from partopt.transformer.block import Block, Shape, Training
-from partopt.transformer.rates import COLLECTIVE_S
+from partopt.transformer.rates import COLLECTIVE_S, Seconds
 
 # measured or counted
 HOST_S = 40e-3  # of an iteration: Korthikanti's tables 4 and 5, 1.10 s less blocks, head and step
-STEP, WHOLE_STEP = 34, 8  # bytes a parameter of an optimizer's step: in shares, of all
+# bytes a parameter of an optimizer's step: in shares, beside its state; of all
+STEP, WHOLE_STEP = 22, 8
+STATE = 12  # bytes of state: a float32 copy and two moments
 FSDP_STEP = 40  # the same where parameters and gradients are in shares and in float32
 FLOAT32_EXCHANGE = 26  # flattened, divided, cast and copied back, as the code does it
 FSDP_STATE = 16  # bytes a parameter: itself, gradient and two moments in float32
 # the allocator holds so much of what comes and goes: three runs of torchtitan, 1.042 to 1.058
 RESERVED = 1.05
+CAPTURED = 0.06  # of activations, what graphs hold beside; assumed
+DISPATCH_BYTES = 2e9  # buffers of DeepEP and of HybridEP; assumed
+MORE_ROWS = 1.1  # of the mean, rows of experts at work
 LASTING = ("parameters", "gradients", "optimizer", "in shares", "buffers")  # allocated once
 # what benchmarks/published_trainers.py --left-out says of runs that no constant was fitted to
 TRUST = (
@@ -48,6 +54,30 @@ class Estimate(NamedTuple):
     memory: Mapping[str, float]
 
 
+class Stage(NamedTuple):
+    """What a device or a stage holds: blocks by kind, as `Training.counts` has them; and ends.
+
+    Those are blocks of `further` tokens, the embedding where it is `first`, the head where `last`.
+    """
+
+    counts: tuple[int, ...]
+    further: int
+    first: int
+    last: int
+
+    @classmethod
+    def together(cls, stages: Sequence[Stage]) -> Stage:
+        """What they hold together."""
+        counts = tuple(map(sum, zip(*(stage.counts for stage in stages), strict=True)))
+        rest = (sum(values) for values in zip(*(stage[1:] for stage in stages), strict=True))
+        return cls(counts, *rest)
+
+    @property
+    def blocks(self) -> int:
+        """Of all kinds."""
+        return sum(self.counts)
+
+
 class Degrees(NamedTuple):
     """A layout as numbers. `again` is the share of blocks that recompute, whole ones."""
 
@@ -70,13 +100,19 @@ class Degrees(NamedTuple):
         if isinstance(recompute, int):
             again, recompute = min(1.0, recompute * p * v / work.model.blocks), "always"
         assert recompute != "auto"
-        shape = Shape(b, t, c, e, recompute, layout.shares_gradients)
+        modules = tuple(layout.modules.split("+")) if layout.modules else ()
+        shape = Shape(b, t, c, e, recompute, layout.shares_gradients, layout.etp or 1, modules)
         return cls(t, c, e, p, v, n, batch // (n * b), shape, again)
 
     @property
     def devices(self) -> int:
         """All of them."""
         return self.t * self.c * self.p * self.n
+
+    @property
+    def spread(self) -> int:
+        """Ranks over which the experts of a block lie."""
+        return self.e * self.shape.etp
 
     @property
     def sharers(self) -> int:
@@ -105,8 +141,9 @@ def _faults(
         yield "tp", f"{model.heads} heads are not a multiple of {t}"
     elif model.kv_heads % t and not (work.repeats_keys and t % model.kv_heads == 0):
         yield "tp", f"{model.kv_heads} heads of keys are not a multiple of {t}"
-    if model.ffn % t:
-        yield "tp", f"a feed-forward of {model.ffn} is not a multiple of {t}"
+    for width in {model.ffn, model.shared_ffn}:
+        if width % t:
+            yield "tp", f"a feed-forward of {width} is not a multiple of {t}"
     if practice.sequence_parallel and t > 1 and s % (t * c):
         yield "tp", f"{s} tokens are not a multiple of {t} x {c}"
     if t > server:
@@ -117,17 +154,21 @@ def _faults(
         yield "cp", f"{s} tokens, half a rank's at a time, are not a multiple of {2 * c}"
     if (model.experts or 1) % e:
         yield "ep", f"{model.experts or 1} experts are not a multiple of {e}"
-    if t * c * n % e:
-        yield "ep", f"the {t * c * n} ranks of a stage, tp x cp x dp, are not a multiple of {e}"
+    if t * c * n % degrees.spread:
+        what = f"the {t * c * n} ranks of a stage, tp x cp x dp, are not a multiple of"
+        yield "ep" if t * c * n % e else "etp", f"{what} {degrees.spread}"
+    if model.expert_ffn % shape.etp or (shape.etp > 1 and not model.experts):
+        yield "etp", f"experts of {model.expert_ffn} are not a multiple of {shape.etp}"
     if batch % (n * shape.b):
         what = f"{batch} samples, in microbatches of {shape.b}, are not a multiple of"
         yield "dp", f"{what} {n * shape.b}"
     ends = 2 if practice.ends in ("blocks", "fewer") else 0
     if p * v > model.blocks + ends:
         yield "pp", f"{p} x {v} stages of {model.blocks} blocks"
-    stated = stated_blocks(practice.ends)
-    wrong = len(stated) != p * v or sum(stated) != model.blocks or 0 in stated[1:-1]
-    if stated and wrong:
+    stated, further = stated_blocks(practice.ends), further_stage(practice.ends)
+    empty = [not n for i, n in enumerate(stated) if i not in (0, further, len(stated) - 1)]
+    wrong = len(stated) != p * v or sum(stated) != model.blocks or any(empty)
+    if stated and (wrong or (further is not None and not model.further)):
         yield "ends", f"{practice.ends[:60]} are not {p} x {v} stages of {model.blocks} blocks"
     if p > 1 and model.tied and not work.parts_ties:
         yield "pp", "embedding and head share their weight, which this trainer keeps in one stage"
@@ -144,13 +185,17 @@ def _faults(
     elif layout.shard == "none" and c > 1 and "parameters" in engine.shard:
         yield "shard", "context parallel ranks share parameters in any case"
     again = layout.recompute or "never"
+    if layout.modules and again != "selective":
+        yield "modules", "blocks make modules again with recompute=selective"
+    elif layout.modules and practice.selective != "attention":
+        yield "modules", "the trainer makes operations again, or blocks"
     if again == "selective" and again not in engine.recompute:
         yield "recompute", "the trainer makes all of a block again or nothing"
     elif again not in ("never", "selective") and not {"blocks", "stage"} & {*engine.recompute}:
         yield "recompute", "the trainer makes nothing again"
     if practice.tp_overlap == "buffers" and (t == 1 or not practice.sequence_parallel):
         yield "tp", "tp-overlap needs tp > 1 and sequence-parallel"
-    if practice.dispatch_overlap and (e == 1 or (p > 1 and v == 1)):
+    if practice.dispatch_overlap and (degrees.spread == 1 or (p > 1 and v == 1)):
         yield "ep", "exchange-overlap needs ep > 1 and, in a pipeline, chunks"
     elif practice.dispatch_overlap and again not in ("never", "selective"):
         yield "recompute", "exchange-overlap makes no blocks again"
@@ -177,7 +222,7 @@ def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf)
 
 def has_odd_widths(model: Transformer) -> bool:
     """Whether products have widths at which kernels are known to be slower than is computed."""
-    widths = (model.hidden, model.ffn, model.expert_ffn, model.q, model.kv)
+    widths = (model.hidden, model.ffn, model.expert_ffn, model.shared_ffn, model.q, model.kv)
     return any(width % WHOLE for width in widths)
 
 
@@ -209,8 +254,14 @@ def stage_blocks(L: int, p: int, v: int, ends: str, head: float) -> list[int]:
 
 
 def stated_blocks(ends: str) -> list[int]:
-    """Blocks of the stages that `17-20-22-21` states; none where `ends` is a way."""
-    return [int(count) for count in ends.split("-")] if ends[0].isdecimal() else []
+    """Blocks of the stages that `17-20-22m-21` states; none where `ends` is a way."""
+    return [int(count.rstrip("m")) for count in ends.split("-")] if ends[0].isdecimal() else []
+
+
+def further_stage(ends: str) -> int | None:
+    """The stage that `17-20-22m-21` states to predict further tokens; None where it says none."""
+    stated = [count.endswith("m") for count in ends.split("-")] if ends[0].isdecimal() else []
+    return stated.index(True) if True in stated else None
 
 
 def _free_blocks(L: int, p: int, v: int, head: float) -> list[int]:
@@ -224,28 +275,81 @@ def _free_blocks(L: int, p: int, v: int, head: float) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def device_blocks(L: int, p: int, v: int, ends: str, head: float) -> tuple[int, ...]:
-    """Blocks of every device, of all its chunks."""
-    counts = stage_blocks(L, p, v, ends, head)
-    return tuple(sum(counts[d::p]) for d in range(p))
+def _stages(
+    kinds: tuple[Kind, ...], names: tuple[Kind, ...], further: int, p: int, v: int, ways: Ways
+) -> tuple[Stage, ...]:
+    """What every stage holds: blocks in their order, further tokens in the last one or as said."""
+    counts, place = stage_blocks(len(kinds), p, v, *ways), further_stage(ways.ends)
+    found, last = list[Stage](), len(counts) - 1
+    for i, (end, count) in enumerate(zip(accumulate(counts), counts, strict=True)):
+        inside = kinds[end - count : end]
+        predicts = further * (i == (last if place is None else place))
+        found.append(Stage(tuple(map(inside.count, names)), predicts, i == 0, i == last))
+    return tuple(found)
 
 
-def _loads(work: Training, degrees: Degrees) -> Sequence[int]:
-    """Blocks of every device of a pipeline."""
-    head = _head(work, degrees)
-    return device_blocks(work.model.blocks, degrees.p, degrees.v, work.practice.ends, head)
+class Ways(NamedTuple):
+    """How blocks are shared out: `ends`, and the length of what is behind the last in blocks."""
+
+    ends: str
+    head: float
+
+
+def stages_of(work: Training, degrees: Degrees) -> Sequence[Stage]:
+    """What every stage holds, in order."""
+    ways = Ways(work.practice.ends, _head(work, degrees))
+    kinds, further = tuple(work.counts), work.model.further
+    return _stages(work.kinds, kinds, further, degrees.p, degrees.v, ways)
+
+
+def _loads(work: Training, degrees: Degrees) -> Sequence[Stage]:
+    """What every device of a pipeline holds."""
+    stages = stages_of(work, degrees)
+    return [Stage.together(stages[d :: degrees.p]) for d in range(degrees.p)]
 
 
 def _head(work: Training, degrees: Degrees) -> float:
-    """The head in blocks, as far as their shares depend on it."""
-    block = work.block(degrees.shape)
-    return round(block.head_s / block.seconds, 2)
+    """What is behind the last block in blocks, as far as their shares depend on it."""
+    mean, further = _mean(work, degrees.shape), work.model.further
+    behind_s = mean.head_s
+    if further:
+        behind_s += further * sum(work.further_s(degrees.shape))
+    return round(behind_s / mean.seconds, 2)
+
+
+def _mean(work: Training, shape: Shape, again: float = 1.0) -> Block:
+    """The mean of a model's blocks, which make a share of them `again`."""
+    blocks = [(work.block(shape, kind), count) for kind, count in work.counts.items()]
+    first = blocks[0][0]
+    if len(blocks) == 1:
+        return first._replace(again_s=again * first.again_s)
+    whole = work.model.blocks
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(value * count for value, (_, count) in zip(values, blocks, strict=True)) / whole
+
+    zero = Seconds(0.0, 0.0)
+    parts = {
+        name: Seconds(
+            *(mean(block.parts.get(name, zero)[way] for block, _ in blocks) for way in (0, 1))
+        )
+        for name in dict.fromkeys(name for block, _ in blocks for name in block.parts)
+    }
+    return Block(
+        forward_s=mean(block.forward_s for block, _ in blocks),
+        backward_s=mean(block.backward_s for block, _ in blocks),
+        again_s=again * mean(block.again_s for block, _ in blocks),
+        saved_bytes=mean(block.saved_bytes for block, _ in blocks),
+        whole_bytes=max(block.whole_bytes for block, _ in blocks),
+        parts=parts,
+        head_s=first.head_s,
+        embedding_s=first.embedding_s,
+    )
 
 
 def stage_counts(work: Training, degrees: Degrees) -> list[int]:
     """Blocks of every stage, as the trainer shares them out."""
-    head = _head(work, degrees)
-    return stage_blocks(work.model.blocks, degrees.p, degrees.v, work.practice.ends, head)
+    return [stage.blocks for stage in stages_of(work, degrees)]
 
 
 def once_s(work: Training, layout: Layout, batch: int) -> float:
@@ -261,7 +365,7 @@ def once_s(work: Training, layout: Layout, batch: int) -> float:
         found = _replicas_s(work, degrees, layout, block)
         seen_s = _replicas_s(work, degrees, layout, block, seen=True)["replicas"]
         return found["step"] + HOST_S + max(0.0, found["replicas"] - seen_s)
-    found = _fsdp_s(work, degrees, layout, block)
+    found = _fsdp_s(work, degrees, layout)
     if degrees.p > 1:  # of all of a stage, which the plan exchanges once
         seen_s = _seen(degrees) * found["replicas"]
     else:  # what takes longer than the compute of all blocks, head and embedding
@@ -291,49 +395,68 @@ def _near(work: Training, degrees: Degrees) -> int:
 
 
 def _block(work: Training, degrees: Degrees) -> Block:
-    """A block, which makes as much again as blocks do in the mean."""
+    """A block in the mean of kinds, which makes as much again as blocks do in the mean."""
+    return _mean(work, degrees.shape, degrees.again)
+
+
+def _stage_s(work: Training, degrees: Degrees, stage: Stage) -> Seconds:
+    """Seconds of all that a device or a stage has of a microbatch, the ends in the backward."""
+    forward_s = backward_s = 0.0
+    for kind, count in zip(work.counts, stage.counts, strict=True):
+        block = work.block(degrees.shape, kind)
+        forward_s += count * block.forward_s
+        backward_s += count * (block.backward_s + degrees.again * block.again_s)
     block = work.block(degrees.shape)
-    return block._replace(again_s=degrees.again * block.again_s)
+    ends_s = stage.first * block.embedding_s + stage.last * block.head_s
+    further = work.further_s(degrees.shape) if stage.further else Seconds(0.0, 0.0)
+    return Seconds(
+        forward_s + stage.further * further.forward,
+        backward_s + stage.further * further.backward + ends_s,
+    )
 
 
 def _seconds(
-    work: Training, degrees: Degrees, layout: Layout, loads: Sequence[int]
+    work: Training, degrees: Degrees, layout: Layout, loads: Sequence[Stage]
 ) -> dict[str, float]:
     """Seconds of an iteration by part; those of blocks are the mean of devices."""
     block, L, p, m = _block(work, degrees), work.model.blocks, degrees.p, degrees.m
     parts = {name: m * L / p * sum(seconds) for name, seconds in block.parts.items()}
     parts["recomputation"] = m * L / p * block.again_s
     parts["embedding and head"] = m / p * (block.head_s + block.embedding_s)
+    if work.model.further:
+        parts["further tokens"] = m / p * work.model.further * sum(work.further_s(degrees.shape))
     if p > 1:
-        parts |= _pipeline_s(work, degrees, block, loads)
+        parts |= _pipeline_s(work, degrees, loads)
     if degrees.shape.fsdp:
-        parts |= _fsdp_s(work, degrees, layout, block)
+        parts |= _fsdp_s(work, degrees, layout)
     else:
         parts |= _replicas_s(work, degrees, layout, block)
+    if work.practice.muon:
+        parts["step"] += _orthogonal_s(work, degrees)
     parts["host"] = HOST_S
     return parts
 
 
-def _pipeline_s(
-    work: Training, degrees: Degrees, block: Block, counts: Sequence[int]
-) -> dict[str, float]:
+def _pipeline_s(work: Training, degrees: Degrees, stages: Sequence[Stage]) -> dict[str, float]:
     """Beside the mean of devices: what the slowest has more, the bubble, and sends."""
-    (_, _, _, p, v, _, m, shape, _), L = degrees, work.model.blocks
-    loads = [count * block.seconds for count in counts]
-    loads[0], loads[-1] = loads[0] + block.embedding_s, loads[-1] + block.head_s
+    (_, _, _, p, v, _, m, shape, _), rates = degrees, work.rates
+    every = [_stage_s(work, degrees, stage) for stage in stages]
+    loads = [sum(seconds) for seconds in every]
     slow_s, whole_s = max(loads), sum(loads)
     idle_s = (whole_s - slow_s) / v
     if v == 1:
-        idle_s = makespan_s(loads, [n * block.forward_s for n in counts], m) - m * slow_s
-    send_s = work.rates.send_s(work.message_bytes(shape))
+        idle_s = makespan_s(loads, [seconds.forward for seconds in every], m) - m * slow_s
+    elif work.practice.dispatch_overlap:  # one more microbatch is in flight
+        idle_s += whole_s / p / v
+    send_s = rates.send_s(work.message_bytes(shape))
     shown_s, fill = send_s, p - 1
     if ("interleaved" if v > 1 else "1f1b") not in work.engine.waits:
         # a send goes under the next chunk's work, but not while the pipe fills and drains
-        chunk_s = L / p / v * block.seconds
-        shown_s = max(0.0, send_s - chunk_s / 2) + work.rates.taken * send_s
+        chunk_s = work.model.blocks / p / v * _block(work, degrees).seconds
+        shown_s = max(0.0, send_s - chunk_s / 2) + rates.taken * send_s
         fill += (v - 1) * p
     if work.practice.sends == "parts" and not work.practice.sequence_parallel:
-        shown_s += work.rates.link_s(shape.t * work.message_bytes(shape), shape.t)
+        shown_s += rates.link_s(shape.t * work.message_bytes(shape), shape.t)
     return {
         "imbalance": m * (slow_s - whole_s / p),
         "bubble": idle_s,
@@ -361,42 +484,44 @@ def makespan_s(loads: Sequence[float], forward_s: Sequence[float], m: int) -> fl
     return found_s
 
 
-def _fsdp_s(work: Training, degrees: Degrees, layout: Layout, block: Block) -> dict[str, float]:
+def _fsdp_s(work: Training, degrees: Degrees, layout: Layout) -> dict[str, float]:
     """Parameters in shares: what gathers and scatter-reductions show, and the step.
 
     Block k + 1 is gathered behind block k, forward and again backward, and gradients are scattered
     behind the next backward. With a pipeline all of a stage is gathered once an iteration.
     """
-    rates, p, m, L = work.rates, degrees.p, degrees.m, work.model.blocks
-    block_s, back_s, first_s = _gathers_s(work, degrees, layout)
+    rates, p, m, shape = work.rates, degrees.p, degrees.m, degrees.shape
     ranks = _near(work, degrees) if work.practice.shards == "server" else degrees.sharers
     dense, experts = _parameters(work, degrees)
     step_s = rates.passes_s(FSDP_STEP * (dense / ranks + experts / _copies(degrees)))
-    if p > 1:
+    shown_s = all_s = first_s = 0.0
+    for kind, count in work.counts.items():
+        block_s, back_s = _gathers_s(work, degrees, layout, kind)
+        block = work.block(shape, kind)
         scatter_s = back_s - (0.0 if layout.shard == "gradients" else block_s)
-        return {"step": step_s, "replicas": L / p * (block_s + scatter_s) + first_s / 2}
-    shown_s = max(rates.taken * block_s, block_s - block.forward_s)
-    shown_s += max(rates.taken * back_s, back_s - block.backward_s - block.again_s)
-    return {"step": step_s, "replicas": m * (L * shown_s + first_s)}
+        again_s = degrees.again * block.again_s
+        shown_s += count * max(rates.taken * block_s, block_s - block.forward_s)
+        shown_s += count * max(rates.taken * back_s, back_s - block.backward_s - again_s)
+        all_s, first_s = all_s + count * (block_s + scatter_s), max(first_s, block_s + scatter_s)
+    grad = work.gradient_bytes
+    ends = work.model.end_parameters / degrees.t * (0.5 if work.model.tied else 1)
+    first_s += rates.replicas_s(ends * (2 + grad), ranks, _near(work, degrees))
+    if p > 1:
+        return {"step": step_s, "replicas": all_s / p + first_s / 2}
+    return {"step": step_s, "replicas": m * (shown_s + first_s)}
 
 
-def _gathers_s(work: Training, degrees: Degrees, layout: Layout) -> tuple[float, float, float]:
-    """Seconds of a block's gather, of what its backward exchanges, and of what nothing hides."""
-    model, rates, practice, t = work.model, work.rates, work.practice, degrees.t
-    near, wide = _near(work, degrees), BITS[work.format] / 8
-    ranks = near if practice.shards == "server" else degrees.sharers
+def _gathers_s(work: Training, degrees: Degrees, layout: Layout, kind: Kind) -> tuple[float, float]:
+    """Seconds of a block's gather, and of what its backward exchanges."""
+    rates, near, wide = work.rates, _near(work, degrees), BITS[work.format] / 8
+    ranks = near if work.practice.shards == "server" else degrees.sharers
     start_s = COLLECTIVE_S if degrees.sharers > 1 else 0.0
-
-    def gather_s(size_bytes: float) -> float:
-        return rates.replicas_s(size_bytes, ranks, near)
-
-    weights, grad = work.parameters(degrees.shape), work.gradient_bytes
-    block_s, scatter_s = gather_s(weights * wide) + start_s, gather_s(weights * grad) + start_s
+    weights, grad = sum(work.parameters(degrees.shape, kind)), work.gradient_bytes
+    block_s = rates.replicas_s(weights * wide, ranks, near) + start_s
+    scatter_s = rates.replicas_s(weights * grad, ranks, near) + start_s
     if ranks < degrees.sharers:  # copies of the shares are all-reduced across servers
         scatter_s += 2 * weights * grad / ranks / rates.port
-    ends = model.end_parameters / t * (0.5 if model.tied else 1)
-    first_s = gather_s(ends * (2 + grad)) + block_s + scatter_s
-    return block_s, scatter_s + (0.0 if layout.shard == "gradients" else block_s), first_s
+    return block_s, scatter_s + (0.0 if layout.shard == "gradients" else block_s)
 
 
 def _replicas_s(
@@ -408,12 +533,13 @@ def _replicas_s(
     replicas.
     """
     model, rates, practice = work.model, work.rates, work.practice
-    (t, _, e, p, v, _, _, _, _), near, grad = degrees, _near(work, degrees), work.gradient_bytes
+    (t, _, _, p, v, *_), near, grad = degrees, _near(work, degrees), work.gradient_bytes
     parameters = _parameters(work, degrees)
     dense, experts = (sum(parameters), 0.0) if seen else parameters
     shared, copies = layout.shard == "optimizer", _copies(degrees)
     ways = 1 if shared else 2
-    beside = max(1, min(rates.server // e, copies))  # ranks in a server with the same experts
+    # ranks in a server with the same experts
+    beside = max(1, min(rates.server // degrees.spread, copies))
     reduce_s = ways * rates.replicas_s(dense * grad, degrees.sharers, near)
     if practice.exchange == "float32" and not seen:
         reduce_s = 2 * rates.replicas_s(dense * 4, degrees.sharers, near)
@@ -440,30 +566,65 @@ def _replicas_s(
         shown_s = alone_s + late_s + rates.taken * hidden_s
     dense, experts = parameters
     sharers = (degrees.sharers, copies) if shared else (1, 1)
-    stepped = STEP * (dense / sharers[0] + experts / sharers[1]) + WHOLE_STEP * (dense + experts)
+    stepped = (STEP + min(STATE, _state(work))) * (dense / sharers[0] + experts / sharers[1])
+    stepped += WHOLE_STEP * (dense + experts)
     return {"step": rates.passes_s(stepped), "replicas": shown_s}
+
+
+def _state(work: Training) -> float:
+    """Bytes of an optimizer's state of a parameter."""
+    return STATE if work.engine.optimizer_bytes is None else work.engine.optimizer_bytes
+
+
+def _orthogonal_s(work: Training, degrees: Degrees) -> float:
+    """Newton-Schulz iterations of Muon (K. Jordan, 2024): five of three products for a matrix.
+
+    Replicas share those of experts; attention's every rank makes.
+    """
+    model, p = work.model, degrees.p
+    narrow, wide = sorted((model.hidden, model.expert_ffn))
+    blocks = sum(count for kind, count in work.counts.items() if kind.experts) / p
+    matrices = blocks * model.matrices * model.experts / degrees.spread / _copies(degrees)
+    flops = 5 * matrices * (4 * narrow**2 * wide + 2 * narrow**3)
+    narrow, wide = sorted((model.q, model.latent.queries if model.latent else model.hidden))
+    flops += 5 * model.blocks / p * 6 * narrow**2 * wide
+    return flops / 2 * work.rates.arithmetic_s(1, 1, 1, work.wide)
 
 
 def _copies(degrees: Degrees) -> int:
     """Ranks with the same experts."""
-    return max(1, degrees.devices // (degrees.p * degrees.e))
+    return max(1, degrees.devices // (degrees.p * degrees.spread))
 
 
 def _parameters(work: Training, degrees: Degrees) -> tuple[float, float]:
     """Parameters of a rank in the mean of stages, one end among them; and those of its experts."""
-    model, (t, _, e, p, *_) = work.model, degrees
+    model, (t, _, _, p, *_), dense, experts = work.model, degrees, 0.0, 0.0
+    for kind, count in work.counts.items():
+        of_block = work.parameters(degrees.shape, kind)
+        dense, experts = dense + count * of_block.dense, experts + count * of_block.experts
     ends = model.end_parameters / t * (2 if p == 1 and not model.tied else 1)
-    dense = model.blocks * model.dense_parameters / (t * p) + ends
-    return dense, model.blocks * model.expert_parameters / (e * p)
+    return dense / p + ends, experts / p
+
+
+def _held(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, float]:
+    """Parameters that a device holds of a stage, embedding and head left out; and of experts."""
+    dense = experts = 0.0
+    kinds = [*zip(work.counts, stage.counts, strict=True), (work.kinds[-1], stage.further)]
+    for kind, count in kinds:
+        of_block = work.parameters(degrees.shape, kind)
+        dense, experts = dense + count * of_block.dense, experts + count * of_block.experts
+    return dense + stage.further * work.model.joining_parameters / degrees.t, experts
 
 
 def _memory(
-    work: Training, degrees: Degrees, layout: Layout, loads: Sequence[int]
+    work: Training, degrees: Degrees, layout: Layout, loads: Sequence[Stage]
 ) -> dict[str, float]:
     """Bytes by part of the device that has most."""
     of = _fsdp_bytes if degrees.shape.fsdp else _stage_bytes
-    fullest = {0, min(1, degrees.p - 1), degrees.p - 1}
-    fullest.add(loads.index(max(loads)))
+    blocks, p = [stage.blocks for stage in loads], degrees.p
+    fullest = {0, min(1, p - 1), p - 1, blocks.index(max(blocks))}
+    if len(work.counts) > 1:
+        fullest = {*range(p)}
     found = [of(work, degrees, layout, d, loads[d]) for d in fullest]
     return max(found, key=lambda parts: sum(parts.values()))
 
@@ -472,6 +633,9 @@ def working_bytes(work: Training, shape: Shape, made_again: float) -> float:
     """Bytes while a block that holds whole parameters works, and has `made_again` so many."""
     model, T = work.model, work.tokens(shape)
     size = 4 * T * model.hidden + made_again
+    if model.experts:
+        rows = T / work.share(shape) * model.experts_per_token * MORE_ROWS
+        size += rows * (4 * model.hidden + 6 * model.expert_ffn)
     if work.practice.scores:
         size += work.practice.scores.work * model.heads * work.sequence * T / shape.t
     return size
@@ -483,44 +647,56 @@ def _in_flight(degrees: Degrees, d: int) -> float:
     return min(m, p - d) if v == 1 else min(m, ((v - 1) * p + 2 * (p - d) - 1) / v)
 
 
-def _kept_bytes(work: Training, degrees: Degrees) -> tuple[float, float]:
-    """Bytes that a block keeps of a microbatch, in the mean; and has while it is made again."""
-    block = work.block(degrees.shape)
-    if degrees.shape.recompute != "always":
-        return block.saved_bytes, 0.0
-    saved = degrees.again * block.saved_bytes + (1 - degrees.again) * block.whole_bytes
-    return saved, block.whole_bytes
+def _kept_bytes(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, float]:
+    """Bytes that a device keeps of a microbatch; and that a block has while it is made again."""
+    shape, again, kept, whole = degrees.shape, degrees.again, 0.0, 0.0
+    kinds = [*zip(work.counts, stage.counts, strict=True), (work.kinds[-1], stage.further)]
+    for kind, count in kinds:
+        block = work.block(shape, kind)
+        if shape.recompute != "always":
+            kept += count * block.saved_bytes
+        elif count:
+            kept += count * (again * block.saved_bytes + (1 - again) * block.whole_bytes)
+            whole = max(whole, block.whole_bytes)
+    if work.practice.keeps_outputs:
+        kept += work.block(shape).saved_bytes
+    return kept, whole
 
 
 def _stage_bytes(
-    work: Training, degrees: Degrees, layout: Layout, d: int, blocks: int
+    work: Training, degrees: Degrees, layout: Layout, d: int, stage: Stage
 ) -> dict[str, float]:
-    """Of device d with so many blocks, which holds whole parameters."""
-    model, practice, (t, _, e, p, _, _, _, shape, _) = work.model, work.practice, degrees
-    T, saved = work.tokens(shape), _kept_bytes(work, degrees)
-    ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
-    dense = blocks * model.dense_parameters / t + ends * model.end_parameters / t
-    experts = blocks * model.expert_parameters / e
+    """Of device d with such a stage, which holds whole parameters."""
+    model, practice, (t, _, _, p, v, _, _, shape, _) = work.model, work.practice, degrees
+    T, (kept, whole) = work.tokens(shape), _kept_bytes(work, degrees, stage)
+    ends = (stage.first + stage.last) / (2 if model.tied and p == 1 else 1)
+    dense, experts = _held(work, degrees, stage)
+    dense += ends * model.end_parameters / t
     sharers = (degrees.sharers, _copies(degrees)) if layout.shard == "optimizer" else (1, 1)
-    state = 12.0 if work.engine.optimizer_bytes is None else work.engine.optimizer_bytes
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     if practice.loss.gathers and t > 1:  # those of the rank, and all of them
         logits += (2 / t + 2) * T * model.vocabulary
+    flight = _in_flight(degrees, d)
+    if practice.dispatch_overlap and p > 1 and model.experts:
+        flight += 1 / v
+    buffers = practice.buffer_bytes
+    if model.experts and practice.dispatch != "alltoall":
+        buffers += DISPATCH_BYTES
     return {
         "parameters": 2 * (dense + experts),
         "gradients": work.gradient_bytes * (dense + experts),
-        "optimizer": state * (dense / sharers[0] + experts / sharers[1]),
-        "activations": saved[0] * (blocks + practice.keeps_outputs) * _in_flight(degrees, d),
-        "logits": logits * (d == p - 1),
-        "at work": working_bytes(work, shape, saved[1]),
-        "buffers": practice.buffer_bytes,
+        "optimizer": _state(work) * (dense / sharers[0] + experts / sharers[1]),
+        "activations": kept * flight * (1 + CAPTURED * (practice.graphs != "none")),
+        "logits": logits * (stage.last + stage.further),
+        "at work": working_bytes(work, shape, whole),
+        "buffers": buffers,
     }
 
 
 def _fsdp_bytes(
-    work: Training, degrees: Degrees, layout: Layout, d: int, blocks: int
+    work: Training, degrees: Degrees, layout: Layout, d: int, stage: Stage
 ) -> dict[str, float]:
-    """Of device d with so many blocks, whose parameters lie in shares.
+    """Of device d with such a stage, whose parameters lie in shares.
 
     A pipeline keeps the stage gathered, and whole gradients in float32; else the embedding and the
     head stay, or all where gradients alone are shared, two blocks are gathered and one is
@@ -531,16 +707,18 @@ def _fsdp_bytes(
     model, practice, (t, _, _, p, v, _, m, shape, _) = work.model, work.practice, degrees
     stays, received = layout.shard == "gradients", 2 * v - (d == 0) - (d == p - 1)
     T, h = work.tokens(shape), model.hidden
-    ends = ((d == 0) + (d == p - 1)) / (2 if model.tied and p == 1 else 1)
-    block, ends = work.parameters(shape), ends * model.end_parameters / t
-    held = blocks * block + ends
-    experts = blocks * model.expert_parameters / shape.e
+    ends = (stage.first + stage.last) / (2 if model.tied and p == 1 else 1)
+    ends *= model.end_parameters / t
+    block = max(sum(work.parameters(shape, kind)) for kind in work.counts)
+    dense, experts = _held(work, degrees, stage)
+    held = dense + experts + ends
+    width = max(model.width(kind) for kind in work.counts)
     ranks = _near(work, degrees) if practice.shards == "server" else degrees.sharers
     return {
         "in shares": FSDP_STATE * ((held - experts) / ranks + experts / _copies(degrees)),
         "gathered": 6 * held if p > 1 else 2 * (held if stays else ends + block) + 8 * block,
-        "activations": _kept_bytes(work, degrees)[0] * blocks * _in_flight(degrees, d),
+        "activations": _kept_bytes(work, degrees, stage)[0] * _in_flight(degrees, d),
         "buffers": m * received * work.message_bytes(shape),
-        "logits": practice.loss.held * T * model.vocabulary / t * (d == p - 1),
-        "at work": T * (12 * h + (12 * model.ffn + 8 * model.q) / t),
+        "logits": practice.loss.held * T * model.vocabulary / t * (stage.last + stage.further),
+        "at work": T * (12 * h + (12 * width + 8 * model.q) / t),
     }

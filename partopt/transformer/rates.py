@@ -15,7 +15,8 @@ from partopt.units import parse_bandwidth, parse_flops, parse_power, parse_secon
 # fitted on published runs: benchmarks/published_trainers.py
 SUSTAINED = 0.91  # of the rate that a benchmark finds for one kernel
 BLOCK_SCALES = 0.94  # of the rate with one scale a tensor, products with a scale a block
-LAUNCH_S = 7.8e-6  # in which a host starts an operation: runs of experts; 5 to 25 us are measured
+LAUNCH_S = 8.2e-6  # in which a host starts an operation: runs of experts; 5 to 25 us are measured
+LATENT = 1.40  # of the rate of attention with heads of 128, that of 192 with values of 128
 CLOCK_POWER = 0.36  # clock = (limit / rated power) to this power; 0.89 at 500 of 700 W
 # measured
 MEMORY = 0.867  # of the data sheet's bandwidth, passes over tensors: 2,903 of 3,350 GB/s on H100
@@ -116,6 +117,16 @@ class Rates:
         """Seconds in which so many bytes of tensors are read and written."""
         return size_bytes / (MEMORY * self.bandwidth)
 
+    def written_s(self, size_bytes: float) -> float:
+        """Seconds in which so many bytes of a product are written, while nothing is computed."""
+        return size_bytes / (OUTPUT * self.bandwidth)
+
+    def arithmetic_s(self, m: float, n: float, k: float, form: Format = "bfloat16") -> float:
+        """(m, k) x (k, n), the arithmetic alone."""
+        rate = self.products["fp8" if form == "mxfp8" else form] * SUSTAINED * self.clock
+        rate *= BLOCK_SCALES if form in ("mxfp8", "nvfp4") else 1.0
+        return 2 * m * n * k / rate
+
     def product_s(
         self,
         m: float,
@@ -130,10 +141,8 @@ class Rates:
         Where it is added to what is there, `added` bytes an element are read. At least what all
         bytes take.
         """
-        rate = self.products["fp8" if form == "mxfp8" else form] * SUSTAINED * self.clock
-        rate *= BLOCK_SCALES if form in ("mxfp8", "nvfp4") else 1.0
         written, read = out * m * n, added * m * n
-        computing_s = 2 * m * n * k / rate + written / (OUTPUT * self.bandwidth)
+        computing_s = self.arithmetic_s(m, n, k, form) + self.written_s(written)
         inputs = (m * k + n * k) * BITS[form] / 8
         return max(computing_s + self.passes_s(read), self.passes_s(inputs + written + read))
 
@@ -152,14 +161,23 @@ class Rates:
         back_s = self.product_s(m, k, n, form) + self.product_s(n, k, m, form, *grad)
         return Seconds(self.product_s(m, n, k, form), back_s)
 
-    def attention_s(self, kernel: str, flops: float, tokens: float) -> Seconds:
+    def attention_s(
+        self, kernel: str, flops: float, tokens: float, latent: bool = False
+    ) -> Seconds:
         """A flash attention of so many operations forward, over `tokens` of a rank.
 
-        Backward it makes the scores again: 2.5 times the operations (Dao, 2023).
+        Heads of `latent` attention are wider, and as much faster. Backward it makes the scores
+        again: 2.5 times the operations (Dao, 2023).
         """
         curve = self.attention[kernel]
         forward, backward = (
-            self.peaks["float16"] * self.clock * SUSTAINED * share * tokens / (tokens + half)
+            self.peaks["float16"]
+            * self.clock
+            * SUSTAINED
+            * (LATENT if latent else 1.0)
+            * share
+            * tokens
+            / (tokens + half)
             for share, half in zip(curve.share, curve.half_at, strict=True)
         )
         return Seconds(flops / forward, 2.5 * flops / backward)

@@ -43,7 +43,8 @@ RATES = Rates(
     multiprocessors=128,
     launch=0.0,  # such small blocks would wait for the host
 )
-PRACTICE = Practice(loss=Loss(passes=12, held=4), attention="flash")
+# experts have a capacity: no rank has more than others
+PRACTICE = Practice(loss=Loss(passes=12, held=4), attention="flash", routing="capacity")
 ENGINE = Engine(
     waits=("1f1b",),
     gradients="float32",

@@ -17,7 +17,6 @@ from partopt.transformer.iteration import (
     HOST_S,
     RESERVED,
     STRAGGLER,
-    device_blocks,
     estimate,
     find_faults,
     makespan_s,
@@ -93,11 +92,11 @@ def test_gradients_are_exchanged_once_an_iteration():
 def test_experts_are_exchanged_among_those_who_have_them():
     """Two ranks have the same ones: of one server where four have all, else of two."""
     work = training(EXPERTS, engine=BLOCKING)
-    dense = 4 * EXPERTS.dense_parameters + 2 * EXPERTS.end_parameters
+    dense = 4 * EXPERTS.dense_parameters(EXPERTS.kinds()[0]) + 2 * EXPERTS.end_parameters
     among = min(8 * RATES.ring, RATES.link)
     for dp, ep, rate, dense_rate in ((8, 4, RATES.link, RATES.link), (16, 8, RATES.ring, among)):
         layout = Layout(dp=dp, ep=ep, shard="optimizer")
-        experts = 4 * EXPERTS.expert_parameters / ep
+        experts = 4 * EXPERTS.expert_parameters(EXPERTS.kinds()[0]) / ep
         gradients = 4 * dense * (dp - 1) / dp / dense_rate + 4 * experts / 2 / rate
         shared = estimate(work, layout, 32).parts["replicas"]
         assert shared == pytest.approx(gradients * 6 / 4)
@@ -157,7 +156,10 @@ def test_what_is_hidden_behind_compute_takes_a_part_of_it():
 
 
 def test_shards_are_gathered_behind_the_block_before():
-    work, each = training(sequence=65_536), LLAMA.block_parameters * 7 / 8 / RATES.link
+    work, each = (
+        training(sequence=65_536),
+        LLAMA.block_parameters(LLAMA.kinds()[0]) * 7 / 8 / RATES.link,
+    )
     gather, scatter = 2 * each + COLLECTIVE_S, 4 * each + COLLECTIVE_S
     parts = estimate(work, Layout(dp=8, shard="parameters"), 8).parts
     first = 6 * LLAMA.end_parameters * 7 / 8 / RATES.link + gather + scatter
@@ -192,7 +194,8 @@ def test_blocks_of_stages(given, counts):
 def test_a_free_last_stage_has_as_many_fewer_as_the_head_is_long():
     assert stage_blocks(80, 4, 1, "free", head=4.0) == [21, 21, 21, 17]
     assert stage_blocks(8, 4, 1, "free", head=0.0) == [2, 2, 2, 2]
-    assert device_blocks(80, 4, 5, "free", 4.0) == (21, 21, 21, 17)
+    counts = stage_blocks(80, 4, 5, "free", 4.0)
+    assert [sum(counts[d::4]) for d in range(4)] == [21, 21, 21, 17]
 
 
 @examples(60)
@@ -241,7 +244,9 @@ def test_bytes_of_shards():
     found = estimate(training(), Layout(dp=8, shard="parameters"), 8).memory
     assert found["in shares"] == pytest.approx(FSDP_STATE * LLAMA.parameters / 8)
     two = 2 * LLAMA.end_parameters
-    assert found["gathered"] == pytest.approx(RESERVED * (2 * two + 10 * LLAMA.block_parameters))
+    assert found["gathered"] == pytest.approx(
+        RESERVED * (2 * two + 10 * LLAMA.block_parameters(LLAMA.kinds()[0]))
+    )
     assert found["buffers"] == 0.0
     work = 2048 * (12 * 1024 + 12 * LLAMA.ffn + 8 * LLAMA.q)
     assert found["at work"] == pytest.approx(RESERVED * work)
@@ -277,7 +282,7 @@ def test_copies_of_shares_are_all_reduced_over_the_ports_of_ranks():
         estimate(work, Layout(dp=16, shard="parameters"), 32).parts["replicas"]
         for work in (slow, slower)
     ]
-    sent = 2 * slow.parameters(Shape()) * slow.gradient_bytes / 8
+    sent = 2 * sum(slow.parameters(Shape())) * slow.gradient_bytes / 8
     times = 2 * (LLAMA.blocks + 1)  # of two microbatches; one block's is nowhere hidden
     assert parts[1] - parts[0] == pytest.approx(times * sent / 1e6)
 
@@ -528,7 +533,7 @@ def test_logits_of_a_group_are_held_where_they_are_gathered():
 
 def test_a_pipeline_of_shards_gathers_a_stage_once():
     layout = Layout(pp=2, dp=8, shard="parameters", microbatch=1)
-    found, each = estimate(training(), layout, 64), LLAMA.block_parameters
+    found, each = estimate(training(), layout, 64), LLAMA.block_parameters(LLAMA.kinds()[0])
     rate, near = 7 / 8 / RATES.link, COLLECTIVE_S
     gather, scatter = 2 * each * rate + near, 4 * each * rate + near
     first = 6 * LLAMA.end_parameters * rate + gather + scatter
@@ -553,8 +558,8 @@ def test_the_optimizer_s_step():
     assert shared == pytest.approx(RATES.passes_s(P * (34 / 8 + 8)))
     assert sharded == pytest.approx(RATES.passes_s(P * 40 / 8))
     few = estimate(training(EXPERTS), Layout(dp=8, ep=4, shard="optimizer"), 64).parts["step"]
-    dense = EXPERTS.dense_parameters * 4 + 2 * EXPERTS.end_parameters
-    experts = EXPERTS.expert_parameters * 4 / 4
+    dense = EXPERTS.dense_parameters(EXPERTS.kinds()[0]) * 4 + 2 * EXPERTS.end_parameters
+    experts = EXPERTS.expert_parameters(EXPERTS.kinds()[0]) * 4 / 4
     assert few == pytest.approx(
         RATES.passes_s(34 * (dense / 8 + experts / 2) + 8 * (dense + experts))
     )

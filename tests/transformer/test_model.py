@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from partopt.documents.files import find_shipped, shipped_names
-from partopt.documents.transformer import Numerics, Transformer
+from partopt.documents.transformer import Kind, Numerics, Transformer
 from partopt.errors import PartoptError
 from partopt.transformer import config
 from partopt.transformer.config import load_transformer, read_transformer, write_config
@@ -38,6 +38,24 @@ SIZES = {
     "qwen3-30b-a3b": 30.53,
     "qwen3-235b-a22b": 235.1,
     "bert-large": 0.335,
+    "deepseek-v3": 671,
+    "kimi-k2": 1026,
+    "moonlight-16b-a3b": 15.96,
+    "glm-4.5": 355,
+    "glm-4.5-air": 106,
+    "gpt-oss-20b": 20.9,
+    "gpt-oss-120b": 116.8,
+    "llama4-scout": 107.8,  # its text
+    "llama4-maverick": 400.7,
+}
+# of those, that a token takes, with the head and without the embedding
+ACTIVE = {
+    "deepseek-v3": 36.6,
+    "kimi-k2": 31.7,  # 32 with the embedding, 1.2
+    "gpt-oss-20b": 3.61,
+    "gpt-oss-120b": 5.13,
+    "qwen3-235b-a22b": 21.6,
+    "glm-4.5": 32.0,
 }
 
 
@@ -48,6 +66,11 @@ def read(**changes) -> Transformer:
 @pytest.mark.parametrize("name", SIZES)
 def test_parameters_are_as_many_as_their_authors_say(name):
     assert load_transformer(name).parameters / 1e9 == pytest.approx(SIZES[name], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_token_takes_as_many_parameters_as_their_authors_say(name):
+    assert load_transformer(name).active_parameters / 1e9 == pytest.approx(ACTIVE[name], rel=0.03)
 
 
 @pytest.mark.parametrize("name", shipped_names("models"))
@@ -153,7 +176,9 @@ def test_what_no_time_depends_on_is_read_and_written(changes, expected):
 
 @pytest.mark.parametrize("kind", config._KINDS)
 def test_every_kind_is_read_and_written(kind):
-    experts = {"num_experts": 60, "num_local_experts": 60, "num_experts_per_tok": 4}
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = dict.fromkeys(names, 60) | {"num_experts_per_tok": 4, "n_shared_experts": 2}
+    experts |= {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "sliding_window": 128}
     made = read(
         model_type=kind,
         moe_intermediate_size=1408,
@@ -185,21 +210,24 @@ def test_a_model_of_which_only_the_shape_is_known_is_written_without_the_rest():
 
 
 def test_experts_share_a_feed_forward_where_it_says_so():
-    own = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
-    made = read(model_type="qwen2_moe", shared_expert_intermediate_size=5632, **own)
-    assert (made.experts, made.experts_per_token, made.expert_ffn, made.ffn) == (60, 4, 1408, 5632)
-    assert read(model_type="qwen3_moe", **own).ffn == 0
+    sizes = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+    made = read(model_type="qwen2_moe", shared_expert_intermediate_size=5632, **sizes)
+    assert (made.experts, made.experts_per_token, made.expert_ffn) == (60, 4, 1408)
+    assert (made.ffn, made.shared_ffn) == (0, 5632)
+    assert read(model_type="qwen3_moe", **sizes).shared_ffn == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "kv_lora_rank: attention over"),
-        ({"model_type": "deepseek_v3", "first_k_dense_replace": 3}, "first_k_dense_replace: the"),
-        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers: some blocks"),
-        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step: some"),
+        ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk: sparse attention"),
+        ({"model_type": "kimi_linear", "linear_attn_config": {"x": 1}}, "linear_attn_config: blo"),
+        ({"model_type": "qwen3_next", "full_attention_interval": 4}, "full_attention_interval: b"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*"}, "hybrid_override_pattern"),
+        ({"model_type": "jamba", "mamba_d_state": 16}, "mamba_d_state: blocks of state spaces"),
+        ({"model_type": "minimax", "attn_type_list": [0, 1]}, "attn_type_list: blocks of linear"),
+        ({"model_type": "gpt_oss2"}, "model_type: gpt_oss2 is not known"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "is_encoder_decoder: an encoder"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: blocks of"),
         ({"model_type": "llava", "text_config": LLAMA}, "text_config: a model of several parts"),
         ({"model_type": "mamba"}, "model_type: mamba is not known"),
     ],
@@ -240,11 +268,91 @@ def test_operations_of_a_token_are_six_a_parameter_and_attention():
     assert GPT.active_parameters == whole
     assert GPT.flops(s) == 6 * whole * s + 12 * s * s * 1024 * 4
     taken = 2 * 3 * 1024 * 512
-    assert EXPERTS.active_parameters == 4 * (EXPERTS.dense_parameters + taken) + 32_000 * 1024
+    beside = EXPERTS.dense_parameters(EXPERTS.kinds()[0])
+    assert EXPERTS.active_parameters == 4 * (beside + taken) + 32_000 * 1024
 
 
 def test_scores_are_half_of_the_square_or_those_in_the_window():
-    assert GPT.scores(2048) == 2048**2 / 2
-    assert replace(GPT, causal=False).scores(2048) == 2048**2
-    assert replace(GPT, window=512).scores(2048) == 512 * 2048 - 512**2 / 2
-    assert replace(GPT, window=4096).scores(2048) == GPT.scores(2048)
+    full, windowed = Kind(False, False), Kind(True, False)
+    assert GPT.scores(2048, full) == 2048**2 / 2
+    assert replace(GPT, causal=False).scores(2048, full) == 2048**2
+    few = replace(GPT, window=512)
+    assert few.scores(2048, windowed) == 512 * 2048 - 512**2 / 2
+    assert few.scores(2048, full) == GPT.scores(2048, full)
+    assert replace(few, chunked=True).scores(2048, windowed) == 4 * 512**2 / 2
+    assert replace(GPT, window=4096).scores(2048, windowed) == GPT.scores(2048, full)
+
+
+def test_kinds_of_blocks_are_in_their_places():
+    names = [kind.name for kind in load_transformer("deepseek-v3").kinds()]
+    assert names == ["dense"] * 3 + ["experts"] * 58
+    kinds = load_transformer("llama4-maverick").kinds()
+    assert [kind.experts for kind in kinds[:6]] == [False, True] * 3
+    assert [kind.windowed for kind in kinds] == [True, True, True, False] * 12
+    assert [kind.windowed for kind in load_transformer("gpt-oss-20b").kinds()] == [True, False] * 12
+    assert {kind.name for kind in read(sliding_window=1024).kinds()} == {"windowed dense"}
+
+
+MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "model_type": ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [
+        ({"mlp_only_layers": [0, 1]}, {0, 1}),
+        ({"decoder_sparse_step": 2}, {*range(0, 32, 2)}),
+        ({"mlp_only_layers": []}, set()),
+    ],
+)
+def test_blocks_without_experts_are_the_first_or_in_a_period(changes, dense):
+    made = read(**MOE | {"model_type": "qwen3_moe"} | changes)
+    assert {i for i, kind in enumerate(made.kinds()) if not kind.experts} == dense
+    assert made.ffn == (14336 if dense else 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (MOE | {"model_type": "qwen3_moe", "mlp_only_layers": [4]}, "mlp_only_layers: blocks wi"),
+        ({"layer_types": ["linear_attention"] * 32, "sliding_window": 64}, "layer_types: blocks o"),
+        (
+            {"layer_types": ["full_attention", *["sliding_attention"] * 31], "sliding_window": 64},
+            "layer_types: blocks that see all tokens are in no period",
+        ),
+    ],
+)
+def test_kinds_of_blocks_in_no_period_are_refused(changes, named):
+    with pytest.raises(PartoptError, match=named) as refused:
+        read(**changes)
+    assert refused.value.code == "unsupported-model"
+
+
+def test_the_text_of_a_model_of_pictures_is_read():
+    scout = json.loads(Path(find_shipped("llama4-scout", "models")).read_text())
+    whole = {"model_type": "llama4", "text_config": scout, "vision_config": {"hidden_size": 1408}}
+    made = read_transformer(json.dumps(whole).encode(), "config.json", "llama4-scout")
+    assert made == load_transformer("llama4-scout")
+
+
+def test_latent_attention_has_the_parameters_of_its_matrices():
+    """As DeepSeek-V3's own code shapes them: five matrices and two norms."""
+    made = load_transformer("deepseek-v3")
+    attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
+    attention += 1536 + 512 + 2 * 7168
+    dense, experts = made.kinds()[0], made.kinds()[-1]
+    assert made.block_parameters(dense) == attention + 3 * 7168 * 18432
+    shared = 3 * 7168 * 2048 + 7168 * 256
+    assert made.dense_parameters(experts) == attention + shared
+    assert made.expert_parameters(experts) == 256 * 3 * 7168 * 2048
+
+
+def test_operations_of_further_tokens_are_a_block_and_a_head_each():
+    made = load_transformer("deepseek-v3")
+    one = replace(made, further=0)
+    block = made.dense_parameters(made.kinds()[-1]) + made.taken_parameters
+    more = 6 * 4096 * (block + 2 * 7168**2 + made.end_parameters)
+    more += 6 * 4096**2 * 128 * (192 + 128)
+    assert made.flops(4096) - one.flops(4096) == pytest.approx(more)
+    # as the reports of Megatron count DeepSeek-V3: 260.6 G a token, causal half counted
+    half = made.flops(4096) / 4096 - 3 * 4096 * 128 * (192 + 128) * 62
+    assert half / 1e9 == pytest.approx(260.6, rel=0.01)
