@@ -84,10 +84,10 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
     scores beside tokens. Attention may be `causal`, positions `rotary`, the feed-forward `gated`,
     embedding and head `tied`; there may be `dropout`.
 
-    `ffn` is the width of a dense feed-forward. With `experts` each is `expert_ffn` wide, a token
+    `ffn` is the width of a dense feed-forward. The `experts` are `expert_ffn` wide, a token
     takes `experts_per_token`, of `groups` no more than `groups_per_token`, and all tokens one
     `shared_ffn` wide. The first `dense_first` blocks have none of these, and of the others every
-    `experts_period`-th has them. A block each predicts `further` tokens, with head and loss.
+    `experts_period`-th has them. As many blocks, with head and loss, predict `further` tokens.
     `numerics` are None where nothing says them.
     """
 
@@ -255,7 +255,7 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
         (Narayanan et al., SC 2021, appendix).
         """
         attention = 6 * sequence**2 * (self.q + self.values) * (self.blocks + self.further)
-        last = self.kinds()[-1]  # of this kind are blocks of further tokens, with a head each
+        last = self.kinds()[-1]  # of this kind are blocks of further tokens, with a head
         further = self.dense_parameters(last) + self.joining_parameters + self.end_parameters
         further += last.experts * self.taken_parameters
         return 6.0 * (self.active_parameters + self.further * further) * sequence + attention
@@ -329,9 +329,9 @@ class Loss(documents.StrictStruct, frozen=True, kw_only=True):
 class Launches(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Operations that the host starts for the forward of a block; backward twice as many.
 
-    Those of `attention` or `latent` attention, and of each of two `norms`; of a `dense`
+    Those of `attention` or `latent` attention, and of one of two `norms`; of a `dense`
     feed-forward; of a `router`, of its `alltoall` or of another `dispatch`, of all `experts`, of
-    each `expert` and, with products in 8 bits and fewer, what each `converts`.
+    one `expert` and, with products in 8 bits and fewer, of what it `converts`.
     """
 
     attention: Traffic = 40
@@ -368,8 +368,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     `shards` lie over all replicas, or over those in a server. `conversion` is bytes an element to
     fp8.
 
-    Experts' `dispatch` sends a row for each expert of a token; or a copy to each server, and to
-    each rank that has some of them (DeepEP, HybridEP), of `dispatch_bytes` an element.
+    Experts' `dispatch` sends a row for every expert of a token; or a copy to every server and rank
+    that has some of them (DeepEP, HybridEP), of `dispatch_bytes` an element.
     `dispatch_overlap` hides some of it behind another microbatch. With `fused_experts` activation
     and conversions are in their products. Tokens' `routing` is as they are drawn, forced to be
     balanced, or forced by a capacity, which makes all sizes known.

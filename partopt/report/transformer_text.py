@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
-from partopt.documents.transformer import BITS, LayoutBeside, Modelled
+from partopt.documents.transformer import BITS, Kind, LayoutBeside, Modelled
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan_text import memory_lines
 from partopt.report.text import Column, label_lines, table_of
@@ -17,6 +17,7 @@ from partopt.transformer.iteration import (
     AGREES,
     ODD,
     TRUST,
+    TRUST_IN_EXPERTS,
     Degrees,
     has_odd_widths,
     stage_counts,
@@ -276,10 +277,11 @@ def _where(parts: Mapping[str, float], work: Training) -> Iterator[str]:
 
 def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) -> Iterator[str]:
     """How far to believe it, and where the closed form and the simulation part."""
+    trust = TRUST_IN_EXPERTS if about.model.experts else TRUST
     if basis == "computed":
-        yield f"computed; {TRUST}"
+        yield f"computed; {trust}"
     else:
-        yield f"blocks {basis}, exchanges and the rest computed; where all is, {TRUST}"
+        yield f"blocks {basis}, exchanges and the rest computed; where all is, {trust}"
     simulated_s = seconds_of(plan)
     change = simulated_s / about.closed_s - 1
     if abs(change) > AGREES:
@@ -295,7 +297,9 @@ def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) 
     if over_servers and not measured:
         yield "exchanges between servers are taken to reach the rate of messages: measure theirs"
     if about.model.experts:
-        yield "layouts of experts are not verified: imbalance is not in the model"
+        yield "layouts of experts are not verified"
+    if about.model.sinks:
+        yield "attention with sinks is not known: published runs take 1.45 times as long"
     if about.left_out:
         change = about.left_out.iteration_s / simulated_s - 1
         yield (
@@ -336,8 +340,23 @@ def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:
 
 
 def _block(work: Training, degrees: Degrees) -> str:
-    """What a block takes of a microbatch on a rank, part by part."""
+    """What a block takes of a microbatch on a rank, part by part; of several kinds, one of each."""
+    pages = [_kind(work, degrees, kind) for kind in work.counts]
     block = work.block(degrees.shape)
+    ends_s = format_seconds(block.head_s), format_seconds(block.embedding_s)
+    lines = [
+        ("tokens", f"{work.tokens(degrees.shape):,.0f} of a rank"),
+        ("ends", f"head {ends_s[0]}, embedding {ends_s[1]}, forward and backward"),
+    ]
+    if work.model.further:
+        further_s = format_seconds(sum(work.further_s(degrees.shape)))
+        lines.append(("further", f"a token takes {further_s}, a block with head and loss"))
+    return "\n\n".join([*pages, label_lines(lines)])
+
+
+def _kind(work: Training, degrees: Degrees, kind: Kind) -> str:
+    """What a block of a kind takes."""
+    block = work.block(degrees.shape, kind)
     basis = _basis(work, degrees.shape)
     some = "computed" if basis == "computed" else "scaled"
 
@@ -354,12 +373,13 @@ def _block(work: Training, degrees: Degrees) -> str:
         rows.append(row("made again", 0.0, block.again_s, some))
         basis = some
     rows.append(row("a block", block.forward_s, block.backward_s + block.again_s, basis))
-    products = [f"{product.n:,.0f} x {product.k:,.0f}" for product in work.products(degrees.shape)]
-    ends_s = format_seconds(block.head_s), format_seconds(block.embedding_s)
+    products = work.products(degrees.shape, kind)
+    said = ", ".join(f"{product.n:,.0f} x {product.k:,.0f}" for product in products)
+    several = f" of {kind.name}" if len(work.counts) > 1 else ""
     table = table_of(
         rows,
         [
-            Column("A BLOCK, A MICROBATCH", lambda row: row[0], "whole"),
+            Column(f"A BLOCK{several.upper()}, A MICROBATCH", lambda row: row[0], "whole"),
             Column("FORWARD", lambda row: row[1]),
             Column("BACKWARD", lambda row: row[2]),
             *([Column("", lambda row: row[3], "whole")] if work.calibration else []),
@@ -371,10 +391,8 @@ def _block(work: Training, degrees: Degrees) -> str:
             "",
             label_lines(
                 [
-                    ("tokens", f"{work.tokens(degrees.shape):,.0f} of a rank"),
-                    ("products", f"of these with weights {', '.join(products)}"),
+                    ("products", f"of tokens with weights {said}"),
                     ("kept", f"{format_bytes(round(block.saved_bytes))} of a microbatch"),
-                    ("ends", f"head {ends_s[0]}, embedding {ends_s[1]}, forward and backward"),
                 ]
             ),
         ]

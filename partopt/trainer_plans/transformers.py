@@ -28,7 +28,7 @@ from partopt.search.solve import Result
 from partopt.simulator.execution import simulate_plan
 from partopt.trainer_plans.calibration import calibrate
 from partopt.trainers import TRAINERS
-from partopt.transformer.as_profile import estimate_again, profile_of, rates_of
+from partopt.transformer.as_profile import estimate_again, profile_of, rates_of, stage_starts
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import (
     FSDP_STATE,

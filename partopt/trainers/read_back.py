@@ -22,7 +22,7 @@ _DEGREES = ("tp", "cp", "ep", "pp", "chunks", "microbatch")
 _OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes")  # of an engine, which the layout says
 # facts that change nothing without tensor parallel ranks, or without experts
 _OF_GROUPS = ("sequence_parallel", "tp_overlap", "regathers")
-_OF_EXPERTS = ("dispatch", "dispatch_overlap")
+_OF_EXPERTS = ("dispatch", "dispatch_bytes", "dispatch_overlap", "fused_experts", "routing")
 
 
 class Losses(NamedTuple):

@@ -412,7 +412,7 @@ class _Reader:
         shared = 0
         if kind.shared in raw or kind.shared == kind.width:
             shared = self._count(kind.shared, 0)
-            shared *= width if kind.shared == "n_shared_experts" else 1  # so many, each as wide
+            shared *= width if kind.shared == "n_shared_experts" else 1  # so many, as wide
         period, without = self._count(kind.period, 1), raw.get("mlp_only_layers") or []
         first = self._count(kind.dense_first, 0) if kind.dense_first else len(without)
         have = [i for i in range(blocks) if i >= first and not (i + 1) % max(1, period)]

@@ -26,14 +26,14 @@ DRAWN = 1.09  # the slowest rank over the mean as tokens are drawn, routing that
 DEEPEP = 153e9  # bytes a second of DeepEP in a server: its README, H800
 NVLINK = 0.94  # of what rings reach in a server, other dispatchers: 0.75 of 0.80
 HELD = {"real": 1.3, "balanced": 1.05, "capacity": 1.0}  # rows of a rank that memory must hold
-TILE = 128  # rows of a product's tile: each expert leaves half of one empty
-LOGITS = 40  # bytes of the router's passes for each expert of a token, in float32; counted
+TILE = 128  # rows of a product's tile: every expert leaves half of one empty
+LOGITS = 40  # bytes of the router's passes for an expert and a token, in float32; counted
 ROUTER = 0.38  # of a product's rate, the router's: a narrow one
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Experts of a block on `e` ranks, each cut by `etp`, for `tokens` of a rank."""
+    """Experts of a block on `e` ranks, cut by `etp` more, for `tokens` of a rank."""
 
     model: Transformer
     practice: Practice
@@ -137,8 +137,8 @@ class Experts:
     def exchange_s(self) -> float:
         """Seconds of one exchange, to the experts or back.
 
-        All rows, or one copy of a token for each server that it goes to and for each rank (DeepEP,
-        HybridEP), through port and links at once. Ranks with experts follow each other.
+        All rows, or one copy of a token for a server that it goes to and for a rank (DeepEP,
+        HybridEP), through port and links at once. Ranks with experts are consecutive.
         """
         model, rates, e, k = self.model, self.rates, self.e, self.model.experts_per_token
         if e * self.etp == 1:

@@ -1,7 +1,7 @@
 """Half a block on one rank: attention, full or latent, and a feed-forward that all tokens take.
 
-A kind of block is an entry for each half. What comes beside both, norms and residuals of the hidden
-width, and experts are elsewhere.
+A kind of block has an entry for both. What comes beside these is elsewhere: norms and residuals of
+the hidden width, and experts.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ ROUND = [
     ),
     ("torchtitan", "llama3-8b", "pp=2,shard=none", "bfloat16", {"loss": "compiled"}),
     ("megatron", "llama3-8b", "pp=2,tp=2,chunks=2,recompute=2", "bfloat16", {"ends": "free"}),
-    ("megatron", "mixtral-8x7b", "tp=2,ep=8", "bfloat16", {"exchange": "copies"}),
+    ("megatron", "mixtral-8x7b", "tp=2,ep=8", "bfloat16", {"exchange": "deepep"}),
     ("megatron-bridge", "llama3-8b", "pp=2,chunks=4", "fp8", {"waits": "1f1b,interleaved"}),
     ("deepspeed", "gpt3-13b", "tp=2,pp=4", "float16", {"attention": "flash"}),
 ]

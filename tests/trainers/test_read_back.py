@@ -120,7 +120,7 @@ def test_what_the_text_does_not_say_is_a_note(asked, note):
 @pytest.mark.parametrize("trainer", ["megatron", "megatron-bridge", "torchtitan", "deepspeed"])
 def test_facts_that_nothing_depends_on_are_no_note(trainer):
     """Of one tensor parallel rank, and of a model without experts."""
-    facts = {"sequence-parallel": "no", "exchange": "copies"}
+    facts = {"sequence-parallel": "no", "exchange": "deepep"}
     own = facts if trainer.startswith("megatron") else {}
     plain, text = (
         exported(trainer, layout="tp=1,recompute=always", **given) for given in ({}, own)
@@ -249,7 +249,7 @@ def test_megatron_is_told_the_factor_of_the_rule_that_it_has():
 
 
 def test_megatron_is_told_a_shared_expert_and_that_experts_are_whole():
-    model = structs.replace(load_transformer("mixtral-8x7b"), name="shared", ffn=2048)
+    model = structs.replace(load_transformer("mixtral-8x7b"), name="shared", shared_ffn=2048)
     said = flags(exported("megatron", model, "tp=2,ep=8").main)
     assert {"--moe-shared-expert-intermediate-size 2048", "--ffn-hidden-size 14336"} <= said
     assert "--expert-tensor-parallel-size 1" in said

@@ -5,13 +5,16 @@ The data are not part of the repository; without them only the way through the b
 
 import csv
 import json
+import re
 import statistics
 
 import pytest
 
+from benchmarks import published_rows
 from benchmarks import published_trainers as published
 from benchmarks.published_rows import USUAL, simulated_of
 from partopt.errors import PartoptError
+from partopt.transformer.iteration import TRUST_IN_EXPERTS
 from tests.docs.documents import read, rows, section
 
 RUNS = published.DATA / "runs.csv"
@@ -83,6 +86,69 @@ def test_what_fits_and_what_does_not(found):
     assert right / len(tried) >= 0.965
     ran = [own for own in found if own.row["table"] in ("dgxc", "blackwell")]
     assert sum(own.fits(published.USABLE) for own in ran) >= 144
+
+
+# of experts: the mean error of a model and a little, and with the constants of the other two
+EXPERTS = {"deepseek-v3": 0.08, "qwen3-30b-a3b": 0.083, "qwen3-235b-a22b": 0.09}
+OF_EXPERTS = published.DATA / "runs-experts.csv"
+needs_experts = pytest.mark.skipif(not OF_EXPERTS.exists(), reason="published runs are not here")
+
+
+@pytest.fixture(scope="module")
+def of_experts():
+    return published.read(OF_EXPERTS)
+
+
+@needs_experts
+def test_runs_of_experts_are_as_near_as_is_said(of_experts):
+    models = published.tables_of(of_experts, "model")
+    assert models.keys() == EXPERTS.keys()
+    for name, runs in models.items():
+        assert mean(published.errors_of(runs)) <= EXPERTS[name]
+    errors = published.errors_of(of_experts)
+    assert len(errors) == 110
+    assert mean(errors) <= 0.083
+    assert sum(run.fits(published.USABLE) for run in of_experts) >= 99
+
+
+@needs_experts
+def test_the_documents_state_what_is_printed_of_experts(of_experts):
+    text = section(read("accuracy.md"), "Experts in closed form")
+    models = published.tables_of(of_experts, "model")
+    tables = {name: published.errors_of(runs) for name, runs in models.items()}
+    tables["all"] = [error for errors in tables.values() for error in errors]
+    stated = {row[0]: row[1:5] for row in rows(text)[1:]}
+    assert stated.keys() == tables.keys()
+    for name, errors in tables.items():
+        size = [abs(error) for error in errors]
+        numbers = (statistics.mean(size), statistics.median(size), max(size))
+        assert stated[name] == [str(len(size)), *(f"{number:.1%}" for number in numbers)]
+    fit = sum(run.fits(published.USABLE) for run in of_experts)
+    assert f"{fit} are said to fit" in text
+
+
+@pytest.mark.slow
+@needs_experts
+def test_a_model_that_no_constant_was_fitted_to(of_experts, capsys):
+    published.show_left_out(of_experts)
+    printed = capsys.readouterr().out
+    [whole] = re.findall(r"all, left out in turn .* mean +([0-9.]+)%", printed)
+    assert float(whole) <= 15
+    assert f"{whole}%" in section(read("accuracy.md"), "Experts in closed form")
+    assert TRUST_IN_EXPERTS.partition("half")[2] in printed
+
+
+def test_columns_that_nobody_knows_are_refused_and_those_that_are_ignored_are_said(
+    tmp_path, capsys
+):
+    path = tmp_path / "runs.csv"
+    path.write_text("table,run,source,release\nmine,one,a page,26.04\n")
+    [run] = published.read(path)
+    assert run.estimate is None
+    assert "ignored columns: release, source" in capsys.readouterr().err
+    path.write_text("table,run,colour\nmine,one,red\n")
+    with pytest.raises(PartoptError, match="unknown columns: colour"):
+        published.read(path)
 
 
 @needs_runs
@@ -190,6 +256,10 @@ def test_the_plan_of_a_row_simulated_is_near_the_closed_form(changes):
         ({"kernel": "flash4"}, "A100-80GB: what flash4 achieves on it is not known"),
         ({"device_kind": "TPU"}, "unknown: 'TPU'"),
         ({"trainer": "mine"}, "mine"),
+        ({"other": "linear attention"}, "blocks of another kind: linear attention"),
+        ({"model": "gpt-oss-120b"}, "attention with sinks: its kernel is not known"),
+        ({"fp8_attention": "yes"}, "attention in 8 bits is not known"),
+        ({"optimizer": "lion"}, "optimizers beside Adam and Muon"),
     ],
 )
 def test_what_is_not_known_is_said(changes, why):
@@ -202,6 +272,60 @@ def test_what_is_not_known_is_said(changes, why):
         "predicted_bytes": None,
         "why": own.why,
     }
+
+
+LATENT = {
+    "experts": "8",
+    "experts_a_token": "2",
+    "expert_ffn": "1024",
+    "ep": "8",
+    "llama": "no",
+    "kv_lora": "512",
+    "q_lora": "768",
+    "qk_nope": "64",
+    "qk_rope": "32",
+    "v_dim": "64",
+    "head_dim": "96",
+    "kv_heads": "32",
+    "dense_first": "1",
+    "shared_ffn": "512",
+    "mtp": "1",
+    "pp": "4",
+    "dp": "2",
+    "ep": "2",
+    "chunks": "2",
+    "stages": "Et*2|(t|)*6mL",
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *{"q_lora": "0", "v_dim": "128", "dense_first": "2", "shared_ffn": "0", "mtp": "0"}.items(),
+        *{"etp": "2", "state_bytes": "8", "optimizer": "muon", "dispatch": "hybridep"}.items(),
+        *{"expert_overlap": "yes", "routing": "dropless", "window": "512"}.items(),
+        *{"stages": "Et|(t|)*6tmL", "dense_period": "2"}.items(),
+    ],
+)
+def test_what_a_column_of_experts_says_changes_the_answer(column, value):
+    plain, other = (published.find(ROW | LATENT | more) for more in ({}, {column: value}))
+    assert plain.why == other.why == ""
+    assert plain.estimate.seconds != other.estimate.seconds
+
+
+@pytest.mark.parametrize(
+    ("stages", "ends"),
+    [
+        ("Et*3|(tt|)*2m|L", "3-2-2-0m-0"),
+        ("Et*4|(t*4|)*2tmL", "4-4-4-1m"),
+        ("Et*0|t*1|tL", "0-1-1"),
+        ("", "stage"),
+    ],
+)
+def test_pipelines_of_megatron_are_read(stages, ends):
+    assert published_rows.ends_of(ROW | {"stages": stages, "chunks": "1"}) == ends
+    even = ROW | {"stages": "", "pp": "2", "chunks": "5"}  # 8 blocks and two ends
+    assert published_rows.ends_of(even) == "blocks"
 
 
 def test_columns_that_are_not_there_have_their_usual_values():
