@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -57,7 +58,8 @@ class Block(NamedTuple):
     """Seconds of a block, `again_s` of what it makes again, and the bytes that it keeps.
 
     `whole_bytes` it has while it is made again. `parts` are what its forward and backward are
-    made of. Head and embedding of the same shape take `head_s` and `embedding_s`.
+    made of. Head and embedding of the same shape take `head_s` and `embedding_s`. It has so many
+    `parameters` on a rank.
     """
 
     forward_s: float
@@ -68,6 +70,7 @@ class Block(NamedTuple):
     parts: Mapping[str, Seconds]
     head_s: float
     embedding_s: float
+    parameters: Parameters
 
     @property
     def seconds(self) -> float:
@@ -109,6 +112,8 @@ class Training:
     _blocks: dict[tuple[Shape, Kind], Block] = field(
         default_factory=dict, init=False, compare=False
     )
+    _means: dict[Shape, Block] = field(default_factory=dict, init=False, compare=False)
+    _further: dict[Shape, Seconds] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
         formats = [*self.rates.products]
@@ -171,6 +176,33 @@ class Training:
         if key not in self._blocks:
             self._blocks[key] = self._block(*key)
         return self._blocks[key]
+
+    def mean(self, shape: Shape) -> Block:
+        """A block in the mean of kinds; what it has while it is made again is of the largest."""
+        if shape not in self._means:
+            self._means[shape] = self._mean(shape)
+        return self._means[shape]
+
+    def _mean(self, shape: Shape) -> Block:
+        if len(self.counts) == 1:
+            return self.block(shape)
+
+        def mean(rows: Iterable[Sequence[float]]) -> Iterator[float]:
+            for values in zip(*rows, strict=True):
+                yield sum(map(operator.mul, values, self.counts.values())) / self.model.blocks
+
+        blocks = [self.block(shape, kind) for kind in self.counts]
+        none, names = Seconds(0.0, 0.0), dict.fromkeys(name for b in blocks for name in b.parts)
+        forward_s, backward_s, again_s, saved_bytes = mean(block[:4] for block in blocks)
+        return blocks[0]._replace(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            again_s=again_s,
+            saved_bytes=saved_bytes,
+            whole_bytes=max(block.whole_bytes for block in blocks),
+            parts={name: Seconds(*mean(b.parts.get(name, none) for b in blocks)) for name in names},
+            parameters=Parameters(*mean(block.parameters for block in blocks)),
+        )
 
     def is_measured(self, shape: Shape) -> bool:
         """Whether a block of this shape is one of those that were measured."""
@@ -266,7 +298,16 @@ class Training:
         whole = shape._replace(recompute="never", modules=())
         saved_bytes, whole_bytes = self.saved_bytes(shape, kind), self.saved_bytes(whole, kind)
         ends_s = self.head_s(shape), self.embedding_s(shape)
-        return Block(forward_s, backward_s, again_s, saved_bytes, whole_bytes, parts, *ends_s)
+        return Block(
+            forward_s,
+            backward_s,
+            again_s,
+            saved_bytes,
+            whole_bytes,
+            parts,
+            *ends_s,
+            self.parameters(shape, kind),
+        )
 
     def _again_s(self, shape: Shape, kind: Kind, forward_s: float, attention_s: float) -> float:
         """What is made again, of a forward without its exchanges and of its attention."""
@@ -488,6 +529,11 @@ class Training:
 
     def further_s(self, shape: Shape) -> Seconds:
         """A block that predicts a further token, what joins its inputs, head and loss."""
+        if shape not in self._further:
+            self._further[shape] = self._further_s(shape)
+        return self._further[shape]
+
+    def _further_s(self, shape: Shape) -> Seconds:
         block, model, T = self.block(shape), self.model, self.tokens(shape)
         joined = Product(model.hidden / shape.t, 2 * model.hidden, 0.0)
         passes_s = self.rates.passes_s(JOINED * T * model.hidden)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from partopt.documents.engine import Layout
 from partopt.documents.transformer import BITS, Kind, Transformer
@@ -301,54 +301,35 @@ class Ways(NamedTuple):
 
 def stages_of(work: Training, degrees: Degrees) -> Sequence[Stage]:
     """What every stage holds, in order."""
+    return _stages(*_sharing(work, degrees))
+
+
+def _sharing(work: Training, degrees: Degrees) -> tuple[Any, ...]:
+    """What the stages of a pipeline depend on."""
     ways = Ways(work.practice.ends, _head(work, degrees))
-    kinds, further = tuple(work.counts), work.model.further
-    return _stages(work.kinds, kinds, further, degrees.p, degrees.v, ways)
+    kinds = tuple(work.counts)
+    return work.kinds, kinds, work.model.further, degrees.p, degrees.v, ways
+
+
+@lru_cache(maxsize=4096)
+def _devices(*sharing: Any) -> Sequence[Stage]:
+    """What every device of a pipeline holds."""
+    stages, p = _stages(*sharing), sharing[3]
+    return [Stage.together(stages[d::p]) for d in range(p)]
 
 
 def _loads(work: Training, degrees: Degrees) -> Sequence[Stage]:
     """What every device of a pipeline holds."""
-    stages = stages_of(work, degrees)
-    return [Stage.together(stages[d :: degrees.p]) for d in range(degrees.p)]
+    return _devices(*_sharing(work, degrees))
 
 
 def _head(work: Training, degrees: Degrees) -> float:
     """What is behind the last block in blocks, as far as their shares depend on it."""
-    mean, further = _mean(work, degrees.shape), work.model.further
+    mean, further = work.mean(degrees.shape), work.model.further
     behind_s = mean.head_s
     if further:
         behind_s += further * sum(work.further_s(degrees.shape))
     return round(behind_s / mean.seconds, 2)
-
-
-def _mean(work: Training, shape: Shape, again: float = 1.0) -> Block:
-    """The mean of a model's blocks, which make a share of them `again`."""
-    blocks = [(work.block(shape, kind), count) for kind, count in work.counts.items()]
-    first = blocks[0][0]
-    if len(blocks) == 1:
-        return first._replace(again_s=again * first.again_s)
-    whole = work.model.blocks
-
-    def mean(values: Iterable[float]) -> float:
-        return sum(value * count for value, (_, count) in zip(values, blocks, strict=True)) / whole
-
-    zero = Seconds(0.0, 0.0)
-    parts = {
-        name: Seconds(
-            *(mean(block.parts.get(name, zero)[way] for block, _ in blocks) for way in (0, 1))
-        )
-        for name in dict.fromkeys(name for block, _ in blocks for name in block.parts)
-    }
-    return Block(
-        forward_s=mean(block.forward_s for block, _ in blocks),
-        backward_s=mean(block.backward_s for block, _ in blocks),
-        again_s=again * mean(block.again_s for block, _ in blocks),
-        saved_bytes=mean(block.saved_bytes for block, _ in blocks),
-        whole_bytes=max(block.whole_bytes for block, _ in blocks),
-        parts=parts,
-        head_s=first.head_s,
-        embedding_s=first.embedding_s,
-    )
 
 
 def stage_counts(work: Training, degrees: Degrees) -> list[int]:
@@ -400,7 +381,8 @@ def _near(work: Training, degrees: Degrees) -> int:
 
 def _block(work: Training, degrees: Degrees) -> Block:
     """A block in the mean of kinds, which makes as much again as blocks do in the mean."""
-    return _mean(work, degrees.shape, degrees.again)
+    block = work.mean(degrees.shape)
+    return block._replace(again_s=degrees.again * block.again_s)
 
 
 def _stage_s(work: Training, degrees: Degrees, stage: Stage) -> Seconds:
@@ -602,12 +584,10 @@ def _copies(degrees: Degrees) -> int:
 
 def _parameters(work: Training, degrees: Degrees) -> tuple[float, float]:
     """Parameters of a rank in the mean of stages, one end among them; and those of its experts."""
-    model, (t, _, _, p, *_), dense, experts = work.model, degrees, 0.0, 0.0
-    for kind, count in work.counts.items():
-        of_block = work.parameters(degrees.shape, kind)
-        dense, experts = dense + count * of_block.dense, experts + count * of_block.experts
+    model, (t, _, _, p, *_) = work.model, degrees
+    dense, experts = work.mean(degrees.shape).parameters
     ends = model.end_parameters / t * (2 if p == 1 and not model.tied else 1)
-    return dense / p + ends, experts / p
+    return model.blocks * dense / p + ends, model.blocks * experts / p
 
 
 def _held(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, float]:
@@ -615,7 +595,7 @@ def _held(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, float]
     dense = experts = 0.0
     kinds = [*zip(work.counts, stage.counts, strict=True), (work.kinds[-1], stage.further)]
     for kind, count in kinds:
-        of_block = work.parameters(degrees.shape, kind)
+        of_block = work.block(degrees.shape, kind).parameters
         dense, experts = dense + count * of_block.dense, experts + count * of_block.experts
     return dense + stage.further * work.model.joining_parameters / degrees.t, experts
 
@@ -625,10 +605,8 @@ def _memory(
 ) -> dict[str, float]:
     """Bytes by part of the device that has most."""
     of = _fsdp_bytes if degrees.shape.fsdp else _stage_bytes
-    blocks, p = [stage.blocks for stage in loads], degrees.p
-    fullest = {0, min(1, p - 1), p - 1, blocks.index(max(blocks))}
-    if len(work.counts) > 1:
-        fullest = {*range(p)}
+    # of devices with as much, the first has most microbatches in flight
+    fullest = {stage: d for d, stage in reversed([*enumerate(loads)])}.values()
     found = [of(work, degrees, layout, d, loads[d]) for d in fullest]
     return max(found, key=lambda parts: sum(parts.values()))
 

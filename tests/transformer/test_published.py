@@ -278,7 +278,6 @@ LATENT = {
     "experts": "8",
     "experts_a_token": "2",
     "expert_ffn": "1024",
-    "ep": "8",
     "llama": "no",
     "kv_lora": "512",
     "q_lora": "768",
