@@ -341,21 +341,27 @@ def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:
 
 def _block(work: Training, degrees: Degrees) -> str:
     """What a block takes of a microbatch on a rank, part by part; of several kinds, one of each."""
-    pages = [_kind(work, degrees, kind) for kind in work.counts]
-    block = work.block(degrees.shape)
+    block, shape = work.block(degrees.shape), degrees.shape
     ends_s = format_seconds(block.head_s), format_seconds(block.embedding_s)
-    lines = [
-        ("tokens", f"{work.tokens(degrees.shape):,.0f} of a rank"),
-        ("ends", f"head {ends_s[0]}, embedding {ends_s[1]}, forward and backward"),
-    ]
+    tokens = ("tokens", f"{work.tokens(shape):,.0f} of a rank")
+    ends = [("ends", f"head {ends_s[0]}, embedding {ends_s[1]}, forward and backward")]
     if work.model.further:
-        further_s = format_seconds(sum(work.further_s(degrees.shape)))
-        lines.append(("further", f"a token takes {further_s}, a block with head and loss"))
-    return "\n\n".join([*pages, label_lines(lines)])
+        further_s = format_seconds(sum(work.further_s(shape)))
+        ends.append(("further", f"a token takes {further_s}: a block, with head and loss"))
+    pages = []
+    for place, kind in enumerate(work.counts):
+        products = work.products(shape, kind)
+        said = ", ".join(f"{product.n:,.0f} x {product.k:,.0f}" for product in products)
+        kept = format_bytes(round(work.block(shape, kind).saved_bytes))
+        lines = [tokens, ("products", f"of these with weights {said}")]
+        lines.append(("kept", f"{kept} of a microbatch"))
+        lines += ends if place == len(work.counts) - 1 else []
+        pages += [_parts(work, degrees, kind), label_lines(lines)]
+    return "\n\n".join(pages)
 
 
-def _kind(work: Training, degrees: Degrees, kind: Kind) -> str:
-    """What a block of a kind takes."""
+def _parts(work: Training, degrees: Degrees, kind: Kind) -> str:
+    """The parts of a block of a kind in a table."""
     block = work.block(degrees.shape, kind)
     basis = _basis(work, degrees.shape)
     some = "computed" if basis == "computed" else "scaled"
@@ -373,27 +379,13 @@ def _kind(work: Training, degrees: Degrees, kind: Kind) -> str:
         rows.append(row("made again", 0.0, block.again_s, some))
         basis = some
     rows.append(row("a block", block.forward_s, block.backward_s + block.again_s, basis))
-    products = work.products(degrees.shape, kind)
-    said = ", ".join(f"{product.n:,.0f} x {product.k:,.0f}" for product in products)
-    several = f" of {kind.name}" if len(work.counts) > 1 else ""
-    table = table_of(
+    several = f" OF {kind.name.upper()}" if len(work.counts) > 1 else ""
+    return table_of(
         rows,
         [
-            Column(f"A BLOCK{several.upper()}, A MICROBATCH", lambda row: row[0], "whole"),
+            Column(f"A BLOCK{several}, A MICROBATCH", lambda row: row[0], "whole"),
             Column("FORWARD", lambda row: row[1]),
             Column("BACKWARD", lambda row: row[2]),
             *([Column("", lambda row: row[3], "whole")] if work.calibration else []),
         ],
-    )
-    return "\n".join(
-        [
-            table,
-            "",
-            label_lines(
-                [
-                    ("products", f"of tokens with weights {said}"),
-                    ("kept", f"{format_bytes(round(block.saved_bytes))} of a microbatch"),
-                ]
-            ),
-        ]
     )
