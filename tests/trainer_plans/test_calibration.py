@@ -256,3 +256,9 @@ def test_what_does_not_go_with_a_measured_block_is_refused(partopt, tmp_path):
     assert done.code == 2 and "8,192" in done.err and "hint:" in done.err and not done.out
     done = partopt("plan", "gpt.cpu.float32", "--topology", "v100-pcie", "--calibrate", file)
     assert done.code == 2 and "--calibrate: goes with a transformer's" in done.err
+
+
+def test_one_measured_block_does_not_say_how_long_blocks_of_other_kinds_take():
+    asked = laying("tp=1,ep=8,dp=8", model="glm-4.5-air", measured=measured())
+    with pytest.raises(PartoptError, match=r"blocks of .* are of several kinds"):
+        lay(asked)

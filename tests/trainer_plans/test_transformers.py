@@ -361,6 +361,27 @@ def test_the_best_layout_can_be_laid_and_exported(trainer, model, cluster, serve
             solve_for(asked.with_(layout=Layout(pp=2)))
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "facts"),
+    [
+        ("glm-4.5-air", "pp=4,ep=8,dp=8", {}),
+        ("moonlight-16b-a3b", "tp=2,pp=4,ep=4,dp=4,recompute=always", {"exchange": "deepep"}),
+        ("llama4-scout", "tp=4,ep=8,pp=2,dp=4", {"graphs": "full"}),
+        ("glm-4.5-air", "pp=8,ep=4,dp=4,chunks=2", {"ends": "-".join(["3"] * 15 + ["1"])}),
+    ],
+)
+def test_a_plan_of_several_kinds_is_simulated_as_it_is_computed(model, layout, facts):
+    asked = dataclasses.replace(
+        laying(model, 4, "megatron", 128, 4096, layout),
+        topology=Topology.load("dgx-b200", 4),
+        facts=facts,
+        memory="10 TB",
+    )
+    laid = lay(asked)
+    assert laid.seconds == pytest.approx(laid.estimate.seconds, rel=0.03)
+    assert laid.plan.peak_memory_bytes <= laid.estimate.memory_bytes * 1.01
+
+
 def test_what_is_left_out_by_rule_is_kept_and_said():
     asked = job_of("qwen3-30b-a3b", 1, "megatron", 1024, 2048, "")
     asked = asked.with_(topology=Topology.load("dgx-a100", 1))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from partopt.documents.device import Attention
 from partopt.documents.engine import Engine, Layout
-from partopt.documents.transformer import Loss, Practice, Transformer
+from partopt.documents.transformer import Latent, Loss, Practice, Transformer
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import estimate
 from partopt.transformer.rates import Rates
@@ -29,6 +29,21 @@ GPT = Transformer(
 )
 LLAMA = replace(GPT, name="llama", kv_heads=2, ffn=3584, gated=True, rotary=True, dropout=False)
 EXPERTS = replace(LLAMA, name="experts", ffn=0, experts=8, experts_per_token=2, expert_ffn=512)
+# every second block has a window, the first two no experts; one further token
+KINDS = replace(
+    EXPERTS,
+    name="kinds",
+    blocks=8,
+    kv_heads=8,
+    head_size=96,
+    latent=Latent(queries=384, keys=256, rotary=32, values=64),
+    window=512,
+    full_period=2,
+    ffn=3584,
+    shared_ffn=512,
+    dense_first=2,
+    further=1,
+)
 RATES = Rates(
     device="device",
     peaks={"float16": 1e15, "fp8": 2e15},

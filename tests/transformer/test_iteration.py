@@ -11,21 +11,36 @@ from msgspec.structs import replace
 
 from partopt.documents.engine import Layout
 from partopt.documents.transformer import Kept, Loss, Scores
+from partopt.transformer.as_profile import profile_of, stage_starts
 from partopt.transformer.block import Shape
 from partopt.transformer.iteration import (
     FSDP_STATE,
     HOST_S,
     RESERVED,
     STRAGGLER,
+    Degrees,
     estimate,
     find_faults,
     makespan_s,
     stage_blocks,
+    stage_counts,
+    stages_of,
 )
-from partopt.transformer.rates import COLLECTIVE_S, HOP_S
+from partopt.transformer.rates import COLLECTIVE_S, HOP_S, SUSTAINED
 from tests.examples import examples
-from tests.transformer.helpers import ENGINE, EXPERTS, GPT, LLAMA, RATES, seconds, size, training
+from tests.transformer.helpers import (
+    ENGINE,
+    EXPERTS,
+    GPT,
+    KINDS,
+    LLAMA,
+    RATES,
+    seconds,
+    size,
+    training,
+)
 
+SHIPPED = dataclasses.replace(RATES, device="H100-80GB")  # profiles say the digest of its file
 BLOCKING = replace(ENGINE, allreduce="blocking", waits=("1f1b", "interleaved"))
 
 
@@ -296,7 +311,7 @@ def test_some_blocks_recompute_and_others_do_not():
     assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2)
 
 
-MODELS = st.sampled_from([GPT, LLAMA, EXPERTS])
+MODELS = st.sampled_from([GPT, LLAMA, EXPERTS, KINDS])
 DEGREES = {"pp": [1, 2, 4], "dp": [1, 2, 8], "microbatch": [1, 2], "cp": [1, 2]}
 LAYOUTS = st.builds(
     Layout,
@@ -415,6 +430,118 @@ def faults_of(layout, batch=32, **changes):
     }
 
 
+def degrees_of(work, batch=32, **layout):
+    return Degrees.of(work, Layout(**layout), batch)
+
+
+@pytest.mark.parametrize(
+    ("ends", "counts", "further"),
+    [
+        ("stage", [2, 2, 2, 2], 3),
+        ("3-2-2m-1", [3, 2, 2, 1], 2),
+        ("4-4-0m-0", [4, 4, 0, 0], 2),
+        ("4-3-1-0m", [4, 3, 1, 0], 3),
+    ],
+)
+def test_stages_hold_blocks_of_their_kinds_in_order(ends, counts, further):
+    work = training(KINDS, ends=ends)
+    degrees = degrees_of(work, pp=4)
+    stages, left = stages_of(work, degrees), list(work.kinds)
+    for place, stage in enumerate(stages):
+        inside, left = left[: counts[place]], left[counts[place] :]
+        assert stage.counts == tuple(map(inside.count, work.counts))
+        assert (stage.further, stage.first, stage.last) == (
+            place == further,
+            place == 0,
+            place == 3,
+        )
+    assert left == []
+    assert stage_counts(work, degrees) == counts
+
+
+@pytest.mark.parametrize("layout", [{"pp": 4}, {"pp": 2, "chunks": 2}, {"pp": 1, "tp": 2}])
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_an_iteration_of_kinds_is_the_sum_of_its_blocks(layout, recompute):
+    """Of all devices' seconds: every block by its kind, further tokens, ends, nothing else."""
+    work = training(KINDS)
+    parts = estimate(work, Layout(**layout, recompute=recompute), 32).parts
+    shape = degrees_of(work, **layout, recompute=recompute).shape
+    blocks = [work.block(shape, kind) for kind in KINDS.kinds()]
+    whole = sum(block.seconds for block in blocks) + blocks[0].head_s + blocks[0].embedding_s
+    whole += sum(work.further_s(shape))
+    apart = ("imbalance", "bubble", "sends", "step", "replicas", "host", "stragglers")
+    found = sum(seconds for name, seconds in parts.items() if name not in apart)
+    assert found == pytest.approx(32 / layout["pp"] * whole)
+
+
+def test_the_fullest_device_holds_the_bytes_of_its_kinds():
+    """The first has two dense blocks, the second two of experts; both the ends that lie there."""
+    work = training(KINDS, ends="2-6")
+    found = estimate(work, Layout(pp=2, ep=1, shard="none"), 4).memory
+    windowed, full = KINDS.kinds()[2:4]
+    held = 3 * KINDS.block_parameters(windowed) + 3 * KINDS.block_parameters(full)
+    held += KINDS.block_parameters(full) + KINDS.joining_parameters + KINDS.end_parameters
+    assert found["parameters"] == 2 * held
+    assert found["optimizer"] == 12 * held
+    kept = [work.block(Shape(), kind).saved_bytes for kind in (windowed, full)]
+    assert found["activations"] == pytest.approx((3 * kept[0] + 4 * kept[1]) * RESERVED)
+    assert found["logits"] == 2 * 4 * 2048 * 32_000 * RESERVED
+
+
+def test_further_tokens_are_on_the_last_stage_or_where_it_is_said():
+    """A stage of its own takes them off the last one, which is the slowest."""
+    work = training(KINDS, ends="4-4-0m-0", rates=SHIPPED)
+    alone = estimate(work, Layout(pp=4), 32).parts["imbalance"]
+    together = estimate(training(KINDS, ends="3-2-2-1"), Layout(pp=4), 32).parts["imbalance"]
+    assert together != alone
+    starts = stage_starts(work, degrees_of(work, pp=4))
+    profile = profile_of(work, Layout(pp=4, schedule="1f1b"), 32)
+    names = [layer.name for layer in profile.layers]
+    assert [names[start] for start in starts] == ["layers.4", "norm", "lm_head"]
+    assert names[-3:] == ["norm", "mtp", "lm_head"]
+
+
+def test_layers_of_a_profile_are_of_their_kinds():
+    work = training(KINDS, rates=SHIPPED)
+    degrees = degrees_of(work, dp=4, ep=4)
+    profile = profile_of(work, Layout(dp=4, ep=4), 32)
+    [measured] = profile.measurements
+    slower = 1 + STRAGGLER * max(0, math.log2(degrees.devices / 8))
+    for i, kind in enumerate(KINDS.kinds()):
+        block, layer = work.block(degrees.shape, kind), measured.layers[i + 1]
+        assert layer.forward_s == pytest.approx(slower * block.forward_s)
+        assert layer.backward_s == pytest.approx(slower * block.backward_s)
+        held = KINDS.dense_parameters(kind) + KINDS.expert_parameters(kind) / 4
+        assert profile.layers[i + 1].parameter_bytes == pytest.approx(2 * held, abs=1)
+    whole = 2 * sum(work.parameters(degrees.shape)) + 2 * KINDS.joining_parameters
+    assert profile.layers[-2].parameter_bytes == pytest.approx(whole, abs=1)
+    assert measured.layers[-2].forward_s == pytest.approx(
+        slower * work.further_s(degrees.shape).forward
+    )
+
+
+def test_experts_that_are_cut_have_fewer_copies():
+    """4 ranks have different experts, each cut by 2: of 16 two have the same."""
+    work = training(EXPERTS, engine=BLOCKING)
+    found = estimate(work, Layout(dp=16, ep=4, etp=2, shard="none"), 32).parts["replicas"]
+    dense = 4 * EXPERTS.dense_parameters(EXPERTS.kinds()[0]) + 2 * EXPERTS.end_parameters
+    experts = 4 * EXPERTS.expert_parameters(EXPERTS.kinds()[0]) / 8
+    rates = min(8 * RATES.ring, RATES.link), RATES.ring
+    both = dense * 15 / 16 / rates[0] + experts / 2 / rates[1]
+    assert found == pytest.approx(2 * 4 * both)
+
+
+def test_muon_makes_matrices_orthogonal():
+    plain, muon = (
+        estimate(training(KINDS, muon=own), Layout(dp=8, ep=4), 64).parts["step"]
+        for own in (False, True)
+    )
+    experts = 6 * 3 * 8 / 4 / 2 * (4 * 512**2 * 1024 + 2 * 512**3)
+    attention = 8 * 6 * 384**2 * 768
+    rate = 8e14 * SUSTAINED
+    assert muon - plain == pytest.approx(5 * (experts + attention) / rate)
+
+
 MIXED = replace(EXPERTS, blocks=8)
 FSDP = replace(ENGINE, shard=("none", "gradients", "parameters"))
 
@@ -441,6 +568,16 @@ FSDP = replace(ENGINE, shard=("none", "gradients", "parameters"))
         ("tp=2,cp=2,dp=2,ep=8", {"model": MIXED}, set()),
         ("pp=8,ep=8", {"model": MIXED}, {"ep"}),
         ("dp=4,pp=2,ep=8", {"model": MIXED}, {"ep"}),
+        ("dp=8,ep=2,etp=4", {"model": MIXED}, set()),
+        ("dp=4,ep=2,etp=4", {"model": MIXED}, {"etp"}),
+        ("dp=8,etp=3", {"model": MIXED}, {"etp"}),
+        ("dp=8,etp=2", {}, {"etp"}),
+        # modules of a block, stages of further tokens
+        ("recompute=selective,modules=moe+mlp", {"model": MIXED}, set()),
+        ("modules=moe", {"model": MIXED}, {"modules"}),
+        ("pp=4", {"model": KINDS, "ends": "4-4-0m-0"}, set()),
+        ("pp=4", {"model": KINDS, "ends": "4-0-4m-0"}, {"ends"}),
+        ("pp=4", {"model": MIXED, "ends": "4-4-0m-0"}, {"ends"}),
         # embedding and head that share a weight
         ("pp=2", {"model": replace(LLAMA, tied=True)}, set()),
         ("pp=2", {"model": replace(LLAMA, tied=True), "parts_ties": False}, {"pp"}),

@@ -10,7 +10,12 @@ from partopt.documents.files import find_shipped, shipped_names
 from partopt.documents.transformer import Kind, Numerics, Transformer
 from partopt.errors import PartoptError
 from partopt.transformer import config
-from partopt.transformer.config import load_transformer, read_transformer, write_config
+from partopt.transformer.config import (
+    load_transformer,
+    named_transformer,
+    read_transformer,
+    write_config,
+)
 from tests.transformer.helpers import EXPERTS, GPT
 
 LLAMA = {
@@ -66,6 +71,21 @@ def read(**changes) -> Transformer:
 @pytest.mark.parametrize("name", SIZES)
 def test_parameters_are_as_many_as_their_authors_say(name):
     assert load_transformer(name).parameters / 1e9 == pytest.approx(SIZES[name], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", None),  # whose attention is sparse
+        ("zai-org/GLM-4.5-Air", "glm-4.5-air"),
+        ("openai/gpt-oss-120b", "gpt-oss-120b"),
+        ("moonshotai/Kimi-K2-Instruct", "kimi-k2"),
+    ],
+)
+def test_models_are_found_by_their_published_names(text, name):
+    found = named_transformer(text)
+    assert (found and found.name) == name
 
 
 @pytest.mark.parametrize("name", ACTIVE)
