@@ -109,7 +109,7 @@ class Training:
     calibration: Calibration | None = None
     repeats_keys: bool = True
     parts_ties: bool = True
-    _blocks: dict[tuple[Shape, Kind], Block] = field(
+    _blocks: dict[Shape, Mapping[Kind, Block]] = field(
         default_factory=dict, init=False, compare=False
     )
     _means: dict[Shape, Block] = field(default_factory=dict, init=False, compare=False)
@@ -170,12 +170,15 @@ class Training:
         dense = (model.dense_parameters(kind) - whole) / shape.t + whole
         return Parameters(dense, model.expert_parameters(kind) / (shape.e * shape.etp))
 
+    def blocks(self, shape: Shape) -> Mapping[Kind, Block]:
+        """A block of every kind, as `counts` has them; looked up where they were asked for."""
+        if shape not in self._blocks:
+            self._blocks[shape] = {kind: self._block(shape, kind) for kind in self.counts}
+        return self._blocks[shape]
+
     def block(self, shape: Shape, kind: Kind | None = None) -> Block:
-        """A block of a kind, by default the last one's; looked up where it was asked for before."""
-        key = shape, kind or self.kinds[-1]
-        if key not in self._blocks:
-            self._blocks[key] = self._block(*key)
-        return self._blocks[key]
+        """A block of a kind, by default the last one's."""
+        return self.blocks(shape)[kind or self.kinds[-1]]
 
     def mean(self, shape: Shape) -> Block:
         """A block in the mean of kinds; what it has while it is made again is of the largest."""
@@ -191,7 +194,7 @@ class Training:
             for values in zip(*rows, strict=True):
                 yield sum(map(operator.mul, values, self.counts.values())) / self.model.blocks
 
-        blocks = [self.block(shape, kind) for kind in self.counts]
+        blocks = [*self.blocks(shape).values()]
         none, names = Seconds(0.0, 0.0), dict.fromkeys(name for b in blocks for name in b.parts)
         forward_s, backward_s, again_s, saved_bytes = mean(block[:4] for block in blocks)
         return blocks[0]._replace(

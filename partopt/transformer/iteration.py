@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from partopt.documents.engine import Layout
 from partopt.documents.transformer import BITS, Kind, Transformer
@@ -68,13 +68,6 @@ class Stage(NamedTuple):
     further: int
     first: int
     last: int
-
-    @classmethod
-    def together(cls, stages: Sequence[Stage]) -> Stage:
-        """What they hold together."""
-        counts = tuple(map(sum, zip(*(stage.counts for stage in stages), strict=True)))
-        rest = (sum(values) for values in zip(*(stage[1:] for stage in stages), strict=True))
-        return cls(counts, *rest)
 
     @property
     def blocks(self) -> int:
@@ -279,39 +272,42 @@ def _free_blocks(L: int, p: int, v: int, head: float) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def _stages(
-    kinds: tuple[Kind, ...], further: int, p: int, v: int, ends: str, head: float
-) -> Sequence[Stage]:
-    """What every stage holds: blocks in their order, further tokens in the last one or as said."""
-    counts, place = stage_blocks(len(kinds), p, v, ends, head), further_stage(ends)
-    found, last, names = list[Stage](), len(counts) - 1, dict.fromkeys(kinds)
-    for i, (end, count) in enumerate(zip(accumulate(counts), counts, strict=True)):
-        inside = kinds[end - count : end]
-        predicts = further * (i == (last if place is None else place))
-        found.append(Stage(tuple(map(inside.count, names)), predicts, i == 0, i == last))
-    return found
-
-
-def stages_of(work: Training, degrees: Degrees) -> Sequence[Stage]:
-    """What every stage holds, in order."""
-    return _stages(*_sharing(work, degrees))
-
-
-def _sharing(work: Training, degrees: Degrees) -> tuple[Any, ...]:
-    """What the stages of a pipeline depend on."""
-    ends, head = work.practice.ends, _head(work, degrees)
-    return work.kinds, work.model.further, degrees.p, degrees.v, ends, head
+def _counts(L: int, p: int, v: int, ends: str, head: float) -> tuple[int, ...]:
+    return tuple(stage_blocks(L, p, v, ends, head))
 
 
 @lru_cache(maxsize=4096)
-def _devices(*sharing: Any) -> Sequence[Stage]:
-    stages, p = _stages(*sharing), sharing[2]
-    return [Stage.together(stages[d::p]) for d in range(p)]
+def _stages(
+    kinds: tuple[Kind, ...], counts: tuple[int, ...], further: int, place: int | None, p: int
+) -> Sequence[Stage]:
+    """What every p-th of the stages holds together: blocks in their order, and ends.
+
+    Further tokens are in the stage at their `place`, by default the last one.
+    """
+    bounds, S = [*accumulate(counts, initial=0)], len(counts)
+    names, where = dict.fromkeys(kinds), S - 1 if place is None else place
+    return [
+        Stage(
+            tuple(sum(kinds[bounds[i] : bounds[i + 1]].count(k) for i in inside) for k in names),
+            further * (where in inside),
+            0 in inside,
+            S - 1 in inside,
+        )
+        for inside in (range(d, S, p) for d in range(p))
+    ]
+
+
+def stages_of(work: Training, degrees: Degrees, together: int | None = None) -> Sequence[Stage]:
+    """What every stage holds, in order; or what every so many of them hold `together`."""
+    ends, (p, v) = work.practice.ends, (degrees.p, degrees.v)
+    counts = _counts(work.model.blocks, p, v, ends, _head(work, degrees))
+    place = further_stage(ends)
+    return _stages(work.kinds, counts, work.model.further, place, together or p * v)
 
 
 def _loads(work: Training, degrees: Degrees) -> Sequence[Stage]:
     """What every device of a pipeline holds."""
-    return _devices(*_sharing(work, degrees))
+    return stages_of(work, degrees, degrees.p)
 
 
 def _head(work: Training, degrees: Degrees) -> float:
@@ -377,11 +373,10 @@ def _block(work: Training, degrees: Degrees) -> Block:
 def _stage_s(work: Training, degrees: Degrees, stage: Stage) -> Seconds:
     """Seconds of all that a device or a stage has of a microbatch, the ends in the backward."""
     forward_s = backward_s = 0.0
-    for kind, count in zip(work.counts, stage.counts, strict=True):
-        block = work.block(degrees.shape, kind)
+    blocks = work.blocks(degrees.shape).values()
+    for block, count in zip(blocks, stage.counts, strict=True):
         forward_s += count * block.forward_s
         backward_s += count * (block.backward_s + degrees.again * block.again_s)
-    block = work.block(degrees.shape)
     ends_s = stage.first * block.embedding_s + stage.last * block.head_s
     further = work.further_s(degrees.shape) if stage.further else Seconds(0.0, 0.0)
     return Seconds(
@@ -470,9 +465,8 @@ def _fsdp_s(work: Training, degrees: Degrees, layout: Layout) -> dict[str, float
     dense, experts = _parameters(work, degrees)
     step_s = rates.passes_s(FSDP_STEP * (dense / ranks + experts / _copies(degrees)))
     shown_s = all_s = first_s = 0.0
-    for kind, count in work.counts.items():
+    for (kind, block), count in zip(work.blocks(shape).items(), work.counts.values(), strict=True):
         block_s, back_s = _gathers_s(work, degrees, layout, kind)
-        block = work.block(shape, kind)
         scatter_s = back_s - (0.0 if layout.shard == "gradients" else block_s)
         again_s = degrees.again * block.again_s
         shown_s += count * max(rates.taken * block_s, block_s - block.forward_s)
@@ -579,13 +573,19 @@ def _parameters(work: Training, degrees: Degrees) -> tuple[float, float]:
     return model.blocks * dense / p + ends, model.blocks * experts / p
 
 
+def _contents(work: Training, degrees: Degrees, stage: Stage) -> Iterable[tuple[Block, int]]:
+    """The blocks of a device, and how many there are; those of further tokens are as the last."""
+    blocks = work.blocks(degrees.shape)
+    pairs = zip(blocks.values(), stage.counts, strict=True)
+    return [*pairs, (blocks[work.kinds[-1]], stage.further)] if stage.further else pairs
+
+
 def _held(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, float]:
     """Parameters that a device holds of a stage, embedding and head left out; and of experts."""
     dense = experts = 0.0
-    kinds = [*zip(work.counts, stage.counts, strict=True), (work.kinds[-1], stage.further)]
-    for kind, count in kinds:
-        of_block = work.block(degrees.shape, kind).parameters
-        dense, experts = dense + count * of_block.dense, experts + count * of_block.experts
+    for block, count in _contents(work, degrees, stage):
+        dense += count * block.parameters.dense
+        experts += count * block.parameters.experts
     return dense + stage.further * work.model.joining_parameters / degrees.t, experts
 
 
@@ -621,9 +621,7 @@ def _in_flight(degrees: Degrees, d: int) -> float:
 def _kept_bytes(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, float]:
     """Bytes that a device keeps of a microbatch; and that a block has while it is made again."""
     shape, again, kept, whole = degrees.shape, degrees.again, 0.0, 0.0
-    kinds = [*zip(work.counts, stage.counts, strict=True), (work.kinds[-1], stage.further)]
-    for kind, count in kinds:
-        block = work.block(shape, kind)
+    for block, count in _contents(work, degrees, stage):
         if shape.recompute != "always":
             kept += count * block.saved_bytes
         elif count:
@@ -680,7 +678,7 @@ def _fsdp_bytes(
     T, h = work.tokens(shape), model.hidden
     ends = (stage.first + stage.last) / (2 if model.tied and p == 1 else 1)
     ends *= model.end_parameters / t
-    block = max(sum(work.parameters(shape, kind)) for kind in work.counts)
+    block = max(sum(block.parameters) for block in work.blocks(shape).values())
     dense, experts = _held(work, degrees, stage)
     held = dense + experts + ends
     width = max(model.width(kind) for kind in work.counts)
