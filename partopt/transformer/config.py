@@ -116,7 +116,7 @@ _NUMERICS = {
         Numerics(epsilon=1e-6, besides="deepseek's router"),
     ),
     "glm4_moe": Numerics(epsilon=1e-5, rotary_share=0.5, besides="deepseek's router"),
-    "minimax_m2": Numerics(epsilon=1e-6, rotary_base=5e6, query_key_norms=True),
+    "minimax_m2": Numerics(epsilon=1e-6, rotary_base=5e6, rotary_share=0.5, query_key_norms=True),
     "granitemoe": Numerics(epsilon=1e-6, besides="granite's multipliers"),
     "gpt_oss": Numerics(
         epsilon=1e-5, rotary_base=150_000, bias="all", besides="gpt_oss' clamped experts"
@@ -425,7 +425,7 @@ class _Reader:
         groups, taken = self._count("n_group", 0), self._count("topk_group", 0)
         grouped = groups > 1 and taken
         return {
-            "experts": self._count(kind.experts),
+            "experts": self._count(kind.experts, raw.get("num_local_experts")),  # transformers 5
             "experts_per_token": self._count(kind.taken, self.raw.get("experts_per_token")),
             "expert_ffn": width,
             "shared_ffn": shared,

@@ -73,7 +73,7 @@ def test_names_that_partopt_knows_are_completed(completions, words, names):
     assert sorted(completions(words)) == [["plain", name] for name in names]
 
 
-DGX = ["dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200"]
+DGX = ["dgx-a100", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200"]
 
 
 @pytest.mark.parametrize(

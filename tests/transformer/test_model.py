@@ -347,6 +347,12 @@ def test_kinds_of_blocks_in_no_period_are_refused(changes, named):
     assert refused.value.code == "unsupported-model"
 
 
+def test_experts_are_counted_by_either_name():
+    names = MOE | {"model_type": "qwen3_moe"}
+    newer = {**names, "num_local_experts": names["num_experts"], "num_experts": None}
+    assert read(**newer) == read(**names)
+
+
 def test_the_text_of_a_model_of_pictures_is_read():
     scout = json.loads(Path(find_shipped("llama4-scout", "models")).read_text())
     whole = {"model_type": "llama4", "text_config": scout, "vision_config": {"hidden_size": 1408}}
