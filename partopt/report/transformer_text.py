@@ -165,7 +165,7 @@ def _grown_part(plan: Plan, best: Plan) -> str:
 
 def layout_name(layout: Layout) -> str:
     """A layout in few letters: `tp 8, pp 4x5, dp 2`, and what is not 1 or never."""
-    rare = [(name, getattr(layout, name) or 1) for name in ("cp", "ep")]
+    rare = [(name, getattr(layout, name) or 1) for name in ("cp", "ep", "etp")]
     words = [f"tp {layout.tp}", *(f"{name} {value}" for name, value in rare if value > 1)]
     words += [f"pp {_pipeline(layout)}", f"dp {layout.dp}", f"mb {layout.microbatch}"]
     again = _AGAIN.get(str(layout.recompute), f"{layout.recompute} blocks")
@@ -176,9 +176,11 @@ def layout_text(plan: Plan) -> str:
     """The layout of a plan in words: `tp 8, pp 4 x 5 chunks, dp 1, microbatch 1`."""
     layout = plan.layout
     chunks = f" x {layout.chunks} chunks" if (layout.chunks or 1) > 1 else ""
-    rare = [f"cp {layout.cp}" * ((layout.cp or 1) > 1), f"ep {layout.ep}" * ((layout.ep or 1) > 1)]
+    degrees = ((name, getattr(layout, name) or 1) for name in ("cp", "ep", "etp"))
+    rare = [f"{name} {degree}" for name, degree in degrees if degree > 1]
     again = layout.recompute
     said = f"recompute {again} blocks" if isinstance(again, int) else f"recompute {again}"
+    said += f" {layout.modules}" if layout.modules else ""
     words = [f"tp {layout.tp}", *rare, f"pp {layout.pp}{chunks}", f"dp {layout.dp}"]
     words += [f"microbatch {layout.microbatch}", said, f"shard {layout.shard}"]
     return ", ".join(word for word in words if word)

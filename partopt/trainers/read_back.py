@@ -18,7 +18,7 @@ from partopt.errors import PartoptError
 from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.trainer import Configured, Trainer, batch_of
 
-_DEGREES = ("tp", "cp", "ep", "pp", "chunks", "microbatch")
+_DEGREES = ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch")
 _OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes")  # of an engine, which the layout says
 # facts that change nothing without tensor parallel ranks, or without experts
 _OF_GROUPS = ("sequence_parallel", "tp_overlap", "regathers")
@@ -65,6 +65,7 @@ def _another_training(
     again = plan.layout.recompute
     all_blocks = isinstance(again, int) and parts and again >= max(counts)
     yield "recomputation", "always" if all_blocks else again, found.layout.recompute
+    yield "modules made again", plan.layout.modules, found.layout.modules
     yield "what replicas share", plan.shard, found.layout.shard
     if found.blocks is not None and parts:
         yield "blocks of stages", counts, list(found.blocks)

@@ -144,10 +144,10 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
     if model.further:
         seconds, last = work.further_s(shape), work.block(shape)
         flops = inside + headed
-        held, stash = round(2 * model.joining_parameters / t), last.saved_bytes + logits
+        joined, stash = round(2 * model.joining_parameters / t), last.saved_bytes + logits
         of_one = _Timed(*seconds, flops, working_bytes(work, shape, 0.0), stash)
         timed.append(_Timed(*(model.further * figure for figure in of_one)))
-        sizes.append(model.further * (sizes[-2] + held))
+        sizes.append(model.further * (sizes[-2] + joined))
         layers.append((FURTHER, "Block"))
     layers.append((HEAD, "Head"))
     timed.append(_Timed(head_s / 3, head_s * 2 / 3, headed, 0, logits))

@@ -340,3 +340,19 @@ def test_a_model_of_the_shape_alone_is_not_torchtitans_flavour():
     assert "MODEL = {" in text
     assert "'rope_theta': 10000.0" in text
     assert "MODEL" not in exported("torchtitan").main
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "megatron-bridge"])
+@pytest.mark.parametrize(
+    ("layout", "model", "said"),
+    [
+        ("etp=2,ep=4", "mixtral-8x7b", "etp is 2, it would be 1"),
+        ("recompute=selective,modules=moe_act", "mixtral-8x7b", "modules made again is moe_act"),
+        ("ep=8", "deepseek-v3", "`latent` of the model is Latent"),
+        ("ep=8", "gpt-oss-20b", "`sinks` of the model is True, it would be False"),
+    ],
+)
+def test_what_a_text_does_not_say_of_experts_is_refused(trainer, layout, model, said):
+    with pytest.raises(PartoptError) as refused:
+        exported(trainer, load_transformer(model), layout)
+    assert any(said in fault.message for fault in refused.value.parts)
