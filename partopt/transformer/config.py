@@ -440,12 +440,13 @@ class _Reader:
         types, positions = self.raw.get("layer_types"), self.raw.get("no_rope_layers")
         if positions and not types:
             types = ["sliding_attention" if turned else "full_attention" for turned in positions]
-        if not window or not isinstance(types, list):
-            return self.kind.full_period if window else 0
-        see_all = [str(kind) == "full_attention" for kind in types]
+        types = types if isinstance(types, list) else []
         known = {"full_attention", "sliding_attention", "chunked_attention"}
         if others := sorted({*map(str, types)} - known):
             self._refuse("layer_types", f"blocks of other kinds: {', '.join(others)}")
+        if not window or not types:
+            return self.kind.full_period if window else 0
+        see_all = [str(kind) == "full_attention" for kind in types]
         period = see_all.index(True) + 1 if True in see_all else 0
         if see_all != [bool(period) and not (i + 1) % period for i in range(blocks)]:
             self._refuse("layer_types", "blocks that see all tokens are in no period")

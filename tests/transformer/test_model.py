@@ -335,6 +335,7 @@ def test_blocks_without_experts_are_the_first_or_in_a_period(changes, dense):
     [
         (MOE | {"model_type": "qwen3_moe", "mlp_only_layers": [4]}, "mlp_only_layers: blocks wi"),
         ({"layer_types": ["linear_attention"] * 32, "sliding_window": 64}, "layer_types: blocks o"),
+        ({"layer_types": ["full_attention", "mamba"] * 16}, "layer_types: blocks of other kinds"),
         (
             {"layer_types": ["full_attention", *["sliding_attention"] * 31], "sliding_window": 64},
             "layer_types: blocks that see all tokens are in no period",
