@@ -256,7 +256,7 @@ class Job(_Question):
     def _check_degrees(self) -> None:
         """Raise PartoptError for degrees that the profile or the devices do not have."""
         layout, ranks = self.layout, self.profile.group_ranks
-        for name, there in (("tp", ranks), ("cp", 1), ("ep", 1)):
+        for name, there in (("tp", ranks), ("cp", 1), ("ep", 1), ("etp", 1)):
             if getattr(layout, name) not in (None, there):
                 raise invalid(
                     "layout",
@@ -264,6 +264,9 @@ class Job(_Question):
                     f"the profile is of {name}={there}",
                     f"write {name}={there}, or give a profile of such a group",
                 )
+        if layout.modules:
+            what = "modules made again are of a transformer's layout"
+            raise invalid("layout", f"modules={layout.modules}", what, "leave modules out")
         devices = self.topology.in_groups(ranks).devices
         pp, dp = layout.pp or 1, layout.dp or 1
         if pp * dp > devices:

@@ -128,7 +128,13 @@ REFUSALS = [
             "layout",
             f"={name}=2`: the profile is of {name}=1",
         )
-        for name in ("tp", "cp", "ep")
+        for name in ("tp", "cp", "ep", "etp")
+    ),
+    (
+        {"layout": Layout(recompute="always", modules="moe_act")},
+        "invalid-option",
+        "layout",
+        "=modules=moe_act`: modules made again are of a transformer's layout",
     ),
     *(
         (

@@ -98,7 +98,8 @@ def fixed_parts(job: Job) -> Layout:
     lacking = [name for name in ("tp", "cp", "ep") if name not in trainer.says.degrees]
     runs = [name for name in _SCHEDULES if name in (trainer.schedules or _SCHEDULES)]
     lacking += ["chunks"] * ("interleaved" not in runs)
-    for name in lacking:
+    unsaid = ["etp"] * ("etp" not in trainer.says.degrees)
+    for name in [*lacking, *unsaid]:
         if (getattr(layout, name) or 1) > 1:
             what, hint = f"{job.trainer} has no such part of a layout", f"leave {name} out"
             raise invalid("layout", f"{name}={getattr(layout, name)}", what, hint)

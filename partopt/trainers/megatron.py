@@ -334,6 +334,7 @@ MEGATRON = Trainer(
             "tp": "divides the attention heads; the groups of keys and values, or they divide it",
             "cp": "half a rank's sequence: twice it divides the sequence",
             "ep": "divides the experts",
+            "etp": "divides the width of an expert",
         },
         repeats_keys=True,
     ),

@@ -24,7 +24,7 @@ def find_faults(plan: Plan, trainer: Trainer, parts: Sequence[Part]) -> Iterator
         yield f"it has one stage, and a pipeline has {says.least_stages} or more"
     if plan.topology.group_ranks > 1 and "tp" not in says.degrees:
         yield f"each device is a group of {plan.topology.group_ranks} ranks"
-    for name in ("cp", "ep"):
+    for name in ("cp", "ep", "etp"):
         if (getattr(plan.layout, name) or 1) > 1 and name not in says.degrees:
             yield f"it has {name} {getattr(plan.layout, name)}"
     if plan.shard not in trainer.engine.shard:

@@ -356,3 +356,9 @@ def test_what_a_text_does_not_say_of_experts_is_refused(trainer, layout, model, 
     with pytest.raises(PartoptError) as refused:
         exported(trainer, load_transformer(model), layout)
     assert any(said in fault.message for fault in refused.value.parts)
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "deepspeed"])
+def test_a_trainer_that_cuts_no_expert_is_not_asked_to(trainer):
+    with pytest.raises(PartoptError, match=r"etp=2`?: .* has no such part of a layout"):
+        exported(trainer, load_transformer("mixtral-8x7b"), "etp=2")
