@@ -259,6 +259,6 @@ def test_what_does_not_go_with_a_measured_block_is_refused(partopt, tmp_path):
 
 
 def test_one_measured_block_does_not_say_how_long_blocks_of_other_kinds_take():
-    asked = laying("tp=1,ep=8,dp=8", model="glm-4.5-air", measured=measured())
+    asked = job_of("tp=1,ep=8,dp=8", model="glm-4.5-air", calibrate=measured())
     with pytest.raises(PartoptError, match=r"blocks of .* are of several kinds"):
-        lay(asked)
+        plan_layout(asked)

@@ -371,15 +371,10 @@ def test_the_best_layout_can_be_laid_and_exported(trainer, model, cluster, serve
     ],
 )
 def test_a_plan_of_several_kinds_is_simulated_as_it_is_computed(model, layout, facts):
-    asked = dataclasses.replace(
-        laying(model, 4, "megatron", 128, 4096, layout),
-        topology=Topology.load("dgx-b200", 4),
-        facts=facts,
-        memory="10 TB",
-    )
-    laid = lay(asked)
-    assert laid.seconds == pytest.approx(laid.estimate.seconds, rel=0.03)
-    assert laid.plan.peak_memory_bytes <= laid.estimate.memory_bytes * 1.01
+    asked = job_of(model, 4, "megatron", 128, 4096, layout, facts=facts, memory="10 TB")
+    plan = plan_layout(asked.with_(topology=Topology.load("dgx-b200", 4)))
+    assert seconds_of(plan) == pytest.approx(plan.transformer.closed_s, rel=0.03)
+    assert plan.peak_memory_bytes <= plan.transformer.closed_bytes * 1.01
 
 
 def test_what_is_left_out_by_rule_is_kept_and_said():
