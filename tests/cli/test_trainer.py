@@ -50,7 +50,7 @@ def test_facts_of_a_trainer_are_in_words(partopt, name, fact, words):
 
 def test_a_trainer_as_a_document(partopt):
     document = json.loads(partopt("trainer", "show", "megatron", "--json").out)
-    assert document["says"]["degrees"].keys() == {"tp", "cp", "ep"}
+    assert document["says"]["degrees"].keys() == {"tp", "cp", "ep", "etp"}
     assert document["engine"]["gradients"] == "float32"
     assert document["engine"]["optimizer_bytes"] is None
     assert document["sources"]["waits"]
