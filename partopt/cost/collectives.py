@@ -14,12 +14,12 @@ choose for every call, so that is the fastest for one bucket.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from partopt.cost.ranks import held_in, runs_of
 from partopt.documents.topology import Level, Topology
 
 # k        level, 1..L innermost first; its members are level-(k-1) components
@@ -109,28 +109,12 @@ def algorithm_number(topology: Topology) -> int:
 
 def members_crossed(ranks: Sequence[int], topology: Topology) -> dict[int, int]:
     """n_k of the levels k at which some two of `ranks` part, by ascending k."""
-    if isinstance(ranks, range) and ranks.step == 1 and len(ranks) > 1:
-        every = [_most_of_run(ranks, k, topology) for k in range(1, len(topology.levels) + 1)]
-        return {k: n for k, n in enumerate(every, start=1) if n > 1}
-    crossed, members = {}, set(ranks)
+    crossed, members = {}, runs_of(ranks)
     for k, level in enumerate(topology.levels, start=1):
-        if len(members) == 1:
-            break
-        inside = Counter(member // level.size for member in members)
+        inside = held_in(members, level.size)
         crossed[k] = max(inside.values())
-        members = set(inside)
+        members = list(inside)
     return {k: n for k, n in crossed.items() if n > 1}
-
-
-def _most_of_run(run: range, k: int, topology: Topology) -> int:
-    """n_k of consecutive ranks."""
-    inner, size = topology.group_size(k - 1), topology.levels[k - 1].size
-    first, last = run.start // inner, (run.stop - 1) // inner
-    if first // size == last // size:
-        return last - first + 1
-    if last // size - first // size > 1:
-        return size
-    return max(size - first % size, last % size + 1)
 
 
 def choose(

@@ -16,6 +16,7 @@ from partopt.cost.collectives import AllReduce, allreduce_over
 from partopt.cost.figures import flops_of
 from partopt.cost.memory import Kept, kept_of
 from partopt.cost.ranges import Group
+from partopt.cost.ranks import Ranks, runs_of
 from partopt.cost.sharding import (
     Exchange,
     early_bytes,
@@ -173,7 +174,7 @@ class Problem:
 
         A search asks of the same ones often, in many problems on one topology.
         """
-        group = ranks if isinstance(ranks, range) else tuple(ranks)
+        group = ranks if isinstance(ranks, (range, Ranks)) else tuple(ranks)
         key = "all-reduce", id(self.topology), self.exchange, group
         found: AllReduce = self.known.once(
             key, lambda: allreduce_over(ranks, self.exchange_topology)
@@ -440,11 +441,15 @@ def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:
 
 def are_consecutive(ranks: Sequence[Sequence[int]]) -> bool:
     """Whether every stage has consecutive ranks, behind those of the stage before it."""
-    first = 0
+    end = 0
     for group in ranks:
-        if group[0] < first or list(group) != list(range(group[0], group[0] + len(group))):
+        if group[0] < end:
             return False
-        first = group[-1] + 1
+        end = group[0]
+        for run in runs_of(group):
+            if run[0] != end or run[-1] - run[0] + 1 != len(run):
+                return False
+            end = run[-1] + 1
     return True
 
 

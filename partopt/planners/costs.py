@@ -14,11 +14,9 @@ takes about as long as its slowest stage, and the simulator says how long.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import pairwise, repeat
-from operator import floordiv
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +24,7 @@ from numpy.typing import NDArray
 from partopt.cost.memory import memory_table, shares
 from partopt.cost.messages import crossing, hold_s, port_rate, port_rates, port_size
 from partopt.cost.problem import Problem
+from partopt.cost.ranks import array_of, held_in, runs_of
 from partopt.planners.kernels import (
     Boundaries,
     Ranges,
@@ -256,7 +255,7 @@ class StageCosts:
         topology, ranks = self.problem.topology, ranks_of(places[first:end])
         often = len(ranks) if self.M is None else self.M
         ring = sum(
-            slope / often * len({rank // size for rank in ranks}) * size / topology.devices
+            slope / often * sum(map(len, held_in(runs_of(ranks), size))) * size / topology.devices
             for k, slope in self.problem.allreduce_over(ranks).slopes.items()
             for size in [self.buses[k][0] if k in self.buses else 0]
             if size
@@ -288,7 +287,7 @@ class StageCosts:
         topology = self.problem.topology
         rates = port_rates(topology)
         load = [np.zeros(topology.devices) for _ in rates]  # bytes of every member's port
-        ranks = [np.array(group) for group in shape.ranks]
+        ranks = [array_of(group) for group in shape.ranks]
         for cut, one, other in zip(shape.bounds[1:], ranks, ranks[1:], strict=False):
             source, target, level = crossing(one, other, topology)
             for k in np.unique(level).tolist():
@@ -296,8 +295,9 @@ class StageCosts:
                     members = side[level == k] // port_size(k, topology)
                     np.add.at(load[k - 1], members, self.traffic[cut] / len(level))
         if self.M is None:  # the exchanges of stages that share a port add up
-            for group, i, j in zip(ranks, shape.bounds, shape.bounds[1:], strict=False):
-                exchange = self.problem.allreduce_over(tuple(group.tolist()))
+            rings = zip(shape.ranks, ranks, shape.bounds, shape.bounds[1:], strict=False)
+            for ring, group, i, j in rings:
+                exchange = self.problem.allreduce_over(ring)
                 for k, slope in exchange.slopes.items() if len(group) > 1 else ():
                     size = port_size(k, topology)
                     seconds = slope * float(self.W[i, j]) / len(group)
@@ -399,12 +399,19 @@ class StageCosts:
             if not rate or math.isinf(rate):
                 continue
             size = port_size(k, topology)
-            near = [_members(side, size) for side in (before, after)]
+            near = [held_in(runs_of(side), size) for side in (before, after)]
             outer = enumerate(rates[k - 1 :], start=k)
             ring = sum(level_rate * slopes.get(x, 0.0) for x, level_rate in outer) / rate / r
             leaving = {
-                (many, *(bool(side) and (k == 1 or member not in side) for side in near))
-                for member, many in _held(ranks, size)
+                (
+                    many,
+                    *(
+                        bool(side) and (k == 1 or not any(member in run for run in side))
+                        for side in near
+                    ),
+                )
+                for members, many in held_in(runs_of(ranks), size).items()
+                for member in _of_each_kind(members, near[0] | near[1])
             }
             found |= {
                 (
@@ -417,28 +424,12 @@ class StageCosts:
         return tuple(sorted(found))
 
 
-def _members(ranks: Sequence[int], size: int) -> Container[int]:
-    """The members of a level, of `size` ranks, in which ranks lie."""
-    if isinstance(ranks, range) and ranks:
-        return range(ranks[0] // size, ranks[-1] // size + 1)
-    return set(map(floordiv, ranks, repeat(size)))
-
-
-def _held(ranks: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
-    """Members of a level and how many of the ranks they have; of equal ones one is enough.
-
-    Of consecutive ranks all members but the first and the last are full, and equal but for those of
-    neighbours, which lie at the ends.
-    """
-    if size == 1:  # every rank is a member
-        yield ranks[0], 1
-        return
-    if not isinstance(ranks, range):
-        yield from Counter(map(floordiv, ranks, repeat(size))).items()
-        return
-    first, last = ranks[0] // size, ranks[-1] // size
-    for member in {first, min(first + 1, last), max(last - 1, first), (first + last) // 2, last}:
-        yield member, min(ranks[-1] + 1, (member + 1) * size) - max(ranks[0], member * size)
+def _of_each_kind(members: range, near: Iterable[range]) -> range:
+    """One of the members, where all of them or none are among those `near`; else all."""
+    alike = all(
+        members == other or members[-1] < other[0] or other[-1] < members[0] for other in near
+    )
+    return members[:1] if alike else members
 
 
 def _between(prefix: NDArray[np.float64]) -> Table:

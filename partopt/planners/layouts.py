@@ -15,13 +15,14 @@ from functools import cache
 from itertools import accumulate, product
 
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, are_consecutive
+from partopt.cost.ranks import copies_of, join, runs_of
 from partopt.documents.topology import Topology
 
 PLACES = 64  # of a layout, at most
 FEW = 6  # members of a level up to which all ways to cut it into groups are tried
 PAIRS = 16  # up to which pairs of unequal groups are
 
-Places = tuple[tuple[int, ...], ...]  # the ranks at every place
+Places = tuple[Sequence[int], ...]  # the ranks at every place
 Bounds = tuple[int, ...]  # the S + 1 boundaries of S stages
 
 
@@ -32,7 +33,7 @@ def layouts_of(topology: Topology, most: int = PLACES) -> list[Places]:
     alike = layouts(sizes, most, whole, alike=True)  # always among them
     found = dict.fromkeys([*layouts(sizes, most, whole), *alike])
     fitting = [places for places in found if len(places) <= most]
-    return fitting or [(tuple(range(topology.devices)),)]
+    return fitting or [(range(topology.devices),)]
 
 
 def layouts(sizes: Sequence[int], most: int, whole: bool, alike: bool = False) -> list[Places]:
@@ -46,7 +47,7 @@ def layouts(sizes: Sequence[int], most: int, whole: bool, alike: bool = False) -
         size = sizes[0]
         part = next(w for w in range(1, size + 1) if size % w == 0 and size // w <= most)
         widths = dict.fromkeys([1, part, size] if whole else [1])
-        return [tuple(tuple(range(k, k + w)) for k in range(0, size, w)) for w in widths]
+        return [tuple(range(k, k + w) for k in range(0, size, w)) for w in widths]
     inner, inside = layouts(sizes[:-1], most, whole, alike), math.prod(sizes[:-1])
     members = sizes[-1]
     # one member alone, and the others idle
@@ -58,7 +59,7 @@ def layouts(sizes: Sequence[int], most: int, whole: bool, alike: bool = False) -
         same = ((layout,) * len(groups) for layout in inner)
         for chosen in product(inner, repeat=len(groups)) if free else same:
             places = tuple(
-                tuple(rank + inside * (first + copy) for copy in range(group) for rank in place)
+                copies_of(place, first, group, inside)
                 for first, group, layout in zip(firsts, groups, chosen, strict=True)
                 for place in layout
             )
@@ -140,10 +141,8 @@ class Shape:
 
 @cache
 def ranks_of(places: Places) -> Sequence[int]:
-    """The ranks of some places, consecutive ones as a range."""
-    ranks = tuple(rank for place in places for rank in place)
-    run = range(ranks[0], ranks[0] + len(ranks))
-    return run if tuple(run) == ranks else ranks
+    """The ranks of some places, evenly spaced ones as a range."""
+    return join(run for place in places for run in runs_of(place))
 
 
 def shape_of(partition: Partition, devices: int) -> Shape:
@@ -159,4 +158,4 @@ def shape_of(partition: Partition, devices: int) -> Shape:
         order, idle = used + sorted(set(range(devices)) - set(used)), [0] * len(counts)
     bounds = (0, *(stage.stop for stage in partition.stages))
     modes = tuple(stage.recompute for stage in partition.stages)
-    return Shape(tuple((rank,) for rank in order), bounds, counts, tuple(idle), modes)
+    return Shape(tuple(range(rank, rank + 1) for rank in order), bounds, counts, tuple(idle), modes)
