@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain, combinations, starmap
 from typing import overload
 
 import numpy as np
@@ -99,13 +100,19 @@ def held_in(runs: Collection[range], size: int) -> dict[range, int]:
     for run in runs:
         for groups, many in _held_in(run, size):
             held[groups] += many
-    by_start = sorted(held, key=lambda groups: groups.start)
-    if all(before[-1] < after[0] for before, after in pairwise(by_start)):
+    few = len(held) ** 2 <= sum(map(len, held))  # else it is as quick to count one by one
+    if size == 1 or (few and not any(starmap(may_share, combinations(held, 2)))):
         return held
     counts = Counter[int]()
     for groups, many in held.items():
         counts.update(dict.fromkeys(groups, many))
     return {range(group, group + 1): many for group, many in counts.items()}
+
+
+def may_share(one: range, other: range) -> bool:
+    """Whether two runs may have a number in common."""
+    apart = one[-1] < other[0] or other[-1] < one[0]
+    return not apart and (one[0] - other[0]) % math.gcd(one.step, other.step) == 0
 
 
 def _held_in(run: range, size: int) -> Iterator[tuple[range, int]]:

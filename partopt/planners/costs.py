@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from partopt.cost.memory import memory_table, shares
 from partopt.cost.messages import crossing, hold_s, port_rate, port_rates, port_size
 from partopt.cost.problem import Problem
-from partopt.cost.ranks import array_of, held_in, runs_of
+from partopt.cost.ranks import array_of, held_in, may_share, runs_of
 from partopt.planners.kernels import (
     Boundaries,
     Ranges,
@@ -426,10 +426,8 @@ class StageCosts:
 
 def _of_each_kind(members: range, near: Iterable[range]) -> range:
     """One of the members, where all of them or none are among those `near`; else all."""
-    alike = all(
-        members == other or members[-1] < other[0] or other[-1] < members[0] for other in near
-    )
-    return members[:1] if alike else members
+    some = any(members != other and may_share(members, other) for other in near)
+    return members if some else members[:1]
 
 
 def _between(prefix: NDArray[np.float64]) -> Table:

@@ -101,15 +101,17 @@ class Chunks(NamedTuple):
     k: NDArray[np.int32]
 
 
-def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
+def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> Sequence[Sequence[int]]:
     """The ranks of every stage of d pipelines of P devices side by side.
 
     They are P d consecutive ranks, replicas next to one another.
     """
-    devices = [list(range(p * d, (p + 1) * d)) for p in range(P)]
+    devices = [range(p * d, (p + 1) * d) for p in range(P)]
     if shape == MIRRORED:
         return [
-            [rank for pair in zip(devices[p], devices[P - 1 - p], strict=True) for rank in pair]
+            tuple(
+                rank for pair in zip(devices[p], devices[P - 1 - p], strict=True) for rank in pair
+            )
             for p in range(P)
         ]
     if shape == VEE:
@@ -160,19 +162,15 @@ def _fits_shape(
 
     `counts` are the stages of every rank with work.
     """
-    ranks, S, v = (
-        [list(of_stage) for of_stage in placement.ranks],
-        len(placement.ranks),
-        int(counts[0]),
-    )
+    ranks, S, v = list(placement.ranks), len(placement.ranks), int(counts[0])
     even = bool((counts == v).all())
     if shape == STRAIGHT:
         return even and v == 1, "one stage on each device"
     if shape == LOOPED:
-        loops = even and S % v == 0 and ranks == ranks[: S // v] * v
+        loops = even and S % v == 0 and _are_alike(ranks, ranks[: S // v] * v)
         return loops, "stages s, s + P, s + 2P, .. on the devices of stage s"
     if shape == VEE:
-        turns = even and v == 2 and S % 2 == 0 and ranks == ranks[::-1]
+        turns = even and v == 2 and S % 2 == 0 and _are_alike(ranks, ranks[::-1])
         return turns, "stages s and 2P-1-s on the same devices"
     needed = "two copies of every stage, stages s and P-1-s on each device"
     if not even or v != 2:
@@ -180,3 +178,8 @@ def _fits_shape(
     stage, k = chunks.stage.reshape(-1, 2), chunks.k.reshape(-1, 2)
     pairs = bool((stage.sum(axis=1) == S - 1).all()) and bool((k % 2 == [0, 1]).all())
     return pairs, needed
+
+
+def _are_alike(ranks: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> bool:
+    pairs = zip(ranks, others, strict=True)
+    return all(one is other or np.array_equal(one, other) for one, other in pairs)

@@ -35,6 +35,7 @@ from partopt.cost.problem import (
     Problem,
     share_of,
 )
+from partopt.cost.ranks import array_of
 from partopt.cost.sharding import ALLREDUCE, Exchange, exchange_topology, half_ways
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
@@ -123,7 +124,7 @@ class Grid:
     d: int
     v: int
     far: bool  # the devices of a pipeline are next to each other, not those of a stage
-    ranks: Sequence[tuple[int, ...]]
+    ranks: Sequence[Sequence[int]]
     topology: Topology
     exchange: Exchange = ALLREDUCE
 
@@ -131,7 +132,14 @@ class Grid:
     def places(self) -> list[list[int]]:
         """Of every stage the places in their pipeline of the devices that have it."""
         far, p, d = self.far, self.p, self.d
-        return [sorted({rank % p if far else rank // d for rank in ranks}) for ranks in self.ranks]
+        # copies of a stage that pipelines run across each other are in turn
+        firsts = [ranks[:2] for ranks in self.ranks]
+        return [sorted({rank % p if far else rank // d for rank in ranks}) for ranks in firsts]
+
+    @cached_property
+    def _at(self) -> NDArray[np.int64]:
+        """The ranks, shape (S, replicas)."""
+        return np.array(list(map(array_of, self.ranks)))
 
     @cached_property
     def held(self) -> Floats:
@@ -144,7 +152,7 @@ class Grid:
     @cached_property
     def levels(self) -> NDArray[np.int64]:
         """The level that a message over a cut crosses, shape (S - 1, replicas)."""
-        ranks = np.array(self.ranks)
+        ranks = self._at
         return parting_levels(ranks[:-1], ranks[1:], self.topology)
 
     @cached_property
@@ -164,7 +172,7 @@ class Grid:
 
         It is one of every replica; ports that are as busy as others are left out.
         """
-        ranks, topology = np.array(self.ranks), self.topology
+        ranks, topology = self._at, self.topology
         loads = [np.zeros((1, len(ranks) - 1))]
         for k, level in enumerate(topology.levels, start=1):
             cut, _ = crossing = np.nonzero(self.levels == k)
@@ -384,12 +392,12 @@ def grids_of(
     shape: str, p: int, d: int, v: int, topology: Topology, exchange: Exchange = ALLREDUCE
 ) -> list[Grid]:
     """The grids of d pipelines: the devices of a stage next to each other, or of a pipeline."""
-    ranks = [tuple(group) for group in ranks_of(shape, p, v, d)]
+    ranks = ranks_of(shape, p, v, d)
     straight = shape == STRAIGHT
     family = CONTIGUOUS if straight else shape
     found = [Grid(family, p, d, v, False, ranks, topology, exchange)]
     if d > 1 and p > 1 and sum(level.size > 1 for level in topology.levels) > 1:
-        far = [tuple(rank % d * p + rank // d for rank in group) for group in ranks]
+        far = [_far(group, p, d) for group in ranks]
         family = NESTED if straight else shape
         found.append(Grid(family, p, d, v, True, far, topology, exchange))
     return found
@@ -408,6 +416,13 @@ def grids(problem: Problem) -> list[GridPlan]:
             for grid in problem.known.once(key, make):
                 found.append(GridPlan(stated, splits, grid, bounds).balanced())
     return sorted(found, key=lambda plan: plan.estimate_s)
+
+
+def _far(group: Sequence[int], p: int, d: int) -> Sequence[int]:
+    """The ranks of a stage where the devices of a pipeline are next to each other."""
+    if isinstance(group, range):
+        return range(group[0] // d, group[0] // d + p * d, p)
+    return tuple(rank % d * p + rank // d for rank in group)
 
 
 def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int, int]]:

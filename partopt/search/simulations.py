@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from partopt.cost.memory import parameters_bytes, posted_buffers, shares
 from partopt.cost.pricing import sum_layers, tied_exchanges_s
 from partopt.cost.problem import Assignment, Partition, Problem
+from partopt.cost.ranks import Ranks
 from partopt.errors import PartoptError
 from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.entry import Counts, Replicas
@@ -33,7 +34,7 @@ from partopt.simulator.steady import (
     microbatches_at_first,
     steady_of,
 )
-from partopt.simulator.work import Costs, Groups, Links, action_seconds, early_of
+from partopt.simulator.work import Costs, Links, Pipeline, action_seconds, early_of
 
 ACTIONS = 1000  # of a simulation: as many take about as long as beginning one
 FEWER = 0.6  # of the microbatches: where more are needed to see how they go on, all are simulated
@@ -63,15 +64,23 @@ class Numbers(NamedTuple):
 
 
 class NumberedPlan(NamedTuple):
-    """A plan in numbers."""
+    """A plan in numbers, of which one pipeline is simulated where all are alike."""
 
-    ranks: Sequence[Sequence[int]]
-    groups: Groups
+    pipeline: Pipeline  # that is simulated
     replicas: list[int]
     counts: list[Counts]
     seconds: Floats  # of every kind of action, shape (kinds, S)
     numbers: Numbers
     tied_s: Floats
+
+    @property
+    def passing(self) -> list[int]:
+        """Replicas in the pipeline."""
+        return list(map(len, self.pipeline.ranks))
+
+    def microbatches(self, problem: Problem) -> int | None:
+        """Those of an iteration that pass through the pipeline; None where there are none."""
+        return problem.microbatches and problem.microbatches // self.pipeline.copies
 
 
 class Simulations:
@@ -104,10 +113,13 @@ class Simulations:
         self.spent += 1
         try:
             candidate = self._numbered(partition, warmups)
-            run, period_s = self._execute(candidate, allowed_s)
+            run, period_s = self._execute(candidate, allowed_s * candidate.pipeline.copies)
         except PartoptError:  # the schedule cannot run it
             return math.inf
-        if run is None or run.is_late:
+        if run is not None and run.is_late:
+            return allowed_s
+        period_s /= candidate.pipeline.copies
+        if run is None:
             return period_s
         limit = self.problem.memory_bytes
         return period_s if limit is None or self._needs(candidate, run) <= limit else math.inf
@@ -118,7 +130,7 @@ class Simulations:
         """The plan in numbers; PartoptError where its replicas are unequal and may not be."""
         stages = partition.stages
         ranks = tuple(
-            stage.ranks if isinstance(stage.ranks, range) else tuple(stage.ranks)
+            stage.ranks if isinstance(stage.ranks, (range, Ranks)) else tuple(stage.ranks)
             for stage in stages
         )
         replicas = list(map(len, ranks))
@@ -129,8 +141,7 @@ class Simulations:
         rows = np.concatenate([self._row(*pair) for pair in zip(stages, ranks, strict=True)])
         columns = np.ascontiguousarray(rows.reshape(len(stages), -1).T)
         return NumberedPlan(
-            ranks,
-            self._links.groups(ranks),
+            self._links.pipeline(ranks, self.problem.microbatches),
             replicas,
             counts,
             columns[: len(KINDS)],
@@ -176,30 +187,31 @@ class Simulations:
 
         A run that is seen to take no less than `allowed_s` is broken off.
         """
-        M, replicas = self.problem.microbatches, candidate.replicas
+        M, replicas = candidate.microbatches(self.problem), candidate.passing
+        copies = candidate.pipeline.copies
         count = M or microbatches_at_first(candidate.counts[0].warmup, replicas)
         if 2 * len(replicas) * count > ACTION_LIMIT:
             return None, math.inf
         for fewer in self._fewer(candidate):
             run = self._run(candidate, fewer, count, allowed_s)
             if run.is_late:
-                self.spent += len(run.actions.kind) * count / fewer / ACTIONS
+                self.spent += len(run.actions.kind) * copies * count / fewer / ACTIONS
                 return run, allowed_s
             steady = None if run.is_stuck else self._steady(candidate, run, fewer)
             left = count - fewer  # which take as long as the cycle that was seen
             if steady and steady.settled and left % steady.microbatches == 0:
-                self.spent += len(run.actions.kind) * count / fewer / ACTIONS
+                self.spent += len(run.actions.kind) * copies * count / fewer / ACTIONS
                 return run, (run.makespan_s + left * steady.period_s) / count
         while True:
             run = self._run(candidate, count, count, allowed_s)
             if run.is_late:
-                self.spent += len(run.actions.kind) / ACTIONS
+                self.spent += len(run.actions.kind) * copies / ACTIONS
                 return run, allowed_s
             if run.is_stuck:
                 return None, math.inf
             steady = None if M is not None else self._steady(candidate, run, count)
             if steady is None or steady.settled or is_long(count, replicas):
-                self.spent += len(run.actions.kind) / ACTIONS
+                self.spent += len(run.actions.kind) * copies / ACTIONS
                 return run, steady.period_s if steady else run.makespan_s / count
             count *= 2
 
@@ -208,10 +220,10 @@ class Simulations:
 
         They are whole cycles of all replicas fewer.
         """
-        M, lcm = self.problem.microbatches, math.lcm(*candidate.replicas)
+        M, lcm = candidate.microbatches(self.problem), math.lcm(*candidate.passing)
         if M is None or not self.entry.repeats:
             return
-        enough = 5 * (self._flying(candidate, M) + 2 * max(candidate.replicas)) + 8 * lcm
+        enough = 5 * (self._flying(candidate, M) + 2 * max(candidate.passing)) + 8 * lcm
         for least in (enough, 3 * enough):
             fewer = M - (M - least) // (2 * lcm) * 2 * lcm
             if fewer <= FEWER * M:
@@ -219,7 +231,7 @@ class Simulations:
 
     def _flying(self, candidate: NumberedPlan, microbatches: int) -> int:
         """Microbatches in flight in the whole pipeline, of so many."""
-        counts, replicas = candidate.counts, candidate.replicas
+        counts, replicas = candidate.counts, candidate.passing
         if self.problem.microbatches is None:  # the first stage has them all
             return min(counts[0].warmup + 1, -(-microbatches // replicas[0])) * replicas[0]
         behind = len(replicas) * max(replicas) * self.entry.split  # whose second parts wait
@@ -232,7 +244,8 @@ class Simulations:
         It is broken off where `count` of them, as long as a device works for them at the least,
         would take `allowed_s` a microbatch or more.
         """
-        problem, groups, numbers = self.problem, candidate.groups, candidate.numbers
+        problem, numbers = self.problem, candidate.numbers
+        _, _, links, groups = candidate.pipeline
         actions = self._order(candidate, microbatches)
         each_way = numbers.input_bytes, numbers.back_bytes
         crossing = np.array([np.append(size, 0.0) for size in each_way])
@@ -241,11 +254,11 @@ class Simulations:
             counts = numbers.messages, numbers.back_messages
             messages = np.array([np.append(count, 0.0) for count in counts])
             action_s = candidate.seconds[actions.kind, actions.stage]
-            action_s += self._links.handling_s(actions, groups, messages, crossing)
+            action_s += links.handling_s(actions, groups, messages, crossing)
         rings = groups.rings(numbers.trained_bytes, numbers.head_start_s, numbers.tail)
         costs = Costs(*groups[:2], candidate.seconds, action_s, crossing, rings, candidate.tied_s)
         blocking = problem.engine.allreduce == "blocking" and problem.microbatches is None
-        given = actions, costs, self._links, problem.waits, blocking
+        given = actions, costs, links, problem.waits, blocking
         if allowed_s == math.inf or problem.microbatches is None:
             return run_order(*given)
         follows_s = self._follows_s(candidate, count - microbatches)
@@ -260,24 +273,26 @@ class Simulations:
         split, (forward, whole, first, second, *_) = self.entry.split, candidate.seconds
         backward = np.minimum(whole, first + second) if split else whole
         before = np.zeros_like(whole) if split else np.cumsum(whole) - whole
-        follows: Floats = more / np.array(candidate.replicas) * (forward + backward) + before
+        follows: Floats = more / np.array(candidate.passing) * (forward + backward) + before
         return follows
 
     def _order(self, candidate: NumberedPlan, microbatches: int) -> Order:
-        groups, warmups = candidate.groups, [count.warmup for count in candidate.counts]
-        whole, tied = (values > 0 for values in (candidate.numbers.whole, candidate.tied_s))
-        key = id(groups), microbatches, tuple(warmups), whole.tobytes(), tied.tobytes()
+        _, ranks, links, groups = candidate.pipeline
+        warmups = [count.warmup for count in candidate.counts]
+        whole = candidate.numbers.whole > 0
+        exchanging = (candidate.tied_s > 0) | (np.array(candidate.replicas) > 1)
+        key = id(groups), microbatches, tuple(warmups), whole.tobytes(), exchanging.tobytes()
         if key in self._orders:
             return self._orders[key]
         found = order(
             self.entry.name,
             Placement(
-                candidate.ranks,
-                self.problem.topology.devices,
+                ranks,
+                links.ports.devices,
                 microbatches,
                 whole.tolist(),
                 warmups,
-                tied.tolist(),
+                exchanging.tolist(),
                 self.problem.schedule in self.problem.engine.in_turn,
             ),
         )
@@ -287,7 +302,7 @@ class Simulations:
         return found
 
     def _steady(self, candidate: NumberedPlan, run: Run, microbatches: int) -> Steady:
-        replicas = candidate.replicas
+        replicas = candidate.passing
         x = np.empty((microbatches, 5 * len(replicas)))
         given = run.actions.kind, run.actions.stage, run.actions.microbatch, run.actions.start
         rounds = run.done if self.entry.asynchronous else run.done[:0]
@@ -307,10 +322,11 @@ class Simulations:
         if not (entry.split or entry.recomputes or entry.shape != STRAIGHT):
             activations = np.where(whole, begun, held) * numbers.stash_bytes
             return int((fixed + activations + beside).max())
-        given = fixed, beside, numbers.stash_bytes, numbers.split_stash_bytes
-        throughout, transient, stash, parting = (size.astype(np.int64) for size in given)
-        rank_of, devices = candidate.groups.rank_of, self.problem.topology.devices
-        base = base_bytes(rank_of, candidate.replicas, throughout, transient, devices)
+        sizes = fixed, beside, numbers.stash_bytes, numbers.split_stash_bytes
+        throughout, transient, stash, parting = (size.astype(np.int64) for size in sizes)
+        _, _, links, groups = candidate.pipeline
+        given = groups.rank_of, candidate.passing, throughout, transient
+        base = base_bytes(*given, links.ports.devices)
         kept = peaks(run.order, stash_steps(run.order, stash, parting, whole))
         return int((base + kept).max())
 

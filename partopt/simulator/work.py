@@ -5,7 +5,6 @@ Together with the order, they are all that a simulation needs to know of the pla
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -14,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.alike import one_of_alike
 from partopt.cost.collectives import HIERARCHICAL, AllReduce, allreduce_over, tail_share
+from partopt.cost.ranks import array_of
 from partopt.cost.sharding import Exchange, early_bytes, exchange_by, exchange_topology, half_s
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
@@ -42,6 +43,11 @@ class Ports:
     latency: Floats  # seconds, shape (L,)
 
     @property
+    def devices(self) -> int:
+        """Devices in all."""
+        return int(self.sizes[-1])
+
+    @property
     def count(self) -> int:
         """Ports in all."""
         return int(self.first[-1])
@@ -66,23 +72,25 @@ class Ports:
         )
         return self.first[k - 1] + members
 
-    def of_ring(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
-        """The ports that a ring over `ranks` keeps busy, with their levels, ascending."""
-        found: list[tuple[int, int]] = []
-        members = set(ranks)
+    def of_ring(self, ranks: Sequence[int], wide: int = 0) -> tuple[Integers, Integers]:
+        """The ports that a ring over `ranks` keeps busy, and their levels, ascending.
+
+        At level `wide` the ring goes on to members of other ranks, if there are none of these.
+        """
+        found, members = [], np.unique(array_of(ranks))
         for k, bus in enumerate(self.bus.tolist(), start=1):
-            if len(members) == 1:
-                break
-            size, first = int(self.sizes[k] // self.sizes[k - 1]), int(self.first[k - 1])
-            inside = Counter(member // size for member in members)
-            if bus:
-                ports = [first + component for component, n in inside.items() if n > 1]
-            else:
-                passing = [member for member in members if inside[member // size] > 1]
-                ports = [first + 2 * member + side for member in passing for side in (0, 1)]
-            found += [(port, k) for port in sorted(ports)]
-            members = set(inside)
-        return found
+            components = members // (self.sizes[k] // self.sizes[k - 1])
+            begins = np.flatnonzero(np.diff(components, prepend=-1))
+            inside = np.diff(begins, append=len(members))
+            passes = (inside > 1) | (k == wide)
+            ports = components[begins[passes]]
+            if not bus:
+                passing = members[np.repeat(passes, inside)]
+                ports = np.add.outer(2 * passing, (0, 1)).ravel()
+            found.append(self.first[k - 1] + ports)
+            members = components[begins]
+        levels = np.repeat(np.arange(1, len(found) + 1), list(map(len, found)))
+        return np.concatenate(found), levels
 
 
 def ports_of(topology: Topology) -> Ports:
@@ -144,6 +152,8 @@ class Links:
         self.ports = ports_of(topology)
         self.ring = lru_cache(maxsize=None)(self._ring)
         self.groups = lru_cache(maxsize=None)(self._groups)
+        self.pipeline = lru_cache(maxsize=None)(self._pipeline)
+        self._smaller = dict[int, Links]()
         self._topology = topology
 
     @cached_property
@@ -185,27 +195,47 @@ class Links:
                 seconds[at] += np.where(k > 0, taken, 0.0)
         return seconds
 
-    def _groups(self, ranks: tuple[Sequence[int], ...]) -> Groups:
-        rings = [self.ring(tuple(group)) for group in ranks]
-        port, slope, turn = (np.concatenate(part) for part in list(zip(*rings, strict=True))[1:])
-        return Groups(
-            np.array([rank for group in ranks for rank in group], dtype=np.int64),
-            np.cumsum([0, *map(len, ranks)]),
-            np.array([len(ring.port) for ring in rings]),
-            *(port, slope, turn),
-            np.array([ring.reduced.slope for ring in rings], dtype=np.float64),
-            np.array([ring.reduced.latency_s for ring in rings]),
-        )
+    def _pipeline(self, ranks: tuple[Sequence[int], ...], microbatches: int | None) -> Pipeline:
+        alike = one_of_alike(ranks, self._topology, microbatches)
+        if alike is None:
+            return Pipeline(1, ranks, self, self.groups(ranks))
+        size = alike.topology.devices
+        links = self._smaller.setdefault(size, Links(alike.topology))
+        reduced = [self.ring(group).reduced for group in ranks]
+        rings = list(map(links._ring, alike.ranks, reduced))
+        return Pipeline(alike.copies, alike.ranks, links, _groups_of(alike.ranks, rings))
 
-    def _ring(self, ranks: tuple[int, ...]) -> Ring:
-        reduced, passed = allreduce_over(ranks, self._topology), self.ports.of_ring(ranks)
-        turns = [k if reduced.algorithm == HIERARCHICAL else 0 for _, k in passed]
-        return Ring(
-            reduced,
-            np.array([port for port, _ in passed], dtype=np.int64),
-            np.array([reduced.slopes[k] for _, k in passed], dtype=np.float64),
-            np.array(turns, dtype=np.int64),
-        )
+    def _groups(self, ranks: tuple[Sequence[int], ...]) -> Groups:
+        return _groups_of(ranks, list(map(self.ring, ranks)))
+
+    def _ring(self, ranks: Sequence[int], whole: AllReduce | None = None) -> Ring:
+        """The all-reduce over ranks, or what these have of a `whole` one that goes beyond them."""
+        reduced = whole or allreduce_over(ranks, self._topology)
+        port, level = self.ports.of_ring(ranks, max(reduced.slopes, default=0))
+        turn = level if reduced.algorithm == HIERARCHICAL else np.zeros_like(level)
+        slope = np.array([reduced.slopes[k] for k in level.tolist()], dtype=np.float64)
+        return Ring(reduced, port, slope, turn)
+
+
+class Pipeline(NamedTuple):
+    """One of some pipelines that are alike, on links of its own; or all that there are."""
+
+    copies: int
+    ranks: Sequence[Sequence[int]]
+    links: Links
+    groups: Groups
+
+
+def _groups_of(ranks: Sequence[Sequence[int]], rings: Sequence[Ring]) -> Groups:
+    port, slope, turn = (np.concatenate(part) for part in list(zip(*rings, strict=True))[1:])
+    return Groups(
+        np.concatenate(list(map(array_of, ranks))),
+        np.cumsum([0, *map(len, ranks)]),
+        np.array([len(ring.port) for ring in rings]),
+        *(port, slope, turn),
+        np.array([ring.reduced.slope for ring in rings], dtype=np.float64),
+        np.array([ring.reduced.latency_s for ring in rings]),
+    )
 
 
 class Rings(NamedTuple):
