@@ -11,6 +11,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+FEW = 64  # ranks in which runs are not looked for
+
 
 class Ranks(Sequence[int]):
     """Ranks in an order, one run after the other; two are equal where their runs are."""
@@ -52,10 +54,21 @@ class Ranks(Sequence[int]):
 
 
 def runs_of(ranks: Sequence[int]) -> Sequence[range]:
-    """The runs of ranks in their order."""
+    """The runs of ranks in their order; single ones of a few that are not known to be spaced."""
     if isinstance(ranks, range):
         return (ranks,) if ranks else ()
-    return ranks.runs if isinstance(ranks, Ranks) else [range(rank, rank + 1) for rank in ranks]
+    if isinstance(ranks, Ranks):
+        return ranks.runs
+    if len(ranks) <= FEW:
+        return [range(rank, rank + 1) for rank in ranks]
+    at = np.array(ranks)
+    turns = np.flatnonzero(np.diff(at, 2)) + 2
+    begins, ends = np.append(0, turns), np.append(turns, len(at))
+    steps = np.where(ends - begins > 1, at[np.minimum(begins + 1, len(at) - 1)] - at[begins], 1)
+    if (steps <= 0).any():
+        return [range(rank, rank + 1) for rank in ranks]
+    runs = zip(at[begins].tolist(), (at[ends - 1] + steps).tolist(), steps.tolist(), strict=True)
+    return [range(*run) for run in runs]
 
 
 def join(runs: Iterable[range]) -> Sequence[int]:

@@ -33,8 +33,7 @@ from partopt.schedules.one_f_one_b import blocking_warmups
 from partopt.search.effort import NORMAL, SearchParams
 from partopt.simulator.execution import (
     Execution,
-    check_actions,
-    execute,
+    execute_pipeline,
     simulate_plan,
     with_memory,
     with_prediction,
@@ -183,7 +182,7 @@ class Trial(NamedTuple):
     @property
     def actions(self) -> int:
         """How many were simulated."""
-        return len(self.execution.order.kind)
+        return len(self.execution.order.kind) * self.execution.copies
 
     @property
     def warmups(self) -> tuple[int, ...]:
@@ -203,7 +202,6 @@ def simulate_with_best_warmup(
     """
     if not schedule(plan.schedule).takes_warmup:
         return simulate_plan(plan)
-    check_actions(plan)
     usual = try_warmup(plan)
     best = _best(plan, usual, params.warmup_actions, progress)
     return _predicted(best, usual) if best else simulate_plan(plan)  # which says why
@@ -218,10 +216,7 @@ def simulate_at_warmup(plan: Plan, warmups: Sequence[int]) -> Plan:
     usual = [stage.warmup for stage in plan.stages]
     if not schedule(plan.schedule).takes_warmup or list(warmups) == usual:
         return simulate_plan(plan)
-    check_actions(plan)
-    changed = under(plan, warmups=warmups)
-    check_actions(changed)
-    execution = execute(changed)
+    execution = execute_pipeline(under(plan, warmups=warmups))
     return _predicted(Trial(execution, fits_by_order(execution)), try_warmup(plan))
 
 
@@ -231,7 +226,7 @@ def try_warmup(plan: Plan, warmup: Sequence[int] | None = None) -> Trial | None:
     It can while it waits for all-reduces.
     """
     try:
-        execution = execute(plan if warmup is None else under(plan, warmups=warmup))
+        execution = execute_pipeline(plan if warmup is None else under(plan, warmups=warmup))
     except PartoptError:
         return None
     return Trial(execution, fits_by_order(execution))

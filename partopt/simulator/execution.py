@@ -15,13 +15,14 @@ from partopt.cost.estimate import idle_share
 from partopt.cost.figures import figures_of
 from partopt.cost.memory import recomputes_apart
 from partopt.cost.pricing import under, with_counts_of, with_steps_of
+from partopt.cost.ranks import Ranks, runs_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import LevelTime
 from partopt.documents.stage import device_bytes
 from partopt.errors import PartoptError
 from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.order import F, I, Order, in_flight
-from partopt.schedules.placement import STRAIGHT, placement_of
+from partopt.schedules.placement import STRAIGHT, Placement, placement_of
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.kernel import simulate
 from partopt.simulator.memory import peak_memory_bytes
@@ -43,7 +44,8 @@ _ROUNDING = 1e-12
 class Execution:
     """A plan, and the run of an iteration or, asynchronous, of many microbatches.
 
-    `start_s` to `end_s` is one iteration or, asynchronous, one cycle of its steady state.
+    `start_s` to `end_s` is one iteration or, asynchronous, one cycle of its steady state. Where one
+    pipeline stands for all of the plan's, the run is of that `pipeline`, which is its plan.
     """
 
     plan: Plan
@@ -53,6 +55,17 @@ class Execution:
     steady: Steady | None
     start_s: float
     end_s: float
+    pipeline: Plan | None = None
+
+    @property
+    def executed(self) -> Plan:
+        """The plan that was run: the plan itself, or that of one of its pipelines."""
+        return self.pipeline or self.plan
+
+    @property
+    def copies(self) -> int:
+        """How many pipelines the run stands for."""
+        return self.plan.stages[0].replicas // self.executed.stages[0].replicas
 
     @property
     def makespan_s(self) -> float:
@@ -61,18 +74,20 @@ class Execution:
 
     @cached_property
     def microbatches(self) -> int:
-        """Microbatches that passed through."""
-        return int(self.order.microbatch[self.order.kind == F].max()) + 1
+        """Microbatches that passed through, in all pipelines."""
+        return self.copies * (int(self.order.microbatch[self.order.kind == F].max()) + 1)
 
     @property
     def period_s(self) -> float:
         """Seconds per microbatch: in steady state, or of an iteration over its microbatches."""
-        return self.makespan_s / self.microbatches if self.steady is None else self.steady.period_s
+        if self.steady is None:
+            return self.makespan_s / self.microbatches
+        return self.steady.period_s / self.copies
 
     @property
     def time_s(self) -> float:
         """Seconds of an iteration or, asynchronous, of a microbatch."""
-        return self.makespan_s if self.steady is None else self.steady.period_s
+        return self.makespan_s if self.steady is None else self.period_s
 
     @cached_property
     def shares(self) -> Shares:
@@ -100,7 +115,7 @@ class Execution:
     @cached_property
     def peak_memory_bytes(self) -> NDArray[np.int64]:
         """Bytes that every rank holds at most, shape (ranks,)."""
-        return peak_memory_bytes(self.order, self.plan)
+        return peak_memory_bytes(self.order, self.executed)
 
 
 def execute(plan: Plan, microbatches: int | None = None) -> Execution:
@@ -109,20 +124,57 @@ def execute(plan: Plan, microbatches: int | None = None) -> Execution:
     It runs for one iteration or, asynchronous, for `microbatches`, by default as many as it takes
     to settle. Raises PartoptError where the schedule deadlocks or cannot run the plan.
     """
-    entry, replicas = schedule(plan.schedule), [stage.replicas for stage in plan.stages]
+    return _execute(plan, plan, work_of(plan, recomputes_apart(plan)), microbatches)
+
+
+def execute_pipeline(plan: Plan) -> Execution:
+    """`execute`, of one pipeline where all of the plan's are alike: what it does they do.
+
+    Raises PartoptError where that is too long to simulate, too.
+    """
     work = work_of(plan, recomputes_apart(plan))
+    ranks = tuple(Ranks(runs_of(ranks)) for ranks in work.ranks)
+    found = work.links.pipeline(ranks, plan.microbatches)
+    if found.copies == 1:
+        check_actions(plan)
+        return _execute(plan, plan, work)
+    stages = [
+        replace(stage, ranks=list(group), replicas=len(group))
+        for stage, group in zip(plan.stages, found.ranks, strict=True)
+    ]
+    M, small = plan.microbatches, found.links.topology
+    topology = replace(plan.topology, devices=small.devices, levels=small.levels)
+    alone = replace(plan, stages=stages, topology=topology, microbatches=M and M // found.copies)
+    check_actions(plan, alone)
+    return _execute(plan, alone, work.of_pipeline(found))
+
+
+def _execute(plan: Plan, part: Plan, work: Work, microbatches: int | None = None) -> Execution:
+    """Execute `part`, the plan or one of its pipelines."""
+    entry, replicas = schedule(plan.schedule), [stage.replicas for stage in part.stages]
+    alone = None if part is plan else part
     if not entry.asynchronous:
-        actions = order(plan.schedule, placement_of(plan))
+        actions = order(plan.schedule, _placement_of(part, plan))
         timeline = simulate(actions, work)
-        return Execution(plan, actions, work, timeline, None, 0.0, float(timeline.makespan))
-    count = microbatches or first_microbatches(plan)
+        return Execution(plan, actions, work, timeline, None, 0.0, float(timeline.makespan), alone)
+    count = microbatches or first_microbatches(part)
     while True:
-        actions = order(plan.schedule, placement_of(plan, count))
+        actions = order(plan.schedule, _placement_of(part, plan, count))
         timeline = simulate(actions, work)
         steady = steady_state(timeline, replicas)
         if microbatches or steady.settled or is_long(count, replicas):
-            return Execution(plan, actions, work, timeline, steady, steady.start_s, steady.end_s)
+            span = steady.start_s, steady.end_s
+            return Execution(plan, actions, work, timeline, steady, *span, alone)
         count *= 2
+
+
+def _placement_of(part: Plan, plan: Plan, microbatches: int | None = None) -> Placement:
+    """The placement of one pipeline, which exchanges gradients with the others of the plan."""
+    found = placement_of(part, microbatches)
+    beside = [
+        stage.replicas > 1 or tied for stage, tied in zip(plan.stages, found.tied, strict=True)
+    ]
+    return dataclasses.replace(found, tied=beside)
 
 
 def first_microbatches(plan: Plan) -> int:
@@ -164,10 +216,13 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
     return Execution(counted, actions, work, timeline, None, 0.0, float(timeline.makespan))
 
 
-def check_actions(plan: Plan) -> None:
-    """Raise PartoptError where an iteration, or settling, is too long to simulate."""
-    S, M = len(plan.stages), plan.microbatches
-    if 2 * S * (M or first_microbatches(plan)) <= ACTION_LIMIT:
+def check_actions(plan: Plan, part: Plan | None = None) -> None:
+    """Raise PartoptError where an iteration, or settling, is too long to simulate.
+
+    Of one pipeline of the plan, where that stands for all.
+    """
+    S, M, part = len(plan.stages), plan.microbatches, part or plan
+    if 2 * S * (part.microbatches or first_microbatches(part)) <= ACTION_LIMIT:
         return
     if M is not None:
         raise PartoptError(
@@ -192,9 +247,8 @@ def simulate_plan(plan: Plan) -> Plan:
     That is the period, iteration, speed and bubble, and what binds the period. Where devices hold
     several stages, what they keep in flight is counted too.
     """
-    check_actions(plan)
     counted = plan if schedule(plan.schedule).shape == STRAIGHT else under(plan)
-    execution = execute(counted)
+    execution = execute_pipeline(counted)
     return with_prediction(dataclasses.replace(execution, plan=with_memory(execution)))
 
 
@@ -250,7 +304,7 @@ def with_memory(execution: Execution) -> Plan:
     plan, peaks = execution.plan, execution.peak_memory_bytes
     # by the first stage of a device: the most that any of its replicas needs
     missing: dict[int, int] = {}
-    for rank, held in plan.stages_by_rank().items():
+    for rank, held in execution.executed.stages_by_rank().items():
         more = int(peaks[rank]) - device_bytes([plan.stages[s] for s in held])
         missing[held[0]] = max(missing.get(held[0], more), more)
     stages = list(plan.stages)

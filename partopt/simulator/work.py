@@ -6,7 +6,7 @@ Together with the order, they are all that a simulation needs to know of the pla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -154,7 +154,7 @@ class Links:
         self.groups = lru_cache(maxsize=None)(self._groups)
         self.pipeline = lru_cache(maxsize=None)(self._pipeline)
         self._smaller = dict[int, Links]()
-        self._topology = topology
+        self.topology = topology
 
     @cached_property
     def lanes(self) -> Integers:
@@ -165,7 +165,7 @@ class Links:
     @cached_property
     def _handling(self) -> tuple[Floats, Floats]:
         """Seconds of a message and of a byte of it, by its level; 0 a device and itself."""
-        levels = self._topology.levels
+        levels = self.topology.levels
         message_s = np.array([0.0, *(level.message_s for level in levels)])
         return message_s, np.array([0.0, *(level.copy_byte_s for level in levels)])
 
@@ -196,7 +196,7 @@ class Links:
         return seconds
 
     def _pipeline(self, ranks: tuple[Sequence[int], ...], microbatches: int | None) -> Pipeline:
-        alike = one_of_alike(ranks, self._topology, microbatches)
+        alike = one_of_alike(ranks, self.topology, microbatches)
         if alike is None:
             return Pipeline(1, ranks, self, self.groups(ranks))
         size = alike.topology.devices
@@ -210,7 +210,7 @@ class Links:
 
     def _ring(self, ranks: Sequence[int], whole: AllReduce | None = None) -> Ring:
         """The all-reduce over ranks, or what these have of a `whole` one that goes beyond them."""
-        reduced = whole or allreduce_over(ranks, self._topology)
+        reduced = whole or allreduce_over(ranks, self.topology)
         port, level = self.ports.of_ring(ranks, max(reduced.slopes, default=0))
         turn = level if reduced.algorithm == HIERARCHICAL else np.zeros_like(level)
         slope = np.array([reduced.slopes[k] for k in level.tolist()], dtype=np.float64)
@@ -305,6 +305,12 @@ class Work:
     def ports(self) -> Ports:
         """The ports of the topology."""
         return self.links.ports
+
+    def of_pipeline(self, found: Pipeline) -> Work:
+        """The work of one of the pipelines."""
+        work = replace(self, ranks=found.ranks, topology=found.links.topology)
+        work.__dict__.update(links=found.links, groups=found.groups)
+        return work
 
     @property
     def allreduces(self) -> list[AllReduce]:

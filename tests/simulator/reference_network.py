@@ -72,7 +72,9 @@ class Exchanges:
         S, number = len(work.ranks), wires.number
         self.work, self.wires = work, wires
         self.rings = [
-            wires.ports.of_ring(ranks) if size else []
+            [tuple(map(int, held)) for held in zip(*wires.ports.of_ring(ranks), strict=True)]
+            if size
+            else []
             for ranks, size in zip(work.ranks, work.gradient_bytes, strict=True)
         ]
         self.loads = [self._loads(s) for s in range(S)]

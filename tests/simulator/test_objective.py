@@ -146,7 +146,7 @@ def port_loads_s(plan):
                     )
     for stage in plan.stages:
         slopes = allreduce_over(stage.ranks, on).slopes
-        for port, k in ports.of_ring(stage.ranks):
+        for port, k in zip(*ports.of_ring(stage.ranks), strict=True):
             load[port] += slopes[k] * stage.parameter_bytes / stage.replicas
     return load
 
