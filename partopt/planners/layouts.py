@@ -20,6 +20,7 @@ from partopt.documents.topology import Topology
 
 PLACES = 64  # of a layout, at most
 FEW = 6  # members of a level up to which all ways to cut it into groups are tried
+SINGLE = 4096  # devices up to which plans of others are on places of one
 PAIRS = 16  # up to which pairs of unequal groups are
 
 Places = tuple[Sequence[int], ...]  # the ranks at every place
@@ -146,10 +147,13 @@ def ranks_of(places: Places) -> Sequence[int]:
 
 
 def shape_of(partition: Partition, devices: int) -> Shape:
-    """The shape of a partition whose devices have one stage, on places of one rank."""
+    """The shape of a partition whose devices have one stage, on places of one rank.
+
+    On more than `SINGLE` devices places are as wide as they may be for the plan.
+    """
     counts = tuple(len(stage.ranks) for stage in partition.stages)
     if partition.family == CONTIGUOUS:
-        order, idle, end = list(range(devices)), [], 0
+        order, idle, end = [*range(devices)], [], 0
         for stage in partition.stages:
             idle.append(stage.ranks[0] - end)
             end = stage.ranks[-1] + 1
@@ -158,4 +162,7 @@ def shape_of(partition: Partition, devices: int) -> Shape:
         order, idle = used + sorted(set(range(devices)) - set(used)), [0] * len(counts)
     bounds = (0, *(stage.stop for stage in partition.stages))
     modes = tuple(stage.recompute for stage in partition.stages)
-    return Shape(tuple(range(rank, rank + 1) for rank in order), bounds, counts, tuple(idle), modes)
+    w = math.gcd(*counts, *idle) if devices > SINGLE else 1
+    places = tuple(join(runs_of(order[k : k + w])) for k in range(0, devices, w))
+    counts, gaps = (tuple(many // w for many in widths) for widths in (counts, idle))
+    return Shape(places, bounds, counts, gaps, modes)

@@ -431,7 +431,7 @@ def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int
     least = max(problem.least_stages, 1 if entry.data_parallel or M is None else 2)
     for p in range(least, min(P, N) + 1) if asked.pp is None else [asked.pp]:
         most = 1 if problem.request.replication == NONE else P // p
-        allowed = [d for d in range(most, 0, -1) if asked.dp in (None, d)]
+        allowed = range(most, 0, -1) if asked.dp is None else [asked.dp] * (asked.dp <= most)
         d = next((d for d in allowed if M is None or M % d == 0), 0)
         few = p * d < (BUSY if P <= MANY else 1) * P and problem.request.replication != NONE
         sized = (asked.pp, asked.dp, problem.request.stages) != (None, None, None)

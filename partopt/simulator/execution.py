@@ -171,10 +171,8 @@ def _execute(plan: Plan, part: Plan, work: Work, microbatches: int | None = None
 def _placement_of(part: Plan, plan: Plan, microbatches: int | None = None) -> Placement:
     """The placement of one pipeline, which exchanges gradients with the others of the plan."""
     found = placement_of(part, microbatches)
-    beside = [
-        stage.replicas > 1 or tied for stage, tied in zip(plan.stages, found.tied, strict=True)
-    ]
-    return dataclasses.replace(found, tied=beside)
+    tied = [stage.replicas > 1 or stage.tied_exchange_s > 0 for stage in plan.stages]
+    return dataclasses.replace(found, tied=tied)
 
 
 def first_microbatches(plan: Plan) -> int:

@@ -199,9 +199,8 @@ class Links:
         alike = one_of_alike(ranks, self.topology, microbatches)
         if alike is None:
             return Pipeline(1, ranks, self, self.groups(ranks))
-        size = alike.topology.devices
-        links = self._smaller.setdefault(size, Links(alike.topology))
-        reduced = [self.ring(group).reduced for group in ranks]
+        links = self._smaller.setdefault(alike.topology.devices, Links(alike.topology))
+        reduced = [allreduce_over(group, self.topology) for group in ranks]
         rings = list(map(links._ring, alike.ranks, reduced))
         return Pipeline(alike.copies, alike.ranks, links, _groups_of(alike.ranks, rings))
 
