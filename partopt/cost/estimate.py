@@ -59,7 +59,7 @@ def _loads(plan: Plan) -> Iterator[Load]:
     the cuts; the busiest counts with all that goes through it, asynchronous all-reduces too.
     """
     M, stages = plan.microbatches, plan.stages
-    on_device = {s: held for held in plan.stages_by_rank().values() for s in held}
+    on_device = {s: held for held in plan.devices_by_stages() for s in held}
     for s, stage in enumerate(stages):
         computing = sum(stages[t].compute_s / stages[t].replicas for t in on_device[s])
         exchanging = stage.gradients_s / stage.replicas
@@ -172,7 +172,7 @@ def _iteration_s(plan: Plan, largest: dict[str, Load]) -> float:
     heads = [0.0, *accumulate(stage.forward_s for stage in stages)]
     tails = [0.0, *accumulate(backs)]
     ends = []
-    for held in set(map(tuple, plan.stages_by_rank().values())):
+    for held in plan.devices_by_stages():
         work, end = 0.0, math.inf
         for s in held:
             stage, n = stages[s], -(-M // stages[s].replicas)
@@ -197,7 +197,7 @@ def _iteration_s(plan: Plan, largest: dict[str, Load]) -> float:
 def idle_share(plan: Plan, period_s: float) -> float:
     """The share of the time of its devices that a plan leaves unused, at so many s a microbatch."""
     busy = sum(stage.compute_s for stage in plan.stages)
-    return max(0.0, 1.0 - busy / (len(plan.stages_by_rank()) * period_s))
+    return max(0.0, 1.0 - busy / (sum(plan.devices_by_stages().values()) * period_s))
 
 
 def stage_variance(plan: Plan) -> float:

@@ -128,7 +128,7 @@ def _with_counts(plan: Plan, warmups: Sequence[int] | None = None) -> Plan:
             ]
     else:
         counts = _counts_by_order(order(plan.schedule, placement_of(plan)), plan)
-    usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
+    usual = noam(sum(plan.devices_by_stages().values()), plan.stages[0].replicas)
     plan = replace(plan, noam=usual if warmups is None else counts[0].held)
     return _counted(plan, counts, entry)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -260,13 +261,19 @@ class Plan(documents.Document, frozen=True, kw_only=True):
                 held.setdefault(rank, []).append(s)
         return held
 
+    def devices_by_stages(self) -> dict[tuple[int, ...], int]:
+        """How many devices hold the same stages, by these."""
+        ranks = [stage.ranks for stage in self.stages]
+        if len(set().union(*ranks)) == sum(map(len, ranks)):  # every device holds one
+            return {(s,): len(of_stage) for s, of_stage in enumerate(ranks)}
+        return Counter(map(tuple, self.stages_by_rank().values()))
+
     @property
     def slowest_device_s(self) -> float:
         """Compute seconds for every microbatch that passes, of the device with the most."""
-        held = self.stages_by_rank().values()
         return max(
             sum(self.stages[s].compute_s / self.stages[s].replicas for s in stages)
-            for stages in held
+            for stages in self.devices_by_stages()
         )
 
     @property
@@ -277,8 +284,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     @property
     def fullest_stages(self) -> list[int]:
         """The stages of the device that holds the most; of equal ones the lowest rank."""
-        distinct = dict.fromkeys(map(tuple, self.stages_by_rank().values()))
-        return max(map(list, distinct), key=self._device_bytes)
+        return max(map(list, self.devices_by_stages()), key=self._device_bytes)
 
     def _device_bytes(self, held: Sequence[int]) -> int:
         """Bytes on a device with the stages of these numbers."""
