@@ -2,7 +2,7 @@
 
 Microbatches g and g + R take the same ranks. Of 0..R-1 those are one pipeline whose ranks lie in
 the same members of the outermost level: the messages of one keep no port of another busy. Where
-all pipelines lie alike, each does at any time what any other does.
+all pipelines lie alike, one does at any time what any other does.
 
     R   common multiple of the replicas r of the stages
     d   pipelines; n = R / d microbatches of one
@@ -37,7 +37,7 @@ def one_of_alike(
 ) -> Alike | None:
     """The first of the pipelines that are alike; None where they are not, or there is one.
 
-    An iteration of so many microbatches has to be as many for each.
+    An iteration of so many microbatches has to be as many for every one.
     """
     level, replicas = topology.outermost_level, np.array(list(map(len, ranks)))
     R = math.lcm(*replicas.tolist())

@@ -72,7 +72,7 @@ def runs_of(ranks: Sequence[int]) -> Sequence[range]:
 
 
 def join(runs: Iterable[range]) -> Sequence[int]:
-    """Ranks of runs one after the other, where each goes on with the one before as one run."""
+    """Ranks of runs one after the other; what goes on with the one before is one run."""
     joined: list[range] = []
     for run in runs:
         last = joined[-1] if joined else run

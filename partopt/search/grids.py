@@ -132,7 +132,7 @@ class Grid:
     def places(self) -> list[list[int]]:
         """Of every stage the places in their pipeline of the devices that have it."""
         far, p, d = self.far, self.p, self.d
-        # copies of a stage that pipelines run across each other are in turn
+        # copies of a stage that pipelines cross are in turn
         firsts = [ranks[:2] for ranks in self.ranks]
         return [sorted({rank % p if far else rank // d for rank in ranks}) for ranks in firsts]
 

@@ -217,7 +217,7 @@ class Links:
 
 
 class Pipeline(NamedTuple):
-    """One of some pipelines that are alike, on links of its own; or all that there are."""
+    """One of some pipelines that are alike, on links for it alone; or all that there are."""
 
     copies: int
     ranks: Sequence[Sequence[int]]

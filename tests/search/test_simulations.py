@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, assume, given
+from hypothesis import HealthCheck, assume, event, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -22,7 +24,13 @@ from partopt.schedules.entry import Counts
 from partopt.schedules.placement import LOOPED, MIRRORED, STRAIGHT, VEE, ranks_of
 from partopt.search.simulations import Simulations
 from partopt.search.steps import step
-from partopt.simulator.execution import check_actions, execute
+from partopt.simulator.execution import (
+    check_actions,
+    execute,
+    execute_pipeline,
+    with_memory,
+    with_prediction,
+)
 from tests.examples import examples
 from tests.helpers import two_level
 from tests.planners.problems import block_bounds, clusters, problem, profiled, stashed, trained
@@ -141,3 +149,57 @@ def test_an_optimizer_step_does_not_break_a_simulation_off(name):
         found = Simulations(stated).seconds(shape.partition(), None, allowed_s)
         wrong += [shape] if found not in (whole, min(whole, allowed_s)) else []
     assert not wrong
+
+
+@st.composite
+def cases_of_columns(draw: st.DrawFn, name: str) -> Case:
+    """A plan whose pipelines have a server or two each, all in one order or some in another."""
+    case = draw(cases(name))
+    S = len(case.partition.stages)
+    width, d, apart = draw(st.integers(1, 3)), draw(st.integers(2, 4)), draw(st.booleans())
+    size, servers = -(-S // 2) * width if apart else S * width, 2 if apart else 1
+    cluster = two_level(size, servers * d, 50.0, draw(st.sampled_from([1.0, 5.0, 20.0])))
+    place = [(s % 2) * size + s // 2 * width if apart else s * width for s in range(S)]
+    ranks = [
+        tuple(first + k * servers * size + r for k in range(d) for r in range(width))
+        for first in place
+    ]
+    if draw(st.booleans()):
+        s = draw(st.integers(0, S - 1))
+        ranks[s] = ranks[s][width:] + ranks[s][:width]  # it meets the stages of other pipelines
+    M = case.problem.microbatches and d * width * draw(st.integers(1, 12))
+    stages = [
+        replace(stage, ranks=group)
+        for stage, group in zip(case.partition.stages, ranks, strict=True)
+    ]
+    stated = case.problem.with_(topology=cluster, microbatches=M, memory_bytes=None)
+    return Case(stated, Partition("nested", stages), case.warmups)
+
+
+STRAIGHT_ONES = [name for name, entry in SCHEDULES.items() if entry.shape == STRAIGHT]
+
+
+@pytest.mark.parametrize("name", STRAIGHT_ONES)
+@examples(40, suppress_health_check=SLOW)
+@given(data=st.data())
+def test_a_pipeline_that_stands_for_all_takes_what_all_take(name, data):
+    case = data.draw(cases_of_columns(name))
+    plan = price(case.partition, profiled(case.problem), "optimal")
+    whole = alone = None
+    with suppress(PartoptError):
+        whole = execute(plan)
+    with suppress(PartoptError):
+        alone = execute_pipeline(plan)
+    assert (whole is None) == (alone is None)
+    if whole is None or alone is None:
+        return
+    event(f"pipelines: {alone.copies}")
+    assert alone.period_s == pytest.approx(whole.period_s, rel=1e-11)
+    of_one, of_all = (with_prediction(execution).predicted for execution in (alone, whole))
+    assert of_one.bubble == pytest.approx(of_all.bubble, abs=1e-9)
+    assert of_one.bound_by == of_all.bound_by
+    assert [s.memory.total_bytes for s in with_memory(alone).stages] == [
+        s.memory.total_bytes for s in with_memory(whole).stages
+    ]
+    found = Simulations(case.problem).seconds(case.partition)
+    assert found == pytest.approx(whole.period_s, rel=1e-11)
