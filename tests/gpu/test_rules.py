@@ -18,7 +18,7 @@ from partopt.runtime.engine import execute
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import MIRRORED, STRAIGHT
-from tests.gpu.programs import COLLECTIVE, COMPUTE, RECEIVE, SEND, posted_ahead, program_of
+from tests.gpu.programs import COLLECTIVE, RECEIVE, SEND, posted_ahead, program_of
 from tests.gpu.rules import CALLS, run
 from tests.runtime.cases import Case, cases
 from tests.runtime.plans import looped, straight
@@ -81,7 +81,7 @@ def test_no_case_stops_on_torch(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["1f1b [1, 2, 1]", "interleaved on 2", "zbv on 2", "dualpipe on 2"]
+    "name", ["1f1b [1, 2, 1]", "interleaved on 2", "zb-h1 on 4", "dualpipe on 2"]
 )
 def test_what_stops_under_any_rules_stops_under_the_strictest(name):
     """Two calls of a rank are in the place of each other, and hosts wait at drawn places."""
