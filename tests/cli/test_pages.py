@@ -1,4 +1,6 @@
-"""Pages of every verb and document: as wide as they are told, and plain where the terminal is."""
+"""Pages of every verb and document: as wide as they are told, whatever is in them, and plain where
+the terminal is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import partopt as po
 from partopt.documents import doctor
 from partopt.documents.doctor import Accelerator, Diagnosis, Exchange, Machine
 from partopt.documents.kinds import DOCUMENTS
-from partopt.documents.profile import Device
+from partopt.documents.profile import Device, Environment
+from partopt.documents.topology import Topology
 from partopt.documents.training_run import Check, Run
 from partopt.links import FittedLinks, levels_of
 from partopt.printable import shorten
@@ -22,18 +25,47 @@ from partopt.report import profile_text as profile
 from partopt.report.clusters import render_links
 from partopt.report.text import page_width
 from partopt.schedules import SCHEDULES
-from tests.cli.test_columns import LONG, NAMELESS, widest
-from tests.helpers import chain_profile, measurement, profile_of
+from tests.helpers import (
+    chain_profile,
+    flat,
+    measurement,
+    out_of_memory,
+    profile_of,
+    two_level,
+    uniform_profile,
+)
 from tests.links.synthetic import level_samples
 from tests.links.synthetic import measurement as measured_links
 from tests.report.pictures import cases
 from tests.trainers.models import transformer
 
-pytestmark = pytest.mark.slow
-
 WIDTHS = [60, 200]
+LONG = [
+    f"model.language_model.decoder.layers.{index}.feed_forward.gate_projection"
+    for index in range(12)
+]
+NAMELESS = Topology.parse(
+    b"""
+name: a-cluster-with-a-name-that-nobody-would-choose-but-somebody-will
+device: {name: NVIDIA-H200-NVL-with-141-GB-of-memory, memory: 150754820096 B}
+levels:
+- {name: two-cards-joined-by-a-bridge, link: nvlink-bridge-of-four-lanes, size: 2,
+   bandwidth: 123456789 kB/s, latency: 1 us}
+- {name: host-with-two-sockets, link: pcie-5.0-x16-and-more, size: 2,
+   bandwidth: 12345678.9 kB/s, latency: 100 ms}
+- {name: cluster, link: ethernet, size: 3, bandwidth: 1234567.8 kB/s, links: 16, bus: true}
+"""
+)
 NAME = "-".join(LONG[:2])
 HEAVY = chain_profile([0.0123] * 11 + [1.5], parameter_bytes=[10**9] * 12, names=LONG, name=NAME)
+
+
+def widest(text: str) -> str:
+    """The widest line; one of a single word, as a path in a command may be, is as wide as that."""
+    return max((line for line in text.splitlines() if len(line.rstrip(" \\").split()) > 1), key=len)
+
+
+# --- of every kind, at other widths -----------------------------------------------------------
 
 
 def heavy_run() -> Run:
@@ -158,6 +190,7 @@ def pages(partopt: Callable[..., object], commands: dict[str, list[object]]) -> 
 SHORTENED = {shorten(name, width) for name in SCHEDULES for width in range(4, len(name))}
 
 
+@pytest.mark.slow
 def test_every_page_is_as_wide_as_it_is_told_and_plain_on_a_dumb_terminal(
     partopt, monkeypatch, commands, files
 ):
@@ -174,6 +207,7 @@ def test_every_page_is_as_wide_as_it_is_told_and_plain_on_a_dumb_terminal(
     assert "".join(pages(partopt, commands)).isascii()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pages_of_measurements_are_as_wide_as_they_are_told(width):
     levels = [level_samples(level) for level in levels_of(16, 4)[:1]]
@@ -184,6 +218,7 @@ def test_pages_of_measurements_are_as_wide_as_they_are_told(width):
             assert len(widest(unstyle(page))) <= width, widest(unstyle(page))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "plain"),
     [
@@ -204,3 +239,120 @@ def test_a_locale_without_characters_has_plain_pages(
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     assert partopt("show", profile_file(HEAVY)).out.isascii() is plain
+
+
+# --- of any numbers and names, at 80 columns --------------------------------------------------
+
+PROFILES = {
+    "one layer": uniform_profile(1),
+    "64 layers": uniform_profile(64),
+    "1000 layers": uniform_profile(1000),
+    "long names": chain_profile(
+        [0.0123456] * 12,
+        [123.456] * 12,
+        [123456789] * 12,
+        [987654321] * 12,
+        names=LONG,
+        name="-".join(LONG[:2]),
+    ),
+    "slow": chain_profile([123.456] * 6, parameter_bytes=[10**12] * 6),
+    "fast": chain_profile([1.234e-6] * 6, microbatch_size=64),
+    "measured at length": profile_of(
+        [
+            measurement(
+                [0.0123] * 4,
+                microbatch_size=32768,
+                step_s=0.1234,
+                coverage=1.0123,
+                overhead=12.345,
+                optimizer_s=0.1234,
+                peak_memory_bytes=123456789,
+            ),
+            out_of_memory(65536),
+        ]
+    ),
+}
+TOPOLOGIES = {
+    "one": flat(1),
+    "64": flat(64),
+    "128": flat(128),
+    "nested": two_level(8, 16),
+    "names": NAMELESS,
+}
+# every content on the longest names, the longest names on every topology, and many stages
+PAIRS = [
+    *((content, "names") for content in PROFILES),
+    *(("long names", cluster) for cluster in TOPOLOGIES if cluster != "names"),
+    ("64 layers", "64"),
+    ("64 layers", "nested"),
+]
+SHORT_PAIRS = [pair for pair in PAIRS[:-2] if pair[0] != "1000 layers" and pair[1] != "128"]
+OPTIONS = [
+    *((name, pair) for name in ("pipedream", "gpipe", "data_parallel") for pair in PAIRS),
+    *(("gpipe --schedule 1f1b --microbatches 12", pair) for pair in SHORT_PAIRS),
+]
+
+
+@pytest.fixture
+def shown(partopt, monkeypatch):
+    """Runs a command whose page has to fit; warm-ups are searched for short pipelines alone."""
+    monkeypatch.setattr("partopt.search.warmup.SEARCH_LIMIT", 2_000)
+
+    def show(*words, codes=(0,)):
+        outcome = partopt(*words)
+        assert outcome.code in codes, outcome.err
+        assert len(widest(outcome.out)) <= 80, widest(outcome.out)
+        return outcome
+
+    return show
+
+
+@pytest.fixture
+def job(profile_file, topology_file):
+    return lambda content, cluster: [
+        profile_file(PROFILES[content]),
+        "--topology",
+        topology_file(TOPOLOGIES[cluster]),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "pair"), OPTIONS, ids=lambda own: own if isinstance(own, str) else " on ".join(own)
+)
+def test_plans_and_simulations(shown, job, tmp_path, options, pair):
+    path, words = tmp_path / "plan.json", ["--planner", *options.split(), "--memory", "1000 TB"]
+    if shown("plan", *job(*pair), *words, "-o", path, codes=(0, 1)).code == 0:
+        shown("show", path)
+        level = TOPOLOGIES[pair[1]].levels[0].name
+        what_if = ["--bandwidth", f"{level}=1.234567 GB/s", "--microbatches", 7]
+        for conditions in ([], what_if) if "gpipe" in options and pair in SHORT_PAIRS else ():
+            shown("simulate", path, *conditions, codes=(0, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("content", "cluster"), SHORT_PAIRS)
+def test_comparisons(shown, job, content, cluster):
+    shown("compare", *job(content, cluster))
+
+
+@pytest.mark.parametrize("content", PROFILES)
+def test_profiles(shown, profile_file, content):
+    shown("show", profile_file(PROFILES[content]))
+
+
+def test_a_profile_of_a_long_environment(shown, profile_file):
+    environment = Environment(
+        torch="2.13.0.dev20260101+cu130.with.local.changes",
+        cuda="13.0.1 of a nightly build of some vendor",
+    )
+    shown("show", profile_file(replace(uniform_profile(2), environment=environment)))
+
+
+@pytest.mark.parametrize("cluster", TOPOLOGIES)
+def test_topologies(shown, topology_file, cluster):
+    shown("topology", "show", topology_file(TOPOLOGIES[cluster]))
+
+
+def test_the_list_of_topologies(shown):
+    shown("topology", "list")

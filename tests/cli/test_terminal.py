@@ -1,10 +1,17 @@
-"""What a terminal is sent: nothing that it obeys or hides but newlines and the pages' colours."""
+"""What a terminal is sent: nothing that it obeys or hides but newlines and the pages' colours;
+messages as wide as it is, of which a shell takes what was meant, in words of the command line.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
+import pty
 import re
+import shlex
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,8 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partopt.cli import terminal
+from partopt.cli.terminal import wrap
+from partopt.cli.words import as_flags
 from partopt.documents.profile import Model
-from tests.helpers import ROOT, chain_profile, flat
+from tests.helpers import ROOT, chain_profile, flat, uniform_profile
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # steers a terminal, and no document may have it; hides or turns text, and a document may
@@ -123,3 +132,102 @@ def test_the_terms_of_a_page_are_explained_below_it(partopt, profile_file, topol
 @pytest.mark.parametrize("verb", ["plan", "compare", "simulate", "show"])
 def test_verbs_with_pages_explain_them(partopt, verb):
     assert "--explain" in partopt(verb, "--help").out
+
+
+# --- messages are wrapped ---------------------------------------------------------------------
+
+
+def test_prose_is_wrapped_below_its_lead_and_values_stay_with_their_options():
+    message = (
+        'hint:  write the rate of a link as "200 Gb/s" in a topology\'s file, or as it stands in '
+        "--bandwidth cluster=25GB/s of another simulation"
+    )
+    assert wrap(message, 60).splitlines() == [
+        'hint:  write the rate of a link as "200 Gb/s" in a',
+        "       topology's file, or as it stands in",
+        "       --bandwidth cluster=25GB/s of another simulation",
+    ]
+    assert wrap(message, 200) == message
+
+
+def test_a_file_stays_on_its_line():
+    message = "error: a folder/with blanks/in it.json: layers[3].name: a name of a layer is missing"
+    assert wrap(message, 60).splitlines() == [
+        "error: a folder/with blanks/in it.json: layers[3].name: a",
+        "       name of a layer is missing",
+    ]
+    folders = "folder-of-one-word/" * 5
+    assert wrap(f"error: in {folders} is nothing", 60).splitlines() == [
+        "error: in",
+        f"       {folders}",
+        "       is nothing",
+    ]
+
+
+def test_other_lines_stay_as_they_are():
+    for line in ("Wrote /a folder/" + "x" * 70, "  File 'a b', line 3", "measuring " + "a " * 60):
+        assert wrap(line, 60) == line
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=30)),
+    st.sampled_from(["next:    ", "hint:  this fits (3 samples/s): "]),
+)
+def test_a_shell_takes_a_wrapped_command_as_it_was(words, lead):
+    message = lead + shlex.join(["partopt", "plan", *words])
+    lines = wrap(message, 60)
+    copied = lines[lines.index("partopt") :].replace("\\\n", "")  # as a shell goes on
+    assert shlex.split(copied) == ["partopt", "plan", *words]
+    apostrophe = shlex.quote("'")[1:-1]
+    assert all(len(line) <= 60 for line in lines.splitlines() if apostrophe not in line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_on_a_terminal_a_command_is_copied_from_the_page(shell, tmp_path):
+    """In a pseudoterminal of 60 columns: a real shell is given what was printed."""
+    file = tmp_path / "a profile's name"
+    uniform_profile(2).save(str(file))
+    primary, terminal = pty.openpty()
+    subprocess.run(
+        [sys.executable, "-m", "partopt", "show", str(file)],
+        stdout=subprocess.DEVNULL,
+        stderr=terminal,
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "60"},
+        check=True,
+    )
+    os.close(terminal)
+    told = os.read(primary, 100_000).decode().replace("\r\n", "\n").removeprefix("next:    ")
+    assert told.count("\n") > 1
+    script = f"partopt() {{ printf '%s\\n' \"$@\"; }}\n{told}\n"
+    heard = subprocess.run([shell, "-c", script], capture_output=True, text=True, check=True)
+    assert heard.stdout.splitlines() == ["plan", str(file), "--topology", "dgx-a100"]
+
+
+# --- options and functions as the command line writes them --------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        ("`microbatches=64`", "--microbatches 64"),
+        ("needs `microbatches` or `global_batch`", "needs --microbatches or --global-batch"),
+        ("`microbatch_sizes=[1]`", "--microbatch 1"),
+        ("`microbatch_sizes=[1, 2, 4]`: too many", "--microbatch 1,2,4: too many"),
+        ("`microbatch_sizes=[1, 'x']`: no", "--microbatch 1,x: no"),
+        ("`microbatch_sizes=[]`: no", "--microbatch: no"),
+        ("`cuts=(5,)`", "--cuts 5"),
+        ("add depth=... to `arguments`", "add depth=... to --set"),
+        ("`units=h.*` or `granularity=block`", "--unit h.* or --granularity block"),
+        ("`memory=40 GB`", '--memory "40 GB"'),
+        ("`force=True`", "--force"),
+        ("run `solve`, then `verify`", "run partopt plan, then partopt show --verify"),
+        ("`measure` it again", "partopt profile it again"),
+        ("`colour=blue` and `hue`", "`colour=blue` and `hue`"),
+        ("steps and `no end", "steps and `no end"),
+    ],
+)
+def test_options_are_flags_and_functions_are_verbs(text, typed):
+    assert as_flags(text) == typed
