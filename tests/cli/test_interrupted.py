@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 import partopt as po
+from tests.forked import Forked
 from tests.helpers import ROOT, uniform_profile
 
 GNMT = ("gnmt.v100-published.float32", "--topology", "v100-pcie", "--global-batch", "512")
@@ -149,29 +149,25 @@ main(sys.argv[1:])
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeded_signals")
 @pytest.mark.parametrize("after_s", [random.Random(n).uniform(0.2, 3.0) for n in range(3)])
 def test_a_process_that_is_interrupted_anywhere(tmp_path, after_s):
     """In compiled code, too, after which Python looks for signals."""
-    written = tmp_path / "plan.json"
-    command = ["plan", *GNMT, "--schedule", "auto", "--effort", "thorough", "-o", str(written)]
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as process:
-        line = ""
-        while line != "searching\n":
-            line = process.stderr.readline()
-        time.sleep(after_s)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
-    assert process.returncode == 130, err
+    script, written = tmp_path / "search.py", tmp_path / "plan.json"
+    script.write_text(SCRIPT)
+    options = ["--schedule", "auto", "--effort", "thorough", "-o", str(written)]
+    started = Forked(str(script), ["plan", *GNMT, *options], ROOT)
+    while "searching\n" not in started.err.read_text():
+        time.sleep(0.02)
+    time.sleep(after_s)
+    os.kill(started.process.pid, signal.SIGINT)
+    done = started.wait()
+    assert done.returncode == 130, done.stderr
+    last = done.stderr.splitlines()[-1]
     if written.exists():
-        assert out
-        assert err.splitlines()[-1].endswith(": this is the best until then")
+        assert done.stdout
+        assert last.endswith(": this is the best until then")
         assert po.verify(po.Plan.load(written), po.Profile.load(GNMT[0])).verified
     else:
-        assert not out
-        assert err.splitlines()[-1].endswith("before a plan was found: nothing is written")
+        assert not done.stdout
+        assert last.endswith("before a plan was found: nothing is written")

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from tests.runtime.launched import run_python
+from tests.forked import run_forked
+from tests.helpers import ROOT
 
 COUNT = 12
 
@@ -13,7 +14,8 @@ COUNT = 12
 @pytest.mark.slow
 @pytest.mark.usefixtures("heeded_signals")
 def test_random_faults():
-    done = run_python("benchmarks/kills.py", "--count", COUNT, "--seed", "2", "--json")
+    words = ["--count", str(COUNT), "--seed", "2", "--json"]
+    done = run_forked(str(ROOT / "benchmarks/kills.py"), words, ROOT)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
     for each in outcomes:

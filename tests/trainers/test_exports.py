@@ -1,10 +1,8 @@
 """What is written for each trainer: twelve blocks in four stages of 4, 3, 3 and 2."""
 
 import ast
-import os
 import shlex
 import subprocess
-import sys
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +15,8 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import from_csv
 from partopt.trainers import writers
-from tests.helpers import ROOT, flat
+from tests.forked import Forked
+from tests.helpers import flat
 from tests.runtime.check_cases import MODEL
 from tests.trainers.plans import (
     LOOPS,
@@ -322,11 +321,9 @@ def test_the_program_of_torch_says_what_to_do_under_a_wrong_number_of_processes(
     options = {"cuts": [2], "replicas": [1, 1], "schedule": "1f1b", "microbatches": 2}
     plan = solve(Job(profile, flat(2), **options)).plan
     export_plan(plan, "torch", stem="planned").save(str(tmp_path / "planned.py"))
-    command = [sys.executable, str(tmp_path / "planned.py"), str(tmp_path / "model.py")]
     world = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    environment = os.environ | world | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = Forked(str(tmp_path / "planned.py"), [source], None, world).wait()
     assert done.returncode == 1
     error, hint = done.stderr.splitlines()
     assert error == f"error: {source}: the plan has 2 ranks, torchrun started 3"
