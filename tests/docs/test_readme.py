@@ -2,10 +2,10 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
+from tests.forked import run_forked
 from tests.helpers import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -59,16 +59,13 @@ def test_what_it_says_of_the_plan_is_so(partopt):
 
 
 @pytest.mark.slow
-def test_the_model_that_it_prints_is_measured_planned_reported_and_run(
-    partopt, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_the_model_that_it_prints_is_measured_planned_reported_and_run(tmp_path):
     [model] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    Path("my_model.py").write_text(model)
+    (tmp_path / "my_model.py").write_text(model)
     [commands] = re.findall(r"```\n(partopt profile my_model.*?)```", README, re.DOTALL)
     for line in commands.splitlines():
-        outcome = partopt(*shlex.split(line, comments=True)[1:])
-        assert outcome.code == 0, outcome.err
-    assert "partopt run" in line and "equal to one process: losses to" in outcome.out
-    assert "1-1 on workstation-2" in outcome.out  # on two devices, a stage each
+        done = run_forked("partopt", shlex.split(line, comments=True)[1:], tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert "partopt run" in line and "equal to one process: losses to" in done.stdout
+    assert "1-1 on workstation-2" in done.stdout  # on two devices, a stage each
     assert {path.name for path in tmp_path.iterdir()} >= {"mine.json", "plan.json", "report.html"}

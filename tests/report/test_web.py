@@ -1,9 +1,12 @@
 """The report as one page: what it holds is the simulation's, and it is whole in a browser."""
 
+import functools
 import json
 import re
 import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,10 +33,21 @@ def plan_of(stages=4, microbatches=8, schedule="1f1b", name="gpt"):
     return po.solve(po.Job(profile, flat(stages), planner="gpipe", **options)).plan, profile
 
 
+@functools.cache
 def large_plan():
     profile = chain_profile([1e-3] * 128)
     options = {"planner": "gpipe", "stages": 64, "schedule": "1f1b", "microbatches": 512}
     return po.solve(po.Job(profile, two_level(8, 8), **options)), profile
+
+
+@functools.cache
+def usual():
+    """A plan with its profile, and the report of both."""
+    plan, profile = plan_of()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "report.html")
+        po.write_report(plan, path, profile=profile)
+        return plan, profile, path.read_text()
 
 
 @pytest.fixture
@@ -123,8 +137,8 @@ def test_documents_beside_the_plan_have_a_picture_each(written):
 
 @pytest.mark.slow
 def test_runners_up_stand_beside_the_plan(written):
-    plan, profile = plan_of()
-    assert "What was found beside it" not in written(plan, profile=profile)
+    _, profile, page = usual()
+    assert "What was found beside it" not in page
     job = po.Job(profile, flat(4), schedule="1f1b", microbatches=8)
     result = po.solve(job)
     page = written(result.document, "beside.html", profile=profile)
@@ -137,8 +151,7 @@ def test_runners_up_stand_beside_the_plan(written):
 
 @pytest.mark.slow
 def test_nothing_is_requested_and_the_same_plan_gives_the_same_page(written):
-    plan, profile = plan_of()
-    page = written(plan, profile=profile)
+    plan, profile, page = usual()
     assert not LOADED.search(re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))
     assert "default-src 'none'" in page
     assert page == written(plan, "again.html", profile=profile)
@@ -253,22 +266,21 @@ FRAMED = """<iframe src="report.html" style="border: 0; width: {}px; height: 900
 
 @pytest.mark.slow
 @needs_chromium
-@pytest.mark.parametrize("width", [420, 1280])
-def test_nothing_is_wider_than_the_page(written, tmp_path, width):
+def test_nothing_is_wider_than_the_page(written, tmp_path):
     result, profile = large_plan()
-    plan = result.document
     comparison, _ = po.compare(po.Job(profile, flat(4), schedule="1f1b", microbatches=8))
-    page = written(plan, profile=profile, beside=[comparison, comparison])
+    page = written(result.document, profile=profile, beside=[comparison, comparison])
     (tmp_path / "report.html").write_text(page.replace("</body>", f"{MEASURED}</body>"))
-    (tmp_path / "frame.html").write_text(FRAMED.format(width))
-    told = re.search(r'data-told="([0-9]+) of ([0-9]+)"', browsed(tmp_path / "frame.html"))
-    assert told[1] == told[2] and width - 20 <= int(told[1]) <= width
+    for width in (420, 1280):
+        (tmp_path / "frame.html").write_text(FRAMED.format(width))
+        told = re.search(r'data-told="([0-9]+) of ([0-9]+)"', browsed(tmp_path / "frame.html"))
+        assert told[1] == told[2] and width - 20 <= int(told[1]) <= width
 
 
 @pytest.mark.slow
-def test_dark_mode_sets_every_colour_of_the_page(written):
+def test_dark_mode_sets_every_colour_of_the_page():
     """A colour that is no variable stands in no rule but those of what is inverted or dark."""
-    css = re.search(r"<style>(.*?)</style>", written(plan_of()[0]), re.DOTALL)[1]
+    css = re.search(r"<style>(.*?)</style>", usual()[2], re.DOTALL)[1]
     light, dark = css.split("@media (prefers-color-scheme: dark)")
     variables = re.findall(r"--[a-z]+(?=:)", light)
     assert variables and all(f"{name}: #" in dark for name in variables)
@@ -279,9 +291,8 @@ def test_dark_mode_sets_every_colour_of_the_page(written):
 
 
 @pytest.mark.slow
-def test_no_label_of_a_picture_is_smaller_than_nine_pixels(written):
-    plan, profile = plan_of()
-    page = written(plan, profile=profile)
+def test_no_label_of_a_picture_is_smaller_than_nine_pixels():
+    *_, page = usual()
     widths = re.findall(
         r'<svg class="[a-z]*" style="min-width:([0-9]+)px[^>]*? width="([0-9.]+)pt"', page
     )
