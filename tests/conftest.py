@@ -29,6 +29,14 @@ from tests.helpers import flat, uniform_profile
 
 pytest.register_assert_rewrite("tests.golden.records")
 BY_EFFORT = effort.BY_EFFORT
+TESTS = Path(__file__).parent
+# of 10 s and more, for most of which their processes wait
+LONGEST = {
+    *("docs/test_readme.py", "docs/test_site.py", "cli/test_doctor.py", "gpu/test_processes.py"),
+    *("runtime/test_kills.py", "runtime/test_launcher.py", "runtime/test_engines.py"),
+    *("runtime/test_shares.py", "runtime/test_check.py", "runtime/test_links.py"),
+    *("runtime/test_run.py", "runtime/test_checkpoint.py"),
+}
 
 load_profile()
 # every worker would have as many threads as there are cores, and they would wait for each other
@@ -63,6 +71,11 @@ def _forks_train() -> bool:
             os._exit(1)
         os._exit(0)
     return os.waitpid(child, 0)[1] == 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest items start first: no worker begins one of them when all else is done."""
+    items.sort(key=lambda item: item.path.relative_to(TESTS).as_posix() not in LONGEST)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,6 +29,7 @@ def test_the_command_line_and_the_examples_use_the_public_library_alone():
         assert [name for name in sorted(names) if not is_public(name)] == [], path
 
 
+@pytest.mark.slow
 def test_every_public_name_is_there_and_described():
     for name in partopt.__all__:
         assert getattr(partopt, name) is not None

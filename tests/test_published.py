@@ -16,6 +16,7 @@ def rows():
     return list(published.rows())
 
 
+@pytest.mark.slow
 def test_they_are_as_near_as_is_stated():
     assert [row for row in rows() if not row.holds] == [] != rows()
 

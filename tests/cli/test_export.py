@@ -90,6 +90,7 @@ def test_a_plan_that_cannot_be_said_is_refused_with_every_reason(partopt, tmp_pa
     assert not (tmp_path / "args.sh").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "asked"),
     [

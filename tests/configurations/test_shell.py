@@ -71,6 +71,7 @@ def test_the_words_are_those_of_bash(name):
     assert words_read(SCRIPTS[name]) == words_of_bash(SCRIPTS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_the_words_of_random_scripts_are_those_of_bash(first):
     compared = 0
@@ -311,6 +312,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_does_too_much_is_refused_soon(name):
     began = time.process_time()

@@ -139,6 +139,7 @@ def flags():
     return {flag for each in commands for parameter in each.params for flag in parameter.opts}
 
 
+@pytest.mark.slow
 def test_what_a_document_names_exists():
     """Functions, flags, files, and what its links lead to."""
     known = flags() | {"--help"}

@@ -104,6 +104,7 @@ def test_a_loop_over_a_vee_whose_first_rank_holds_a_parameter_twice(made):
     assert "embed.weight" in names
 
 
+@pytest.mark.slow
 def test_an_asynchronous_plan_has_no_loop(made):
     options = {"schedule": "pipedream", "microbatches": None, "tied": "together"}
     plan, model = made(2, cuts=None, **options)

@@ -74,6 +74,7 @@ def test_a_layout_is_freed_with_the_numbers_of_replicas():
     assert "`layout`" in list_tried(job)
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_not_searched(monkeypatch):
     """Neither by `solve` nor as it is asked for a trainer."""
     searched = []

@@ -196,6 +196,7 @@ def test_the_deepest_warm_up_fills_the_room_that_there_is():
     assert evaluator.warmups(Candidate(inf, shape, evaluator.warmup_rules[-1])) == (1, 1, 0)
 
 
+@pytest.mark.slow
 @examples(40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(problems(layers=6, devices=6), st.integers(0, 10**6))
 def test_a_warm_up_fits_and_takes_in_no_more_than_comes(given, seed):

@@ -115,6 +115,7 @@ def executed_s(case: Case) -> float:
     return execution.period_s if most <= limit else math.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 @examples(30, suppress_health_check=SLOW)
 @given(data=st.data(), share=st.floats(0.3, 1.5))
