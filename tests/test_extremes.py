@@ -13,6 +13,8 @@ from partopt.options import MOST
 from tests.examples import examples
 from tests.helpers import flat, two_level, uniform_profile
 
+pytestmark = pytest.mark.any_effort
+
 EXTREMES = [
     -1,
     0,
