@@ -144,10 +144,18 @@ def test_any_bytes_at_all(content):
 
 @pytest.mark.slow
 @quick
-@given(st.one_of(map(edited, [json.dumps(PROFILE), json.dumps(PLAN), yaml.safe_dump(TOPOLOGY)])))
-def test_a_file_with_some_characters_changed(text):
-    for read in (profile_or_error, plan_or_error, topology_or_error):
-        read(text.encode(errors="surrogatepass"))
+@given(st.data())
+def test_a_file_with_some_characters_changed(data):
+    read, text = data.draw(
+        st.sampled_from(
+            [
+                (profile_or_error, json.dumps(PROFILE)),
+                (plan_or_error, json.dumps(PLAN)),
+                (topology_or_error, yaml.safe_dump(TOPOLOGY)),
+            ]
+        )
+    )
+    read(data.draw(edited(text)).encode(errors="surrogatepass"))
 
 
 @pytest.mark.slow

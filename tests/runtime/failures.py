@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from partopt.cli.stopping import stopped_by_signals
+from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
@@ -34,6 +35,7 @@ from tests.runtime.plans import straight
 from tests.runtime.sleeping import SleepingStage
 
 PLAN = straight("1f1b", [1, 1, 1], 6, forward=[0.002] * 3, backward=[0.004] * 3)
+PAIR = straight("1f1b", [1, 1], 6, forward=[0.002] * 2, backward=[0.004] * 2)
 SLOW_S = 7.0  # longer than it takes to name a rank that hangs, where others wait briefly
 
 
@@ -70,17 +72,21 @@ def hang() -> None:
 
 
 def fail_at(
-    rank: int, happening: Callable[[], object], context: Context, engine: Any = execute
+    rank: int,
+    happening: Callable[[], object],
+    context: Context,
+    engine: Any = execute,
+    plan: Plan = PLAN,
 ) -> str:
     """Run the plan; on one rank something happens."""
 
     def stage_of(s: int) -> SleepingStage:
-        stage = Failing(PLAN, s)
+        stage = Failing(plan, s)
         if s == rank:
             stage.happening = happening
         return stage
 
-    engine(PLAN, stage_of, context=context)
+    engine(plan, stage_of, context=context)
     return "done"
 
 
@@ -144,8 +150,8 @@ def main() -> list[dict[str, Any]]:
         describe("left", partial(fail_at, 1, partial(os._exit, 3))),
         describe("memory", partial(fail_at, 1, partial(bytearray, 10**15))),
         describe("outside", raise_outside),
-        # last, for it starts a process of multiprocessing's own
-        describe("spawned", partial(fail_at, 1, boom), start="spawn"),
+        # last, for it starts a process of multiprocessing's own; each of its ranks imports torch
+        describe("spawned", partial(fail_at, 1, boom, plan=PAIR), ranks=2, start="spawn"),
     ]
 
 
