@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import partopt
+from tests.conftest import LONGEST, TESTS
 from tests.helpers import ROOT, uniform_profile
 
 PACKAGE = ROOT / "partopt"
@@ -186,3 +187,7 @@ def test_words_that_are_nobodys_only_become_fewer():
     """A name says what it is: `stage`, `candidate`, `layout`. Whoever writes fewer lowers this."""
     found = sum(len(re.findall(r"\b(?:own|each)\b", path.read_text())) for path in MODULES)
     assert found <= NOBODYS
+
+
+def test_the_files_of_tests_that_start_first_are_there():
+    assert [name for name in sorted(LONGEST) if not (TESTS / name).is_file()] == []
