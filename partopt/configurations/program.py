@@ -26,16 +26,17 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
-    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+    ast.In: lambda a, b: _key(a) in b, ast.NotIn: lambda a, b: _key(a) not in b,
 }  # fmt: skip
-_SETTER = re.compile(r"_*(?:with|set|override)_(\w+)")  # a function that sets what its name says
+# a function that sets what its name says
+_SETTER = re.compile(r"_*(?:with|set|override|apply)_(\w+)")
 
 
 class Called(str):
     """The name of what is called, in place of what it returns."""
 
 
-class ProgramObject(dict[str, object]):
+class ProgramObject(dict[Any, object]):
     """An object: its fields, and `made_by`, what was called for it.
 
     `order` has when every field was set, counted over all objects.
@@ -268,14 +269,17 @@ class Program:
                 holder, index = self.evaluate(owner), self.evaluate(key)
                 with suppress(TypeError, LookupError):
                     if isinstance(holder, dict | list):
-                        return holder[index]
+                        return holder[_key(index)]
                 return _unknown(node)
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
                 return [self.evaluate(element) for element in elements]
             case ast.Dict(keys=keys, values=values):
                 made = ProgramObject()
                 for word, inside in zip(keys, values, strict=True):
-                    self.pass_on(made, word and self.evaluate(word), self.evaluate(inside))
+                    entry, value = word and self.evaluate(word), self.evaluate(inside)
+                    if isinstance(entry, list | int):  # of a table
+                        made[_key(entry)] = value
+                    self.pass_on(made, entry, value)
                 return made
             case ast.UnaryOp(op=op, operand=operand):
                 value = self.evaluate(operand)
@@ -341,6 +345,8 @@ class Program:
                     if plain and args and not keywords:
                         return self.call_builtin(builtin, args)
                 return _unknown(node)
+            case ast.Name(id="getattr") if len(args) > 1 and isinstance(args[0], ProgramObject):
+                return args[0].get(args[1], _unknown(node)) if isinstance(args[1], str) else made
             case ast.Name() if isinstance(base_class := self.scopes[0].get(path), ProgramObject):
                 for field, value in base_class.items():
                     self.set(made, field, value)
@@ -360,9 +366,11 @@ class Program:
                 self.set(made, name, arg)
         if path in self.imported and name[:1] in "_abcdefghijklmnopqrstuvwxyz":
             setter = _SETTER.fullmatch(name)
-            if setter and objects and literal is not True:
-                self.set(made, setter[1], literal)
-            elif (objects or base) and name not in self.unread:
+            if setter and objects:  # by itself where it is not given what
+                field = mark(setter[1]) if literal is True else literal
+                for holder in (objects[0], made):
+                    self.set(holder, setter[1], field)
+            if (not setter or literal is True) and (objects or base) and name not in self.unread:
                 self.unread.append(name)
         return made
 
@@ -415,6 +423,11 @@ class Program:
         elif name is None and isinstance(value, dict):
             for field, inside in value.items():
                 self.set(made, field, inside)
+
+
+def _key(value: Any) -> Any:
+    """What a table is asked for: a tuple is a list here."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _unknown(node: ast.AST) -> str:
