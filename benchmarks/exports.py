@@ -39,18 +39,25 @@ FACTS = {
     "waits": ("none", "1f1b", "1f1b,interleaved"),
     "messages": ("packed", "split"),
     "buffers": ("all", "flight"),
+    "optimizer_bytes": (8, 6, 12),
 }
+MODULES = ("moe_act+layernorm", "mla_up_proj+mlp", "core_attn", "shared_experts", "moe")
 KINDS = [
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2", "gemma", "nemotron"),
     *("gpt_neox", "starcoder2", "bert", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe"),
 ]
 # what a trainer cannot say of plans that were made for it: nothing else may be refused
 CANNOT = {
-    "megatron": ("`causal` of the model is False",),
-    "megatron-bridge": ("`causal` of the model is False",),
+    **dict.fromkeys(
+        ("megatron", "megatron-bridge"),
+        (
+            *("`causal` of the model is False", "`chunked` of the model is True"),
+            "it does not recompute m",
+        ),
+    ),
     "torchtitan": (
         *("(`tied=together`)", "(`shard`)", "what replicas share is none"),
-        "the format is float16",
+        *("the format is float16", "it has no model of such blocks", "predicts further tokens"),
     ),
     "deepspeed": ("recomputation is selective", "the format is "),
 }
@@ -122,14 +129,19 @@ def drawn(rng: random.Random) -> Case:
         for name, values in {**own.choices, **FACTS}.items()
         if rng.random() < (0.25 if name in own.choices else 0.08)
     }
+    experts = model.experts and "ep" in own.says.degrees
+    again = rng.choice(["never", "always", "selective", 2])
+    named = again == "selective" and experts and own.says.degrees.get("etp")
     layout = Layout(
         tp=t,
         cp=c if "cp" in own.says.degrees else 1,
-        ep=rng.choice([1, 2, 4, 8]) if model.experts and "ep" in own.says.degrees else 1,
+        ep=rng.choice([1, 2, 4, 8]) if experts else 1,
+        etp=rng.choice([None, None, 2]) if experts and "etp" in own.says.degrees else None,
         pp=p,
         chunks=rng.choice([1, 1, 2, 4]) if p > 1 else 1,
         microbatch=rng.choice([1, 1, 2, 4]),
-        recompute=rng.choice(["never", "always", "selective", 2]),
+        recompute=again,
+        modules=rng.choice([None, *MODULES]) if named else None,
         shard=rng.choice([None, *own.engine.shard]),
     )
     asked = Job(
@@ -154,7 +166,7 @@ def differences(plan: Plan, asked: Job) -> dict[str, str]:
     )
     layout = {
         name: getattr(plan.layout, name) or 1
-        for name in ("tp", "cp", "ep", "pp", "chunks", "microbatch", "shard")
+        for name in ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch", "modules", "shard")
     }
     # blocks have numbers; as many as the largest stage has are all
     most = max(sum(name[-1].isdecimal() for name in stage.modules) for stage in plan.stages)

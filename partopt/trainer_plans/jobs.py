@@ -74,23 +74,27 @@ def read_job(
     job = Job(found.model, topology, **said | options, layout=layout, facts=facts)
     if found.blocks is None or (layout.pp or 1) == 1:
         return job, found.notes
-    return _with_ends(job, found.blocks, found.notes)
+    return _with_ends(job, found.blocks, found.further_stage, found.notes)
 
 
-def _with_ends(job: Job, blocks: Sequence[int], notes: Sequence[str]) -> tuple[Job, Sequence[str]]:
+def _with_ends(
+    job: Job, blocks: Sequence[int], further: int | None, notes: Sequence[str]
+) -> tuple[Job, Sequence[str]]:
     """The job whose stages have these blocks, as near as the trainer's ways come to them."""
     trainer = TRAINERS.lookup(job.trainer)
     usual = trainer.practice.ends if trainer.practice else ""
     others = [ends for ends in trainer.choices.get("ends", ()) if ends != usual]
     plain = {name: value for name, value in job.facts.items() if name != "ends"}
-    for ends in ("", *others):
+    last = further in (None, len(blocks) - 1)  # as further tokens are by default
+    for ends in ("", *others) if last else ():
         tried = job.with_(facts=plain | ({"ends": ends} if ends else {}))
         training = training_for(tried)
         degrees = Degrees.of(training, fill_layout(tried, training), batch_of(job))
         if stage_counts(training, degrees) == list(blocks):
             return tried, notes
     if others:
-        return job.with_(facts={**job.facts, "ends": "-".join(map(str, blocks))}), notes
+        stages = (f"{n}{'m' * (s == further and not last)}" for s, n in enumerate(blocks))
+        return job.with_(facts={**job.facts, "ends": "-".join(stages)}), notes
     said = "-".join(map(str, blocks[:16])) + "-.." * (len(blocks) > 16)
     what = f"stages of {said} blocks are counted as the trainer shares them out by itself"
     return job, [*notes, what]

@@ -1,9 +1,9 @@
 """Megatron-LM and Megatron Bridge: Megatron Core's `PipelineParallelLayerLayout`.
 
 A layout has a segment for a stage, `|` between them: `E` is the embedding, `t` a block, `L` the
-final norm, the head and the loss. `t*4` and `(tt|)*29` repeat, commas mean nothing; Bridge's may be
-a list of lists of names. With P devices segment i is virtual stage v of device p, i = v P + p, as
-plans number stages.
+final norm, the head and the loss, `m` a block that predicts a further token. `t*4` and `(tt|)*29`
+repeat, commas mean nothing; Bridge's may be a list of lists of names. With P devices segment i is
+virtual stage v of device p, i = v P + p, as plans number stages.
 """
 
 from __future__ import annotations
@@ -23,8 +23,15 @@ from partopt.documents.plan import Plan
 from partopt.documents.transformer import Practice
 from partopt.errors import PartoptError
 from partopt.trainers.megatron_arguments import read_training
-from partopt.trainers.megatron_model import BUCKET_ITEM, FUSED, PLAIN, model_arguments
-from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
+from partopt.trainers.megatron_model import (
+    BUCKET_ITEM,
+    FUSED,
+    PLAIN,
+    STATES,
+    Expression,
+    model_arguments,
+)
+from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
 from partopt.trainers.reading import check_count, find_count, find_value, malformed, read_literal
 from partopt.trainers.trainer import (
     HEADS,
@@ -54,8 +61,19 @@ _MOST = 1_000_000  # letters of a layout that is written out
 
 
 def _faults(plan: Plan) -> list[str]:
-    """What its interleaved schedule does not run."""
+    """What its interleaved schedule does not run, and modules that it does not make again."""
     P, microbatches = pipeline_size(plan), (plan.microbatches or 0) // plan.stages[0].replicas
+    if about := plan.transformer or None:  # core/transformer/transformer_config.py, __post_init__
+        modules, model = {*(plan.layout.modules or "").split("+")}, about.model
+        grouped = model.experts and about.format != "float16"
+        lacks = {
+            "mla_up_proj without latent attention": not model.latent and {"mla_up_proj"},
+            "moe_act without grouped experts": not grouped and {"moe_act"},
+            "moe_act or layernorm in fp8": about.format == "fp8" and {"moe_act", "layernorm"},
+        }
+        faults = [what for what, names in lacks.items() if names and modules & names]
+        if faults:
+            return [f"it does not recompute {what}" for what in faults]
     if plan.schedule != "interleaved":
         return []
     if P == 1:
@@ -72,7 +90,8 @@ def _layout(plan: Plan, parts: Sequence[Part]) -> str:
         of_stage = parts[stage.start : stage.stop]
         kinds, blocks = {part.kind for part in of_stage}, count_blocks(of_stage)
         middle = {0: "", 1: "t"}.get(blocks, f"t*{blocks}")
-        end = "L" * bool(kinds - {BLOCK, EMBEDDING})
+        further = plan.transformer.model.further if plan.transformer and FURTHER in kinds else 0
+        end = "m" * further + "L" * (HEAD in kinds)
         segments.append("E" * (EMBEDDING in kinds) + middle + end)
     runs = [(segment, len(list(run))) for segment, run in itertools.groupby(segments[:-1])]
     several = (f"({segment}|)*{n}" if n > _FEW else f"{segment}|" * n for segment, n in runs)
@@ -84,12 +103,14 @@ def _devices(plan: Plan) -> str:
     return f"{used * plan.topology.group_ranks} devices of {plain(plan.topology.name)}"
 
 
-def _recomputation(plan: Plan) -> dict[str, str | int | None]:
+def _recomputation(plan: Plan) -> dict[str, Any]:
     """Granularity, method and number of layers: the first ones of a stage, or one by one all."""
     recompute = plan.layout.recompute
     if recompute in ("never", "selective"):
+        modules = plan.layout.modules
         granularity = recompute if recompute == "selective" else None
-        return {"granularity": granularity, "method": None, "num_layers": None}
+        found = {"granularity": granularity, "method": None, "num_layers": None}
+        return found | ({"modules": modules.split("+")} if modules else {})
     method, layers = ("block", recompute) if isinstance(recompute, int) else ("uniform", 1)
     return {"granularity": "full", "method": method, "num_layers": layers}
 
@@ -98,6 +119,7 @@ def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
     """All that the trainer is told, by the names of its arguments."""
     layout, about = plan.layout, plan.transformer
     overlaps, shared = plan.engine.allreduce == "overlap", plan.shard == "optimizer"
+    muon = about.practice.muon if about else False  # which by its name shares its state
     waits = plan.schedule == "interleaved" and "interleaved" in plan.engine.waits
     return {
         **model_arguments(plan),
@@ -110,7 +132,8 @@ def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
         "micro_batch_size": plan.microbatch_size,
         "global_batch_size": batch_of(plan),
         **{f"recompute_{name}": value for name, value in _recomputation(plan).items()},
-        "use_distributed_optimizer": shared,
+        "use_distributed_optimizer": shared and not muon,
+        "optimizer": ("dist_muon" if shared else "muon") if muon else None,
         "overlap_grad_reduce": overlaps,
         "overlap_param_gather": overlaps and shared if about else None,
         "ddp_bucket_size": _bucket(plan),
@@ -133,11 +156,13 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         given["overlap_grad_reduce"] = False
     words = list[str]()
     for name, value in given.items():
-        if value is None or value is False or (name in _ALONE and value == 1):
+        unsaid = value is None or value is False or value == "none" or name in _OF_FIELDS
+        if unsaid or (name in _ALONE and value == 1):
             continue
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        said = shlex.join(value) if isinstance(value, list) else shlex.quote(text)
         flag = f"--{name.replace('_', '-')}"
-        words.append(flag if value is True else f"{flag} {shlex.quote(text)}")
+        words.append(flag if value is True else f"{flag} {said}")
     lines = "\n".join(f"    {word}" for word in words)
     head = f"# {plain(plan.profile.name)}: --num-layers {count_blocks(parts)}, on {_devices(plan)}."
     notes = ['source it in the script that starts the training, and add "${PARTOPT_ARGS[@]}"']
@@ -165,6 +190,10 @@ _FIELDS = {
     "overlap_param_gather": "ddp.overlap_param_gather",
     "use_distributed_optimizer": "ddp.use_distributed_optimizer",
     "ddp_bucket_size": "ddp.bucket_size",
+    **{
+        name: f"optimizer.{name}"
+        for name in ("optimizer", "use_precision_aware_optimizer", *STATES[6.0])
+    },
     "use_tp_pp_dp_mapping": "dist.use_tp_pp_dp_mapping",
 }
 # arguments that turn off what is a field of Bridge's
@@ -172,6 +201,8 @@ _OPPOSITE = {
     "disable_bias_linear": "model.add_bias_linear",
     "untie_embeddings_and_output_weights": "model.share_embeddings_and_output_weights",
     "grad_reduce_in_bf16": "ddp.grad_reduce_in_fp32",
+    "no_bias_gelu_fusion": "model.bias_activation_fusion",
+    "no_check_for_nan_in_loss_and_grad": "rerun_state_machine.check_for_nan_in_loss",
 }
 _RECIPES = {
     "bfloat16": "bf16_mixed",
@@ -180,11 +211,18 @@ _RECIPES = {
     "mxfp8": "bf16_with_mxfp8_mixed",
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
+_TYPES = {"bf16": Expression("torch.bfloat16"), "fp16": Expression("torch.float16")}
 _OF_SCRIPTS = (
     *("group_query_attention", "max_position_embeddings", "no_overlap_p2p_communication"),
     "squared_relu",  # activations are functions there
     "accumulate_allreduce_grads_in_fp32",
     *("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format"),  # the recipe of a format says it
+)
+_OF_FIELDS = ("beta_fast", "beta_slow", "original_max_position_embeddings")
+# what is said to be none, whatever a recipe has
+_NONE = (
+    *("recompute_granularity", "recompute_method", "recompute_num_layers", "q_lora_rank"),
+    *("mtp_num_layers", "window_size", "window_attn_skip_freq", "moe_expert_capacity_factor"),
 )
 _ALONE = ("context_parallel_size", "expert_model_parallel_size", "rotary_percent")  # 1 by default
 
@@ -194,25 +232,30 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     about, chunks = plan.transformer, len(plan.stages) // pipeline_size(plan)
     fields: dict[str, Any] = {}
     for name, value in _arguments(plan, parts).items():
-        if name in _OPPOSITE:
+        if value is None and name in _NONE:
+            fields[f"model.{name}"] = None
+        elif name in _OPPOSITE:
             fields[_OPPOSITE[name]] = not value
-        elif name not in _OF_SCRIPTS and (value is not None or name.startswith("recompute_")):
-            fields[_FIELDS.get(name, f"model.{name}")] = value
+        elif name not in _OF_SCRIPTS and value is not None:
+            formats = name in STATES[6.0]
+            fields[_FIELDS.get(name, f"model.{name}")] = _TYPES[value] if formats else value
     if about:
         fields["mixed_precision"] = _RECIPES[about.format]
         fields["dataset.seq_length"] = about.sequence
     if plan.schedule == "interleaved" and "interleaved" in plan.engine.waits:
         fields["model.overlap_p2p_comm"] = False
     fields["model.virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
-    fields["optimizer.use_distributed_optimizer"] = plan.shard == "optimizer"
+    fields["optimizer.use_distributed_optimizer"] = fields["ddp.use_distributed_optimizer"]
     body = "\n".join(f"    config.{name} = {value!r}" for name, value in fields.items())
+    imports = "\n\nimport torch" if "optimizer.exp_avg_dtype" in fields else ""
     notes = ["call it on the configuration of a recipe before it trains"]
     if about:
         notes.append("of the recipe are left: activation function, data, tokenizer, learning rate")
+    name, blocks = plain(plan.profile.name), count_blocks(parts)
     return Text(
-        f'"""{plain(plan.profile.name)} on {_devices(plan)}: its pipeline, for Megatron Bridge."""'
-        '\n\n\ndef use_plan(config):\n    """Set the pipeline of a configuration whose model has '
-        f'{count_blocks(parts)} layers."""\n{body}\n    return config\n',
+        f'"""{name} on {_devices(plan)}: its pipeline, for Megatron Bridge."""{imports}\n\n\n'
+        'def use_plan(config):\n    """Set the pipeline of a configuration whose model has '
+        f'{blocks} layers."""\n{body}\n    return config\n',
         notes=notes,
     )
 
@@ -221,9 +264,11 @@ def _read_training(trainer: str) -> ReadTraining:
     """A reader of all of a transformer's training, with the stages of the pipeline's layout."""
 
     def read(settings: Settings, devices: int) -> Configured:
-        layout = settings.find(_LAYOUT)
-        stated = [segment.count("t") for segment in _segments(layout)] if layout else None
-        return read_training(settings, devices, trainer, stated)
+        # or of a function that sets it, as `set_deepseek_v3_pipeline_model_parallel_layout`
+        names = (path.rpartition(".")[2] for path in settings.values if "import." not in path)
+        setters = [name for name in names if re.fullmatch(rf"(?!set_)\w+_{_LAYOUT}", name)]
+        layout = settings.find(_LAYOUT, *setters[::-1])
+        return read_training(settings, devices, trainer, _segments(layout) if layout else None)
 
     return read
 
@@ -270,7 +315,7 @@ def _segments(value: object) -> list[str]:
     if not isinstance(value, str):
         said = f"{_LAYOUT} is {value!r}" if value is not None else f"no layout, and no {_LAYOUT}"
         raise malformed(said, _EXAMPLE)
-    written = value.replace(",", "")
+    written = value.strip("'\"").replace(",", "")
     for repeated in _REPEATED:
         letters = sum(len(what) * int(times) for what, times in repeated.findall(written))
         if letters > _MOST:
@@ -367,7 +412,8 @@ MEGATRON = Trainer(
         "schedules": "core/pipeline_parallel/schedules.py, get_pp_rank_microbatches: P - 1 - p "
         "forwards first; interleaved 2 (P - 1 - p) + (v - 1) P",
         "cuts": "core/transformer/pipeline_parallel_layer_layout.py: embedding, decoder, loss",
-        "degrees": "core/transformer/transformer_config.py; Megatron-LM, training/arguments.py",
+        "degrees": "core/transformer/transformer_config.py; Megatron-LM, training/arguments.py: "
+        "--expert-tensor-parallel-size is that of tensors by default",
         "orders": "core/parallel_state.py: tp-cp-ep-dp-pp, or --use-tp-pp-dp-mapping",
         "waits": "core/pipeline_parallel/schedules.py: 1F1B refuses overlap_p2p_comm, which "
         "Megatron-LM, training/arguments.py, has by default where stages interleave",
@@ -382,7 +428,8 @@ MEGATRON = Trainer(
         "recompute_num_layers of each stage, or all one by one",
         "shard": "core/optimizer/distrib_optimizer.py: --use-distributed-optimizer",
         "optimizer_bytes": "core/optimizer/optimizer.py, Float16OptimizerWithFloat16Params: a "
-        "float32 copy beside the moments, as partopt counts it",
+        "float32 copy beside the moments, as partopt counts it; others by exp_avg_dtype, "
+        "exp_avg_sq_dtype, main_params_dtype of core/optimizer/optimizer_config.py",
         "passes": "core/fusions: norms read and write once (4; 6), bias, dropout and residual are "
         "one kernel (7; 5 for the mask beside 6 for the sum), rotary and SwiGLU likewise; counted",
         "kept": "Korthikanti et al., 2022, table 2; for others the same list, counted: inputs of "
@@ -418,8 +465,8 @@ MEGATRON = Trainer(
         "dispatch_overlap": "the same: --overlap-moe-expert-parallel-comm is off",
         "launches": "operations of core/transformer as they are read there; those of experts, "
         "their router and their exchange are fitted on published runs",
-        "graphs": "Megatron-LM, training/arguments.py: --cuda-graph-impl is none, "
-        "--cuda-graph-scope says of what",
+        "graphs": "core/transformer/transformer_config.py: cuda_graph_impl is none, "
+        "cuda_graph_modules (before, cuda_graph_scope) says of what",
         "buffer_bytes": "CUDA's context, buffers of NCCL, a workspace of cuBLAS; assumed",
     },
     write=_write_arguments,

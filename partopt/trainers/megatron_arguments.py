@@ -13,17 +13,28 @@ from typing import Any
 from msgspec import structs
 
 from partopt.configurations.program import Called
-from partopt.configurations.settings import Settings
+from partopt.configurations.settings import Settings, read_settings
 from partopt.configurations.shell import unknown_names
-from partopt.documents.engine import Layout
+from partopt.documents.engine import MODULES, Layout
 from partopt.documents.stage import Shard
-from partopt.documents.transformer import Format, Numerics, Transformer
+from partopt.documents.transformer import Format, Latent, Numerics, Transformer
 from partopt.errors import PartoptError
-from partopt.trainers.megatron_model import BUCKET_ITEM, FACTOR, LLAMA3, NORMS, usual_numerics
+from partopt.trainers.megatron_model import (
+    BUCKET_ITEM,
+    EXPERTS,
+    FACTOR,
+    LATENT,
+    LLAMA3,
+    NORMS,
+    STATES,
+    YARN,
+    usual_numerics,
+)
 from partopt.trainers.megatron_names import count, find, note_arguments, note_unread
 from partopt.trainers.megatron_vocabulary import name_shape
 from partopt.trainers.trainer import Configured
 from partopt.transformer.config import named_transformer
+from partopt.transformer.iteration import STATE
 
 _OF_BERT = r"(?m)^[^#\n]*pretrain_bert\.py"
 _GATED = ("swiglu", "fast-swiglu", "geglu", "reglu")
@@ -39,19 +50,21 @@ _ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipelin
 _NAMING = ("from_hf_pretrained", "hf_model_id", "hf_path", "model_name", "recipe", "model")
 _FLASH = ("use_flash_attn_v2", "use_flash_attn_triton", "use_flash_attn_builder")
 _ZERO = ("zero_optimization.stage", "zero_stage")
-_NAMED = (
-    *("latent", "chunked", "full_period", "sinks", "dense_first", "experts_period"),
-    *("groups", "groups_per_token", "further"),
-)
+_PATTERN = re.compile(r"[\[\]()0-9,+* ]{1,400}")
+# of Megatron-LM where nothing says them, and of Bridge (MLATransformerConfig)
+_LATENT = {"q_lora_rank": (0, 512), "kv_lora_rank": (32, 512)}
+_LATENT |= {"qk_pos_emb_head_dim": (64, 64), "v_head_dim": (128, 128)}
+_YARN = (1.0, 1.0, 0.0, 32.0, 1.0, 4096.0), (40.0, 1.0, 0.0, 32.0, 1.0, 4096.0)
+_MOST = 1000  # blocks of a model
 _UNPLANNED = ("32", "fp32", "float32", "32-true")  # formats
 
 
 def read_training(
-    settings: Settings, devices: int, trainer: str, stated: Sequence[int] | None = None
+    settings: Settings, devices: int, trainer: str, stated: Sequence[str] | None = None
 ) -> Configured:
     """A transformer's training on so many devices, as the arguments or fields of `trainer` say.
 
-    `stated` are the blocks of stages of a pipeline's layout, which goes before other arguments.
+    `stated` are the letters of stages of a pipeline's layout, which goes before other arguments.
     Raises PartoptError with all that is missing, and for what is not planned.
     """
     fields = trainer == "megatron-bridge"  # whose defaults are others than those of arguments
@@ -62,14 +75,16 @@ def read_training(
     }
     t, c, p = degree["tensor_model"], degree["context"], degree["pipeline_model"]
     model = _model(settings, trainer, t, notes)
-    split = count(settings, "expert_tensor_parallel_size", t) or 1
+    name, usual = "expert_tensor_parallel_size", 1 if trainer == "deepspeed" else t
+    unsaid = fields and model.experts and not settings.states(name)
+    if unsaid and settings.unread:  # as Bridge's recipes have
+        notes.append(f"{name}: 1, as in recipes of Bridge")
+        usual = 1
+    split = count(settings, name, usual) or 1
     dispatcher = settings.find("moe_token_dispatcher_type") or ("" if fields else "allgather")
-    ep = 1
-    if model.experts:
-        ep = _share_experts(model.experts, degree["expert_model"], split, notes)
-        if dispatcher == "allgather":
-            flag = settings.show("moe_token_dispatcher_type")
-            notes.append(f"{flag}: allgather is counted as alltoall")
+    if model.experts and dispatcher == "allgather":
+        flag = settings.show("moe_token_dispatcher_type")
+        notes.append(f"{flag}: allgather is counted as alltoall")
     microbatch = count(settings, "micro_batch_size")
     steps = settings.count("gradient_accumulation_steps", default=1) or 1  # DeepSpeed's
     samples = (microbatch or 1) * max(1, devices // (t * c * p)) * steps
@@ -79,16 +94,20 @@ def read_training(
     chunks = _chunks(settings, model.blocks + len(noop), p)
     blocks = _stages(settings, model.blocks + len(noop), p, chunks, noop)
     if stated is not None:
-        chunks, blocks = max(1, len(stated) // p), list(stated)
+        _check_letters(settings, "".join(stated), model)
+        chunks, blocks = max(1, len(stated) // p), [stage.count("t") for stage in stated]
     most = max(blocks) if blocks else -(-model.blocks // (p * chunks))
+    recompute = _recompute(settings, chunks, most, notes)
     layout = Layout(
         tp=t,
         cp=c,
-        ep=ep,
+        ep=degree["expert_model"] if model.experts else 1,
+        etp=split if model.experts and split > 1 else None,
         pp=p,
         chunks=chunks,
         microbatch=microbatch or 1,
-        recompute=_recompute(settings, chunks, most, notes),
+        recompute=recompute,
+        modules=_modules(settings, notes) if recompute == "selective" else None,
         shard=shard,
     )
     found = Configured(
@@ -97,8 +116,9 @@ def read_training(
         global_batch=batch or 1,
         format=_format(settings, notes),
         layout=layout,
-        facts=_facts(settings, t, p, trainer),
+        facts=_facts(settings, t, p, trainer, model, notes),
         blocks=blocks,
+        further_stage=next((s for s, stage in enumerate(stated or ()) if "m" in stage), None),
         notes=[*notes, *note_unread(settings)],
     )
     if settings.faults:
@@ -106,14 +126,17 @@ def read_training(
     return found
 
 
-def _share_experts(experts: int, ranks: int, split: int, notes: list[str]) -> int:
-    """Ranks that share the experts, where `ranks` do and an expert is split over `split`."""
-    if split <= 1:
-        return ranks
-    fits = experts % (ranks * split) == 0
-    how = "counted as experts on each" if fits else "not counted: whole ones are"
-    notes.append(f"an expert's split over {split} ranks is {how}")
-    return ranks * split if fits else ranks
+def _check_letters(settings: Settings, letters: str, model: Transformer) -> None:
+    """Note as a fault that the units of a pipeline's layout are not those of the model."""
+    said = letters.count("t"), letters.count("m")
+    if said == (model.blocks, model.further) and re.fullmatch("Et*m*L", letters):
+        return
+    what = (
+        "the pipeline's layout has {} blocks (t) and {} of further tokens (m), the model {} and {}"
+    )
+    message = what.format(*said, model.blocks, model.further)
+    hint = "a layout begins with its one E, and ends with its one L"
+    settings.faults.append(PartoptError(message, hint, code="unsupported-layout"))
 
 
 def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Transformer:
@@ -145,38 +168,65 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     rotary = settings.find("position_embedding_type") in ("rope", "yarn")
     rotary = rotary or settings.has("use_rotary_position_embeddings") or usual("rotary", False)
     blocks = count(settings, "num_layers", usual("blocks")) or 1
+    blocks = min(blocks - len(_noop_blocks(settings)), _MOST + 1)  # more are refused
+    window, full_period = _window(settings, blocks, base)
+    latent = _latent(settings, base, fields)
     shape: dict[str, Any] = {
-        "blocks": blocks - len(_noop_blocks(settings)),
+        "blocks": blocks,
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": groups,
+        "kv_heads": heads if latent else groups,
         "head_size": count(settings, "kv_channels", usual("head_size", hidden // heads)),
         "ffn": width,
         "vocabulary": usual("vocabulary", 0),
         "gated": gated,
         "causal": usual("causal", not re.search(_OF_BERT, settings.text)),
-        "rotary": rotary,
+        "rotary": rotary or latent is not None,
         "dropout": _dropout(settings, usual("dropout", True)),
         "tied": tied,
-        "window": _window(settings, usual("window", 0)),
-        "numerics": _read_numerics(settings, base, gated),
+        "latent": latent,
+        "window": window,
+        "full_period": full_period,
+        "chunked": usual("chunked", False),
+        "sinks": settings.find("softmax_type") == "learnable" or usual("sinks", False),
+        "further": _further(settings, usual("further", 0)),
+        "numerics": _read_numerics(settings, base, gated, latent is not None, fields),
     }
-    if experts > 1 and _has_experts(settings, trainer):
+    if latent:
+        unturned = usual("head_size", 192) - usual("latent", latent).rotary
+        shape["head_size"] = (count(settings, "qk_head_dim", unturned) or 0) + latent.rotary
+    first, period = _expert_blocks(settings, trainer, blocks, base) if experts > 1 else (blocks, 1)
+    if first < blocks:
         base = base if usual("experts") else None  # else experts are as wide as the feed-forward
-        taken = usual("experts_per_token", 1 if trainer == "deepspeed" else 2)
-        shared = "moe_shared_expert_intermediate_size"
+        otherwise = {"experts_per_token": 1 if trainer == "deepspeed" else 2, "expert_ffn": width}
         shape |= {
-            "experts": experts,
-            "experts_per_token": count(settings, "moe_router_topk", taken),
-            "expert_ffn": count(settings, "moe_ffn_hidden_size", usual("expert_ffn", width)),
-            "shared_ffn": count(settings, shared, usual("shared_ffn", 0)),
-            "ffn": base.ffn if base else 0,
+            field: count(settings, name, usual(field, otherwise.get(field, 0)))
+            for name, field in EXPERTS.items()
         }
-    # of a model that is named
-    shape |= {field: getattr(base, field) for field in _NAMED} if base else {}
+        shape |= {"experts": experts, "dense_first": first, "experts_period": period}
+        if not first and period == 1:  # no block is dense
+            shape["ffn"] = base.ffn if base else 0
     if settings.faults:
         raise PartoptError.together(settings.faults)
     return name_shape(settings, shape, ranks, notes)
+
+
+def _latent(settings: Settings, base: Transformer | None, fields: bool) -> Latent | None:
+    """Attention over compressed keys, of so many ranks; None where it is over keys."""
+    named = base.latent if base else None
+    if not settings.has("multi_latent_attention") and named is None:
+        return None
+    usual = {name: getattr(named, LATENT[name], pair[fields]) for name, pair in _LATENT.items()}
+    if settings.states("q_lora_rank") and settings.value("q_lora_rank") is None:
+        usual["q_lora_rank"] = 0
+    return Latent(**{LATENT[name]: count(settings, name, usual[name]) or 0 for name in usual})
+
+
+def _further(settings: Settings, usual: int) -> int:
+    """Tokens that are predicted beside the next one; none where the text says so."""
+    if settings.states("mtp_num_layers") and not settings.value("mtp_num_layers"):
+        return 0
+    return settings.count("mtp_num_layers", default=usual) or 0
 
 
 def _has_groups(settings: Settings, usual: bool) -> bool:
@@ -205,63 +255,85 @@ def _find_named(settings: Settings, notes: list[str]) -> Transformer | None:
     return None
 
 
-def _has_experts(settings: Settings, trainer: str) -> bool:
-    """Whether all blocks have experts; a fault where some have none."""
-    every = 2 if trainer == "deepspeed" else 1  # by default
-    name = "expert_interval" if trainer == "deepspeed" else "moe_layer_freq"
-    kinds, first = _kinds(settings, name, every), settings.find("first_k_dense_replace")
-    if isinstance(first, int) and first > 0:
-        name, kinds = "first_k_dense_replace", {False, True}
-    return _only_kind(settings, name, kinds)
+def _expert_blocks(
+    settings: Settings, trainer: str, blocks: int, base: Transformer | None
+) -> tuple[int, int]:
+    """The first block that may have experts, and every how many have some.
+
+    The first is as many as there are where none has; a fault where they are in no such order.
+    """
+    name, every = ("expert_interval", 2) if trainer == "deepspeed" else ("moe_layer_freq", 1)
+    first = settings.find("first_k_dense_replace")  # MindSpeed's
+    first = first if isinstance(first, int) and first > 0 else 0
+    said = _flags(settings, name, blocks)
+    if said is None and base and base.experts and not first:
+        return base.dense_first, base.experts_period
+    said = every if said is None else said
+    # Megatron counts blocks from 0 (core/models/gpt/gpt_layer_specs.py), Megatron-DeepSpeed from 1
+    if isinstance(said, int):
+        said = [not (i + (trainer == "deepspeed")) % said for i in range(blocks)]
+    flags = [flag and i >= first for i, flag in enumerate(said)]
+    if True not in flags:
+        return blocks, 1
+    begin = flags.index(True)
+    # pipelines of Megatron-DeepSpeed run blocks of one kind
+    for found in ((begin, 1), (0, begin + 1)) if trainer != "deepspeed" else ((0, 1),):
+        if flags == [i >= found[0] and not (i + 1) % found[1] for i in range(blocks)]:
+            return found
+    _refuse_order(settings, name)
+    return 0, 1
 
 
-def _kinds(settings: Settings, name: str, every: int = 1) -> set[bool]:
-    """Whether blocks are of a kind: every n-th, or as a list says, `([1]*48)` or `[0]+[1]*3`."""
+def _refuse_order(settings: Settings, name: str) -> None:
+    what = f"{settings.show(name)}: blocks of two kinds, neither the first nor every n-th: "
+    fault = PartoptError(f"{what}not planned", "leave it out", code="unsupported-model", path=name)
+    settings.faults.append(fault)
+
+
+def _flags(settings: Settings, name: str, blocks: int) -> list[bool] | int | None:
+    """Which blocks are of a kind: every n-th, or as a list says, `([0]*3+[1]*58)`; a fault else."""
     value = settings.find(name)
-    text = str(value).strip("'\"() ")
+    text = str(value).strip("'\"")
     if value is None or text in ("-1", "None"):
-        value = every
-    if isinstance(value, list):
-        return {bool(flag) for flag in value}
-    parts = re.findall(r"\[([01, ]*)\](?:\*([0-9]{1,4}))?", text)
-    if parts:
-        stated = [kinds for kinds, times in parts if int(times or 1)]
-        return {kind.strip() == "1" for kinds in stated for kind in kinds.split(",")}
+        return None
+    if "[" in text and _PATTERN.fullmatch(text):
+        value = read_settings(f"listed = ({text})").known("listed")
+    if isinstance(value, list) and len(value) == blocks:
+        return [*map(bool, value)]
     if isinstance(value, int) and value > 0:
-        return {True, value == 1}
-    what = f"{settings.show(name)}: {value!r} does not say which blocks"
+        return value
+    what = f"{settings.show(name)}: {text[:60]!r} does not say which of {blocks} blocks"
     settings.faults.append(PartoptError(what, "give a number", code="invalid-value", path=name))
-    return {True}
+    return None
 
 
-def _only_kind(settings: Settings, name: str, kinds: set[bool]) -> bool:
-    """Whether all blocks are of the kind, or none; a fault where some are."""
-    if len(kinds) > 1:
-        what = f"{settings.show(name)}: blocks of two kinds: not planned"
-        settings.faults.append(PartoptError(what, "leave it out", code="unsupported-model"))
-    return any(kinds)
+def _window(settings: Settings, blocks: int, base: Transformer | None) -> tuple[int, int]:
+    """Tokens that attention looks at, of which Megatron counts those before; 0 for all.
 
-
-def _window(settings: Settings, usual: int) -> int:
-    """Tokens that attention looks at, of which Megatron counts those before; 0 for all."""
-    before = settings.find("window_size")
+    And every how many blocks one looks at all (core/transformer/utils.py,
+    is_layer_window_attention).
+    """
+    before, name = settings.find("window_size"), "window_attn_skip_freq"
     if before is None:
-        return usual
+        return (base.window, base.full_period) if base else (0, 0)
     found = re.match(r"[\[(]?'?(-1|[0-9]{1,9})'?([ ,\])]|$)", str(before))
     if found is None:
         what = f"{settings.show('window_size')}: {before!r} is not a number of tokens"
         fault = PartoptError(what, "give a number", code="invalid-value", path="window_size")
         settings.faults.append(fault)
-        return 0
-    name = "window_attn_skip_freq"
-    skips = settings.find(name)
-    if skips is not None:  # every n-th looks at all; a list says which do not
-        listed = _only_kind(settings, name, _kinds(settings, name))
-        return 0 if listed == isinstance(skips, int) else int(found[1]) + 1
-    return int(found[1]) + 1
+        return 0, 0
+    window, skips = int(found[1]) + 1, _flags(settings, name, blocks)
+    if isinstance(skips, list):
+        period = skips.index(False) + 1 if False in skips else 0
+        if period and skips != [bool((i + 1) % period) for i in range(blocks)]:
+            _refuse_order(settings, name)
+        skips = period
+    return (0, 0) if skips == 1 or not window else (window, skips or 0)
 
 
-def _read_numerics(settings: Settings, base: Transformer | None, gated: bool) -> Numerics:
+def _read_numerics(
+    settings: Settings, base: Transformer | None, gated: bool, latent: bool, fields: bool
+) -> Numerics:
     """What no time depends on; what depends on a variable is as if it were not said."""
     named = base.numerics if base else None
     usual = named or structs.replace(usual_numerics(gated), norm="layer", bias="all")
@@ -279,6 +351,16 @@ def _read_numerics(settings: Settings, base: Transformer | None, gated: bool) ->
     norms = {word.lower(): norm for norm, word in NORMS.items()}
     scaled = said("use_rope_scaling", said("rope_scaling", named and bool(usual.rotary_scaling)))
     factor = number(FACTOR, "rope_scaling_factor")
+    scaling = LLAMA3 | {"factor": factor} if scaled else {}
+    if latent and (named is None or settings.known("rope_type")):
+        scaling = {"rope_type": "yarn"} | {
+            word: number(usual_scaling, name)
+            for (name, word), usual_scaling in zip(YARN.items(), _YARN[fields], strict=True)
+        }
+        if settings.known("rope_type") == "rope" or scaling["factor"] == 1:
+            scaling = {}
+    elif latent:
+        scaling = usual.rotary_scaling
     biased = said("add_bias_linear", said("bias", usual.bias == "all"))  # NeMo's is `bias`
     every = not said("disable_bias_linear", not biased)
     queries = said("add_qkv_bias", usual.bias == "queries")
@@ -286,12 +368,13 @@ def _read_numerics(settings: Settings, base: Transformer | None, gated: bool) ->
         usual,
         norm=norms.get(str(settings.known("normalization")).lower(), usual.norm),
         epsilon=number(usual.epsilon, "norm_epsilon", "layernorm_epsilon"),
-        query_key_norms=bool(said("qk_layernorm", usual.query_key_norms)),
+        # of latent attention they are those of what is compressed
+        query_key_norms=bool(said("qk_layernorm", usual.query_key_norms)) and not latent,
         activation="relu2" if settings.known("squared_relu") else usual.activation,
         bias="all" if every else "queries" if queries else "none",
         rotary_base=number(usual.rotary_base, "rotary_base"),
         rotary_share=number(usual.rotary_share, "rotary_percent", "rotary_percentage"),
-        rotary_scaling=LLAMA3 | {"factor": factor} if scaled else {},
+        rotary_scaling=scaling,
     )
 
 
@@ -360,11 +443,10 @@ def _recompute(settings: Settings, chunks: int, most: int, notes: list[str]) -> 
     """What is made again, in stages of `most` blocks."""
     how, method = find(settings, "recompute_granularity"), find(settings, "recompute_method")
     number = count(settings, "recompute_num_layers", 1) or 1
+    unsaid = settings.unread and not settings.states("recompute_granularity")
+    if unsaid and settings.has("recompute_modules"):  # a function that is not read says how
+        how = "selective"
     if settings.has("recompute_activations") or how == "selective":
-        modules = settings.find("recompute_modules")
-        if modules not in (None, "core_attn", ["core_attn"]):
-            what = "selective recomputation is counted as of attention alone"
-            notes.append(f"{settings.show('recompute_modules')}: {what}")
         return "selective"
     # the only one of 2021, whose arguments had no granularity
     alone = settings.form == "script" and settings.has("activations_checkpoint_method")
@@ -380,6 +462,17 @@ def _recompute(settings: Settings, chunks: int, most: int, notes: list[str]) -> 
     return "always"
 
 
+def _modules(settings: Settings, notes: list[str]) -> str | None:
+    """What of a block is made again by name; None for attention's scores, Megatron's default."""
+    said = settings.find("recompute_modules")
+    names = said if isinstance(said, list) else re.split(r"[ ,]+", str(said or ""))
+    unknown = [name for name in filter(None, names) if name not in MODULES]
+    if unknown:
+        flag = settings.show("recompute_modules")
+        notes.append(f"{flag}: {', '.join(map(str, unknown))} is not counted as made again")
+    return "+".join(name for name in names if name in MODULES) or None
+
+
 def _shard(settings: Settings, trainer: str) -> Shard:
     if trainer == "deepspeed":
         stage = settings.find(*_ZERO)
@@ -388,7 +481,9 @@ def _shard(settings: Settings, trainer: str) -> Shard:
             settings.faults.append(PartoptError(what, "give stage 1", code="unsupported-layout"))
         # of bfloat16 in stage 0 replicas share the float32 state (runtime/bf16_optimizer.py)
         return "optimizer" if stage == 1 or settings.has("bf16.enabled", "bf16") else "none"
-    shared = settings.find("use_distributed_optimizer")
+    said = settings.value("use_distributed_optimizer") is not None
+    shared = settings.has("use_distributed_optimizer") if said else None
+    shared = shared or settings.known("optimizer") == "dist_muon" or shared
     if shared is None and trainer == "megatron-bridge":
         shared = settings.find("optim.name") in (None, "distributed_fused_adam")
     return "optimizer" if shared else "none"
@@ -419,7 +514,41 @@ def _format(settings: Settings, notes: list[str]) -> Format:
     return "bfloat16"
 
 
-def _facts(settings: Settings, t: int, p: int, trainer: str) -> dict[str, object]:
+def _graphs(settings: Settings, experts: bool, notes: list[str]) -> str:
+    """What graphs of CUDA hold of a block."""
+    impl, name = settings.find("cuda_graph_impl"), "cuda_graph_scope"
+    said = settings.find(name, "cuda_graph_modules")
+    scope = {*(said if isinstance(said, list) else re.split(r"[ ,]+", str(said or "full")))}
+    on = impl not in (None, "none") or settings.has("enable_cuda_graph", "external_cuda_graph")
+    if impl == "full_iteration" or "full_iteration" in scope:
+        return "full"
+    if not on:
+        return "none"
+    if not scope or "full" in scope or scope >= {"attn", "moe" if experts else "mlp"}:
+        return "full"
+    router = scope & {"moe", "moe_router"}
+    if experts and "attn" in scope and not router:
+        notes.append(f"{settings.show(name)}: graphs of attention are counted with the router's")
+    return "attention" if "attn" in scope else "router" if router else "none"
+
+
+def _state_bytes(settings: Settings) -> float:
+    """Bytes of an optimizer's state for a parameter: a copy and two moments, in their formats."""
+    if not settings.has("use_precision_aware_optimizer"):
+        return STATE
+    said = [settings.find(name) for name in STATES[6.0]]
+    narrow = [re.search(r"8|16", str(word or "")) for word in said]
+    return sum(int(width[0]) / 8 if width else 4.0 for width in narrow)
+
+
+def _facts(
+    settings: Settings,
+    t: int,
+    p: int,
+    trainer: str,
+    model: Transformer,
+    notes: list[str],
+) -> dict[str, object]:
     """Facts of the trainer that are not its defaults."""
     found: dict[str, object] = {}
     if trainer == "deepspeed":
@@ -437,18 +566,31 @@ def _facts(settings: Settings, t: int, p: int, trainer: str) -> dict[str, object
 
     fields = trainer == "megatron-bridge"
     fused = on("cross_entropy_loss_fusion", default=fields)
-    backend = settings.find("moe_flex_dispatcher_backend")
-    copies = on("moe_enable_deepep") | (settings.find("moe_token_dispatcher_type") == "flex")
+    backend = settings.find("moe_flex_dispatcher_backend", "flex_dispatcher_backend")
+    copies = on("moe_enable_deepep") or settings.find("moe_token_dispatcher_type") == "flex"
+    copies = copies or settings.has("flex_dispatcher_backend")  # Bridge's function applies it
     overlaps = on("overlap_grad_reduce", "overlap_grad_sync", default=fields)
+    kept = settings.find("main_grads_dtype")
     narrow = on("grad_reduce_in_bf16") or settings.find("grad_reduce_in_fp32") is False
-    narrow = narrow or settings.find("main_grads_dtype") in ("bf16", "fp16")
+    narrow = narrow or kept in ("bf16", "fp16", "bfloat16")
     whole = on("accumulate_allreduce_grads_in_fp32")  # which --bf16 has by itself
     narrow = narrow or (not fields and settings.has("fp16") and not whole)
     waits = on("no_overlap_p2p_communication") or settings.find("overlap_p2p_comm") is False
     if fused != fields:
         found["loss"] = "fused" if fused else "plain"
+    capacity = settings.find("moe_expert_capacity_factor")
+    if capacity not in (None, 1):
+        flag = settings.show("moe_expert_capacity_factor")
+        notes.append(f"{flag}: tokens are counted to be spread evenly over experts")
+    graphs, optimizer = _graphs(settings, bool(model.experts), notes), find(settings, "optimizer")
     stated = {
-        ("tp-overlap", "yes"): t > 1 and on("tp_comm_overlap", "ub_tp_comm_overlap"),
+        ("graphs", graphs): graphs != "none",
+        ("routing", "balanced"): on("moe_router_force_load_balancing"),
+        ("routing", "capacity"): on("moe_pad_expert_input_to_capacity") and bool(capacity),
+        ("fused-experts", "yes"): bool(model.experts) and on("use_transformer_engine_op_fuser"),
+        ("muon", "yes"): isinstance(optimizer, str) and "muon" in optimizer,
+        ("optimizer_bytes", state := _state_bytes(settings)): state != STATE,
+        ("tp-overlap", "yes"): on("tp_comm_overlap", "ub_tp_comm_overlap") and t > 1,
         ("exchange-overlap", "yes"): on("overlap_moe_expert_parallel_comm"),
         ("exchange", "hybridep" if backend == "hybridep" else "deepep"): copies,
         ("sequence-parallel", "no"): t > 1 and not find(settings, "sequence_parallel"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any, Final
 
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Loss, Numerics, Transformer
+from partopt.documents.transformer import Graphs, Latent, Loss, Modelled, Numerics, Transformer
 
 PLAIN: Final = Loss(passes=52, held=6)
 FUSED: Final = Loss(passes=12, held=4)
@@ -15,6 +17,46 @@ NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
 LLAMA3: dict[str, Any] = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192.0}
 FACTOR = 8.0  # by default
+# fields of a model with experts, and of latent attention, by the arguments that say them
+EXPERTS = {
+    "moe_router_topk": "experts_per_token",
+    "moe_ffn_hidden_size": "expert_ffn",
+    "moe_shared_expert_intermediate_size": "shared_ffn",
+    "moe_router_num_groups": "groups",
+    "moe_router_group_topk": "groups_per_token",
+}
+LATENT = {
+    "q_lora_rank": "queries",
+    "kv_lora_rank": "keys",
+    "qk_pos_emb_head_dim": "rotary",
+    "v_head_dim": "values",
+}
+# stretched positions of latent attention, by what a config.json calls them (MLATransformerConfig)
+YARN = {
+    "rotary_scaling_factor": "factor",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "original_max_position_embeddings": "original_max_position_embeddings",
+}
+# what is captured, by what holds the host's launches (core/transformer/transformer_layer.py)
+GRAPHS: dict[Graphs, tuple[str, ...]] = {
+    "router": ("moe_router", "moe_preprocess"),
+    "attention": ("attn", "moe_router", "moe_preprocess"),
+    "full": ("full_iteration",),
+}
+# formats of an optimizer's state beside parameters in 16 bits, by bytes of a parameter
+STATES = {
+    8.0: {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
+    6.0: {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16", "main_params_dtype": "fp16"},
+}
+
+
+class Expression(str):
+    """What stands in a program as it is."""
+
+    __repr__ = str.__str__
 
 
 def model_arguments(plan: Plan) -> dict[str, Any]:
@@ -25,7 +67,7 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
     about = plan.transformer
     if not about:
         return {}
-    model, practice, layout = about.model, about.practice, plan.layout
+    model, practice, layout, latent = about.model, about.practice, plan.layout, about.model.latent
     wide = about.format != "float16"  # gradients in float32 by default
     grouped, dropout = model.kv_heads != model.heads, 0.1 if model.dropout else 0.0
     fp8 = {"fp8": ("hybrid", None), "mxfp8": ("e4m3", "mxfp8")}.get(about.format, (None, None))
@@ -34,7 +76,7 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "hidden_size": model.hidden,
         "ffn_hidden_size": model.ffn or model.expert_ffn,
         "num_attention_heads": model.heads,
-        "kv_channels": model.head_size,
+        "kv_channels": model.head_size - (latent.rotary if latent else 0),
         "seq_length": about.sequence,
         "max_position_embeddings": about.sequence,
         "vocab_size": model.vocabulary,
@@ -45,7 +87,11 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "window_size": (model.window - 1, 0) if model.window else None,
         "group_query_attention": grouped,
         "num_query_groups": model.kv_heads if grouped else None,
+        "window_attn_skip_freq": model.full_period or None,
+        "softmax_type": "learnable" if model.sinks else None,
+        **(_latent(model, latent) if latent else {}),
         **(_experts(plan) if model.experts else {}),
+        "mtp_num_layers": model.further or None,
         "swiglu": model.gated,
         "untie_embeddings_and_output_weights": not model.tied,
         "bf16": about.format != "float16",
@@ -58,7 +104,41 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "sequence_parallel": practice.sequence_parallel and (layout.tp or 1) > 1,
         "grad_reduce_in_bf16": plan.engine.gradients == "parameters",
         "accumulate_allreduce_grads_in_fp32": not wide and plan.engine.gradients == "float32",
+        **_graphs(about),
+        **_state(plan, about),
     }
+
+
+def _latent(model: Transformer, latent: Latent) -> dict[str, Any]:
+    """Attention over compressed keys, whose positions are turned apart."""
+    scaling = model.numerics.rotary_scaling if model.numerics else {}
+    stretched = scaling.get("rope_type") == "yarn"
+    return {
+        "multi_latent_attention": True,
+        "qk_head_dim": model.head_size - latent.rotary,
+        **{name: getattr(latent, field) or None for name, field in LATENT.items()},
+        "rope_type": "yarn" if stretched else "rope",
+        **{name: scaling[word] for name, word in YARN.items() if stretched and word in scaling},
+    }
+
+
+def _graphs(about: Modelled) -> dict[str, Any]:
+    """What graphs of CUDA hold, which a model without experts has no router in."""
+    held = GRAPHS.get(about.practice.graphs, ())
+    scope = held if about.model.experts else tuple(name for name in held if "moe" not in name)
+    if not scope:
+        return {"cuda_graph_impl": "none"}
+    if about.practice.graphs == "full":  # of an iteration, within which nothing is checked
+        checks = {"no_check_for_nan_in_loss_and_grad": True}
+        return {"cuda_graph_impl": "local", "cuda_graph_scope": [*scope], **checks}
+    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": [*scope]}
+
+
+def _state(plan: Plan, about: Modelled) -> dict[str, Any]:
+    """Formats of an optimizer's state, which one that replicas share is aware of."""
+    formats = STATES.get(float(about.facts.get("optimizer_bytes", 0)))
+    shared = plan.shard == "optimizer" and not about.practice.muon
+    return {"use_precision_aware_optimizer": True} | formats if formats and shared else {}
 
 
 def _write_numerics(model: Transformer) -> dict[str, Any]:
@@ -68,8 +148,10 @@ def _write_numerics(model: Transformer) -> dict[str, Any]:
     return {
         "normalization": NORMS[numerics.norm],
         "norm_epsilon": numerics.epsilon,
-        "qk_layernorm": numerics.query_key_norms,
+        "qk_layernorm": numerics.query_key_norms or model.latent is not None,
         "squared_relu": numerics.activation == "relu2",
+        # of which there is no fused kernel (core/transformer/transformer_config.py)
+        **({"no_bias_gelu_fusion": True} if numerics.activation == "relu2" else {}),
         "disable_bias_linear": numerics.bias != "all",
         "add_qkv_bias": numerics.bias == "queries",
         "rotary_base": round(numerics.rotary_base) if model.rotary else None,
@@ -89,17 +171,29 @@ def usual_numerics(gated: bool) -> Numerics:
 def _experts(plan: Plan) -> dict[str, Any]:
     assert plan.transformer
     model, practice, t = plan.transformer.model, plan.transformer.practice, plan.layout.tp or 1
-    copies = practice.dispatch != "alltoall"
+    copies, split = practice.dispatch != "alltoall", plan.layout.etp or 1
     return {
         "num_experts": model.experts,
-        "moe_router_topk": model.experts_per_token,
-        "moe_ffn_hidden_size": model.expert_ffn,
-        "moe_shared_expert_intermediate_size": model.shared_ffn or None,
+        "moe_layer_freq": _pattern(kind.experts for kind in model.kinds()),
+        **{name: getattr(model, field) or None for name, field in EXPERTS.items()},
         "moe_grouped_gemm": plan.transformer.format != "float16",
         "moe_token_dispatcher_type": "flex" if copies else "alltoall",
-        "moe_enable_deepep": practice.dispatch == "deepep",
-        "moe_flex_dispatcher_backend": "hybridep" if practice.dispatch == "hybridep" else None,
+        "moe_flex_dispatcher_backend": practice.dispatch if copies else None,
         "overlap_moe_expert_parallel_comm": practice.dispatch_overlap,
-        # experts lie over all ranks, whole
-        "expert_tensor_parallel_size": 1 if t > 1 else None,
+        "moe_router_force_load_balancing": practice.routing == "balanced",
+        "moe_expert_capacity_factor": 1.0 if practice.routing == "capacity" else None,
+        "moe_pad_expert_input_to_capacity": practice.routing == "capacity",
+        "use_transformer_engine_op_fuser": practice.fused_experts,
+        # as many as the tensor parallel ranks by default
+        "expert_tensor_parallel_size": split if t > 1 or split > 1 else None,
     }
+
+
+def _pattern(flags: Iterable[bool]) -> Expression | None:
+    """Which blocks are of a kind, `[0]*3+[1]*58`; None where all are."""
+    runs = [(int(flag), len([*run])) for flag, run in itertools.groupby(flags)]
+    half, rest = divmod(len(runs), 2)
+    several = half > 1 and not rest and runs == runs[:2] * half
+    text = "+".join(f"[{flag}]*{n}" for flag, n in (runs[:2] if several else runs))
+    text = f"({text})*{half}" if several else f"({text})"
+    return Expression(text) if len(runs) > 1 else None

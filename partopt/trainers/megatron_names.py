@@ -37,8 +37,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 # what is refused, and what is not counted as it is written, by names of arguments
 _REFUSED = {
-    "attention over compressed keys (MLA)": "multi_latent_attention",
-    "multi-token prediction": "mtp_num_layers",
     "blocks of several kinds": "heterogeneous_layers_config_path hybrid_override_pattern "
     "heterogeneous_layers_config_encoded_json hybrid_layer_pattern is_hybrid_model "
     "linear_attention_freq experimental_attention_variant",
@@ -50,13 +48,10 @@ _NOT_COUNTED = {
     "the checkpoint says the shape; where the text says it, that is taken": "use_checkpoint_args",
     "nothing is offloaded": "cpu_offloading cpu_offloading_num_layers optimizer_cpu_offload "
     "fine_grained_activation_offloading optimizer_offload_policy cpu_optimizer",
-    "graphs of CUDA are not counted": "cuda_graph_impl enable_cuda_graph external_cuda_graph",
     "every rank is counted to keep what it recomputes from": "distribute_saved_activations "
     "partition_activations",
-    "state is counted in float32": "use_precision_aware_optimizer",
     "all replicas are counted to share one state": "num_distributed_optimizer_instances",
     "sequence parallelism of DeepSpeed is not counted": "ds_sequence_parallel_size",
-    "tokens are counted to be spread evenly over experts": "moe_expert_capacity_factor",
     "parameters are counted as gathered in 16 bits": "fp8_param_gather",
 }
 # words of arguments that change time, memory or the model, whoever has them
@@ -71,10 +66,10 @@ _MATTERS = re.compile(
 # of these words, but read elsewhere, of data, or as it is counted
 _NO_MATTER = re.compile(
     r"_.*|.*(path|save|load|log|interval|ckpt|init|dropout|softmax|router|_mask.*|backend|data.*)"
-    r"|attention_type|(pipeline_)?model_parallel(_size|_layout)?|use_flash_attn.*|use_fused.*"
-    r"|(no_masked_softmax_fusion|optimizer|pipeline_dtype|sequence_parallel)"
+    r"|attention_type|cuda_graph_warmup_steps|params_dtype|moe_router_.*|(pipeline_)?model_parallel(_size|_layout)?|use_flash_attn.*|use_fused.*"
+    r"|(no_(masked_softmax|bias_gelu)_fusion|optimizer|pipeline_dtype|sequence_parallel)"
     r"|overlap_(param_gather|p2p_communication)|.*_(config|cfg|parallelism_type|in_fp32)|router.*"
-    r"|(log|abort|apply|normalize|inference|rl|decoupled|wandb|tensorboard|no_pipeline|empty"
+    r"|(set|log|abort|apply|normalize|inference|rl|decoupled|wandb|tensorboard|no_pipeline|empty"
     r"|distributed|nccl|ckpt|barrier|scatter_gather|tp_comm_(bulk|split|atomic))_.*"
 )
 _HOLDS = (dict, Called)  # what has settings in it
@@ -108,7 +103,7 @@ def note_arguments(settings: Settings) -> Iterator[str]:
     if settings.find("position_embedding_type") == "alibi":
         yield f"{settings.show('position_embedding_type')}: alibi is counted as learned positions"
     optimizer = find(settings, "optimizer")
-    if isinstance(optimizer, str) and "adam" not in optimizer.lower():
+    if isinstance(optimizer, str) and not re.search("adam|muon", optimizer.lower()):
         yield f"{settings.show('optimizer')}: its state is counted as Adam's"
 
 

@@ -24,6 +24,10 @@ _TOKENIZERS = {
     r"qwen-?3": 151_936,
     r"bigscience/(bloom|tokenizer)|bloomtokenizer": 250_680,
     r"deepseek-(v3|r1)": 129_280,
+    r"deepseek-v2": 102_400,
+    r"kimi-k2|moonlight": 163_840,
+    r"glm-?4\.5": 151_552,
+    r"gpt-oss": 201_088,
 }
 _QWEN_WIDE, _WIDE = 152_064, 3584
 # words before those that Pai-Megatron-Patch's --extra-vocab-size adds

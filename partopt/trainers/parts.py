@@ -1,6 +1,7 @@
 """The layers of a model as trainers of transformers name them.
 
-A trainer knows a model as an embedding, numbered blocks, a final norm and a head. Which layer of a
+A trainer knows a model as an embedding, numbered blocks, a final norm, blocks that predict further
+tokens where it has some, and a head. Which layer of a
 plan is which is told by names and places, and by a person's rules.
 """
 
@@ -18,11 +19,14 @@ from partopt.errors import PartoptError, did_you_mean
 EMBEDDING: Final = "embedding"
 BLOCK: Final = "block"
 NORM: Final = "norm"
+FURTHER: Final = "mtp"
 HEAD: Final = "head"
-KINDS = (EMBEDDING, BLOCK, NORM, HEAD)
+KINDS = (EMBEDDING, BLOCK, NORM, FURTHER, HEAD)
 
 _NUMBERED = re.compile(r"(?P<series>(?:.*?[._])?)(?P<number>[0-9]{1,9})(?:\..*)?")
+# of layers behind the blocks; others are the head
 _NORM_NAMES = re.compile(r"norm|(^|[._])ln", re.IGNORECASE)
+_FURTHER_NAMES = re.compile(r"(.*[._])?mtp")
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ def find_parts(layers: Sequence[str], rules: Sequence[str] = ()) -> list[Part]:
 
     The blocks are the layers of the longest series of names with a number, `h.0`, `h.1`, or with
     more behind it, `h.0.attn`. What comes before them is the embedding; behind them, names with
-    `norm` or `ln` are the final norm, the rest is the head. Each of the `rules` is `GLOB=KIND` and
-    goes before that; of a block, its number is that in its series.
+    `norm` or `ln` are the final norm, `mtp` predicts further tokens, the rest is the head. Each of
+    the `rules` is `GLOB=KIND` and goes before that; of a block, its number is that in its series.
 
     Raises PartoptError for a rule that cannot be read or matches nothing, for a model without
     blocks or with several series of them, and for parts that are not in the order of a model.
@@ -52,6 +56,7 @@ def find_parts(layers: Sequence[str], rules: Sequence[str] = ()) -> list[Part]:
     first, parts = min(numbers), []
     for i, name in enumerate(layers):
         kind = NORM if _NORM_NAMES.search(name) else HEAD
+        kind = FURTHER if _FURTHER_NAMES.fullmatch(name) else kind
         if stated.get(i, BLOCK) != BLOCK:
             parts.append(Part(stated[i]))
         elif i in numbers:

@@ -15,8 +15,9 @@ from partopt.configurations.settings import read_settings
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError
-from partopt.trainers.parts import Part, count_blocks
+from partopt.trainers.parts import FURTHER, Part, count_blocks
 from partopt.trainers.trainer import Configured, Trainer, batch_of
+from partopt.transformer.iteration import STATE
 
 _DEGREES = ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch")
 _OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes")  # of an engine, which the layout says
@@ -61,7 +62,8 @@ def _another_training(
     yield "the batch", batch_of(plan), found.global_batch
     for name in _DEGREES:
         yield name, getattr(plan.layout, name) or 1, getattr(found.layout, name) or 1
-    counts = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
+    inside = [parts[stage.start : stage.stop] for stage in plan.stages]
+    counts = [*map(count_blocks, inside)]
     again = plan.layout.recompute
     all_blocks = isinstance(again, int) and parts and again >= max(counts)
     yield "recomputation", "always" if all_blocks else again, found.layout.recompute
@@ -69,6 +71,10 @@ def _another_training(
     yield "what replicas share", plan.shard, found.layout.shard
     if found.blocks is not None and parts:
         yield "blocks of stages", counts, list(found.blocks)
+        last = len(counts) - 1
+        where = [s for s, stage in enumerate(inside) if Part(FURTHER) in stage]
+        said = last if found.further_stage is None else found.further_stage
+        yield "the stage of further tokens", [*where, last][0], said
 
 
 def _numerics(about: Modelled, found: Configured) -> Iterator[str]:
@@ -93,6 +99,9 @@ def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Configured) -> 
         for name in differing
         if name not in _OF_LAYOUTS
     ]
+    state = about.facts.get("optimizer_bytes", STATE)
+    if float(state) != found.facts.get("optimizer_bytes", STATE):
+        facts.append(f"optimizer_bytes={state}")
     none = {"ends", *(_OF_GROUPS if (plan.layout.tp or 1) == 1 else ())}
     none |= {*(_OF_EXPERTS if not about.model.experts else ())}
     for name in practice.__struct_fields__:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from partopt.documents.plan import Plan
 from partopt.schedules import schedule
 from partopt.schedules.placement import STRAIGHT
-from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part
+from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part
 from partopt.trainers.trainer import ANYWHERE, BLOCKS, HEADS, Cuts, Trainer, rank_order
 
 # M   microbatches of an iteration
@@ -49,8 +49,9 @@ def may_begin(parts: Sequence[Part], cuts: Cuts) -> list[int]:
         """What a trainer keeps together with `part`: the part that stands for it."""
         if cuts == BLOCKS and part.kind != BLOCK:
             return Part(BLOCK, 0 if part.kind == EMBEDDING else last)
-        return Part(HEAD) if cuts == HEADS and part.kind == NORM else part
+        return Part(behind) if cuts == HEADS and part.kind == NORM else part
 
+    behind = FURTHER if Part(FURTHER) in parts else HEAD
     wholes = [whole(part) for part in parts]
     return [i for i, part in enumerate(wholes) if i == 0 or part != wholes[i - 1]]
 

@@ -105,7 +105,8 @@ class Configured:
     """What a configuration says of a transformer's training, without a profile.
 
     `layout` has all parts but `dp` and `schedule`, `facts` are those of the trainer that are not
-    its defaults, as `--with` names them. `blocks` are those of stages where it says them.
+    its defaults, as `--with` names them. `blocks` are those of stages where it says them, and
+    `further_stage` the one that predicts further tokens, by default the last.
     `notes` tell what is taken otherwise than it says.
     """
 
@@ -116,6 +117,7 @@ class Configured:
     layout: Layout
     facts: Mapping[str, object] = field(default_factory=dict)
     blocks: Sequence[int] | None = None
+    further_stage: int | None = None
     notes: Sequence[str] = ()
 
 

@@ -14,6 +14,7 @@ from msgspec import structs
 from partopt.documents.engine import Layout
 from partopt.documents.plan import seconds_of
 from partopt.documents.topology import Topology
+from partopt.documents.transformer import Latent
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.trainer_plans import judging
@@ -30,13 +31,17 @@ from partopt.transformer.config import (
 from tests.trainers.models import plan_layout
 
 SERVERS = 2
+# of experts, and of blocks of several kinds
+EXPERTS = ("deepseek-v3", "kimi-k2", "glm-4.5", "gpt-oss-20b", "moonlight-16b-a3b", "qwen3-30b-a3b")
 MODELS = {
-    "megatron": ("llama3-8b", "gpt3-6.7b", "mixtral-8x7b", "qwen3-0.6b", "odd"),
-    "megatron-bridge": ("llama3-8b", "gpt3-6.7b", "mixtral-8x7b", "odd"),
+    "megatron": ("llama3-8b", "gpt3-6.7b", "mixtral-8x7b", "qwen3-0.6b", "odd", *EXPERTS),
+    "megatron-bridge": ("llama3-8b", "gpt3-6.7b", "mixtral-8x7b", "odd", *EXPERTS),
     "torchtitan": ("llama3-8b", "mistral-7b", "qwen3-1.7b", "odd"),
     "deepspeed": ("llama3-8b", "gpt3-6.7b", "odd"),
 }
 ALONE = ("sequence-parallel", "tp-overlap")  # of one tensor parallel rank
+OF_EXPERTS = ("exchange", "exchange-overlap", "routing", "fused-experts")
+MODULES = (None, "core_attn", "moe_act+layernorm", "mla_up_proj+mlp", "moe+shared_experts")
 FORMATS = {
     "megatron": ("bfloat16", "float16", "fp8"),
     "megatron-bridge": ("bfloat16", "float16", "fp8"),
@@ -48,8 +53,9 @@ ENGINE_FACTS = {
         "allreduce": ("overlap", "blocking"),
         "gradients": ("float32", "parameters"),
         "bucket": ("160 MB", "40 MB"),
+        "optimizer_bytes": (6, 8, 12),
     },
-    "megatron-bridge": {"allreduce": ("overlap", "blocking")},
+    "megatron-bridge": {"allreduce": ("overlap", "blocking"), "optimizer_bytes": (6, 8, 12)},
 }
 
 
@@ -61,9 +67,21 @@ def topology(servers=SERVERS):
 @functools.cache
 def model_of(name):
     if name != "odd":
-        return load_transformer(name)
+        return told(load_transformer(name))
     own = load_transformer("llama3-8b")
     return structs.replace(own, name="model", blocks=12, ffn=11008, vocabulary=50_000)
+
+
+def told(model):
+    """The model but for what no argument says of norms, biases, positions and routers."""
+    numerics = model.numerics
+    scaling = numerics.rotary_scaling
+    yarn = scaling.get("rope_type") == "yarn" and (not model.latent or scaling["beta_fast"] != 32)
+    bias = "queries" if numerics.bias == "attention" else numerics.bias
+    numerics = structs.replace(
+        numerics, besides="", bias=bias, rotary_scaling={} if yarn else scaling
+    )
+    return structs.replace(model, numerics=numerics)
 
 
 @st.composite
@@ -79,6 +97,9 @@ def questions(draw, trainer):
     p = draw(st.sampled_from([size for size in sizes if t * c * size <= 8 * SERVERS]))
     rest = 8 * SERVERS // (t * c * p)
     e = draw(st.sampled_from([1, 2, 4])) if model.experts and t * c * rest >= 4 else 1
+    etp = (
+        draw(st.sampled_from([None, 2])) if model.experts and t * c * rest % (2 * e) == 0 else None
+    )
     interleaves = p > 1 and trainer.startswith("megatron") and model.blocks % (2 * p) == 0
     b = draw(st.sampled_from([1, 2]))
     again = ["never", "always"] + ["selective"] * (trainer != "deepspeed")
@@ -96,11 +117,17 @@ def questions(draw, trainer):
         facts = {name: own for name, own in facts.items() if name not in ALONE}
     if p == 1:
         facts.pop("ends", None)
+    facts.pop("attention", None)  # which version of a library runs is not said
     if not model.experts:
-        facts = {name: own for name, own in facts.items() if not name.startswith("exchange")}
+        facts = {name: own for name, own in facts.items() if name not in OF_EXPERTS}
+        facts = {name: own for name, own in facts.items() if own != "router"}
+    shard = draw(st.sampled_from(ways))
+    if shard == "none" or facts.get("muon") == "yes":
+        facts.pop("optimizer_bytes", None)
     if t == 1 or facts.get("sequence-parallel") == "no":
         facts.pop("tp-overlap", None)
     chunks, how = 2 if interleaves and draw(st.booleans()) else 1, draw(st.sampled_from(again))
+    modules = draw(st.sampled_from(MODULES)) if how == "selective" and model.experts else None
     if e == 1 or (p > 1 and chunks == 1) or how == "always":
         facts.pop("exchange-overlap", None)
     return Job(
@@ -114,11 +141,13 @@ def questions(draw, trainer):
             tp=t,
             cp=c,
             ep=e,
+            etp=etp,
             pp=p,
             microbatch=b,
             chunks=chunks,
             recompute=how,
-            shard=draw(st.sampled_from(ways)),
+            modules=modules,
+            shard=shard,
         ),
         facts=facts,
     )
@@ -160,6 +189,23 @@ ROUND = [
     ("torchtitan", "llama3-8b", "pp=2,shard=none", "bfloat16", {"loss": "compiled"}),
     ("megatron", "llama3-8b", "pp=2,tp=2,chunks=2,recompute=2", "bfloat16", {"ends": "free"}),
     ("megatron", "mixtral-8x7b", "tp=2,ep=8", "bfloat16", {"exchange": "deepep"}),
+    ("megatron", "glm-4.5", "pp=4,ep=2,etp=2", "bfloat16", {"routing": "capacity"}),
+    (
+        "megatron",
+        "deepseek-v3",
+        "pp=8,chunks=2,ep=2,recompute=selective,modules=mla_up_proj+moe_act",
+        "bfloat16",
+        {"graphs": "attention", "optimizer_bytes": 8, "ends": "-".join([*["4"] * 15, "1"])},
+    ),
+    (
+        "megatron-bridge",
+        "deepseek-v3",
+        "pp=16,chunks=2",
+        "bfloat16",
+        {"graphs": "full", "ends": "-".join(["3", *["2"] * 29, "0m", "0"])},
+    ),
+    ("megatron-bridge", "gpt-oss-20b", "ep=8,shard=none", "bfloat16", {"muon": "yes"}),
+    ("megatron-bridge", "moonlight-16b-a3b", "ep=8", "bfloat16", {"fused-experts": "yes"}),
     ("megatron-bridge", "llama3-8b", "pp=2,chunks=4", "fp8", {"waits": "1f1b,interleaved"}),
     ("deepspeed", "gpt3-13b", "tp=2,pp=4", "float16", {"attention": "flash"}),
 ]
@@ -247,12 +293,40 @@ CHANGES = [
     ("--bf16", "--bf16 --window-size -1 -1", "window", 0),
     ("--bf16", "--precision bfloat16", "dtype", "bfloat16"),
     ("--ffn-hidden-size 14336", "", "ffn", 10880),
-    ("--bf16", "--bf16 --num-experts 8 --expert-model-parallel-size 2", "ep", 8),
+    ("--bf16", "--bf16 --num-experts 8 --expert-model-parallel-size 2", "ep", 2),
+    ("--bf16", "--bf16 --num-experts 8 --expert-model-parallel-size 2", "etp", 4),
     (
         "--bf16",
         "--bf16 --num-experts 8 --expert-model-parallel-size 2 --expert-tensor-parallel-size 1",
-        "ep",
-        2,
+        "etp",
+        None,
+    ),
+    ("--bf16", "--bf16 --num-experts 8 --moe-layer-freq ([0]*3+[1]*29)", "dense_first", 3),
+    ("--bf16", "--bf16 --num-experts 8 --moe-layer-freq ([0]*3+[1])*8", "experts_period", 4),
+    (
+        "--bf16",
+        "--bf16 --num-experts 8 --moe-router-num-groups 4 --moe-router-group-topk 2",
+        "groups",
+        4,
+    ),
+    (
+        "--bf16",
+        "--bf16 --num-experts 8 --moe-shared-expert-intermediate-size 512",
+        "shared_ffn",
+        512,
+    ),
+    ("--bf16", "--bf16 --mtp-num-layers 2", "further", 2),
+    ("--bf16", "--bf16 --softmax-type learnable", "sinks", True),
+    ("--bf16", "--bf16 --window-size 127,0 --window-attn-skip-freq 2", "full_period", 2),
+    ("--bf16", "--bf16 --window-size 127,0 --window-attn-skip-freq [1,1,1,0]*8", "full_period", 4),
+    ("--bf16", "--bf16 --window-size 127,0 --window-attn-skip-freq 1", "window", 0),
+    ("--bf16", "--bf16 --multi-latent-attention", "latent", Latent(keys=32, rotary=64, values=128)),
+    ("--bf16", "--bf16 --multi-latent-attention --qk-head-dim 96", "head_size", 160),
+    (
+        "--bf16",
+        "--bf16 --recompute-granularity selective --recompute-modules moe_act layernorm",
+        "modules",
+        "moe_act+layernorm",
     ),
 ]
 
@@ -304,10 +378,16 @@ def test_all_that_is_missing_is_said_at_once():
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--multi-latent-attention", "MLA"),
-        ("--mtp-num-layers 1", "multi-token prediction"),
+        ("--linear-attention-freq 4", "blocks of several kinds"),
         ("--use-megatron-fsdp", "Megatron-FSDP"),
         ("--num-experts 8 --moe-layer-freq 2", "--moe-layer-freq: blocks of two kinds"),
+        ("--num-experts 8 --moe-layer-freq [1]*31", "does not say which of 32 blocks"),
+        ("--window-size 9,0 --window-attn-skip-freq [0,1]*16", "skip-freq: blocks of two kinds"),
+        (
+            "--pipeline-model-parallel-layout Et*16|t*16mL",
+            "1 of further tokens .m., the model 32 an",
+        ),
+        ("--pipeline-model-parallel-layout Et*16|t*15L", "31 blocks .t. and 0"),
         ("--window-size all", "'all' is not a number of tokens"),
     ],
 )
@@ -320,7 +400,7 @@ def test_what_is_not_counted_is_said():
     text = MEGATRON.replace("--bf16", "--rampup-batch-size 16 16 1000 --num-experts 8")
     _, notes = read("megatron", text, arguments={"vocab_size": "1000"})
     said = " ".join(notes)
-    for words in ("--rampup-batch-size", "an expert's split over 4 ranks", "neither --bf16 nor"):
+    for words in ("--rampup-batch-size", "allgather is counted as alltoall", "neither --bf16 nor"):
         assert words in said
 
 
@@ -705,3 +785,129 @@ def test_a_program_of_deepspeed_without_a_topology_is_one_pipeline():
     alone, _ = read("deepspeed", text.replace(f"{line}\n", ""))
     assert (alone.layout.tp, alone.layout.dp) == (1, None)
     assert alone.global_batch == 64 // whole.layout.dp
+
+
+FACTS = [
+    ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router", "graphs=attention"),
+    ("--cuda-graph-impl local --cuda-graph-modules moe_router moe_preprocess", "graphs=router"),
+    ("--external-cuda-graph --cuda-graph-scope attn", "graphs=attention"),
+    ("--enable-cuda-graph", "graphs=full"),
+    ("--cuda-graph-impl full_iteration", "graphs=full"),
+    ("--cuda-graph-impl none --cuda-graph-scope full", ""),
+    ("--moe-router-force-load-balancing", "routing=balanced"),
+    ("--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity", "routing=capacity"),
+    ("--use-transformer-engine-op-fuser", "fused-experts=yes"),
+    ("--moe-token-dispatcher-type flex", "exchange=deepep"),
+    (
+        "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend hybridep",
+        "exchange=hybridep",
+    ),
+    ("--moe-enable-deepep", "exchange=deepep"),
+    ("--moe-flex-dispatcher-backend hybridep", ""),  # without --moe-token-dispatcher-type flex
+    ("--overlap-moe-expert-parallel-comm", "exchange-overlap=yes"),
+    ("--optimizer muon", "muon=yes"),
+    (
+        "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+        "optimizer_bytes=8.0",
+    ),
+    ("--use-precision-aware-optimizer", ""),
+    ("--exp-avg-dtype bf16", ""),
+]
+
+
+@pytest.mark.parametrize(("flags", "fact"), FACTS)
+def test_what_arguments_of_megatron_say_of_a_trainer(flags, fact):
+    asked, _ = read(
+        "megatron", MEGATRON.replace("--bf16", f"--bf16 --vocab-size 1000 --num-experts 8 {flags}")
+    )
+    usual = {"allreduce": "blocking", "ends": "stage"}
+    said = {f"{name}={value}" for name, value in asked.facts.items() if name not in usual}
+    assert said == {*filter(None, [fact])}
+
+
+RECIPE = """
+import torch
+from bridge import AutoBridge, apply_flex_dispatcher_backend, pretrain_config
+
+LAYOUTS = {(2, 1): [["embedding"] + ["decoder"] * 30, ["decoder"] * 31 + ["mtp", "loss"]]}
+
+
+def set_layout(model):
+    size = model.pipeline_model_parallel_size, model.virtual_pipeline_model_parallel_size or 1
+    if size not in LAYOUTS:
+        raise ValueError(size)
+    model.pipeline_model_parallel_layout = LAYOUTS[size]
+
+
+def recipe():
+    cfg = pretrain_config()
+    cfg.model = AutoBridge.from_hf_pretrained("deepseek-ai/DeepSeek-V3").to_megatron_provider()
+    cfg.model.tensor_model_parallel_size = 1
+    cfg.model.pipeline_model_parallel_size = 2
+    cfg.model.expert_model_parallel_size = 8
+    cfg.model.seq_length = 4096
+    cfg.model.mtp_num_layers = 1
+    cfg.model.recompute_modules = ["mla_up_proj", "moe_act"]
+    cfg.model.moe_token_dispatcher_type = "alltoall"
+    cfg.train.global_batch_size = 64
+    cfg.train.micro_batch_size = 1
+    cfg.mixed_precision = "bf16_mixed"
+    cfg.optimizer.use_precision_aware_optimizer = True
+    cfg.optimizer.exp_avg_dtype = torch.bfloat16
+    cfg.optimizer.exp_avg_sq_dtype = torch.bfloat16
+    set_layout(cfg.model)
+    apply_flex_dispatcher_backend(cfg.model, "hybridep")
+    return cfg
+"""
+
+
+def test_a_recipe_of_bridge_is_read_with_its_tables_and_setters():
+    """A function that is not read says how much is recomputed, where a module is named."""
+    asked, notes = read("megatron-bridge", RECIPE, function="recipe")
+    assert asked.model == structs.replace(
+        load_transformer("deepseek-v3"), numerics=asked.model.numerics
+    )
+    layout = asked.layout
+    assert (layout.ep, layout.etp, layout.pp, layout.chunks) == (8, None, 2, 1)
+    assert (layout.recompute, layout.modules) == ("selective", "mla_up_proj+moe_act")
+    expected = {"exchange": "hybridep", "optimizer_bytes": 8.0, "ends": "30-31"}
+    assert asked.facts == expected
+    assert "expert_tensor_parallel_size: 1, as in recipes of Bridge" in notes
+
+
+def test_a_layout_that_a_function_sets_by_itself_is_asked_for():
+    setter = "set_deepseek_pipeline_model_parallel_layout"
+    text = RECIPE.replace("def set_layout", "def other").replace("set_layout", setter)
+    text = text.replace("import AutoBridge,", f"import AutoBridge, {setter},")
+    with pytest.raises(PartoptError, match="deepseek_pipeline_model_parallel_layout: depends on"):
+        read("megatron-bridge", text, function="recipe")
+    said = text.replace(f"{setter}(cfg.model)", f'{setter}(cfg.model, "Et*30|t*31mL")')
+    asked, _ = read("megatron-bridge", said, function="recipe")
+    assert asked.facts["ends"] == "30-31"
+
+
+def test_a_recipe_may_predict_no_further_tokens():
+    text = RECIPE.replace("mtp_num_layers = 1", "mtp_num_layers = None").replace('"mtp", ', "")
+    assert read("megatron-bridge", text, function="recipe")[0].model.further == 0
+
+
+def test_torchtitans_models_of_several_kinds_are_written_by_their_flavors():
+    """Without the further tokens, which none of its pipelines has; other blocks are refused."""
+    for name, flavor in (("deepseek-v3", "671B"), ("gpt-oss-20b", "20b")):
+        model = structs.replace(load_transformer(name), further=0)
+        plan = plan_layout("torchtitan", model, "pp=4,ep=4", "bfloat16", {})
+        text = export_plan(plan, "torchtitan", stem="planned").main
+        assert f'model_registry("{flavor}")' in text
+        assert f'"layers.{model.blocks - 1}", "norm", "lm_head"]' in text
+        again, _ = read("torchtitan", text)
+        assert answer(judging.plan_layout(again)) == answer(plan)
+    for name, why in {
+        "deepseek-v3": "predicts further tokens, which its pipelines do not",
+        "glm-4.5-air": "predicts further tokens, which its pipelines do not",
+        "kimi-k2": "it has no model of such blocks",
+        "llama4-maverick": "it has no model of such blocks",
+        "moonlight-16b-a3b": "it has no model of such blocks",
+    }.items():
+        plan = plan_layout("torchtitan", load_transformer(name), "pp=4,ep=4", "bfloat16", {})
+        with pytest.raises(PartoptError, match=why):
+            export_plan(plan, "torchtitan")

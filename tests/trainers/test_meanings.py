@@ -124,6 +124,8 @@ MODELS = [
     ("--num-experts 1", {"experts": 0, "ffn": 28672}, ""),
     ("--num-experts 8 --moe-layer-freq -1 --first-k-dense-replace -1", {"experts": 8}, ""),
     ("--num-experts 8 --moe-layer-freq '([1]*80)'", {"experts": 8, "ffn": 0}, ""),
+    ("--num-experts 8 --first-k-dense-replace 3", {"dense_first": 3, "ffn": 28672}, ""),
+    ("--num-experts 8 --moe-layer-freq [0]+[1]*79", {"dense_first": 1}, ""),
     ("--num-experts 8 --moe-layer-freq [0]*80", {"experts": 0, "ffn": 28672}, ""),
     ("--num-experts 8 --moe-shared-expert-intermediate-size 0", {"ffn": 0}, ""),
     ("--ffn-hidden-size 21824", {"ffn": 21824}, "ffn-hidden-size"),
@@ -225,12 +227,13 @@ def test_stages_that_do_not_make_the_model_are_refused(flags, said):
 NOTES = [
     ("--rampup-batch-size 16 16 1000", "--rampup-batch-size: the batch is taken to be whole"),
     ("--use-checkpoint-args", "--use-checkpoint-args: the checkpoint says the shape"),
-    ("--recompute-activations --recompute-modules mlp", "--recompute-modules: selective"),
+    ("--recompute-activations --recompute-modules mlp mhc", "--recompute-modules: mhc is not"),
     ("--recompute-granularity full --recompute-num-layers 4", "recomputed one by one"),
+    ("--num-experts 8 --moe-expert-capacity-factor 1.25", "spread evenly over experts"),
     ("--fancy-kernels 3", "not read, and may change time, memory or the model: --fancy-kernels"),
     ("--fp32-residual-connection", "may change time, memory or the model: --fp32-residual"),
     ("--no-bias-swiglu-fusion", "model: --no-bias-swiglu-fusion"),
-    ("--optimizer muon", "--optimizer: its state is counted as Adam's"),
+    ("--optimizer lion", "--optimizer: its state is counted as Adam's"),
     ("--num-experts 8", "--moe-token-dispatcher-type: allgather is counted as alltoall"),
     ("--fp8-format hybrid --fp8-param-gather", "gathered in 16 bits"),
 ]
@@ -288,10 +291,9 @@ REFUSED = [
         "micro-batch-size",
         "--micro-batch-size: '0' is not a positive number",
     ),
-    ("--window-size 1023,0 --window-attn-skip-freq 4", "", "--window-attn-skip-freq: blocks of"),
-    ("--num-experts 8 --first-k-dense-replace 3", "", "--first-k-dense-replace: blocks of two"),
-    ("--num-experts 8 --moe-layer-freq [0]+[1]*79", "", "--moe-layer-freq: blocks of two kinds"),
-    ("--num-experts 8 --moe-layer-freq some", "", "'some' does not say which blocks"),
+    ("--window-size 9,0 --window-attn-skip-freq [0]+[1]*79", "", "--window-attn-skip-freq: blocks"),
+    ("--num-experts 8 --moe-layer-freq [1,0]*40", "", "--moe-layer-freq: blocks of two kinds"),
+    ("--num-experts 8 --moe-layer-freq some", "", "'some' does not say which of 80 blocks"),
     ("--hybrid-layer-pattern M*M", "", "blocks of several kinds"),
     ("--use-checkpoint-args", "num-query-groups", "the checkpoint says it"),
     ("--deepspeed --vocab-size 1000", "", "--deepspeed: the script is of Megatron-DeepSpeed"),
@@ -403,9 +405,9 @@ def test_a_recipe_of_nemo_names_its_model_by_a_class():
     asked, notes = bridge(RECIPE, "recipe")
     assert asked.model.name == "mixtral-8x7b" and asked.dtype == "bfloat16"
     own = asked.layout
-    assert (own.tp, own.pp, own.chunks, own.ep, own.shard) == (2, 4, 8, 8, "optimizer")
+    assert (own.tp, own.pp, own.chunks, own.shard) == (2, 4, 8, "optimizer")
+    assert (own.ep, own.etp) == (8, 2)  # as many as the tensor parallel ranks by default
     assert "the shape of mixtral-8x7b, which MixtralConfig8x7B names" in notes
-    assert "an expert's split over 2 ranks is not counted: whole ones are" in notes
     assert asked.facts == {"ends": "stage"}
 
 

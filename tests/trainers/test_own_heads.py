@@ -19,6 +19,7 @@ from benchmarks.exports import Case, drawn
 from partopt import PartoptError, Plan, Topology, export_plan
 from partopt.trainer_plans import judging
 from partopt.trainer_plans.jobs import read_job
+from partopt.trainers.megatron_model import LATENT
 from partopt.transformer.config import load_transformer
 from tests.trainers.models import plan_layout
 from tests.trainers.own_code import installed
@@ -111,6 +112,12 @@ class TestMegatron:
             degrees = ("tensor_model", "context", "pipeline_model", "expert_model")
             found = [said[f"{name}_parallel_size"] for name in degrees]
             assert found == [own.tp, own.cp, own.pp, own.ep]
+            if about.model.experts:
+                assert said["expert_tensor_parallel_size"] == (own.etp or 1)
+            if own.modules:
+                assert said["recompute_modules"] == str(own.modules.split("+"))
+            graphs = about.practice.graphs == "none" or said["cuda_graph_impl"] != "none"
+            assert graphs or (about.practice.graphs == "router" and not about.model.experts)
             assert (said["virtual_pipeline_model_parallel_size"] or 1) == own.chunks
             assert said["data_parallel_size"] == own.dp
             assert said["micro_batch_size"] == own.microbatch
@@ -118,7 +125,9 @@ class TestMegatron:
             assert said["seq_length"] == about.sequence
             kinds = {"never": None, "selective": "selective"}
             assert said["recompute_granularity"] == kinds.get(own.recompute, "full")
-            assert said["use_distributed_optimizer"] == (plan.shard == "optimizer")
+            shares = said["use_distributed_optimizer"], said["use_layer_wise_distributed_optimizer"]
+            assert any(shares) == (plan.shard == "optimizer")
+            assert (said["optimizer"] == "muon") == about.practice.muon
             assert said["overlap_grad_reduce"] == (plan.engine.allreduce == "overlap")
             assert said["fp16"] == (about.format == "float16")
             assert bool(said["fp8"]) == (about.format == "fp8")
@@ -131,15 +140,29 @@ class TestMegatron:
             assert said["hidden_size"] == model.hidden
             assert said["num_attention_heads"] == model.heads
             assert (said["num_query_groups"] or model.heads) == model.kv_heads
-            assert said["kv_channels"] == model.head_size
-            assert said["ffn_hidden_size"] == (model.expert_ffn if model.experts else model.ffn)
+            latent = model.latent
+            assert said["kv_channels"] == model.head_size - (latent.rotary if latent else 0)
+            assert said["multi_latent_attention"] == bool(latent)
+            if latent:
+                ranks = [said[name] or 0 for name in LATENT]
+                assert ranks == [latent.queries, latent.keys, latent.rotary, latent.values]
+                assert said["qk_head_dim"] + latent.rotary == model.head_size
+                scaling = own.rotary_scaling.get("factor", 1)
+                assert said["rotary_scaling_factor"] == scaling
+            assert said["ffn_hidden_size"] == (model.ffn or model.expert_ffn)
+            blocks = [int(kind.experts) for kind in model.kinds()]
+            if model.experts:
+                assert said["moe_layer_freq"] == (1 if all(blocks) else str(blocks))
+            assert (said["mtp_num_layers"] or 0) == model.further
+            assert (said["softmax_type"] == "learnable") == model.sinks
+            assert (said["window_attn_skip_freq"] or 0) == model.full_period
             assert (said["num_moe_experts"] or 0) == model.experts
             assert said["gated_linear_unit"] == model.gated
             assert said["hidden_dropout"] == said["attention_dropout"] == 0.1 * model.dropout
             assert said["untie_embeddings_and_output_weights"] != model.tied
             assert said["normalization"] == {"rms": "RMSNorm", "layer": "LayerNorm"}[own.norm]
             assert said["layernorm_epsilon"] == own.epsilon
-            assert said["qk_layernorm"] == own.query_key_norms
+            assert said["qk_layernorm"] == (own.query_key_norms or bool(latent))
             assert said["add_bias_linear"] == (own.bias == "all")
             assert said["add_qkv_bias"] == (own.bias in ("queries", "all"))
             if model.rotary:

@@ -166,7 +166,7 @@ def test_the_converters_of_a_model_that_is_none_of_its_own_are_read_again():
 
 
 OTHERS = [
-    ("    --num-layers 32", "    --num-layers 30", "`blocks` of the model is 32, it would be 30"),
+    ("    --num-layers 32", "    --num-layers 30", "the pipeline's layout has 32 blocks (t) and 0"),
     (
         "--hidden-dropout 0.0",
         "--hidden-dropout 0.1",
@@ -346,10 +346,9 @@ def test_a_model_of_the_shape_alone_is_not_torchtitans_flavour():
 @pytest.mark.parametrize(
     ("layout", "model", "said"),
     [
-        ("etp=2,ep=4", "mixtral-8x7b", "etp is 2, it would be 1"),
-        ("recompute=selective,modules=moe_act", "mixtral-8x7b", "modules made again is moe_act"),
-        ("ep=8", "deepseek-v3", "`latent` of the model is Latent"),
-        ("ep=8", "gpt-oss-20b", "`sinks` of the model is True, it would be False"),
+        ("recompute=selective,modules=mla_up_proj", "mixtral-8x7b", "mla_up_proj without latent"),
+        ("ep=8", "llama4-scout", "`chunked` of the model is True, it would be False"),
+        ("ep=8", "llama4-maverick", "`chunked` of the model is True, it would be False"),
     ],
 )
 def test_what_a_text_does_not_say_of_experts_is_refused(trainer, layout, model, said):
