@@ -102,6 +102,8 @@ _FLAVORS = {
         f"qwen3-{size}": ("qwen3", size.upper(), f"qwen3_{re.sub('[.-]', '_', size)}")
         for size in ("0.6b", "1.7b", "14b", "30b-a3b", "32b")
     },
+    "deepseek-v3": ("deepseek_v3", "671B", "deepseek_v3_671b"),
+    **{f"gpt-oss-{size}": ("gpt_oss", size, f"gpt_oss_{size}") for size in ("20b", "120b")},
 }
 _CONVERTERS: dict[Format, str] = {
     "fp8": "Float8LinearConverter",
@@ -210,9 +212,16 @@ def _batch_lines(plan: Plan) -> list[str]:
 
 
 def _faults(plan: Plan) -> list[str]:
-    """What its schedules do not run, and what its context parallel ranks share in any case."""
+    """What its schedules and models do not run, and what its context parallel ranks share."""
     shares = (plan.layout.cp or 1) > 1 and plan.shard == "none"
-    return [*csv_faults(plan), *["context parallel ranks share parameters (`shard`)"] * shares]
+    faults = [*csv_faults(plan), *["context parallel ranks share parameters (`shard`)"] * shares]
+    model = plan.transformer.model if plan.transformer else None  # models/deepseek_v3/MTP.md
+    if model and model.further:
+        faults.append("the model predicts further tokens, which its pipelines do not")
+    elif model and not (model.name in _FLAVORS and _is_shipped(model)):
+        several = model.latent or model.sinks or len({*model.kinds()}) > 1
+        faults += ["it has no model of such blocks"] * bool(several)
+    return faults
 
 
 class _Name(str):
@@ -253,8 +262,8 @@ def _base(about: Modelled | None) -> tuple[str, str, str, list[str]]:
 
 
 def _is_shipped(model: Transformer) -> bool:
-    """Whether it is the one of its name, as far as it says."""
-    shipped = load_transformer(model.name)
+    """Whether it is the one of its name, as far as it says; its own predict no further tokens."""
+    shipped = structs.replace(load_transformer(model.name), further=0)
     return structs.replace(shipped, numerics=model.numerics and shipped.numerics) == model
 
 
@@ -405,11 +414,11 @@ def _model(settings: Settings) -> Transformer | None:
     for name in names:
         model = named_transformer(name)
         if model and (registered is None or model.name.endswith(f"-{registered}".lower())):
-            return model
+            return structs.replace(model, further=0)
     if registered or family:
         names = [f"{family or 'llama3'}-{flavor or registered}", *names]
         if (model := named_transformer(names[0])) is not None:
-            return model
+            return structs.replace(model, further=0)
     what = f"the model is {names[0] if names else 'not named'}, none that partopt has"
     hint = "name it: `arguments=hf_assets_path=llama3-8b`, or another of models/"
     settings.faults.append(PartoptError(what, hint, code="missing-setting"))
