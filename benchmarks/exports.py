@@ -52,7 +52,7 @@ CANNOT = {
         ("megatron", "megatron-bridge"),
         (
             *("`causal` of the model is False", "`chunked` of the model is True"),
-            "it does not recompute m",
+            *("it does not recompute m", "it does not recompute blocks"),
         ),
     ),
     "torchtitan": (

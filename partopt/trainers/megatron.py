@@ -66,9 +66,11 @@ def _faults(plan: Plan) -> list[str]:
     if about := plan.transformer or None:  # core/transformer/transformer_config.py, __post_init__
         modules, model = {*(plan.layout.modules or "").split("+")}, about.model
         grouped = model.experts and about.format != "float16"
+        part = about.practice.graphs in ("router", "attention") and _recomputation(plan)["method"]
         lacks = {
             "mla_up_proj without latent attention": not model.latent and {"mla_up_proj"},
             "moe_act without grouped experts": not grouped and {"moe_act"},
+            "blocks that graphs hold parts of": part and {""},
             "moe_act or layernorm in fp8": about.format == "fp8" and {"moe_act", "layernorm"},
         }
         faults = [what for what, names in lacks.items() if names and modules & names]
