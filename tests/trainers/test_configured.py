@@ -161,7 +161,11 @@ def test_what_is_written_is_read_again(trainer, data):
     """Shape, format, facts and layout: from the text alone."""
     asked = data.draw(questions(trainer))
     plan = judging.plan_layout(asked)
-    text = export_plan(plan, trainer, stem="planned").main
+    try:
+        text = export_plan(plan, trainer, stem="planned").main
+    except PartoptError as refused:  # by name
+        assert all("it does not recompute" in fault.message for fault in refused.parts)
+        return
     again, _ = read_job(trainer, text, topology())
     assert answer(judging.plan_layout(again), ends="stage") == answer(plan, ends="stage")
 
