@@ -22,8 +22,8 @@ from partopt.transformer.rates import COLLECTIVE_S, HOP_S, Rates, Seconds
 HIDDEN = {"none": 0.0, "backward": 0.0, "async": 0.5, "buffers": 0.7}
 # of those that Megatron's backward runs beside another product: fitted on Korthikanti's table 4
 UNDER_GRADIENTS = 0.65
-# of a tensor that each rank of a group sends whole, what goes through each port: fitted on sheets
-# of Hagemann et al., runs with and without sequence parallelism
+# of a tensor that all ranks of a group send whole, what goes through a rank's port: fitted on
+# sheets of Hagemann et al., runs with and without sequence parallelism
 WHOLE_SENDS = 0.5
 GATHERED = 8  # bytes a logit of the copies where all of them are gathered
 SUM = 6  # bytes an element where two tensors are added
