@@ -176,7 +176,7 @@ def practice_of(row: Mapping[str, str]) -> Practice:
         | {
             "loss": loss,
             "sequence_parallel": row["sequence_parallel"] == "yes",
-            "tp_overlap": row["tp_overlap"],
+            "tp_overlap": own.tp_overlap if row["tp_overlap"] == "none" else row["tp_overlap"],
             "dispatch": DISPATCHES.get(row["dispatch"], row["dispatch"]),
             "dispatch_bytes": 1.5 if row["dispatch"] == "deepep-fp8" else 2,
             "graphs": GRAPHS.get(row["graphs"], row["graphs"]),

@@ -354,8 +354,9 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     `joined_gate`: query, key and value, and gate and up, are one product. `compiled`: one kernel
     sums what several products give. `sequence_parallel` cuts what lies between products over
     tensor parallel ranks, `regathers` gathers their inputs again for the gradients of weights;
-    `tp_overlap` says how products hide these exchanges. `sums` are gradients added up within the
-    product, or by autograd; `exchange` scatters them, or all-reduces them in float32.
+    `tp_overlap` says how products hide these exchanges: in the backward alone, beside another
+    product; or all, in parts. `sums` are gradients added up within the product, or by autograd;
+    `exchange` scatters them, or all-reduces them in float32.
 
     `sends` between stages are whole, or a part of each tensor parallel rank. `ends` says how blocks
     are shared out to stages: evenly, with the head beside the last ones; with embedding and head a
@@ -389,7 +390,7 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     compiled: bool = False
     sequence_parallel: bool = True
     regathers: bool = True
-    tp_overlap: Literal["none", "async", "buffers"] = "none"
+    tp_overlap: Literal["none", "backward", "async", "buffers"] = "none"
     sums: Literal["product", "autograd"] = "product"
     exchange: Literal["scatter", "float32"] = "scatter"
     sends: Literal["parts", "whole"] = "parts"

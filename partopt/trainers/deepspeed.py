@@ -270,6 +270,8 @@ DEEPSPEED = Trainer(
         "scores": "Megatron-DeepSpeed, model/fused_softmax.py: scale, mask and softmax in one "
         "kernel (4), dropout (5); both and their masks backward (11); softmax, mask, both kept",
         "sequence_parallel": "Megatron-DeepSpeed, arguments.py: --sequence-parallel is off",
+        "tp_overlap": "bigscience's Megatron-DeepSpeed, mpu/mappings.py: the backward of "
+        "_CopyToModelParallelRegion waits for its all-reduce",
         "sums": "runtime/pipe/engine.py: autograd adds to the gradient that there is",
         "ends": "Megatron-DeepSpeed, model/gpt_model.py: partition_method type:transformer, blocks "
         "evenly; bigscience's --pp-partition-method type:transformer|embedding, these too",

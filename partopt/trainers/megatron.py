@@ -367,7 +367,7 @@ def _check(segments: Sequence[str], parts: Sequence[Part]) -> None:
 
 
 # whose defaults are Megatron's, but for the cuts, which the layout that is exported says
-PRACTICE = Practice(loss=PLAIN, attention="cudnn", ends="fewer")
+PRACTICE = Practice(loss=PLAIN, attention="cudnn", ends="fewer", tp_overlap="backward")
 
 MEGATRON = Trainer(
     name="megatron",
@@ -401,7 +401,7 @@ MEGATRON = Trainer(
             "no": {"sequence_parallel": False},
             "yes": {"sequence_parallel": True},
         },
-        "tp-overlap": {"no": {"tp_overlap": "none"}, "yes": {"tp_overlap": "buffers"}},
+        "tp-overlap": {"no": {"tp_overlap": "backward"}, "yes": {"tp_overlap": "buffers"}},
         "exchange": {name: {"dispatch": name} for name in ("alltoall", "deepep", "hybridep")},
         "exchange-overlap": {"no": {"dispatch_overlap": False}, "yes": {"dispatch_overlap": True}},
         "graphs": {name: {"graphs": name} for name in ("none", "router", "attention", "full")},
@@ -447,7 +447,9 @@ MEGATRON = Trainer(
         "experts need, and the examples have",
         "regathers": "core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncComm: "
         "backward gathers the input again",
-        "tp_overlap": "Megatron-LM, training/arguments.py: --tp-comm-overlap is off",
+        "tp_overlap": "core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncComm: the "
+        "gather under the input's gradient, the scatter or all-reduce under the weight's; "
+        "Megatron-LM, training/arguments.py: --tp-comm-overlap is off",
         "sums": "core/tensor_parallel/layers.py: gradient_accumulation_fusion, on by default",
         "exchange": "core/distributed/param_and_grad_buffer.py: reduce_scatter or all_reduce",
         "sends": "core/pipeline_parallel/p2p_communication.py: a rank's part of the sequence",

@@ -100,7 +100,7 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "fp8_recipe": fp8[1],
         "fp4_format": "e2m1" if about.format == "nvfp4" else None,
         "cross_entropy_loss_fusion": practice.loss == FUSED,
-        "tp_comm_overlap": practice.tp_overlap != "none" and (layout.tp or 1) > 1,
+        "tp_comm_overlap": practice.tp_overlap == "buffers" and (layout.tp or 1) > 1,
         "sequence_parallel": practice.sequence_parallel and (layout.tp or 1) > 1,
         "grad_reduce_in_bf16": plan.engine.gradients == "parameters",
         "accumulate_allreduce_grads_in_fp32": not wide and plan.engine.gradients == "float32",

@@ -652,6 +652,7 @@ TORCHTITAN = Trainer(
         "kept": "the tensors that autograd saves of these operations, counted",
         "loss": "components/loss.py: cross_entropy of logits cast to float32; counted",
         "compiled": "config/configs.py, CompileConfig: enable is off",
+        "tp_overlap": "config/configs.py: enable_async_tensor_parallel is off",
         "attention": "models/common/attention.py, ScaledDotProductAttention: cuDNN's before "
         "torch's flash attention; FlexAttention, its models' default from 0.3 on, is not counted",
         "joined_queries": "models/common/attention.py, QKVLinear: wq, wk, wv; FusedQKVLinear, "

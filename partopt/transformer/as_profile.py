@@ -35,6 +35,7 @@ from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer.block import Block, Training
 from partopt.transformer.iteration import (
+    PASS_S,
     Degrees,
     Estimate,
     estimate,
@@ -157,6 +158,10 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
     held = sum(sizes) - (end if model.tied else 0)
     # what the first device steps, for which all wait: it ends its last backward behind the others
     begins = [0, *stage_starts(work, degrees), len(sizes)]
+    if degrees.p > 1:  # a pass of a stage takes what it does beside its layers
+        for begin in begins[:-1]:
+            forward_s, backward_s, *other = timed[begin]
+            timed[begin] = _Timed(forward_s + PASS_S, backward_s + PASS_S, *other)
     first = sum(sum(sizes[slice(*begins[i : i + 2])]) for i in range(0, len(begins) - 1, degrees.p))
     if degrees.p == 1:
         first = held

@@ -19,7 +19,12 @@ from partopt.transformer.rates import COLLECTIVE_S, HOP_S, Rates, Seconds
 
 # of the exchanges of a tensor parallel group, what products that are split hide: torch's, 20 to
 # 29 % of the forward pass of its authors; Transformer Engine's, fitted on runs of NeMo on H100
-HIDDEN = {"none": 0.0, "async": 0.5, "buffers": 0.7}
+HIDDEN = {"none": 0.0, "backward": 0.0, "async": 0.5, "buffers": 0.7}
+# of those that Megatron's backward runs beside another product: fitted on Korthikanti's table 4
+UNDER_GRADIENTS = 0.65
+# of a tensor that all ranks of a group send whole, what goes through a rank's port: fitted on
+# sheets of Hagemann et al., runs with and without sequence parallelism
+WHOLE_SENDS = 0.5
 GATHERED = 8  # bytes a logit of the copies where all of them are gathered
 SUM = 6  # bytes an element where two tensors are added
 JOINED = 30  # bytes of passes over a further token's inputs: norms, joined, residual; counted
@@ -487,20 +492,28 @@ class Training:
         return 1 - HIDDEN[self.practice.tp_overlap]
 
     def _tensor_s(self, shape: Shape, kind: Kind) -> Seconds:
-        """What a tensor parallel group exchanges, in attention and in the feed-forward."""
+        """What a tensor parallel group exchanges, in attention and in the feed-forward.
+
+        Backward of a product whose input was gathered: a gather of it again, which may run under
+        the product of the input's gradient, and a scatter of that, under the weight's. Without
+        sequence parallelism an all-reduce is in the scatter's place.
+        """
         if shape.t == 1:
             return Seconds(0.0, 0.0)
         practice, pairs = self.practice, self._pairs(kind)
         # what split products exchange starts by itself
-        start_s = COLLECTIVE_S if practice.tp_overlap == "none" else 0.0
+        start_s = 0.0 if HIDDEN[practice.tp_overlap] else COLLECTIVE_S
         gather_s, scatter_s = self._gather_s(shape) + start_s, self._scatter_s(shape) + start_s
-        forward_s = backward_s = pairs * (gather_s + scatter_s)
-        if not practice.sequence_parallel:  # all-reduces
+        if practice.sequence_parallel:
+            beside_s = pairs * (scatter_s + gather_s * practice.regathers)
+            forward_s, backward_s = pairs * (gather_s + scatter_s), pairs * gather_s + beside_s
+        else:
             reduce_s = 2 * scatter_s - start_s
             apart = self.model.gated and not practice.joined_gate and pairs == 2
             forward_s, backward_s = pairs * reduce_s, (pairs + apart) * reduce_s
-        elif practice.regathers:
-            backward_s += pairs * gather_s
+            beside_s = backward_s
+        if practice.tp_overlap == "backward":
+            backward_s -= UNDER_GRADIENTS * beside_s
         return Seconds(forward_s * self._shown, backward_s * self._shown)
 
     def _pairs(self, kind: Kind) -> int:
@@ -563,7 +576,8 @@ class Training:
     def message_bytes(self, shape: Shape) -> float:
         """What a rank sends to the next stage."""
         whole = self.practice.sends == "whole" and not self.practice.sequence_parallel
-        return 2 * self.tokens(shape) * self.model.hidden / (1 if whole else shape.t)
+        through = max(1.0, WHOLE_SENDS * shape.t) if whole else 1.0
+        return through * 2 * self.tokens(shape) * self.model.hidden / shape.t
 
     def saved_bytes(self, shape: Shape, kind: Kind | None = None) -> float:
         """Bytes that a block keeps of a microbatch on one rank; its input is known in any case."""

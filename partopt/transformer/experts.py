@@ -19,7 +19,7 @@ from partopt.transformer.rates import Rates, Seconds
 CONVERTED = (
     4.0  # of what is counted, bytes of conversions: DeepSeek's trace has 7 ms a block of them
 )
-EXCHANGE_S = 200e-6  # start of an exchange, its counts and its end
+EXCHANGE_S = 160e-6  # start of an exchange, its counts and its end
 OVERLAPPED = 0.5  # of exchanges, hidden behind another microbatch; 0.37 was measured on 16 H100
 DRAWN = 1.09  # the slowest rank over the mean as tokens are drawn, routing that is not forced
 # measured, counted or assumed

@@ -28,14 +28,16 @@ CAPTURED = 0.06  # of activations, what graphs hold beside; assumed
 DISPATCH_BYTES = 2e9  # buffers of DeepEP and of HybridEP; assumed
 MORE_ROWS = 1.1  # of the mean, rows of experts at work
 LASTING = ("parameters", "gradients", "optimizer", "in shares", "buffers")  # allocated once
-# what benchmarks/published_trainers.py --left-out says of runs that no constant was fitted to
+# what benchmarks/published_trainers.py --left-out says of runs that no constant was fitted to; and
+# a check of an earlier version, on runs of ten tables that were kept apart while it was built
 TRUST = (
     "on published runs that no constant was fitted to, half within 4.1 %, one of twenty off by "
-    "more than 15 %"
+    "more than 14 %; on 680 dense runs kept apart, of an earlier version, half within 5.1 %, one "
+    "of twenty off by more than 25 %"
 )
 TRUST_IN_EXPERTS = (
-    "on published runs of a model that no constant was fitted to, half within 8.0 %, one of twenty "
-    "off by more than 28 %"
+    "on published runs of a model that no constant was fitted to, half within 7.1 %, one of twenty "
+    "off by more than 27 %"
 )
 ODD = "widths that are no multiple of 64"  # which kernels are slower at than is computed
 WHOLE = 64
@@ -43,6 +45,7 @@ AGREES = 0.02  # of the time: a simulation that is so near confirms the closed f
 # fitted
 STRAGGLER = 0.004  # the slowest of twice as many devices: runs of NeMo, 8 to 2,304 H100
 FEW = 8  # devices that were fitted on
+PASS_S = 0.2e-3  # of a chunk's forward or backward in a pipeline: runs of NeMo of 6 and 12 chunks
 
 
 class Estimate(NamedTuple):
@@ -430,7 +433,7 @@ def _pipeline_s(work: Training, degrees: Degrees, stages: Sequence[Stage]) -> di
     return {
         "imbalance": m * (slow_s - whole_s / p),
         "bubble": idle_s,
-        "sends": 2 * m * v * shown_s + 2 * fill * send_s,
+        "sends": 2 * m * v * (shown_s + PASS_S) + 2 * fill * send_s,
     }
 
 

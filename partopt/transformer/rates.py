@@ -15,7 +15,7 @@ from partopt.units import parse_bandwidth, parse_flops, parse_power, parse_secon
 # fitted on published runs: benchmarks/published_trainers.py
 SUSTAINED = 0.91  # of the rate that a benchmark finds for one kernel
 BLOCK_SCALES = 0.94  # of the rate with one scale a tensor, products with a scale a block
-LAUNCH_S = 8.2e-6  # in which a host starts an operation: runs of experts; 5 to 25 us are measured
+LAUNCH_S = 8.4e-6  # in which a host starts an operation: runs of experts; 5 to 25 us are measured
 LATENT = 1.40  # of the rate of attention with heads of 128, that of 192 with values of 128
 CLOCK_POWER = 0.36  # clock = (limit / rated power) to this power; 0.89 at 500 of 700 W
 # measured

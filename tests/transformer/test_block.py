@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from partopt.documents.transformer import Calibration, Kept, Latent, Loss, MeasuredBlock, Scores
 from partopt.errors import PartoptError
-from partopt.transformer.block import BESIDE, GATHERED, GROUPED, JOINED, Shape
+from partopt.transformer.block import BESIDE, GATHERED, GROUPED, JOINED, UNDER_GRADIENTS, Shape
 from partopt.transformer.experts import (
     CONVERTED,
     DEEPEP,
@@ -157,6 +157,14 @@ def test_what_tensor_parallel_ranks_exchange():
     hidden = training(tp_overlap="async").block(Shape(t=8)).parts["tensor"]
     assert hidden.forward == pytest.approx(4 * one * 0.5)
     assert training().block(Shape()).parts["tensor"] == (0.0, 0.0)
+    # Megatron's backward: behind other products the gathers again and the scatters; all-reduces
+    for parallel, beside in ((True, 4 * (one + COLLECTIVE_S)), (False, 4 * one + 2 * COLLECTIVE_S)):
+        usual, hidden = (
+            training(sequence_parallel=parallel, tp_overlap=how).block(Shape(t=8)).parts["tensor"]
+            for how in ("none", "backward")
+        )
+        assert hidden.forward == usual.forward
+        assert usual.backward - hidden.backward == pytest.approx(UNDER_GRADIENTS * beside)
     # experts exchange their rows otherwise
     found = training(EXPERTS).block(Shape(t=8)).parts["tensor"]
     assert found.forward == pytest.approx(2 * (one + COLLECTIVE_S))

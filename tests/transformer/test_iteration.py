@@ -16,6 +16,7 @@ from partopt.transformer.block import Shape
 from partopt.transformer.iteration import (
     FSDP_STATE,
     HOST_S,
+    PASS_S,
     RESERVED,
     STRAGGLER,
     Degrees,
@@ -64,7 +65,7 @@ def test_a_pipeline_has_a_bubble_and_waits_for_its_sends():
     send = HOP_S + 2 * 2048 * 1024 / RATES.port
     assert parts["bubble"] == pytest.approx(whole - slow)
     assert parts["imbalance"] == pytest.approx(16 * (slow - whole / 4))
-    assert parts["sends"] == pytest.approx(2 * 16 * send + 2 * 3 * send)
+    assert parts["sends"] == pytest.approx(2 * 16 * (send + PASS_S) + 2 * 3 * send)
 
 
 def test_chunks_make_the_bubble_smaller_and_sends_more():
@@ -72,7 +73,7 @@ def test_chunks_make_the_bubble_smaller_and_sends_more():
     one, two = (estimate(work, Layout(pp=4, chunks=v), 16).parts for v in (1, 2))
     assert two["bubble"] == pytest.approx(one["bubble"] / 2)
     send = HOP_S + 2 * 2048 * 1024 / RATES.port
-    assert two["sends"] - one["sends"] == pytest.approx(2 * 16 * send)
+    assert two["sends"] - one["sends"] == pytest.approx(2 * 16 * (send + PASS_S))
 
 
 def test_sends_are_hidden_where_the_engine_does_not_wait():
@@ -83,12 +84,13 @@ def test_sends_are_hidden_where_the_engine_does_not_wait():
     fill = 3 + 4  # a chunk goes round the four devices once more
     chunk = 2 * training(model).block(Shape()).seconds
     assert send < chunk / 2
-    assert hidden == pytest.approx(2 * 64 * 2 * RATES.taken * send + 2 * fill * send)
+    shown = RATES.taken * send + PASS_S
+    assert hidden == pytest.approx(2 * 64 * 2 * shown + 2 * fill * send)
     assert hidden < waits
     slow = dataclasses.replace(RATES, port=RATES.port / 100)
     send = HOP_S + 2 * 2048 * 1024 / slow.port
     late = estimate(training(model, rates=slow), layout, 64).parts["sends"]
-    shown = send - chunk / 2 + RATES.taken * send
+    shown = send - chunk / 2 + RATES.taken * send + PASS_S
     assert late == pytest.approx(2 * 64 * 2 * shown + 2 * fill * send)
 
 
@@ -643,8 +645,27 @@ def test_what_is_sent_in_parts_is_gathered_again_without_sequence_parallelism():
     size = 2 * 2048 * 1024
     assert whole - cut == pytest.approx(2 * 8 * size * 3 / 4 / RATES.link)
     apart = training(sequence_parallel=False, sends="whole", engine=BLOCKING)
-    send = HOP_S + size / RATES.port
-    assert estimate(apart, layout, 8).parts["sends"] == pytest.approx(2 * (8 + 1) * send)
+    # of what four ranks send whole, half goes through each port; of two ranks no more than is cut
+    send = HOP_S + size / 2 / RATES.port
+    shown = 2 * (8 + 1) * send + 2 * 8 * PASS_S
+    assert estimate(apart, layout, 8).parts["sends"] == pytest.approx(shown)
+    messages = [apart.message_bytes(Shape(t=t)) for t in (1, 2, 4, 8)]
+    assert messages == [size, size / 2, size / 2, size / 2]
+
+
+def test_a_pass_of_a_stage_takes_longer_than_its_layers_in_the_plan_as_in_the_closed_form():
+    work = training(replace(LLAMA, blocks=16), rates=SHIPPED)
+    one, *cut = (profile_of(work, Layout(pp=p, chunks=v), 8) for p, v in ((1, 1), (4, 1), (4, 2)))
+    for profile, stages in zip(cut, (4, 8), strict=True):
+        pairs = zip(one.measurements[0].layers, profile.measurements[0].layers, strict=True)
+        later = [
+            (cut.forward_s - whole.forward_s, cut.backward_s - whole.backward_s)
+            for whole, cut in pairs
+        ]
+        slow = [i for i, pair in enumerate(later) if pair != (0.0, 0.0)]
+        degrees = Degrees.of(work, Layout(pp=4, chunks=stages // 4), 8)
+        assert slow == [0, *stage_starts(work, degrees)]
+        assert [later[i] for i in slow] == [pytest.approx((PASS_S, PASS_S))] * stages
 
 
 def test_what_a_block_takes_while_it_is_at_work():
