@@ -159,6 +159,11 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
         ]
 
     @property
+    def is_unequal(self) -> bool:
+        """Whether what is cut into stages are blocks of several kinds, or of further tokens."""
+        return bool(self.further) or len({*self.kinds()}) > 1
+
+    @property
     def q(self) -> int:
         """Width of the queries."""
         return self.heads * self.head_size
@@ -360,7 +365,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     `sends` between stages are whole, or a part of each tensor parallel rank. `ends` says how blocks
     are shared out to stages: evenly, with the head beside the last ones; with embedding and head a
     block each; with embedding, norm and head a layer each; fewer at the ends where all others have
-    as many then; freely, the last device fewer; or those of each stage, as `17-20-22-21`.
+    as many then; freely, the last device fewer, and unequal blocks by their seconds; or those of
+    each stage, as `17-20-22-21`.
     `selective` recomputation makes attention again, or every second product; then `kept_selective`
     remains. `stops_early`: what is made again ends before the block's last product.
 
@@ -475,7 +481,7 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     seconds of an iteration and bytes of the fullest rank by the closed form. Of `tried` layouts
     those `beside` it are the next that fit, and some that do not and would be faster; `left_out` is
     one that would be the fastest and is not believed. An iteration takes `freely_s` with blocks
-    that are cut freely, where that is less.
+    that are cut freely, where that is less, and `by_count_s` with unequal ones cut by count.
     """
 
     model: Transformer
@@ -490,5 +496,6 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     calibration: Calibration | msgspec.UnsetType = msgspec.UNSET
     tried: Count = 1
     freely_s: Seconds | msgspec.UnsetType = msgspec.UNSET
+    by_count_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     beside: list[LayoutBeside] = []
     left_out: LayoutBeside | msgspec.UnsetType = msgspec.UNSET

@@ -20,10 +20,14 @@ from partopt.transformer.iteration import (
     TRUST_IN_EXPERTS,
     Degrees,
     has_odd_widths,
-    stage_counts,
+    is_whole,
+    stages_of,
 )
+from partopt.transformer.layouts import ROOM
+from partopt.transformer.unequal_stages import cut_text
 from partopt.units import format_bytes, format_seconds
 
+PUBLISHED_RANKS = 8  # over which experts lie in published runs, and more
 _LEAST = 0.005  # of an iteration: smaller parts are added up
 _AGAIN = {"never": "-", "always": "all", "selective": "some"}
 # parts that blocks' seconds are in, beside those that nothing is measured of
@@ -199,11 +203,12 @@ def _head(plan: Plan, about: Modelled) -> Lines:
     if model.further:
         sizes.append(f"{model.further} further token{'s' * (model.further > 1)}")
     sizes.append(f"{model.parameters / 1e9:.1f} B parameters")
+    graphs = f", graphs {about.practice.graphs}" if about.practice.graphs != "none" else ""
     return [
         ("model", f"{model.name}: {', '.join(sizes)}"),
         ("", f"sequence {about.sequence:,}, {about.format}"),
         *cluster_lines(plan.topology.cluster),
-        ("plan", f"{plan.trainer}: {layout_text(plan)}"),
+        ("plan", f"{plan.trainer}: {layout_text(plan)}{graphs}"),
     ]
 
 
@@ -248,17 +253,25 @@ def _measured(work: Training, degrees: Degrees) -> Lines:
 
 
 def _cuts(plan: Plan, about: Modelled, work: Training, degrees: Degrees) -> Lines:
-    """The blocks of stages where these differ, and what they would take if they were cut freely."""
-    counts = stage_counts(work, degrees)
-    runs = [(blocks, len(list(stages))) for blocks, stages in itertools.groupby(counts)]
+    """The stages where these differ, and what they would take if they were cut otherwise."""
+    stages, parts = stages_of(work, degrees), list[str]()
+    counts = [stage.blocks for stage in stages]
+    runs = [(blocks, len(list(same))) for blocks, same in itertools.groupby(counts)]
     said = ", ".join(
         f"{blocks} in {many} stages" if many > 1 else f"{blocks}" for blocks, many in runs
     )
-    parts = [f"blocks {said}"] if len(runs) > 1 else []
-    if about.freely_s:
-        saved = about.freely_s / seconds_of(plan) - 1
-        change = f"{format_seconds(about.freely_s)}, {saved:+.1%}"
-        parts.append(f"with ends=free {change}")
+    if work.is_unequal and len(stages) > 1:
+        parts.append(
+            cut_text(
+                ["E" * s.first + "t" * s.blocks + "m" * s.further + "L" * s.last for s in stages]
+            )
+        )
+    elif len(runs) > 1:
+        parts.append(f"blocks {said}")
+    for name, other_s in (("with ends=free", about.freely_s), ("cut by count", about.by_count_s)):
+        if other_s:
+            change = other_s / seconds_of(plan) - 1
+            parts.append(f"{name} {format_seconds(other_s)}, {change:+.1%}")
     return [("cuts", "; ".join(parts))] if parts else []
 
 
@@ -298,17 +311,31 @@ def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) 
     )
     if over_servers and not measured:
         yield "exchanges between servers are taken to reach the rate of messages: measure theirs"
-    if about.model.experts:
-        yield "layouts of experts are not verified"
+    spread = (layout.ep or 1) * (layout.etp or 1)
+    if spread < min(PUBLISHED_RANKS, about.model.experts):
+        yield (
+            f"experts on fewer than {PUBLISHED_RANKS} ranks are not verified: no published run has "
+            "them so, and they come out 5 to 10 % too fast"
+        )
+    if about.model.experts and is_whole(layout.recompute) and about.asked.recompute is None:
+        yield "whole blocks are made again: no layout fits without"
     if about.model.sinks:
         yield "attention with sinks is not known: published runs take 1.45 times as long"
     if about.left_out:
         change = about.left_out.iteration_s / simulated_s - 1
-        yield (
-            f"left out: {layout_name(about.left_out.layout)}, {change:+.1%} by computation; nobody "
-            "runs experts in large microbatches or makes their blocks again while others fit, and "
-            "their imbalance, which grows so, is not computed"
-        )
+        said = f"left out: {layout_name(about.left_out.layout)}, {change:+.1%} by computation"
+        yield f"{said}; {_left_out(plan, about.left_out)}"
+
+
+def _left_out(plan: Plan, left: LayoutBeside) -> str:
+    """Why a layout that fits is not believed."""
+    if is_whole(left.layout.recompute):
+        return "nobody makes whole blocks of experts again while others fit"
+    device_bytes = plan.topology.device.memory_bytes
+    if device_bytes and left.memory_bytes > ROOM * device_bytes:
+        share = left.memory_bytes / device_bytes
+        return f"it takes {share:.0%} of the memory, and experts need room: give --memory to use it"
+    return "nobody runs experts in so large microbatches, and their imbalance is not computed"
 
 
 def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:

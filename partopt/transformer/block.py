@@ -163,6 +163,11 @@ class Training:
         """Blocks of every kind that the model has."""
         return Counter(self.kinds)
 
+    @cached_property
+    def is_unequal(self) -> bool:
+        """Whether blocks of the model are."""
+        return self.model.is_unequal
+
     def parameters(self, shape: Shape, kind: Kind | None = None) -> Parameters:
         """Those of a block on a rank, gathered if they lie in shares."""
         model, kind = self.model, kind or self.kinds[-1]
