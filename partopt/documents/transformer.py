@@ -437,13 +437,16 @@ class MeasuredBlock(documents.StrictStruct, frozen=True, kw_only=True, omit_defa
 class Calibration(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What was measured of a trainer's own block, for which the closed form's is scaled.
 
-    A group of `ranks` tensor parallel ranks ran it. `blocks` are in the order of their sizes, from
-    the profile of a model called `name`, with the digest `sha256`.
+    It is of the `kind` of that name, or of a model of one. A group of `ranks` tensor parallel ranks
+    ran it, which had the experts of one of `expert_ranks`. `blocks` are in the order of their
+    sizes, from the profile of a model called `name`, with the digest `sha256`.
     """
 
     name: str
     sha256: str
+    kind: str = ""
     ranks: Count = 1
+    expert_ranks: Count = 1
     blocks: Annotated[list[MeasuredBlock], msgspec.Meta(min_length=1)]
 
     def inconsistencies(self) -> Iterator[PartoptError]:
@@ -476,12 +479,13 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     """What the profile of a plan was computed from: a `model`, and the `practice` of its trainer.
 
     Samples have `sequence` tokens, products are in `format`; a `calibration` is what was measured
-    of a block. The question fixed the parts of the layout that are in `asked`, and `facts` of the
-    trainer. `layout` has the degrees that are in the profile, `closed_s` and `closed_bytes` are
-    seconds of an iteration and bytes of the fullest rank by the closed form. Of `tried` layouts
-    those `beside` it are the next that fit, and some that do not and would be faster; `left_out` is
-    one that would be the fastest and is not believed. An iteration takes `freely_s` with blocks
-    that are cut freely, where that is less, and `by_count_s` with unequal ones cut by count.
+    of a block of a kind. The question fixed the parts of the layout that are in `asked`, and
+    `facts` of the trainer. `layout` has the degrees that are in the profile, `closed_s` and
+    `closed_bytes` are seconds of an iteration and bytes of the fullest rank by the closed form. Of
+    `tried` layouts those `beside` it are the next that fit, and some that do not and would be
+    faster; `left_out` is one that would be the fastest and is not believed. An iteration takes
+    `freely_s` with blocks that are cut freely, where that is less, and `by_count_s` with unequal
+    ones cut by count.
     """
 
     model: Transformer
@@ -493,7 +497,7 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     facts: dict[str, str | int | float] = {}
     closed_s: Seconds
     closed_bytes: Count
-    calibration: Calibration | msgspec.UnsetType = msgspec.UNSET
+    calibration: list[Calibration] = []
     tried: Count = 1
     freely_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     by_count_s: Seconds | msgspec.UnsetType = msgspec.UNSET

@@ -228,28 +228,43 @@ def _times(plan: Plan, about: Modelled, batch: int) -> Lines:
     ]
 
 
-def _basis(work: Training, shape: Shape) -> str:
-    """Whether a block of this shape is measured, scaled by what was, or computed."""
-    if work.calibration is None:
-        return "computed"
-    return "measured" if work.is_measured(shape) else "scaled"
+def _basis(work: Training, shape: Shape, kind: Kind | None = None) -> str:
+    """Whether a block of this shape is measured, scaled by what was, or computed.
+
+    Of several kinds the least of these.
+    """
+    kinds = [kind] if kind else [*work.counts]
+    if not all(work.calibration_of(one) for one in kinds):
+        return "computed" if not any(work.calibration_of(one) for one in kinds) else "partly scaled"
+    return "measured" if all(work.is_measured(shape, one) for one in kinds) else "scaled"
 
 
 def _measured(work: Training, degrees: Degrees) -> Lines:
-    """What was measured of a block, and how much more it is than what is computed."""
-    calibration, scale = work.calibration, work.scale(degrees.shape)
-    if calibration is None:
-        return []
-    known = f", bytes kept x {scale.kept:.3g}" if calibration.blocks[0].kept_bytes else ""
-    sizes = ", ".join(str(block.microbatch_size) for block in calibration.blocks)
-    return [
-        (
-            "block",
-            f"{_basis(work, degrees.shape)}: forward x {scale.forward:.3g}, backward x "
-            f"{scale.backward:.3g}{known} of what is computed",
-        ),
-        ("", f"{calibration.name}, measured at tp {calibration.ranks}, microbatch {sizes}"),
-    ]
+    """What was measured of blocks, and how much more it is than what is computed."""
+    lines, several = list[tuple[str, str]](), len(work.counts) > 1
+    for kind in work.counts if work.calibration else ():
+        calibration, basis = work.calibration_of(kind), _basis(work, degrees.shape, kind)
+        label = "" if lines else "block"
+        of_kind = f"{kind.name}: " if several else ""
+        if calibration is None:
+            lines.append((label, f"{of_kind}computed"))
+            continue
+        scale = work.scale(degrees.shape, kind)
+        known = f", bytes kept x {scale.kept:.3g}" if calibration.blocks[0].kept_bytes else ""
+        sizes = ", ".join(str(block.microbatch_size) for block in calibration.blocks)
+        over = f", ep {calibration.expert_ranks}" if calibration.expert_ranks > 1 else ""
+        lines += [
+            (
+                label,
+                f"{of_kind}{basis}: forward x {scale.forward:.3g}, backward x "
+                f"{scale.backward:.3g}{known} of what is computed",
+            ),
+            (
+                "",
+                f"{calibration.name}, measured at tp {calibration.ranks}{over}, microbatch {sizes}",
+            ),
+        ]
+    return lines
 
 
 def _cuts(plan: Plan, about: Modelled, work: Training, degrees: Degrees) -> Lines:
@@ -281,13 +296,18 @@ def _where(parts: Mapping[str, float], work: Training) -> Iterator[str]:
     shown = {name: seconds for name, seconds in parts.items() if seconds >= _LEAST * whole}
     groups: dict[str, list[str]] = {"scaled": [], "computed": []}
     for name, seconds in sorted(shown.items(), key=lambda item: -item[1]):
-        basis = "scaled" if name in _OF_BLOCKS and work.is_scaled(name) else "computed"
+        basis = "scaled" if name in _OF_BLOCKS and _is_scaled(work, name) else "computed"
         groups[basis].append(f"{_NAMES.get(name, name)} {seconds / whole:.1%}")
     rest = 1 - sum(shown.values()) / whole
     groups["computed"] += [f"other {rest:.1%}"] if rest > 0 else []
     for basis, words in groups.items():
         if words:
-            yield ", ".join(words) if work.calibration is None else f"{basis}: {', '.join(words)}"
+            yield ", ".join(words) if not work.calibration else f"{basis}: {', '.join(words)}"
+
+
+def _is_scaled(work: Training, part: str) -> bool:
+    """Whether a part of some blocks is in what was measured."""
+    return any(work.is_scaled(part, kind) for kind in work.counts)
 
 
 def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) -> Iterator[str]:
@@ -392,7 +412,7 @@ def _block(work: Training, degrees: Degrees) -> str:
 def _parts(work: Training, degrees: Degrees, kind: Kind) -> str:
     """The parts of a block of a kind in a table."""
     block = work.block(degrees.shape, kind)
-    basis = _basis(work, degrees.shape)
+    basis = _basis(work, degrees.shape, kind)
     some = "computed" if basis == "computed" else "scaled"
 
     def row(name: str, forward_s: float, backward_s: float, of: str) -> tuple[str, ...]:
@@ -400,7 +420,7 @@ def _parts(work: Training, degrees: Degrees, kind: Kind) -> str:
         return _NAMES.get(name, name), *seconds, of
 
     rows = [
-        row(name, *seconds, some if work.is_scaled(name) else "computed")
+        row(name, *seconds, some if work.is_scaled(name, kind) else "computed")
         for name, seconds in block.parts.items()
         if sum(seconds)
     ]

@@ -11,15 +11,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from partopt import planners
 from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents.engine import PARTOPT, Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
-from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
-from partopt.documents.transformer import BITS, LayoutBeside, Modelled, Transformer
+from partopt.documents.transformer import BITS, Calibration, LayoutBeside, Modelled, Transformer
 from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL, invalid
@@ -28,7 +27,7 @@ from partopt.search.effort import SearchParams
 from partopt.search.rows import order_of
 from partopt.search.solve import Result
 from partopt.simulator.execution import simulate_plan
-from partopt.trainer_plans.calibration import calibrate
+from partopt.trainer_plans.calibration import calibrate_kinds
 from partopt.trainers import TRAINERS
 from partopt.transformer.as_profile import (
     ends_of_starts,
@@ -83,8 +82,9 @@ def training_for(job: Job) -> Training:
         )
     practice, engine = trainer.run_with({**_usual_facts(job), **job.facts})
     rates, measured = rates_of(job.topology), job.calibrate
-    if isinstance(measured, Profile):
-        measured = calibrate(measured, job.model, job.sequence, format, job.topology)
+    calibration = list[Calibration]()
+    if measured is not None:
+        calibration = calibrate_kinds(measured, job.model, job.sequence, format, job.topology)
     return Training(
         model=job.model,
         sequence=job.sequence,
@@ -92,7 +92,7 @@ def training_for(job: Job) -> Training:
         practice=practice,
         engine=engine,
         rates=rates,
-        calibration=measured,
+        calibration=calibration,
         repeats_keys=trainer.says.repeats_keys,
         parts_ties=trainer.says.ties,
     )
@@ -369,7 +369,7 @@ def simulate_layout(job: Job, training: Training, layout: Layout) -> Plan:
         facts={name: value if isinstance(value, int) else str(value) for name, value in facts},
         closed_s=found.seconds,
         closed_bytes=round(found.memory_bytes),
-        calibration=training.calibration or UNSET,
+        calibration=[*training.calibration],
     )
     problem = _problem(job, training, found).with_(transformer=modelled)
     plan = simulate_plan(planners.plan(MANUAL, problem))

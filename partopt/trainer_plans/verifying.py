@@ -57,7 +57,7 @@ def _answer(plan: Plan, about: Modelled, progress: Progress) -> tuple[bool, str,
         layout=about.asked,
         facts=about.facts,
         memory=None if limit is None else limit + plan.reserve.size_bytes,
-        calibrate=about.calibration or None,
+        calibrate={block.kind: block for block in about.calibration} or None,
     )
     ways: list[Callable[[], Plan]] = [
         lambda: plan_layout(job),

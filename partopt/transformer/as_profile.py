@@ -84,7 +84,7 @@ def training_of(plan: Plan, about: Modelled) -> Training:
         practice=about.practice,
         engine=plan.engine,
         rates=rates_of(plan.topology),
-        calibration=about.calibration or None,
+        calibration=about.calibration,
     )
 
 

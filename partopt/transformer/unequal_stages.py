@@ -15,7 +15,7 @@ import numpy as np
 # n      stages, of which none is empty
 # G[i,j] seconds of the slowest of n stages of units [i, j), as fast as can be; k the last cut but
 #        those inside the parts
-# F[j]   sum over chunks of the slowest stage of each, of units [0, j)
+# F[j]   sum over chunks of the slowest stage, of units [0, j)
 
 Units = tuple[float, ...]
 _FEW = 3  # equal stages that are written out
@@ -23,7 +23,7 @@ _FEW = 3  # equal stages that are written out
 
 @lru_cache(maxsize=4096)
 def cut_units(units: Units, p: int, v: int) -> tuple[int, ...]:
-    """The units of each of p v stages, so that no other cut is faster.
+    """The units of all p v stages, so that no other cut is faster.
 
     As many microbatches as devices pass a chunk before the next one, at the pace of its slowest
     stage: the sum of these over v chunks is least. A chunk that is faster than stages are in the
@@ -82,7 +82,7 @@ def pace_s(stages: Sequence[tuple[float, float]], p: int) -> float:
 
 
 def ends_of(counts: Sequence[int], blocks: int, further: int) -> str:
-    """The blocks of stages that have so many units each, as `Practice.ends` states them."""
+    """The blocks of stages that have so many units, as `Practice.ends` states them."""
     letters = "E" + "t" * blocks + "m" * bool(further) + "L"
     bounds = itertools.accumulate(counts, initial=0)
     stages = [letters[start:stop] for start, stop in itertools.pairwise(bounds)]

@@ -50,7 +50,7 @@ KINDS = {
     "beside the best": lambda: (
         judge_layout(asked(layout="tp=2", facts={"sequence-parallel": "no", "bucket": 10**7})).plan
     ),
-    "of one layout, measured": lambda: plan_layout(asked(layout="dp=4", calibrate=MEASURED)),
+    "of one layout, measured": lambda: plan_layout(asked(layout="dp=4", calibrate={"": MEASURED})),
 }
 make = cache(lambda kind: KINDS[kind]())
 

@@ -1,4 +1,4 @@
-"""Stages of unequal units: against all cuts that there are, and beside layouts that are published."""
+"""Stages of unequal units: against all cuts that there are, and beside published layouts."""
 
 from __future__ import annotations
 
