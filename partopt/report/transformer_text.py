@@ -24,6 +24,7 @@ from partopt.transformer.iteration import (
     stages_of,
 )
 from partopt.transformer.layouts import ROOM
+from partopt.transformer.rates import PLANNED
 from partopt.transformer.unequal_stages import cut_text
 from partopt.units import format_bytes, format_seconds
 
@@ -173,6 +174,7 @@ def layout_name(layout: Layout) -> str:
     words = [f"tp {layout.tp}", *(f"{name} {value}" for name, value in rare if value > 1)]
     words += [f"pp {_pipeline(layout)}", f"dp {layout.dp}", f"mb {layout.microbatch}"]
     again = _AGAIN.get(str(layout.recompute), f"{layout.recompute} blocks")
+    again = layout.modules or again
     return ", ".join(words + ([] if again == "-" else [f"{again} again"]))
 
 
@@ -351,10 +353,12 @@ def _left_out(plan: Plan, left: LayoutBeside) -> str:
     """Why a layout that fits is not believed."""
     if is_whole(left.layout.recompute):
         return "nobody makes whole blocks of experts again while others fit"
-    device_bytes = plan.topology.device.memory_bytes
+    limit_bytes = (plan.memory_limit_bytes or 0) + plan.reserve.size_bytes
+    device_bytes = limit_bytes / PLANNED
     if device_bytes and left.memory_bytes > ROOM * device_bytes:
         share = left.memory_bytes / device_bytes
-        return f"it takes {share:.0%} of the memory, and experts need room: give --memory to use it"
+        left_free = f"and {1 - ROOM:.0%} are left free of experts: --memory replaces that"
+        return f"it takes {share:.0%} of the memory, {left_free}"
     return "nobody runs experts in so large microbatches, and their imbalance is not computed"
 
 

@@ -1,6 +1,7 @@
 """Measured blocks: a profile of a trainer's own block scales the closed form, and nothing else."""
 
 import json
+import time
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Group
 from partopt.documents.topology import Topology
+from partopt.documents.transformer import Calibration, MeasuredBlock
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.report.plans_text import render_plan
@@ -23,6 +25,8 @@ from partopt.transformer.block import Shape
 from partopt.transformer.config import load_transformer
 from partopt.transformer.iteration import estimate
 from tests.examples import examples
+from tests.transformer.helpers import KINDS as KINDS_MODEL
+from tests.transformer.helpers import training
 
 MODEL, BATCH, SEQUENCE = "llama3-8b", 64, 4096
 LAYOUTS = [
@@ -346,3 +350,65 @@ def test_files_of_kinds_are_told_apart_by_their_names(partopt, tmp_path):
     assert done.code == 0 and "block dense:" in " ".join(done.out.split())
     twice = partopt(*asked, "--calibrate", f"{tmp_path}/dense.json", *each[:2])
     assert twice.code == 2 and "one file, or one for every kind" in twice.err
+
+
+@pytest.mark.slow
+def test_measured_blocks_of_two_kinds_say_how_long_a_run_of_both_takes():
+    """On this processor a block of each kind is timed alone; a run has six."""
+    torch = pytest.importorskip("torch")
+    width, tokens, experts = 256, 512, 4
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+    class Dense(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(width, 1024), torch.nn.Linear(1024, width)
+
+        def forward(self, x):
+            return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+    class Experts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = torch.nn.Linear(width, experts)
+            self.experts = torch.nn.ModuleList(Dense() for _ in range(experts))
+
+        def forward(self, x):
+            chosen = torch.arange(len(x)) % experts  # balanced
+            out = x * self.router(x).softmax(-1).amax(-1, keepdim=True)
+            parts = [expert(out[chosen == i]) for i, expert in enumerate(self.experts)]
+            return x + torch.cat(parts)
+
+    def pass_s(blocks):
+        """The least seconds of a forward and of a backward, of several."""
+        x, taken = torch.randn(tokens, width, requires_grad=True), []
+        for _ in range(8):
+            began = time.process_time()
+            y = x
+            for block in blocks:
+                y = block(y)
+            middle = time.process_time()
+            y.sum().backward()
+            taken.append((middle - began, time.process_time() - middle))
+        return [min(seconds) for seconds in zip(*taken, strict=True)]
+
+    model = replace(KINDS_MODEL, blocks=6, dense_first=2, further=0, window=0, full_period=0)
+    measured_blocks = [
+        Calibration(
+            name=kind,
+            sha256="0" * 64,
+            kind=kind,
+            blocks=[MeasuredBlock(microbatch_size=1, forward_s=forward, backward_s=backward)],
+        )
+        for kind, made in (("dense", Dense), ("experts", Experts))
+        for forward, backward in [pass_s([made()])]
+    ]
+    work = training(model, sequence=tokens, calibration=measured_blocks)
+    blocks = [work.block(Shape(), kind) for kind in work.kinds]
+    run_s = sum(pass_s([*(Dense() for _ in range(2)), *(Experts() for _ in range(4))]))
+    said_s = sum(block.forward_s + block.backward_s for block in blocks)
+    assert said_s == pytest.approx(run_s, rel=0.3)
+    plain = training(model, sequence=tokens)
+    computed_s = sum(plain.block(Shape(), kind).seconds for kind in plain.kinds)
+    assert computed_s < run_s / 3  # of a device that this one is not
