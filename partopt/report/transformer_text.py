@@ -357,7 +357,7 @@ def _left_out(plan: Plan, left: LayoutBeside) -> str:
     device_bytes = limit_bytes / PLANNED
     if device_bytes and left.memory_bytes > ROOM * device_bytes:
         share = left.memory_bytes / device_bytes
-        left_free = f"and {1 - ROOM:.0%} are left free of experts: --memory replaces that"
+        left_free = f"and {1 - ROOM:.0%} are left free of experts: a limit of memory replaces that"
         return f"it takes {share:.0%} of the memory, {left_free}"
     return "nobody runs experts in so large microbatches, and their imbalance is not computed"
 
