@@ -111,9 +111,10 @@ class Options:
     the two together.
 
     Of a transformer alone: samples have `sequence` tokens, products are in the format `dtype`, by
-    default bfloat16, `calibrate` is what was measured of its trainer's block, a profile or as a
-    plan has it. It has no options but these, `layout` and its parts, `global_batch`, `memory`,
-    `trainer` and `facts`, also of how the trainer runs it; `memory` is by default 95 % of a device.
+    default bfloat16, `calibrate` is what was measured of its trainer's block: a profile, one for
+    every kind of block by its name, or as a plan has it. It has no options but these, `layout` and
+    its parts, `global_batch`, `memory`, `trainer` and `facts`, also of how the trainer runs it;
+    `memory` is by default 95 % of a device.
     """
 
     planner: Annotated[
@@ -194,7 +195,7 @@ class Options:
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
     sequence: int | None = None
     dtype: Format | None = None
-    calibrate: Profile | Calibration | None = None
+    calibrate: Profile | Mapping[str, Profile | Calibration] | None = None
 
     @property
     def first(self) -> int | None:

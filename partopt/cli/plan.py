@@ -57,7 +57,12 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     "Of a configuration's products (default: bfloat16).",
     click.Choice(tuple(BITS)),
 )
-@options.option("--calibrate", "FILE", "A profile of its trainer's own block: measured times win.")
+@options.option(
+    "--calibrate",
+    "[KIND=]FILE",
+    "A profile of its trainer's own block: measured times win.",
+    multiple=True,
+)
 @options.map_option
 @options.option("--picture", "FILE", "Draw the plan, too (.svg, .pdf, .png).")
 @options.output_options("the plan or table")

@@ -144,7 +144,8 @@ def state_options(given: dict[str, Any]) -> dict[str, Any]:
     options = {
         name: value
         for name, value in given.items()
-        if name not in _NOT_OF_JOB and (is_given(name) or value != getattr(Options, name, None))
+        if name not in _NOT_OF_JOB
+        and (is_given(name) or value not in ((), getattr(Options, name, None)))
     }
     for name in options.keys() & {"cuts", "replicas"}:
         if isinstance(value := given[name], str):
@@ -162,7 +163,7 @@ def state_job(model: Profile | Transformer, topology: Topology, given: dict[str,
 
     options = state_options(given)
     if isinstance(model, Transformer) and "calibrate" in options:
-        options["calibrate"] = partopt.Profile.load(options["calibrate"])
+        options["calibrate"] = _read_measured(options["calibrate"])
     try:
         return partopt.Job(model, topology, **options)
     except PartoptError as error:
@@ -170,6 +171,20 @@ def state_job(model: Profile | Transformer, topology: Topology, given: dict[str,
             message = error.message.replace("`cost`", given["cost"])
             raise PartoptError(message, error.hint, code=error.code, option="cost") from None
         raise
+
+
+def _read_measured(given: Sequence[str]) -> Profile | dict[str, Profile]:
+    """A profile of a block, or those of blocks of kinds: `dense=a.json`."""
+    import partopt
+
+    pairs = [text.rpartition("=") for text in given]
+    kinds = [kind for kind, _, _ in pairs]
+    if kinds == [""]:
+        return partopt.Profile.load(given[0])
+    if "" in kinds or len({*kinds}) < len(kinds):
+        what = f"--calibrate {' --calibrate '.join(given)}: one file, or one for every kind"
+        raise PartoptError(what, "write --calibrate dense=a.json", code="invalid-option")
+    return {kind: partopt.Profile.load(path) for kind, _, path in pairs}
 
 
 def _read_costs(path: str) -> list[float]:

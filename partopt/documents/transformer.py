@@ -159,6 +159,11 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
         ]
 
     @property
+    def is_unequal(self) -> bool:
+        """Whether what is cut into stages are blocks of several kinds, or of further tokens."""
+        return bool(self.further) or len({*self.kinds()}) > 1
+
+    @property
     def q(self) -> int:
         """Width of the queries."""
         return self.heads * self.head_size
@@ -361,7 +366,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     `sends` between stages are whole, or a part of each tensor parallel rank. `ends` says how blocks
     are shared out to stages: evenly, with the head beside the last ones; with embedding and head a
     block each; with embedding, norm and head a layer each; fewer at the ends where all others have
-    as many then; freely, the last device fewer; or those of each stage, as `17-20-22-21`.
+    as many then; freely, the last device fewer, and unequal blocks by their seconds; or those of
+    each stage, as `17-20-22-21`.
     `selective` recomputation makes attention again, or every second product; then `kept_selective`
     remains. `stops_early`: what is made again ends before the block's last product.
 
@@ -432,13 +438,16 @@ class MeasuredBlock(documents.StrictStruct, frozen=True, kw_only=True, omit_defa
 class Calibration(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What was measured of a trainer's own block, for which the closed form's is scaled.
 
-    A group of `ranks` tensor parallel ranks ran it. `blocks` are in the order of their sizes, from
-    the profile of a model called `name`, with the digest `sha256`.
+    It is of the `kind` of that name, or of a model of one. A group of `ranks` tensor parallel ranks
+    ran it, which had the experts of one of `expert_ranks`. `blocks` are in the order of their
+    sizes, from the profile of a model called `name`, with the digest `sha256`.
     """
 
     name: str
     sha256: str
+    kind: str = ""
     ranks: Count = 1
+    expert_ranks: Count = 1
     blocks: Annotated[list[MeasuredBlock], msgspec.Meta(min_length=1)]
 
     def inconsistencies(self) -> Iterator[PartoptError]:
@@ -471,12 +480,13 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     """What the profile of a plan was computed from: a `model`, and the `practice` of its trainer.
 
     Samples have `sequence` tokens, products are in `format`; a `calibration` is what was measured
-    of a block. The question fixed the parts of the layout that are in `asked`, and `facts` of the
-    trainer. `layout` has the degrees that are in the profile, `closed_s` and `closed_bytes` are
-    seconds of an iteration and bytes of the fullest rank by the closed form. Of `tried` layouts
-    those `beside` it are the next that fit, and some that do not and would be faster; `left_out` is
-    one that would be the fastest and is not believed. An iteration takes `freely_s` with blocks
-    that are cut freely, where that is less.
+    of a block of a kind. The question fixed the parts of the layout that are in `asked`, and
+    `facts` of the trainer. `layout` has the degrees that are in the profile, `closed_s` and
+    `closed_bytes` are seconds of an iteration and bytes of the fullest rank by the closed form. Of
+    `tried` layouts those `beside` it are the next that fit, and some that do not and would be
+    faster; `left_out` is one that would be the fastest and is not believed. An iteration takes
+    `freely_s` with blocks that are cut freely, where that is less, and `by_count_s` with unequal
+    ones cut by count.
     """
 
     model: Transformer
@@ -488,8 +498,9 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     facts: dict[str, str | int | float] = {}
     closed_s: Seconds
     closed_bytes: Count
-    calibration: Calibration | msgspec.UnsetType = msgspec.UNSET
+    calibration: list[Calibration] = []
     tried: Count = 1
     freely_s: Seconds | msgspec.UnsetType = msgspec.UNSET
+    by_count_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     beside: list[LayoutBeside] = []
     left_out: LayoutBeside | msgspec.UnsetType = msgspec.UNSET

@@ -20,10 +20,15 @@ from partopt.transformer.iteration import (
     TRUST_IN_EXPERTS,
     Degrees,
     has_odd_widths,
-    stage_counts,
+    is_whole,
+    stages_of,
 )
+from partopt.transformer.layouts import ROOM
+from partopt.transformer.rates import PLANNED
+from partopt.transformer.unequal_stages import cut_text
 from partopt.units import format_bytes, format_seconds
 
+PUBLISHED_RANKS = 8  # over which experts lie in published runs, and more
 _LEAST = 0.005  # of an iteration: smaller parts are added up
 _AGAIN = {"never": "-", "always": "all", "selective": "some"}
 # parts that blocks' seconds are in, beside those that nothing is measured of
@@ -169,6 +174,7 @@ def layout_name(layout: Layout) -> str:
     words = [f"tp {layout.tp}", *(f"{name} {value}" for name, value in rare if value > 1)]
     words += [f"pp {_pipeline(layout)}", f"dp {layout.dp}", f"mb {layout.microbatch}"]
     again = _AGAIN.get(str(layout.recompute), f"{layout.recompute} blocks")
+    again = layout.modules or again
     return ", ".join(words + ([] if again == "-" else [f"{again} again"]))
 
 
@@ -199,11 +205,12 @@ def _head(plan: Plan, about: Modelled) -> Lines:
     if model.further:
         sizes.append(f"{model.further} further token{'s' * (model.further > 1)}")
     sizes.append(f"{model.parameters / 1e9:.1f} B parameters")
+    graphs = f", graphs {about.practice.graphs}" if about.practice.graphs != "none" else ""
     return [
         ("model", f"{model.name}: {', '.join(sizes)}"),
         ("", f"sequence {about.sequence:,}, {about.format}"),
         *cluster_lines(plan.topology.cluster),
-        ("plan", f"{plan.trainer}: {layout_text(plan)}"),
+        ("plan", f"{plan.trainer}: {layout_text(plan)}{graphs}"),
     ]
 
 
@@ -223,42 +230,65 @@ def _times(plan: Plan, about: Modelled, batch: int) -> Lines:
     ]
 
 
-def _basis(work: Training, shape: Shape) -> str:
-    """Whether a block of this shape is measured, scaled by what was, or computed."""
-    if work.calibration is None:
-        return "computed"
-    return "measured" if work.is_measured(shape) else "scaled"
+def _basis(work: Training, shape: Shape, kind: Kind | None = None) -> str:
+    """Whether a block of this shape is measured, scaled by what was, or computed.
+
+    Of several kinds the least of these.
+    """
+    kinds = [kind] if kind else [*work.counts]
+    if not all(work.calibration_of(one) for one in kinds):
+        return "computed" if not any(work.calibration_of(one) for one in kinds) else "partly scaled"
+    return "measured" if all(work.is_measured(shape, one) for one in kinds) else "scaled"
 
 
 def _measured(work: Training, degrees: Degrees) -> Lines:
-    """What was measured of a block, and how much more it is than what is computed."""
-    calibration, scale = work.calibration, work.scale(degrees.shape)
-    if calibration is None:
-        return []
-    known = f", bytes kept x {scale.kept:.3g}" if calibration.blocks[0].kept_bytes else ""
-    sizes = ", ".join(str(block.microbatch_size) for block in calibration.blocks)
-    return [
-        (
-            "block",
-            f"{_basis(work, degrees.shape)}: forward x {scale.forward:.3g}, backward x "
-            f"{scale.backward:.3g}{known} of what is computed",
-        ),
-        ("", f"{calibration.name}, measured at tp {calibration.ranks}, microbatch {sizes}"),
-    ]
+    """What was measured of blocks, and how much more it is than what is computed."""
+    lines, several = list[tuple[str, str]](), len(work.counts) > 1
+    for kind in work.counts if work.calibration else ():
+        calibration, basis = work.calibration_of(kind), _basis(work, degrees.shape, kind)
+        label = "" if lines else "block"
+        of_kind = f"{kind.name}: " if several else ""
+        if calibration is None:
+            lines.append((label, f"{of_kind}computed"))
+            continue
+        scale = work.scale(degrees.shape, kind)
+        known = f", bytes kept x {scale.kept:.3g}" if calibration.blocks[0].kept_bytes else ""
+        sizes = ", ".join(str(block.microbatch_size) for block in calibration.blocks)
+        over = f", ep {calibration.expert_ranks}" if calibration.expert_ranks > 1 else ""
+        lines += [
+            (
+                label,
+                f"{of_kind}{basis}: forward x {scale.forward:.3g}, backward x "
+                f"{scale.backward:.3g}{known} of what is computed",
+            ),
+            (
+                "",
+                f"{calibration.name}, measured at tp {calibration.ranks}{over}, microbatch {sizes}",
+            ),
+        ]
+    return lines
 
 
 def _cuts(plan: Plan, about: Modelled, work: Training, degrees: Degrees) -> Lines:
-    """The blocks of stages where these differ, and what they would take if they were cut freely."""
-    counts = stage_counts(work, degrees)
-    runs = [(blocks, len(list(stages))) for blocks, stages in itertools.groupby(counts)]
+    """The stages where these differ, and what they would take if they were cut otherwise."""
+    stages, parts = stages_of(work, degrees), list[str]()
+    counts = [stage.blocks for stage in stages]
+    runs = [(blocks, len(list(same))) for blocks, same in itertools.groupby(counts)]
     said = ", ".join(
         f"{blocks} in {many} stages" if many > 1 else f"{blocks}" for blocks, many in runs
     )
-    parts = [f"blocks {said}"] if len(runs) > 1 else []
-    if about.freely_s:
-        saved = about.freely_s / seconds_of(plan) - 1
-        change = f"{format_seconds(about.freely_s)}, {saved:+.1%}"
-        parts.append(f"with ends=free {change}")
+    if work.is_unequal and len(stages) > 1:
+        parts.append(
+            cut_text(
+                ["E" * s.first + "t" * s.blocks + "m" * s.further + "L" * s.last for s in stages]
+            )
+        )
+    elif len(runs) > 1:
+        parts.append(f"blocks {said}")
+    for name, other_s in (("with ends=free", about.freely_s), ("cut by count", about.by_count_s)):
+        if other_s:
+            change = other_s / seconds_of(plan) - 1
+            parts.append(f"{name} {format_seconds(other_s)}, {change:+.1%}")
     return [("cuts", "; ".join(parts))] if parts else []
 
 
@@ -268,13 +298,18 @@ def _where(parts: Mapping[str, float], work: Training) -> Iterator[str]:
     shown = {name: seconds for name, seconds in parts.items() if seconds >= _LEAST * whole}
     groups: dict[str, list[str]] = {"scaled": [], "computed": []}
     for name, seconds in sorted(shown.items(), key=lambda item: -item[1]):
-        basis = "scaled" if name in _OF_BLOCKS and work.is_scaled(name) else "computed"
+        basis = "scaled" if name in _OF_BLOCKS and _is_scaled(work, name) else "computed"
         groups[basis].append(f"{_NAMES.get(name, name)} {seconds / whole:.1%}")
     rest = 1 - sum(shown.values()) / whole
     groups["computed"] += [f"other {rest:.1%}"] if rest > 0 else []
     for basis, words in groups.items():
         if words:
-            yield ", ".join(words) if work.calibration is None else f"{basis}: {', '.join(words)}"
+            yield ", ".join(words) if not work.calibration else f"{basis}: {', '.join(words)}"
+
+
+def _is_scaled(work: Training, part: str) -> bool:
+    """Whether a part of some blocks is in what was measured."""
+    return any(work.is_scaled(part, kind) for kind in work.counts)
 
 
 def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) -> Iterator[str]:
@@ -298,17 +333,33 @@ def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) 
     )
     if over_servers and not measured:
         yield "exchanges between servers are taken to reach the rate of messages: measure theirs"
-    if about.model.experts:
-        yield "layouts of experts are not verified"
+    spread = (layout.ep or 1) * (layout.etp or 1)
+    if spread < min(PUBLISHED_RANKS, about.model.experts):
+        yield (
+            f"experts on fewer than {PUBLISHED_RANKS} ranks are not verified: no published run has "
+            "them so, and they come out 5 to 10 % too fast"
+        )
+    if about.model.experts and is_whole(layout.recompute) and about.asked.recompute is None:
+        yield "whole blocks are made again: no layout fits without"
     if about.model.sinks:
         yield "attention with sinks is not known: published runs take 1.45 times as long"
     if about.left_out:
         change = about.left_out.iteration_s / simulated_s - 1
-        yield (
-            f"left out: {layout_name(about.left_out.layout)}, {change:+.1%} by computation; nobody "
-            "runs experts in large microbatches or makes their blocks again while others fit, and "
-            "their imbalance, which grows so, is not computed"
-        )
+        said = f"left out: {layout_name(about.left_out.layout)}, {change:+.1%} by computation"
+        yield f"{said}; {_left_out(plan, about.left_out)}"
+
+
+def _left_out(plan: Plan, left: LayoutBeside) -> str:
+    """Why a layout that fits is not believed."""
+    if is_whole(left.layout.recompute):
+        return "nobody makes whole blocks of experts again while others fit"
+    limit_bytes = (plan.memory_limit_bytes or 0) + plan.reserve.size_bytes
+    device_bytes = limit_bytes / PLANNED
+    if device_bytes and left.memory_bytes > ROOM * device_bytes:
+        share = left.memory_bytes / device_bytes
+        left_free = f"and {1 - ROOM:.0%} are left free of experts: a limit of memory replaces that"
+        return f"it takes {share:.0%} of the memory, {left_free}"
+    return "nobody runs experts in so large microbatches, and their imbalance is not computed"
 
 
 def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:
@@ -365,7 +416,7 @@ def _block(work: Training, degrees: Degrees) -> str:
 def _parts(work: Training, degrees: Degrees, kind: Kind) -> str:
     """The parts of a block of a kind in a table."""
     block = work.block(degrees.shape, kind)
-    basis = _basis(work, degrees.shape)
+    basis = _basis(work, degrees.shape, kind)
     some = "computed" if basis == "computed" else "scaled"
 
     def row(name: str, forward_s: float, backward_s: float, of: str) -> tuple[str, ...]:
@@ -373,7 +424,7 @@ def _parts(work: Training, degrees: Degrees, kind: Kind) -> str:
         return _NAMES.get(name, name), *seconds, of
 
     rows = [
-        row(name, *seconds, some if work.is_scaled(name) else "computed")
+        row(name, *seconds, some if work.is_scaled(name, kind) else "computed")
         for name, seconds in block.parts.items()
         if sum(seconds)
     ]

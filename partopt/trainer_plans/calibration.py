@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from partopt.documents.device import same_device
 from partopt.documents.profile import Measurement, Profile
 from partopt.documents.topology import Topology
-from partopt.documents.transformer import Calibration, Format, MeasuredBlock, Transformer
+from partopt.documents.transformer import Calibration, Format, Kind, MeasuredBlock, Transformer
 from partopt.errors import PartoptError
 from partopt.trainers.parts import block_bounds, find_parts
 from partopt.units import format_bytes
@@ -23,18 +25,55 @@ NEAR = 0.02  # of the parameters of a block: biases are not counted
 HINT = "profile the block that the trainer builds for this model, in the plan's sequence"
 
 
-def calibrate(
-    profile: Profile, model: Transformer, sequence: int, format: Format, topology: Topology
-) -> Calibration:
-    """What was measured of a block of `model`: of several blocks in a profile the median.
+def calibrate_kinds(
+    measured: Profile | Mapping[str, Profile | Calibration],
+    model: Transformer,
+    sequence: int,
+    format: Format,
+    topology: Topology,
+) -> list[Calibration]:
+    """What was measured of blocks of `model`, by the names of its kinds where it has several.
 
-    Raises PartoptError with all that contradicts the question: times that nobody measured, another
-    device, number format, sequence or width.
+    Kinds may be left out, and are computed. PartoptError for one that it does not have.
+    """
+    kinds = {kind.name: kind for kind in model.kinds()}
+    if isinstance(measured, Profile):
+        if len(kinds) > 1:
+            what = f"{measured.model.name}: blocks of {model.name} are of several kinds"
+            raise _fault(what, f"say of which: {', '.join(f'{name}=FILE' for name in kinds)}")
+        only = model.kinds()[0]
+        return [calibrate(measured, model, only, sequence, format, topology)]
+    found = list[Calibration]()
+    for name, profile in measured.items():
+        if isinstance(profile, Calibration):
+            found.append(profile)
+            continue
+        if name not in kinds:
+            what = f"`calibrate={name}`: {model.name} has no such blocks"
+            raise _fault(what, f"its kinds are {', '.join(kinds)}")
+        one = calibrate(profile, model, kinds[name], sequence, format, topology)
+        found.append(replace(one, kind=name))
+    return found
+
+
+def calibrate(
+    profile: Profile,
+    model: Transformer,
+    kind: Kind,
+    sequence: int,
+    format: Format,
+    topology: Topology,
+) -> Calibration:
+    """What was measured of a block of a kind: of several blocks in a profile the median.
+
+    One of experts may have those of one of several ranks. Raises PartoptError with all that
+    contradicts the question: times that nobody measured, another device, number format, sequence or
+    width.
     """
     faults = list(_faults(profile, sequence, format, topology))
     if faults:
         raise PartoptError.together(faults)
-    blocks = _find_blocks(profile, model)
+    blocks, expert_ranks = _find_blocks(profile, model, kind)
     measured = [_measure(measurement, blocks) for measurement in profile.measured()]
     ends = [block[-1] for block in blocks]
     for measurement in profile.measured():
@@ -45,6 +84,7 @@ def calibrate(
         name=profile.model.name,
         sha256=profile.sha256(),
         ranks=profile.group_ranks,
+        expert_ranks=expert_ranks,
         blocks=measured,
     )
 
@@ -72,10 +112,13 @@ def _faults(
         yield _fault(what, HINT)
 
 
-def _find_blocks(profile: Profile, model: Transformer) -> list[Sequence[int]]:
+def _find_blocks(
+    profile: Profile, model: Transformer, kind: Kind
+) -> tuple[list[Sequence[int]], int]:
     """The layers of every block: of a series of blocks, or of a profile that is of one.
 
-    PartoptError where neither has the parameters of a block of the model.
+    And the ranks, on one of which their experts lie. PartoptError where neither has the parameters
+    of a block of the model.
     """
     whole = range(len(profile.layers))
     ways: list[list[Sequence[int]]] = [[whole]]
@@ -86,23 +129,25 @@ def _find_blocks(profile: Profile, model: Transformer) -> list[Sequence[int]]:
     else:
         ways.append([range(*pair) for pair in itertools.pairwise(bounds)])
     ranks = profile.group_ranks
-    kinds = model.kinds()
-    if len({*kinds}) > 1:
-        what = f"{profile.model.name}: blocks of {model.name} are of several kinds"
-        raise _fault(what, "leave it out: one measured block does not say how long the others take")
-    parameters = model.dense_parameters(kinds[0]) / ranks + model.expert_parameters(kinds[0])
-    wanted = WIDTHS[profile.dtype] * parameters
+    most = model.experts if kind.experts else 1
+    wanted = {
+        e: WIDTHS[profile.dtype]
+        * (model.dense_parameters(kind) / ranks + model.expert_parameters(kind) / e)
+        for e in range(1, most + 1)
+        if most % e == 0
+    }
     sizes = [
         [sum(profile.layers[i].parameter_bytes for i in block) for block in blocks]
         for blocks in ways
     ]
     for blocks, held in zip(ways, sizes, strict=True):
-        if all(abs(size / wanted - 1) <= NEAR for size in held):
-            return blocks
+        for e, size_bytes in wanted.items():
+            if all(abs(size / size_bytes - 1) <= NEAR for size in held):
+                return blocks, e
     found = ", or ".join(format_bytes(statistics.median_low(held)) for held in reversed(sizes))
     what = (
         f"{profile.model.name}: a block has {found} of parameters, one of {model.name} on "
-        f"{ranks} tensor parallel ranks {format_bytes(round(wanted))}"
+        f"{ranks} tensor parallel ranks {format_bytes(round(wanted[1]))}"
     )
     raise _fault(what, HINT)
 

@@ -69,7 +69,8 @@ def read_job(
         "sequence": found.sequence,
         "dtype": found.format,
     }
-    facts = {**found.facts, **options.pop("facts", {})}
+    graphs = {"graphs": "none"} if found.model.experts and "graphs" in reader.choices else {}
+    facts = {**graphs, **found.facts, **options.pop("facts", {})}
     layout = structs.replace(found.layout, **stated)
     job = Job(found.model, topology, **said | options, layout=layout, facts=facts)
     if found.blocks is None or (layout.pp or 1) == 1:

@@ -34,6 +34,7 @@ from partopt.trainer_plans.transformers import (
     simulate_layout,
     training_for,
     with_modelled,
+    with_other_cuts,
 )
 from partopt.trainers import TRAINERS, export_plan
 from partopt.trainers.layout import TrainerLayout
@@ -147,7 +148,7 @@ def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
     if plain != facts:
         other = search_layouts(free.with_(facts=plain), progress)
         result, found = min((result, found), other, key=lambda pair: order_of(pair[0].plan))
-    best = result.plan
+    best, plan = result.plan, with_other_cuts(job, training_for(job), plan)
     if plan.fits and seconds_of(plan) <= seconds_of(best):  # as where blocks lie unevenly
         best = plan
     else:

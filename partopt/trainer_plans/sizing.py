@@ -25,6 +25,7 @@ from partopt.trainer_plans.transformers import (
     search_layouts,
     training_for,
 )
+from partopt.trainers import TRAINERS
 from partopt.transformer.layouts import any_fits
 
 MOST = 16_384  # devices of the clusters that are tried
@@ -90,8 +91,11 @@ def find_fitting(job: Job, ask: Callable[[Job], Plan] | None = None) -> Fitting 
 
 
 def _fits(job: Job, devices: int) -> bool:
-    """Whether a layout on so many devices fits."""
+    """Whether a layout on so many devices fits, with graphs or without."""
     resized = job.with_(topology=job.topology.resize(devices))
-    limit = resized.limit_bytes or math.inf
-    training, fixed = training_for(resized), fixed_parts(resized)
-    return any_fits(training, devices, batch_of(job), limit, fixed)
+    limit, fixed = resized.limit_bytes or math.inf, fixed_parts(resized)
+    ways = [resized, resized.with_(facts={"graphs": "none", **resized.facts})]
+    return any(
+        any_fits(training_for(way), devices, batch_of(job), limit, fixed)
+        for way in (ways if "graphs" in TRAINERS.lookup(job.trainer).choices else ways[:1])
+    )

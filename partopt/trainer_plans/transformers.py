@@ -11,24 +11,31 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from partopt import planners
-from partopt.cost.problem import Progress, ignore_progress
+from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents.engine import PARTOPT, Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
-from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
-from partopt.documents.transformer import BITS, LayoutBeside, Modelled, Transformer
+from partopt.documents.transformer import BITS, Calibration, LayoutBeside, Modelled, Transformer
 from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL, invalid
+from partopt.search.cuts import move_cuts
+from partopt.search.effort import SearchParams
 from partopt.search.rows import order_of
 from partopt.search.solve import Result
 from partopt.simulator.execution import simulate_plan
-from partopt.trainer_plans.calibration import calibrate
+from partopt.trainer_plans.calibration import calibrate_kinds
 from partopt.trainers import TRAINERS
-from partopt.transformer.as_profile import estimate_again, profile_of, rates_of, stage_starts
+from partopt.transformer.as_profile import (
+    ends_of_starts,
+    estimate_again,
+    profile_of,
+    rates_of,
+    stage_starts,
+)
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import (
     FSDP_STATE,
@@ -36,9 +43,10 @@ from partopt.transformer.iteration import (
     Estimate,
     estimate,
     find_faults,
-    stage_counts,
+    is_whole,
+    stages_of,
 )
-from partopt.transformer.layouts import Found, find_layouts, shard_of
+from partopt.transformer.layouts import ROOM, Found, find_layouts, shard_of
 
 # layouts that are simulated, the fastest that differ: some, and as many as may yet be the fastest
 JUDGED, MOST_JUDGED = 4, 16
@@ -72,10 +80,11 @@ def training_for(job: Job) -> Training:
             code="target-cannot-say",
             target=trainer.name,
         )
-    practice, engine = trainer.run_with(job.facts)
+    practice, engine = trainer.run_with({**_usual_facts(job), **job.facts})
     rates, measured = rates_of(job.topology), job.calibrate
-    if isinstance(measured, Profile):
-        measured = calibrate(measured, job.model, job.sequence, format, job.topology)
+    calibration = list[Calibration]()
+    if measured is not None:
+        calibration = calibrate_kinds(measured, job.model, job.sequence, format, job.topology)
     return Training(
         model=job.model,
         sequence=job.sequence,
@@ -83,10 +92,24 @@ def training_for(job: Job) -> Training:
         practice=practice,
         engine=engine,
         rates=rates,
-        calibration=measured,
+        calibration=calibration,
         repeats_keys=trainer.says.repeats_keys,
         parts_ties=trainer.says.ties,
     )
+
+
+def _usual_facts(job: Job) -> dict[str, str]:
+    """What a plan says by itself, where its trainer can: unequal blocks are cut by their seconds.
+
+    And graphs hold what the host starts of experts' blocks, unless whole ones are made again.
+    """
+    assert isinstance(job.model, Transformer)
+    choices, again = TRAINERS.lookup(job.trainer).choices, job.layout.recompute
+    facts = {"ends": "free"} if job.model.is_unequal else {}
+    inside = "moe" not in (job.layout.modules or "").split("+")
+    if job.model.experts and not is_whole(again) and inside:
+        facts["graphs"] = "attention"
+    return {name: value for name, value in facts.items() if value in choices.get(name, {})}
 
 
 def fixed_parts(job: Job) -> Layout:
@@ -107,6 +130,8 @@ def fixed_parts(job: Job) -> Layout:
         what = f"transformers are planned under {' and '.join(runs)} of {job.trainer}"
         raise invalid("layout", f"schedule={layout.schedule}", what, "leave schedule out")
     chosen = [name for name in ("recompute", "schedule") if getattr(layout, name) == AUTO]
+    if isinstance(job.model, Transformer) and job.model.experts:
+        lacking += unsaid
     return structs.replace(layout, **dict.fromkeys(lacking, 1), **dict.fromkeys(chosen))
 
 
@@ -150,16 +175,20 @@ def batch_of(job: Job) -> int:
 def search_layouts(job: Job, progress: Progress = ignore_progress) -> tuple[Result, Found]:
     """The best of the layouts that have the parts that are asked for, and all that was found.
 
-    All are estimated in closed form. The first `JUDGED` that differ are simulated, others as long
-    as they may be the fastest, and the best with its blocks cut freely, which is shown. Where none
-    fits, the plan is of the layout that needs least. Raises PartoptError where there is
-    none. Interrupted with the best until then, a plan as of a job that fixes its layout.
+    They are estimated in closed form. The first `JUDGED` that differ are simulated, others as long
+    as they may be the fastest, and the best with its blocks cut otherwise, which is shown. Where
+    none fits with the graphs that a plan has by itself, it has none; and where none fits at all,
+    the plan is of the layout that needs least. Raises PartoptError where there is none.
+    Interrupted with the best until then, a plan as of a job that fixes its layout.
     """
     training, devices, batch = training_for(job), job.topology.cluster.devices, batch_of(job)
     progress("estimating layouts", 0, 1)
-    limit = job.limit_bytes or math.inf
+    limit, memory_bytes = job.limit_bytes or math.inf, job.topology.device.memory_bytes
+    room = ROOM * memory_bytes if job.memory is None and memory_bytes else None
     partly = TRAINERS.lookup(job.trainer).says.recomputed == "first"
-    found = find_layouts(training, devices, batch, limit, fixed_parts(job), partly)
+    found = find_layouts(training, devices, batch, limit, fixed_parts(job), partly, room)
+    if not found.fitting and "graphs" in _usual_facts(job).keys() - job.facts.keys():
+        return search_layouts(job.with_(facts={**job.facts, "graphs": "none"}), progress)
     if found.least is None:
         raise _no_layout(job, training)
     if not found.fitting:
@@ -182,7 +211,7 @@ def search_layouts(job: Job, progress: Progress = ignore_progress) -> tuple[Resu
             plans.append(simulate_layout(job, training, candidate.layout))
             shortest = min(shortest, USUALLY * seconds_of(plans[-1]) / candidate.seconds)
         best, *others = sorted(plans, key=order_of)
-        best = _cut_freely(job, training, best)
+        best = with_other_cuts(job, training, move_unequal_cuts(job, training, best))
         beside = layouts_beside(best, others, found)
         best = with_modelled(best, tried=found.tried, beside=beside)
         to = estimate_again(best)
@@ -229,23 +258,54 @@ def _no_layout(job: Job, training: Training) -> PartoptError:
     )
 
 
-def _cut_freely(job: Job, training: Training, plan: Plan) -> Plan:
-    """The plan, which says what blocks that are cut freely take where that is less."""
-    ways = TRAINERS.lookup(job.trainer).choices.get("ends", {})
-    if "free" not in ways or "ends" in job.facts or not plan.fits:
+def move_unequal_cuts(job: Job, training: Training, plan: Plan) -> Plan:
+    """The plan of blocks that are cut by their seconds, or one whose cuts the simulator moved."""
+    if not training.is_unequal or training.practice.ends != "free" or not plan.fits:
         return plan
     layout, batch = modelled_of(plan).layout, batch_of(job)
-    practice = structs.replace(training.practice, **ways["free"])
-    free = dataclasses.replace(training, practice=practice)
-    counts, same = (
-        stage_counts(work, Degrees.of(work, layout, batch)) for work in (free, training)
-    )
-    if counts == same or any(find_faults(free, layout, batch)):
+    problem = _problem(job, training, estimate(training, layout, batch))
+    moved = move_cuts(plan, problem, SearchParams.at(job.effort))
+    starts = [stage.start for stage in moved.stages[1:]]
+    other = _with_ends(training, ends_of_starts(training.model, starts))
+    if moved == plan or any(find_faults(other, layout, batch)):
         return plan
-    freely = simulate_layout(job, free, layout)
-    if not freely.fits or seconds_of(freely) >= seconds_of(plan):
+    return min(plan, simulate_layout(job, other, layout), key=order_of)
+
+
+def _with_ends(training: Training, ends: str) -> Training:
+    return dataclasses.replace(training, practice=structs.replace(training.practice, ends=ends))
+
+
+def with_other_cuts(job: Job, training: Training, plan: Plan) -> Plan:
+    """The plan, which says what its blocks take if they are cut freely, where that is less.
+
+    And, of unequal blocks, what they take if they are cut by count.
+    """
+    ways = TRAINERS.lookup(job.trainer).choices.get("ends", {})
+    stated = "ends" in job.facts and not training.is_unequal
+    if "free" not in ways or stated or not plan.fits:
         return plan
-    return with_modelled(plan, freely_s=seconds_of(freely))
+    others, about = {"freely_s": "free"}, modelled_of(plan)
+    if training.is_unequal:
+        others["by_count_s"] = "stage"
+    layout, batch, known = about.layout, batch_of(job), dict[str, float]()
+    same = stages_of(as_cut := _with_ends(training, about.practice.ends), _degrees(as_cut, plan))
+    for name, ends in others.items():
+        other = _with_ends(training, ends)
+        if (
+            any(find_faults(other, layout, batch))
+            or stages_of(other, _degrees(other, plan)) == same
+        ):
+            continue
+        found = simulate_layout(job, other, layout)
+        if name != "freely_s" or (found.fits and seconds_of(found) < seconds_of(plan)):
+            known[name] = seconds_of(found)
+    return with_modelled(plan, **known) if known else plan
+
+
+def _degrees(training: Training, plan: Plan) -> Degrees:
+    batch = plan.microbatch_size * (plan.microbatches or 1)
+    return Degrees.of(training, modelled_of(plan).layout, batch)
 
 
 def layouts_beside(plan: Plan, simulated: Sequence[Plan], found: Found) -> list[LayoutBeside]:
@@ -299,7 +359,6 @@ def simulate_layout(job: Job, training: Training, layout: Layout) -> Plan:
     """
     batch, facts = batch_of(job), job.facts.items()
     found = estimate(training, layout, batch)
-    profile = profile_of(training, layout, batch)
     modelled = Modelled(
         model=training.model,
         sequence=training.sequence,
@@ -310,10 +369,9 @@ def simulate_layout(job: Job, training: Training, layout: Layout) -> Plan:
         facts={name: value if isinstance(value, int) else str(value) for name, value in facts},
         closed_s=found.seconds,
         closed_bytes=round(found.memory_bytes),
-        calibration=training.calibration or UNSET,
+        calibration=[*training.calibration],
     )
-    problem = Job(profile, job.topology, **_options(job, training, found)).problem
-    problem = problem.with_(transformer=modelled)
+    problem = _problem(job, training, found).with_(transformer=modelled)
     plan = simulate_plan(planners.plan(MANUAL, problem))
     more, limit = max(0, round(found.memory_bytes) - plan.peak_memory_bytes), job.limit_bytes
     if more and limit is not None:
@@ -321,6 +379,12 @@ def simulate_layout(job: Job, training: Training, layout: Layout) -> Plan:
         problem = problem.with_(reserve=reserve, memory_bytes=max(1, limit - more))
         plan = simulate_plan(planners.plan(MANUAL, problem))
     return plan
+
+
+def _problem(job: Job, training: Training, found: Estimate) -> Problem:
+    """The problem whose manual plan is the layout."""
+    profile = profile_of(training, found.layout, batch_of(job))
+    return Job(profile, job.topology, **_options(job, training, found)).problem
 
 
 def _options(job: Job, training: Training, found: Estimate) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import structs
 
@@ -17,6 +18,7 @@ from partopt.job import Job
 from partopt.search import verify as search
 from partopt.trainer_plans.judging import judge_layout, plan_layout
 from partopt.trainer_plans.planning import solve_for
+from partopt.transformer.rates import PLANNED
 
 
 def verify(plan: Plan, profile: Profile, progress: Progress = ignore_progress) -> Verification:
@@ -56,16 +58,22 @@ def _answer(plan: Plan, about: Modelled, progress: Progress) -> tuple[bool, str,
         dtype=about.format,
         layout=about.asked,
         facts=about.facts,
-        memory=None if limit is None else limit + plan.reserve.size_bytes,
-        calibrate=about.calibration or None,
+        calibrate={block.kind: block for block in about.calibration} or None,
     )
-    ways: list[Callable[[], Plan]] = [
-        lambda: plan_layout(job),
-        lambda: solve_for(job, progress=progress).plan,
-        lambda: judge_layout(job, progress=progress).plan,
-    ]
+    memory = None if limit is None else limit + plan.reserve.size_bytes
+    jobs = [job.with_(memory=memory)]
+    if memory and about.model.experts:  # the plan does not say whether it had to leave room
+        device = structs.replace(job.topology.device, memory_bytes=round(memory / PLANNED))
+        jobs.insert(0, job.with_(topology=structs.replace(job.topology, device=device)))
+    ways: list[Callable[[], Plan]] = []
+    for asked in jobs:
+        if not about.beside:
+            ways.append(partial(plan_layout, asked))
+        ways.append(partial(_solve, asked, progress))
+        if about.beside:
+            ways.append(partial(_judge, asked, progress))
     found, refused = list[tuple[int, list[str]]](), ""
-    for way in ways[1:] if about.beside else ways[:2]:
+    for way in ways:
         try:
             found.append(search.differences_of(plan, way()))
         except PartoptError as error:
@@ -77,3 +85,11 @@ def _answer(plan: Plan, about: Modelled, progress: Progress) -> tuple[bool, str,
         return False, f"the question has no answer: {refused}", []
     count, differences = min(found, key=lambda pair: len(pair[1]))
     return False, f"{len(differences)} of {count} fields differ, asked again", differences
+
+
+def _solve(job: Job, progress: Progress) -> Plan:
+    return solve_for(job, progress=progress).plan
+
+
+def _judge(job: Job, progress: Progress) -> Plan:
+    return judge_layout(job, progress=progress).plan

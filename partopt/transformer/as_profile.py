@@ -6,6 +6,7 @@ optimizer's step: the host, and what the simulator does not see.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -31,7 +32,7 @@ from partopt.documents.profile import (
     Tensor,
 )
 from partopt.documents.topology import Topology
-from partopt.documents.transformer import Modelled
+from partopt.documents.transformer import Modelled, Transformer
 from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer.block import Block, Training
 from partopt.transformer.iteration import (
@@ -46,6 +47,7 @@ from partopt.transformer.iteration import (
     working_bytes,
 )
 from partopt.transformer.rates import Rates
+from partopt.transformer.unequal_stages import ends_of
 
 EMBEDDING, BLOCK, NORM, FURTHER, HEAD = "embedding", "layers", "norm", "mtp", "lm_head"
 
@@ -83,7 +85,7 @@ def training_of(plan: Plan, about: Modelled) -> Training:
         practice=about.practice,
         engine=plan.engine,
         rates=rates_of(plan.topology),
-        calibration=about.calibration or None,
+        calibration=about.calibration,
     )
 
 
@@ -225,6 +227,14 @@ def stage_starts(work: Training, degrees: Degrees) -> list[int]:
     begins = accumulate(stage.blocks for stage in stages[:-1])
     before = accumulate(stage.further for stage in stages[:-1])
     return [head if done else 1 + begin for begin, done in zip(begins, before, strict=True)]
+
+
+def ends_of_starts(model: Transformer, starts: Sequence[int]) -> str:
+    """What `Practice.ends` says of stages that begin with these layers of the profile."""
+    units = model.blocks + 2 + bool(model.further)  # the norm, which takes no time, is none
+    done = [start - (start > model.blocks + 1) for start in starts]
+    bounds = itertools.pairwise([0, *done, units])
+    return ends_of([stop - start for start, stop in bounds], model.blocks, model.further)
 
 
 def _blocks(work: Training, degrees: Degrees, layout: Layout) -> Sequence[Block]:

@@ -99,7 +99,8 @@ class Scale(NamedTuple):
 class Training:
     """A transformer that a trainer trains on some device: all but the layout.
 
-    With a `calibration` blocks take what was measured of them, of other shapes in proportion.
+    With a `calibration` blocks of its kind take what was measured of them, of other shapes in
+    proportion.
     Tensor parallel ranks may outnumber heads of keys where the trainer `repeats_keys`, stages have
     one of embedding and head that share a weight where it `parts_ties`. Raises PartoptError for a
     number format or an attention that the device is not known to have.
@@ -111,7 +112,7 @@ class Training:
     practice: Practice
     engine: Engine
     rates: Rates
-    calibration: Calibration | None = None
+    calibration: Sequence[Calibration] = ()
     repeats_keys: bool = True
     parts_ties: bool = True
     _blocks: dict[Shape, Mapping[Kind, Block]] = field(
@@ -168,6 +169,11 @@ class Training:
         """Blocks of every kind that the model has."""
         return Counter(self.kinds)
 
+    @cached_property
+    def is_unequal(self) -> bool:
+        """Whether blocks of the model are."""
+        return self.model.is_unequal
+
     def parameters(self, shape: Shape, kind: Kind | None = None) -> Parameters:
         """Those of a block on a rank, gathered if they lie in shares."""
         model, kind = self.model, kind or self.kinds[-1]
@@ -212,42 +218,51 @@ class Training:
             parameters=Parameters(*mean(block.parameters for block in blocks)),
         )
 
-    def is_measured(self, shape: Shape) -> bool:
+    def calibration_of(self, kind: Kind) -> Calibration | None:
+        """What was measured of blocks of a kind."""
+        return next((found for found in self.calibration if found.kind in ("", kind.name)), None)
+
+    def is_measured(self, shape: Shape, kind: Kind) -> bool:
         """Whether a block of this shape is one of those that were measured."""
-        calibration = self.calibration
+        calibration = self.calibration_of(kind)
         return calibration is not None and shape._replace(recompute="never") in [
-            Shape(block.microbatch_size, calibration.ranks) for block in calibration.blocks
+            Shape(block.microbatch_size, calibration.ranks, e=calibration.expert_ranks)
+            for block in calibration.blocks
         ]
 
-    def is_scaled(self, part: str) -> bool:
+    def is_scaled(self, part: str, kind: Kind) -> bool:
         """Whether a `part` of blocks is in what was measured; what one rank exchanges is not."""
-        calibration = self.calibration
+        calibration = self.calibration_of(kind)
         if calibration is None or part in ("context", "exchange"):
             return False
         return part != "tensor" or calibration.ranks > 1
 
     @cached_property
-    def _scales(self) -> Mapping[int, Scale]:
-        """By samples of a microbatch, what blocks have over what is computed of them."""
-        calibration = self.calibration
-        scales: dict[int, Scale] = {}
-        for block in calibration.blocks if calibration else ():
-            shape = Shape(block.microbatch_size, calibration.ranks if calibration else 1)
-            inside = self._inside(shape, self.kinds[-1])
-            computed = _sum(s for part, s in inside.items() if self.is_scaled(part))
-            held = self._saved_bytes(shape, self.kinds[-1])
-            kept = block.kept_bytes / held if block.kept_bytes else 1.0
-            scales[shape.b] = Scale(
-                block.forward_s / computed.forward, block.backward_s / computed.backward, kept
-            )
+    def _scales(self) -> Mapping[Kind, Mapping[int, Scale]]:
+        """By samples of a microbatch, what blocks of a kind have over what is computed of them."""
+        scales = dict[Kind, dict[int, Scale]]()
+        for kind in self.counts:
+            scales[kind] = {}
+            calibration = self.calibration_of(kind)
+            for block in calibration.blocks if calibration else ():
+                assert calibration
+                shape = Shape(block.microbatch_size, calibration.ranks, e=calibration.expert_ranks)
+                inside = self._inside(shape, kind)
+                computed = _sum(s for part, s in inside.items() if self.is_scaled(part, kind))
+                kept = block.kept_bytes / self._saved_bytes(shape, kind)
+                scales[kind][shape.b] = Scale(
+                    block.forward_s / computed.forward,
+                    block.backward_s / computed.backward,
+                    kept or 1.0,
+                )
         return scales
 
-    def scale(self, shape: Shape) -> Scale:
+    def scale(self, shape: Shape, kind: Kind) -> Scale:
         """That of the measured size with as many tokens; between two in proportion, else the end's.
 
         Other degrees have the same: what kernels achieve depends on tokens more than on widths.
         """
-        known, size = self._scales, shape.b / shape.c
+        known, size = self._scales[kind], shape.b / shape.c
         if not known:
             return Scale()
         below = max((b for b in known if b <= size), default=min(known))
@@ -287,8 +302,8 @@ class Training:
         }
 
     def _block(self, shape: Shape, kind: Kind) -> Block:
-        scale = self.scale(shape)
-        exchanged = scale if self.is_scaled("tensor") else Scale()
+        scale = self.scale(shape, kind)
+        exchanged = scale if self.is_scaled("tensor", kind) else Scale()
         parts = {
             name: (exchanged if name == "tensor" else scale).of(seconds)
             for name, seconds in self._inside(shape, kind).items()
@@ -319,8 +334,8 @@ class Training:
 
     def _again_s(self, shape: Shape, kind: Kind, forward_s: float, attention_s: float) -> float:
         """What is made again, of a forward without its exchanges and of its attention."""
-        practice, scale = self.practice, self.scale(shape)
-        exchanged = scale if self.is_scaled("tensor") else Scale()
+        practice, scale = self.practice, self.scale(shape, kind)
+        exchanged = scale if self.is_scaled("tensor", kind) else Scale()
         if shape.recompute == "always":
             if kind.experts:
                 experts = self.experts(shape)
@@ -340,7 +355,7 @@ class Training:
 
     def _module_s(self, name: str, shape: Shape, kind: Kind, attention_s: float) -> float:
         """What making a module again takes, by its name in `partopt.documents.engine.MODULES`."""
-        T, scale = self.tokens(shape), self.scale(shape).forward
+        T, scale = self.tokens(shape), self.scale(shape, kind).forward
         attention, feed = self._attention(shape), self._feed_forward(shape, kind)
         if name == "core_attn":
             return attention_s
@@ -378,7 +393,7 @@ class Training:
         """
         model, practice = self.model, self.practice
         launches, graphs = practice.launches, practice.graphs
-        if self.calibration or graphs == "full":
+        if self.calibration_of(kind) or graphs == "full":
             return Seconds(0.0, 0.0)
         attention = launches.latent if model.latent else launches.attention
         expanding = attention * ("mla_up_proj" in shape.modules and model.latent is not None)
@@ -581,8 +596,9 @@ class Training:
 
     def saved_bytes(self, shape: Shape, kind: Kind | None = None) -> float:
         """Bytes that a block keeps of a microbatch on one rank; its input is known in any case."""
-        scale = 1.0 if shape.recompute == "always" else self.scale(shape).kept
-        return scale * self._saved_bytes(shape, kind or self.kinds[-1])
+        kind = kind or self.kinds[-1]
+        scale = 1.0 if shape.recompute == "always" else self.scale(shape, kind).kept
+        return scale * self._saved_bytes(shape, kind)
 
     def _saved_bytes(self, shape: Shape, kind: Kind) -> float:
         """Korthikanti et al., 2022, table 2, and the same count of other blocks."""

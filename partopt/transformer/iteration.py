@@ -13,6 +13,7 @@ from partopt.documents.transformer import BITS, Kind, Transformer
 from partopt.errors import PartoptError
 from partopt.transformer.block import Block, Shape, Training
 from partopt.transformer.rates import COLLECTIVE_S, Seconds
+from partopt.transformer.unequal_stages import cut_units, ends_of, pace_s
 
 # measured or counted
 HOST_S = 40e-3  # of an iteration: Korthikanti's tables 4 and 5, 1.10 s less blocks, head and step
@@ -46,6 +47,7 @@ AGREES = 0.02  # of the time: a simulation that is so near confirms the closed f
 STRAGGLER = 0.004  # the slowest of twice as many devices: runs of NeMo, 8 to 2,304 H100
 FEW = 8  # devices that were fitted on
 PASS_S = 0.2e-3  # of a chunk's forward or backward in a pipeline: runs of NeMo of 6 and 12 chunks
+PARTS = 10  # of a block's seconds, in which cuts are computed
 
 
 class Estimate(NamedTuple):
@@ -163,6 +165,8 @@ def _faults(
         what = f"{batch} samples, in microbatches of {shape.b}, are not a multiple of"
         yield "dp", f"{what} {n * shape.b}"
     ends = 2 if practice.ends in ("blocks", "fewer") else 0
+    if practice.ends == "free" and work.is_unequal:
+        ends = 2 + bool(model.further)
     if p * v > model.blocks + ends:
         yield "pp", f"{p} x {v} stages of {model.blocks} blocks"
     stated, further = stated_blocks(practice.ends), further_stage(practice.ends)
@@ -197,8 +201,10 @@ def _faults(
         yield "tp", "tp-overlap needs tp > 1 and sequence-parallel"
     if practice.dispatch_overlap and (degrees.spread == 1 or (p > 1 and v == 1)):
         yield "ep", "exchange-overlap needs ep > 1 and, in a pipeline, chunks"
-    elif practice.dispatch_overlap and again not in ("never", "selective"):
+    elif practice.dispatch_overlap and is_whole(again):
         yield "recompute", "exchange-overlap makes no blocks again"
+    if practice.graphs in ("router", "attention") and is_whole(again):
+        yield "recompute", f"graphs={practice.graphs} hold parts of blocks that are made again"
 
 
 def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf) -> Estimate:
@@ -224,6 +230,11 @@ def has_odd_widths(model: Transformer) -> bool:
     """Whether products have widths at which kernels are known to be slower than is computed."""
     widths = (model.hidden, model.ffn, model.expert_ffn, model.shared_ffn, model.q, model.kv)
     return any(width % WHOLE for width in widths)
+
+
+def is_whole(recompute: object) -> bool:
+    """Whether whole blocks are made again."""
+    return recompute not in (None, "never", "selective")
 
 
 def straggling(devices: int) -> float:
@@ -302,10 +313,51 @@ def _stages(
 
 def stages_of(work: Training, degrees: Degrees, together: int | None = None) -> Sequence[Stage]:
     """What every stage holds, in order; or what every so many of them hold `together`."""
-    ends, (p, v) = work.practice.ends, (degrees.p, degrees.v)
-    counts = _counts(work.model.blocks, p, v, ends, _head(work, degrees))
+    ends, (p, v) = cut_of(work, degrees), (degrees.p, degrees.v)
+    head = 0.0 if stated_blocks(ends) else _head(work, degrees)
+    counts = _counts(work.model.blocks, p, v, ends, head)
     place = further_stage(ends)
     return _stages(work.kinds, counts, work.model.further, place, together or p * v)
+
+
+def cut_of(work: Training, degrees: Degrees) -> str:
+    """How blocks are shared out: as `Practice.ends`, blocks of every stage where they are unequal.
+
+    Seconds are counted in parts of those of the mean block, `PARTS`: nearly equal cuts are one.
+    """
+    ends, model, shape = work.practice.ends, work.model, degrees.shape
+    if ends != "free" or degrees.p == 1 or not work.is_unequal:
+        return ends
+    blocks, mean_s = work.blocks(shape), work.mean(shape).seconds / PARTS
+    again = degrees.again
+
+    def parts(seconds: float) -> int:
+        return round(seconds / mean_s)
+
+    by_kind = {
+        kind: parts(block.forward_s + block.backward_s + again * block.again_s)
+        for kind, block in blocks.items()
+    }
+    last = blocks[work.kinds[-1]]
+    further = parts(model.further * sum(work.further_s(shape))) if model.further else 0
+    sizes = tuple(by_kind.values()), parts(last.embedding_s), further, parts(last.head_s)
+    return _cut(work.kinds, *sizes, degrees.p, degrees.v)
+
+
+@lru_cache(maxsize=8192)
+def _cut(
+    kinds: tuple[Kind, ...],
+    sizes: tuple[int, ...],
+    embedding: int,
+    further: int,
+    head: int,
+    p: int,
+    v: int,
+) -> str:
+    """The blocks of every stage where those of kinds, in the order of these, have such `sizes`."""
+    by_kind = dict(zip(dict.fromkeys(kinds), sizes, strict=True))
+    units = [embedding, *(by_kind[kind] for kind in kinds), *([further] if further else []), head]
+    return ends_of(cut_units(tuple(map(float, units)), p, v), len(kinds), further)
 
 
 def _loads(work: Training, degrees: Degrees) -> Sequence[Stage]:
@@ -416,7 +468,11 @@ def _pipeline_s(work: Training, degrees: Degrees, stages: Sequence[Stage]) -> di
     every = [_stage_s(work, degrees, stage) for stage in stages]
     loads = [sum(seconds) for seconds in every]
     slow_s, whole_s = max(loads), sum(loads)
-    idle_s = (whole_s - slow_s) / v
+    if v > 1 and work.is_unequal:
+        held = stages_of(work, degrees)
+        known = {stage: _stage_s(work, degrees, stage) for stage in {*held}}
+        slow_s = (slow_s + pace_s([known[stage] for stage in held], p)) / 2
+    idle_s = max(0.0, whole_s - slow_s) / v
     if v == 1:
         idle_s = makespan_s(loads, [seconds.forward for seconds in every], m) - m * slow_s
     elif work.practice.dispatch_overlap:  # one more microbatch is in flight
@@ -574,6 +630,23 @@ def _parameters(work: Training, degrees: Degrees) -> tuple[float, float]:
     dense, experts = work.mean(degrees.shape).parameters
     ends = model.end_parameters / t * (2 if p == 1 and not model.tied else 1)
     return model.blocks * dense / p + ends, model.blocks * experts / p
+
+
+def state_bytes(work: Training, degrees: Degrees) -> float:
+    """Less than any device has where all have as much of parameters, gradients and optimizer.
+
+    Nothing of those that lie in shares.
+    """
+    shape, shares = degrees.shape, work.engine.shard[-1] != "none"
+    if shape.fsdp:
+        return 0.0
+    found = 0.0
+    for kind, count in work.counts.items():
+        dense, experts = work.parameters(shape, kind)
+        sharers = (degrees.sharers, _copies(degrees)) if shares else (1, 1)
+        found += count * (2 + work.gradient_bytes) * (dense + experts)
+        found += count * _state(work) * (dense / sharers[0] + experts / sharers[1])
+    return found / degrees.p
 
 
 def _contents(work: Training, degrees: Degrees, stage: Stage) -> Iterable[tuple[Block, int]]:

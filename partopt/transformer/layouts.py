@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import structs
 
-from partopt.documents.engine import Layout
+from partopt.documents.engine import MODULES, Layout
 from partopt.documents.stage import Shard
-from partopt.transformer.block import Training
-from partopt.transformer.iteration import Estimate, estimate, find_faults
+from partopt.transformer.block import Shape, Training
+from partopt.transformer.iteration import (
+    Degrees,
+    Estimate,
+    estimate,
+    find_faults,
+    is_whole,
+    state_bytes,
+    straggling,
+)
 
 # tried up to these
-MOST_CONTEXT, MOST_MICROBATCH = 16, 64
+MOST_CONTEXT, MOST_MICROBATCH, EXPERTS_MOST = 16, 64, 8
 FEW_CHUNKS = 8  # so many are tried whether or not stages have as many blocks then
-EXPERTS_MICROBATCH = 2  # of a model with experts: imbalance, which grows with it, is not computed
+# of a model with experts, where the host starts all operations: then every launch costs
+EXPERTS_MICROBATCH = 2
+ROOM = 0.85  # of a device's memory, what layouts of experts take at most: people's 0.5 to 0.9
+ENOUGH = 16  # layouts of other degrees that fit, behind which no slower ones are estimated
 FEWER = 40  # layouts of which fewer blocks are made again, the fastest
 MISSING = 1.3  # of the limit: what needs more is not among what nearly fits
 
@@ -38,16 +50,43 @@ class Found(NamedTuple):
 
 
 def find_layouts(
-    work: Training, devices: int, batch: int, limit: float, fixed: Layout, partly: bool
+    work: Training,
+    devices: int,
+    batch: int,
+    limit: float,
+    fixed: Layout,
+    partly: bool,
+    room: float | None = None,
 ) -> Found:
-    """Estimate every layout of `batch` samples on `devices`, with the parts that are `fixed`.
+    """The layouts of `batch` samples on `devices`, with the parts that are `fixed`.
 
-    Where a layout fits only with all blocks made again, fewer are tried if the trainer can make
-    them `partly` again. Of a model with experts small microbatches come first, and blocks are made
-    again only where nothing fits without.
+    Those are estimated whose blocks alone are not slower than `ENOUGH` layouts that fit. Where a
+    layout fits only with all blocks made again, fewer are tried if the trainer can make them
+    `partly` again. Of a model with experts those come first that take no more than `room` bytes,
+    in small microbatches where no graphs hold what the host starts; and blocks are made again only
+    where nothing fits without.
     """
-    stated = layouts(work, devices, batch, fixed)
-    every = [estimate(work, layout, batch, MISSING * limit) for layout in stated]
+    room = limit if room is None or not work.model.experts else min(room, limit)
+    every, fastest, ways = list[Estimate](), dict[Layout, float](), _ways(work, fixed)
+    most = MISSING * limit
+    open_cores = cores(work, devices, batch, fixed, most)
+    bounds = ((_blocks_s(work, core, batch), core) for core in open_cores)
+    for bound_s, core in sorted(bounds, key=lambda pair: pair[0]):
+        if len(fastest) >= ENOUGH and bound_s > sorted(fastest.values())[ENOUGH - 1]:
+            break
+        laid = [*_with_ways(work, core, batch, ways)]
+        least = estimate(work, laid[-1], batch, most) if laid else None
+        if least and least.memory_bytes > most:
+            laid = laid[-1:]
+        for layout in laid:
+            candidate = estimate(work, layout, batch, most)
+            every.append(candidate)
+            if candidate.memory_bytes > room or not _is_usual(work, layout, fixed):
+                continue
+            degrees = structs.replace(core, chunks=None, microbatch=None, schedule=None)
+            fastest[degrees] = min(candidate.seconds, fastest.get(degrees, math.inf))
+            if work.model.experts:
+                break  # what is made again beyond takes longer
     fitting = [candidate for candidate in every if candidate.memory_bytes <= limit]
     if partly and fixed.recompute is None:
         without = {
@@ -67,7 +106,7 @@ def find_layouts(
     fitting.sort(key=lambda candidate: candidate.seconds)
     known = fitting
     if work.model.experts:
-        fitting = _usual(fitting, fixed)
+        fitting = _usual(work, fitting, fixed, room)
     first_s = fitting[0].seconds if fitting else float("inf")
     lacking = [
         candidate
@@ -75,17 +114,49 @@ def find_layouts(
         if candidate.memory_bytes > limit and candidate.seconds < first_s
     ]
     lacking.sort(key=lambda candidate: candidate.memory_bytes)
-    least = min(every, key=lambda candidate: candidate.memory_bytes, default=None)
+    if fitting:
+        least = min(every, key=lambda candidate: candidate.memory_bytes)
+    else:
+        least = _find_least(work, devices, batch, fixed, ways)
     left_out = [candidate for candidate in known if candidate.seconds < first_s]
     return Found(fitting, lacking, len(every), least, left_out)
 
 
+def _blocks_s(work: Training, core: Layout, batch: int) -> float:
+    """Seconds of blocks and ends, from which all of an iteration is more: nothing made again."""
+    degrees = Degrees.of(work, core, batch)
+    block = work.mean(degrees.shape)
+    blocks_s = work.model.blocks * (block.forward_s + block.backward_s)
+    whole_s = degrees.m / degrees.p * (blocks_s + block.head_s + block.embedding_s)
+    return (1 + straggling(degrees.devices)) * whole_s
+
+
+def _find_least(
+    work: Training, devices: int, batch: int, fixed: Layout, ways: Sequence[Layout]
+) -> Estimate | None:
+    """The layout that needs least; those are tried whose state alone is less."""
+    found: Estimate | None = None
+    held = [
+        (state_bytes(work, Degrees.of(work, core, batch)), core)
+        for core in cores(work, devices, batch, fixed)
+    ]
+    for state, core in sorted(held, key=lambda pair: pair[0]):
+        if found and state > found.memory_bytes:
+            break
+        for layout in [*_with_ways(work, core, batch, ways)][-1:]:
+            other = estimate(work, layout, batch)
+            found = min(found or other, other, key=lambda one: one.memory_bytes)
+    return found
+
+
 def any_fits(work: Training, devices: int, batch: int, limit: float, fixed: Layout) -> bool:
     """Whether a layout of `batch` samples on `devices`, with the parts that are `fixed`, fits."""
-    return any(
-        estimate(work, layout, batch, 0.0).memory_bytes <= limit
-        for layout in layouts(work, devices, batch, fixed)
-    )
+    ways = _ways(work, fixed)
+    for core in cores(work, devices, batch, fixed, limit):
+        for least in [*_with_ways(work, core, batch, ways)][-1:]:
+            if estimate(work, least, batch, 0.0).memory_bytes <= limit:
+                return True
+    return False
 
 
 def _fewer_again(work: Training, layout: Layout, batch: int, limit: float) -> Estimate | None:
@@ -102,23 +173,38 @@ def _fewer_again(work: Training, layout: Layout, batch: int, limit: float) -> Es
     return found
 
 
-def _usual(fitting: Sequence[Estimate], fixed: Layout) -> list[Estimate]:
-    """Those that people run of experts, where there are any; all where parts of it are fixed.
+def _is_usual(work: Training, layout: Layout, fixed: Layout) -> bool:
+    """Whether people run such a layout, if it is of experts; parts that are fixed are.
 
-    Large microbatches and blocks that are made again come out faster than they are: the imbalance
-    of experts, which such layouts multiply, is not computed.
+    Where the host starts all operations, large microbatches and blocks that are made again come
+    out faster than they are: the imbalance of experts as it is drawn grows so.
     """
-    found = list(fitting)
-    if fixed.microbatch is None:
-        found = [o for o in found if (o.layout.microbatch or 1) <= EXPERTS_MICROBATCH] or found
-    if fixed.recompute is None:
-        whole = ("never", "selective")
-        found = [candidate for candidate in found if candidate.layout.recompute in whole] or found
-    return found
+    if not work.model.experts:
+        return True
+    microbatch, graphs = layout.microbatch or 1, work.practice.graphs != "none"
+    small = graphs or fixed.microbatch is not None or microbatch <= EXPERTS_MICROBATCH
+    return small and (fixed.recompute is not None or not is_whole(layout.recompute))
+
+
+def _usual(
+    work: Training, fitting: Sequence[Estimate], fixed: Layout, room: float
+) -> list[Estimate]:
+    """Those that people run of experts, and that leave room; where there are none, others."""
+    usual = [one for one in fitting if _is_usual(work, one.layout, fixed)]
+    return [one for one in usual if one.memory_bytes <= room] or usual or [*fitting]
 
 
 def layouts(work: Training, devices: int, batch: int, fixed: Layout) -> Iterator[Layout]:
     """Every layout on all devices with the parts that are `fixed`, which the trainer can run."""
+    ways = _ways(work, fixed)
+    for core in cores(work, devices, batch, fixed):
+        yield from _with_ways(work, core, batch, ways)
+
+
+def cores(
+    work: Training, devices: int, batch: int, fixed: Layout, most: float = math.inf
+) -> Iterator[Layout]:
+    """The layouts but for what is made again, and those that surely need more than `most` bytes."""
     model, server = work.model, work.rates.server
 
     def allow(name: str, values: Iterable[int]) -> list[int]:
@@ -138,30 +224,84 @@ def layouts(work: Training, devices: int, batch: int, fixed: Layout) -> Iterator
                 if rest or not n or batch % n or fixed.dp not in (None, n):
                     continue
                 spread = math.gcd(model.experts, t * c * n) if model.experts else 1
-                for v in allow("chunks", _chunks(work, p)):
-                    for b in allow("microbatch", _divisors(batch // n, MOST_MICROBATCH)):
-                        for e in allow("ep", _divisors(spread)):
-                            degrees = {"tp": t, "cp": c, "ep": e, "pp": p, "chunks": v, "dp": n}
-                            some = structs.replace(fixed, **degrees, microbatch=b)
-                            yield from _ways(work, some, batch)
+                chunks, most_b = allow("chunks", _chunks(work, p)), MOST_MICROBATCH
+                if model.experts:
+                    most_b = EXPERTS_MOST
+                microbatches = allow("microbatch", _divisors(batch // n, most_b))
+                degrees = {"tp": t, "cp": c, "pp": p, "dp": n}
+                for e in allow("ep", _divisors(spread)):
+                    cut = {1, t} if model.experts and e * t <= server else {1}
+                    for etp in allow("etp", sorted(cut)):
+                        over = {"ep": e, "etp": etp if etp > 1 else fixed.etp}
+                        some = structs.replace(fixed, **degrees, **over)
+                        some = structs.replace(some, shard=some.shard or shard_of(work, p))
+                        if state_bytes(work, Degrees.of(work, some, batch)) > most:
+                            continue
+                        for v, b in itertools.product(chunks, microbatches):
+                            full = structs.replace(some, shard=fixed.shard, chunks=v, microbatch=b)
+                            yield from _shared(work, full, batch)
 
 
-def _ways(work: Training, some: Layout, batch: int) -> Iterator[Layout]:
-    """A layout with every way to recompute and to share state, where these are open."""
-    if any(find_faults(work, some, batch)):
+def _shared(work: Training, some: Layout, batch: int) -> Iterator[Layout]:
+    """A layout with every way to share state, where these are open."""
+    if any(find_faults(work, structs.replace(some, recompute=None, modules=None), batch)):
         return
-    again: list[Any] = ["never", "selective", "always"]
-    if work.practice.selective == "attention" and work.practice.scores is None:
-        again.remove("selective")  # a kernel that keeps no scores makes them again in any case
-    shards: list[Any] = [shard_of(work, some.pp or 1)]
+    shards = [shard_of(work, some.pp or 1)]
     if "parameters" in work.engine.shard and (some.dp or 1) * (some.cp or 1) > 1:
         shards = [*work.engine.shard]  # where more is shared more is exchanged
-    for recompute in again if some.recompute is None else [some.recompute]:
-        for shard in shards if some.shard is None else [some.shard]:
-            name = some.schedule or ("interleaved" if (some.chunks or 1) > 1 else "1f1b")
-            full = structs.replace(some, recompute=recompute, shard=shard, schedule=name)
-            if not any(find_faults(work, full, batch)):
-                yield full
+    for shard in shards if some.shard is None else [some.shard]:
+        name = some.schedule or ("interleaved" if (some.chunks or 1) > 1 else "1f1b")
+        yield structs.replace(some, recompute=None, modules=None, shard=shard, schedule=name)
+
+
+def _ways(work: Training, fixed: Layout) -> list[Layout]:
+    """Every way to recompute, those that take less time first."""
+    practice = work.practice
+    if fixed.modules is not None or fixed.recompute is not None:
+        return [Layout(recompute=fixed.recompute or "selective", modules=fixed.modules)]
+    ways = [Layout(recompute="never")]
+    if practice.selective != "attention" or practice.scores is not None:
+        ways.append(Layout(recompute="selective"))  # other kernels keep no scores in any case
+    elif work.model.experts:
+        ways += [Layout(recompute="selective", modules=modules) for modules in module_sets(work)]
+    return [*ways, Layout(recompute="always")]
+
+
+def _with_ways(
+    work: Training, core: Layout, batch: int, ways: Iterable[Layout]
+) -> Iterator[Layout]:
+    """A layout with those of the ways to recompute that it can have."""
+    for way in ways:
+        full = structs.replace(core, recompute=way.recompute, modules=way.modules)
+        if not any(find_faults(work, full, batch)):
+            yield full
+
+
+def module_sets(work: Training) -> Sequence[str]:
+    """Modules that are made again together: first what frees most bytes for its time, then more."""
+    if "selective" not in work.engine.recompute or work.practice.selective != "attention":
+        return []
+    ranks = math.gcd(work.model.experts, work.rates.server)
+    plain, gains = work.mean(Shape(e=ranks)), dict[str, float]()
+    for name in MODULES:
+        made = work.mean(Shape(e=ranks, recompute="selective", modules=(name,)))
+        saved = plain.saved_bytes - made.saved_bytes
+        if saved > 0 and made.again_s > 0 and not _is_refused(work, name):
+            gains[name] = saved / made.again_s
+    order = sorted(gains, key=lambda name: -gains[name])
+    sets = [order[: count + 1] for count in range(len(order))]
+    inside = {"moe_act", "shared_experts"}  # of "moe"
+    return ["+".join(n for n in s if "moe" not in s or n not in inside) for s in sets]
+
+
+def _is_refused(work: Training, name: str) -> bool:
+    """Whether Megatron Core does not make a module again (transformer_config.py).
+
+    Graphs of a router do not hold what is made again; what is scaled by maxima of earlier steps
+    cannot be.
+    """
+    graphs, delayed = work.practice.graphs in ("router", "attention"), work.format == "fp8"
+    return (graphs and name == "moe") or (delayed and name in ("layernorm", "moe_act"))
 
 
 def shard_of(work: Training, p: int) -> Shard:

@@ -1,6 +1,7 @@
 """Measured blocks: a profile of a trainer's own block scales the closed form, and nothing else."""
 
 import json
+import time
 
 import msgspec
 import pytest
@@ -13,8 +14,10 @@ from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Group
 from partopt.documents.topology import Topology
+from partopt.documents.transformer import Calibration, MeasuredBlock
 from partopt.errors import PartoptError
 from partopt.job import Job
+from partopt.report.plans_text import render_plan
 from partopt.trainer_plans.judging import plan_layout
 from partopt.trainer_plans.transformers import fill_layout, training_for
 from partopt.transformer.as_profile import profile_again, profile_of
@@ -22,6 +25,8 @@ from partopt.transformer.block import Shape
 from partopt.transformer.config import load_transformer
 from partopt.transformer.iteration import estimate
 from tests.examples import examples
+from tests.transformer.helpers import KINDS as KINDS_MODEL
+from tests.transformer.helpers import training
 
 MODEL, BATCH, SEQUENCE = "llama3-8b", 64, 4096
 LAYOUTS = [
@@ -133,18 +138,20 @@ def test_a_group_that_exchanged_while_it_was_measured_scales_that_too():
         one, other = (work.block(Shape(t=t)) for work in (plain, scaled))
         assert other.forward_s == pytest.approx(2 * one.forward_s, rel=1e-6)
         assert other.backward_s == pytest.approx(3 * one.backward_s, rel=1e-6)
-    assert scaled.is_measured(Shape(t=2)) and not scaled.is_measured(Shape(t=4))
+    assert all(
+        scaled.is_measured(Shape(t=t), kind) == (t == 2) for kind in scaled.kinds for t in (2, 4)
+    )
 
 
 def test_between_measured_sizes_the_factor_is_in_proportion_and_outside_the_ends():
     one, four = measured(forward=1.0, sizes=(1,)), measured(forward=4.0, sizes=(4,))
     own = replace(one, measurements=[*one.measurements, *four.measurements])
     work = training_for(job_of(calibrate=own))
-    factors = {Shape(b): work.scale(Shape(b)).forward for b in (1, 2, 3, 4, 8)}
+    factors = {Shape(b): work.scale(Shape(b), work.kinds[0]).forward for b in (1, 2, 3, 4, 8)}
     assert [*factors.values()] == pytest.approx([1, 2, 3, 4, 4], rel=1e-6)
     # context ranks have so many fewer tokens
-    assert work.scale(Shape(4, 1, 4)).forward == pytest.approx(1, rel=1e-6)
-    assert work.scale(Shape(8, 2, 2)).forward == pytest.approx(4, rel=1e-6)
+    assert work.scale(Shape(4, 1, 4), work.kinds[0]).forward == pytest.approx(1, rel=1e-6)
+    assert work.scale(Shape(8, 2, 2), work.kinds[0]).forward == pytest.approx(4, rel=1e-6)
 
 
 def test_one_block_alone_is_measured_in_the_parts_that_its_modules_are():
@@ -162,7 +169,7 @@ def test_one_block_alone_is_measured_in_the_parts_that_its_modules_are():
     stash = [replace(size.stash_groups[0], layers=[0, 1])]
     alone = replace(size, layers=[half, half], tensors=[], stash_groups=stash)
     alone = replace(whole, layers=parts, measurements=[alone])
-    one, other = (training_for(job_of(calibrate=own)).calibration for own in (whole, alone))
+    [one], [other] = (training_for(job_of(calibrate=own)).calibration for own in (whole, alone))
     assert one.blocks == other.blocks
 
 
@@ -218,9 +225,9 @@ def test_the_plan_says_what_was_measured_and_is_verified_by_that():
     assert read == plan and verify(read, profile_again(read)).ok
     forged = replace(read, transformer=replace(read.transformer, closed_s=1.0))
     assert "numbers" in verify(forged, profile_again(forged)).failed
-    block = replace(read.transformer.calibration.blocks[0], forward_s=1e-3)
-    other = replace(read.transformer.calibration, blocks=[block])
-    forged = replace(read, transformer=replace(read.transformer, calibration=other))
+    block = replace(read.transformer.calibration[0].blocks[0], forward_s=1e-3)
+    other = replace(read.transformer.calibration[0], blocks=[block])
+    forged = replace(read, transformer=replace(read.transformer, calibration=[other]))
     assert "profile" in verify(forged, profile_again(forged)).failed
 
 
@@ -245,7 +252,7 @@ def test_the_page_says_of_every_number_whether_it_was_measured_scaled_or_compute
     assert "verified" in partopt("show", path, "--verify").out
     page = " ".join(partopt(*said, "tp=4,pp=2,cp=1,microbatch=1,recompute=never").out.split())
     assert "block scaled: forward x 1.25" in page and "trust blocks scaled" in page
-    stated = json.loads(path.read_text())["transformer"]["calibration"]
+    stated = json.loads(path.read_text())["transformer"]["calibration"][0]
     assert stated["ranks"] == 2 and stated["blocks"][0]["microbatch_size"] == 1
 
 
@@ -258,7 +265,150 @@ def test_what_does_not_go_with_a_measured_block_is_refused(partopt, tmp_path):
     assert done.code == 2 and "--calibrate: goes with a transformer's" in done.err
 
 
+def kinds_of(profile, **times):
+    """The profiles of blocks of every kind of a model, some so many times as long."""
+    [size], blocks = profile.measurements, {0: "dense", 1: "experts"}  # glm-4.5-air begins so
+    found = {}
+    for place, name in blocks.items():
+        layer, measured = profile.layers[1 + place], size.layers[1 + place]
+        factor, stash = (
+            times.get(name, 1.0),
+            [group for group in size.stash_groups if group.layers == [1 + place]],
+        )
+        longer = replace(
+            measured, forward_s=factor * measured.forward_s, backward_s=factor * measured.backward_s
+        )
+        alone = replace(
+            size, layers=[longer], tensors=[], stash_groups=[replace(stash[0], layers=[0])]
+        )
+        found[name] = replace(profile, layers=[layer], measurements=[alone])
+    return found
+
+
+KINDS = {
+    "model": "glm-4.5-air",
+    "facts": {"exchange": "alltoall", "routing": "capacity", "graphs": "full"},
+}
+
+
+def test_a_block_of_each_kind_is_scaled_as_its_profile_says():
+    asked = job_of("tp=1,ep=1,dp=8", memory="10 TB", **KINDS)
+    whole = measured("tp=1,ep=1,dp=8", **KINDS)
+    plain = training_for(asked)
+    same = training_for(asked.with_(calibrate=kinds_of(whole)))
+    longer = training_for(asked.with_(calibrate=kinds_of(whole, dense=2.0, experts=3.0)))
+    for shape in (Shape(), Shape(e=8), Shape(2, 1, 1, 4)):
+        for kind, factor in zip(plain.counts, (2.0, 3.0), strict=True):
+            one, other, more = (work.block(shape, kind) for work in (plain, same, longer))
+            assert other.forward_s == pytest.approx(one.forward_s, rel=1e-6)
+            exchange_s = one.parts["exchange"].forward if kind.experts else 0.0
+            expected = exchange_s + factor * (one.forward_s - exchange_s)
+            assert more.forward_s == pytest.approx(expected, rel=1e-6)
+    only = asked.with_(calibrate={"dense": kinds_of(whole, dense=2.0)["dense"]})
+    dense, experts = training_for(only).counts
+    assert training_for(only).scale(Shape(), experts).forward == 1.0
+    assert training_for(only).scale(Shape(), dense).forward == pytest.approx(2.0)
+
+
+def test_a_block_may_have_the_experts_of_one_of_several_ranks():
+    asked = job_of("tp=1,ep=8,dp=8", memory="10 TB", **KINDS)
+    own = kinds_of(measured("tp=1,ep=8,dp=8", **KINDS))["experts"]
+    [found] = training_for(asked.with_(calibrate={"experts": own})).calibration
+    assert (found.kind, found.expert_ranks) == ("experts", 8)
+
+
+def test_the_plan_says_which_kinds_were_measured_and_is_verified_by_that():
+    own = kinds_of(measured("tp=1,ep=8,dp=8", **KINDS), experts=1.5)["experts"]
+    asked = job_of("ep=4,pp=2,dp=4", memory="10 TB", **KINDS)
+    plan = plan_layout(asked.with_(calibrate={"experts": own}))
+    read = Plan.parse(msgspec.json.encode(plan))
+    assert read == plan and verify(read, profile_again(read)).ok
+    page = " ".join(render_plan(read).split())
+    assert "block dense: computed experts: scaled: forward x" in page
+    assert "measured at tp 1, ep 8, microbatch 1" in page
+    assert "trust blocks partly scaled, exchanges and the rest computed" in page
+
+
 def test_one_measured_block_does_not_say_how_long_blocks_of_other_kinds_take():
     asked = job_of("tp=1,ep=8,dp=8", model="glm-4.5-air", calibrate=measured())
-    with pytest.raises(PartoptError, match=r"blocks of .* are of several kinds"):
+    with pytest.raises(PartoptError, match=r"blocks of .* are of several kinds") as refused:
         plan_layout(asked)
+    assert "dense=FILE, experts=FILE" in refused.value.hint
+    named = job_of(calibrate={"windowed": measured()})
+    with pytest.raises(PartoptError, match="`calibrate=windowed`: llama3-8b has no such blocks"):
+        plan_layout(named)
+
+
+def test_files_of_kinds_are_told_apart_by_their_names(partopt, tmp_path):
+    asked = "plan", "glm-4.5-air", *ASKED[1:]
+    for name, profile in kinds_of(measured("tp=1,ep=8,dp=8", **KINDS)).items():
+        (tmp_path / f"{name}.json").write_bytes(msgspec.json.encode(profile))
+    each = [
+        word for n in ("dense", "experts") for word in ("--calibrate", f"{n}={tmp_path}/{n}.json")
+    ]
+    done = partopt(*asked, *each, "--memory", "10 TB", "--layout", "ep=4,pp=2,dp=4,recompute=never")
+    assert done.code == 0 and "block dense:" in " ".join(done.out.split())
+    twice = partopt(*asked, "--calibrate", f"{tmp_path}/dense.json", *each[:2])
+    assert twice.code == 2 and "one file, or one for every kind" in twice.err
+
+
+@pytest.mark.slow
+def test_measured_blocks_of_two_kinds_say_how_long_a_run_of_both_takes():
+    """On this processor a block of each kind is timed alone; a run has six."""
+    torch = pytest.importorskip("torch")
+    width, tokens, experts = 256, 512, 4
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+    class Dense(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(width, 1024), torch.nn.Linear(1024, width)
+
+        def forward(self, x):
+            return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+    class Experts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = torch.nn.Linear(width, experts)
+            self.experts = torch.nn.ModuleList(Dense() for _ in range(experts))
+
+        def forward(self, x):
+            chosen = torch.arange(len(x)) % experts  # balanced
+            out = x * self.router(x).softmax(-1).amax(-1, keepdim=True)
+            parts = [expert(out[chosen == i]) for i, expert in enumerate(self.experts)]
+            return x + torch.cat(parts)
+
+    def pass_s(blocks):
+        """The least seconds of a forward and of a backward, of several."""
+        x, taken = torch.randn(tokens, width, requires_grad=True), []
+        for _ in range(8):
+            began = time.process_time()
+            y = x
+            for block in blocks:
+                y = block(y)
+            middle = time.process_time()
+            y.sum().backward()
+            taken.append((middle - began, time.process_time() - middle))
+        return [min(seconds) for seconds in zip(*taken, strict=True)]
+
+    model = replace(KINDS_MODEL, blocks=6, dense_first=2, further=0, window=0, full_period=0)
+    measured_blocks = [
+        Calibration(
+            name=kind,
+            sha256="0" * 64,
+            kind=kind,
+            blocks=[MeasuredBlock(microbatch_size=1, forward_s=forward, backward_s=backward)],
+        )
+        for kind, made in (("dense", Dense), ("experts", Experts))
+        for forward, backward in [pass_s([made()])]
+    ]
+    work = training(model, sequence=tokens, calibration=measured_blocks)
+    blocks = [work.block(Shape(), kind) for kind in work.kinds]
+    run_s = sum(pass_s([*(Dense() for _ in range(2)), *(Experts() for _ in range(4))]))
+    said_s = sum(block.forward_s + block.backward_s for block in blocks)
+    assert said_s == pytest.approx(run_s, rel=0.3)
+    plain = training(model, sequence=tokens)
+    computed_s = sum(plain.block(Shape(), kind).seconds for kind in plain.kinds)
+    assert computed_s < run_s / 3  # of a device that this one is not

@@ -17,6 +17,7 @@ from partopt.search import verify as search
 from partopt.trainer_plans.judging import judge_layout, plan_layout
 from partopt.trainer_plans.planning import solve_for
 from partopt.transformer.as_profile import find_profile
+from partopt.transformer.config import load_transformer
 from tests.search.alterations import alterations
 from tests.transformer.helpers import EXPERTS, LLAMA
 
@@ -46,11 +47,14 @@ KINDS = {
     "best": lambda: solve_for(asked(layout="pp=2", memory="9 GB")).plan,
     "over servers": lambda: plan_layout(asked(layout="tp=2,pp=2")),
     "of experts": lambda: solve_for(asked(EXPERTS, layout="ep=2", dtype="fp8")).plan,
+    "of experts that leave room": lambda: (
+        solve_for(asked(load_transformer("qwen3-30b-a3b")).with_(topology=DGX)).plan
+    ),
     "of shares": lambda: solve_for(asked(trainer="torchtitan", facts={"compile": "no"})).plan,
     "beside the best": lambda: (
         judge_layout(asked(layout="tp=2", facts={"sequence-parallel": "no", "bucket": 10**7})).plan
     ),
-    "of one layout, measured": lambda: plan_layout(asked(layout="dp=4", calibrate=MEASURED)),
+    "of one layout, measured": lambda: plan_layout(asked(layout="dp=4", calibrate={"": MEASURED})),
 }
 make = cache(lambda kind: KINDS[kind]())
 

@@ -440,7 +440,7 @@ def test_what_was_measured_has_its_launches():
     once = MeasuredBlock(microbatch_size=1, forward_s=1e-5, backward_s=2e-5)
     measured = Calibration(name="block", sha256="0" * 64, blocks=[once])
     rates = dataclasses.replace(RATES, launch=LAUNCH_S)
-    block = training(EXPERTS, sequence=64, calibration=measured, rates=rates).block(Shape())
+    block = training(EXPERTS, sequence=64, calibration=[measured], rates=rates).block(Shape())
     assert (block.forward_s, block.backward_s) == pytest.approx((1e-5, 2e-5))
 
 

@@ -10,8 +10,18 @@ from msgspec.structs import replace
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.transformer import Scores
 from partopt.transformer.iteration import estimate, find_faults
-from partopt.transformer.layouts import FEW_CHUNKS, MISSING, find_layouts, layouts, shard_of
-from tests.transformer.helpers import EXPERTS, LLAMA, training
+from partopt.transformer.layouts import (
+    ENOUGH,
+    EXPERTS_MICROBATCH,
+    EXPERTS_MOST,
+    FEW_CHUNKS,
+    MISSING,
+    find_layouts,
+    layouts,
+    module_sets,
+    shard_of,
+)
+from tests.transformer.helpers import EXPERTS, KINDS, LLAMA, training
 
 DEVICES, BATCH = 8, 16
 POWERS = (1, 2, 4, 8, 16)
@@ -26,16 +36,21 @@ def every(work, ways):
     for t, c, p, n in itertools.product(POWERS, POWERS, range(1, 9), range(1, 9)):
         if t * c * p * n != DEVICES:
             continue
-        for e, b, v in itertools.product(POWERS, POWERS, range(1, 7)):
+        cut = (None, t) if work.model.experts and t > 1 else (None,)
+        for e, etp, b, v in itertools.product(POWERS, cut, POWERS, range(1, 7)):
+            if (etp and e * etp > work.rates.server) or (work.model.experts and b > EXPERTS_MOST):
+                continue
             alike = any((work.model.blocks + own) % (p * v) == 0 for own in more)
             if v > FEW_CHUNKS and not alike:
                 continue
-            own = Layout(tp=t, cp=c, ep=e, pp=p, chunks=v, dp=n, microbatch=b)
+            own = Layout(tp=t, cp=c, ep=e, etp=etp, pp=p, chunks=v, dp=n, microbatch=b)
             if not any(find_faults(work, own, BATCH)):
                 name = "interleaved" if v > 1 else "1f1b"
                 for again in ways:
                     shard = shard_of(work, p)
-                    yield replace(own, recompute=again, shard=shard, schedule=name)
+                    again, _, modules = again.partition(" ")
+                    made = {"recompute": again, "modules": modules or None}
+                    yield replace(own, **made, shard=shard, schedule=name)
 
 
 def key(layout):
@@ -47,7 +62,9 @@ def key(layout):
 def test_every_layout_that_has_no_fault_is_tried_once(model, ends):
     work = training(model, ends=ends)
     found = list(layouts(work, DEVICES, BATCH, Layout()))
-    expected = list(every(work, ["never", "always"]))
+    sets = [f"selective {modules}" for modules in module_sets(work)] if model.experts else []
+    assert len(sets) == (3 if model.experts else 0)
+    expected = list(every(work, ["never", *sets, "always"]))
     assert sorted(found, key=key) == sorted(expected, key=key)
     assert {own.pp for own in found} >= {1, 2, 4} and len({own.chunks for own in found}) > 1
 
@@ -118,7 +135,8 @@ def test_those_that_fit_are_found_by_seconds_and_those_that_nearly_do_by_bytes(s
     }
     assert {own.layout: own.memory_bytes for own in found.lacking} == lacking
     assert [own.memory_bytes for own in found.lacking] == sorted(lacking.values())
-    assert (found.tried, found.least.memory_bytes) == (len(all_own), sizes[0])
+    # of those that need too much in any case one is estimated
+    assert found.least.memory_bytes == sizes[0] and len(fitting) <= found.tried <= len(all_own)
 
 
 def test_where_nothing_fits_the_least_is_known():
@@ -152,6 +170,49 @@ def test_as_few_blocks_are_made_again_as_fit(share, numbers):
         limit = estimate(work, own, BATCH).memory_bytes
         fitting = find_layouts(work, DEVICES, BATCH, limit, fixed, partly=True).fitting
         assert own in [each.layout for each in fitting]
+
+
+@pytest.mark.parametrize("model", [EXPERTS, KINDS], ids=lambda model: model.name)
+@pytest.mark.parametrize("share", [0.2, 0.5, 2.0])
+def test_the_first_is_that_of_all_layouts_though_few_are_estimated(model, share):
+    """What is skipped is slower than what is found: every layout is estimated here."""
+    work = training(model, ends="free", graphs="attention", buffer_bytes=0)
+    known = [estimate(work, own, BATCH) for own in layouts(work, DEVICES, BATCH, Layout())]
+    sizes = sorted(own.memory_bytes for own in known)
+    limit = sizes[-1] if share > 1 else sizes[int(share * len(sizes))]
+    found = find_layouts(work, DEVICES, BATCH, limit, Layout(), True, 0.85 * limit)
+    fit = [own for own in known if own.memory_bytes <= 0.85 * limit]
+    assert found.fitting[0].seconds == min(own.seconds for own in fit)
+    assert found.tried < len(known)
+    degrees = {(own.layout.tp, own.layout.cp, own.layout.ep, own.layout.pp) for own in fit}
+    assert len(found.fitting) >= min(ENOUGH, len(degrees))
+
+
+def test_experts_leave_room_and_make_blocks_again_only_where_nothing_fits_without():
+    work = training(EXPERTS)
+    whole = find_layouts(work, DEVICES, BATCH, 1e12, Layout(), True)
+    first = whole.fitting[0]
+    tight = find_layouts(work, DEVICES, BATCH, first.memory_bytes, Layout(), True, 1.0)
+    assert tight.fitting[0].layout == first.layout  # nothing leaves so much
+    room = 0.99 * first.memory_bytes
+    found = find_layouts(work, DEVICES, BATCH, first.memory_bytes, Layout(), True, room)
+    assert found.fitting[0].memory_bytes <= room
+    assert first.layout in [left.layout for left in found.left_out]
+    work = training(EXPERTS, selective="operations")  # whole blocks keep least
+    every_one = [estimate(work, own, BATCH) for own in layouts(work, DEVICES, BATCH, Layout())]
+    without = [own for own in every_one if own.layout.recompute != "always"]
+    limit = 0.999 * min(own.memory_bytes for own in without)
+    again = find_layouts(work, DEVICES, BATCH, limit, Layout(), True)
+    assert {own.layout.recompute for own in again.fitting} >= {"always"}
+    assert not {own.layout.recompute for own in again.fitting} & {"never", "selective"}
+
+
+def test_where_graphs_hold_what_the_host_starts_microbatches_may_be_large():
+    held = training(EXPERTS, graphs="attention")
+    found = find_layouts(held, 4, 8, 1e12, Layout(), partly=True).fitting
+    assert max(own.layout.microbatch for own in found) > EXPERTS_MICROBATCH
+    assert "moe" in " ".join(module_sets(training(EXPERTS))).replace("moe_act", "")
+    assert "moe" not in " ".join(module_sets(held)).replace("moe_act", "")
 
 
 def test_of_experts_small_microbatches_that_make_nothing_again_are_usual():

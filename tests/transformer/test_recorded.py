@@ -103,8 +103,8 @@ FOUNDRY = replace(published_rows.FOUNDRY, stops_early=True, shards="server", tp_
 SCORES = Scores(forward=9, backward=11, kept=5, work=4)
 SCALING = replace(published_rows.SCALING, scores=SCORES, sequence_parallel=False)
 WORDS = {
-    "measured": {"calibration": measured(2)},
-    "alone": {"calibration": measured(1)},
+    "measured": {"calibration": [measured(2)]},
+    "alone": {"calibration": [measured(1)]},
     "scaling": {"practice": SCALING},
     "foundry": {"practice": FOUNDRY},
 }
