@@ -408,7 +408,7 @@ def test_a_recipe_of_nemo_names_its_model_by_a_class():
     assert (own.tp, own.pp, own.chunks, own.shard) == (2, 4, 8, "optimizer")
     assert (own.ep, own.etp) == (8, 2)  # as many as the tensor parallel ranks by default
     assert "the shape of mixtral-8x7b, which MixtralConfig8x7B names" in notes
-    assert asked.facts == {"ends": "stage"}
+    assert asked.facts == {"ends": "stage", "graphs": "none"}
 
 
 def test_arguments_of_a_recipe_that_is_imported_are_read_by_their_names():
