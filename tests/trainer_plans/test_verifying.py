@@ -73,7 +73,10 @@ UNCLAIMED = {
 LINKS = {  # some of them hold nothing up, and then say nothing
     f"topology.{place}levels.{name}"
     for place in ("", "group.")
-    for name in ("bandwidth_bytes_per_s", "links", "latency_s", "bus")
+    for name in (
+        *("bandwidth_bytes_per_s", "allreduce.bandwidth_bytes_per_s"),
+        *("links", "latency_s", "bus"),
+    )
 }
 
 
