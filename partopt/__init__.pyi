@@ -41,6 +41,7 @@ from partopt.trainer_plans.judging import (
     judge_layout as judge_layout,
     plan_layout as plan_layout,
 )
+from partopt.trainer_plans.levers import take_best as take_best
 from partopt.trainer_plans.planning import (
     job_for as job_for,
     schedule_for as schedule_for,
@@ -49,7 +50,9 @@ from partopt.trainer_plans.planning import (
 from partopt.trainer_plans.sizing import (
     find_fitting as find_fitting,
     find_servers as find_servers,
+    price_runs as price_runs,
     scale as scale,
+    scale_servers as scale_servers,
 )
 from partopt.trainer_plans.verifying import verify as verify
 from partopt.trainers import (

@@ -44,7 +44,21 @@ class _Tokens(WholeNumber):
         return super().convert(int(parts[1]) * times, param, ctx)
 
 
+class _Amount(click.FloatRange):
+    """A positive number: `2.1`, or `15T` of tokens and `2M` of money."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, in powers of a thousand."""
+        parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMBT])", str(value))
+        if parts is None:
+            return super().convert(value, param, ctx)
+        return super().convert(float(parts[1]) * 1e3 ** (1 + "kMBT".index(parts[2])), param, ctx)
+
+
 COUNT, TOKENS = WholeNumber(min=1), _Tokens(min=1)
+AMOUNT = _Amount(min=0, min_open=True, max=1e18)
 _A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")  # a layout
 
 

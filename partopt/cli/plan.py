@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from partopt.cli import options, planning, values
 from partopt.cli.next_commands import command_of, say_next
@@ -28,7 +29,11 @@ from partopt.options import AUTO
 
 if TYPE_CHECKING:
     from partopt import Job, Plan, Result
+    from partopt.documents.tables import Scaling
 
+_TAKEN = {"best": False, "best,numbers": True}  # of --with, and whether they change numbers
+# options that need another, or a table
+_OF_TABLES = {"weak": None, "tokens": None, "days": "tokens", "budget": "tokens"}
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
@@ -36,8 +41,13 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 @click.argument("profile", shell_complete=values.PLANNED)
 @planning.split_options
 @planning.job_options
+@options.option("--devices", "N", "Plan on so many of its devices.", options.COUNT)
 @options.option("--scaling", "8,16,32", "The best plan on each of them, as a table.")
 @click.option("--weak", is_flag=True, help="The batch grows with the devices.")
+@options.option("--tokens", "T", "With sizes: a run of so many, such as 15T.", options.AMOUNT)
+@options.option("--days", "D", "With --tokens: mark the cheapest size in time.", options.AMOUNT)
+@options.option("--budget", "MONEY", "With --tokens: mark the fastest size for it.", options.AMOUNT)
+@options.option("--price", "MONEY", "Of a device an hour.", options.AMOUNT)
 @options.option(
     "--for target",
     "TRAINER",
@@ -45,6 +55,7 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     shell_complete=values.TRAINER,
 )
 @options.option("--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.")
+@options.option("--beside", "PART=N,..", "Say where another layout's time goes, beside the best.")
 @options.option(
     "--sequence",
     "S",
@@ -83,9 +94,15 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     import partopt
 
     target, rules = given["target"], given["rules"]
-    _check_outputs(output, given["picture"], force, given["scaling"] is not None)
-    if given["scaling"] is None and given["weak"]:
-        raise PartoptError("--weak goes with --scaling", "add --scaling 8,16,32", code="usage")
+    sizes = given["servers"] if isinstance(given["servers"], planning.Sizes) else None
+    tabled = given["scaling"] is not None or sizes is not None
+    _check_outputs(output, given["picture"], force, tabled)
+    for name, needed in _OF_TABLES.items():
+        if given[name] and not (tabled if needed is None else given[needed]):
+            needs = "--scaling 8,16,32" if needed is None else f"--{needed} 15T"
+            raise PartoptError(
+                f"--{name} goes with {needs.split()[0]}", f"add {needs}", code="usage"
+            )
     transformer = partopt.find_transformer(profile)
     if transformer is None:
         find_shipped(profile, "profiles", "models")
@@ -93,27 +110,58 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
             raise PartoptError("--map: goes with --for", "add --for megatron", code="usage")
         if given["scaling"] is not None and target is not None:
             raise PartoptError("--for: --scaling prints a table", "drop --for", code="usage")
+        if sizes or given["tokens"]:
+            what = "--tokens" if given["tokens"] else "a range of --servers"
+            raise PartoptError(f"{what} goes with a transformer", "use --scaling", code="usage")
         planning.choose_schedule(given, [target] if target else [], several=True)
     picture, scaling, weak = (given.pop(name) for name in ("picture", "scaling", "weak"))
+    beside = given.pop("beside")
+    if beside and (tabled or not (transformer and target)):
+        what = "--beside: goes with one plan of a transformer"
+        raise PartoptError(what, "add --for megatron", code="usage")
+    run = {name: given.pop(name) for name in ("tokens", "days", "budget")}
     model = transformer or partopt.Profile.load(profile)
-    topology = partopt.Topology.load(given["topology"], given["servers"])
+    topology = partopt.Topology.load(given["topology"], sizes.most if sizes else given["servers"])
+    if devices := given.pop("devices"):
+        topology = topology.resize(devices)
+    if price := given.pop("price"):
+        device = structs.replace(topology.device, price_per_hour=price)
+        topology = structs.replace(topology, device=device)
+    best = [text for text in given["facts"] if text in _TAKEN]
+    given["facts"] = [text for text in given["facts"] if text not in _TAKEN]
     job = planning.state_job(model, topology, given)
     if target:
         job = partopt.job_for(job, target, rules)
+    if best:
+        if not (target and transformer):
+            what = f"--with {best[0]}: it takes switches of a transformer's trainer"
+            raise PartoptError(what, "add --for megatron", code="usage")
+        taken = partopt.take_best(job, _TAKEN[best[-1]])
+        added = {name: taken.facts[name] for name in taken.facts.keys() - job.facts.keys()}
+        said = ", ".join(f"{name}={value}" for name, value in sorted(added.items()))
+        say(f"note:    --with {best[-1]}: {said or 'nothing helps'}", err=True)
+        job = taken
     print_notes(job.notes)
-    plan, written = None, output if scaling is None else None
-    if scaling is not None:
+    plan, written = None, None if tabled else output
+    if tabled:
         from partopt.report.plans_text import render_scaling
 
-        devices = options.integers(scaling, "--scaling")
-        found, interrupted = search(lambda tell: partopt.scale(job, devices, weak, tell))
+        def find(tell: Tell) -> Scaling:
+            if sizes is not None:
+                return partopt.scale_servers(job, sizes.least, sizes.most, tell)
+            return partopt.scale(job, options.integers(scaling, "--scaling"), weak, tell)
+
+        found, interrupted = search(find)
+        if run["tokens"]:
+            found = partopt.price_runs(found, **run)
         page = partial(render_scaling, found)
         options.deliver_table(found, page, output, force, as_json)
         leave_if_interrupted(interrupted)
     else:
-        repeated = given.keys() | {"force"}
+        repeated = given.keys() | {"force", "price", "devices", "beside"}
         again = partial(command_of, "plan", [profile], repeated, output=output)
-        plan = _plan(job, again, output, force, as_json, given | {"picture": picture})
+        of_page = {"picture": picture, "beside": beside}
+        plan = _plan(job, again, output, force, as_json, given | of_page)
     if not as_json and output != "-":
         if plan and (scale := _scale(profile, given, plan)):
             say(f"hint:  from how many devices on a pipeline is faster: {scale}", err=True)
@@ -143,7 +191,13 @@ def _plan(
 
     result, interrupted = search(lambda tell: find(job, tell))
     print_notes(note for note in result.notes if note not in job.notes)
-    page = partial(_print_page, result, job)
+    other = None
+    if given["beside"]:
+        layout = partopt.Layout.parse(given["beside"])
+        fixed = job.with_(layout=layout)
+        with progress() as tell:
+            other = partopt.solve_for(fixed, target, progress=tell).plan
+    page = partial(_print_page, result, job, other)
     options.deliver(result.document, page, output, force, as_json, written=result.fits)
     if not result.fits:
         leave_if_interrupted(interrupted)
@@ -165,7 +219,9 @@ def _check_outputs(output: str | None, picture: str | None, force: bool, scaling
     from partopt import documents
 
     if scaling and picture:
-        raise PartoptError("--picture: --scaling has no plan", "use -o scaling.svg", code="usage")
+        raise PartoptError(
+            "--picture: a table of sizes has no plan", "use -o scaling.svg", code="usage"
+        )
     if picture:
         from partopt.report.pictures import check
 
@@ -187,7 +243,9 @@ def _say_next(profile: str, written: str | None, given: dict[str, Any], job: Job
     elif written:
         say_next("plan", written)
     elif of_layout or job.schedule == AUTO or is_given("scaling"):
-        say_next(command_of("plan", [profile], given, output="plan.json"))
+        sizes = given["servers"]
+        changes = {"servers": sizes.most} if isinstance(sizes, planning.Sizes) else {}
+        say_next(command_of("plan", [profile], given, changes, output="plan.json"))
     else:
         dropped = dict.fromkeys(("planner", "cuts", "replicas", "layout"))
         say_next(command_of("compare", [profile], given, dropped))
@@ -207,12 +265,15 @@ def _scale(profile: str, given: Mapping[str, Any], plan: Plan) -> str | None:
     return command_of("plan", [profile], given, changes)
 
 
-def _print_page(result: Result, job: Job) -> None:
+def _print_page(result: Result, job: Job, other: Plan | None) -> None:
     from partopt.report import plans_text as plans
+    from partopt.report.transformer_text import render_parts
 
     page, beside = plans.render_plan(result.plan, ascii_only(), as_flags, result.by_size), ""
     if job.schedule == AUTO and not result.plan.transformer:
         beside = plans.render_schedules([result.plan, *result.alternatives])
     elif result.alternatives:
         beside = plans.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
+    if other is not None:
+        beside = render_parts(result.plan, other, ("FIRST", "BESIDE"))
     say_page(f"{page}\n\n{beside}" if beside else page)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -34,12 +35,12 @@ _FLAGS = {name: kind.flag for name, kind in kinds().items() if kind.flag is not 
 # headings in the help of planning verbs, and the options below them beside those of a job; a star:
 # in --help-all alone
 _BESIDE = {
-    "Cluster": "topology servers",
-    "Trainer": "target targets layout layouts sequence dtype* calibrate* facts* rules*",
+    "Cluster": "topology servers devices*",
+    "Trainer": "target targets layout layouts beside* sequence dtype* calibrate* facts* rules*",
     BATCH: "",
     STAGES: "chosen files",
     MEMORY: "",
-    "Numbers of devices": "scaling weak*",
+    "Numbers of devices": "scaling weak* tokens days budget price",
 }
 _COMPLETED = {"planner": values.PLANNER, "schedule": values.SCHEDULE_OR_AUTO}
 _HELP_ALL = "partopt.help_all"  # in the context: whether all options are shown
@@ -91,6 +92,27 @@ class _WordOrNumber(click.Choice):  # type: ignore[type-arg]
         return int(text) if text.isdecimal() else super().convert(value, param, ctx)
 
 
+class Sizes(NamedTuple):
+    """A range of sizes of the outermost level."""
+
+    least: int
+    most: int
+
+
+class _Servers(click.IntRange):
+    """A number; for `partopt plan` also a range, `1-64`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or the range."""
+        found = re.fullmatch(r"([0-9]+)-([0-9]+)", str(value))
+        if found is None or ctx is None or ctx.info_name != "plan":
+            return super().convert(value, param, ctx)
+        sizes = Sizes(*(super(_Servers, self).convert(int(n), param, ctx) for n in found.groups()))
+        if sizes.least > sizes.most:
+            self.fail(f"{value}: begins with the larger number", param, ctx)
+        return sizes
+
+
 def flag_of(name: str) -> Callable[[Command], Command]:
     """The flag of the option of a job of this name, as `partopt.options.Options` declares it."""
     kind, flag = kinds()[name], _FLAGS[name]
@@ -118,7 +140,7 @@ job_options = declare(  # `state_job` turns their values into one
         required=True,
         shell_complete=values.TOPOLOGIES,
     ),
-    option("--servers", "N", "Size of its outermost level.", COUNT),
+    option("--servers", "N", "Size of its outermost level.", _Servers(min=1)),
     *(flag_of(name) for name, flag in _FLAGS.items() if not flag.split),
     with_option,
 )

@@ -136,6 +136,7 @@ def _practice(trainer: Trainer) -> dict[str, Any]:
         elif isinstance(value, tuple):
             told[name] = _numbers(value)
     choices = {name: ", ".join(values) for name, values in trainer.choices.items()}
+    choices |= {"recipe": ", ".join(trainer.recipes)} if trainer.recipes else {}
     return told | ({"choices": choices} if choices else {})
 
 

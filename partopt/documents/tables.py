@@ -50,12 +50,21 @@ class Comparison(documents.Document, frozen=True, kw_only=True):
     rows: Annotated[list[ComparisonRow], msgspec.Meta(min_length=1)]
 
 
+class Run(documents.StrictStruct, frozen=True, kw_only=True):
+    """What training on many tokens takes: days, hours of all devices, money if a price is known."""
+
+    days: Positive
+    device_hours: Positive
+    cost: Positive | msgspec.UnsetType = msgspec.UNSET
+
+
 class ScalingRow(documents.StrictStruct, frozen=True, kw_only=True):
     """The best plan on a number of devices.
 
     `efficiency` is the speed-up over one device, divided by the devices; of groups of ranks the
     speed-up over one group, divided by the groups. Of a transformer's `layout`, which one device
-    may not hold, one device stands for its share of the first row.
+    may not hold, one device stands for its share of the first row; beside products and attention
+    most of its time is a `part`, that share of it. A `run` is of the table's tokens.
     """
 
     devices: Annotated[int, msgspec.Meta(ge=1, le=2**53)]  # as exact as a picture draws it
@@ -70,14 +79,28 @@ class ScalingRow(documents.StrictStruct, frozen=True, kw_only=True):
     speedup_over_one_device: Seconds
     efficiency: Seconds
     bound_by: str
+    part: str | msgspec.UnsetType = msgspec.UNSET
+    part_share: float | msgspec.UnsetType = msgspec.UNSET
+    run: Run | msgspec.UnsetType = msgspec.UNSET
     fits: bool
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of an iteration, of a microbatch where there is none."""
+        return self.microbatch_size * (self.microbatches or 1) / self.samples_per_s
 
 
 class Scaling(documents.Document, frozen=True, kw_only=True):
-    """Plans for the same model on ever more devices; `estimated` is as in a plan's profile."""
+    """Plans for the same model on ever more devices; `estimated` is as in a plan's profile.
+
+    Rows may have runs of so many `tokens`. Then `chosen` are the devices that are best for a number
+    of days or a budget.
+    """
 
     schema: str = "partopt.scaling/1"
     estimated: str | None = None
+    tokens: Positive | msgspec.UnsetType = msgspec.UNSET
+    chosen: Count | msgspec.UnsetType = msgspec.UNSET
     rows: Annotated[list[ScalingRow], msgspec.Meta(min_length=1)]
 
     @property

@@ -476,6 +476,49 @@ class LayoutBeside(documents.StrictStruct, frozen=True, kw_only=True):
     part_s: float
 
 
+class Worth(documents.StrictStruct, frozen=True, kw_only=True):
+    """What one or more switches of a trainer are worth: the `facts`, `with` which it is searched.
+
+    The best layout then takes `iteration_s` by the closed form, `saved` of that of the best without
+    them, where one fits. `flags` are what people write for it. What `changes_numbers` makes
+    training compute others; of what is not `verified` no published pair of runs says the worth.
+    """
+
+    facts: dict[str, str] = msgspec.field(name="with")
+    flags: list[str]
+    iteration_s: Seconds
+    saved: float | msgspec.UnsetType = msgspec.UNSET
+    layout: Layout
+    changes_numbers: bool
+    verified: bool
+
+
+class Challenger(documents.StrictStruct, frozen=True, kw_only=True):
+    """A layout that needs more than is planned with, and is faster if it fits.
+
+    `iteration_s` and `memory_bytes` are by the closed form, `saved` is of the fastest that fits;
+    `fits_chance` is how often tries with such needs went through.
+    """
+
+    layout: Layout
+    iteration_s: Seconds
+    saved: float
+    memory_bytes: Count
+    fits_chance: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Fewer(documents.StrictStruct, frozen=True, kw_only=True):
+    """So many of a cluster's `devices` that are faster than all of them.
+
+    The best layout on it takes `iteration_s` by the closed form, `saved` of that on all.
+    """
+
+    devices: Count
+    iteration_s: Seconds
+    saved: float
+    layout: Layout
+
+
 class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     """What the profile of a plan was computed from: a `model`, and the `practice` of its trainer.
 
@@ -486,7 +529,8 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     `tried` layouts those `beside` it are the next that fit, and some that do not and would be
     faster; `left_out` is one that would be the fastest and is not believed. An iteration takes
     `freely_s` with blocks that are cut freely, where that is less, and `by_count_s` with unequal
-    ones cut by count.
+    ones cut by count. Switches that help have their `levers`, one by one; and all
+    `together`. A `challenger` is worth a try; `fewer` devices may be faster.
     """
 
     model: Transformer
@@ -504,3 +548,7 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     by_count_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     beside: list[LayoutBeside] = []
     left_out: LayoutBeside | msgspec.UnsetType = msgspec.UNSET
+    levers: list[Worth] = []
+    together: Worth | msgspec.UnsetType = msgspec.UNSET
+    challenger: Challenger | msgspec.UnsetType = msgspec.UNSET
+    fewer: Fewer | msgspec.UnsetType = msgspec.UNSET

@@ -27,10 +27,10 @@ from partopt.report.phrases import (
     tokens_per_sample,
 )
 from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
-from partopt.report.transformer_text import layout_name, render_change
+from partopt.report.transformer_text import degree_columns, render_change
 from partopt.schedules import schedule
 from partopt.schedules.placement import MIRRORED
-from partopt.units import format_bytes, format_number, format_seconds
+from partopt.units import format_bytes, format_count, format_number, format_seconds
 
 _TIMES = "x ONE, x DP: times one device, data parallelism."
 _SAME = 1e-3  # of the samples/s: what is nearer loses nothing
@@ -118,26 +118,19 @@ def render_scaling(scaling: Scaling) -> str:
 
     BATCH: samples of a microbatch x M, where an iteration has a number of microbatches. PER 1.00:
     samples for one unit of money, where a price is known, in place of the speed-up. Of a
-    transformer the layout stands in place of the planner.
+    transformer the table is another.
     """
 
     def batch(pair: Any) -> str:
         return batch_text(pair[0].microbatch_size, pair[0].microbatches)
 
-    def mfu(pair: Any) -> str:
-        figures = pair[0].figures
-        return f"{figures.mfu:.1%}" if figures and figures.mfu else ""
-
+    if scaling.rows[0].layout:
+        return _render_sizes(scaling)
     chosen = [
         Column("PLANNER", lambda pair: shorten(pair[0].planner, stretch(13, 0.4)), "text"),
         Column("SHAPE", lambda pair: shorten(pair[0].shape, stretch(9, 0.6)), "text"),
         Column("BOUND BY", lambda pair: pair[0].bound_by, "text"),
     ]
-    if scaling.rows[0].layout:
-        chosen = [
-            Column("MFU", mfu, spare=2),
-            Column("LAYOUT", lambda pair: layout_name(pair[0].layout), "text"),
-        ]
     speed, rows = _rated(scaling.rows)
     gain = Column("x ONE", lambda pair: f"{pair[0].speedup_over_one_device:.2f}")
     if any_price(scaling.rows):
@@ -155,11 +148,59 @@ def render_scaling(scaling: Scaling) -> str:
         ],
         gap=1,
     )
+    return "\n\n".join(filter(None, [table, _choices(scaling)]))
+
+
+def _choices(scaling: Scaling) -> str:
+    """The fastest and the cheapest row where a price is known, and what times rest on."""
     below, cheapest = basis_lines(scaling.estimated), scaling.cheapest
     if cheapest is not None:
         fastest = max((row for row in scaling.rows if row.fits), key=lambda row: row.samples_per_s)
         below = [("fastest", _choice(fastest)), ("cheapest", _choice(cheapest)), *below]
-    return "\n\n".join(filter(None, [table, label_lines(below)]))
+    return label_lines(below)
+
+
+def _render_sizes(scaling: Scaling) -> str:
+    """A transformer on clusters of several sizes; with tokens days, hours of devices and money.
+
+    BINDS: what takes most of the time beside products and attention.
+    """
+    unit, rates = speeds(scaling.rows)
+    by_row = dict(zip(map(id, scaling.rows), rates, strict=True))
+    experts = any((row.layout.ep or 1) > 1 for row in scaling.rows if row.layout)
+
+    def mfu(row: ScalingRow) -> str:
+        return f"{row.figures.mfu:.1%}" if row.figures and row.figures.mfu else ""
+
+    def binds(row: ScalingRow) -> str:
+        return f"{row.part} {row.part_share or 0.0:.0%}"
+
+    def of_run(name: str) -> Callable[[ScalingRow], str]:
+        return lambda row: format_count(getattr(row.run, name)) if row.run else ""
+
+    runs, marked = bool(scaling.tokens), bool(scaling.chosen)
+    priced = all(row.run and row.run.cost for row in scaling.rows)
+    columns = [
+        *([Column("", lambda row: "*" * (row.devices == scaling.chosen), "whole")] * marked),
+        Column("DEVICES", lambda row: f"{row.devices:,}"),
+        Column("TIME", lambda row: format_seconds(row.iteration_s)),
+        Column(f"{unit.upper()}/S", lambda row: format_number(by_row[id(row)])),
+        Column("MFU", mfu, spare=1),
+        *([Column("DAYS", of_run("days")), Column("GPU-H", of_run("device_hours"))] * runs),
+        *([Column("COST", of_run("cost"))] * priced),
+        *degree_columns(experts),
+        Column("BINDS", binds, "text"),
+    ]
+    if not all(row.fits for row in scaling.rows):
+        columns.append(Column("FITS", lambda row: "yes" if row.fits else "no", "whole"))
+    table = table_of(scaling.rows, columns, gap=1)
+    batch = {row.microbatch_size * (row.microbatches or 1) for row in scaling.rows}
+    lines = [("batch", f"{', '.join(map(str, sorted(batch)))} samples an iteration")]
+    if scaling.tokens:
+        lines.append(("run", f"{format_count(scaling.tokens)} tokens"))
+    if scaling.chosen:
+        lines.append(("best", f"{scaling.chosen:,} devices (*)"))
+    return "\n\n".join(filter(None, [table, label_lines(lines), _choices(scaling)]))
 
 
 def _choice(row: ScalingRow) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import UNSET
+
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
-from partopt.documents.transformer import BITS, Kind, LayoutBeside, Modelled
+from partopt.documents.transformer import BITS, Kind, LayoutBeside, Modelled, Worth
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan_text import memory_lines
 from partopt.report.text import Column, label_lines, table_of
@@ -30,6 +32,7 @@ from partopt.units import format_bytes, format_seconds
 
 PUBLISHED_RANKS = 8  # over which experts lie in published runs, and more
 _LEAST = 0.005  # of an iteration: smaller parts are added up
+_APART = 0.002  # of an iteration: parts that differ less are not shown
 _AGAIN = {"never": "-", "always": "all", "selective": "some"}
 # parts that blocks' seconds are in, beside those that nothing is measured of
 _OF_BLOCKS = {
@@ -61,6 +64,8 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     lines += [("" if place else "where", line) for place, line in enumerate(where)]
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
+    lines += [("" if place else "also", line) for place, line in enumerate(_also(about))]
+    lines += _others(plan, about)
     trust = enumerate(_trust(plan, about, _basis(work, degrees.shape), parts))
     lines += [("" if place else "trust", text) for place, text in trust]
     pages = [label_lines(lines)]
@@ -104,15 +109,7 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
         return f"{change:+.1%}: {part}"
 
     columns = [
-        Column("TP", lambda row: str(row.layout.tp)),
-        Column("CP", lambda row: str(row.layout.cp)),
-        *([Column("EP", lambda row: str(row.layout.ep))] if about.model.experts else []),
-        Column("PP", lambda row: _pipeline(row.layout)),
-        Column("DP", lambda row: str(row.layout.dp)),
-        Column("MB", lambda row: str(row.layout.microbatch)),
-        Column(
-            "AGAIN", lambda row: _AGAIN.get(str(row.layout.recompute), str(row.layout.recompute))
-        ),
+        *degree_columns(bool(about.model.experts)),
         Column(
             "TIME",
             lambda row: f"{'' if row.simulated else '~'}{format_seconds(row.iteration_s)}",
@@ -126,6 +123,21 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     if about.calibration:
         note += "; blocks are measured, or scaled by what was measured"
     return rows, columns, note
+
+
+def degree_columns(experts: bool) -> list[Column]:
+    """The parts of the layout of a row, of experts too if there are some."""
+    return [
+        Column("TP", lambda row: str(row.layout.tp)),
+        Column("CP", lambda row: str(row.layout.cp)),
+        *([Column("EP", lambda row: str(row.layout.ep))] if experts else []),
+        Column("PP", lambda row: _pipeline(row.layout)),
+        Column("DP", lambda row: str(row.layout.dp)),
+        Column("MB", lambda row: str(row.layout.microbatch)),
+        Column(
+            "AGAIN", lambda row: _AGAIN.get(str(row.layout.recompute), str(row.layout.recompute))
+        ),
+    ]
 
 
 def render_change(plan: Plan, best: Plan, changes: Sequence[tuple[str, str, str]]) -> str:
@@ -144,7 +156,43 @@ def render_change(plan: Plan, best: Plan, changes: Sequence[tuple[str, str, str]
     if plan != best:
         for place, (name, old, new) in enumerate(changes):
             lines.append(("" if place else "change", f"{name}  {old} -> {new}"))
+        if best.transformer:
+            more = enumerate(_also(best.transformer))
+            lines += [("" if place else "also", line) for place, line in more]
+        if abs(loses) >= _APART:
+            return f"{label_lines(lines)}\n\n{render_parts(plan, best, ('YOURS', 'BEST'))}"
     return label_lines(lines)
+
+
+def render_parts(plan: Plan, other: Plan, names: tuple[str, str]) -> str:
+    """The parts of two iterations side by side, in seconds, the largest difference first.
+
+    The layouts have `names`; parts are by the closed form, and what differs little is left out.
+    """
+    ours, theirs = estimate_again(plan), estimate_again(other)
+    rows = [
+        (_NAMES.get(name, name), ours.parts.get(name, 0.0), theirs.parts.get(name, 0.0))
+        for name in dict.fromkeys([*ours.parts, *theirs.parts])
+    ]
+    rows = [row for row in rows if abs(row[2] - row[1]) >= _APART * ours.seconds]
+    rows.sort(key=lambda row: -abs(row[2] - row[1]))
+    rows.append(("all", ours.seconds, theirs.seconds))
+
+    def more(row: tuple[str, float, float]) -> str:
+        return f"{'-' if row[2] < row[1] else '+'}{format_seconds(abs(row[2] - row[1]))}"
+
+    table = table_of(
+        rows,
+        [
+            Column("PART", lambda row: row[0], "whole"),
+            Column(names[0], lambda row: format_seconds(row[1])),
+            Column(names[1], lambda row: format_seconds(row[2])),
+            Column("MORE", more),
+            Column("OF ALL", lambda row: f"{(row[2] - row[1]) / ours.seconds:+.1%}"),
+        ],
+    )
+    layouts = [(names[0].lower(), _in_a_line(plan)), (names[1].lower(), _in_a_line(other))]
+    return table if names[0] == "YOURS" else f"{label_lines(layouts)}\n\n{table}"
 
 
 def _in_a_line(plan: Plan) -> str:
@@ -170,9 +218,7 @@ def _grown_part(plan: Plan, best: Plan) -> str:
 
 def layout_name(layout: Layout) -> str:
     """A layout in few letters: `tp 8, pp 4x5, dp 2`, and what is not 1 or never."""
-    rare = [(name, getattr(layout, name) or 1) for name in ("cp", "ep", "etp")]
-    words = [f"tp {layout.tp}", *(f"{name} {value}" for name, value in rare if value > 1)]
-    words += [f"pp {_pipeline(layout)}", f"dp {layout.dp}", f"mb {layout.microbatch}"]
+    words = [_degrees(layout), f"dp {layout.dp}", f"mb {layout.microbatch}"]
     again = _AGAIN.get(str(layout.recompute), f"{layout.recompute} blocks")
     again = layout.modules or again
     return ", ".join(words + ([] if again == "-" else [f"{again} again"]))
@@ -343,6 +389,8 @@ def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) 
         yield "whole blocks are made again: no layout fits without"
     if about.model.sinks:
         yield "attention with sinks is not known: published runs take 1.45 times as long"
+    if not all(lever.verified for lever in about.levers):
+        yield "no two published runs differ in a switch that is unverified, and in nothing else"
     if about.left_out:
         change = about.left_out.iteration_s / simulated_s - 1
         said = f"left out: {layout_name(about.left_out.layout)}, {change:+.1%} by computation"
@@ -360,6 +408,43 @@ def _left_out(plan: Plan, left: LayoutBeside) -> str:
         left_free = f"and {1 - ROOM:.0%} are left free of experts: a limit of memory replaces that"
         return f"it takes {share:.0%} of the memory, {left_free}"
     return "nobody runs experts in so large microbatches, and their imbalance is not computed"
+
+
+def _also(about: Modelled) -> Iterator[str]:
+    """What every switch of the trainer saves, with its best layout; and all together."""
+    for lever in about.levers:
+        doubts = ["changes numbers"] * lever.changes_numbers
+        doubts += ["unverified"] * (not lever.verified)
+        yield ", ".join([f"{' '.join(lever.flags)} {_worth(lever)}", *doubts])
+    if together := about.together:
+        option = "best,numbers" if together.changes_numbers else "best"
+        yield f"all of {len(together.flags)} {_worth(together)}: --with {option}"
+
+
+def _worth(lever: Worth) -> str:
+    """`-13.4 %, 58.6 s (tp 8, pp 4)`; of what makes the first layout fit, that it does."""
+    saved = "fits" if lever.saved is UNSET else f"{-lever.saved:.1%}"
+    return f"{saved}, {format_seconds(lever.iteration_s)} ({_degrees(lever.layout)})"
+
+
+def _degrees(layout: Layout) -> str:
+    """Those of a layout that are not of its replicas: `tp 8, pp 4x5`."""
+    rare = [(name, getattr(layout, name) or 1) for name in ("cp", "ep", "etp")]
+    words = [f"tp {layout.tp}", *(f"{name} {value}" for name, value in rare if value > 1)]
+    return ", ".join([*words, f"pp {_pipeline(layout)}"])
+
+
+def _others(plan: Plan, about: Modelled) -> Lines:
+    """A layout that is worth a try; and fewer devices, where these are faster."""
+    lines: Lines = []
+    if challenger := about.challenger:
+        text = f"{layout_name(challenger.layout)}: {challenger.saved:.1%} faster if it fits"
+        lines.append(("try", f"{text} ({challenger.fits_chance:.0%})"))
+    if fewer := about.fewer:
+        text = f"{fewer.devices} of {plan.topology.cluster.devices} devices: {fewer.saved:.1%}"
+        text += f" faster ({_degrees(fewer.layout)}): --devices {fewer.devices}"
+        lines.append(("fewer", text))
+    return lines
 
 
 def _difference(plan: Plan, about: Modelled, parts: Mapping[str, float]) -> str:

@@ -25,6 +25,7 @@ from partopt.search.solve import solve
 from partopt.search.variants import Within
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 from partopt.simulator.execution import simulate_plan
+from partopt.trainer_plans.levers import with_levers
 from partopt.trainer_plans.planning import restrict, solve_within
 from partopt.trainer_plans.transformers import (
     beside_of,
@@ -146,11 +147,14 @@ def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
     result, found = search_layouts(free, progress)
     plain = {name: value for name, value in facts.items() if name not in _NEEDING}
     if plain != facts:
-        other = search_layouts(free.with_(facts=plain), progress)
-        result, found = min((result, found), other, key=lambda pair: order_of(pair[0].plan))
-    best, plan = result.plan, with_other_cuts(job, training_for(job), plan)
+        without = free.with_(facts=plain)
+        other = search_layouts(without, progress)
+        if order_of(other[0].plan) < order_of(result.plan):
+            free, (result, found) = without, other
+    best = with_levers(free, result.plan, found)
+    plan = with_other_cuts(job, training_for(job), plan)
     if plan.fits and seconds_of(plan) <= seconds_of(best):  # as where blocks lie unevenly
-        best = plan
+        plan = best = with_levers(free, plan, found)
     else:
         first, to = map(estimate_again, (best, plan))
         rows = [beside_of(first, to, best, best.fits)]

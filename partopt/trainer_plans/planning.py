@@ -44,7 +44,9 @@ from partopt.search.rows import order_of, search_rows
 from partopt.search.solve import Result, as_fixed, solve
 from partopt.search.variants import Within
 from partopt.simulator.execution import simulate_plan
-from partopt.trainer_plans.transformers import search_layouts
+from partopt.trainer_plans.levers import with_levers
+from partopt.trainer_plans.sizing import find_fewer
+from partopt.trainer_plans.transformers import search_layouts, with_modelled
 from partopt.trainers import TRAINERS
 from partopt.trainers.parts import EMBEDDING, HEAD, Part, block_bounds, find_parts
 from partopt.trainers.says import find_faults, may_begin
@@ -71,7 +73,12 @@ def solve_for(
     """
     job = job_for(job, to or job.trainer, rules)
     if isinstance(job.model, Transformer):
-        return search_layouts(job, progress)[0]
+        result, found = search_layouts(job, progress)
+        with found_until_then(lambda _: result):
+            progress("estimating what else helps", 0, 1)
+            plan = with_levers(job, result.plan, found)
+            plan = with_modelled(plan, fewer=find_fewer(job, found))
+        return replace(result, plan=plan, by_size=(plan,))
     trainer = TRAINERS.lookup(job.trainer)
     return solve_within(job, trainer, _parts_of(job, trainer, rules), progress)
 
@@ -87,7 +94,7 @@ def job_for(job: Job, to: str, rules: Sequence[str] = ()) -> Job:
         if rules:
             what = f"`map`: {job.model.name} is a transformer's configuration, not a profile"
             raise PartoptError(what, "leave `map` out", code="unused-option", option="map")
-        return job.with_(trainer=to)
+        return job.with_(trainer=to, facts=trainer.spell_recipe(job.facts, job.model.name))
     _check_asked(job, trainer)
     parts = _parts_of(job, trainer, rules) if trainer.engine.recomputes_blocks else []
     bounds = block_bounds(parts) if parts else None

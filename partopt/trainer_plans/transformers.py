@@ -181,16 +181,11 @@ def search_layouts(job: Job, progress: Progress = ignore_progress) -> tuple[Resu
     the plan is of the layout that needs least. Raises PartoptError where there is none.
     Interrupted with the best until then, a plan as of a job that fixes its layout.
     """
-    training, devices, batch = training_for(job), job.topology.cluster.devices, batch_of(job)
     progress("estimating layouts", 0, 1)
-    limit, memory_bytes = job.limit_bytes or math.inf, job.topology.device.memory_bytes
-    room = ROOM * memory_bytes if job.memory is None and memory_bytes else None
-    partly = TRAINERS.lookup(job.trainer).says.recomputed == "first"
-    found = find_layouts(training, devices, batch, limit, fixed_parts(job), partly, room)
+    training, found = training_for(job), estimate_layouts(job)
     if not found.fitting and "graphs" in _usual_facts(job).keys() - job.facts.keys():
         return search_layouts(job.with_(facts={**job.facts, "graphs": "none"}), progress)
-    if found.least is None:
-        raise _no_layout(job, training)
+    assert found.least
     if not found.fitting:
         return _result(job, simulate_layout(job, training, found.least.layout)), found
     plans, shortest = list[Plan](), USUALLY
@@ -222,6 +217,21 @@ def search_layouts(job: Job, progress: Progress = ignore_progress) -> tuple[Resu
                 best = with_modelled(best, left_out=beside_of(candidate, to, left, True))
                 break
     return _result(job, best), found
+
+
+def estimate_layouts(job: Job) -> Found:
+    """All layouts that have the parts that are asked for, in closed form.
+
+    PartoptError where there is none.
+    """
+    training, devices, batch = training_for(job), job.topology.cluster.devices, batch_of(job)
+    limit, memory_bytes = job.limit_bytes or math.inf, job.topology.device.memory_bytes
+    room = ROOM * memory_bytes if job.memory is None and memory_bytes else None
+    partly = TRAINERS.lookup(job.trainer).says.recomputed == "first"
+    found = find_layouts(training, devices, batch, limit, fixed_parts(job), partly, room)
+    if found.least is None:
+        raise _no_layout(job, training)
+    return found
 
 
 def _result(job: Job, plan: Plan) -> Result:

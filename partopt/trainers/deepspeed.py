@@ -17,7 +17,16 @@ from partopt.errors import PartoptError
 from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, malformed, read_numbers
-from partopt.trainers.trainer import Configured, Reading, Says, Text, Trainer, plain, rank_order
+from partopt.trainers.trainer import (
+    Configured,
+    Lever,
+    Reading,
+    Says,
+    Text,
+    Trainer,
+    plain,
+    rank_order,
+)
 from partopt.transformer.config import like_shipped, read_transformer, write_config
 
 _EXAMPLE = "0,5,8,11,14"
@@ -250,6 +259,7 @@ DEEPSPEED = Trainer(
         },
         "ends": {name: {"ends": name} for name in ("stage", "blocks")},
     },
+    levers=(Lever((("attention", "flash"),), "--use-flash-attn-v2", verified=True),),
     sources={
         "schedules": "runtime/pipe/schedule.py, TrainSchedule: P - 1 - p forwards first",
         "cuts": "runtime/pipe/module.py, _partition_layers: bounds of layers",

@@ -36,6 +36,7 @@ from partopt.trainers.reading import check_count, find_count, find_value, malfor
 from partopt.trainers.trainer import (
     HEADS,
     Configured,
+    Lever,
     Reading,
     ReadTraining,
     Says,
@@ -410,6 +411,17 @@ MEGATRON = Trainer(
         "muon": {"no": {"muon": False}, "yes": {"muon": True}},
         "attention": {name: {"attention": name} for name in ("cudnn", "cudnn-2025")},
     },
+    levers=(
+        Lever((("sequence-parallel", "yes"), ("tp-overlap", "yes")), "--tp-comm-overlap", tp=2),
+        Lever((("loss", "fused"),), "--cross-entropy-loss-fusion"),
+        Lever((("ends", "free"),), "ends=free", verified=True),
+        Lever(
+            (("gradients", "parameters"),),
+            "--grad-reduce-in-bf16",
+            changes_numbers=True,
+            verified=True,
+        ),
+    ),
     sources={
         "schedules": "core/pipeline_parallel/schedules.py, get_pp_rank_microbatches: P - 1 - p "
         "forwards first; interleaved 2 (P - 1 - p) + (v - 1) P",
@@ -481,6 +493,29 @@ MEGATRON = Trainer(
     reads="Megatron-LM: a script or YAML of its arguments, or the layout of its pipeline",
     example=_EXAMPLE,
 )
+# what recipes set that is not usual here (Megatron Bridge at 067f987d, recipes/*/h100 and
+# perf_recipes/*/h100), of facts that seconds are known of
+_OVERLAPS, _NARROW = {"tp-overlap": "yes"}, {"gradients": "parameters"}
+_QWEN = [f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b")]
+_EXPERTS = ("deepseek-v3", "gpt-oss-120b", "qwen3-30b-a3b", "qwen3-235b-a22b")
+_FLAGS = {
+    "--tp-comm-overlap": "model.tp_comm_overlap",
+    "--grad-reduce-in-bf16": "ddp.grad_reduce_in_fp32=False",
+}
+RECIPES: dict[str, dict[str, dict[str, str]]] = {
+    "benchmark": {
+        "llama3-8b": _NARROW,
+        **dict.fromkeys(("llama3-70b", "llama3-405b"), _OVERLAPS | _NARROW),
+        **dict.fromkeys(_EXPERTS, _NARROW),
+    },
+    "canonical": {
+        "llama2-7b": {"loss": "plain"},
+        "llama3-8b": {},
+        **dict.fromkeys(("llama3-70b", "llama3-405b"), _OVERLAPS),
+        "gpt3-175b": _OVERLAPS | _NARROW | {"loss": "plain"},
+        **{name: {"sequence-parallel": "no"} for name in _QWEN},
+    },
+}
 BRIDGE = dataclasses.replace(
     MEGATRON,
     name="megatron-bridge",
@@ -494,6 +529,8 @@ BRIDGE = dataclasses.replace(
         "loss": "Megatron Bridge, models/gpt_provider.py: cross_entropy_loss_fusion is on",
     },
     practice=replace(PRACTICE, loss=FUSED),
+    levers=[lever._replace(flag=_FLAGS.get(lever.flag, lever.flag)) for lever in MEGATRON.levers],
+    recipes=RECIPES,
     write=_write_fields,
     suffix=".py",
     read_training=_read_training("megatron-bridge"),

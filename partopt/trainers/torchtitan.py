@@ -40,6 +40,7 @@ from partopt.trainers.torch import SYNCHRONOUS, TORCH, csv_faults, csv_of
 from partopt.trainers.trainer import (
     PARTS,
     Configured,
+    Lever,
     Reading,
     Says,
     Text,
@@ -631,6 +632,15 @@ TORCHTITAN = Trainer(
         "async-tp": {"no": {"tp_overlap": "none"}, "yes": {"tp_overlap": "async"}},
         "loss": {"eager": {"loss": EAGER_LOSS}, "compiled": {"loss": COMPILED_LOSS}},
     },
+    levers=(
+        Lever((("compile", "yes"),), "--compile.enable", verified=True),
+        Lever(
+            (("compile", "yes"), ("async-tp", "yes")),
+            "--parallelism.enable_async_tensor_parallel",
+            tp=2,
+            verified=True,
+        ),
+    ),
     sources=TORCH.sources
     | {
         "schedules": "distributed/pipeline_parallel.py, _build_pipeline_schedule: torch's by name, "

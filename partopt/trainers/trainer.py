@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -121,6 +121,22 @@ class Configured:
     notes: Sequence[str] = ()
 
 
+class Lever(NamedTuple):
+    """A switch of a trainer that is off by default and may make training faster.
+
+    `flag` is what people write; it is the last of the `facts`, and the others are those without
+    which it is refused or does nothing. It needs `tp` tensor parallel ranks or more. With it
+    training computes other numbers where it `changes_numbers`; it is `verified` where published
+    runs that differ in it alone say what it is worth.
+    """
+
+    facts: tuple[tuple[str, str], ...]
+    flag: str
+    tp: int = 1
+    changes_numbers: bool = False
+    verified: bool = False
+
+
 Write = Callable[[Plan, Sequence[Part], str], Text]
 Read = Callable[[str, Sequence[str], Sequence[Part]], Reading]
 ReadTraining = Callable[[Settings, int], Configured]
@@ -135,8 +151,9 @@ class Trainer:
     schedules that it runs, the first by default, and None where it is told the order; it is None
     for a trainer that runs whatever a plan has. Warm-ups are those of the schedules. `practice` is
     how it runs a transformer by default, None where that is not known; `choices` are what its
-    options change of that, by their names and values. `sources` has one for every fact of `engine`,
-    of `practice`, and for what `says` needs.
+    options change of that, by their names and values. `levers` are those that may be worth it, and
+    `recipes` the facts that its authors set, by the name of the recipe and the model. `sources` has
+    one for every fact of `engine`, of `practice`, and for what `says` needs.
 
     `write(plan, parts, stem)` makes the text in a file that ends in `suffix`; `parts` say what each
     layer is, where `says.cuts` asks for it; `stem` names the file without its ending, for files
@@ -155,6 +172,8 @@ class Trainer:
     sources: dict[str, str]
     practice: Practice | None = None
     choices: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
+    levers: Sequence[Lever] = ()
+    recipes: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     write: Write | None = None
     suffix: str = ""
     trains: bool = True
@@ -188,7 +207,29 @@ class Trainer:
         if practice.tp_overlap == "async" and not practice.compiled:
             what = "only compiled products are split"
             raise invalid("async-tp", "yes", what, "add `compile=yes`")
+        if practice.tp_overlap == "buffers" and not practice.sequence_parallel:
+            what = "only sequence parallel exchanges are overlapped"
+            raise invalid("tp-overlap", "yes", what, "leave `sequence-parallel=no` out")
         return practice, with_facts(self.engine, rest)
+
+    def spell_recipe(self, facts: Mapping[str, object], model: str) -> dict[str, object]:
+        """The facts, with those of a `recipe` among them written out, before which others go.
+
+        PartoptError where the trainer has no such recipe of the model.
+        """
+        if (name := facts.get("recipe")) is None:
+            return dict(facts)
+        recipes = {recipe for recipe, models in self.recipes.items() if model in models}
+        if not recipes:
+            able = [other for models in self.recipes.values() for other in models]
+            hint = f"it has some of {', '.join(dict.fromkeys(able))}" if able else "leave it out"
+            raise invalid("recipe", name, f"{self.name} has no recipe of {model}", hint)
+        if name not in recipes:
+            raise invalid("recipe", name, "unknown recipe", did_you_mean(str(name), recipes))
+        stated = {fact.replace("_", "-") for fact in facts}
+        of_recipe = self.recipes[str(name)][model].items()
+        added = {fact: value for fact, value in of_recipe if fact not in stated}
+        return added | {fact: value for fact, value in facts.items() if fact != "recipe"}
 
 
 def plain(name: str) -> str:

@@ -19,7 +19,8 @@ LAYOUT = "--layout", "tp=2,pp=2,dp=2,chunks=1,microbatch=1,recompute=never"
 def test_the_page_says_where_time_and_memory_go_and_how_far_to_trust_it(partopt):
     page = partopt("plan", *ASKED, *LAYOUT).out
     labels = [line[:9].strip() for line in page.splitlines() if line[:1] not in ("", " ")]
-    expected = ["model", "cluster", "plan", "time", "speed", "cuts", "where", "memory", "trust"]
+    expected = ["model", "cluster", "plan", "time", "speed", "cuts", "where", "memory", "also"]
+    expected += ["trust"]
     assert labels == expected
     assert "tp 2, pp 2, dp 2, microbatch 1, recompute never, shard" in page
     assert "closed form" in page and "products" in page
@@ -137,8 +138,8 @@ def test_numbers_of_devices_are_a_table_a_document_and_a_picture(partopt, tmp_pa
     done = partopt("plan", *asked, "-o", tmp_path / "scaling.svg")
     assert done.code == 0 and b"tokens/s, tp 1, " in (tmp_path / "scaling.svg").read_bytes()
     header, *rows = done.out.splitlines()[:3]
-    assert header.split()[-3:] == ["MFU", "LAYOUT", "FITS"]
-    assert [row.split()[0] for row in rows] == ["8", "16"] and "tp 1, " in rows[0]
+    assert header.split()[-3:] == ["MB", "AGAIN", "BINDS"]
+    assert [row.split()[0] for row in rows] == ["8", "16"]
     assert all(len(line) <= 80 for line in done.out.splitlines())
     assert re.search(r"partopt plan llama3-8b .* -o plan.json", done.err)
     assert "--scaling" not in done.err
@@ -276,6 +277,12 @@ OPTIONS = {
     "optimizer": "sgd",
     "shard": "none",
     "scaling": "8",
+    "devices": "4",
+    "tokens": "1T",
+    "days": "30",
+    "budget": "2M",
+    "price": "2.1",
+    "beside": "tp=4",
     "weak": None,
     "picture": "FOLDER/plan.svg",
     "output": "FOLDER/plan.json",
@@ -312,3 +319,66 @@ def test_no_option_is_ignored(partopt, tmp_path, parameter):
     plain = run_with(partopt, tmp_path, words)
     told = run_with(partopt, tmp_path, words, parameter)
     assert plain[0] == 0 and (told[0] == 2 or told != plain)
+
+
+def test_switches_that_help_are_told_and_taken(partopt):
+    options = *MODEL, "--for", "megatron", "--global-batch", "32", "--sequence", "8192"
+    found = json.loads(partopt("plan", *options, "--json").out)["transformer"]
+    page = " ".join(partopt("plan", *options).out.split())
+    assert "--grad-reduce-in-bf16" in page and "changes numbers" in page and "unverified" in page
+    assert {tuple(lever["with"]) for lever in found["levers"]} >= {("gradients",), ("loss",)}
+    for words, numbers in (("best", False), ("best,numbers", True)):
+        done = partopt("plan", *options, "--with", words, "--json")
+        taken = json.loads(done.out)["transformer"]
+        assert ("gradients" in taken["facts"]) == numbers
+        assert taken["closed_s"] < found["closed_s"]
+        assert f"note:    --with {words}: " in done.err
+        assert all(lever["changes_numbers"] and not numbers for lever in taken["levers"])
+
+
+def test_sizes_of_a_cluster_are_a_table_with_days_and_money(partopt, tmp_path):
+    options = "llama3-8b", "--topology", "dgx-h100", "--for", "megatron", "--global-batch", "64"
+    options += "--sequence", "4096"
+    path = tmp_path / "sizes.svg"
+    run = "--tokens", "1T", "--price", "2.1", "--days", "300"
+    done = partopt("plan", *options, "--servers", "1-2", *run, "-o", path)
+    heads = [word for word in done.out.splitlines()[0].split() if word not in ("MFU", "*")]
+    assert heads[:6] == ["DEVICES", "TIME", "TOKENS/S", "DAYS", "GPU-H", "COST"]
+    assert "run      1 T tokens" in done.out and "best " in done.out and path.exists()
+    assert "--servers 2 " in done.err and "1-2" not in done.err
+    rows = json.loads(partopt("plan", *options, "--servers", "1-2", *run, "--json").out)
+    assert [row["devices"] for row in rows["rows"]] == [8, 16] and rows["chosen"] in (8, 16)
+
+
+def test_another_layout_stands_beside_part_by_part(partopt):
+    page = partopt("plan", *ASKED, *LAYOUT, "--beside", "tp=8").out
+    assert "first " in page and "beside " in page and "PART " in page
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--days", "3"], "--days goes with --tokens"),
+        (["--tokens", "1T"], "--tokens goes with --scaling"),
+        (["--servers", "4-2"], "begins with the larger number"),
+        (["--servers", "1-2", "--beside", "tp=8"], "--beside: goes with one plan"),
+        (["--servers", "1-2", "--picture", "a.svg"], "a table of sizes has no plan"),
+        (["--price", "0"], "--price"),
+    ],
+)
+def test_options_of_sizes_that_do_not_go_together_are_refused(partopt, options, message):
+    done = partopt("plan", *ASKED, *options)
+    assert done.code == 2 and message in done.err
+
+
+def test_the_best_switches_are_of_a_trainer(partopt):
+    done = partopt("plan", *MODEL, "--global-batch", "64", "--sequence", "4096", "--with", "best")
+    assert done.code == 2 and "add --for megatron" in done.err
+
+
+def test_so_many_devices_are_planned_on(partopt):
+    options = "mixtral-8x7b", "--topology", "gb200-nvl72", "--servers", "1", "--for", "megatron"
+    options += "--global-batch", "512", "--sequence", "4096"
+    assert "--devices 64" in partopt("plan", *options).out
+    plan = json.loads(partopt("plan", *options, "--devices", "64", "--json").out)
+    assert plan["layout"]["dp"] == 64 and "fewer" not in plan["transformer"]

@@ -1,13 +1,25 @@
 """A transformer on several numbers of devices, and the least on which it fits."""
 
 import pytest
+from msgspec import UNSET, structs
 
 from partopt import Layout, Topology, find_transformer
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.trainer_plans.planning import solve_for
-from partopt.trainer_plans.sizing import find_fitting, find_servers, scale
-from partopt.trainer_plans.transformers import fixed_parts, training_for
+from partopt.trainer_plans.sizing import (
+    find_fewer,
+    find_fitting,
+    find_servers,
+    price_runs,
+    scale,
+    scale_servers,
+)
+from partopt.trainer_plans.transformers import (
+    estimate_layouts,
+    fixed_parts,
+    training_for,
+)
 from partopt.transformer.layouts import find_layouts
 
 
@@ -104,3 +116,63 @@ def test_what_does_not_fit_is_told_servers_or_an_open_layout():
     found = find_fitting(held).options
     assert found.pop("layout") == Layout() and set(found.values()) == {None}
     assert solve_for(held.with_(layout=Layout())).fits
+
+
+def test_sizes_begin_where_it_fits_and_are_powers_of_two_and_the_most():
+    found = scale_servers(asked("llama3-70b", global_batch=96), 1, 6)
+    assert [row.devices for row in found.rows] == [24, 32, 48]
+    assert all(row.fits and 0 < row.part_share < 1 for row in found.rows)
+    assert found.rows[0].iteration_s == pytest.approx(96 / found.rows[0].samples_per_s)
+
+
+def test_sizes_on_which_nothing_fits_are_told():
+    with pytest.raises(PartoptError, match="no layout of megatron fits on 1 to 2") as error:
+        scale_servers(asked("llama3-70b", global_batch=96), 1, 2)
+    assert error.value.hint == "one does on 3"
+
+
+def priced(price=2.0):
+    question = asked(global_batch=64)
+    device = structs.replace(question.topology.device, price_per_hour=price)
+    topology = structs.replace(question.topology, device=device)
+    return scale_servers(question.with_(topology=topology), 1, 4)
+
+
+def test_runs_take_their_tokens_and_the_best_size_is_in_time_and_paid_for():
+    table = priced()
+    found = price_runs(table, 1e12)
+    assert found.chosen is UNSET
+    for row in found.rows:
+        seconds = 1e12 / row.figures.tokens_per_s
+        assert row.run.days == pytest.approx(seconds / 86400)
+        assert row.run.device_hours == pytest.approx(row.devices * seconds / 3600)
+        assert row.run.cost == pytest.approx(2 * row.run.device_hours)
+    runs = {row.devices: row.run for row in found.rows}
+    for days in sorted(run.days for run in runs.values()):
+        able = {n: run for n, run in runs.items() if run.days <= days}
+        cheapest = min(able, key=lambda n: able[n].device_hours)
+        assert price_runs(table, 1e12, days=days).chosen == cheapest
+    for budget in sorted(run.cost for run in runs.values()):
+        able = {n: run for n, run in runs.items() if run.cost <= budget}
+        fastest = min(able, key=lambda n: able[n].days)
+        assert price_runs(table, 1e12, budget=budget).chosen == fastest
+    with pytest.raises(PartoptError, match="in time and paid for"):
+        price_runs(table, 1e12, days=0.01)
+
+
+def test_a_budget_needs_a_price():
+    table = scale_servers(asked(global_batch=64), 1, 1)
+    with pytest.raises(PartoptError, match="no price"):
+        price_runs(table, 1e12, budget=1e6)
+
+
+def test_fewer_devices_are_told_where_they_are_faster():
+    question = asked("mixtral-8x7b", 1, "gb200-nvl72", global_batch=512)
+    found = find_fewer(question, estimate_layouts(question))
+    assert found.devices == 64
+    smaller = question.with_(topology=question.topology.resize(64))
+    best = estimate_layouts(smaller).fitting[0]
+    assert (found.iteration_s, found.layout) == (best.seconds, best.layout)
+    assert not find_fewer(smaller, estimate_layouts(smaller))
+    even = question.with_(global_batch=576)
+    assert not find_fewer(even, estimate_layouts(even))

@@ -1,0 +1,244 @@
+"""Switches of trainers: against all of their combinations, and against published layouts."""
+
+import random
+
+import pytest
+from msgspec import UNSET
+
+from benchmarks.levers import best_of_all, best_of_page
+from partopt.documents.engine import Layout
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.job import Job
+from partopt.report.transformer_text import render, render_change, render_parts
+from partopt.trainer_plans.judging import judge_layout, plan_layout
+from partopt.trainer_plans.levers import Switches, find_challenger, take_best
+from partopt.trainer_plans.planning import job_for, solve_for
+from partopt.trainer_plans.transformers import estimate_layouts, training_for
+from partopt.trainers import TRAINERS, export_plan
+from partopt.transformer.as_profile import estimate_again
+from partopt.transformer.chances import fits_chance
+from partopt.transformer.config import load_transformer
+from partopt.transformer.iteration import estimate, find_faults
+from partopt.transformer.layouts import layouts
+from partopt.transformer.rates import PLANNED, USABLE
+
+
+def job_of(model, servers, batch, sequence, trainer="megatron", **options):
+    model, topology = load_transformer(model), Topology.load("dgx-h100", servers)
+    return Job(model, topology, trainer=trainer, global_batch=batch, sequence=sequence, **options)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "question"),
+    [
+        ("megatron", ("llama3-8b", 1, 32, 8192)),
+        ("megatron", ("qwen3-14b", 2, 32, 4096)),
+        ("megatron-bridge", ("llama2-13b", 2, 16, 4096)),
+        ("torchtitan", ("llama3-8b", 1, 16, 8192)),
+    ],
+)
+def test_no_combination_of_switches_is_faster_than_the_page_says(trainer, question):
+    asked = job_of(*question, trainer)
+    found_s, _ = best_of_all(asked)
+    assert best_of_page(asked) == pytest.approx(found_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("chosen", range(6))
+def test_the_search_finds_what_a_look_at_every_layout_finds(chosen):
+    rng = random.Random(chosen)
+    asked = job_of(rng.choice(["llama3-8b", "qwen3-8b"]), rng.choice([1, 2]), 32, 8192)
+    switches = Switches(asked, estimate_layouts(asked))
+    on = [lever for lever in switches.levers if rng.random() < 0.5]
+    work = training_for(asked.with_(facts=switches.facts(on)))
+    plain = [lever for lever in on if lever.tp == 1]
+    alone = training_for(asked.with_(facts=switches.facts(plain)))
+    devices, known = asked.topology.cluster.devices, []
+    for layout in layouts(alone, devices, 32, Layout()):
+        of_layout = work if (layout.tp or 1) > 1 else alone
+        if not any(find_faults(of_layout, layout, 32)):
+            candidate = estimate(of_layout, layout, 32)
+            known += [candidate.seconds] if candidate.memory_bytes <= asked.limit_bytes else []
+    assert switches.seconds(on) <= min(known) * (1 + 1e-9)
+    found = switches.fastest(on)
+    of_layout = work if (found.layout.tp or 1) > 1 else alone
+    assert estimate(of_layout, found.layout, 32).seconds == pytest.approx(found.seconds)
+
+
+# NVIDIA's layouts: Megatron Bridge at 067f987d, perf_recipes/llama/h100
+@pytest.mark.parametrize(
+    ("model", "servers", "batch", "layout"),
+    [
+        ("llama3-8b", 1, 128, "tp=1,cp=2,pp=1,chunks=1,microbatch=1"),
+        ("llama3-70b", 8, 256, "tp=4,cp=2,pp=4,chunks=5,microbatch=1"),
+        ("llama3-405b", 128, 1536, "tp=8,cp=2,pp=8,chunks=8,microbatch=1"),
+    ],
+)
+def test_the_facts_of_a_recipe_lead_to_its_layout(model, servers, batch, layout):
+    asked = job_of(model, servers, batch, 8192, "megatron-bridge", facts={"recipe": "benchmark"})
+    job = job_for(asked, "megatron-bridge")
+    found, published = estimate_layouts(job).fitting, Layout.parse(layout)
+    for name in ("tp", "cp", "pp", "microbatch"):
+        assert getattr(found[0].layout, name) == getattr(published, name), name
+    as_many = estimate_layouts(job.with_(layout=published)).fitting[0]
+    assert as_many.seconds <= 1.005 * found[0].seconds  # chunks hardly matter
+
+
+def test_a_recipe_is_written_and_is_the_first_lever():
+    asked = job_of("llama3-70b", 4, 512, 4096, "megatron-bridge")
+    levers = solve_for(asked).plan.transformer.levers
+    assert levers[0].facts == {"recipe": "benchmark"}
+    assert levers[0].changes_numbers and not levers[0].verified
+    plan = solve_for(asked.with_(facts={"recipe": "benchmark"})).plan
+    assert plan.transformer.facts == {"gradients": "parameters", "tp-overlap": "yes"}
+    assert plan.transformer.closed_s == pytest.approx(levers[0].iteration_s, rel=2e-3)
+    written = export_plan(plan, "megatron-bridge").main
+    assert "config.model.tp_comm_overlap = True" in written
+    assert "config.ddp.grad_reduce_in_fp32 = False" in written
+
+
+@pytest.mark.parametrize(
+    ("trainer", "model", "recipe", "message"),
+    [
+        ("megatron-bridge", "mistral-7b", "benchmark", "no recipe of mistral-7b"),
+        ("megatron-bridge", "llama3-8b", "quick", "unknown recipe"),
+        ("torchtitan", "llama3-8b", "benchmark", "torchtitan has no recipe"),
+    ],
+)
+def test_recipes_that_are_not_known_are_refused(trainer, model, recipe, message):
+    with pytest.raises(PartoptError, match=message):
+        solve_for(job_of(model, 1, 64, 4096, trainer, facts={"recipe": recipe}))
+
+
+def test_what_is_stated_goes_before_a_recipe():
+    facts = {"recipe": "benchmark", "gradients": "float32"}
+    asked = job_for(
+        job_of("llama3-70b", 4, 512, 4096, "megatron-bridge", facts=facts), "megatron-bridge"
+    )
+    assert asked.facts == {"gradients": "float32", "tp-overlap": "yes"}
+
+
+def test_facts_of_an_engine_stay_as_they_are():
+    facts = {"bucket": 20_000_000, "optimizer_bytes": 8, "recipe": "benchmark"}
+    plan = solve_for(job_of("llama3-8b", 1, 16, 4096, "megatron-bridge", facts=facts)).plan
+    assert plan.engine.bucket_bytes == 20_000_000 and plan.engine.gradients == "parameters"
+
+
+def test_what_the_job_states_is_no_lever_and_what_it_contradicts_is_none():
+    names = {lever.facts[-1][0] for lever in TRAINERS["megatron"].levers}
+    for facts, gone in (
+        ({}, set()),
+        ({"tp_overlap": "no"}, {"tp-overlap"}),
+        ({"sequence-parallel": "no"}, {"tp-overlap"}),
+        ({"gradients": "parameters", "ends": "stage"}, {"gradients", "ends"}),
+    ):
+        asked = job_of("llama3-8b", 1, 16, 4096, facts=facts)
+        levers = Switches(asked, estimate_layouts(asked)).levers
+        assert {lever.facts[-1][0] for lever in levers} == names - gone
+
+
+def test_overlap_without_sequence_parallelism_is_refused():
+    facts = {"sequence-parallel": "no", "tp-overlap": "yes"}
+    with pytest.raises(PartoptError, match="only sequence parallel exchanges"):
+        solve_for(job_of("llama3-8b", 1, 16, 4096, facts=facts))
+
+
+def test_overlap_is_not_taken_where_one_rank_is_the_best():
+    asked = job_of("llama3-8b", 1, 128, 8192)
+    switches = Switches(asked, estimate_layouts(asked))
+    together = switches.worth(switches.combine(switches.levers))
+    assert together.layout.tp == 1
+    assert together.facts == {"loss": "fused", "gradients": "parameters"}
+    overlap = next(lever for lever in switches.levers if lever.tp > 1)
+    assert switches.worth([overlap]).layout.tp == 2
+
+
+def test_async_tensor_parallelism_brings_what_it_needs():
+    asked = job_of("llama3-8b", 1, 16, 8192, "torchtitan")
+    switches = Switches(asked, estimate_layouts(asked))
+    overlap = next(lever for lever in switches.levers if lever.tp > 1)
+    assert switches.facts([overlap]) == {"compile": "yes", "async-tp": "yes"}
+    refused = asked.with_(facts={"compile": "no"})
+    assert not Switches(refused, estimate_layouts(refused)).levers
+
+
+def test_the_best_that_is_taken_changes_no_numbers_unless_it_may():
+    asked = job_of("llama3-8b", 1, 128, 8192)
+    assert take_best(asked).facts == {"tp-overlap": "yes", "loss": "fused"}
+    assert take_best(asked, numbers=True).facts == {"loss": "fused", "gradients": "parameters"}
+    plan = solve_for(take_best(asked, numbers=True)).plan
+    assert plan.transformer.levers == [] and not plan.transformer.together
+
+
+def test_a_switch_that_makes_the_first_layout_fit_is_found():
+    asked = job_of("llama3-70b", 2, 64, 8192)
+    least = estimate_layouts(asked).least.memory_bytes
+    asked = asked.with_(memory=round(0.97 * least))
+    found = estimate_layouts(asked)
+    assert not found.fitting
+    (lever,) = Switches(asked, found).alone()
+    assert lever.facts == {"gradients": "parameters"} and lever.saved is UNSET
+    assert "fits, " in render(solve_for(asked).plan)
+
+
+def test_the_challenger_has_the_largest_gain_times_chance():
+    asked = job_of("llama3-70b", 4, 512, 4096)
+    found = estimate_layouts(asked)
+    best, usable = found.fitting[0], asked.limit_bytes / PLANNED
+    gains = [
+        (1 - other.seconds / best.seconds) * fits_chance(other.memory_bytes, usable)
+        for other in found.lacking
+    ]
+    challenger = find_challenger(asked, found)
+    gain = challenger.saved * fits_chance(challenger.memory_bytes, usable)
+    assert gain == pytest.approx(max(gains), rel=1e-6)
+    assert challenger.layout in [other.layout for other in found.lacking]
+
+
+def test_chances_are_those_of_the_tries_and_fall_with_what_is_needed():
+    chances = [fits_chance(share * USABLE * 80e9, 80e9) for share in (0.925, 0.975, 1.025)]
+    assert chances == pytest.approx([0.85, 0.75, 0.24])
+    shares = [fits_chance(0.01 * step * 80e9, 80e9) for step in range(50, 140)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 1 and shares[-1] == 0
+
+
+def test_an_import_names_the_switches_that_a_script_lacks():
+    asked = job_of("llama3-70b", 4, 512, 4096, "megatron-bridge", layout=Layout(tp=8, pp=4))
+    judged = judge_layout(asked)
+    assert judged.best.transformer.levers[0].facts == {"recipe": "benchmark"}
+    page = render_change(judged.plan, judged.best, judged.changes)
+    assert "also" in page and "PART" in page
+    assert not judged.plan.transformer.levers
+
+
+def test_all_together_are_told_where_they_save_more_than_one():
+    asked = job_of("llama3-70b", 4, 512, 4096)
+    about = solve_for(asked).plan.transformer
+    singles = [lever.iteration_s for lever in about.levers]
+    assert about.together.iteration_s < min(singles)
+    assert sum(lever.saved for lever in about.levers) > about.together.saved  # worths do not add
+
+
+def test_layouts_side_by_side_sum_to_their_seconds():
+    first, other = (
+        plan_layout(job_of("llama3-70b", 4, 512, 4096, layout=Layout(tp=tp, pp=32 // tp)))
+        for tp in (4, 8)
+    )
+    page = render_parts(first, other, ("FIRST", "BESIDE"))
+    rows = [line.split() for line in page.partition("PART")[2].splitlines()[1:]]
+    sizes = [abs(float(row[-1].rstrip("%"))) for row in rows]
+    assert len(sizes) > 2 and sizes[:-1] == sorted(sizes[:-1], reverse=True)
+    gain = estimate_again(other).seconds / estimate_again(first).seconds - 1
+    assert rows[-1][0] == "all" and rows[-1][-1] == f"{gain:+.1%}"
+
+
+def test_the_plan_is_kept_where_the_search_of_switches_is_interrupted():
+    def stop(what, *_):
+        if what == "estimating what else helps":
+            raise KeyboardInterrupt
+
+    asked = job_of("llama3-8b", 1, 16, 4096)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        solve_for(asked, progress=stop)
+    assert stopped.value.found.plan.transformer.levers == []
