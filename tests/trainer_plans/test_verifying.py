@@ -100,6 +100,8 @@ def test_every_field_that_is_altered_is_noticed(kind):
     """
     document, turn = json.loads(documents.encode(make(kind))), list(KINDS).index(kind) % 2
     every = list(alterations(document, [1.001]))[turn::2]
+    if "experts" in kind:  # whose question takes seconds
+        every = every[::16]
     passed = [which for which, altered in every if not notices(altered)]
     assert {which.name for which in passed} - LINKS <= UNCLAIMED.keys()
 
