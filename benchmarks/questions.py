@@ -290,7 +290,8 @@ def compare_layouts(rng: random.Random, counts: Counter[str]) -> None:
         try:
             partopt.export_plan(best, asked.trainer, stem="planned")
         except PartoptError as error:
-            counts["not exported"] += 1
+            lacks = "it has no model of such blocks" in error.message
+            counts["refused" if lacks else "not exported"] += 1
             print(f"  NOT EXPORTED {error.message}")
     else:
         counts["does not fit"] += 1

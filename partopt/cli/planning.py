@@ -40,7 +40,7 @@ _BESIDE = {
     BATCH: "",
     STAGES: "chosen files",
     MEMORY: "",
-    "Numbers of devices": "scaling weak* tokens days budget price",
+    "Numbers of devices": "scaling weak* tokens* days* budget* price*",
 }
 _COMPLETED = {"planner": values.PLANNER, "schedule": values.SCHEDULE_OR_AUTO}
 _HELP_ALL = "partopt.help_all"  # in the context: whether all options are shown

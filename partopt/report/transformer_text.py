@@ -417,7 +417,7 @@ def _also(about: Modelled) -> Iterator[str]:
         yield ", ".join([f"{' '.join(lever.flags)} {_worth(lever)}", *doubts])
     if together := about.together:
         option = "best,numbers" if together.changes_numbers else "best"
-        yield f"all of {len(together.flags)} {_worth(together)}: --with {option}"
+        yield f"all of {len(together.flags)} {_worth(together)}: with={option}"
 
 
 def _worth(lever: Worth) -> str:
@@ -441,7 +441,7 @@ def _others(plan: Plan, about: Modelled) -> Lines:
         lines.append(("try", f"{text} ({challenger.fits_chance:.0%})"))
     if fewer := about.fewer:
         text = f"{fewer.devices} of {plan.topology.cluster.devices} devices: {fewer.saved:.1%}"
-        text += f" faster ({_degrees(fewer.layout)}): --devices {fewer.devices}"
+        text += f" faster ({_degrees(fewer.layout)}): devices={fewer.devices}"
         lines.append(("fewer", text))
     return lines
 

@@ -74,10 +74,9 @@ def solve_for(
     job = job_for(job, to or job.trainer, rules)
     if isinstance(job.model, Transformer):
         result, found = search_layouts(job, progress)
-        with found_until_then(lambda _: result):
-            progress("estimating what else helps", 0, 1)
-            plan = with_levers(job, result.plan, found)
-            plan = with_modelled(plan, fewer=find_fewer(job, found))
+        # without a report, at which Ctrl-C would leave a plan that does not say this
+        plan = with_levers(job, result.plan, found)
+        plan = with_modelled(plan, fewer=find_fewer(job, found))
         return replace(result, plan=plan, by_size=(plan,))
     trainer = TRAINERS.lookup(job.trainer)
     return solve_within(job, trainer, _parts_of(job, trainer, rules), progress)

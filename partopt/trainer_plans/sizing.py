@@ -47,13 +47,17 @@ def scale(
 
     Errors as `scale_plans`. Interrupted carries the rows until then.
     """
-    with found_until_then(lambda plans: plans and scaling_of(plans)):
-        plans = scale_plans(job, devices, weak, progress, _best_plan)
-        found, rows = scaling_of(plans), list[ScalingRow]()
-        for row, plan in zip(found.rows, plans, strict=True):
-            part, share = _largest_loss(plan) if plan.transformer else (UNSET, UNSET)
-            rows.append(structs.replace(row, part=part, part_share=share))
-        return structs.replace(found, rows=rows)
+    with found_until_then(lambda plans: plans and _table(plans)):
+        return _table(scale_plans(job, devices, weak, progress, _best_plan))
+
+
+def _table(plans: Sequence[Plan]) -> Scaling:
+    """A row a plan, a transformer's with the part that it loses most by."""
+    found, rows = scaling_of(plans), list[ScalingRow]()
+    for row, plan in zip(found.rows, plans, strict=True):
+        part, share = _largest_loss(plan) if plan.transformer else (UNSET, UNSET)
+        rows.append(structs.replace(row, part=part, part_share=share))
+    return structs.replace(found, rows=rows)
 
 
 def _largest_loss(plan: Plan) -> tuple[str, float]:

@@ -136,7 +136,7 @@ def test_a_configuration_is_a_file_or_its_folder(partopt, tmp_path):
 def test_numbers_of_devices_are_a_table_a_document_and_a_picture(partopt, tmp_path):
     asked = "llama3-8b", "--topology", "dgx-h100", *ASKED[5:], "--scaling", "8,16"
     done = partopt("plan", *asked, "-o", tmp_path / "scaling.svg")
-    assert done.code == 0 and b"tokens/s, tp 1, " in (tmp_path / "scaling.svg").read_bytes()
+    assert done.code == 0 and b"tokens/s, tp 2, " in (tmp_path / "scaling.svg").read_bytes()
     header, *rows = done.out.splitlines()[:3]
     assert header.split()[-3:] == ["MB", "AGAIN", "BINDS"]
     assert [row.split()[0] for row in rows] == ["8", "16"]
@@ -379,6 +379,6 @@ def test_the_best_switches_are_of_a_trainer(partopt):
 def test_so_many_devices_are_planned_on(partopt):
     options = "mixtral-8x7b", "--topology", "gb200-nvl72", "--servers", "1", "--for", "megatron"
     options += "--global-batch", "512", "--sequence", "4096"
-    assert "--devices 64" in partopt("plan", *options).out
+    assert "devices=64" in partopt("plan", *options).out
     plan = json.loads(partopt("plan", *options, "--devices", "64", "--json").out)
     assert plan["layout"]["dp"] == 64 and "fewer" not in plan["transformer"]

@@ -126,7 +126,10 @@ def test_arithmetic_printed_value_and_function_agree():
         assert COMPUTED[name]() == pytest.approx(value, rel=1e-9), name
 
 
-OF_TRAINERS = {"--num-layers", "--pipeline-parallel-size", "--pp-size", "--use-tp-pp-dp-mapping"}
+OF_TRAINERS = {
+    *("--num-layers", "--pipeline-parallel-size", "--pp-size", "--use-tp-pp-dp-mapping"),
+    "--moe-layer-freq",
+}
 
 
 def flags():

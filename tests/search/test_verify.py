@@ -236,7 +236,7 @@ def test_what_is_verified_says_whether_times_were_estimated():
     assert verify(plan, profile).estimated == plan.profile.estimated is not None
     block = MeasuredBlock(microbatch_size=1, forward_s=1e-3, backward_s=2e-3)
     measured = Calibration(name="block", sha256="0" * 64, blocks=[block])
-    about = msgspec.structs.replace(plan.transformer, calibration=measured)
+    about = msgspec.structs.replace(plan.transformer, calibration=[measured])
     plan = msgspec.structs.replace(plan, transformer=about)
     assert verify(plan, profile).estimated is None
 

@@ -130,6 +130,8 @@ def questions(draw, trainer):
     modules = draw(st.sampled_from(MODULES)) if how == "selective" and model.experts else None
     if e == 1 or (p > 1 and chunks == 1) or how == "always":
         facts.pop("exchange-overlap", None)
+    if how == "always" and facts.get("graphs") in ("router", "attention"):
+        facts.pop("graphs")
     return Job(
         model=model,
         topology=topology(),

@@ -286,6 +286,7 @@ def test_what_is_not_known_is_said(changes, why):
     assert published.document(own) == {
         "run": "mine 8",
         "predicted_s": None,
+        "fits_chance": None,
         "predicted_bytes": None,
         "why": own.why,
     }
