@@ -385,7 +385,8 @@ def _print_page(judged: Judgement, layout: TrainerLayout | None, trainer: str) -
     for line in layout.described if layout else ():
         say(f"note:    {line}", err=True)
     say(render_plan(judged.plan, ascii_only(), as_flags))
-    beside = render_layout(judged.plan, judged.recut, judged.best, trainer, judged.changes)
+    plans = judged.plan, judged.recut, judged.best
+    beside = render_layout(*plans, trainer, judged.changes, as_flags)
     say(f"\n{beside}")
 
 

@@ -107,7 +107,7 @@ def array_of(ranks: Sequence[int]) -> NDArray[np.int64]:
 def held_in(runs: Collection[range], size: int) -> dict[range, int]:
     """The groups of `size` numbers in which those of some runs lie, and how many any one holds.
 
-    Groups are runs, too, which share none; any group of one run holds as many.
+    The groups are given as runs that do not overlap; all groups of a run hold equally many.
     """
     held = Counter[range]()
     for run in runs:

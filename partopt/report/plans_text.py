@@ -50,7 +50,7 @@ def render_plan(
 ) -> str:
     """The page of a plan; of a transformer that of its layout, with the `arithmetic` of a block."""
     if plan.transformer:
-        return transformer_text.render(plan, ascii_only, arithmetic)
+        return transformer_text.render(plan, ascii_only, arithmetic, spell)
     return plan_text.render(plan, ascii_only, spell, by_size)
 
 
@@ -289,6 +289,7 @@ def render_layout(
     best: Plan | None,
     trainer: str,
     changes: Sequence[tuple[str, str, str]] = (),
+    spell: Callable[[str], str] = str,
 ) -> str:
     """A trainer's layout beside better plans, and what `plan` loses to them.
 
@@ -296,7 +297,7 @@ def render_layout(
     transformer with the `changes` of the configuration: names, old and new values.
     """
     if plan.transformer and best is not None:
-        return render_change(plan, best, changes)
+        return render_change(plan, best, changes, spell)
     others = [replace(recut, planner="other cuts")] if recut is not None else []
     if best is not None and best != recut:
         others.append(best)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -50,7 +50,12 @@ _NAMES = {
 }
 
 
-def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> str:
+def render(
+    plan: Plan,
+    ascii_only: bool = False,
+    arithmetic: bool = False,
+    spell: Callable[[str], str] = str,
+) -> str:
     """The page of a plan of a transformer's layout; with `arithmetic` also that of a block."""
     about = plan.transformer
     assert about
@@ -64,8 +69,9 @@ def render(plan: Plan, ascii_only: bool = False, arithmetic: bool = False) -> st
     lines += [("" if place else "where", line) for place, line in enumerate(where)]
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
-    lines += [("" if place else "also", line) for place, line in enumerate(_also(about))]
-    lines += _others(plan, about)
+    also = enumerate(map(spell, _also(about)))
+    lines += [("" if place else "also", line) for place, line in also]
+    lines += [(label, spell(line)) for label, line in _others(plan, about)]
     trust = enumerate(_trust(plan, about, _basis(work, degrees.shape), parts))
     lines += [("" if place else "trust", text) for place, text in trust]
     pages = [label_lines(lines)]
@@ -139,7 +145,12 @@ def degree_columns(experts: bool) -> list[Column]:
     ]
 
 
-def render_change(plan: Plan, best: Plan, changes: Sequence[tuple[str, str, str]]) -> str:
+def render_change(
+    plan: Plan,
+    best: Plan,
+    changes: Sequence[tuple[str, str, str]],
+    spell: Callable[[str], str] = str,
+) -> str:
     """A layout beside the best one: times, what it loses, and `changes` of the configuration.
 
     A change is a name, the old and the new value.
@@ -156,7 +167,7 @@ def render_change(plan: Plan, best: Plan, changes: Sequence[tuple[str, str, str]
         for place, (name, old, new) in enumerate(changes):
             lines.append(("" if place else "change", f"{name}  {old} -> {new}"))
         if best.transformer:
-            more = enumerate(_also(best.transformer))
+            more = enumerate(map(spell, _also(best.transformer)))
             lines += [("" if place else "also", line) for place, line in more]
         if abs(loses) >= _APART:
             return f"{label_lines(lines)}\n\n{render_parts(plan, best, ('YOURS', 'BEST'))}"
@@ -417,7 +428,7 @@ def _also(about: Modelled) -> Iterator[str]:
         yield ", ".join([f"{' '.join(lever.flags)} {_worth(lever)}", *doubts])
     if together := about.together:
         option = "best,numbers" if together.changes_numbers else "best"
-        yield f"all of {len(together.flags)} {_worth(together)}: with={option}"
+        yield f"all of {len(together.flags)} {_worth(together)}: `facts={option}`"
 
 
 def _worth(lever: Worth) -> str:
@@ -441,7 +452,7 @@ def _others(plan: Plan, about: Modelled) -> Lines:
         lines.append(("try", f"{text} ({challenger.fits_chance:.0%})"))
     if fewer := about.fewer:
         text = f"{fewer.devices} of {plan.topology.cluster.devices} devices: {fewer.saved:.1%}"
-        text += f" faster ({_degrees(fewer.layout)}): devices={fewer.devices}"
+        text += f" faster ({_degrees(fewer.layout)}): `devices={fewer.devices}`"
         lines.append(("fewer", text))
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ T = TypeVar("T")
 Warmups = tuple[int, ...] | None  # forwards before the first backward, or the usual ones
 
 
-class Evaluator(Generic[T]):
+class Evaluator(ABC, Generic[T]):
     """Seconds of a microbatch of plans, which are Ts; infinite where one does not fit.
 
     `spent` counts as `Simulations.spent`, but a plan once, also where it is simulated to its end
@@ -32,13 +33,13 @@ class Evaluator(Generic[T]):
         self.simulations, self.problem, self.spent = simulations, simulations.problem, 0.0
         self._known = dict[Hashable, tuple[float, float]]()  # seconds, and what was allowed
 
+    @abstractmethod
     def seconds(self, plan: T, allowed_s: float = inf) -> float:
         """The seconds, or `allowed_s` or more where they are seen to be no less than that."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lower_bound_s(self, plan: T, allowed_s: float = inf) -> float:
         """Seconds that no simulation goes below by much, or more than `allowed_s`."""
-        raise NotImplementedError
 
     def _once(
         self, key: Hashable, make: Callable[[], Partition], warmups: Warmups, allowed_s: float

@@ -79,7 +79,7 @@ class NumberedPlan(NamedTuple):
         return list(map(len, self.pipeline.ranks))
 
     def microbatches(self, problem: Problem) -> int | None:
-        """Those of an iteration that pass through the pipeline; None where there are none."""
+        """Microbatches of the pipeline in an iteration; None under an asynchronous schedule."""
         return problem.microbatches and problem.microbatches // self.pipeline.copies
 
 
@@ -112,7 +112,7 @@ class Simulations:
         """
         self.spent += 1
         try:
-            candidate = self._numbered(partition, warmups)
+            candidate = self._number(partition, warmups)
             run, period_s = self._execute(candidate, allowed_s * candidate.pipeline.copies)
         except PartoptError:  # the schedule cannot run it
             return math.inf
@@ -126,7 +126,7 @@ class Simulations:
 
     # ---- from stages to numbers ---------------------------------------------------------------
 
-    def _numbered(self, partition: Partition, warmups: Sequence[int] | None) -> NumberedPlan:
+    def _number(self, partition: Partition, warmups: Sequence[int] | None) -> NumberedPlan:
         """The plan in numbers; PartoptError where its replicas are unequal and may not be."""
         stages = partition.stages
         ranks = tuple(

@@ -70,13 +70,13 @@ def step(shape: Shape, costs: StageCosts, rng: random.Random) -> Shape | None:
     kind = "cut" if costs.even else rng.choice(KINDS)
     if costs.chooses_recompute and rng.random() < SWITCHED:
         kind = "recompute"
-    other = valid(_changed(shape, kind, rng), costs)
+    other = valid(_change(shape, kind, rng), costs)
     if other is not None and other.counts != shape.counts and rng.random() < RECUT:
         return recut(costs, other)
     return other
 
 
-def _changed(shape: Shape, kind: str, rng: random.Random) -> Shape | None:
+def _change(shape: Shape, kind: str, rng: random.Random) -> Shape | None:
     """The plan after a step of one kind; it may have too many places, or stages of none."""
     places, b, r, idle, modes = shape.parts
     S, s = shape.stages, rng.randrange(shape.stages)

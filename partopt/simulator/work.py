@@ -75,7 +75,7 @@ class Ports:
     def of_ring(self, ranks: Sequence[int], wide: int = 0) -> tuple[Integers, Integers]:
         """The ports that a ring over `ranks` keeps busy, and their levels, ascending.
 
-        At level `wide` the ring goes on to members of other ranks, if there are none of these.
+        At level `wide` the ring crosses to other ranks, even where `ranks` lie in one member.
         """
         found, members = [], np.unique(array_of(ranks))
         for k, bus in enumerate(self.bus.tolist(), start=1):

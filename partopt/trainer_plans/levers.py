@@ -177,13 +177,9 @@ def with_levers(job: Job, plan: Plan, found: Found) -> Plan:
 
 
 def find_challenger(job: Job, found: Found) -> Challenger | UnsetType:
-    """The layout that needs more than is planned with, of the largest gain times chance.
-
-    There is none where the job fixes its layout.
-    """
+    """The layout that needs more than is planned with, of the largest gain times chance."""
     limit, best = job.limit_bytes, found.fitting[0] if found.fitting else None
-    fixed = job.layout.tp, job.layout.pp, job.layout.dp, job.layout.microbatch, job.layout.recompute
-    if best is None or limit is None or None not in fixed:
+    if best is None or limit is None:
         return UNSET
 
     def chance(candidate: Estimate) -> float:

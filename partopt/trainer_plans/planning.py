@@ -51,6 +51,7 @@ from partopt.trainers import TRAINERS
 from partopt.trainers.parts import EMBEDDING, HEAD, Part, block_bounds, find_parts
 from partopt.trainers.says import find_faults, may_begin
 from partopt.trainers.trainer import ANYWHERE, Trainer
+from partopt.transformer.layouts import Found
 
 _STARTS = 4  # plans whose cuts are moved, the best
 # planners whose plans the simulator changes; what others decide is theirs only as it is
@@ -73,11 +74,11 @@ def solve_for(
     """
     job = job_for(job, to or job.trainer, rules)
     if isinstance(job.model, Transformer):
-        result, found = search_layouts(job, progress)
-        # without a report, at which Ctrl-C would leave a plan that does not say this
-        plan = with_levers(job, result.plan, found)
-        plan = with_modelled(plan, fewer=find_fewer(job, found))
-        return replace(result, plan=plan, by_size=(plan,))
+
+        def finish(plan: Plan, found: Found) -> Plan:
+            return with_modelled(with_levers(job, plan, found), fewer=find_fewer(job, found))
+
+        return search_layouts(job, progress, finish)[0]
     trainer = TRAINERS.lookup(job.trainer)
     return solve_within(job, trainer, _parts_of(job, trainer, rules), progress)
 

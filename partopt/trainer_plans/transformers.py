@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -172,22 +172,28 @@ def batch_of(job: Job) -> int:
     return job.global_batch
 
 
-def search_layouts(job: Job, progress: Progress = ignore_progress) -> tuple[Result, Found]:
+def search_layouts(
+    job: Job,
+    progress: Progress = ignore_progress,
+    finish: Callable[[Plan, Found], Plan] | None = None,
+) -> tuple[Result, Found]:
     """The best of the layouts that have the parts that are asked for, and all that was found.
 
     They are estimated in closed form. The first `JUDGED` that differ are simulated, others as long
     as they may be the fastest, and the best with its blocks cut otherwise, which is shown. Where
     none fits with the graphs that a plan has by itself, it has none; and where none fits at all,
-    the plan is of the layout that needs least. Raises PartoptError where there is none.
-    Interrupted with the best until then, a plan as of a job that fixes its layout.
+    the plan is of the layout that needs least. `finish` gives the plan with what else is said of
+    it. Raises PartoptError where there is none. Interrupted with the best until then, a plan as of
+    a job that fixes its layout.
     """
     progress("estimating layouts", 0, 1)
     training, found = training_for(job), estimate_layouts(job)
     if not found.fitting and "graphs" in _usual_facts(job).keys() - job.facts.keys():
-        return search_layouts(job.with_(facts={**job.facts, "graphs": "none"}), progress)
+        return search_layouts(job.with_(facts={**job.facts, "graphs": "none"}), progress, finish)
     assert found.least
     if not found.fitting:
-        return _result(job, simulate_layout(job, training, found.least.layout)), found
+        least = simulate_layout(job, training, found.least.layout)
+        return _result(job, finish(least, found) if finish else least), found
     plans, shortest = list[Plan](), USUALLY
     near = differing(found.fitting, MOST_JUDGED, ["microbatch"])
 
@@ -216,6 +222,9 @@ def search_layouts(job: Job, progress: Progress = ignore_progress) -> tuple[Resu
             if left.fits and seconds_of(left) < seconds_of(best):
                 best = with_modelled(best, left_out=beside_of(candidate, to, left, True))
                 break
+        if finish is not None:
+            progress("estimating what else helps", 0, 1)
+            best = finish(best, found)
     return _result(job, best), found
 
 

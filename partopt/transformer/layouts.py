@@ -189,7 +189,7 @@ def _is_usual(work: Training, layout: Layout, fixed: Layout) -> bool:
 def _usual(
     work: Training, fitting: Sequence[Estimate], fixed: Layout, room: float
 ) -> list[Estimate]:
-    """Those that people run of experts, and that leave room; where there are none, others."""
+    """Layouts of experts as people run them that leave room; else those without; else all."""
     usual = [one for one in fitting if _is_usual(work, one.layout, fixed)]
     return [one for one in usual if one.memory_bytes <= room] or usual or [*fitting]
 

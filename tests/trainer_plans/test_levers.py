@@ -231,3 +231,14 @@ def test_layouts_side_by_side_sum_to_their_seconds():
     assert len(sizes) > 2 and sizes[:-1] == sorted(sizes[:-1], reverse=True)
     gain = estimate_again(other).seconds / estimate_again(first).seconds - 1
     assert rows[-1][0] == "all" and rows[-1][-1] == f"{gain:+.1%}"
+
+
+def test_the_plan_is_kept_where_the_search_of_switches_is_interrupted():
+    def stop(what, *_):
+        if what == "estimating what else helps":
+            raise KeyboardInterrupt
+
+    asked = job_of("llama3-8b", 1, 16, 4096)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        solve_for(asked, progress=stop)
+    assert stopped.value.found.plan.transformer.levers == []
