@@ -199,7 +199,9 @@ class Links:
         alike = one_of_alike(ranks, self.topology, microbatches)
         if alike is None:
             return Pipeline(1, ranks, self, self.groups(ranks))
-        links = self._smaller.setdefault(alike.topology.devices, Links(alike.topology))
+        if (devices := alike.topology.devices) not in self._smaller:
+            self._smaller[devices] = Links(alike.topology)
+        links = self._smaller[devices]
         reduced = [allreduce_over(group, self.topology) for group in ranks]
         rings = list(map(links._ring, alike.ranks, reduced))
         return Pipeline(alike.copies, alike.ranks, links, _groups_of(alike.ranks, rings))
