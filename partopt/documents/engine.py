@@ -22,6 +22,7 @@ Recompute = Literal["never", "always", "auto"]  # whether stages do, and which
 Messages = Literal["packed", "split"]
 AllReduce = Literal["overlap", "blocking"]
 OF_SCHEDULES = ("waits", "in_turn")  # facts of an engine that name schedules
+STATE = 12  # bytes of an optimizer's state for a parameter: a float32 copy and two moments
 
 
 class Engine(documents.StrictStruct, frozen=True, kw_only=True):

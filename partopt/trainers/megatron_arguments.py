@@ -15,7 +15,7 @@ from msgspec import structs
 from partopt.configurations.program import Called
 from partopt.configurations.settings import Settings, read_settings
 from partopt.configurations.shell import unknown_names
-from partopt.documents.engine import MODULES, Layout
+from partopt.documents.engine import MODULES, STATE, Layout
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import Format, Latent, Numerics, Transformer
 from partopt.errors import PartoptError
@@ -34,7 +34,6 @@ from partopt.trainers.megatron_names import count, find, note_arguments, note_un
 from partopt.trainers.megatron_vocabulary import name_shape
 from partopt.trainers.trainer import Configured
 from partopt.transformer.config import named_transformer
-from partopt.transformer.iteration import STATE
 
 _OF_BERT = r"(?m)^[^#\n]*pretrain_bert\.py"
 _GATED = ("swiglu", "fast-swiglu", "geglu", "reglu")

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from msgspec import structs
 
 from partopt.configurations.settings import read_settings
+from partopt.documents.engine import STATE
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError
 from partopt.trainers.parts import FURTHER, Part, count_blocks
 from partopt.trainers.trainer import Configured, Trainer, batch_of
-from partopt.transformer.iteration import STATE
 
 _DEGREES = ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch")
 _OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes")  # of an engine, which the layout says

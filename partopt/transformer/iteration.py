@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from partopt.documents.engine import Layout
+from partopt.documents.engine import STATE, Layout
 from partopt.documents.transformer import BITS, Kind, Transformer
 from partopt.errors import PartoptError
 from partopt.transformer.block import Block, Shape, Training
@@ -19,7 +19,6 @@ from partopt.transformer.unequal_stages import cut_units, ends_of, pace_s
 HOST_S = 40e-3  # of an iteration: Korthikanti's tables 4 and 5, 1.10 s less blocks, head and step
 # bytes a parameter of an optimizer's step: in shares, beside its state; of all
 STEP, WHOLE_STEP = 22, 8
-STATE = 12  # bytes of state: a float32 copy and two moments
 FSDP_STEP = 40  # the same where parameters and gradients are in shares and in float32
 FLOAT32_EXCHANGE = 26  # flattened, divided, cast and copied back, as the code does it
 FSDP_STATE = 16  # bytes a parameter: itself, gradient and two moments in float32
