@@ -117,7 +117,9 @@ class Training(documents.StrictStruct, frozen=True, kw_only=True):
 
     `peaks` are those of formats of which torch has no parameters. The clock follows the power
     `limit` over the `rated` power. Collectives take some of the `multiprocessors`. Its host starts
-    an operation in `host`, where that is not the usual time.
+    an operation in `host`, where that is not the usual time. Copies to and from the host's memory
+    reach `host_link` in one direction, and `host_memory` is its share of what the host's processors
+    read and write; both are achieved, beside the other devices of a server.
     """
 
     peaks: dict[str, _Peak] = {}
@@ -127,6 +129,8 @@ class Training(documents.StrictStruct, frozen=True, kw_only=True):
     rated: _Power
     multiprocessors: Number
     host: _Launch | None = None
+    host_link: _Bandwidth | None = None
+    host_memory: _Bandwidth | None = None
 
 
 class DeviceFile(documents.StrictStruct, frozen=True, kw_only=True):
@@ -166,7 +170,9 @@ class DeviceFile(documents.StrictStruct, frozen=True, kw_only=True):
             yield from ((f"training.attention.{name}", number) for name, number in kernels)
             yield from (("training.limit", training.limit), ("training.rated", training.rated))
             yield "training.multiprocessors", training.multiprocessors
-            yield from [("training.host", training.host)] if training.host else ()
+            for name in ("host", "host_link", "host_memory"):
+                if number := getattr(training, name):
+                    yield f"training.{name}", number
 
 
 def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:

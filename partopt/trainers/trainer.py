@@ -127,7 +127,8 @@ class Lever(NamedTuple):
     `flag` is what people write; it is the last of the `facts`, and the others are those without
     which it is refused or does nothing. It needs `tp` tensor parallel ranks or more. With it
     training computes other numbers where it `changes_numbers`; it is `verified` where published
-    runs that differ in it alone say what it is worth.
+    runs that differ in it alone say what it is worth. What `frees` memory makes a layout no faster:
+    it helps where another one fits with it.
     """
 
     facts: tuple[tuple[str, str], ...]
@@ -135,6 +136,7 @@ class Lever(NamedTuple):
     tp: int = 1
     changes_numbers: bool = False
     verified: bool = False
+    frees: bool = False
 
 
 Write = Callable[[Plan, Sequence[Part], str], Text]

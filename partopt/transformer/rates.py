@@ -46,7 +46,9 @@ class Rates:
     `products` are what a benchmark finds, `attention` has kernels by name. `link` is a
     device's inside a server of `server` devices, `port` its share of those between servers, `ring`
     what collectives reach of it: achieved, in one direction. `sizes` are those of the cluster's
-    levels, innermost first. The host starts an operation in `launch` seconds.
+    levels, innermost first. The host starts an operation in `launch` seconds; a device copies to
+    and from the host's memory at `host_link`, whose processors read and write `host_memory` for it,
+    0 where that is not known.
     """
 
     device: str
@@ -62,6 +64,8 @@ class Rates:
     multiprocessors: int
     sizes: tuple[int, ...] = ()
     launch: float = LAUNCH_S
+    host_link: float = 0.0
+    host_memory: float = 0.0
 
     @classmethod
     def of(cls, file: DeviceFile, topology: Topology) -> Rates:
@@ -98,6 +102,10 @@ class Rates:
             multiprocessors=training.multiprocessors.value,
             sizes=tuple(level.size for level in topology.cluster.levels),
             launch=parse_seconds(training.host.value) if training.host else LAUNCH_S,
+            host_link=parse_bandwidth(training.host_link.value) if training.host_link else 0.0,
+            host_memory=parse_bandwidth(training.host_memory.value)
+            if training.host_memory
+            else 0.0,
         )
 
     def holds(self, ranks: int) -> bool:
