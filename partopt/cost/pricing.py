@@ -176,7 +176,7 @@ def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
     counts: dict[int, Counts] = {}
     seen = set[tuple[bytes, bytes]]()
     for rank, stages in plan.stages_by_rank().items():
-        of_rank = slice(order.rows[rank], order.rows[rank + 1])
+        of_rank = order.of_rank(rank)
         kind, stage = order.kind[of_rank], order.stage[of_rank]
         if (row := (kind.tobytes(), stage.tobytes())) in seen:  # of another replica
             continue
@@ -199,7 +199,7 @@ def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
 
 def _forwards_first(order: Order, rank: int, s: int) -> int:
     """Forwards of stage s on `rank` before its first backward."""
-    of_rank = slice(order.rows[rank], order.rows[rank + 1])
+    of_rank = order.of_rank(rank)
     kind = order.kind[of_rank][order.stage[of_rank] == s]
     return int((kind[: int(np.argmax((kind == B) | (kind == I)))] == F).sum())
 

@@ -70,7 +70,7 @@ def actions_of(order: Order, rank: int) -> list[Action]:
         source, destination = owner[stage, microbatch], owner[receiver, microbatch]
         return Route(kind, stage, microbatch, int(source), int(destination))
 
-    row = slice(order.rows[rank], order.rows[rank + 1])
+    row = order.of_rank(rank)
     columns = (order.kind[row], order.stage[row], order.microbatch[row])
     actions = []
     for place, (kind, s, m) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):

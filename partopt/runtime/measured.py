@@ -158,7 +158,7 @@ def _rank_seconds(
     device_bytes: int | None = None,
 ) -> RankSeconds:
     timeline, order, shares = execution.timeline, execution.order, execution.shares
-    row = slice(order.rows[rank], order.rows[rank + 1])
+    row = order.of_rank(rank)
     taken, kind = (timeline.end - timeline.start)[row], order.kind[row]
     forwards = max(1, int((kind == F).sum()))
     return RankSeconds(

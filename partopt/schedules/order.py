@@ -96,6 +96,10 @@ class Order:
         """Number of ranks, including those without work."""
         return len(self.rows) - 1
 
+    def of_rank(self, rank: int) -> slice:
+        """Where the actions of a rank are."""
+        return slice(self.rows[rank], self.rows[rank + 1])
+
     def name(self, action: int) -> str:
         """The action as it is written: `2F0`."""
         number = "" if self.kind[action] == U else str(self.microbatch[action])
@@ -103,7 +107,7 @@ class Order:
 
     def names(self, rank: int) -> list[str]:
         """The actions of a rank as they are written, joined ones as `(0F3;3B1)OVERLAP_F_B`."""
-        row = slice(self.rows[rank], self.rows[rank + 1])
+        row = self.of_rank(rank)
         columns = (column[row].tolist() for column in (self.kind, self.stage, self.microbatch))
         names = [
             f"{s}{KINDS[kind]}{'' if kind == U else g}" for kind, s, g in zip(*columns, strict=True)

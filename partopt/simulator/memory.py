@@ -172,7 +172,7 @@ def _series(timeline: Timeline, rank: int, steps: Steps, base: int) -> Series:
 
     Points at which nothing changes are left out.
     """
-    row = slice(timeline.order.rows[rank], timeline.order.rows[rank + 1])
+    row = timeline.order.of_rank(rank)
     levels = _levels(timeline.order, row, steps)
     times = np.stack([timeline.start[row], timeline.end[row]], axis=1).ravel().astype(np.float64)
     values = base + np.stack(levels, axis=1).ravel()

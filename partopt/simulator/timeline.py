@@ -86,7 +86,7 @@ class Slots(NamedTuple):
 def slots(timeline: Timeline, rank: int) -> Slots:
     """The actions of `rank` as they are drawn."""
     order = timeline.order
-    row = slice(order.rows[rank], order.rows[rank + 1])
+    row = order.of_rank(rank)
     joined = order.joined[row]
     pair = joined.astype(np.int8)
     pair[1:][joined[:-1]] = 2

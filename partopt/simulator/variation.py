@@ -203,7 +203,7 @@ def _sensitivities(execution: Execution, slow: Mapping[int, float]) -> list[Rank
     plain_s = runs.seconds(runs.slow)
     found = []
     for rank in tried:
-        row = slice(actions.rows[rank], actions.rows[rank + 1])
+        row = actions.of_rank(rank)
         seconds = work.seconds[actions.kind[row], actions.stage[row]] * runs.slow[row]
         # of an iteration, or asynchronous of a microbatch
         busy_s = float(seconds.sum()) / (1 if execution.steady is None else runs.microbatches)
