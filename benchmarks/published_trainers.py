@@ -38,7 +38,7 @@ from benchmarks.published_rows import (
 from partopt.documents.engine import Layout
 from partopt.errors import PartoptError
 from partopt.transformer import block, experts, iteration, rates
-from partopt.transformer.chances import fits_chance
+from partopt.transformer.chances import expected_gain, fits_chance
 from partopt.transformer.iteration import AGREES, ODD, Estimate, has_odd_widths
 from partopt.transformer.rates import PLANNED, USABLE
 
@@ -232,11 +232,12 @@ def challengers(sheet: Sequence[Found], first: Found) -> list[Found]:
     assert first.estimate
     seconds = first.estimate.seconds
 
-    def gain(each: Found) -> float:
-        return (1 - each.estimate.seconds / seconds) * (each.chance or 0.0) if each.estimate else 0
+    def gain(one: Found) -> float:
+        assert one.estimate
+        return expected_gain(1 - one.estimate.seconds / seconds, one.chance or 0.0)
 
-    tried = max((each for each in sheet if not each.fits(PLANNED)), key=gain, default=None)
-    return [tried] if tried and gain(tried) > 0 else []
+    tried = max((one for one in sheet if one is not first), key=gain, default=None)
+    return [tried] if tried else []
 
 
 def kendall(pairs: Sequence[tuple[float, float]]) -> float:

@@ -494,7 +494,7 @@ class Worth(documents.StrictStruct, frozen=True, kw_only=True):
 
 
 class Challenger(documents.StrictStruct, frozen=True, kw_only=True):
-    """A layout that needs more than is planned with, and is faster if it fits.
+    """A layout that is worth a try: it may be faster, or needs more than is planned with.
 
     `iteration_s` and `memory_bytes` are by the closed form, `saved` is of the fastest that fits;
     `fits_chance` is how often tries with such needs went through.

@@ -448,8 +448,10 @@ def _others(plan: Plan, about: Modelled) -> Lines:
     """A layout that is worth a try; and fewer devices, where these are faster."""
     lines: Lines = []
     if challenger := about.challenger:
-        text = f"{layout_name(challenger.layout)}: {challenger.saved:.1%} faster if it fits"
-        lines.append(("try", f"{text} ({challenger.fits_chance:.0%})"))
+        saved, chance = challenger.saved, challenger.fits_chance
+        text = f"{abs(saved):.1%} {'faster' if saved > 0 else 'slower as computed'}, "
+        text += f"if it fits ({chance:.0%})" if chance < 1 else "and it fits"
+        lines.append(("try", f"{layout_name(challenger.layout)}: {text}"))
     if fewer := about.fewer:
         text = f"{fewer.devices} of {plan.topology.cluster.devices} devices: {fewer.saved:.1%}"
         text += f" faster ({_degrees(fewer.layout)}): `devices={fewer.devices}`"

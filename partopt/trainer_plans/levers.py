@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from msgspec import UNSET, UnsetType, structs
 
+from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Challenger, Transformer, Worth
 from partopt.errors import PartoptError
@@ -25,14 +26,14 @@ from partopt.trainer_plans.transformers import (
 from partopt.trainers import TRAINERS
 from partopt.trainers.trainer import Lever
 from partopt.transformer.block import Training
-from partopt.transformer.chances import fits_chance
-from partopt.transformer.iteration import Estimate, estimate
+from partopt.transformer.chances import expected_gain, fits_chance
+from partopt.transformer.iteration import Estimate, estimate, is_whole
 from partopt.transformer.layouts import Found
 from partopt.transformer.rates import PLANNED
 
 BENCHMARK = "benchmark"  # recipes that trainers' authors publish times of
 _HELPS = 2e-3  # of the time: what saves less is not worth a line
-_TRIED = 5e-3  # of the time, times the chance: what is less is not worth a try
+_TRIED = 0.01  # of the time: where less is expected a try is not worth it
 _SAME = 1e-6  # of the time: what costs no more is not missed
 
 
@@ -177,32 +178,46 @@ def with_levers(job: Job, plan: Plan, found: Found) -> Plan:
 
 
 def find_challenger(job: Job, found: Found) -> Challenger | UnsetType:
-    """The layout that needs more than is planned with, of the largest gain times chance."""
+    """The layout that is most worth a try beside the first, by the gain that is expected of it.
+
+    It may need more than is planned with; and it may be slower as computed, for that may be wrong.
+    """
     limit, best = job.limit_bytes, found.fitting[0] if found.fitting else None
     if best is None or limit is None:
         return UNSET
+    assert isinstance(job.model, Transformer)
+
+    def saved(candidate: Estimate) -> float:
+        return 1 - candidate.seconds / best.seconds
 
     def chance(candidate: Estimate) -> float:
         return fits_chance(candidate.memory_bytes, limit / PLANNED)
 
     def gain(candidate: Estimate) -> float:
-        return (1 - candidate.seconds / best.seconds) * chance(candidate)
-
-    assert isinstance(job.model, Transformer)
+        return expected_gain(saved(candidate), chance(candidate))
 
     def is_usual(candidate: Estimate) -> bool:
         """Of experts people run small microbatches, and nothing made again."""
         rows = candidate.layout.microbatch or 1, best.layout.microbatch or 1
         return rows[0] <= rows[1] and candidate.layout.recompute == best.layout.recompute
 
-    able = [o for o in found.lacking if not job.model.experts or is_usual(o)]
+    able = [one for one in found.lacking if not job.model.experts or is_usual(one)]
+    able += [one for one in found.fitting if not _is_alike(one.layout, best.layout)]
     tried = max(able, key=gain, default=None)
     if tried is None or gain(tried) < _TRIED:
         return UNSET
     return Challenger(
         layout=tried.layout,
         iteration_s=tried.seconds,
-        saved=1 - tried.seconds / best.seconds,
+        saved=saved(tried),
         memory_bytes=round(tried.memory_bytes),
         fits_chance=round(chance(tried), 2),
+    )
+
+
+def _is_alike(layout: Layout, other: Layout) -> bool:
+    """Whether layouts differ in chunks alone, or in how many blocks are made again."""
+    alike = structs.replace(layout, chunks=other.chunks, schedule=other.schedule)
+    return is_whole(alike.recompute) == is_whole(other.recompute) and (
+        structs.replace(alike, recompute=other.recompute) == other
     )

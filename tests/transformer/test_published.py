@@ -182,6 +182,12 @@ def test_the_command_prints_every_table_and_json(capsys, monkeypatch):
     published.main()
     printed = capsys.readouterr().out
     assert all(name in printed for name in [*MEANS, *OLDER, "fits:", "ranking: 13 sheets"])
+    by, both = re.findall(r"by ([0-9.]+)%", re.search(r"ranking: .*", printed)[0])
+    text = " ".join(read("accuracy.md").split())
+    assert (
+        f"the first is {by} % slower than the best that ran, the first or its challenger {both} %"
+        in text
+    )
     monkeypatch.setattr("sys.argv", ["published_trainers.py", str(RUNS), "--json"])
     published.main()
     rows = json.loads(capsys.readouterr().out)["rows"]
