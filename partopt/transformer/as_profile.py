@@ -52,11 +52,17 @@ from partopt.transformer.unequal_stages import ends_of
 EMBEDDING, BLOCK, NORM, FURTHER, HEAD = "embedding", "layers", "norm", "mtp", "lm_head"
 
 
-class _Timed(NamedTuple):
-    """A layer: seconds, operations forward, bytes beside the stash while it works, and stash."""
+class _Layer(NamedTuple):
+    """A layer of the profile.
 
-    forward_s: float
-    backward_s: float
+    Bytes of parameters, seconds, operations forward, bytes beside the stash while it works, stash.
+    """
+
+    name: str
+    type: str
+    size: int
+    forward_s: float = 0.0
+    backward_s: float = 0.0
     flops: float = 0.0
     beside: float = 0.0
     stash: float = 0.0
@@ -123,50 +129,12 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
 
     Embedding, blocks of their kinds, norm, what predicts further tokens, head.
     """
-    degrees, model, practice = Degrees.of(work, layout, batch), work.model, work.practice
-    t, c, shape = degrees.t, degrees.c, degrees.shape
-    T, group = work.tokens(shape), t * c
-    slower = 1 + straggling(degrees.devices)
-    head_s, embedding_s = work.block(shape).head_s, work.block(shape).embedding_s
-    # model operations as trainers count them: of one rank, a third of them forward
-    headed = 2 * model.end_parameters * work.sequence * shape.b / group
-    inside = model.flops(work.sequence) * shape.b / 3 / group - (1 + model.further) * headed
-    inside /= model.blocks + model.further
-    timed = [_Timed(embedding_s / 2, embedding_s / 2)]
-    for block in _blocks(work, degrees, layout):
-        again = block.whole_bytes if block.again_s and shape.recompute == "always" else 0.0
-        back_s, beside = block.backward_s + block.again_s, working_bytes(work, shape, again)
-        timed.append(_Timed(block.forward_s, back_s, inside, beside, block.saved_bytes))
-    logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
-    layers = [(EMBEDDING, "Embedding"), *((f"{BLOCK}.{i}", "Block") for i in range(model.blocks))]
-    end, message = round(2 * model.end_parameters / t), round(work.message_bytes(shape))
-    # a parameter of 16 bits, of experts as many as lie on the rank
-    sizes = [end, *(round(2 * sum(work.parameters(shape, kind))) for kind in work.kinds), 0]
-    layers.append((NORM, "Norm"))
-    timed.append(_Timed(0, 0))
-    if model.further:
-        seconds, last = work.further_s(shape), work.block(shape)
-        flops = inside + headed
-        joined, stash = round(2 * model.joining_parameters / t), last.saved_bytes + logits
-        of_one = _Timed(*seconds, flops, working_bytes(work, shape, 0.0), stash)
-        timed.append(_Timed(*(model.further * figure for figure in of_one)))
-        sizes.append(model.further * (sizes[-2] + joined))
-        layers.append((FURTHER, "Block"))
-    layers.append((HEAD, "Head"))
-    timed.append(_Timed(head_s / 3, head_s * 2 / 3, headed, 0, logits))
-    sizes.append(end)
+    degrees, model = Degrees.of(work, layout, batch), work.model
+    shape = degrees.shape
+    group, slower = degrees.t * degrees.c, 1 + straggling(degrees.devices)
+    layers, message = _layers(work, degrees, layout), round(work.message_bytes(shape))
+    end = layers[0].size
     tied = [SharedParameter(name=f"{EMBEDDING}.weight", bytes=end)] if model.tied else []
-    sharers = degrees.sharers if layout.shard not in (None, "none") else 1
-    held = sum(sizes) - (end if model.tied else 0)
-    # what the first device steps, for which all wait: it ends its last backward behind the others
-    begins = [0, *stage_starts(work, degrees), len(sizes)]
-    if degrees.p > 1:  # a pass of a stage takes what it does beside its layers
-        for begin in begins[:-1]:
-            forward_s, backward_s, *other = timed[begin]
-            timed[begin] = _Timed(forward_s + PASS_S, backward_s + PASS_S, *other)
-    first = sum(sum(sizes[slice(*begins[i : i + 2])]) for i in range(0, len(begins) - 1, degrees.p))
-    if degrees.p == 1:
-        first = held
     return Profile(
         model=Model(
             name=model.name,
@@ -176,21 +144,20 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
         device=Device(name=work.rates.device, type="cuda"),
         dtype="float16" if work.format == "float16" else "bfloat16",
         estimated=Estimated(device=work.rates.device, sha256=_digest(work.rates.device)),
-        group=Group(ranks=group, copies=c) if group > 1 else None,
+        group=Group(ranks=group, copies=degrees.c) if group > 1 else None,
         layers=[
             Layer(
-                name=name,
-                type=kind,
-                parameter_bytes=size,
-                shared_parameters=tied if name in (EMBEDDING, HEAD) else [],
+                name=layer.name,
+                type=layer.type,
+                parameter_bytes=layer.size,
+                shared_parameters=tied if layer.name in (EMBEDDING, HEAD) else [],
             )
-            for (name, kind), size in zip(layers, sizes, strict=True)
+            for layer in layers
         ],
         measurements=[
             Measurement(
                 microbatch_size=shape.b,
-                # of the whole model, of which a device steps its share
-                optimizer_s=held / first * sharers * once_s(work, layout, batch),
+                optimizer_s=_step_s(work, degrees, layout, batch, [one.size for one in layers]),
                 layers=[
                     LayerMeasurement(
                         forward_s=slower * layer.forward_s,
@@ -199,20 +166,72 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
                         transient_bytes=round(layer.beside),
                         forward_flops=round(layer.flops),
                     )
-                    for layer in timed
+                    for layer in layers
                 ],
                 tensors=[
                     Tensor(producer=i, consumers=[i + 1], bytes=message)
-                    for i in range(len(timed) - 1)
+                    for i in range(len(layers) - 1)
                 ],
                 stash_groups=[
                     StashGroup(layers=[i], bytes=round(layer.stash))
-                    for i, layer in enumerate(timed)
+                    for i, layer in enumerate(layers)
                     if layer.stash
                 ],
             )
         ],
     )
+
+
+def _layers(work: Training, degrees: Degrees, layout: Layout) -> list[_Layer]:
+    """What a rank has of every layer; a pass of a stage takes what it does beside its layers."""
+    model, practice, shape, t = work.model, work.practice, degrees.shape, degrees.t
+    first, T, group = work.block(shape), work.tokens(shape), t * degrees.c
+    end = round(2 * model.end_parameters / t)  # a parameter of 16 bits
+    # model operations as trainers count them: of one rank, a third of them forward
+    headed = 2 * model.end_parameters * work.sequence * shape.b / group
+    inside = model.flops(work.sequence) * shape.b / 3 / group - (1 + model.further) * headed
+    inside /= model.blocks + model.further
+    logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
+    layers = [_Layer(EMBEDDING, "Embedding", end, first.embedding_s / 2, first.embedding_s / 2)]
+    for i, (kind, block) in enumerate(zip(work.kinds, _blocks(work, degrees, layout), strict=True)):
+        again = block.whole_bytes if block.again_s and shape.recompute == "always" else 0.0
+        seconds = block.forward_s, block.backward_s + block.again_s
+        beside = working_bytes(work, shape, again)
+        size = round(2 * sum(work.parameters(shape, kind)))  # of experts as many as lie on the rank
+        name = f"{BLOCK}.{i}"
+        layers.append(_Layer(name, "Block", size, *seconds, inside, beside, block.saved_bytes))
+    size = layers[-1].size + round(2 * model.joining_parameters / t)
+    layers.append(_Layer(NORM, "Norm", 0))
+    if further := model.further:
+        forward_s, backward_s = (further * seconds for seconds in work.further_s(shape))
+        flops, stash = further * (inside + headed), further * (first.saved_bytes + logits)
+        beside = further * working_bytes(work, shape, 0.0)
+        one = _Layer(FURTHER, "Block", further * size, forward_s, backward_s, flops, beside, stash)
+        layers.append(one)
+    seconds = first.head_s / 3, first.head_s * 2 / 3
+    layers.append(_Layer(HEAD, "Head", end, *seconds, headed, 0.0, logits))
+    for begin in [0, *stage_starts(work, degrees)] if degrees.p > 1 else ():
+        layer = layers[begin]
+        layers[begin] = layer._replace(
+            forward_s=layer.forward_s + PASS_S, backward_s=layer.backward_s + PASS_S
+        )
+    return layers
+
+
+def _step_s(
+    work: Training, degrees: Degrees, layout: Layout, batch: int, sizes: Sequence[int]
+) -> float:
+    """Seconds of the step of the whole model, of which a device steps its share.
+
+    What the first device steps, for which all wait, takes what there is once in an iteration: it
+    ends its last backward behind the others.
+    """
+    sharers = degrees.sharers if layout.shard not in (None, "none") else 1
+    held = sum(sizes) - (sizes[0] if work.model.tied else 0)
+    begins = [0, *stage_starts(work, degrees), len(sizes)]
+    stages = [sum(sizes[slice(*bounds)]) for bounds in itertools.pairwise(begins)]
+    first = sum(stages[:: degrees.p]) if degrees.p > 1 else held
+    return held / first * sharers * once_s(work, layout, batch)
 
 
 def _digest(device: str) -> str:
