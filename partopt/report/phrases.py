@@ -10,6 +10,7 @@ import msgspec
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument
 from partopt.documents.stage import Figures, Stage
+from partopt.documents.tables import Run
 from partopt.documents.topology import Level, Topology
 from partopt.printable import shorten
 from partopt.report.text import DOES_NOT_FIT, label_lines, stretch
@@ -198,6 +199,12 @@ def bought(figures: Known) -> str:
     """Samples that one unit of money buys; a dash where no price is known."""
     known = figures.samples_per_money if figures else None
     return "-" if known is None else format_count(known)
+
+
+def run_text(run: Run) -> str:
+    """`22.9 days, 282 k GPU-hours, cost 592 k`: what training on many tokens takes."""
+    text = f"{format_count(run.days)} days, {format_count(run.device_hours)} GPU-hours"
+    return f"{text}, cost {format_count(run.cost)}" if run.cost else text
 
 
 def any_price(rows: Sequence[Rated]) -> bool:

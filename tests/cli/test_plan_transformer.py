@@ -344,7 +344,8 @@ def test_sizes_of_a_cluster_are_a_table_with_days_and_money(partopt, tmp_path):
     done = partopt("plan", *options, "--servers", "1-2", *run, "-o", path)
     heads = [word for word in done.out.splitlines()[0].split() if word not in ("MFU", "*")]
     assert heads[:6] == ["DEVICES", "TIME", "TOKENS/S", "DAYS", "GPU-H", "COST"]
-    assert "run      1 T tokens" in done.out and "best " in done.out and path.exists()
+    assert "run      1 T tokens" in done.out and "best " in done.out
+    assert "cost, and days" in path.read_text()
     assert "--servers 2 " in done.err and "1-2" not in done.err
     rows = json.loads(partopt("plan", *options, "--servers", "1-2", *run, "--json").out)
     assert [row["devices"] for row in rows["rows"]] == [8, 16] and rows["chosen"] in (8, 16)

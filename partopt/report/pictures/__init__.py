@@ -74,7 +74,7 @@ def picture_of(
 
     Raises PartoptError as `draw` does.
     """
-    from partopt.report.pictures import plan_sheet, tables
+    from partopt.report.pictures import plan_sheet, scaling_sheet, tables
     from partopt.report.pictures import profile_sheet as layers
     from partopt.report.pictures.sheet import COLUMN, FULL
 
@@ -86,7 +86,7 @@ def picture_of(
     if isinstance(document, Comparison):
         return tables.comparison_picture(document)
     if isinstance(document, Scaling):
-        return tables.scaling_picture(document)
+        return scaling_sheet.picture(document)
     if isinstance(document, Run):
         return tables.run_picture(document)
     raise PartoptError(

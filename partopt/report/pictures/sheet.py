@@ -305,6 +305,11 @@ def near_limit(limit: int | None, most: float) -> int | None:
     return limit if limit is not None and limit <= _FAR * max(most, 1) else None
 
 
+def axis_start(least: float, end: float) -> float:
+    """Where an axis to `end` begins: at 0, unless the least value is in its farther half."""
+    return max(0.0, least - (end - least) / 4) if least > end / 2 else 0.0
+
+
 def seconds_axis(axes: Axes, label: str, most: int = 4) -> None:
     """At most `most` intervals in seconds on the vertical axis, without signs."""
     ticks(axes.yaxis, label, most, lambda value: tick_label(abs(value)))

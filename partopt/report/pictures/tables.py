@@ -1,8 +1,7 @@
-"""Tables as pictures: speed against memory, speed against devices, predicted beside measured."""
+"""Tables as pictures: speed against memory, predicted beside measured."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,19 +10,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from partopt.documents.plan import Plan
-from partopt.documents.tables import Comparison, ComparisonRow, Scaling, ScalingRow
+from partopt.documents.tables import Comparison, ComparisonRow
 from partopt.documents.training_run import Run
 from partopt.documents.transformer import LayoutBeside
 from partopt.report.looks import COLOURS
 from partopt.report.phrases import (
     basis_lines,
-    count_text,
-    speed_text,
     speeds,
-    tokens_per_sample,
 )
 from partopt.report.pictures.sheet import (
     BLUE,
@@ -31,17 +26,16 @@ from partopt.report.pictures.sheet import (
     LEFT,
     PANEL,
     RIGHT,
-    SIZE,
     SMALL,
     Heading,
     Picture,
     Sheet,
+    axis_start,
     bytes_axis,
     draw_bars,
     fit,
     near_limit,
     seconds_axis,
-    stack_labels,
     ticks,
 )
 from partopt.report.run_text import error
@@ -51,8 +45,6 @@ from partopt.units import format_bytes, format_count, format_rate, format_second
 
 # inches: of axes, of the names beside them, of a name; the lowest axes of points
 _WIDTH, _NAMES, _LINE, _LOWEST = 3.9, 2.45, 0.13, 1.9
-# inches: of the axes of a scaling, right of them, of a line of shapes, of the widest shape
-_SCALE, _HEIGHT, _BESIDE, _SHAPES, _WIDEST = 4.2, 2.4, 0.35, 0.12, 1.2
 _PART, _GAP, _BAR, _WHOLE = 0.55, 0.1, 0.16, 1.5  # inches of a run: panels, bars, names
 # of a rank: what it is called, and its colour
 _PARTS = {
@@ -150,7 +142,7 @@ def draw_points(sheet: Sheet, points: Sequence[PlanPoint], limit: int | None) ->
     near = near_limit(limit, max(memory))
     right = max(*memory, near or 1) * 1.06
     top = max(*heights, 1e-9) * 1.08
-    begin, bottom = _first(min(memory), right), _first(min(heights), top)
+    begin, bottom = axis_start(min(memory), right), axis_start(min(heights), top)
     sheet.down += 0.14
     high = sheet.down
     axes = sheet.panel(height, width)
@@ -201,11 +193,6 @@ def draw_points(sheet: Sheet, points: Sequence[PlanPoint], limit: int | None) ->
     sheet.down += 0.33
 
 
-def _first(least: float, end: float) -> float:
-    """Where an axis to `end` begins: at 0, unless the least value is in its farther half."""
-    return max(0.0, least - (end - least) / 4) if least > end / 2 else 0.0
-
-
 def pareto(points: Sequence[PlanPoint]) -> list[PlanPoint]:
     """The points that fit and of which none is as fast with less memory, by memory."""
     front: list[PlanPoint] = []
@@ -225,92 +212,6 @@ def handles_of_points(points: Sequence[PlanPoint]) -> dict[str, Any]:
     if not all(point.fits for point in points):
         handles["does not fit"] = Line2D([], [], color="white", **look)
     return handles
-
-
-def scaling_picture(scaling: Scaling) -> Picture:
-    """Speed against devices, beside the ideal, which in logarithms is a straight line."""
-    rows = sorted(scaling.rows, key=lambda row: row.devices)
-    told = [_describe(row) for row in scaling.rows]
-    best = max((row for row in rows if row.fits), key=lambda row: row.samples_per_s, default=None)
-    fastest = "nothing fits"
-    if best is not None:
-        fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
-    few, many = rows[0].devices, rows[-1].devices
-    span = f"{few} to {many} devices" if few < many else count_text(many, "device")
-    about = f"Speed against devices. {'; '.join(told)}."
-    heading = Heading.of(("scaling", span, fastest), about, scaling.estimated)
-    return Picture(heading, partial(_draw_scaling, rows))
-
-
-def _describe(row: ScalingRow) -> str:
-    """A row in words."""
-    speed = speed_text(row.samples_per_s, tokens_per_sample(row))
-    fits = "" if row.fits else ", does not fit"
-    return (
-        f"{count_text(row.devices, 'device')}: {speed}, {_shape(row)}, "
-        f"efficiency {row.efficiency:.0%}{fits}"
-    )
-
-
-def _shape(row: ScalingRow) -> str:
-    """The layout of a transformer, or the replicas of the stages."""
-    return layout_name(row.layout) if row.layout else row.shape
-
-
-def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
-    sheet = Sheet(heading, LEFT + _SCALE + _BESIDE)
-    sheet.down += 0.08
-    axes = sheet.panel(_HEIGHT, _SCALE)
-    unit, rates = speeds(rows)
-    devices, heights = [row.devices for row in rows], [max(rate, 1e-9) for rate in rates]
-    ideal = heights[0] / devices[0]
-    axes.plot(devices, [ideal * count for count in devices], color=GREY, lw=0.8, ls="--")
-    axes.plot(devices, heights, color=BLUE, lw=1.2)
-    for row, speed in zip(rows, heights, strict=True):
-        full = BLUE if row.fits else "white"
-        axes.plot(row.devices, speed, "o", ms=5, mfc=full, mec=BLUE, mew=1.0)
-        sheet.add_point_tooltip(axes, row.devices, speed, _describe(row))
-    low, high = math.log2(devices[0]), math.log2(devices[-1])
-    beside = max(0.3, 0.12 * (high - low))
-    low, high = low - beside, high + beside
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlim(2**low, 2**high)
-    axes.set_xticks(devices, [""] * len(devices))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(which="minor", length=0)
-    axes.set_ylabel(f"{unit}/s (log scale)", fontsize=SIZE)
-    # numbers of devices that have room, and below them, on several lines, the shapes
-    middles = [(math.log2(count) - low) / (high - low) * _SCALE for count in devices]
-    numbers = [(at, str(count)) for at, count in zip(middles, devices, strict=True)]
-    shown = [line == 0 for line in stack_labels(numbers, SMALL)]
-    for (middle, number), has_room in zip(numbers, shown, strict=True):
-        if has_room:
-            sheet.text(LEFT + middle, sheet.down + 0.06, number, size=SMALL, ha="center")
-    forms = [
-        _shape(row) if number else f"{row.devices}: {_shape(row)}"
-        for row, number in zip(rows, shown, strict=True)
-    ]
-    shapes = [(at, fit(form, _WIDEST, SMALL)) for at, form in zip(middles, forms, strict=True)]
-    lines = stack_labels(shapes, SMALL)
-    look: Any = {"size": SMALL, "ha": "center", "color": GREY}
-    for (middle, shape), line in zip(shapes, lines, strict=True):
-        if line is not None:
-            sheet.text(LEFT + middle, sheet.down + 0.18 + _SHAPES * line, shape, **look)
-    sheet.down += 0.2 + _SHAPES * (1 + max((line for line in lines if line), default=0))
-    name = f"devices (log scale), and {'layouts' if rows[0].layout else 'replicas of the stages'}"
-    sheet.text(LEFT + _SCALE / 2, sheet.down, name, ha="center")
-    sheet.down += 0.25
-    mark: Any = {"color": BLUE, "marker": "o", "markersize": 4, "linewidth": 1.2}
-    handles: dict[str, Any] = {"best plan": Line2D([], [], **mark)}
-    if not all(row.fits for row in rows):
-        handles["does not fit"] = Line2D([], [], **mark | {"markerfacecolor": "white"})
-    handles["ideal, from the first"] = Line2D([], [], color=GREY, linewidth=0.8, linestyle="--")
-    sheet.legend(handles)
-    return sheet
 
 
 def run_picture(run: Run) -> Picture:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 import partopt as po
@@ -16,6 +17,7 @@ from partopt.documents.tables import (
     Scaling,
     ScalingRow,
 )
+from partopt.documents.tables import Run as TokenRun
 from partopt.documents.training_run import (
     MachineLoad,
     RankSeconds,
@@ -57,6 +59,18 @@ def transformer() -> Plan:
         layout=po.Layout(pp=2),
     )
     return po.solve_for(asked).plan
+
+
+def sizes(devices: list[int], price: float | None = 2.0) -> Scaling:
+    """Sizes of a transformer with a run of 1 T tokens, at a price an hour; the last is chosen."""
+    table, rows = scaling(devices), []
+    for row in table.rows:
+        hours = 1e12 / row.samples_per_s / 3600
+        cost = UNSET if price is None else price * row.devices * hours
+        taken = TokenRun(days=hours / 24, device_hours=row.devices * hours, cost=cost)
+        layout = po.Layout(tp=1, pp=1, dp=row.devices, microbatch=1, recompute="never")
+        rows.append(replace(row, layout=layout, run=taken))
+    return replace(table, rows=rows, tokens=1e12, chosen=devices[-1])
 
 
 def replicated(servers: int) -> Plan:

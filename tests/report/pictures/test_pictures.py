@@ -8,6 +8,8 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 
 import partopt as po
 from partopt.documents.topology import Topology
@@ -16,6 +18,7 @@ from partopt.report.looks import COLOURS, MEMORY, stage_colour
 from partopt.report.pictures import picture_of
 from partopt.report.pictures.sheet import Heading, Sheet, style
 from partopt.report.pictures.tables import PlanPoint, draw_points
+from partopt.units import format_count
 from tests.helpers import ROOT, flat, limited, two_level, uniform_profile
 from tests.report import timelines
 from tests.report.pictures import cases
@@ -58,6 +61,9 @@ PICTURES = {
     "comparison of 24": lambda: picture_of(cases.comparison(24, model="$m$" * 99)),
     "scaling, close": lambda: picture_of(cases.scaling(CLOSE)),
     "scaling of one": lambda: picture_of(cases.scaling(ALONE)),
+    "sizes with a price": lambda: picture_of(cases.sizes(CLOSE)),
+    "sizes without a price": lambda: picture_of(cases.sizes([8, 64, 512], None)),
+    "one size with a price": lambda: picture_of(cases.sizes(ALONE)),
     "run of 4": lambda: picture_of(cases.run(4, "\x1b$m$ <&>")),
     "run of 512": lambda: picture_of(cases.run(512)),
 }
@@ -246,6 +252,33 @@ def spots(svg):
         (own[0].text, [float(own.get(name)) for name in ("x", "y", "width", "height")])
         for own in root[-1]
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("price", [None, 2.0])
+def test_a_run_is_drawn_below_the_speed(price):
+    table = cases.sizes([1, 8, 64], price)
+    picture = picture_of(table)
+    with style():
+        axes = picture.draw(picture.heading).finish().axes
+    rows = table.rows
+    speed, run = ([line for line in each.lines if len(line.get_xdata()) == 3] for each in axes)
+    assert [line.get_ydata()[0] for line in speed] == [100.0, 100.0]  # the ideal, and the plans
+    took = [row.run.cost if price else row.run.device_hours for row in rows]
+    [drawn] = run
+    assert [*drawn.get_xdata()] == [1, 8, 64] and [*drawn.get_ydata()] == took
+    for each, value in zip(axes, (rows[-1].samples_per_s, took[-1]), strict=True):
+        rings = [line for line in each.lines if line.get_markersize() == 9]
+        assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in rings] == [(64, value)]
+    shown = texts(picture.render("svg"))
+    assert f"{format_count(rows[-1].run.days)} d" in shown
+    assert ("cost, and days" in shown, "GPU-hours, and days" in shown) == (bool(price), not price)
+    assert "does not fit on 1" in picture.heading.title and "1 T tokens" in picture.heading.title
+    assert "best 64 devices: " in picture.heading.title
+    assert "best for the days or the budget" in shown
+    unchosen = picture_of(replace(table, chosen=UNSET))
+    assert "best " not in unchosen.heading.title
+    assert "best for the days or the budget" not in texts(unchosen.render("svg"))
 
 
 @pytest.mark.parametrize("of", [cases.scaling([1, 8, 32]), cases.comparison(6)])
