@@ -16,7 +16,9 @@ from partopt.documents.simulation import Finding
 from partopt.library.simulation import simulate
 from partopt.report import web
 from partopt.report.pages import text_of
-from partopt.report.pictures import Drawable, picture_of
+from partopt.report.pictures import Drawable, picture_of, picture_of_levers
+from partopt.report.text import label_lines
+from partopt.report.transformer_text import lever_lines
 from partopt.simulator.document import drawn_timeline, drawn_windows
 
 _ROWS = 64  # ranks of the timeline
@@ -59,7 +61,8 @@ def write_report(
         seen[kind] += 1
         layers_of = profile if document is plan else None
         broad, narrow = (
-            picture_of(document, layers_of, narrow=narrow).render("svg") for narrow in (False, True)
+            picture_of(document, layers_of, narrow=narrow, levers=False).render("svg")
+            for narrow in (False, True)
         )
         shown.append(
             web.Shown(
@@ -72,8 +75,18 @@ def write_report(
         )
     advice = [web.advice_of(finding, spell, command) for finding in simulation.document.advice]
     figure = simulation.draw("svg")
-    page = web.render(plan, simulation.document, timeline, figure, shown, advice, commands)
+    levers = _levers(plan, spell)
+    page = web.render(plan, simulation.document, timeline, figure, shown, levers, advice, commands)
     documents.write_bytes(path, page.encode(), force)
+
+
+def _levers(plan: Plan, spell: Callable[[str], str]) -> web.Shown | None:
+    """What else makes a transformer's plan faster, where anything does."""
+    broad, narrow = (picture_of_levers(plan, narrow) for narrow in (False, True))
+    if not (plan.transformer and broad and narrow):
+        return None
+    text = click.unstyle(label_lines(lever_lines(plan, plan.transformer, spell)))
+    return web.Shown("levers", broad.render("svg"), narrow.render("svg"), text, "")
 
 
 def _digest(document: Drawable) -> str:

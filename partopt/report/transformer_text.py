@@ -9,7 +9,15 @@ from msgspec import UNSET
 
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
-from partopt.documents.transformer import BITS, Kind, LayoutBeside, Modelled, Worth
+from partopt.documents.transformer import (
+    BITS,
+    Challenger,
+    Fewer,
+    Kind,
+    LayoutBeside,
+    Modelled,
+    Worth,
+)
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan_text import memory_lines
 from partopt.report.text import Column, label_lines, table_of
@@ -69,9 +77,7 @@ def render(
     lines += [("" if place else "where", line) for place, line in enumerate(where)]
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
-    also = enumerate(map(spell, _also(about)))
-    lines += [("" if place else "also", line) for place, line in also]
-    lines += [(label, spell(line)) for label, line in _others(plan, about)]
+    lines += lever_lines(plan, about, spell)
     trust = enumerate(_trust(plan, about, _basis(work, degrees.shape), parts))
     lines += [("" if place else "trust", text) for place, text in trust]
     pages = [label_lines(lines)]
@@ -420,20 +426,29 @@ def _left_out(plan: Plan, left: LayoutBeside) -> str:
     return "nobody runs experts in so large microbatches, and their imbalance is not computed"
 
 
+def lever_lines(plan: Plan, about: Modelled, spell: Callable[[str], str] = str) -> Lines:
+    """What else is faster: switches of the trainer, a layout that is worth a try, fewer devices."""
+    also = [("" if place else "also", line) for place, line in enumerate(_also(about))]
+    return [(label, spell(line)) for label, line in [*also, *_others(plan, about)]]
+
+
 def _also(about: Modelled) -> Iterator[str]:
     """What every switch of the trainer saves, with its best layout; and all together."""
     for lever in about.levers:
-        doubts = ["changes numbers"] * lever.changes_numbers
-        doubts += ["unverified"] * (not lever.verified)
-        yield ", ".join([f"{' '.join(lever.flags)} {_worth(lever)}", *doubts])
+        yield ", ".join([f"{' '.join(lever.flags)} {worth_text(lever)}", *doubts_of(lever)])
     if together := about.together:
         option = "best,numbers" if together.changes_numbers else "best"
-        yield f"all of {len(together.flags)} {_worth(together)}: `facts={option}`"
+        yield f"all of {len(together.flags)} {worth_text(together)}: `facts={option}`"
 
 
-def _worth(lever: Worth) -> str:
+def doubts_of(lever: Worth) -> list[str]:
+    """What to know of switches before they are taken."""
+    return ["changes numbers"] * lever.changes_numbers + ["unverified"] * (not lever.verified)
+
+
+def worth_text(lever: Worth | Challenger | Fewer) -> str:
     """`-13.4 %, 58.6 s (tp 8, pp 4)`; of what makes the first layout fit, that it does."""
-    saved = "fits" if lever.saved is UNSET else f"{-lever.saved:.1%}"
+    saved = "fits" if lever.saved is UNSET else f"{-lever.saved:+.1%}"
     return f"{saved}, {format_seconds(lever.iteration_s)} ({_degrees(lever.layout)})"
 
 

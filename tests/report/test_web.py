@@ -19,7 +19,7 @@ from partopt.library import html_report
 from partopt.report.transformer_text import layout_name
 from partopt.schedules.order import A
 from tests.helpers import chain_profile, flat, two_level
-from tests.report.pictures.cases import transformer
+from tests.report.pictures.cases import levered, transformer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
@@ -313,3 +313,18 @@ def test_a_transformer_is_headed_by_its_layout(written):
     [title] = re.findall(r"<h1>(.*?)</h1>", page)
     assert title == f"llama on 4 x H100-80GB: {layout_name(plan.layout)}, {plan.schedule}"
     assert title.startswith("llama on 4 x H100-80GB: tp ") and " pp " in title and " dp " in title
+
+
+@pytest.mark.slow
+def test_what_else_is_faster_has_a_picture_and_the_lines_of_the_page(written):
+    plan = levered(["--tp-comm-overlap", HOSTILE])
+    page = written(plan, spell=lambda text: text.replace("facts=", "--with "))
+    section = page[page.index('<section id="levers">') : page.index('<section id="proof">')]
+    pictures, lines = section.split("<pre>")[:2]
+    assert pictures.count("<svg ") == 2 and page.count(">if it fits (24%)<") == 2
+    for begin in ("also     --tp-comm-overlap ", "try      tp ", "fewer    2 of 4 devices: "):
+        assert lines.count(begin) == 1
+    assert "--with best,numbers" in lines or "--with best" in lines
+    assert "<script>document" not in page and "&lt;script&gt;document" in section
+    assert '<a href="#levers">levers</a>' in page
+    assert "levers" not in usual()[2]

@@ -34,8 +34,9 @@ def draw(
 
     It is `.svg`, `.pdf` or `.png`. A plan is drawn with the layers of its `profile`, or without it
     with its stages alone; and with the speed and memory of `alternatives`, plans of the same
-    problem. Raises PartoptError for a document without a picture, for other extensions, for a
-    `profile` that is not the plan's, and over an existing file unless `force`.
+    problem; a transformer's with what else makes it faster. Raises PartoptError for a document
+    without a picture, for other extensions, for a `profile` that is not the plan's, and over an
+    existing file unless `force`.
     """
     path = os.fspath(path)
     form = check(path, force)
@@ -69,10 +70,11 @@ def picture_of(
     profile: Profile | None = None,
     alternatives: Sequence[Plan] = (),
     narrow: bool = False,
+    levers: bool = True,
 ) -> Picture:
     """The picture of a document; `narrow` as a column of a paper is, where its kind has that.
 
-    Raises PartoptError as `draw` does.
+    A transformer's plan has its `levers`. Raises PartoptError as `draw` does.
     """
     from partopt.report.pictures import plan_sheet, scaling_sheet, tables
     from partopt.report.pictures import profile_sheet as layers
@@ -80,7 +82,7 @@ def picture_of(
 
     width = COLUMN if narrow else FULL
     if isinstance(document, Plan):
-        return plan_sheet.picture(document, profile, alternatives, width)
+        return plan_sheet.picture(document, profile, alternatives, width, levers)
     if isinstance(document, Profile):
         return layers.picture(document, width)
     if isinstance(document, Comparison):
@@ -94,6 +96,14 @@ def picture_of(
         f"these have one: {', '.join(KINDS)}",
         code="no-picture",
     )
+
+
+def picture_of_levers(plan: Plan, narrow: bool = False) -> Picture | None:
+    """What else makes a transformer's plan faster, as bars; None where nothing does."""
+    from partopt.report.pictures import levers_sheet
+    from partopt.report.pictures.sheet import COLUMN, FULL
+
+    return levers_sheet.picture(plan, COLUMN if narrow else FULL)
 
 
 def draw_timeline(

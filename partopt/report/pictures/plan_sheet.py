@@ -19,7 +19,7 @@ from partopt.documents.stage import Stage, stages_text
 from partopt.errors import PartoptError
 from partopt.report.looks import MEMORY, ink, stage_colour
 from partopt.report.phrases import format_ranks, recomputed_text
-from partopt.report.pictures import cluster, tables
+from partopt.report.pictures import cluster, levers_sheet, tables
 from partopt.report.pictures.sheet import (
     FULL,
     GREY,
@@ -58,10 +58,11 @@ def picture(
     profile: Profile | None = None,
     alternatives: Sequence[Plan] = (),
     width: float = FULL,
+    levers: bool = True,
 ) -> Picture:
     """The layers of `profile`, or without it the stages; the cluster; the memory; other plans.
 
-    It is `width` inches wide.
+    It is `width` inches wide, and has the `levers` of a transformer.
 
     Raises PartoptError for a profile that the plan was not made from.
     """
@@ -81,9 +82,11 @@ def picture(
         f"each stage, and what fills their memory. It is bound by {_binds(plan)}. "
         f"{'; '.join(stages)}{f'; and {more} more' if more else ''}."
     )
+    bars = levers_sheet.bars_of(plan) if levers else []
+    about += f" {levers_sheet.describe(bars)}" if bars else ""
     predicted = plan.predicted
     head = heading(plan, about, plan.microbatches, predicted.period_s, predicted.bubble)
-    return Picture(head, partial(_draw, plan, profile, alternatives, width))
+    return Picture(head, partial(_draw, plan, profile, alternatives, bars, width))
 
 
 def heading(
@@ -125,6 +128,7 @@ def _draw(
     plan: Plan,
     profile: Profile | None,
     alternatives: Sequence[Plan],
+    levers: Sequence[levers_sheet.LeverBar],
     width: float,
     heading: Heading,
 ) -> Sheet:
@@ -164,6 +168,10 @@ def _draw(
     if points:
         tables.draw_points(sheet, points, limit)
         handles |= tables.handles_of_points(points)
+    if levers:
+        sheet.down += _GAP
+        levers_sheet.draw_levers(sheet, levers)
+        handles |= levers_sheet.handles_of(levers)
     sheet.legend(handles)
     return sheet
 

@@ -69,14 +69,15 @@ def render(
     timeline: DrawnTimeline | None,
     figure: bytes,
     documents: Sequence[Shown],
+    levers: Shown | None,
     advice: Sequence[Mapping[str, str]],
     commands: Sequence[str],
 ) -> str:
     """The page.
 
     `timeline` are all actions that it can hold, `figure` is the timeline as SVG; of `documents` the
-    first is the plan. `advice` is as `advice_of` writes it, and `commands` are what a reader can
-    check the page with.
+    first is the plan; `levers` are what else makes it faster. `advice` is as `advice_of` writes it,
+    and `commands` are what a reader can check the page with.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
@@ -112,6 +113,7 @@ def render(
         stages=_stage_table(plan),
         memory=_memory_table(plan),
         runners_up=_beside_table(plan),
+        levers=levers and (_pictures(levers, levers.name), levers.text),
         advice=advice,
         beside=[(shown.name, _pictures(shown, shown.name), shown.text) for shown in documents[1:]],
         proof=_proof(plan),

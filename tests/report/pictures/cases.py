@@ -26,6 +26,7 @@ from partopt.documents.training_run import (
     RunRank,
     StageSeconds,
 )
+from partopt.documents.transformer import Challenger, Fewer, Worth
 from tests.helpers import chain_profile, two_level, uniform_profile
 from tests.transformer.helpers import LLAMA as TINY
 
@@ -59,6 +60,40 @@ def transformer() -> Plan:
         layout=po.Layout(pp=2),
     )
     return po.solve_for(asked).plan
+
+
+def levered(flags: list[str], tried: float = 0.1) -> Plan:
+    """A transformer whose switches have these flags, one of them worth more than the one before.
+
+    The first makes a layout fit, every second changes numbers, every third is unverified. What is
+    worth a try saves a share of `tried`; if that is negative it fits.
+    """
+    plan = transformer()
+    assert plan.transformer
+    layout, seconds = plan.transformer.layout, plan.transformer.closed_s
+
+    def worth(flags: list[str], place: int) -> Worth:
+        saved = 0.04 * place
+        return Worth(
+            facts={"loss": "fused"},
+            flags=flags,
+            iteration_s=(1 - saved) * seconds,
+            saved=saved or UNSET,
+            layout=layout,
+            changes_numbers=place % 2 == 1,
+            verified=place % 3 != 0,
+        )
+
+    other = {"iteration_s": (1 - tried) * seconds, "saved": tried, "layout": layout}
+    needs = {"memory_bytes": 10**11, "fits_chance": 0.24 if tried > 0 else 1.0}
+    about = replace(
+        plan.transformer,
+        levers=[worth([flag], place) for place, flag in enumerate(flags)],
+        together=worth(flags, len(flags)),
+        challenger=Challenger(**other, **needs),
+        fewer=Fewer(iteration_s=0.9 * seconds, saved=0.1, layout=layout, devices=2),
+    )
+    return replace(plan, transformer=about)
 
 
 def sizes(devices: list[int], price: float | None = 2.0) -> Scaling:
