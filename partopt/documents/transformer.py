@@ -459,23 +459,6 @@ class Calibration(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
             yield PartoptError(what, hint, code="inconsistent-document", path="blocks")
 
 
-class LayoutBeside(documents.StrictStruct, frozen=True, kw_only=True):
-    """A layout that was found beside that of a plan.
-
-    `iteration_s` and `memory_bytes` of the fullest rank are `simulated`, or by the closed form. Of
-    the parts of an iteration `part` is the one that differs most in the direction in which the
-    whole does, by `part_s` seconds.
-    """
-
-    layout: Layout
-    iteration_s: Seconds
-    simulated: bool
-    memory_bytes: Count
-    fits: bool
-    part: str
-    part_s: float
-
-
 class Worth(documents.StrictStruct, frozen=True, kw_only=True):
     """What one or more switches of a trainer are worth: the `facts`, `with` which it is searched.
 
@@ -491,6 +474,24 @@ class Worth(documents.StrictStruct, frozen=True, kw_only=True):
     layout: Layout
     changes_numbers: bool
     verified: bool
+
+
+class LayoutBeside(documents.StrictStruct, frozen=True, kw_only=True):
+    """A layout that was found beside that of a plan.
+
+    `iteration_s` and `memory_bytes` of the fullest rank are `simulated`, or by the closed form. Of
+    the parts of an iteration `part` is the one that differs most in the direction in which the
+    whole does, by `part_s` seconds. What does not fit may do so with a switch, `fits_with`.
+    """
+
+    layout: Layout
+    iteration_s: Seconds
+    simulated: bool
+    memory_bytes: Count
+    fits: bool
+    part: str
+    part_s: float
+    fits_with: Worth | msgspec.UnsetType = msgspec.UNSET
 
 
 class Challenger(documents.StrictStruct, frozen=True, kw_only=True):

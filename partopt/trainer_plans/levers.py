@@ -6,9 +6,10 @@ is not the sum of both.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -20,6 +21,10 @@ from partopt.job import Job
 from partopt.trainer_plans.transformers import (
     batch_of,
     estimate_layouts,
+    fixed_parts,
+    modelled_of,
+    recomputes_partly,
+    room_of,
     training_for,
     with_modelled,
 )
@@ -27,8 +32,8 @@ from partopt.trainers import TRAINERS
 from partopt.trainers.trainer import Lever
 from partopt.transformer.block import Training
 from partopt.transformer.chances import expected_gain, fits_chance
-from partopt.transformer.iteration import Estimate, estimate, is_whole
-from partopt.transformer.layouts import Found
+from partopt.transformer.iteration import Estimate, estimate, find_faults, is_whole
+from partopt.transformer.layouts import Found, find_fastest, first_fitting
 from partopt.transformer.rates import PLANNED
 
 BENCHMARK = "benchmark"  # recipes that trainers' authors publish times of
@@ -37,50 +42,75 @@ _TRIED = 0.01  # of the time: where less is expected a try is not worth it
 _SAME = 1e-6  # of the time: what costs no more is not missed
 
 
+class Taken(NamedTuple):
+    """The fastest layout that fits, and the switches with which it does, with one value each."""
+
+    found: Estimate
+    on: frozenset[Lever]
+
+
 class Switches:
     """The fastest layouts of a job with switches of its trainer on, in closed form.
 
     `levers` are those that are off and that the job leaves open; `found` are the layouts without.
+    One that frees memory makes no layout faster: it is looked for among layouts that may be faster
+    than what is known without it.
     """
 
     def __init__(self, job: Job, found: Found) -> None:
         self._job = job
         self._trainer = TRAINERS.lookup(job.trainer)
         self._known = {name.replace("_", "-"): str(value) for name, value in job.facts.items()}
+        self._usual = self._training(frozenset())
         self.levers = [lever for lever in self._trainer.levers if self._is_open(lever)]
-        first = found.fitting[0] if found.fitting else None
-        self._fastest: dict[frozenset[Lever], Estimate | None] = {frozenset(): first}
+        first = Taken(found.fitting[0], frozenset()) if found.fitting else None
+        self._fastest: dict[frozenset[Lever], Taken | None] = {frozenset(): first}
 
-    def fastest(self, on: Iterable[Lever]) -> Estimate | None:
-        """The fastest layout that fits with these switches on; None where none fits."""
+    def fastest(self, on: Iterable[Lever]) -> Taken | None:
+        """The fastest layout that fits with some of these switches on; None where none fits."""
         key = frozenset(on)
         if key not in self._fastest:
-            self._fastest[key] = self._search(key)
+            known = [taken for some, taken in self._fastest.items() if some < key and taken]
+            least = min(known, key=lambda taken: taken.found.seconds, default=None)
+            self._fastest[key] = self._search(key, least)
         return self._fastest[key]
 
     def seconds(self, on: Iterable[Lever]) -> float:
         """Those of the fastest layout."""
-        found = self.fastest(on)
-        return found.seconds if found else math.inf
+        taken = self.fastest(on)
+        return taken.found.seconds if taken else math.inf
 
     def combine(self, among: Collection[Lever]) -> frozenset[Lever]:
         """Those `among` the switches that are fastest together; none of them adds nothing.
 
-        All are on at once, and once more without those that cut blocks otherwise: of the rest none
-        makes a layout slower.
+        First all are on at once that free no memory, and once more without those that cut blocks
+        otherwise: of the rest none makes a layout slower. Then one after the other that frees some,
+        in place of what contradicts it, as long as it saves more.
         """
-        cutting = {lever for lever in among if lever.facts[-1][0] == "ends"}
-        tried = frozenset(among), frozenset(among) - cutting
-        chosen = min(tried, key=self.seconds)
-        found = self.fastest(chosen)
-        for lever in reversed(self.levers):  # first those that change numbers
-            if found and lever in chosen and not self._is_missed(lever, chosen, found):
+        freeing = {lever for lever in among if lever.frees}
+        plain = frozenset(among) - freeing
+        cutting = {lever for lever in plain if lever.facts[-1][0] == "ends"}
+        chosen = min((plain, plain - cutting), key=self.seconds)
+        while freeing:
+            ways = {_added(chosen, lever): lever for lever in freeing}
+            best = min(ways, key=self.seconds)
+            if self.seconds(best) > (1 - _HELPS) * self.seconds(chosen):
+                break
+            freeing.remove(ways[best])
+            chosen = best
+        taken = self.fastest(chosen)
+        if taken is None:
+            return frozenset()
+        chosen = taken.on
+        for lever in sorted(chosen, key=self._place, reverse=True):  # last what changes no numbers
+            if not lever.frees and not self._is_missed(lever, chosen, taken.found):
                 chosen -= {lever}
         return chosen
 
     def facts(self, on: Collection[Lever]) -> dict[str, str]:
         """What the switches set, in the trainer's order; not what it does by default."""
-        stated = dict(fact for lever in self._trainer.levers if lever in on for fact in lever.facts)
+        ordered = sorted(on, key=self._place)
+        stated = dict(fact for lever in ordered for fact in lever.facts)
         usual, choices = self._trainer.run_with({})[0], self._trainer.choices
 
         def is_usual(name: str, value: str) -> bool:
@@ -91,28 +121,53 @@ class Switches:
 
     def worth(self, on: Collection[Lever], recipe: str = "") -> Worth | None:
         """What the switches are worth, as a `recipe` if that sets them; None if that is nothing."""
-        found, before_s = self.fastest(on), self.seconds(())
-        if found is None or found.seconds > (1 - _HELPS) * before_s:
+        taken = self.fastest(on)
+        if taken is None or taken.found.seconds > (1 - _HELPS) * self.seconds(()):
             return None
-        ordered = [lever for lever in self.levers if lever in on]
-        return Worth(
-            facts={"recipe": recipe} if recipe else self.facts(on),
-            flags=[f"recipe={recipe}"] if recipe else [lever.flag for lever in ordered],
-            iteration_s=found.seconds,
-            saved=1 - found.seconds / before_s if before_s < math.inf else UNSET,
-            layout=found.layout,
-            changes_numbers=any(lever.changes_numbers for lever in on),
-            verified=all(lever.verified for lever in on),
-        )
+        return self._worth(taken, recipe)
+
+    def fit(self, layout: Layout) -> Worth | None:
+        """What a layout takes with the switch with which it fits, the one that costs least."""
+        able, batch = list[Taken](), batch_of(self._job)
+        for lever in self.levers:
+            ((steps, works),) = self._steps(frozenset({lever}))
+            refused = any(find_faults(works[-1], layout, batch))
+            place = None if refused else first_fitting(works, layout, batch, self._limit)
+            if place is not None:
+                able.append(Taken(estimate(works[place], layout, batch), steps[place]))
+        taken = min(able, key=lambda one: one.found.seconds, default=None)
+        return self._worth(taken) if taken else None
 
     def alone(self) -> Iterator[Worth]:
         """What a recipe is worth that the trainer's authors publish times of; then every switch."""
         recipes = self._trainer.recipes.get(BENCHMARK, {})
-        stated = recipes.get(self._training(()).model.name, {}).items()
+        stated = recipes.get(self._usual.model.name, {}).items()
         of_recipe = [lever for lever in self.levers if lever.facts[-1] in stated]
         rows = [self.worth(of_recipe, BENCHMARK)] if of_recipe else []
         rows += [self.worth([lever]) for lever in self.levers]
         yield from (row for row in rows if row)
+
+    @property
+    def _limit(self) -> float:
+        return self._job.limit_bytes or math.inf
+
+    def _place(self, lever: Lever) -> int:
+        """That of a switch among those of the trainer."""
+        flags = [other.flag for other in self._trainer.levers]
+        return next(n for n, flag in enumerate(flags) if lever.flag.startswith(flag))
+
+    def _worth(self, taken: Taken, recipe: str = "") -> Worth:
+        found, before_s = taken.found, self.seconds(())
+        ordered = sorted(taken.on, key=self._place)
+        return Worth(
+            facts={"recipe": recipe} if recipe else self.facts(taken.on),
+            flags=[f"recipe={recipe}"] if recipe else [lever.flag for lever in ordered],
+            iteration_s=found.seconds,
+            saved=1 - found.seconds / before_s if before_s < math.inf else UNSET,
+            layout=found.layout,
+            changes_numbers=any(lever.changes_numbers for lever in ordered),
+            verified=all(lever.verified for lever in ordered),
+        )
 
     def _is_open(self, lever: Lever) -> bool:
         """Whether the job says nothing of the switch and nothing against it, and it is off."""
@@ -120,36 +175,65 @@ class Switches:
             return False
         if any(self._known.get(name, value) != value for name, value in lever.facts):
             return False
-        usual = self._training(())
         try:
-            on = self._training([lever])
+            on = self._training(frozenset({lever}))
         except PartoptError:  # as of a kernel that the device is not known to have
             return False
-        return (on.practice, on.engine) != (usual.practice, usual.engine)
+        return (on.practice, on.engine) != (self._usual.practice, self._usual.engine)
 
-    def _training(self, on: Iterable[Lever]) -> Training:
-        return training_for(self._with(frozenset(on)))
+    def _training(self, on: frozenset[Lever]) -> Training:
+        return training_for(self._job.with_(facts={**self._job.facts, **self.facts(on)}))
 
-    def _with(self, on: frozenset[Lever]) -> Job:
-        return self._job.with_(facts={**self._job.facts, **self.facts(on)})
+    def _steps(
+        self, on: frozenset[Lever]
+    ) -> Iterator[tuple[Sequence[frozenset[Lever]], Sequence[Training]]]:
+        """The switches with values that free ever more, and how the trainer trains with them.
 
-    def _search(self, on: frozenset[Lever]) -> Estimate | None:
-        """With those that need several tensor parallel ranks, or on one rank without them."""
-        alone, found = frozenset(lever for lever in on if lever.tp == 1), list[Estimate]()
-        asked, layout = [self._with(on)], self._job.layout
+        Of several that have values one has all of them in turn, and the others have the last.
+        """
+        valued = [lever for lever in on if lever.values]
+        most = {lever: lever.at(lever.values[-1]) for lever in valued}
+        for last in valued:
+            rest = frozenset(most.get(lever, lever) for lever in on if lever != last)
+            steps = [rest | {last.at(value)} for value in last.values]
+            yield steps, [*map(self._training, steps)]
+        if not valued:
+            yield [on], [self._training(on)]
+
+    def _search(self, on: frozenset[Lever], least: Taken | None) -> Taken | None:
+        """With those that need several tensor parallel ranks, or on one rank without them.
+
+        What is known with fewer of them, the `least`, where nothing else is faster.
+        """
+        job, experts = self._job, self._usual.model.experts
+        layout, room = fixed_parts(job), room_of(job)
+        partly = recomputes_partly(job)
+        alone = frozenset(lever for lever in on if lever.tp == 1)
+        asked = [(on, layout)]
         if alone != on and layout.tp in (None, 1):
-            asked.append(self._with(alone).with_(layout=structs.replace(layout, tp=1)))
-        for job in asked:
-            with suppress(PartoptError):  # no layout has as many ranks
-                found += estimate_layouts(job).fitting[:1]
-        return min(found, key=lambda one: one.seconds, default=None)
+            asked.append((alone, structs.replace(layout, tp=1)))
+        for some, fixed in asked:
+            for steps, works in self._steps(some):
+                below = least.found.seconds if least and not experts else math.inf
+                devices, batch = job.topology.cluster.devices, batch_of(job)
+                given = works, devices, batch, self._limit, fixed, partly, room, below
+                if (better := find_fastest(*given)) is not None:
+                    taken = Taken(better[0], steps[better[1]])
+                    least = min(least or taken, taken, key=lambda one: one.found.seconds)
+        return least
 
     def _is_missed(self, lever: Lever, on: frozenset[Lever], found: Estimate) -> bool:
         """Whether the layout takes longer without the switch, or does not fit."""
         alone = self._training(on - {lever})
         without = estimate(alone, found.layout, batch_of(self._job))
-        limit = self._job.limit_bytes or math.inf
-        return without.memory_bytes > limit or without.seconds > found.seconds * (1 + _SAME)
+        return without.memory_bytes > self._limit or without.seconds > found.seconds * (1 + _SAME)
+
+
+def _added(on: frozenset[Lever], lever: Lever) -> frozenset[Lever]:
+    """The switches with another one, without those that set a fact of it otherwise."""
+    sets = dict(lever.facts)
+    agree = (all(sets.get(name, value) == value for name, value in one.facts) for one in on)
+    return frozenset([lever, *itertools.compress(on, agree)])
 
 
 def take_best(job: Job, numbers: bool = False) -> Job:
@@ -169,8 +253,13 @@ def with_levers(job: Job, plan: Plan, found: Found) -> Plan:
     alone, together = [*switches.alone()], switches.worth(switches.combine(switches.levers))
     best_s = min((lever.iteration_s for lever in alone), default=math.inf)
     more = together is not None and together.iteration_s < (1 - _HELPS) * best_s
+    beside = [
+        row if row.fits else structs.replace(row, fits_with=switches.fit(row.layout) or UNSET)
+        for row in modelled_of(plan).beside
+    ]
     return with_modelled(
         plan,
+        beside=beside,
         levers=alone,
         together=together if together and more else UNSET,
         challenger=find_challenger(job, found),

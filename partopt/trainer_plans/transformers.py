@@ -234,13 +234,22 @@ def estimate_layouts(job: Job) -> Found:
     PartoptError where there is none.
     """
     training, devices, batch = training_for(job), job.topology.cluster.devices, batch_of(job)
-    limit, memory_bytes = job.limit_bytes or math.inf, job.topology.device.memory_bytes
-    room = ROOM * memory_bytes if job.memory is None and memory_bytes else None
-    partly = TRAINERS.lookup(job.trainer).says.recomputed == "first"
-    found = find_layouts(training, devices, batch, limit, fixed_parts(job), partly, room)
+    limit, partly = job.limit_bytes or math.inf, recomputes_partly(job)
+    found = find_layouts(training, devices, batch, limit, fixed_parts(job), partly, room_of(job))
     if found.least is None:
         raise _no_layout(job, training)
     return found
+
+
+def room_of(job: Job) -> float | None:
+    """Bytes that layouts of experts take at most if some fit; None where a limit is asked for."""
+    memory_bytes = job.topology.device.memory_bytes
+    return ROOM * memory_bytes if job.memory is None and memory_bytes else None
+
+
+def recomputes_partly(job: Job) -> bool:
+    """Whether stages may make some of their blocks again."""
+    return TRAINERS.lookup(job.trainer).says.recomputed == "first"
 
 
 def _result(job: Job, plan: Plan) -> Result:

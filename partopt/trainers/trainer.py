@@ -128,7 +128,8 @@ class Lever(NamedTuple):
     which it is refused or does nothing. It needs `tp` tensor parallel ranks or more. With it
     training computes other numbers where it `changes_numbers`; it is `verified` where published
     runs that differ in it alone say what it is worth. What `frees` memory makes a layout no faster:
-    it helps where another one fits with it.
+    it helps where another one fits with it. Its last fact may have one of several `values`, each of
+    which frees more than the one before it: a layout takes the first with which it fits.
     """
 
     facts: tuple[tuple[str, str], ...]
@@ -137,6 +138,12 @@ class Lever(NamedTuple):
     changes_numbers: bool = False
     verified: bool = False
     frees: bool = False
+    values: tuple[str, ...] = ()
+
+    def at(self, value: str) -> Lever:
+        """The switch with one of its values."""
+        facts = (*self.facts[:-1], (self.facts[-1][0], value))
+        return self._replace(facts=facts, flag=f"{self.flag} {value}", values=())
 
 
 Write = Callable[[Plan, Sequence[Part], str], Text]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -120,6 +121,82 @@ def find_layouts(
         least = _find_least(work, devices, batch, fixed, ways)
     left_out = [candidate for candidate in known if candidate.seconds < first_s]
     return Found(fitting, lacking, len(every), least, left_out)
+
+
+def find_fastest(
+    works: Sequence[Training],
+    devices: int,
+    batch: int,
+    limit: float,
+    fixed: Layout,
+    partly: bool,
+    room: float | None = None,
+    below: float = math.inf,
+) -> tuple[Estimate, int] | None:
+    """The fastest layout that fits with one of `works`, in less than `below` seconds; and which.
+
+    Each of `works` needs less memory than the one before it and takes no less time: a layout takes
+    the first with which it fits. Otherwise as the first of `find_layouts`, whose `below` is of
+    layouts without experts. None where there is none.
+    """
+    rules = [(limit, False)]
+    if works[0].model.experts:
+        rules = [(min(room or limit, limit), True), (limit, True), *rules]
+    for most, usual in rules:
+        if found := _fastest(works, devices, batch, most, fixed, partly, usual, below):
+            return found
+    return None
+
+
+def _fastest(
+    works: Sequence[Training],
+    devices: int,
+    batch: int,
+    limit: float,
+    fixed: Layout,
+    partly: bool,
+    usual: bool,
+    below: float,
+) -> tuple[Estimate, int] | None:
+    first, last, found = works[0], works[-1], None
+    ways = _ways(last, fixed)
+    bounds = (
+        (_blocks_s(last, core, batch), core) for core in cores(last, devices, batch, fixed, limit)
+    )
+    for bound_s, core in sorted(bounds, key=lambda pair: pair[0]):
+        if bound_s >= below:
+            break
+        laid = [*_with_ways(last, core, batch, ways)]
+        if usual:
+            laid = [layout for layout in laid if _is_usual(last, layout, fixed)]
+        if not laid or estimate(last, laid[-1], batch, 0.0).memory_bytes > limit:
+            continue
+        if len(works) > 1 and estimate(first, laid[0], batch).seconds >= below:
+            continue
+        for layout in laid:
+            place = first_fitting(works, layout, batch, limit)
+            if place is None:
+                continue
+            if layout.recompute == "always" and partly and fixed.recompute is None:
+                fewer = _fewer_again(last, layout, batch, limit)
+                layout = fewer.layout if fewer else layout
+                place = first_fitting(works, layout, batch, limit) or 0
+            candidate = estimate(works[place], layout, batch)
+            if candidate.seconds < below:
+                below, found = candidate.seconds, (candidate, place)
+            if place == 0:
+                break  # what is made again beyond takes longer
+    return found
+
+
+def first_fitting(
+    works: Sequence[Training], layout: Layout, batch: int, limit: float
+) -> int | None:
+    """The place of the first of `works`, which need ever less, with which a layout fits."""
+    place = bisect_left(
+        works, -limit, key=lambda work: -estimate(work, layout, batch, 0.0).memory_bytes
+    )
+    return place if place < len(works) else None
 
 
 def _blocks_s(work: Training, core: Layout, batch: int) -> float:

@@ -61,8 +61,9 @@ def test_the_search_finds_what_a_look_at_every_layout_finds(chosen):
             candidate = estimate(of_layout, layout, 32)
             known += [candidate.seconds] if candidate.memory_bytes <= asked.limit_bytes else []
     assert switches.seconds(on) <= min(known) * (1 + 1e-9)
-    found = switches.fastest(on)
-    of_layout = work if (found.layout.tp or 1) > 1 else alone
+    found, chosen = switches.fastest(on)
+    assert chosen <= {*on}
+    of_layout = training_for(asked.with_(facts=switches.facts(chosen)))
     assert estimate(of_layout, found.layout, 32).seconds == pytest.approx(found.seconds)
 
 
