@@ -2,9 +2,9 @@
 
     python benchmarks/levers.py [--trainer megatron] [QUESTION ...]
 
-Every combination is searched for its best layout in closed form. A line a question: the defaults,
-the best of all combinations, what the page's best together takes, what it loses, and the seconds
-that both searches took.
+Every combination is searched for its best layout in closed form, shares in quarters. A line a
+question: the defaults, the best of all combinations, what the page's best together takes, what it
+loses, and the seconds that both searches took.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 # a checkout in which nothing is installed
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.trainer_plans.levers import Switches
+from partopt.trainer_plans.levers import take_best
 from partopt.trainer_plans.transformers import estimate_layouts
 from partopt.transformer.config import load_transformer
 
@@ -42,6 +42,9 @@ SWITCHES = {
         "sequence-parallel": ("yes", "no"),
         "loss": ("plain", "fused"),
         "ends": ("fewer", "free", "stage", "blocks"),
+        "optimizer_bytes": ("12", "8"),
+        "optimizer-offload": ("0", "0.25", "0.5", "0.75", "1"),
+        "offload-overlap": ("yes",),
     },
     "torchtitan": {"compile": ("no", "yes"), "async-tp": ("no", "yes")},
 }
@@ -55,17 +58,18 @@ def job_of(question: str, trainer: str) -> Job:
     return Job(model, topology, trainer=trainer, global_batch=batch, sequence=sequence)
 
 
-def combinations(trainer: str) -> Iterator[dict[str, str]]:
-    """Every combination of a trainer's switches."""
-    switches = SWITCHES[trainer]
+def combinations(switches: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """Every combination of switches."""
     for values in itertools.product(*switches.values()):
         yield dict(zip(switches, values, strict=True))
 
 
-def best_of_all(job: Job) -> tuple[float, dict[str, str]]:
+def best_of_all(
+    job: Job, switches: Mapping[str, Sequence[str]] | None = None
+) -> tuple[float, dict[str, str]]:
     """Seconds of the fastest layout with any combination of switches, and which that is."""
     best: tuple[float, dict[str, str]] = (float("inf"), {})
-    for facts in combinations(job.trainer):
+    for facts in combinations(switches or SWITCHES[job.trainer]):
         try:
             found = estimate_layouts(job.with_(facts=facts))
         except PartoptError:  # facts that contradict each other
@@ -75,10 +79,13 @@ def best_of_all(job: Job) -> tuple[float, dict[str, str]]:
     return best
 
 
-def best_of_page(job: Job) -> float:
-    """Seconds with the switches that a page says are the best together."""
-    switches = Switches(job, estimate_layouts(job))
-    return switches.seconds(switches.combine(switches.levers))
+def best_of_page(job: Job, numbers: bool = True) -> float:
+    """Seconds with the switches that a page says are the best together.
+
+    Without `numbers` those are left out that change what training computes.
+    """
+    found = estimate_layouts(take_best(job, numbers)).fitting
+    return found[0].seconds if found else float("inf")
 
 
 def main() -> None:

@@ -382,7 +382,9 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     balanced, or forced by a capacity, which makes all sizes known.
 
     The host `launches` the operations of a block, but for those that `graphs` hold: of the router,
-    of that and attention, or all. With `muon` matrices are made orthogonal before a step.
+    of that and attention, or all. With `muon` matrices are made orthogonal before a step. Of an
+    optimizer's state a share, `optimizer_offload`, is in the host's memory, whose processors step
+    it; with `offload_overlap` beside the copies of gradients and parameters.
     `keeps_outputs`: a stage keeps its output. `buffer_bytes` are what the trainer holds beside.
     """
 
@@ -415,6 +417,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     launches: Launches = Launches()
     graphs: Graphs = "none"
     muon: bool = False
+    optimizer_offload: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0
+    offload_overlap: bool = False
     keeps_outputs: bool = False
     buffer_bytes: Traffic = 3e9
 

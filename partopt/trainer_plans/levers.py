@@ -6,9 +6,9 @@ is not the sum of both.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType, structs
@@ -25,6 +25,7 @@ from partopt.trainer_plans.transformers import (
     modelled_of,
     recomputes_partly,
     room_of,
+    run_with_facts,
     training_for,
     with_modelled,
 )
@@ -49,6 +50,10 @@ class Taken(NamedTuple):
     on: frozenset[Lever]
 
 
+def _seconds(taken: Taken | None) -> float:
+    return taken.found.seconds if taken else math.inf
+
+
 class Switches:
     """The fastest layouts of a job with switches of its trainer on, in closed form.
 
@@ -61,7 +66,7 @@ class Switches:
         self._job = job
         self._trainer = TRAINERS.lookup(job.trainer)
         self._known = {name.replace("_", "-"): str(value) for name, value in job.facts.items()}
-        self._usual = self._training(frozenset())
+        self._usual = training_for(job)
         self.levers = [lever for lever in self._trainer.levers if self._is_open(lever)]
         first = Taken(found.fitting[0], frozenset()) if found.fitting else None
         self._fastest: dict[frozenset[Lever], Taken | None] = {frozenset(): first}
@@ -71,14 +76,13 @@ class Switches:
         key = frozenset(on)
         if key not in self._fastest:
             known = [taken for some, taken in self._fastest.items() if some < key and taken]
-            least = min(known, key=lambda taken: taken.found.seconds, default=None)
+            least = min(known, key=_seconds, default=None)
             self._fastest[key] = self._search(key, least)
         return self._fastest[key]
 
     def seconds(self, on: Iterable[Lever]) -> float:
         """Those of the fastest layout."""
-        taken = self.fastest(on)
-        return taken.found.seconds if taken else math.inf
+        return _seconds(self.fastest(on))
 
     def combine(self, among: Collection[Lever]) -> frozenset[Lever]:
         """Those `among` the switches that are fastest together; none of them adds nothing.
@@ -91,14 +95,14 @@ class Switches:
         plain = frozenset(among) - freeing
         cutting = {lever for lever in plain if lever.facts[-1][0] == "ends"}
         chosen = min((plain, plain - cutting), key=self.seconds)
-        while freeing:
-            ways = {_added(chosen, lever): lever for lever in freeing}
-            best = min(ways, key=self.seconds)
-            if self.seconds(best) > (1 - _HELPS) * self.seconds(chosen):
-                break
-            freeing.remove(ways[best])
-            chosen = best
         taken = self.fastest(chosen)
+        while freeing:
+            ways = ((self._search(self._add(lever, chosen), taken), lever) for lever in freeing)
+            better, lever = min(ways, key=lambda way: _seconds(way[0]))
+            if _seconds(better) > (1 - _HELPS) * _seconds(taken):
+                break
+            freeing.remove(lever)
+            chosen, taken = self._add(lever, chosen), better
         if taken is None:
             return frozenset()
         chosen = taken.on
@@ -135,7 +139,7 @@ class Switches:
             place = None if refused else first_fitting(works, layout, batch, self._limit)
             if place is not None:
                 able.append(Taken(estimate(works[place], layout, batch), steps[place]))
-        taken = min(able, key=lambda one: one.found.seconds, default=None)
+        taken = min(able, key=_seconds, default=None)
         return self._worth(taken) if taken else None
 
     def alone(self) -> Iterator[Worth]:
@@ -153,8 +157,8 @@ class Switches:
 
     def _place(self, lever: Lever) -> int:
         """That of a switch among those of the trainer."""
-        flags = [other.flag for other in self._trainer.levers]
-        return next(n for n, flag in enumerate(flags) if lever.flag.startswith(flag))
+        names = [other.facts[-1][0] for other in self._trainer.levers]
+        return names.index(lever.facts[-1][0])
 
     def _worth(self, taken: Taken, recipe: str = "") -> Worth:
         found, before_s = taken.found, self.seconds(())
@@ -171,9 +175,8 @@ class Switches:
 
     def _is_open(self, lever: Lever) -> bool:
         """Whether the job says nothing of the switch and nothing against it, and it is off."""
-        if lever.facts[-1][0] in self._known:
-            return False
-        if any(self._known.get(name, value) != value for name, value in lever.facts):
+        facts = {name.replace("_", "-"): value for name, value in lever.facts}
+        if [*facts][-1] in self._known or (facts | self._known) != (self._known | facts):
             return False
         try:
             on = self._training(frozenset({lever}))
@@ -181,8 +184,13 @@ class Switches:
             return False
         return (on.practice, on.engine) != (self._usual.practice, self._usual.engine)
 
-    def _training(self, on: frozenset[Lever]) -> Training:
-        return training_for(self._job.with_(facts={**self._job.facts, **self.facts(on)}))
+    def _training(self, on: frozenset[Lever], like: Training | None = None) -> Training:
+        """How the trainer trains with the switches; what is known of one that is `like` it stays.
+
+        PartoptError where it cannot have all of them.
+        """
+        job = self._job.with_(facts={**self._job.facts, **self.facts(on)})
+        return (like or self._usual).having(*run_with_facts(job))
 
     def _steps(
         self, on: frozenset[Lever]
@@ -196,7 +204,8 @@ class Switches:
         for last in valued:
             rest = frozenset(most.get(lever, lever) for lever in on if lever != last)
             steps = [rest | {last.at(value)} for value in last.values]
-            yield steps, [*map(self._training, steps)]
+            first = self._training(steps[0])
+            yield steps, [first, *(self._training(step, first) for step in steps[1:])]
         if not valued:
             yield [on], [self._training(on)]
 
@@ -210,30 +219,35 @@ class Switches:
         partly = recomputes_partly(job)
         alone = frozenset(lever for lever in on if lever.tp == 1)
         asked = [(on, layout)]
-        if alone != on and layout.tp in (None, 1):
+        if alone and alone != on and layout.tp in (None, 1):
             asked.append((alone, structs.replace(layout, tp=1)))
         for some, fixed in asked:
             for steps, works in self._steps(some):
-                below = least.found.seconds if least and not experts else math.inf
+                below = math.inf if experts else _seconds(least)
                 devices, batch = job.topology.cluster.devices, batch_of(job)
                 given = works, devices, batch, self._limit, fixed, partly, room, below
                 if (better := find_fastest(*given)) is not None:
                     taken = Taken(better[0], steps[better[1]])
-                    least = min(least or taken, taken, key=lambda one: one.found.seconds)
+                    least = min(least or taken, taken, key=_seconds)
         return least
 
+    def _add(self, lever: Lever, on: frozenset[Lever]) -> frozenset[Lever]:
+        """The switches with another one, without those that the trainer cannot have beside it."""
+        added = frozenset({lever})
+        for other in sorted(on, key=self._place):
+            with suppress(PartoptError):
+                self._training(added | {other})
+                added |= {other}
+        return added
+
     def _is_missed(self, lever: Lever, on: frozenset[Lever], found: Estimate) -> bool:
-        """Whether the layout takes longer without the switch, or does not fit."""
+        """Whether the layout takes longer without the switch, or has no room."""
         alone = self._training(on - {lever})
         without = estimate(alone, found.layout, batch_of(self._job))
-        return without.memory_bytes > self._limit or without.seconds > found.seconds * (1 + _SAME)
-
-
-def _added(on: frozenset[Lever], lever: Lever) -> frozenset[Lever]:
-    """The switches with another one, without those that set a fact of it otherwise."""
-    sets = dict(lever.facts)
-    agree = (all(sets.get(name, value) == value for name, value in one.facts) for one in on)
-    return frozenset([lever, *itertools.compress(on, agree)])
+        least = _HELPS if lever.changes_numbers else _SAME
+        room = room_of(self._job) if alone.model.experts else None
+        limit = min(room, self._limit) if room and found.memory_bytes <= room else self._limit
+        return without.memory_bytes > limit or without.seconds > found.seconds * (1 + least)
 
 
 def take_best(job: Job, numbers: bool = False) -> Job:

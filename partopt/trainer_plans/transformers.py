@@ -15,10 +15,17 @@ from msgspec import structs
 
 from partopt import planners
 from partopt.cost.problem import Problem, Progress, ignore_progress
-from partopt.documents.engine import PARTOPT, Layout
+from partopt.documents.engine import PARTOPT, Engine, Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
 from partopt.documents.stage import Reserve
-from partopt.documents.transformer import BITS, Calibration, LayoutBeside, Modelled, Transformer
+from partopt.documents.transformer import (
+    BITS,
+    Calibration,
+    LayoutBeside,
+    Modelled,
+    Practice,
+    Transformer,
+)
 from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL, invalid
@@ -80,7 +87,7 @@ def training_for(job: Job) -> Training:
             code="target-cannot-say",
             target=trainer.name,
         )
-    practice, engine = trainer.run_with({**_usual_facts(job), **job.facts})
+    practice, engine = run_with_facts(job)
     rates, measured = rates_of(job.topology), job.calibrate
     calibration = list[Calibration]()
     if measured is not None:
@@ -96,6 +103,11 @@ def training_for(job: Job) -> Training:
         repeats_keys=trainer.says.repeats_keys,
         parts_ties=trainer.says.ties,
     )
+
+
+def run_with_facts(job: Job) -> tuple[Practice, Engine]:
+    """How its trainer runs a job's transformer. PartoptError for facts that it does not have."""
+    return TRAINERS.lookup(job.trainer).run_with({**_usual_facts(job), **job.facts})
 
 
 def _usual_facts(job: Job) -> dict[str, str]:

@@ -26,6 +26,7 @@ from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
     FUSED,
+    OFFLOAD,
     PLAIN,
     STATES,
     Expression,
@@ -195,7 +196,7 @@ _FIELDS = {
     "ddp_bucket_size": "ddp.bucket_size",
     **{
         name: f"optimizer.{name}"
-        for name in ("optimizer", "use_precision_aware_optimizer", *STATES[6.0])
+        for name in ("optimizer", "use_precision_aware_optimizer", *STATES[6.0], *OFFLOAD)
     },
     "use_tp_pp_dp_mapping": "dist.use_tp_pp_dp_mapping",
 }
@@ -367,6 +368,8 @@ def _check(segments: Sequence[str], parts: Sequence[Part]) -> None:
     check_count(letters.count("t"), "blocks", count_blocks(parts))
 
 
+_SHARES = tuple(f"{share / 100:g}" for share in range(101))  # as many as a fraction is written in
+
 # whose defaults are Megatron's, but for the cuts, which the layout that is exported says
 PRACTICE = Practice(loss=PLAIN, attention="cudnn", ends="fewer", tp_overlap="backward")
 
@@ -409,6 +412,8 @@ MEGATRON = Trainer(
         "routing": {name: {"routing": name} for name in ("real", "balanced", "capacity")},
         "fused-experts": {"no": {"fused_experts": False}, "yes": {"fused_experts": True}},
         "muon": {"no": {"muon": False}, "yes": {"muon": True}},
+        "optimizer-offload": {share: {"optimizer_offload": float(share)} for share in _SHARES},
+        "offload-overlap": {"no": {"offload_overlap": False}, "yes": {"offload_overlap": True}},
         "attention": {name: {"attention": name} for name in ("cudnn", "cudnn-2025")},
     },
     levers=(
@@ -420,6 +425,14 @@ MEGATRON = Trainer(
             "--grad-reduce-in-bf16",
             changes_numbers=True,
             verified=True,
+        ),
+        Lever((("optimizer_bytes", "8"),), "--use-precision-aware-optimizer", changes_numbers=True),
+        Lever(
+            (("offload-overlap", "yes"), ("optimizer-offload", "1")),
+            "--optimizer-cpu-offload {}",
+            verified=True,
+            frees=True,
+            values=_SHARES[1:],
         ),
     ),
     sources={
@@ -478,6 +491,10 @@ MEGATRON = Trainer(
         "off",
         "routing": "Megatron-LM, training/arguments.py: --moe-router-force-load-balancing is off",
         "muon": "Megatron-LM, training/arguments.py: --optimizer adam",
+        "optimizer_offload": "core/optimizer/cpu_offloading/hybrid_optimizer.py: so many "
+        "parameters have a copy, moments and gradient in float32 on the host, for torch's AdamW",
+        "offload_overlap": "the same, step: all gradients, the host's step, all parameters; with "
+        "--overlap-cpu-optimizer-d2h-h2d parameter by parameter, copies on streams of their own",
         "dispatch_overlap": "the same: --overlap-moe-expert-parallel-comm is off",
         "launches": "operations of core/transformer as they are read there; those of experts, "
         "their router and their exchange are fitted on published runs",
@@ -501,6 +518,8 @@ _EXPERTS = ("deepseek-v3", "gpt-oss-120b", "qwen3-30b-a3b", "qwen3-235b-a22b")
 _FLAGS = {
     "--tp-comm-overlap": "model.tp_comm_overlap",
     "--grad-reduce-in-bf16": "ddp.grad_reduce_in_fp32=False",
+    "--use-precision-aware-optimizer": "optimizer.use_precision_aware_optimizer",
+    "--optimizer-cpu-offload {}": "optimizer.optimizer_offload_fraction={}",
 }
 RECIPES: dict[str, dict[str, dict[str, str]]] = {
     "benchmark": {

@@ -26,6 +26,7 @@ from partopt.trainers.megatron_model import (
     LATENT,
     LLAMA3,
     NORMS,
+    OFFLOAD,
     STATES,
     YARN,
     usual_numerics,
@@ -533,11 +534,23 @@ def _graphs(settings: Settings, experts: bool, notes: list[str]) -> str:
 
 def _state_bytes(settings: Settings) -> float:
     """Bytes of an optimizer's state for a parameter: a copy and two moments, in their formats."""
-    if not settings.has("use_precision_aware_optimizer"):
+    if not settings.has("use_precision_aware_optimizer") or settings.has(OFFLOAD[0]):
         return STATE
     said = [settings.find(name) for name in STATES[6.0]]
     narrow = [re.search(r"8|16", str(word or "")) for word in said]
     return sum(int(width[0]) / 8 if width else 4.0 for width in narrow)
+
+
+def _offloaded(settings: Settings, fields: bool, notes: list[str]) -> float:
+    """The share of an optimizer's state that is in the host's memory."""
+    if not settings.has(OFFLOAD[0]):
+        return 0.0
+    said = settings.find(OFFLOAD[1])
+    share = said if isinstance(said, int | float) else float(not fields)
+    if not settings.has("use_precision_aware_optimizer"):
+        flag = settings.show("use_precision_aware_optimizer")
+        notes.append(f"without {flag} a copy stays on the device: it is counted as on the host")
+    return round(min(1.0, max(0.0, share)), 2)
 
 
 def _facts(
@@ -582,6 +595,7 @@ def _facts(
         flag = settings.show("moe_expert_capacity_factor")
         notes.append(f"{flag}: tokens are counted to be spread evenly over experts")
     graphs, optimizer = _graphs(settings, bool(model.experts), notes), find(settings, "optimizer")
+    share = _offloaded(settings, fields, notes)
     stated = {
         ("graphs", graphs): graphs != "none",
         ("routing", "balanced"): on("moe_router_force_load_balancing"),
@@ -589,6 +603,8 @@ def _facts(
         ("fused-experts", "yes"): bool(model.experts) and on("use_transformer_engine_op_fuser"),
         ("muon", "yes"): isinstance(optimizer, str) and "muon" in optimizer,
         ("optimizer_bytes", state := _state_bytes(settings)): state != STATE,
+        ("optimizer-offload", f"{share:g}"): share > 0,
+        ("offload-overlap", "yes"): share > 0 and on(OFFLOAD[2]),
         ("tp-overlap", "yes"): on("tp_comm_overlap", "ub_tp_comm_overlap") and t > 1,
         ("exchange-overlap", "yes"): on("overlap_moe_expert_parallel_comm"),
         ("exchange", "hybridep" if backend == "hybridep" else "deepep"): copies,

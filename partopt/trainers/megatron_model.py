@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from partopt.documents.plan import Plan
@@ -51,6 +51,11 @@ STATES = {
     8.0: {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
     6.0: {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16", "main_params_dtype": "fp16"},
 }
+# of the state in the host's memory: whether, the share, and whether copies overlap the step
+OFFLOAD = (
+    *("optimizer_cpu_offload", "optimizer_offload_fraction"),
+    "overlap_cpu_optimizer_d2h_h2d",
+)
 
 
 class Expression(str):
@@ -135,10 +140,12 @@ def _graphs(about: Modelled) -> dict[str, Any]:
 
 
 def _state(plan: Plan, about: Modelled) -> dict[str, Any]:
-    """Formats of an optimizer's state, which one that replicas share is aware of."""
-    formats = STATES.get(float(about.facts.get("optimizer_bytes", 0)))
+    """Formats of an optimizer's state, or its place, which one that replicas share is aware of."""
+    said: Mapping[str, Any] = STATES.get(float(about.facts.get("optimizer_bytes", 0)), {})
+    if share := about.practice.optimizer_offload:
+        said = dict(zip(OFFLOAD, (True, share, about.practice.offload_overlap), strict=True))
     shared = plan.shard == "optimizer" and not about.practice.muon
-    return {"use_precision_aware_optimizer": True} | formats if formats and shared else {}
+    return {"use_precision_aware_optimizer": True, **said} if said and shared else {}
 
 
 def _write_numerics(model: Transformer) -> dict[str, Any]:

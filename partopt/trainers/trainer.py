@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 from msgspec.structs import replace
 
 from partopt.configurations.settings import Settings
-from partopt.documents.engine import Engine, Layout
+from partopt.documents.engine import STATE, Engine, Layout
 from partopt.documents.files import check_writable, write_bytes
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import BITS, Format, Practice, Transformer
@@ -129,7 +129,8 @@ class Lever(NamedTuple):
     training computes other numbers where it `changes_numbers`; it is `verified` where published
     runs that differ in it alone say what it is worth. What `frees` memory makes a layout no faster:
     it helps where another one fits with it. Its last fact may have one of several `values`, each of
-    which frees more than the one before it: a layout takes the first with which it fits.
+    which frees more than the one before it: a layout takes the first with which it fits, which
+    stands where the flag has {}.
     """
 
     facts: tuple[tuple[str, str], ...]
@@ -143,7 +144,7 @@ class Lever(NamedTuple):
     def at(self, value: str) -> Lever:
         """The switch with one of its values."""
         facts = (*self.facts[:-1], (self.facts[-1][0], value))
-        return self._replace(facts=facts, flag=f"{self.flag} {value}", values=())
+        return self._replace(facts=facts, flag=self.flag.format(value), values=())
 
 
 Write = Callable[[Plan, Sequence[Part], str], Text]
@@ -219,7 +220,12 @@ class Trainer:
         if practice.tp_overlap == "buffers" and not practice.sequence_parallel:
             what = "only sequence parallel exchanges are overlapped"
             raise invalid("tp-overlap", "yes", what, "leave `sequence-parallel=no` out")
-        return practice, with_facts(self.engine, rest)
+        engine, offloaded = with_facts(self.engine, rest), practice.optimizer_offload
+        if offloaded and (practice.muon or engine.optimizer_bytes not in (None, STATE)):
+            what = "the host steps Adam alone, with its state in float32"
+            hint = f"leave `{'muon' if practice.muon else 'optimizer_bytes'}` out"
+            raise invalid("optimizer-offload", f"{offloaded:g}", what, hint)
+        return practice, engine
 
     def spell_recipe(self, facts: Mapping[str, object], model: str) -> dict[str, object]:
         """The facts, with those of a `recipe` among them written out, before which others go.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from msgspec import structs
 
 from partopt.documents.engine import Engine
 from partopt.documents.transformer import BITS, Calibration, Format, Kind, Practice, Transformer
@@ -31,6 +34,9 @@ JOINED = 30  # bytes of passes over a further token's inputs: norms, joined, res
 # fitted on published runs of experts
 BESIDE = 1.2  # of the host's time, where it starts two microbatches side by side
 GROUPED = 0.75  # of the operations, where experts have a capacity
+
+# of a practice, what no block depends on
+_BESIDE_BLOCKS = ("ends", "optimizer_offload", "offload_overlap")
 
 Recomputed = Literal["never", "selective", "always"]
 
@@ -100,7 +106,7 @@ class Training:
     """A transformer that a trainer trains on some device: all but the layout.
 
     With a `calibration` blocks of its kind take what was measured of them, of other shapes in
-    proportion.
+    proportion. What `cuts` were asked for is kept.
     Tensor parallel ranks may outnumber heads of keys where the trainer `repeats_keys`, stages have
     one of embedding and head that share a weight where it `parts_ties`. Raises PartoptError for a
     number format or an attention that the device is not known to have.
@@ -119,6 +125,9 @@ class Training:
         default_factory=dict, init=False, compare=False
     )
     _means: dict[Shape, Block] = field(default_factory=dict, init=False, compare=False)
+    cuts: dict[tuple[object, ...], Sequence[Any]] = field(
+        default_factory=dict, init=False, compare=False
+    )
     _further: dict[Shape, Seconds] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -131,6 +140,13 @@ class Training:
         if self.practice.scores is None:
             known.append((self.practice.attention, self.rates.attention))
             known.append(("float16", self.rates.peaks))
+        if self.practice.optimizer_offload and not self.rates.host_memory * self.rates.host_link:
+            raise PartoptError(
+                f"{self.rates.device}: its way to the host's memory is not known",
+                "leave `optimizer-offload` out",
+                code="unknown-rates",
+                device=self.rates.device,
+            )
         for name, names in known:
             if name not in names:
                 raise PartoptError(
@@ -140,6 +156,16 @@ class Training:
                     device=self.rates.device,
                     name=name,
                 )
+
+    def having(self, practice: Practice, engine: Engine) -> Training:
+        """The same with another practice and engine; with the blocks that are known of it."""
+        other = dataclasses.replace(self, practice=practice, engine=engine)
+        as_before = {name: getattr(self.practice, name) for name in _BESIDE_BLOCKS}
+        same_blocks = structs.replace(practice, **as_before) == self.practice
+        if same_blocks and other.gradient_bytes == self.gradient_bytes:
+            for name in ("_blocks", "_means", "_further"):
+                object.__setattr__(other, name, getattr(self, name))
+        return other
 
     @property
     def wide(self) -> Format:

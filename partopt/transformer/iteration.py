@@ -183,6 +183,8 @@ def _faults(
         yield "schedule", f"{layout.schedule} with chunks={v}"
     if layout.shard is not None and layout.shard not in engine.shard:
         yield "shard", f"{layout.shard}: the trainer has {', '.join(engine.shard)}"
+    elif practice.optimizer_offload and layout.shard not in (None, "optimizer"):
+        yield "shard", "optimizer-offload needs shard=optimizer"
     elif layout.shard == "parameters" and p > 1:
         yield "shard", "parameters are gathered once in a pipeline (gradients), or not computed"
     elif layout.shard == "none" and c > 1 and "parameters" in engine.shard:
@@ -223,6 +225,13 @@ def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf)
     parts = _seconds(work, degrees, layout, loads)
     parts["stragglers"] = straggling(degrees.devices) * sum(parts.values())
     return Estimate(layout, sum(parts.values()), held, parts, memory)
+
+
+def iteration_s(work: Training, layout: Layout, batch: int) -> float:
+    """Seconds of an iteration, whether or not the layout fits."""
+    degrees = Degrees.of(work, layout, batch)
+    parts = _seconds(work, degrees, layout, _loads(work, degrees))
+    return (1 + straggling(degrees.devices)) * sum(parts.values())
 
 
 def has_odd_widths(model: Transformer) -> bool:
@@ -312,6 +321,13 @@ def _stages(
 
 def stages_of(work: Training, degrees: Degrees, together: int | None = None) -> Sequence[Stage]:
     """What every stage holds, in order; or what every so many of them hold `together`."""
+    key = degrees.p, degrees.v, degrees.again, degrees.shape, together
+    if key not in work.cuts:
+        work.cuts[key] = _stages_of(work, degrees, together)
+    return work.cuts[key]
+
+
+def _stages_of(work: Training, degrees: Degrees, together: int | None) -> Sequence[Stage]:
     ends, (p, v) = cut_of(work, degrees), (degrees.p, degrees.v)
     head = 0.0 if stated_blocks(ends) else _head(work, degrees)
     counts = _counts(work.model.blocks, p, v, ends, head)
@@ -593,13 +609,28 @@ def _replicas_s(
         shown_s = alone_s + late_s + rates.taken * hidden_s
     dense, experts = parameters
     sharers = (degrees.sharers, copies) if shared else (1, 1)
-    stepped = (STEP + min(STATE, _state(work))) * (dense / sharers[0] + experts / sharers[1])
-    stepped += WHOLE_STEP * (dense + experts)
-    return {"step": rates.passes_s(stepped), "replicas": shown_s}
+    stepped = dense / sharers[0] + experts / sharers[1]
+    step_s = _step_s(work, stepped, dense + experts)
+    return {"step": step_s, "replicas": shown_s}
+
+
+def _step_s(work: Training, stepped: float, whole: float) -> float:
+    """Seconds of the optimizer of a rank, which steps some of the `whole` parameters that it has.
+
+    What the host steps it does beside the device.
+    """
+    rates, offloaded = work.rates, work.practice.optimizer_offload
+    size_bytes = (STEP * (1 - offloaded) + min(STATE, _state(work))) * stepped
+    if not offloaded:
+        return rates.passes_s(size_bytes + WHOLE_STEP * whole)
+    host_s = rates.stepped_on_host_s(offloaded * stepped, work.practice.offload_overlap)
+    return rates.passes_s(WHOLE_STEP * whole) + max(host_s, rates.passes_s(size_bytes))
 
 
 def _state(work: Training) -> float:
-    """Bytes of an optimizer's state of a parameter."""
+    """Bytes of an optimizer's state of a parameter, on the device."""
+    if work.practice.optimizer_offload:  # whatever formats are said, it is in float32
+        return (1 - work.practice.optimizer_offload) * STATE
     return STATE if work.engine.optimizer_bytes is None else work.engine.optimizer_bytes
 
 
@@ -707,16 +738,34 @@ def _kept_bytes(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, 
     return kept, whole
 
 
+def _stepped(work: Training, degrees: Degrees, layout: Layout, stage: Stage) -> tuple[float, float]:
+    """Parameters that a device holds whole of a stage, and those whose state it has."""
+    model = work.model
+    ends = (stage.first + stage.last) / (2 if model.tied and degrees.p == 1 else 1)
+    dense, experts = _held(work, degrees, stage)
+    dense += ends * model.end_parameters / degrees.t
+    sharers = (degrees.sharers, _copies(degrees)) if layout.shard == "optimizer" else (1, 1)
+    return dense + experts, dense / sharers[0] + experts / sharers[1]
+
+
+def host_bytes(work: Training, layout: Layout, batch: int) -> float:
+    """Bytes in the memory of a server's host, all of whose devices have the stage that has most.
+
+    Beside the state there is a gradient.
+    """
+    degrees = Degrees.of(work, layout, batch)
+    stepped = max(_stepped(work, degrees, layout, stage)[1] for stage in _loads(work, degrees))
+    devices = min(work.rates.server, degrees.devices)
+    return devices * work.practice.optimizer_offload * (STATE + 4) * stepped
+
+
 def _stage_bytes(
     work: Training, degrees: Degrees, layout: Layout, d: int, stage: Stage
 ) -> dict[str, float]:
     """Of device d with such a stage, which holds whole parameters."""
     model, practice, (t, _, _, p, v, _, _, shape, _) = work.model, work.practice, degrees
     T, (kept, whole) = work.tokens(shape), _kept_bytes(work, degrees, stage)
-    ends = (stage.first + stage.last) / (2 if model.tied and p == 1 else 1)
-    dense, experts = _held(work, degrees, stage)
-    dense += ends * model.end_parameters / t
-    sharers = (degrees.sharers, _copies(degrees)) if layout.shard == "optimizer" else (1, 1)
+    held, stepped = _stepped(work, degrees, layout, stage)
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     if practice.loss.gathers and t > 1:  # those of the rank, and all of them
         logits += (2 / t + 2) * T * model.vocabulary
@@ -727,9 +776,9 @@ def _stage_bytes(
     if model.experts and practice.dispatch != "alltoall":
         buffers += DISPATCH_BYTES
     return {
-        "parameters": 2 * (dense + experts),
-        "gradients": work.gradient_bytes * (dense + experts),
-        "optimizer": _state(work) * (dense / sharers[0] + experts / sharers[1]),
+        "parameters": 2 * held,
+        "gradients": work.gradient_bytes * held,
+        "optimizer": _state(work) * stepped,
         "activations": kept * flight * (1 + CAPTURED * (practice.graphs != "none")),
         "logits": logits * (stage.last + stage.further),
         "at work": working_bytes(work, shape, whole),

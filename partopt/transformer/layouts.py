@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from msgspec import structs
@@ -20,6 +20,7 @@ from partopt.transformer.iteration import (
     estimate,
     find_faults,
     is_whole,
+    iteration_s,
     state_bytes,
     straggling,
 )
@@ -100,9 +101,10 @@ def find_layouts(
             and structs.replace(candidate.layout, recompute="never") not in without
         ]
         fitting += [
-            fewer
+            estimate(work, fewer, batch)
             for candidate in sorted(again, key=lambda candidate: candidate.seconds)[:FEWER]
-            if (fewer := _fewer_again(work, candidate.layout, batch, limit)) is not None
+            if (fewer := _fewer_again(work, candidate.layout, batch, limit) or candidate.layout)
+            != candidate.layout
         ]
     fitting.sort(key=lambda candidate: candidate.seconds)
     known = fitting
@@ -158,30 +160,33 @@ def _fastest(
     usual: bool,
     below: float,
 ) -> tuple[Estimate, int] | None:
+    """Of those with the least bound: of its blocks; then of what it takes while all of it fits."""
     first, last, found = works[0], works[-1], None
-    ways = _ways(last, fixed)
-    bounds = (
-        (_blocks_s(last, core, batch), core) for core in cores(last, devices, batch, fixed, limit)
-    )
-    for bound_s, core in sorted(bounds, key=lambda pair: pair[0]):
-        if bound_s >= below:
-            break
-        laid = [*_with_ways(last, core, batch, ways)]
-        if usual:
-            laid = [layout for layout in laid if _is_usual(last, layout, fixed)]
-        if not laid or estimate(last, laid[-1], batch, 0.0).memory_bytes > limit:
-            continue
-        if len(works) > 1 and estimate(first, laid[0], batch).seconds >= below:
+    ways, places = _ways(last, fixed), itertools.count()
+    queue: list[tuple[float, int, Layout, list[Layout]]] = [
+        (_blocks_s(last, core, batch), next(places), core, [])
+        for core in cores(last, devices, batch, fixed, limit)
+    ]
+    heapify(queue)
+    while queue and queue[0][0] < below:
+        _, _, core, laid = heappop(queue)
+        if not laid:
+            laid = [*_with_ways(last, core, batch, ways)]
+            if usual:
+                laid = [layout for layout in laid if _is_usual(last, layout, fixed)]
+            if laid:
+                heappush(queue, (iteration_s(first, laid[0], batch), next(places), core, laid))
             continue
         for layout in laid:
-            place = first_fitting(works, layout, batch, limit)
-            if place is None:
-                continue
+            fewer: Layout | None = layout
             if layout.recompute == "always" and partly and fixed.recompute is None:
                 fewer = _fewer_again(last, layout, batch, limit)
-                layout = fewer.layout if fewer else layout
-                place = first_fitting(works, layout, batch, limit) or 0
-            candidate = estimate(works[place], layout, batch)
+            if fewer is None or iteration_s(first, fewer, batch) >= below:
+                continue
+            place = first_fitting(works, fewer, batch, limit)
+            if place is None:
+                continue
+            candidate = estimate(works[place], fewer, batch)
             if candidate.seconds < below:
                 below, found = candidate.seconds, (candidate, place)
             if place == 0:
@@ -193,10 +198,30 @@ def first_fitting(
     works: Sequence[Training], layout: Layout, batch: int, limit: float
 ) -> int | None:
     """The place of the first of `works`, which need ever less, with which a layout fits."""
-    place = bisect_left(
-        works, -limit, key=lambda work: -estimate(work, layout, batch, 0.0).memory_bytes
-    )
-    return place if place < len(works) else None
+
+    def over(place: int) -> float:
+        return estimate(works[place], layout, batch, 0.0).memory_bytes - limit
+
+    return _first(over, 0, len(works) - 1)
+
+
+def _first(over: Callable[[int], float], low: int, high: int) -> int | None:
+    """The first from `low` to `high` of which less and less is `over`, that is not; None where all.
+
+    What is over mostly falls in equal steps.
+    """
+    if (least := over(high)) > 0:
+        return None
+    if low == high or (most := over(low)) <= 0:
+        return low
+    while high - low > 1:
+        place = low + math.ceil(most / (most - least) * (high - low))
+        place = min(max(place, low + 1), high - 1)
+        if (rest := over(place)) > 0:
+            low, most = place, rest
+        else:
+            high, least = place, rest
+    return high
 
 
 def _blocks_s(work: Training, core: Layout, batch: int) -> float:
@@ -236,18 +261,18 @@ def any_fits(work: Training, devices: int, batch: int, limit: float, fixed: Layo
     return False
 
 
-def _fewer_again(work: Training, layout: Layout, batch: int, limit: float) -> Estimate | None:
-    """The layout in which stages make as few blocks again as fit; None where all it takes."""
-    most, found = -(-work.model.blocks // ((layout.pp or 1) * (layout.chunks or 1))), None
-    low, high = 0, most  # none do not fit, all do
-    while high - low > 1:
-        middle = (low + high) // 2
-        candidate = estimate(work, structs.replace(layout, recompute=middle), batch)
-        if candidate.memory_bytes <= limit:
-            found, high = candidate, middle
-        else:
-            low = middle
-    return found
+def _fewer_again(work: Training, layout: Layout, batch: int, limit: float) -> Layout | None:
+    """A layout that makes all blocks again, with as few as fit; None where none does."""
+    most = -(-work.model.blocks // ((layout.pp or 1) * (layout.chunks or 1)))
+
+    def with_again(fewer: int) -> Layout:
+        return structs.replace(layout, recompute=fewer) if fewer < most else layout
+
+    def over(fewer: int) -> float:
+        return estimate(work, with_again(fewer), batch, 0.0).memory_bytes - limit
+
+    fewest = _first(over, 1, most)
+    return with_again(fewest) if fewest else None
 
 
 def _is_usual(work: Training, layout: Layout, fixed: Layout) -> bool:

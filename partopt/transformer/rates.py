@@ -18,6 +18,8 @@ BLOCK_SCALES = 0.94  # of the rate with one scale a tensor, products with a scal
 LAUNCH_S = 8.4e-6  # in which a host starts an operation: runs of experts; 5 to 25 us are measured
 LATENT = 1.40  # of the rate of attention with heads of 128, that of 192 with values of 128
 CLOCK_POWER = 0.36  # clock = (limit / rated power) to this power; 0.89 at 500 of 700 W
+# of the host's memory bandwidth, torch's AdamW there: Megatron Bridge's and NeMo RL's runs on H100
+ON_HOST = 0.31
 # measured
 MEMORY = 0.867  # of the data sheet's bandwidth, passes over tensors: 2,903 of 3,350 GB/s on H100
 OUTPUT = 0.60  # of it, at which a product's output is written: the tables of shapes of DeepGEMM
@@ -26,7 +28,7 @@ HOP_S = 20e-6  # of a message or an exchange between servers
 TAKEN = (
     16  # multiprocessors that a collective takes: sm_margin of Megatron Bridge's recipes, 16 to 20
 )
-
+HOST_STEP = 28  # bytes of a parameter, gradient and moments that AdamW reads and writes
 USABLE = 1.0625  # of the memory in a device's name: 80 GB are 79.25 GiB as torch counts them
 PLANNED = 0.95  # of it, that a layout may need to be picked
 
@@ -124,6 +126,16 @@ class Rates:
     def passes_s(self, size_bytes: float) -> float:
         """Seconds in which so many bytes of tensors are read and written."""
         return size_bytes / (MEMORY * self.bandwidth)
+
+    def stepped_on_host_s(self, parameters: float, overlaps: bool) -> float:
+        """Seconds of AdamW in the host's memory, with the copies there and back.
+
+        In float32: torch converts on the device what it copies and does not wait for
+        (aten/src/ATen/native/cuda/Copy.cu). Copies of a parameter `overlap` the steps of others.
+        """
+        step_s = HOST_STEP * parameters / (ON_HOST * self.host_memory)
+        copy_s = 4 * parameters / self.host_link
+        return max(step_s, copy_s) if overlaps else step_s + 2 * copy_s
 
     def written_s(self, size_bytes: float) -> float:
         """Seconds in which so many bytes of a product are written, while nothing is computed."""
