@@ -20,7 +20,7 @@ from partopt.documents.transformer import (
 )
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan_text import memory_lines
-from partopt.report.text import Column, label_lines, table_of
+from partopt.report.text import Column, label_lines, paragraph, table_of
 from partopt.transformer.as_profile import estimate_again, training_of
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.iteration import (
@@ -30,6 +30,7 @@ from partopt.transformer.iteration import (
     TRUST_IN_EXPERTS,
     Degrees,
     has_odd_widths,
+    host_bytes,
     is_whole,
     stages_of,
 )
@@ -77,6 +78,10 @@ def render(
     lines += [("" if place else "where", line) for place, line in enumerate(where)]
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
+    if on_host := host_bytes(work, about.layout, batch):
+        lines.append(
+            ("host", f"{format_bytes(round(on_host))} of a server's memory: {_on_host(about)}")
+        )
     lines += lever_lines(plan, about, spell)
     trust = enumerate(_trust(plan, about, _basis(work, degrees.shape), parts))
     lines += [("" if place else "trust", text) for place, text in trust]
@@ -133,7 +138,16 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     note = f"{about.tried:,} layouts estimated, the fastest simulated; ~ is the closed form"
     if about.calibration:
         note += "; blocks are measured, or scaled by what was measured"
-    return rows, columns, note
+    fits = (_fits(row.layout, row.fits_with, first) for row in rows if row.fits_with)
+    return rows, columns, "\n".join([*fits, note])
+
+
+def _fits(layout: Layout, worth: Worth, first: LayoutBeside) -> str:
+    """With which switch a layout fits, and what it then takes beside the first."""
+    change = worth.iteration_s / first.iteration_s - 1
+    doubt = ", changes numbers" * worth.changes_numbers
+    text = f"{layout_name(layout)} fits with {' '.join(worth.flags)}: {change:+.1%}{doubt}"
+    return paragraph(text, rest="  ")
 
 
 def degree_columns(experts: bool) -> list[Column]:
@@ -301,6 +315,11 @@ def _basis(work: Training, shape: Shape, kind: Kind | None = None) -> str:
     if not all(work.calibration_of(one) for one in kinds):
         return "computed" if not any(work.calibration_of(one) for one in kinds) else "partly scaled"
     return "measured" if all(work.is_measured(shape, one) for one in kinds) else "scaled"
+
+
+def _on_host(about: Modelled) -> str:
+    """What lies in the host's memory."""
+    return f"{about.practice.optimizer_offload:.0%} of the optimizer's state, with gradients"
 
 
 def _measured(work: Training, degrees: Degrees) -> Lines:

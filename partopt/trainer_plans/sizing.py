@@ -13,7 +13,7 @@ from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.tables import Run, Scaling, ScalingRow
-from partopt.documents.transformer import Fewer, Transformer
+from partopt.documents.transformer import Fewer, Transformer, Worth
 from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import PARTS
@@ -22,6 +22,7 @@ from partopt.search.fitting import Fitting
 from partopt.search.scaling import scale_plans
 from partopt.search.side_by_side import scaling_of
 from partopt.search.solve import solve
+from partopt.trainer_plans.levers import Switches
 from partopt.trainer_plans.transformers import (
     batch_of,
     estimate_layouts,
@@ -176,7 +177,8 @@ def find_fitting(job: Job, ask: Callable[[Job], Plan] | None = None) -> Fitting 
     """The options with which the best plan of `job` fits, where it has none that does.
 
     As `partopt.search.fitting` finds them. Of a transformer that is the least number of `servers`,
-    with the `layout` as it is or open, by bytes alone.
+    with the `layout` as it is or open, by bytes alone; or `facts`, where a switch of the trainer
+    that changes no numbers is faster than these.
     """
     if not isinstance(job.model, Transformer):
         return fitting.find_fitting(job, ask) if ask else fitting.find_fitting(job)
@@ -186,17 +188,40 @@ def find_fitting(job: Job, ask: Callable[[Job], Plan] | None = None) -> Fitting 
         free = find_servers(job.with_(layout=Layout()), size)
     if free is not None and (servers is None or free < servers):
         servers, more = free, {"layout": Layout(), **dict.fromkeys(PARTS)}
-    if servers is None:
-        return None
-    return Fitting(more | ({"servers": servers} if servers != size else {}), None)
+    switch = _fastest_switch(job)
+    if servers is not None:
+        found = Fitting(more | ({"servers": servers} if servers != size else {}), None)
+        inside = job.topology.cluster.devices // size
+        larger = job.with_(topology=job.topology.resize(inside * servers))
+        larger = larger.with_(layout=Layout()) if more else larger
+        if switch is None or switch.iteration_s > _seconds_of(larger):
+            return found
+    return Fitting({"facts": {**job.facts, **switch.facts}}, None) if switch else None
+
+
+def _fastest_switch(job: Job) -> Worth | None:
+    """Of those of the trainer with which a layout fits, and that change no numbers."""
+    rows = Switches(job, estimate_layouts(job)).alone()
+    able = (row for row in rows if not row.changes_numbers)
+    return min(able, key=lambda row: row.iteration_s, default=None)
+
+
+def _seconds_of(job: Job) -> float:
+    """Those of the fastest layout, with graphs or without; infinite where none fits."""
+    fitting = (estimate_layouts(way).fitting for way in _ways(job))
+    return next((found[0].seconds for found in fitting if found), math.inf)
+
+
+def _ways(job: Job) -> list[Job]:
+    """The job, and the one without graphs where its trainer has some."""
+    has_graphs = "graphs" in TRAINERS.lookup(job.trainer).choices
+    return [job] + [job.with_(facts={"graphs": "none", **job.facts})] * has_graphs
 
 
 def _fits(job: Job, devices: int) -> bool:
     """Whether a layout on so many devices fits, with graphs or without."""
     resized = job.with_(topology=job.topology.resize(devices))
     limit, fixed = resized.limit_bytes or math.inf, fixed_parts(resized)
-    ways = [resized, resized.with_(facts={"graphs": "none", **resized.facts})]
     return any(
-        any_fits(training_for(way), devices, batch_of(job), limit, fixed)
-        for way in (ways if "graphs" in TRAINERS.lookup(job.trainer).choices else ways[:1])
+        any_fits(training_for(way), devices, batch_of(job), limit, fixed) for way in _ways(resized)
     )
