@@ -153,6 +153,13 @@ def _bucket(plan: Plan) -> int | None:
     return None if usual else bucket_bytes // BUCKET_ITEM
 
 
+def _notes(plan: Plan) -> list[str]:
+    """What has to be known of a host that steps some of the optimizer."""
+    if not plan.transformer or not plan.transformer.practice.optimizer_offload:
+        return []
+    return ["hosts step the optimizer: OMP_NUM_THREADS, which torchrun sets to 1, says how fast"]
+
+
 def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A shell array of arguments, to be sourced by the script that starts the training."""
     given = _arguments(plan, parts)
@@ -170,6 +177,7 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     lines = "\n".join(f"    {word}" for word in words)
     head = f"# {plain(plan.profile.name)}: --num-layers {count_blocks(parts)}, on {_devices(plan)}."
     notes = ['source it in the script that starts the training, and add "${PARTOPT_ARGS[@]}"']
+    notes += _notes(plan)
     if plan.transformer:
         size = plan.transformer.model.vocabulary
         notes.append(
@@ -252,7 +260,7 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     fields["optimizer.use_distributed_optimizer"] = fields["ddp.use_distributed_optimizer"]
     body = "\n".join(f"    config.{name} = {value!r}" for name, value in fields.items())
     imports = "\n\nimport torch" if "optimizer.exp_avg_dtype" in fields else ""
-    notes = ["call it on the configuration of a recipe before it trains"]
+    notes = ["call it on the configuration of a recipe before it trains", *_notes(plan)]
     if about:
         notes.append("of the recipe are left: activation function, data, tokenizer, learning rate")
     name, blocks = plain(plan.profile.name), count_blocks(parts)

@@ -104,6 +104,7 @@ def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Configured) -> 
         facts.append(f"optimizer_bytes={state}")
     none = {"ends", *(_OF_GROUPS if (plan.layout.tp or 1) == 1 else ())}
     none |= {*(_OF_EXPERTS if not about.model.experts else ())}
+    none |= {*(() if about.practice.optimizer_offload else ("offload_overlap",))}
     for name in practice.__struct_fields__:
         planned = getattr(about.practice, name)
         if name not in none and planned != getattr(practice, name):

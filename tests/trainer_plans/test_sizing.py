@@ -118,6 +118,15 @@ def test_what_does_not_fit_is_told_servers_or_an_open_layout():
     assert solve_for(held.with_(layout=Layout())).fits
 
 
+def test_a_switch_is_named_where_it_is_faster_than_more_servers():
+    """One device of a sample holds what three do not, unless the optimizer is on the host."""
+    held = asked(memory="34 GB", global_batch=8, layout=Layout(tp=8, cp=1, pp=1, dp=1))
+    assert find_servers(held) is None
+    found = find_fitting(held).options["facts"]
+    assert found.keys() == {"optimizer-offload", "offload-overlap"}
+    assert solve_for(held.with_(facts=found)).plan.fits
+
+
 def test_sizes_begin_where_it_fits_and_are_powers_of_two_and_the_most():
     found = scale_servers(asked("llama3-70b", global_batch=96), 1, 6)
     assert [row.devices for row in found.rows] == [24, 32, 48]

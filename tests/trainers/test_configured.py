@@ -124,6 +124,11 @@ def questions(draw, trainer):
     shard = draw(st.sampled_from(ways))
     if shard == "none" or facts.get("muon") == "yes":
         facts.pop("optimizer_bytes", None)
+        facts.pop("optimizer-offload", None)
+    if float(facts.get("optimizer-offload", 0)):  # the state there is in float32
+        facts.pop("optimizer_bytes", None)
+    else:
+        facts = {name: own for name, own in facts.items() if "offload" not in name}
     if t == 1 or facts.get("sequence-parallel") == "no":
         facts.pop("tp-overlap", None)
     chunks, how = 2 if interleaves and draw(st.booleans()) else 1, draw(st.sampled_from(again))
@@ -212,6 +217,14 @@ ROUND = [
     ),
     ("megatron-bridge", "gpt-oss-20b", "ep=8,shard=none", "bfloat16", {"muon": "yes"}),
     ("megatron-bridge", "moonlight-16b-a3b", "ep=8", "bfloat16", {"fused-experts": "yes"}),
+    (
+        "megatron",
+        "llama3-70b",
+        "tp=4,pp=4",
+        "bfloat16",
+        {"optimizer-offload": "0.37", "offload-overlap": "yes", "gradients": "parameters"},
+    ),
+    ("megatron-bridge", "llama3-8b", "pp=2", "bfloat16", {"optimizer-offload": "1"}),
     ("megatron-bridge", "llama3-8b", "pp=2,chunks=4", "fp8", {"waits": "1f1b,interleaved"}),
     ("deepspeed", "gpt3-13b", "tp=2,pp=4", "float16", {"attention": "flash"}),
 ]
@@ -817,6 +830,13 @@ FACTS = [
         "optimizer_bytes=8.0",
     ),
     ("--use-precision-aware-optimizer", ""),
+    ("--use-precision-aware-optimizer --optimizer-cpu-offload", "optimizer-offload=1"),
+    (
+        "--optimizer-cpu-offload --optimizer-offload-fraction 0.374 --exp-avg-dtype bf16 "
+        "--use-precision-aware-optimizer",
+        "optimizer-offload=0.37",
+    ),
+    ("--optimizer-offload-fraction 0.4 --overlap-cpu-optimizer-d2h-h2d", ""),
     ("--exp-avg-dtype bf16", ""),
 ]
 
@@ -830,6 +850,18 @@ def test_what_arguments_of_megatron_say_of_a_trainer(flags, fact):
     said = {f"{name}={value}" for name, value in asked.facts.items() if name not in usual}
     without = set() if "graphs" in fact else {"graphs=none"}  # which a plan would have
     assert said == {*filter(None, [fact])} | without
+
+
+def test_a_copy_of_parameters_stays_where_the_optimizer_is_not_aware_of_it():
+    asked, notes = read(
+        "megatron-bridge",
+        "cfg.optimizer.optimizer_cpu_offload = True\n"
+        "cfg.optimizer.optimizer_offload_fraction = 0.5\n"
+        "cfg.optimizer.overlap_cpu_optimizer_d2h_h2d = True\n" + BRIDGE,
+    )
+    assert asked.facts["optimizer-offload"] == "0.5"
+    assert asked.facts["offload-overlap"] == "yes"
+    assert any("a copy stays on the device" in note for note in notes)
 
 
 RECIPE = """

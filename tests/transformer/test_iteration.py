@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from partopt.documents.engine import Layout
 from partopt.documents.transformer import Kept, Loss, Scores
+from partopt.errors import PartoptError
 from partopt.transformer.as_profile import profile_of, stage_starts
 from partopt.transformer.block import Shape
 from partopt.transformer.iteration import (
@@ -22,12 +23,14 @@ from partopt.transformer.iteration import (
     Degrees,
     estimate,
     find_faults,
+    host_bytes,
     makespan_s,
+    once_s,
     stage_blocks,
     stage_counts,
     stages_of,
 )
-from partopt.transformer.rates import COLLECTIVE_S, HOP_S, SUSTAINED
+from partopt.transformer.rates import COLLECTIVE_S, HOP_S, ON_HOST, SUSTAINED
 from tests.examples import examples
 from tests.transformer.helpers import (
     ENGINE,
@@ -42,6 +45,7 @@ from tests.transformer.helpers import (
 )
 
 SHIPPED = dataclasses.replace(RATES, device="H100-80GB")  # profiles say the digest of its file
+HOSTED = dataclasses.replace(RATES, host_link=50e9, host_memory=60e9)
 BLOCKING = replace(ENGINE, allreduce="blocking", waits=("1f1b", "interleaved"))
 
 
@@ -600,6 +604,8 @@ FSDP = replace(ENGINE, shard=("none", "gradients", "parameters"))
         ("ep=2,dp=2,pp=2,chunks=2", {"model": MIXED, "dispatch_overlap": True}, set()),
         ("ep=2,dp=2,pp=2", {"model": MIXED, "dispatch_overlap": True}, {"ep"}),
         ("dp=2", {"model": MIXED, "dispatch_overlap": True}, {"ep"}),
+        ("dp=2,shard=optimizer", {"rates": HOSTED, "optimizer_offload": 0.5}, set()),
+        ("dp=2,shard=none", {"rates": HOSTED, "optimizer_offload": 0.5}, {"shard"}),
         (
             "ep=2,dp=2,recompute=always",
             {"model": MIXED, "dispatch_overlap": True},
@@ -721,6 +727,41 @@ def test_the_optimizer_s_step():
     assert few == pytest.approx(
         RATES.passes_s(34 * (dense / 8 + experts / 2) + 8 * (dense + experts))
     )
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_the_host_steps_a_share_of_the_optimizer(share, overlaps):
+    facts = {"optimizer_offload": share, "offload_overlap": overlaps}
+    work, P = training(rates=HOSTED, **facts), LLAMA.parameters
+    found = estimate(work, Layout(dp=8, shard="optimizer"), 64)
+    there, here = share * P / 8, (1 - share) * P / 8
+    host_s, copy_s = 28 * there / (ON_HOST * 60e9), 4 * there / 50e9
+    waited_s = host_s if overlaps else copy_s + host_s + copy_s
+    step_s = RATES.passes_s(8 * P) + max(waited_s, RATES.passes_s(34 * here))
+    assert found.parts["step"] == pytest.approx(step_s)
+    assert found.memory["optimizer"] == pytest.approx(12 * here)
+    assert host_bytes(work, found.layout, 64) == pytest.approx(8 * 16 * there)
+    without = estimate(training(rates=HOSTED), found.layout, 64)
+    assert without.memory_bytes - found.memory_bytes == pytest.approx(12 * there)
+    rest = found.parts.keys() - {"step", "stragglers"}
+    assert all(found.parts[part] == without.parts[part] for part in rest)
+    plan_s = once_s(work, found.layout, 64) - once_s(training(rates=HOSTED), found.layout, 64)
+    assert plan_s == pytest.approx(step_s - without.parts["step"])
+
+
+def test_the_host_is_asked_for_no_optimizer_where_its_way_is_not_known():
+    with pytest.raises(PartoptError, match="its way to the host's memory is not known"):
+        training(optimizer_offload=0.5)
+
+
+def test_the_share_on_the_host_is_of_the_rank_that_holds_most():
+    work = training(EXPERTS, rates=HOSTED, optimizer_offload=0.5)
+    layout = Layout(pp=4, dp=4, ep=4, shard="optimizer")
+    kind = EXPERTS.kinds()[0]
+    dense = (EXPERTS.dense_parameters(kind) + EXPERTS.end_parameters) / 4
+    experts = EXPERTS.expert_parameters(kind) / 4
+    assert host_bytes(work, layout, 64) == pytest.approx(8 * 0.5 * 16 * (dense + experts))
 
 
 def test_tied_ends_are_one_and_add_their_gradients():

@@ -9,6 +9,7 @@ from partopt.documents.device import shipped_file
 from partopt.documents.files import shipped_names
 from partopt.documents.topology import AllReduceRates, Topology
 from partopt.errors import PartoptError
+from partopt.transformer.config import load_transformer
 from partopt.transformer.rates import COLLECTIVE_S, HOP_S, MEMORY, SUSTAINED, TAKEN, Rates, clock
 from tests.transformer.helpers import RATES
 
@@ -83,3 +84,22 @@ def test_attention_reaches_half_of_its_share_at_half_at():
     at_half, long = (RATES.attention_s("flash", 1e15, tokens)[0] for tokens in (400, 1e9))
     assert long == pytest.approx(1 / (0.5 * SUSTAINED), rel=1e-5)
     assert at_half == pytest.approx(2 * long, rel=1e-5)
+
+
+# seconds of a step of Qwen3-0.6B on one H100: NVIDIA-NeMo/RL, pull request 3628
+@pytest.mark.parametrize(
+    ("share", "overlaps", "published_s"),
+    [(0.5, False, 1.187), (0.5, True, 1.216), (1, True, 1.678)],
+)
+def test_a_step_on_the_host_takes_what_was_published(share, overlaps, published_s):
+    own = Rates.of(H100, Topology.load("dgx-h100", 1))
+    stepped = share * load_transformer("qwen3-0.6b").parameters
+    took_s = 0.752 + own.stepped_on_host_s(stepped, overlaps) - own.passes_s(34 * stepped)
+    assert took_s == pytest.approx(published_s, rel=0.045)
+
+
+def test_overlap_hides_as_much_of_a_step_on_the_host_as_was_published():
+    """Megatron Bridge, docs/training/cpu-offloading.md: 4.2 of a step without, then 3.9."""
+    own = Rates.of(H100, Topology.load("dgx-h100", 1))
+    apart_s, beside_s = (own.stepped_on_host_s(1e9, overlaps) for overlaps in (False, True))
+    assert beside_s / apart_s == pytest.approx((3.9 - 1) / (4.2 - 1), abs=0.01)
