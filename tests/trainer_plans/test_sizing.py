@@ -6,6 +6,8 @@ from msgspec import UNSET, structs
 from partopt import Layout, Topology, find_transformer
 from partopt.errors import PartoptError
 from partopt.job import Job
+from partopt.trainer_plans import sizing
+from partopt.trainer_plans.levers import Switches
 from partopt.trainer_plans.planning import solve_for
 from partopt.trainer_plans.sizing import (
     find_fewer,
@@ -118,13 +120,18 @@ def test_what_does_not_fit_is_told_servers_or_an_open_layout():
     assert solve_for(held.with_(layout=Layout())).fits
 
 
-def test_a_switch_is_named_where_it_is_faster_than_more_servers():
-    """One device of a sample holds what three do not, unless the optimizer is on the host."""
-    held = asked(memory="34 GB", global_batch=8, layout=Layout(tp=8, cp=1, pp=1, dp=1))
-    assert find_servers(held) is None
-    found = find_fitting(held).options["facts"]
-    assert found.keys() == {"optimizer-offload", "offload-overlap"}
-    assert solve_for(held.with_(facts=found)).plan.fits
+def test_of_more_servers_and_a_switch_the_faster_is_named(monkeypatch):
+    tight = asked(memory="14 GB")
+    found = estimate_layouts(tight)
+    switch = min(Switches(tight, found).alone(), key=lambda worth: worth.iteration_s)
+    larger = tight.with_(topology=tight.topology.resize(16))
+    assert not found.fitting
+    assert estimate_layouts(larger).fitting[0].seconds < switch.iteration_s
+    assert find_fitting(tight).options == {"servers": 2}
+    monkeypatch.setattr(sizing, "MOST", 8)  # devices: there are no more servers
+    facts = find_fitting(tight).options["facts"]
+    assert facts == switch.facts and facts.keys() == {"optimizer-offload", "offload-overlap"}
+    assert estimate_layouts(tight.with_(facts=facts)).fitting
 
 
 def test_sizes_begin_where_it_fits_and_are_powers_of_two_and_the_most():
