@@ -79,9 +79,8 @@ def render(
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
     if on_host := host_bytes(work, about.layout, batch):
-        lines.append(
-            ("host", f"{format_bytes(round(on_host))} of a server's memory: {_on_host(about)}")
-        )
+        share = f"{about.practice.optimizer_offload:.0%} of the optimizer's state, with gradients"
+        lines.append(("host", f"{format_bytes(round(on_host))} of a server's memory: {share}"))
     lines += lever_lines(plan, about, spell)
     trust = enumerate(_trust(plan, about, _basis(work, degrees.shape), parts))
     lines += [("" if place else "trust", text) for place, text in trust]
@@ -315,11 +314,6 @@ def _basis(work: Training, shape: Shape, kind: Kind | None = None) -> str:
     if not all(work.calibration_of(one) for one in kinds):
         return "computed" if not any(work.calibration_of(one) for one in kinds) else "partly scaled"
     return "measured" if all(work.is_measured(shape, one) for one in kinds) else "scaled"
-
-
-def _on_host(about: Modelled) -> str:
-    """What lies in the host's memory."""
-    return f"{about.practice.optimizer_offload:.0%} of the optimizer's state, with gradients"
 
 
 def _measured(work: Training, degrees: Degrees) -> Lines:

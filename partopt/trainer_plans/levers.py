@@ -109,6 +109,8 @@ class Switches:
         for lever in sorted(chosen, key=self._place, reverse=True):  # last what changes no numbers
             if not lever.frees and not self._is_missed(lever, chosen, taken.found):
                 chosen -= {lever}
+        found = estimate(self._training(chosen), taken.found.layout, batch_of(self._job))
+        self._fastest.setdefault(chosen, Taken(found, chosen))
         return chosen
 
     def facts(self, on: Collection[Lever]) -> dict[str, str]:

@@ -321,18 +321,15 @@ def _stages(
 
 def stages_of(work: Training, degrees: Degrees, together: int | None = None) -> Sequence[Stage]:
     """What every stage holds, in order; or what every so many of them hold `together`."""
-    key = degrees.p, degrees.v, degrees.again, degrees.shape, together
-    if key not in work.cuts:
-        work.cuts[key] = _stages_of(work, degrees, together)
-    return work.cuts[key]
-
-
-def _stages_of(work: Training, degrees: Degrees, together: int | None) -> Sequence[Stage]:
     ends, (p, v) = cut_of(work, degrees), (degrees.p, degrees.v)
-    head = 0.0 if stated_blocks(ends) else _head(work, degrees)
-    counts = _counts(work.model.blocks, p, v, ends, head)
-    place = further_stage(ends)
-    return _stages(work.kinds, counts, work.model.further, place, together or p * v)
+    by_seconds = p > 1 and (ends == "free" or (ends == "fewer" and v == 1))
+    head = _head(work, degrees) if by_seconds else 0.0
+    key = p, v, ends, head, together
+    if key not in work.cuts:
+        counts, place = _counts(work.model.blocks, p, v, ends, head), further_stage(ends)
+        found = _stages(work.kinds, counts, work.model.further, place, together or p * v)
+        work.cuts[key] = found
+    return work.cuts[key]
 
 
 def cut_of(work: Training, degrees: Degrees) -> str:

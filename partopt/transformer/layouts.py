@@ -141,56 +141,44 @@ def find_fastest(
     the first with which it fits. Otherwise as the first of `find_layouts`, whose `below` is of
     layouts without experts. None where there is none.
     """
-    rules = [(limit, False)]
-    if works[0].model.experts:
+    first, last, found = works[0], works[-1], None
+    ways, places, rules = _ways(last, fixed), itertools.count(), [(limit, False)]
+    if last.model.experts:
         rules = [(min(room or limit, limit), True), (limit, True), *rules]
     for most, usual in rules:
-        if found := _fastest(works, devices, batch, most, fixed, partly, usual, below):
-            return found
-    return None
-
-
-def _fastest(
-    works: Sequence[Training],
-    devices: int,
-    batch: int,
-    limit: float,
-    fixed: Layout,
-    partly: bool,
-    usual: bool,
-    below: float,
-) -> tuple[Estimate, int] | None:
-    """Of those with the least bound: of its blocks; then of what it takes while all of it fits."""
-    first, last, found = works[0], works[-1], None
-    ways, places = _ways(last, fixed), itertools.count()
-    queue: list[tuple[float, int, Layout, list[Layout]]] = [
-        (_blocks_s(last, core, batch), next(places), core, [])
-        for core in cores(last, devices, batch, fixed, limit)
-    ]
-    heapify(queue)
-    while queue and queue[0][0] < below:
-        _, _, core, laid = heappop(queue)
-        if not laid:
-            laid = [*_with_ways(last, core, batch, ways)]
-            if usual:
-                laid = [layout for layout in laid if _is_usual(last, layout, fixed)]
-            if laid:
-                heappush(queue, (iteration_s(first, laid[0], batch), next(places), core, laid))
-            continue
-        for layout in laid:
-            fewer: Layout | None = layout
-            if layout.recompute == "always" and partly and fixed.recompute is None:
-                fewer = _fewer_again(last, layout, batch, limit)
-            if fewer is None or iteration_s(first, fewer, batch) >= below:
+        # by what it takes at least: its blocks alone; then what it takes if nothing is freed
+        queue: list[tuple[float, int, Layout, list[Layout]]] = [
+            (_blocks_s(last, core, batch), next(places), core, [])
+            for core in cores(last, devices, batch, fixed, most)
+        ]
+        heapify(queue)
+        while queue and queue[0][0] < below:
+            _, _, core, laid = heappop(queue)
+            if not laid:
+                laid = [
+                    layout
+                    for layout in _with_ways(last, core, batch, ways)
+                    if not usual or _is_usual(last, layout, fixed)
+                ]
+                if laid:
+                    heappush(queue, (iteration_s(first, laid[0], batch), next(places), core, laid))
                 continue
-            place = first_fitting(works, fewer, batch, limit)
-            if place is None:
-                continue
-            candidate = estimate(works[place], fewer, batch)
-            if candidate.seconds < below:
-                below, found = candidate.seconds, (candidate, place)
-            if place == 0:
-                break  # what is made again beyond takes longer
+            for layout in laid:
+                fewer: Layout | None = layout
+                if layout.recompute == "always" and partly and fixed.recompute is None:
+                    fewer = _fewer_again(last, layout, batch, most)
+                if fewer is None or (
+                    fewer is not laid[0] and iteration_s(first, fewer, batch) >= below
+                ):
+                    continue
+                place = first_fitting(works, fewer, batch, most)
+                candidate = None if place is None else estimate(works[place], fewer, batch)
+                if candidate and candidate.seconds < below:
+                    below, found = candidate.seconds, (candidate, place or 0)
+                if place == 0:
+                    break  # what is made again beyond takes longer
+        if found:
+            break
     return found
 
 
