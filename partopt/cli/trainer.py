@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,6 +26,7 @@ _WORDS = {
     ("recomputed", "first"): "all stages, or as many of their first blocks",
     ("recomputed", "each"): "each stage by itself",
 }
+_MANY = 12  # values of a choice that are not all shown
 
 
 @click.group(no_args_is_help=False)
@@ -135,9 +136,14 @@ def _practice(trainer: Trainer) -> dict[str, Any]:
             told[name] = "; ".join(f"{part} {_numbers(numbers)}" for part, numbers in parts)
         elif isinstance(value, tuple):
             told[name] = _numbers(value)
-    choices = {name: ", ".join(values) for name, values in trainer.choices.items()}
+    choices = {name: _choices([*values]) for name, values in trainer.choices.items()}
     choices |= {"recipe": ", ".join(trainer.recipes)} if trainer.recipes else {}
     return told | ({"choices": choices} if choices else {})
+
+
+def _choices(values: Sequence[str]) -> str:
+    """All of them; of many equal steps the first and the last."""
+    return ", ".join(values if len(values) < _MANY else [*values[:2], "...", values[-1]])
 
 
 def _numbers(value: Any) -> str:

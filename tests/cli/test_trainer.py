@@ -59,3 +59,8 @@ def test_a_trainer_as_a_document(partopt):
 def test_an_unknown_trainer_has_a_nearest_one(partopt):
     outcome = partopt("trainer", "show", "torch-titan")
     assert (outcome.code, outcome.hints) == (2, ['did you mean "torchtitan"?'])
+
+
+def test_of_a_choice_of_many_steps_the_ends_are_shown(partopt):
+    page = " ".join(partopt("trainer", "show", "megatron").out.split())
+    assert "optimizer-offload 0, 0.01, ..., 1; offload-overlap no, yes" in page
