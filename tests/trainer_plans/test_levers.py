@@ -285,6 +285,59 @@ def test_chances_are_those_of_the_tries_and_fall_with_what_is_needed():
     assert shares[0] == 1 and shares[-1] == 0
 
 
+def test_a_layout_without_room_says_with_which_switch_it_fits():
+    asked = job_of("llama3-70b", 4, 512, 4096)
+    plan = solve_for(asked).plan
+    lacking = [row for row in plan.transformer.beside if not row.fits]
+    assert lacking and not any(row.fits_with for row in plan.transformer.beside if row.fits)
+    switches = Switches(asked, estimate_layouts(asked))
+    for row in lacking:
+        able = {}
+        for lever in switches.levers:
+            for one in [lever.at(value) for value in lever.values] or [lever]:
+                work = training_for(asked.with_(facts=switches.facts([one])))
+                found = estimate(work, row.layout, 512)
+                if found.memory_bytes <= asked.limit_bytes:
+                    able[found.seconds] = switches.facts([one])
+        assert row.fits_with.facts == able[min(able)]
+        assert row.fits_with.iteration_s == pytest.approx(min(able))
+        assert row.fits_with.layout == row.layout
+    page = " ".join(render(plan).split())
+    assert "tp 4, pp 4, dp 2, mb 1 fits with --grad-reduce-in-bf16: -8.2%" in page
+
+
+def test_a_lever_is_planned_and_exported_with_the_share_that_it_found():
+    asked = job_of("llama3-70b", 1, 512, 4096)
+    lever = min(solve_for(asked).plan.transformer.levers, key=lambda one: one.iteration_s)
+    assert lever.saved is UNSET and lever.facts.keys() == {"offload-overlap", "optimizer-offload"}
+    plan = solve_for(take_best(asked)).plan
+    share = plan.transformer.practice.optimizer_offload
+    assert plan.fits and 0.9 < share <= 1
+    written = export_plan(plan, "megatron")
+    for line in ("cpu-offload", f"offload-fraction {share:g}"):
+        assert f"    --optimizer-{line}\n" in written.main.replace("1.0\n", "1\n")
+    assert "    --overlap-cpu-optimizer-d2h-h2d\n" in written.main
+    assert "    --use-precision-aware-optimizer\n" in written.main
+    assert any("OMP_NUM_THREADS" in note for note in written.notes)
+    assert "of a server's memory" in " ".join(render(plan).split())
+
+
+def test_switches_that_the_trainer_cannot_have_together_are_not_taken_together():
+    asked = job_of("llama3-8b", 1, 16, 8192, memory=30 * 10**9)
+    switches = Switches(asked, estimate_layouts(asked))
+    state, offload = switches.levers[-2:]
+    with pytest.raises(PartoptError, match="with its state in float32"):
+        training_for(asked.with_(facts=switches.facts([state, offload.at("0.5")])))
+    taken = switches.facts(switches.combine(switches.levers))
+    assert not {"optimizer_bytes", "optimizer-offload"} <= taken.keys()
+    with pytest.raises(PartoptError) as unknown:
+        training_for(asked.with_(facts={"optimizer-offload": "0.455"}))
+    assert unknown.value.hint == "from 0 to 1, as 0.01"
+    muon = asked.with_(facts={"muon": "yes"})
+    levers = Switches(muon, estimate_layouts(muon)).levers
+    assert not any(lever.frees for lever in levers)
+
+
 def test_an_import_names_the_switches_that_a_script_lacks():
     asked = job_of("llama3-70b", 4, 512, 4096, "megatron-bridge", layout=Layout(tp=8, pp=4))
     judged = judge_layout(asked)
