@@ -85,22 +85,23 @@ def render(
     trust = enumerate(_trust(plan, about, _basis(work, degrees.shape), parts))
     lines += [("" if place else "trust", text) for place, text in trust]
     pages = [label_lines(lines)]
-    rows, columns, note = layout_table(plan)
+    rows, columns, notes = layout_table(plan)
     if rows:
-        pages.append(f"{table_of(rows, columns, gap=1)}\n{note}")
+        told = (paragraph(note, rest="  ") for note in notes)
+        pages.append("\n".join([table_of(rows, columns, gap=1), *told]))
     if arithmetic:
         pages.append(_block(work, degrees))
     return "\n\n".join(pages)
 
 
-def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
-    """The plan's layout and those beside it: rows, columns with what costs more, and a note.
+def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], list[str]]:
+    """The plan's layout and those beside it: rows, columns with what costs more, and notes.
 
     Without layouts beside it there are no rows.
     """
     about = plan.transformer
     if not about or not about.beside:
-        return [], [], ""
+        return [], [], []
     figures = plan.predicted.figures
     first = LayoutBeside(
         layout=about.layout,
@@ -137,16 +138,15 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], str]:
     note = f"{about.tried:,} layouts estimated, the fastest simulated; ~ is the closed form"
     if about.calibration:
         note += "; blocks are measured, or scaled by what was measured"
-    fits = (_fits(row.layout, row.fits_with, first) for row in rows if row.fits_with)
-    return rows, columns, "\n".join([*fits, note])
+    fits = [_fits(row.layout, row.fits_with, first) for row in rows if row.fits_with]
+    return rows, columns, [*fits, note]
 
 
 def _fits(layout: Layout, worth: Worth, first: LayoutBeside) -> str:
     """With which switch a layout fits, and what it then takes beside the first."""
     change = worth.iteration_s / first.iteration_s - 1
     doubt = ", changes numbers" * worth.changes_numbers
-    text = f"{layout_name(layout)} fits with {' '.join(worth.flags)}: {change:+.1%}{doubt}"
-    return paragraph(text, rest="  ")
+    return f"{layout_name(layout)} fits with {' '.join(worth.flags)}: {change:+.1%}{doubt}"
 
 
 def degree_columns(experts: bool) -> list[Column]:

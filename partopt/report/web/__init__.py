@@ -310,12 +310,12 @@ def _memory_table(plan: Plan) -> dict[str, Any]:
 
 def _beside_table(plan: Plan) -> dict[str, Any] | None:
     """The layouts or plans that were found beside the plan, where it says them."""
-    rows, columns, note = layout_table(plan)
+    rows, columns, notes = layout_table(plan)
     if rows:
         titles = [
             HtmlColumn(column.heading, column.cell, column.kind != "number") for column in columns
         ]
-        return _table(rows, titles, note)
+        return _table(rows, titles, "; ".join(notes))
     if not plan.runners_up:
         return None
     tokens = plan.profile.tokens_per_sample
