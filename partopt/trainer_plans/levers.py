@@ -178,7 +178,8 @@ class Switches:
     def _is_open(self, lever: Lever) -> bool:
         """Whether the job says nothing of the switch and nothing against it, and it is off."""
         facts = {name.replace("_", "-"): value for name, value in lever.facts}
-        if [*facts][-1] in self._known or (facts | self._known) != (self._known | facts):
+        agrees = facts | self._known == self._known | facts
+        if [*facts][-1] in self._known or not agrees:
             return False
         try:
             on = self._training(frozenset({lever}))
