@@ -438,8 +438,12 @@ def test_more_layouts_are_simulated_where_simulations_part(monkeypatch, place, m
     assert (may > usual) == more
 
 
+# what a second or two answers, of every trainer and cluster; the benchmark draws the others
+DRAWN = [*range(40, 49), 50, 53, 54, 57, 63, 64]
+
+
 @pytest.mark.parametrize(
-    "draw", [3, 8, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in range(40, 55))]
+    "draw", [3, 8, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in DRAWN)]
 )
 def test_no_narrower_question_is_answered_better(draw, capsys):
     """As `benchmarks/questions.py --layouts` asks."""
