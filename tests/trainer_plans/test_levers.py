@@ -33,9 +33,8 @@ def job_of(model, servers, batch, sequence, trainer="megatron", **options):
 @pytest.mark.parametrize(
     ("trainer", "question"),
     [
-        ("megatron", ("llama3-8b", 1, 32, 8192)),
-        ("megatron", ("qwen3-14b", 2, 32, 4096)),
-        ("megatron-bridge", ("llama2-13b", 2, 16, 4096)),
+        ("megatron", ("qwen3-14b", 1, 32, 4096)),
+        ("megatron-bridge", ("llama2-13b", 1, 16, 4096)),
         ("torchtitan", ("llama3-8b", 1, 16, 8192)),
     ],
 )
