@@ -7,6 +7,8 @@ DEMO := demo
 GNMT := gnmt.v100-published.float32 --topology v100-pcie --schedule gpipe --global-batch 2048
 SMALL := gpt2-small.cpu.float32 --topology v100-pcie
 KERNELS := $(VENV)/kernels.log
+# every worker of the suite would compile all of its files again, 9 s of each
+unexport PYTHONDONTWRITEBYTECODE
 # one worker more than there are cores: of some tests the processes wait
 WORKERS ?= $(shell expr `nproc` + 1)
 TRAINERS := .venv-exporters
