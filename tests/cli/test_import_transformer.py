@@ -123,7 +123,7 @@ IMPORTED = OPTIONS | {
 def command(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heeded")
     script = folder / "today.sh"
-    script.write_text(SCRIPT.replace("${TP}", "4"))
+    script.write_text(SCRIPT.replace("${TP}", "4").replace("--num-layers 32", "--num-layers 4"))
     words = "import", "megatron", script, *CLUSTER, "--output", folder / "mine.json", "--force"
     return Heeded(folder, words)
 
