@@ -7,6 +7,10 @@ DEMO := demo
 GNMT := gnmt.v100-published.float32 --topology v100-pcie --schedule gpipe --global-batch 2048
 SMALL := gpt2-small.cpu.float32 --topology v100-pcie
 KERNELS := $(VENV)/kernels.log
+# every worker of the suite would compile all of its files again, 9 s of each
+unexport PYTHONDONTWRITEBYTECODE
+# one worker more than there are cores: of some tests the processes wait
+WORKERS ?= $(shell expr `nproc` + 1)
 TRAINERS := .venv-exporters
 TRAINERS_PIP := $(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-exporters.txt
 
@@ -23,7 +27,7 @@ demo: kernels
 	@echo; echo 'Next: profile your own model ("Your model" in README.md), describe your own cluster ($(BIN)/partopt topology show v100-pcie --yaml).'
 
 test: kernels
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # What a GPU would do, played on processors: a device on paper, and NCCL's rules.
 rehearse-gpu: kernels

@@ -33,6 +33,7 @@ TESTS = Path(__file__).parent
 # of 10 s and more, for most of which their processes wait
 LONGEST = {
     *("docs/test_readme.py", "docs/test_site.py", "cli/test_doctor.py", "gpu/test_processes.py"),
+    *("gpu/test_first_minutes.py", "gpu/test_profile.py", "gpu/test_run.py"),
     *("runtime/test_kills.py", "runtime/test_launcher.py", "runtime/test_engines.py"),
     *("runtime/test_shares.py", "runtime/test_check.py", "runtime/test_links.py"),
     *("runtime/test_run.py", "runtime/test_checkpoint.py"),

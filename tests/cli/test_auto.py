@@ -222,6 +222,7 @@ def test_stages_begin_only_where_they_may(auto):
 
 
 @pytest.mark.slow
+@pytest.mark.any_effort
 def test_large_clusters_and_long_names_fit_the_page(partopt, profile_file, topology_file):
     path = profile_file(
         uniform_profile(

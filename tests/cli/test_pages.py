@@ -39,6 +39,7 @@ from tests.links.synthetic import measurement as measured_links
 from tests.report.pictures import cases
 from tests.trainers.models import transformer
 
+pytestmark = pytest.mark.any_effort  # a page is as wide whatever plan is on it
 WIDTHS = [60, 200]
 LONG = [
     f"model.language_model.decoder.layers.{index}.feed_forward.gate_projection"

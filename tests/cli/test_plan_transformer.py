@@ -297,17 +297,37 @@ OPTIONS = {
 APART = {"force", "help_all", "help"}
 
 
-def run_with(partopt, tmp_path, words, parameter=None, values=OPTIONS):
-    """What a command says and writes with one option more, which takes the place of another."""
-    words = list(words)
-    if parameter is not None:
-        flag, value = parameter.opts[-1], values[parameter.name]
+class Heeded:
+    """A command, which runs once without what is tried, in a folder that it writes to."""
+
+    def __init__(self, folder, words):
+        self.folder, self.words, self.plain = folder, [*map(str, words)], None
+
+    def check(self, partopt, parameter, values=OPTIONS):
+        """An option more, which takes the place of another, is refused or changes something."""
+        self.plain = self.plain or self._run(partopt, self.words)
+        words, flag, value = [*self.words], parameter.opts[-1], values[parameter.name]
         if flag in words:
             del words[words.index(flag) : words.index(flag) + 2]
-        words += [flag] if value is None else [flag, value.replace("FOLDER", str(tmp_path))]
-    done = partopt(*words)
-    written = sorted(path for path in tmp_path.iterdir() if path.suffix in (".json", ".svg"))
-    return done.code, done.out, [(path.name, path.read_bytes()) for path in written]
+        words += [flag] if value is None else [flag, value.replace("FOLDER", str(self.folder))]
+        told = self._run(partopt, words)
+        assert self.plain[0] == 0 and (told[0] == 2 or told != self.plain)
+
+    def _run(self, partopt, words):
+        """What a command says and writes."""
+        for path in self._written():
+            path.unlink()
+        done = partopt(*words)
+        return done.code, done.out, [(path.name, path.read_bytes()) for path in self._written()]
+
+    def _written(self):
+        return sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".svg"))
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    words = "plan", *ASKED, "--layout", "tp=2,pp=2", "--microbatch-size", "1"
+    return Heeded(tmp_path_factory.mktemp("heeded"), words)
 
 
 @pytest.mark.slow
@@ -316,12 +336,8 @@ def run_with(partopt, tmp_path, words, parameter=None, values=OPTIONS):
     [own for own in plan_command.params if isinstance(own, click.Option) and own.name not in APART],
     ids=lambda own: own.name,
 )
-def test_no_option_is_ignored(partopt, tmp_path, parameter):
-    """It is refused, or something is another."""
-    words = "plan", *ASKED, "--layout", "tp=2,pp=2", "--microbatch-size", "1"
-    plain = run_with(partopt, tmp_path, words)
-    told = run_with(partopt, tmp_path, words, parameter)
-    assert plain[0] == 0 and (told[0] == 2 or told != plain)
+def test_no_option_is_ignored(partopt, command, parameter):
+    command.check(partopt, parameter)
 
 
 def test_switches_that_help_are_told_and_taken(partopt):

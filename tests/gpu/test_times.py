@@ -46,7 +46,7 @@ def plan_of(name, replicas, message):
 
 def cases():
     for name, entry in SCHEDULES.items():
-        several = [[1] * 4, [1] * 8, [1, 2, 1]] if entry.uneven else [[1] * 4, [1] * 8]
+        several = [[1] * 6, [1, 2, 1]] if entry.uneven else [[1] * 6]
         for replicas in several if entry.shape == STRAIGHT else [[1] * 4]:
             for engine in (execute, execute_on_torch):
                 if engine is execute or not can_say(plan_of(name, replicas, 0.0)):

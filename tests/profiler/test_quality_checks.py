@@ -223,10 +223,11 @@ def memory_of(profile):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimated", [True, False])
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("name", KEEP)
-def test_what_is_skipped_at_random_is_measured_whole_and_warned_of(name, inside, estimated):
+def test_what_is_skipped_at_random_is_measured_whole_and_warned_of(name, inside):
+    """Every kind is estimated in the one place and measured in the other, by turns."""
+    estimated = (list(KEEP).index(name) + inside) % 2
     options = {
         "microbatch_sizes": [1, 2],
         "granularity": "auto",

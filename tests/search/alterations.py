@@ -66,12 +66,15 @@ def alterations(
     """
     for path, old in _values(document):
         for new in _others(path, old, factors) if path != ("schema",) else []:
-            changed = copy.deepcopy(document)
-            node: Any = changed
-            for step in path[:-1]:
-                node = node[step]
-            node[path[-1]] = new
-            yield Alteration(path, old, new), changed
+            yield Alteration(path, old, new), _with(document, path, new)
+
+
+def _with(node: Any, path: Path, new: Any) -> Any:
+    """A document, or a part of it, with another value at a path; it shares what is not altered."""
+    step, *further = path
+    changed = copy.copy(node)
+    changed[step] = _with(node[step], tuple(further), new) if further else new
+    return changed
 
 
 def _values(node: Any, here: Path = ()) -> Iterator[tuple[Path, Any]]:

@@ -8,7 +8,6 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.trainer_plans import sizing
 from partopt.trainer_plans.levers import Switches
-from partopt.trainer_plans.planning import solve_for
 from partopt.trainer_plans.sizing import (
     find_fewer,
     find_fitting,
@@ -20,6 +19,7 @@ from partopt.trainer_plans.sizing import (
 from partopt.trainer_plans.transformers import (
     estimate_layouts,
     fixed_parts,
+    search_layouts,
     training_for,
 )
 from partopt.transformer.layouts import find_layouts
@@ -39,7 +39,7 @@ def test_a_row_is_the_best_plan_on_that_many_devices(weak):
     found = scale(asked(), [8, 16], weak)
     for row, servers in zip(found.rows, (1, 2), strict=True):
         batch = 48 * (servers if weak else 1)
-        plan = solve_for(asked(servers=servers, global_batch=batch)).plan
+        plan = search_layouts(asked(servers=servers, global_batch=batch))[0].plan
         assert (row.devices, row.planner, row.layout) == (8 * servers, "megatron", plan.layout)
         assert row.samples_per_s == plan.predicted.samples_per_s
         assert row.figures.mfu == plan.predicted.figures.mfu
@@ -68,7 +68,7 @@ def test_what_does_not_scale_is_told(devices, options, message):
 def fits(question, servers):
     """Whether the best layout on so many servers fits, simulated."""
     topology = question.topology.resize(8 * servers)
-    return solve_for(question.with_(topology=topology)).plan.fits
+    return search_layouts(question.with_(topology=topology))[0].plan.fits
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_told_servers_or_an_open_layout():
     held = asked(memory="30 GB", layout=Layout(tp=1, pp=1, dp=8))
     found = find_fitting(held).options
     assert found.pop("layout") == Layout() and set(found.values()) == {None}
-    assert solve_for(held.with_(layout=Layout())).fits
+    assert search_layouts(held.with_(layout=Layout()))[0].fits
 
 
 def test_of_more_servers_and_a_switch_the_faster_is_named(monkeypatch):

@@ -14,6 +14,7 @@ from partopt.documents.transformer import Calibration, MeasuredBlock
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search import verify as search
+from partopt.trainer_plans import verifying
 from partopt.trainer_plans.judging import judge_layout, plan_layout
 from partopt.trainer_plans.planning import solve_for
 from partopt.transformer.as_profile import find_profile
@@ -48,7 +49,7 @@ KINDS = {
     "over servers": lambda: plan_layout(asked(layout="tp=2,pp=2")),
     "of experts": lambda: solve_for(asked(EXPERTS, layout="ep=2", dtype="fp8")).plan,
     "of experts that leave room": lambda: (
-        solve_for(asked(load_transformer("qwen3-30b-a3b")).with_(topology=DGX)).plan
+        solve_for(asked(msgspec.structs.replace(load_transformer("qwen3-30b-a3b"), blocks=16))).plan
     ),
     "of shares": lambda: solve_for(asked(trainer="torchtitan", facts={"compile": "no"})).plan,
     "beside the best": lambda: (
@@ -92,8 +93,29 @@ def notices(document):
         return True
 
 
+@pytest.fixture
+def each_question_once(monkeypatch):
+    """Questions are answered once: most alterations are of what the answer says."""
+    for ask in (solve_for, judge_layout, plan_layout):
+        answers = {}
+
+        def answer(job, ask=ask, answers=answers, progress=None):
+            key = repr(job)
+            if key not in answers:
+                try:
+                    answers[key] = ask(job)
+                except PartoptError as error:
+                    answers[key] = error
+            if isinstance(answers[key], PartoptError):
+                raise answers[key]
+            return answers[key]
+
+        monkeypatch.setattr(verifying, ask.__name__, answer)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("each_question_once")
 def test_every_field_that_is_altered_is_noticed(kind):
     """Of a list the first and the last entry are altered, numbers by a thousandth or by one; every
     second kind alters every second field, the others the rest.
