@@ -21,7 +21,7 @@ from partopt.search import fitting
 from partopt.search.fitting import Fitting
 from partopt.search.scaling import scale_plans
 from partopt.search.side_by_side import scaling_of
-from partopt.search.solve import solve
+from partopt.search.solve import solve_profile
 from partopt.trainer_plans.transformers import (
     batch_of,
     estimate_layouts,
@@ -148,7 +148,7 @@ def find_fewer(job: Job, found: Found) -> Fewer | UnsetType:
 
 def _best_plan(job: Job, progress: Progress) -> Plan:
     if not isinstance(job.model, Transformer):
-        return solve(job, progress).plan
+        return solve_profile(job, progress).plan
     try:
         return search_layouts(job, progress)[0].plan
     except PartoptError as error:

@@ -6,7 +6,7 @@ from msgspec import UNSET, structs
 from partopt import Layout, Topology, find_transformer
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.trainer_plans.planning import solve_for
+from partopt.trainer_plans.planning import solve
 from partopt.trainer_plans.sizing import (
     find_fewer,
     find_fitting,
@@ -37,7 +37,7 @@ def test_a_row_is_the_best_plan_on_that_many_devices(weak):
     found = scale(asked(), [8, 16], weak)
     for row, servers in zip(found.rows, (1, 2), strict=True):
         batch = 48 * (servers if weak else 1)
-        plan = solve_for(asked(servers=servers, global_batch=batch)).plan
+        plan = solve(asked(servers=servers, global_batch=batch)).plan
         assert (row.devices, row.planner, row.layout) == (8 * servers, "megatron", plan.layout)
         assert row.samples_per_s == plan.predicted.samples_per_s
         assert row.figures.mfu == plan.predicted.figures.mfu
@@ -66,7 +66,7 @@ def test_what_does_not_scale_is_told(devices, options, message):
 def fits(question, servers):
     """Whether the best layout on so many servers fits, simulated."""
     topology = question.topology.resize(8 * servers)
-    return solve_for(question.with_(topology=topology)).plan.fits
+    return solve(question.with_(topology=topology)).plan.fits
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_told_servers_or_an_open_layout():
     held = asked(memory="30 GB", layout=Layout(tp=1, pp=1, dp=8))
     found = find_fitting(held).options
     assert found.pop("layout") == Layout() and set(found.values()) == {None}
-    assert solve_for(held.with_(layout=Layout())).fits
+    assert solve(held.with_(layout=Layout())).fits
 
 
 def test_sizes_begin_where_it_fits_and_are_powers_of_two_and_the_most():

@@ -18,7 +18,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.report.transformer_text import layout_table, render
 from partopt.trainer_plans.judging import judge_layout, plan_layout
-from partopt.trainer_plans.planning import solve_for
+from partopt.trainer_plans.planning import solve
 from partopt.trainer_plans.transformers import (
     JUDGED,
     MOST_JUDGED,
@@ -251,7 +251,7 @@ def test_the_schedule_of_a_layout_is_kept(trainer, chunks):
     case = "llama3-70b", 4, trainer, 64, 4096
     for stated in (name, "auto"):
         assert plan_layout(job_of(*case, f"{parts},schedule={stated}")).schedule == name
-    best = solve_for(job_of(*case, f"tp=8,recompute=always,schedule={name}")).plan
+    best = solve(job_of(*case, f"tp=8,recompute=always,schedule={name}")).plan
     assert best.schedule == name and (best.layout.chunks > 1) == (chunks > 1)
 
 
@@ -263,7 +263,7 @@ def free(layout="", model="llama3-8b", **options):
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan"])
 @pytest.mark.parametrize("narrower", ["tp=2", "pp=2,chunks=2", "recompute=always", "cp=2", "dp=2"])
 def test_what_is_freer_is_not_slower(trainer, narrower):
-    best, narrow = (solve_for(free(layout, trainer=trainer)).plan for layout in ("", narrower))
+    best, narrow = (solve(free(layout, trainer=trainer)).plan for layout in ("", narrower))
     assert best.fits and narrow.fits
     assert seconds_of(best) <= seconds_of(narrow) * (1 + 1e-9)
     stated = Layout.parse(narrower)
@@ -274,13 +274,13 @@ def test_what_is_freer_is_not_slower(trainer, narrower):
 def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
     asked = job_of("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,chunks=5")
     told = []
-    best = solve_for(asked, progress=lambda *own: told.append(own)).plan
+    best = solve(asked, lambda *own: told.append(own)).plan
     assert told[0] == ("estimating layouts", 0, 1)
     assert told[1:-1] == [("simulating layouts", n, 2) for n in range(2)]
     assert told[-1] == ("estimating what else helps", 0, 1)
     freely = plan_layout(asked.with_(facts={"ends": "free"}))
     assert best.transformer.freely_s == seconds_of(freely) < seconds_of(best)
-    even = solve_for(asked.with_(facts={"ends": "stage"})).plan
+    even = solve(asked.with_(facts={"ends": "stage"})).plan
     assert seconds_of(even) == seconds_of(best) and not even.transformer.freely_s
 
 
@@ -337,7 +337,7 @@ def test_a_scale_a_block_came_with_blackwell(form):
             assert training_for(asked).format == form
         else:
             with pytest.raises(PartoptError, match=f"what {form} achieves on it is not known"):
-                solve_for(asked)
+                solve(asked)
 
 
 @pytest.mark.parametrize(
@@ -353,13 +353,13 @@ def test_a_scale_a_block_came_with_blackwell(form):
 def test_the_best_layout_can_be_laid_and_exported(trainer, model, cluster, servers, batch):
     asked = job_of(model, 1, trainer, batch, 2048, "")
     asked = asked.with_(topology=Topology.load(cluster, servers))
-    best = solve_for(asked).plan
+    best = solve(asked).plan
     assert best.fits
     assert export_plan(best, trainer, stem="planned").main
     if trainer == "torchtitan" and asked.model.tied:
         assert best.layout.pp == 1
         with pytest.raises(PartoptError, match="keeps in one stage"):
-            solve_for(asked.with_(layout=Layout(pp=2)))
+            solve(asked.with_(layout=Layout(pp=2)))
 
 
 @pytest.mark.parametrize(
@@ -382,28 +382,28 @@ def test_what_is_left_out_by_rule_is_kept_and_said():
     facts = {"graphs": "none"}  # which large microbatches make up for
     asked = job_of("qwen3-30b-a3b", 1, "megatron", 1024, 2048, "", facts=facts)
     asked = asked.with_(topology=Topology.load("dgx-a100", 1))
-    best = solve_for(asked).plan
+    best = solve(asked).plan
     left = best.transformer.left_out
     assert left.layout.recompute != "never" or left.layout.microbatch > 2
     assert left.simulated and left.fits and left.iteration_s < seconds_of(best)
     alone = plan_layout(asked.with_(layout=left.layout))
     assert seconds_of(alone) == left.iteration_s
     fixed = Layout(recompute="always", microbatch=left.layout.microbatch)
-    again = solve_for(asked.with_(layout=fixed)).plan
+    again = solve(asked.with_(layout=fixed)).plan
     assert seconds_of(best) > seconds_of(again) >= left.iteration_s * 0.99
     read = Plan.parse(msgspec.json.encode(best))
     page = " ".join(render(read).split())
     change = left.iteration_s / seconds_of(best) - 1
     assert f"left out: tp {left.layout.tp}, " in page and f"{change:+.1%} by computation" in page
     assert "left out" not in render(again)
-    assert not solve_for(free()).plan.transformer.left_out  # a model without experts
+    assert not solve(free()).plan.transformer.left_out  # a model without experts
 
 
 def test_a_page_has_one_time_and_one_memory():
     """Also where closed form and simulation part."""
     asked = job_of("llama2-7b", 1, "megatron", 512, 2048, "tp=2,pp=18,dp=2")
     asked = asked.with_(topology=Topology.load("gb200-nvl72", 1))
-    plan = solve_for(asked).plan
+    plan = solve(asked).plan
     assert abs(plan.predicted.iteration_s / plan.transformer.closed_s - 1) > 0.05
     page, (first, *_) = render(plan), layout_table(plan)[0]
     assert first.iteration_s == plan.predicted.iteration_s
@@ -430,7 +430,7 @@ def test_more_layouts_are_simulated_where_simulations_part(monkeypatch, place, m
         return structs.replace(plan, predicted=predicted)
 
     monkeypatch.setattr("partopt.trainer_plans.transformers.simulate_layout", simulate_quickly)
-    best = seconds_of(solve_for(asked, progress=lambda *own: told.append(own)).plan)
+    best = seconds_of(solve(asked, lambda *own: told.append(own)).plan)
     assert best == min(taken[own.layout] for own in ranked[: len(told) - 2])
     least = USUALLY * (factor if more else 1.0)
     may, usual = (sum(own.seconds * share <= best for own in ranked) for share in (least, USUALLY))
@@ -452,7 +452,7 @@ def test_no_narrower_question_is_answered_better(draw, capsys):
 
 def test_others_stand_beside_a_plan_and_the_best_beside_a_layout_of_today():
     asked = free("pp=1", memory="60 GB")
-    best = solve_for(asked).plan
+    best = solve(asked).plan
     assert {own.fits for own in best.transformer.beside} == {True, False}
     check_others(best, asked)
     asked = free("tp=4,pp=2,recompute=always", memory="60 GB")
@@ -470,7 +470,7 @@ def test_a_layout_of_today_is_beside_those_that_cannot_have_its_facts():
     facts = {"tp-overlap": "yes"}
     compared = judge_layout(free("tp=8,recompute=always", "gpt3-1.3b", facts=facts))
     best = compared.best
-    narrow = solve_for(free("", "gpt3-1.3b", facts=facts)).plan
+    narrow = solve(free("", "gpt3-1.3b", facts=facts)).plan
     assert compared.plan.layout.tp == 8 and narrow.layout.tp > 1 and best.layout.tp == 1
     times = [seconds_of(plan) for plan in (best, narrow, compared.plan)]
     assert times == sorted({*times})
@@ -492,9 +492,9 @@ def test_where_nothing_fits_the_layout_that_needs_least_is_told():
 @pytest.mark.slow
 def test_of_experts_small_microbatches_come_first():
     asked = job_of("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4")
-    best = solve_for(asked).plan.layout
+    best = solve(asked).plan.layout
     assert best.microbatch <= 2 and best.recompute != "always"
-    fixed = solve_for(
+    fixed = solve(
         job_of("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4,microbatch=4")
     ).plan
     assert fixed.layout.microbatch == 4
@@ -502,4 +502,4 @@ def test_of_experts_small_microbatches_come_first():
 
 def test_no_layout_is_told_with_what_would_be_one():
     with pytest.raises(PartoptError, match="tp x cp x pp x dp are 6 devices"):
-        solve_for(free("tp=3,pp=2"))
+        solve(free("tp=3,pp=2"))

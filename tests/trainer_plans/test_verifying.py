@@ -15,7 +15,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search import verify as search
 from partopt.trainer_plans.judging import judge_layout, plan_layout
-from partopt.trainer_plans.planning import solve_for
+from partopt.trainer_plans.planning import solve
 from partopt.transformer.as_profile import find_profile
 from partopt.transformer.config import load_transformer
 from tests.search.alterations import alterations
@@ -44,13 +44,13 @@ def asked(model=LLAMA, trainer="megatron", layout="", **options):
 
 MEASURED = Calibration(name="block", sha256="0" * 64, blocks=[BLOCK])
 KINDS = {
-    "best": lambda: solve_for(asked(layout="pp=2", memory="9 GB")).plan,
+    "best": lambda: solve(asked(layout="pp=2", memory="9 GB")).plan,
     "over servers": lambda: plan_layout(asked(layout="tp=2,pp=2")),
-    "of experts": lambda: solve_for(asked(EXPERTS, layout="ep=2", dtype="fp8")).plan,
+    "of experts": lambda: solve(asked(EXPERTS, layout="ep=2", dtype="fp8")).plan,
     "of experts that leave room": lambda: (
-        solve_for(asked(load_transformer("qwen3-30b-a3b")).with_(topology=DGX)).plan
+        solve(asked(load_transformer("qwen3-30b-a3b")).with_(topology=DGX)).plan
     ),
-    "of shares": lambda: solve_for(asked(trainer="torchtitan", facts={"compile": "no"})).plan,
+    "of shares": lambda: solve(asked(trainer="torchtitan", facts={"compile": "no"})).plan,
     "beside the best": lambda: (
         judge_layout(asked(layout="tp=2", facts={"sequence-parallel": "no", "bucket": 10**7})).plan
     ),
