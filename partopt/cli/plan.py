@@ -152,11 +152,17 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
             return partopt.scale(job, options.integers(scaling, "--scaling"), weak, tell)
 
         found, interrupted = search(find)
+        refused = None
         if run["tokens"]:
-            found = partopt.price_runs(found, **run)
+            try:
+                found = partopt.price_runs(found, **run)
+            except PartoptError as error:
+                refused, found = error, partopt.price_runs(found, run["tokens"])
         page = partial(render_scaling, found)
         options.deliver_table(found, page, output, force, as_json)
         leave_if_interrupted(interrupted)
+        if refused is not None:
+            raise refused
     else:
         repeated = given.keys() | {"force", "price", "devices", "beside"}
         again = partial(command_of, "plan", [profile], repeated, output=output)

@@ -80,7 +80,7 @@ def training_for(job: Job) -> Training:
             code="target-cannot-say",
             target=trainer.name,
         )
-    practice, engine = trainer.run_with({**_usual_facts(job), **job.facts})
+    practice, engine = trainer.run_with({**usual_facts(job), **job.facts})
     rates, measured = rates_of(job.topology), job.calibrate
     calibration = list[Calibration]()
     if measured is not None:
@@ -98,7 +98,7 @@ def training_for(job: Job) -> Training:
     )
 
 
-def _usual_facts(job: Job) -> dict[str, str]:
+def usual_facts(job: Job) -> dict[str, str]:
     """What a plan says by itself, where its trainer can: unequal blocks are cut by their seconds.
 
     And graphs hold what the host starts of experts' blocks, unless whole ones are made again.
@@ -188,7 +188,7 @@ def search_layouts(
     """
     progress("estimating layouts", 0, 1)
     training, found = training_for(job), estimate_layouts(job)
-    if not found.fitting and "graphs" in _usual_facts(job).keys() - job.facts.keys():
+    if not found.fitting and "graphs" in usual_facts(job).keys() - job.facts.keys():
         return search_layouts(job.with_(facts={**job.facts, "graphs": "none"}), progress, finish)
     assert found.least
     if not found.fitting:
@@ -228,17 +228,21 @@ def search_layouts(
     return _result(job, best), found
 
 
-def estimate_layouts(job: Job) -> Found:
+def estimate_layouts(
+    job: Job, training: Training | None = None, beat_s: float | None = None
+) -> Found:
     """All layouts that have the parts that are asked for, in closed form.
 
-    PartoptError where there is none.
+    PartoptError where there is none. With `beat_s` only the first is right, and that only if it
+    takes less; there may be none. `training` is the job's, if it was made before.
     """
-    training, devices, batch = training_for(job), job.topology.cluster.devices, batch_of(job)
+    training, batch = training or training_for(job), batch_of(job)
     limit, memory_bytes = job.limit_bytes or math.inf, job.topology.device.memory_bytes
     room = ROOM * memory_bytes if job.memory is None and memory_bytes else None
     partly = TRAINERS.lookup(job.trainer).says.recomputed == "first"
-    found = find_layouts(training, devices, batch, limit, fixed_parts(job), partly, room)
-    if found.least is None:
+    devices, fixed = job.topology.cluster.devices, fixed_parts(job)
+    found = find_layouts(training, devices, batch, limit, fixed, partly, room, beat_s)
+    if found.least is None and beat_s is None:
         raise _no_layout(job, training)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -140,6 +140,15 @@ class Training:
                     device=self.rates.device,
                     name=name,
                 )
+
+    def share_blocks(self, other: Training) -> None:
+        """Share the blocks that are computed with `other`, if levels' sizes alone differ.
+
+        No block depends on these, but for the size of a server, which is among the rates.
+        """
+        if replace(other, rates=replace(other.rates, sizes=self.rates.sizes)) == self:
+            for name in ("_blocks", "_means", "_further"):
+                object.__setattr__(self, name, getattr(other, name))
 
     @property
     def wide(self) -> Format:

@@ -14,6 +14,7 @@ from partopt.documents.engine import MODULES, Layout
 from partopt.documents.stage import Shard
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.iteration import (
+    PASS_S,
     Degrees,
     Estimate,
     estimate,
@@ -57,10 +58,12 @@ def find_layouts(
     fixed: Layout,
     partly: bool,
     room: float | None = None,
+    beat_s: float | None = None,
 ) -> Found:
     """The layouts of `batch` samples on `devices`, with the parts that are `fixed`.
 
-    Those are estimated whose blocks alone are not slower than `ENOUGH` layouts that fit. Where a
+    Those are estimated whose blocks alone are not slower than `ENOUGH` layouts that fit; with
+    `beat_s` only what the first, if it takes less, is found by, and not what needs least. Where a
     layout fits only with all blocks made again, fewer are tried if the trainer can make them
     `partly` again. Of a model with experts those come first that take no more than `room` bytes,
     in small microbatches where no graphs hold what the host starts; and blocks are made again only
@@ -70,9 +73,12 @@ def find_layouts(
     every, fastest, ways = list[Estimate](), dict[Layout, float](), _ways(work, fixed)
     most = MISSING * limit
     open_cores = cores(work, devices, batch, fixed, most)
-    bounds = ((_blocks_s(work, core, batch), core) for core in open_cores)
+    bounds = ((least_s(work, core, batch, beat_s is not None), core) for core in open_cores)
     for bound_s, core in sorted(bounds, key=lambda pair: pair[0]):
         if len(fastest) >= ENOUGH and bound_s > sorted(fastest.values())[ENOUGH - 1]:
+            break
+        is_known = fastest or not work.model.experts  # what may come first
+        if beat_s is not None and is_known and bound_s >= min([beat_s, *fastest.values()]):
             break
         laid = [*_with_ways(work, core, batch, ways)]
         least = estimate(work, laid[-1], batch, most) if laid else None
@@ -117,17 +123,24 @@ def find_layouts(
     if fitting:
         least = min(every, key=lambda candidate: candidate.memory_bytes)
     else:
-        least = _find_least(work, devices, batch, fixed, ways)
+        least = _find_least(work, devices, batch, fixed, ways) if beat_s is None else None
     left_out = [candidate for candidate in known if candidate.seconds < first_s]
     return Found(fitting, lacking, len(every), least, left_out)
 
 
-def _blocks_s(work: Training, core: Layout, batch: int) -> float:
-    """Seconds of blocks and ends, from which all of an iteration is more: nothing made again."""
+def least_s(work: Training, core: Layout, batch: int, piped: bool = False) -> float:
+    """Seconds of blocks and ends, from which all of an iteration is more: nothing made again.
+
+    Also `piped`, with what passes take and the bubble of equal stages: others have no shorter one.
+    """
     degrees = Degrees.of(work, core, batch)
     block = work.mean(degrees.shape)
     blocks_s = work.model.blocks * (block.forward_s + block.backward_s)
     whole_s = degrees.m / degrees.p * (blocks_s + block.head_s + block.embedding_s)
+    if piped and degrees.p > 1:
+        p, v, m = degrees.p, degrees.v, degrees.m
+        idle = (p - 1) / v / m if v > 1 or m > p else max(0, p / m - 1)
+        whole_s = (1 + idle) * whole_s + 2 * m * v * PASS_S
     return (1 + straggling(degrees.devices)) * whole_s
 
 
