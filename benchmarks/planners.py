@@ -221,6 +221,7 @@ def _row(
 
 def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any]) -> float:
     """Seconds of the search for a schedule."""
+    from partopt import solve
     from partopt.documents.profile import (
         Device,
         Layer,
@@ -231,7 +232,6 @@ def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any])
         StashGroup,
     )
     from partopt.job import Job
-    from partopt.search.solve import solve
 
     chain = _chain(layers, seed)
     weights = [chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]

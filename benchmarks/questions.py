@@ -128,7 +128,7 @@ def ask(
     topology = topology or Topology.load(case.topology, case.servers)
     try:
         job = Job(Profile.load(case.profile), topology, **options)
-        found = partopt.solve_for(job, case.trainer) if case.trainer else partopt.solve(job)
+        found = partopt.solve(job.with_(trainer=case.trainer) if case.trainer else job)
     except PartoptError:
         return None, []
     return found.plan if found.fits else None, [own for own in found.alternatives if own.fits]
@@ -265,7 +265,7 @@ def ask_layout(asked: partopt.Job, counts: Counter[str], free: bool) -> partopt.
     """
     counts["free" if free else "narrower"] += 1
     try:
-        return (partopt.solve_for(asked) if free else search_layouts(asked)[0]).plan
+        return (partopt.solve(asked) if free else search_layouts(asked)[0]).plan
     except PartoptError as error:
         own = error.exit_code != 1 if free else error.code not in REFUSALS
         counts["no such layout" if error.exit_code == 1 else "refused"] += 1

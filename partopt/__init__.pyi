@@ -34,7 +34,7 @@ from partopt.runtime.measured import TrainingRun as TrainingRun
 from partopt.schedules import SCHEDULES as SCHEDULES
 from partopt.search.compare import compare as compare
 from partopt.search.fitting import list_tried as list_tried
-from partopt.search.solve import Result as Result, solve as solve
+from partopt.search.solve import Result as Result
 from partopt.trainer_plans.jobs import read_job as read_job
 from partopt.trainer_plans.judging import (
     Judgement as Judgement,
@@ -45,7 +45,7 @@ from partopt.trainer_plans.levers import take_best as take_best
 from partopt.trainer_plans.planning import (
     job_for as job_for,
     schedule_for as schedule_for,
-    solve_for as solve_for,
+    solve as solve,
 )
 from partopt.trainer_plans.sizing import (
     find_fitting as find_fitting,

@@ -114,13 +114,13 @@ class Job(_Question):
 
     @property
     def profile(self) -> Profile:
-        """The model as a profile. PartoptError of a transformer: `solve_for` has its layouts."""
+        """The model as a profile. PartoptError of a transformer: `solve` has its layouts."""
         if isinstance(self.model, Profile):
             return self.model
         if self.trainer == PARTOPT:
             raise self.lacks("for")
         what = f"{self.model.name} is a transformer's configuration, not a profile"
-        raise PartoptError(what, "`solve_for` plans its layouts", code="not-a-profile")
+        raise PartoptError(what, "`solve` plans its layouts", code="not-a-profile")
 
     def lacks(self, option: str) -> PartoptError:
         """The error of an option without which a transformer is not planned."""

@@ -18,7 +18,6 @@ from partopt import (
     read_layout,
     simulate,
     solve,
-    solve_for,
     verify,
 )
 from partopt.errors import PartoptError
@@ -113,7 +112,7 @@ def test_a_plan_for_a_trainer_has_its_warmups_and_is_written(trainer, case):
     profile, topology = Profile.load(name), Topology.load(cluster, servers)
     job = Job(profile, topology, schedule="1f1b", global_batch=batch, memory=memory)
     try:
-        plan = solve_for(job, trainer).plan
+        plan = solve(job.with_(trainer=trainer)).plan
     except PartoptError as error:
         assert error.code in ("no-plan", "target-cannot-say")
         return

@@ -93,7 +93,7 @@ def _compare_planners(job: Job, asked: Mapping[str, Any]) -> tuple[Comparison, s
     }
 
     def plan_for(target: str, job: Job, tell: Tell) -> Plan:
-        return partopt.solve_for(job, target, rules=asked["rules"], progress=tell).plan
+        return partopt.solve(job.with_(trainer=target), tell, rules=asked["rules"]).plan
 
     within = {f"for {name}": partial(plan_for, name) for name in asked["targets"]}
     (result, notes), interrupted = search(

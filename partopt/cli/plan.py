@@ -152,11 +152,17 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
             return partopt.scale(job, options.integers(scaling, "--scaling"), weak, tell)
 
         found, interrupted = search(find)
+        refused = None
         if run["tokens"]:
-            found = partopt.price_runs(found, **run)
+            try:
+                found = partopt.price_runs(found, **run)
+            except PartoptError as error:
+                refused, found = error, partopt.price_runs(found, run["tokens"])
         page = partial(render_scaling, found)
         options.deliver_table(found, page, output, force, as_json)
         leave_if_interrupted(interrupted)
+        if refused is not None:
+            raise refused
     else:
         repeated = given.keys() | {"force", "price", "devices", "beside"}
         again = partial(command_of, "plan", [profile], repeated, output=output)
@@ -176,33 +182,28 @@ def _plan(
     as_json: bool,
     given: Mapping[str, Any],
 ) -> Plan:
-    """Print and write the best plan of the job, or the best that a trainer can say.
+    """Print and write the best plan of the job.
 
     Raises PartoptError where none fits, with the command `again` changed so that one does.
     """
     import partopt
 
-    target, rules, picture = given["target"], given["rules"], given["picture"]
-
-    def find(asked: Job, tell: Tell) -> Result:
-        if target is None:
-            return partopt.solve(asked, tell)
-        return partopt.solve_for(asked, target, rules=rules, progress=tell)
-
-    result, interrupted = search(lambda tell: find(job, tell))
+    rules, picture = given["rules"], given["picture"]
+    result, interrupted = search(lambda tell: partopt.solve(job, tell, rules=rules))
     print_notes(note for note in result.notes if note not in job.notes)
     other = None
     if given["beside"]:
-        layout = partopt.Layout.parse(given["beside"])
-        fixed = job.with_(layout=layout)
+        fixed = job.with_(layout=partopt.Layout.parse(given["beside"]))
         with progress() as tell:
-            other = partopt.solve_for(fixed, target, progress=tell).plan
+            other = partopt.solve(fixed, tell, levers=False).plan
     page = partial(_print_page, result, job, other)
     options.deliver(result.document, page, output, force, as_json, written=result.fits)
     if not result.fits:
         leave_if_interrupted(interrupted)
         with progress() as tell:
-            hint = hint_at_fitting(result.plan, job, again, lambda other: find(other, tell).plan)
+            hint = hint_at_fitting(
+                result.plan, job, again, lambda asked: partopt.solve(asked, tell, rules=rules).plan
+            )
         raise does_not_fit(result.plan, job, hint)
     if picture:
         of_layout = isinstance(job.model, Transformer)

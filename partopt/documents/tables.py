@@ -94,13 +94,15 @@ class Scaling(documents.Document, frozen=True, kw_only=True):
     """Plans for the same model on ever more devices; `estimated` is as in a plan's profile.
 
     Rows may have runs of so many `tokens`. Then `chosen` are the devices that are best for a number
-    of days or a budget.
+    of days or a budget. Of a range of sizes so many were `looked_at`: all others are slower and
+    cost more than one of the rows.
     """
 
     schema: str = "partopt.scaling/1"
     estimated: str | None = None
     tokens: Positive | msgspec.UnsetType = msgspec.UNSET
     chosen: Count | msgspec.UnsetType = msgspec.UNSET
+    looked_at: Count | msgspec.UnsetType = msgspec.UNSET
     rows: Annotated[list[ScalingRow], msgspec.Meta(min_length=1)]
 
     @property

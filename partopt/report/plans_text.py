@@ -196,6 +196,9 @@ def _render_sizes(scaling: Scaling) -> str:
     table = table_of(scaling.rows, columns, gap=1)
     batch = {row.microbatch_size * (row.microbatches or 1) for row in scaling.rows}
     lines = [("batch", f"{', '.join(map(str, sorted(batch)))} samples an iteration")]
+    if scaling.looked_at:
+        text = f"{scaling.looked_at} looked at; others are slower and cost more than one of these"
+        lines.append(("sizes", text))
     if scaling.tokens:
         lines.append(("run", f"{format_count(scaling.tokens)} tokens"))
     if scaling.chosen:

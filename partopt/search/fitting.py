@@ -19,7 +19,7 @@ from partopt.job import Job
 from partopt.options import AUTO
 from partopt.schedules import schedule
 from partopt.search.rows import may_fit
-from partopt.search.solve import solve
+from partopt.search.solve import solve_profile
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Fitting:
 
 
 def _solve(job: Job) -> Plan:
-    return solve(job).plan
+    return solve_profile(job).plan
 
 
 def find_fitting(job: Job, ask: Callable[[Job], Plan] = _solve) -> Fitting | None:

@@ -11,12 +11,12 @@ from partopt.job import Job
 from partopt.options import AUTO, MANUAL
 from partopt.schedules import schedule
 from partopt.search import contest
-from partopt.search.solve import solve
+from partopt.search.solve import solve_profile
 from partopt.search.variants import part_of
 
 
 def _solve(job: Job, progress: Progress) -> Plan:
-    return solve(job, progress).plan
+    return solve_profile(job, progress).plan
 
 
 def scale_plans(

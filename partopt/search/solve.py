@@ -62,7 +62,7 @@ class Result:
         return self.plan.fits
 
 
-def solve(job: Job, progress: Progress = ignore_progress, within: Within = ANY) -> Result:
+def solve_profile(job: Job, progress: Progress = ignore_progress, within: Within = ANY) -> Result:
     """The best plan of `job`, simulated: of its planner, or of all planners that can plan for it.
 
     What the job leaves open is chosen: the schedule where it is "auto", the microbatch size of

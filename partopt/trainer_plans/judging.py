@@ -21,7 +21,7 @@ from partopt.search.cuts import move_cuts
 from partopt.search.effort import SearchParams
 from partopt.search.rows import order_of
 from partopt.search.sizes import search_sizes
-from partopt.search.solve import solve
+from partopt.search.solve import solve_profile
 from partopt.search.variants import Within
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 from partopt.simulator.execution import simulate_plan
@@ -124,7 +124,7 @@ def _recut(job: Job, free: Job, within: Within, plan: Plan, progress: Progress) 
     found: dict[tuple[int, ...], Plan] = {}
     others = [plan]
     with suppress(PartoptError):  # no planner has one
-        result = solve(free.with_(**stated, stages=len(plan.stages)), progress, within)
+        result = solve_profile(free.with_(**stated, stages=len(plan.stages)), progress, within)
         others += [result.plan, *result.alternatives]
     for other in others:
         cuts = tuple(stage.start for stage in other.stages[1:])

@@ -217,8 +217,7 @@ class Switches:
 
         What is known with fewer of them, the `least`, where nothing else is faster.
         """
-        job, experts = self._job, self._usual.model.experts
-        layout, room = fixed_parts(job), room_of(job)
+        job, layout, room = self._job, fixed_parts(self._job), room_of(self._job)
         partly = recomputes_partly(job)
         alone = frozenset(lever for lever in on if lever.tp == 1)
         asked = [(on, layout)]
@@ -226,9 +225,8 @@ class Switches:
             asked.append((alone, structs.replace(layout, tp=1)))
         for some, fixed in asked:
             for steps, works in self._steps(some):
-                below = math.inf if experts else _seconds(least)
                 devices, batch = job.topology.cluster.devices, batch_of(job)
-                given = works, devices, batch, self._limit, fixed, partly, room, below
+                given = works, devices, batch, self._limit, fixed, partly, room, _seconds(least)
                 if (better := find_fastest(*given)) is not None:
                     taken = Taken(better[0], steps[better[1]])
                     least = min(least or taken, taken, key=_seconds)

@@ -29,7 +29,9 @@ from partopt.cost.problem import (
     problem_from_plan,
 )
 from partopt.documents import Note
+from partopt.documents.engine import PARTOPT
 from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
 from partopt.documents.transformer import Transformer
 from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
@@ -41,7 +43,7 @@ from partopt.search.cuts import move_cuts
 from partopt.search.effort import SearchParams
 from partopt.search.recomputed_blocks import recompute_less
 from partopt.search.rows import order_of, search_rows
-from partopt.search.solve import Result, as_fixed, solve
+from partopt.search.solve import Result, as_fixed, solve_profile
 from partopt.search.variants import Within
 from partopt.simulator.execution import simulate_plan
 from partopt.trainer_plans.levers import with_levers
@@ -58,27 +60,32 @@ _STARTS = 4  # plans whose cuts are moved, the best
 _SEARCHED = ("optimal", "grid")
 
 
-def solve_for(
+def solve(
     job: Job,
-    to: str | None = None,
+    progress: Progress = ignore_progress,
     *,
     rules: Sequence[str] = (),
-    progress: Progress = ignore_progress,
+    levers: bool = True,
 ) -> Result:
-    """The best plan of `job` that the trainer `to`, by default the job's, can say.
+    """The best plan of `job`, simulated: of its trainer, the best that this can say.
 
-    `rules` are those of `export_plan`; the alternatives are what else was found that it can say.
-    Of a transformer all layouts are estimated in closed form, and the fastest simulated. Raises
-    PartoptError where the job asks for what the trainer cannot do, and with the reasons where no
-    plan that it can say was found; Interrupted with the result until then.
+    What the job leaves open is chosen, as `solve_profile` does it. `rules` are those of
+    `export_plan`; the alternatives are what else was found that the trainer can say. Of a
+    transformer all layouts are estimated in closed form, and the fastest simulated; the plan says
+    what else would be faster, without `levers` not.
+    `progress(what, done, total)` is called now and then. Raises PartoptError where the job asks for
+    what the trainer cannot do, and with the reasons where no plan that it can say was found;
+    Interrupted with the result until then.
     """
-    job = job_for(job, to or job.trainer, rules)
+    if isinstance(job.model, Profile) and job.trainer == PARTOPT:
+        return solve_profile(job, progress)
+    job = job_for(job, job.trainer, rules)
     if isinstance(job.model, Transformer):
 
         def finish(plan: Plan, found: Found) -> Plan:
             return with_modelled(with_levers(job, plan, found), fewer=find_fewer(job, found))
 
-        return search_layouts(job, progress, finish)[0]
+        return search_layouts(job, progress, finish if levers else None)[0]
     trainer = TRAINERS.lookup(job.trainer)
     return solve_within(job, trainer, _parts_of(job, trainer, rules), progress)
 
@@ -143,7 +150,7 @@ def schedule_for(
 def solve_within(
     job: Job, trainer: Trainer, parts: Sequence[Part], progress: Progress = ignore_progress
 ) -> Result:
-    """`solve_for` of a trainer, to which the layers of the profile are `parts`."""
+    """`solve` of a trainer, to which the layers of the profile are `parts`."""
     _check_model(job, trainer, parts)
     job, within = restrict(job, trainer, parts)
     notes = [*job.notes] if trainer.trains else [*job.notes, _inference(trainer)]
@@ -278,7 +285,7 @@ def _plan_by_planner(job: Job, within: Within, progress: Progress, found: list[R
     refusals: dict[str, PartoptError] = {}
     for mode in modes:
         try:
-            found.append(solve(job.with_(recompute=mode), progress))
+            found.append(solve_profile(job.with_(recompute=mode), progress))
         except PartoptError as error:
             refusals[error.message] = error
     if len(refusals) == len(modes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,18 +21,23 @@ from partopt.search import fitting
 from partopt.search.fitting import Fitting
 from partopt.search.scaling import scale_plans
 from partopt.search.side_by_side import scaling_of
-from partopt.search.solve import solve
+from partopt.search.solve import solve_profile
 from partopt.trainer_plans.levers import Switches
 from partopt.trainer_plans.transformers import (
     batch_of,
     estimate_layouts,
     fixed_parts,
+    recomputes_partly,
+    room_of,
     search_layouts,
     training_for,
+    usual_facts,
 )
-from partopt.trainers import TRAINERS
 from partopt.transformer.as_profile import estimate_again
-from partopt.transformer.layouts import Found, any_fits
+from partopt.transformer.block import Training
+from partopt.transformer.iteration import Estimate
+from partopt.transformer.layouts import Found, any_fits, find_fastest
+from partopt.units import format_count
 
 MOST = 16_384  # devices of the clusters that are tried
 _FASTER = 0.01  # of the time: for less no device is left idle
@@ -73,19 +78,98 @@ def _largest_loss(plan: Plan) -> tuple[str, float]:
 def scale_servers(job: Job, least: int, most: int, progress: Progress = ignore_progress) -> Scaling:
     """How a transformer's `job` scales on `least` to `most` servers, its outermost level.
 
-    Sizes are the fewest on which it fits, powers of two, and `most`. PartoptError where it
-    fits on none of them.
+    All sizes are estimated in closed form. Rows are of the fewest on which it fits, powers of two,
+    `most`, and those that no other size beats in time and money: what is best for some deadline or
+    budget is one of these. PartoptError where it fits on none of them.
     """
     first = find_servers(job, least)
     if first is None or first > most:
         what = f"no layout of {job.trainer} fits on {least} to {most} servers"
         hint = "give more memory" if first is None else f"one does on {first}"
         raise PartoptError(what, hint, ANSWER_IS_NO, code="no-plan")
-    inside = job.topology.cluster.devices // job.topology.cluster.levels[-1].size
-    doubled = [1 << k for k in range(most.bit_length())]
-    sizes = sorted({first, most, *(size for size in doubled if first < size < most)})
-    sizes = [size for size in sizes if _fits(job, inside * size)]
-    return scale(job, [inside * size for size in sizes], progress=progress)
+    sizes, plans = Sizes(job), list[Plan]()
+    doubled = {1 << k for k in range(first.bit_length(), most.bit_length())}
+    usual = {n for n in {first, most} | doubled if sizes.fits(sizes.inside * n)}
+
+    def table(more: Sequence[Plan] | None) -> Scaling | None:
+        known = sorted([*plans, *(more or ())], key=lambda plan: plan.topology.cluster.devices)
+        return _table(known) if known else None
+
+    def simulate(servers: set[int]) -> list[Plan]:
+        devices = [sizes.inside * n for n in sorted(servers)]
+        return scale_plans(job, devices, False, progress, _best_plan) if devices else []
+
+    with found_until_then(table):
+        plans += simulate(usual)
+        plans += simulate({*find_frontier(sizes, range(first, most + 1), progress)} - usual)
+    found = table(None)
+    assert found
+
+    def is_beaten(row: ScalingRow) -> bool:
+        """By a row that is faster for no more money."""
+        faster = [o for o in found.rows if o.fits and o.samples_per_s > row.samples_per_s]
+        return any(other.efficiency >= row.efficiency for other in faster)
+
+    rows = [row for row in found.rows if row.devices // sizes.inside in usual or not is_beaten(row)]
+    return structs.replace(found, looked_at=most + 1 - first, rows=rows)
+
+
+def find_frontier(
+    sizes: Sizes, servers: Sequence[int], progress: Progress = ignore_progress
+) -> list[int]:
+    """The numbers of `servers`, ascending, that no other beats in both time and money.
+
+    Larger ones come first. One that costs no less than a larger one is slower, too, and is left as
+    soon as its layouts are seen to be.
+    """
+    cost, seconds = math.inf, dict[int, float]()
+    for done, size in enumerate(reversed(servers)):
+        progress("estimating sizes", done, len(servers))
+        devices = sizes.inside * size
+        if found := sizes.find_fastest(devices, cost / devices):
+            cost, seconds[size] = devices * found.seconds, found.seconds
+    return [n for n in sorted(seconds) if all(seconds[n] < seconds[o] for o in seconds if o < n)]
+
+
+class Sizes:
+    """A transformer's job on several numbers of devices, in closed form.
+
+    Blocks are computed once. `inside` are the devices of a member of the outermost level.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._trainings = dict[int, Training]()  # the last of every way
+        self.inside = job.topology.cluster.devices // job.topology.cluster.levels[-1].size
+
+    def fits(self, devices: int) -> bool:
+        """Whether a layout on so many devices fits, with graphs or without."""
+        batch, fixed = batch_of(self._job), fixed_parts(self._job)
+        limit = self._job.limit_bytes or math.inf
+        return any(any_fits(one, devices, batch, limit, fixed) for one in self._ways(devices))
+
+    def find_fastest(self, devices: int, beat_s: float = math.inf) -> Estimate | None:
+        """The fastest layout on so many devices that fits, if it takes less than `beat_s`."""
+        job, batch, limit = self._job, batch_of(self._job), self._job.limit_bytes or math.inf
+        fixed, rules = fixed_parts(job), (recomputes_partly(job), room_of(job))
+        for training in self._ways(devices):
+            if any_fits(training, devices, batch, limit, fixed):
+                found = find_fastest([training], devices, batch, limit, fixed, *rules, beat_s)
+                return found[0] if found else None
+        return None
+
+    def _ways(self, devices: int) -> Iterator[Training]:
+        """How so many devices are trained; and without the graphs that a plan has by itself."""
+        job = self._job.with_(topology=self._job.topology.resize(devices))
+        ways = [job]
+        if "graphs" in usual_facts(job).keys() - job.facts.keys():
+            ways.append(job.with_(facts={**job.facts, "graphs": "none"}))
+        for place, way in enumerate(ways):
+            training = training_for(way)
+            if place in self._trainings:
+                training.share_blocks(self._trainings[place])
+            self._trainings[place] = training
+            yield training
 
 
 def price_runs(
@@ -94,32 +178,63 @@ def price_runs(
     """The table with runs of so many `tokens`, and the size that is best for `days` or a `budget`.
 
     That is the one of those in time which takes fewest hours of devices; of those that are paid for
-    the fastest; without either nothing is chosen. PartoptError where no size is in time or paid
-    for, or no price is known.
+    the fastest; without either nothing is chosen. PartoptError where no size is in time and paid
+    for, which says what is nearest, or no price is known.
     """
     rows = [structs.replace(row, run=_run_of(row, tokens)) for row in scaling.rows]
-    able = [row for row in rows if row.fits and row.run]
-    if budget is not None and not all(row.run and row.run.cost for row in able):
+    if budget is not None and not all(row.run and row.run.cost for row in rows):
         what, hint = "`budget`: no price of a device is known", "add `price=2.1`"
         raise PartoptError(what, hint, code="missing-option", option="price")
-    if days is not None:
-        able = [row for row in able if row.run and row.run.days <= days]
-    if budget is not None:
-        able = [row for row in able if row.run and (row.run.cost or math.inf) <= budget]
+    priced = structs.replace(scaling, rows=rows, tokens=tokens)
+    able = _runs_within(priced, days, budget)
+    if (days, budget) == (None, None):
+        return priced
     if not able:
-        raise PartoptError(
-            "no number of devices is in time and paid for",
-            "give more days, a larger budget or more servers",
-            ANSWER_IS_NO,
-            code="no-plan",
-        )
+        raise _nearest(priced, days, budget)
+    best, _ = min(able, key=lambda pair: pair[1].days if days is None else pair[1].device_hours)
+    return structs.replace(priced, chosen=best)
 
-    def order(row: ScalingRow) -> float:
-        assert row.run
-        return row.run.device_hours if days is not None else row.run.days
 
-    chosen = min(able, key=order).devices if (days, budget) != (None, None) else UNSET
-    return structs.replace(scaling, rows=rows, tokens=tokens, chosen=chosen)
+def _nearest(scaling: Scaling, days: float | None, budget: float | None) -> PartoptError:
+    """Why none of a table's runs takes so many `days` and no more money; what comes nearest."""
+    runs, in_time = _runs_within(scaling), _runs_within(scaling, days)
+    if not runs:
+        what, hint = "no layout fits on any of these sizes", "give more servers"
+        return PartoptError(what, hint, ANSWER_IS_NO, code="no-plan", option="servers")
+    if not in_time:
+        devices, run = min(runs, key=lambda pair: pair[1].days)
+        option, what = "days", f"`days={days:g}`: no size is in time; the fastest"
+        hint = f"allow `days={_round_up(run.days):g}`, or give more servers"
+    else:
+        devices, run = min(in_time, key=lambda pair: pair[1].cost or 0.0)
+        option, what = "budget", f"`budget={_money(budget)}`: no size is paid for; the cheapest"
+        what += " in time" * (len(in_time) < len(runs))
+        hint = f"allow `budget={_money(_round_up(run.cost or 0.0))}`"
+        if paid := _runs_within(scaling, None, budget):
+            hint += f", or `days={_round_up(min(run.days for _, run in paid)):g}`"
+    what += f", {devices:,} devices, takes {run.days:.4g} days"
+    what += f" and costs {_money(run.cost)}" if run.cost else ""
+    return PartoptError(what, hint, ANSWER_IS_NO, code="no-plan", option=option)
+
+
+def _runs_within(
+    scaling: Scaling, days: float | None = None, budget: float | None = None
+) -> list[tuple[int, Run]]:
+    """The devices and the run of rows that fit, where it takes no more than that."""
+    runs = [(row.devices, row.run) for row in scaling.rows if row.fits and row.run]
+    runs = [pair for pair in runs if days is None or pair[1].days <= days]
+    return [pair for pair in runs if budget is None or (pair[1].cost or 0.0) <= budget]
+
+
+def _round_up(value: float) -> float:
+    """The next number of three digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / unit) * unit
+
+
+def _money(amount: float | UnsetType | None) -> str:
+    """`1.34M`, as it is typed."""
+    return format_count(amount or 0.0).replace(" ", "").replace("G", "B")
 
 
 def _run_of(row: ScalingRow, tokens: float) -> Run:
@@ -130,26 +245,41 @@ def _run_of(row: ScalingRow, tokens: float) -> Run:
 
 
 def find_fewer(job: Job, found: Found) -> Fewer | UnsetType:
-    """The next power of two of a cluster's devices, where as many are faster than all."""
-    whole, best = job.topology.cluster.devices, found.fitting[0] if found.fitting else None
-    if whole & (whole - 1) == 0 or best is None:
-        return UNSET
-    devices = 1 << (whole.bit_length() - 1)
-    with suppress(PartoptError):  # they fill no servers evenly, or the layout is for all
-        fewer = estimate_layouts(job.with_(topology=job.topology.resize(devices))).fitting
-        if fewer and fewer[0].seconds < (1 - _FASTER) * best.seconds:
-            return Fewer(
-                devices=devices,
-                iteration_s=fewer[0].seconds,
-                saved=1 - fewer[0].seconds / best.seconds,
-                layout=fewer[0].layout,
-            )
-    return UNSET
+    """Fewer of a cluster's devices, where as many are faster than all.
+
+    Tried are, for every power of two, the most devices, or servers, that are a multiple of it: what
+    batches and blocks divide by. Half as many or fewer are none of these, nor is any where all are
+    a power of two. Of those a layout is estimated only if its blocks alone are faster than the best
+    until then, in the closed form of which all else is more.
+    """
+    sizes, whole = Sizes(job), job.topology.cluster.devices
+    fewer: Fewer | UnsetType = UNSET
+    if not found.fitting:
+        return fewer
+    best_s, servers = found.fitting[0].seconds, whole // sizes.inside
+    beat_s = (1 - _FASTER) * best_s
+    tried = {sizes.inside * size for size in _rounded(servers)} | {*_rounded(whole)}
+    for devices in sorted(tried - {whole}, reverse=True):
+        with suppress(PartoptError):  # they fill no servers evenly, or the layout is for all
+            if other := sizes.find_fastest(devices, beat_s):
+                beat_s = other.seconds
+                fewer = Fewer(
+                    devices=devices,
+                    iteration_s=beat_s,
+                    saved=1 - beat_s / best_s,
+                    layout=other.layout,
+                )
+    return fewer
+
+
+def _rounded(n: int) -> Iterator[int]:
+    """The largest multiple of every power of two up to n, n itself among them."""
+    return (n >> k << k for k in range(n.bit_length()))
 
 
 def _best_plan(job: Job, progress: Progress) -> Plan:
     if not isinstance(job.model, Transformer):
-        return solve(job, progress).plan
+        return solve_profile(job, progress).plan
     try:
         return search_layouts(job, progress)[0].plan
     except PartoptError as error:
@@ -162,15 +292,14 @@ def find_servers(job: Job, least: int = 1) -> int | None:
     By bytes alone, in closed form. None where no layout fits on up to `MOST` devices, or on a size
     that is `least` doubled again and again.
     """
-    cluster = job.topology.cluster
-    inside = cluster.devices // cluster.levels[-1].size
-    low, high, highest = least - 1, least, MOST // inside
-    while high <= highest and not _fits(job, inside * high):
+    sizes = Sizes(job)
+    low, high, highest = least - 1, least, MOST // sizes.inside
+    while high <= highest and not sizes.fits(sizes.inside * high):
         low, high = high, max(high + 1, min(2 * high, highest))
     if high > highest:
         return None
     # not bisected: a number of devices that is no multiple of much has few layouts
-    return next(size for size in range(low + 1, high + 1) if _fits(job, inside * size))
+    return next(n for n in range(low + 1, high + 1) if sizes.fits(sizes.inside * n))
 
 
 def find_fitting(job: Job, ask: Callable[[Job], Plan] | None = None) -> Fitting | None:
@@ -190,12 +319,10 @@ def find_fitting(job: Job, ask: Callable[[Job], Plan] | None = None) -> Fitting 
         servers, more = free, {"layout": Layout(), **dict.fromkeys(PARTS)}
     switch = _fastest_switch(job)
     if servers is not None:
-        found = Fitting(more | ({"servers": servers} if servers != size else {}), None)
-        inside = job.topology.cluster.devices // size
-        larger = job.with_(topology=job.topology.resize(inside * servers))
-        larger = larger.with_(layout=Layout()) if more else larger
-        if switch is None or switch.iteration_s > _seconds_of(larger):
-            return found
+        devices = job.topology.cluster.devices // size * servers
+        larger = Sizes(job.with_(layout=Layout()) if more else job).find_fastest(devices)
+        if switch is None or (larger and larger.seconds < switch.iteration_s):
+            return Fitting(more | ({"servers": servers} if servers != size else {}), None)
     return Fitting({"facts": {**job.facts, **switch.facts}}, None) if switch else None
 
 
@@ -204,24 +331,3 @@ def _fastest_switch(job: Job) -> Worth | None:
     rows = Switches(job, estimate_layouts(job)).alone()
     able = (row for row in rows if not row.changes_numbers)
     return min(able, key=lambda row: row.iteration_s, default=None)
-
-
-def _seconds_of(job: Job) -> float:
-    """Those of the fastest layout, with graphs or without; infinite where none fits."""
-    fitting = (estimate_layouts(way).fitting for way in _ways(job))
-    return next((found[0].seconds for found in fitting if found), math.inf)
-
-
-def _ways(job: Job) -> list[Job]:
-    """The job, and the one without graphs where its trainer has some."""
-    has_graphs = "graphs" in TRAINERS.lookup(job.trainer).choices
-    return [job] + [job.with_(facts={"graphs": "none", **job.facts})] * has_graphs
-
-
-def _fits(job: Job, devices: int) -> bool:
-    """Whether a layout on so many devices fits, with graphs or without."""
-    resized = job.with_(topology=job.topology.resize(devices))
-    limit, fixed = resized.limit_bytes or math.inf, fixed_parts(resized)
-    return any(
-        any_fits(training_for(way), devices, batch_of(job), limit, fixed) for way in _ways(resized)
-    )

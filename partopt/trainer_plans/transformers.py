@@ -107,10 +107,10 @@ def training_for(job: Job) -> Training:
 
 def run_with_facts(job: Job) -> tuple[Practice, Engine]:
     """How its trainer runs a job's transformer. PartoptError for facts that it does not have."""
-    return TRAINERS.lookup(job.trainer).run_with({**_usual_facts(job), **job.facts})
+    return TRAINERS.lookup(job.trainer).run_with({**usual_facts(job), **job.facts})
 
 
-def _usual_facts(job: Job) -> dict[str, str]:
+def usual_facts(job: Job) -> dict[str, str]:
     """What a plan says by itself, where its trainer can: unequal blocks are cut by their seconds.
 
     And graphs hold what the host starts of experts' blocks, unless whole ones are made again.
@@ -200,7 +200,7 @@ def search_layouts(
     """
     progress("estimating layouts", 0, 1)
     training, found = training_for(job), estimate_layouts(job)
-    if not found.fitting and "graphs" in _usual_facts(job).keys() - job.facts.keys():
+    if not found.fitting and "graphs" in usual_facts(job).keys() - job.facts.keys():
         return search_layouts(job.with_(facts={**job.facts, "graphs": "none"}), progress, finish)
     assert found.least
     if not found.fitting:

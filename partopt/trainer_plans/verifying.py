@@ -17,7 +17,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search import verify as search
 from partopt.trainer_plans.judging import judge_layout, plan_layout
-from partopt.trainer_plans.planning import solve_for
+from partopt.trainer_plans.planning import solve
 from partopt.transformer.rates import PLANNED
 
 
@@ -88,7 +88,7 @@ def _answer(plan: Plan, about: Modelled, progress: Progress) -> tuple[bool, str,
 
 
 def _solve(job: Job, progress: Progress) -> Plan:
-    return solve_for(job, progress=progress).plan
+    return solve(job, progress).plan
 
 
 def _judge(job: Job, progress: Progress) -> Plan:

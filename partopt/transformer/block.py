@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -158,14 +157,26 @@ class Training:
                 )
 
     def having(self, practice: Practice, engine: Engine) -> Training:
-        """The same with another practice and engine; with the blocks that are known of it."""
-        other = dataclasses.replace(self, practice=practice, engine=engine)
-        as_before = {name: getattr(self.practice, name) for name in _BESIDE_BLOCKS}
-        same_blocks = structs.replace(practice, **as_before) == self.practice
-        if same_blocks and other.gradient_bytes == self.gradient_bytes:
-            for name in ("_blocks", "_means", "_further"):
-                object.__setattr__(other, name, getattr(self, name))
+        """The same with another practice and engine."""
+        other = replace(self, practice=practice, engine=engine)
+        other.share_blocks(self)
         return other
+
+    def share_blocks(self, other: Training) -> None:
+        """Share the blocks that are computed with `other`, if these depend on nothing that differs.
+
+        Of the sizes of levels they know that of a server, which is among the rates.
+        """
+        beside = {name: getattr(self.practice, name) for name in _BESIDE_BLOCKS}
+        alike = replace(
+            other,
+            practice=structs.replace(other.practice, **beside),
+            engine=self.engine,
+            rates=replace(other.rates, sizes=self.rates.sizes),
+        )
+        if alike == self and other.gradient_bytes == self.gradient_bytes:
+            for name in ("_blocks", "_means", "_further"):
+                object.__setattr__(self, name, getattr(other, name))
 
     @property
     def wide(self) -> Format:

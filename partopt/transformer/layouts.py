@@ -15,6 +15,7 @@ from partopt.documents.engine import MODULES, Layout
 from partopt.documents.stage import Shard
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.iteration import (
+    PASS_S,
     Degrees,
     Estimate,
     estimate,
@@ -72,7 +73,7 @@ def find_layouts(
     every, fastest, ways = list[Estimate](), dict[Layout, float](), _ways(work, fixed)
     most = MISSING * limit
     open_cores = cores(work, devices, batch, fixed, most)
-    bounds = ((_blocks_s(work, core, batch), core) for core in open_cores)
+    bounds = ((least_s(work, core, batch), core) for core in open_cores)
     for bound_s, core in sorted(bounds, key=lambda pair: pair[0]):
         if len(fastest) >= ENOUGH and bound_s > sorted(fastest.values())[ENOUGH - 1]:
             break
@@ -138,21 +139,23 @@ def find_fastest(
     """The fastest layout that fits with one of `works`, in less than `below` seconds; and which.
 
     Each of `works` needs less memory than the one before it and takes no less time: a layout takes
-    the first with which it fits. Otherwise as the first of `find_layouts`, whose `below` is of
-    layouts without experts. None where there is none.
+    the first with which it fits. Otherwise as the first of `find_layouts`. None where that takes
+    as long, or there is none.
     """
     first, last, found = works[0], works[-1], None
+    experts = bool(last.model.experts)
     ways, places, rules = _ways(last, fixed), itertools.count(), [(limit, False)]
-    if last.model.experts:
+    if experts:
         rules = [(min(room or limit, limit), True), (limit, True), *rules]
     for most, usual in rules:
+        known = not experts  # that one fits, without which the next rule counts
         # by what it takes at least: its blocks alone; then what it takes if nothing is freed
         queue: list[tuple[float, int, Layout, list[Layout]]] = [
-            (_blocks_s(last, core, batch), next(places), core, [])
+            (least_s(last, core, batch, piped=True), next(places), core, [])
             for core in cores(last, devices, batch, fixed, most)
         ]
         heapify(queue)
-        while queue and queue[0][0] < below:
+        while queue and (queue[0][0] < below or not known):
             _, _, core, laid = heappop(queue)
             if not laid:
                 laid = [
@@ -167,17 +170,17 @@ def find_fastest(
                 fewer: Layout | None = layout
                 if layout.recompute == "always" and partly and fixed.recompute is None:
                     fewer = _fewer_again(last, layout, batch, most)
-                if fewer is None or (
-                    fewer is not laid[0] and iteration_s(first, fewer, batch) >= below
-                ):
+                seen = known and fewer is not laid[0]
+                if fewer is None or (seen and iteration_s(first, fewer, batch) >= below):
                     continue
                 place = first_fitting(works, fewer, batch, most)
+                known = known or place is not None
                 candidate = None if place is None else estimate(works[place], fewer, batch)
                 if candidate and candidate.seconds < below:
                     below, found = candidate.seconds, (candidate, place or 0)
                 if place == 0:
                     break  # what is made again beyond takes longer
-        if found:
+        if known and (experts or found):
             break
     return found
 
@@ -212,12 +215,19 @@ def _first(over: Callable[[int], float], low: int, high: int) -> int | None:
     return high
 
 
-def _blocks_s(work: Training, core: Layout, batch: int) -> float:
-    """Seconds of blocks and ends, from which all of an iteration is more: nothing made again."""
+def least_s(work: Training, core: Layout, batch: int, piped: bool = False) -> float:
+    """Seconds of blocks and ends, from which all of an iteration is more: nothing made again.
+
+    Also `piped`, with what passes take and the bubble of equal stages: others have no shorter one.
+    """
     degrees = Degrees.of(work, core, batch)
     block = work.mean(degrees.shape)
     blocks_s = work.model.blocks * (block.forward_s + block.backward_s)
     whole_s = degrees.m / degrees.p * (blocks_s + block.head_s + block.embedding_s)
+    if piped and degrees.p > 1:
+        p, v, m = degrees.p, degrees.v, degrees.m
+        idle = (p - 1) / v / m if v > 1 or m > p else max(0, p / m - 1)
+        whole_s = (1 + idle) * whole_s + 2 * m * v * PASS_S
     return (1 + straggling(degrees.devices)) * whole_s
 
 

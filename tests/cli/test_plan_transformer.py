@@ -10,6 +10,7 @@ import pytest
 
 from partopt.cli.plan import command as plan_command
 from partopt.documents.files import find_shipped, shipped_names
+from partopt.trainer_plans import planning
 
 MODEL = "llama3-8b", "--topology", "dgx-h100", "--servers", "1"
 ASKED = *MODEL, "--for", "megatron", "--global-batch", "64", "--sequence", "4096"
@@ -370,8 +371,28 @@ def test_sizes_of_a_cluster_are_a_table_with_days_and_money(partopt, tmp_path):
     assert [row["devices"] for row in rows["rows"]] == [8, 16] and rows["chosen"] in (8, 16)
 
 
-def test_another_layout_stands_beside_part_by_part(partopt):
+def test_a_deadline_that_no_size_keeps_is_told_with_the_nearest_below_the_table(partopt):
+    run = "--servers", "1-2", "--tokens", "15T", "--days", "30"
+    done = partopt("plan", *ASKED, *run)
+    assert done.code == 1 and "DEVICES" in done.out and "best " not in done.out
+    [days] = re.findall(
+        r"--days 30: no size is in time; the fastest, 16 devices, takes ([0-9.]+)"
+        r" days\n",
+        done.err,
+    )
+    [allowed] = re.findall(r"hint: +allow --days ([0-9.]+), or give more servers", done.err)
+    assert float(days) <= float(allowed) <= 1.01 * float(days)
+    dear = partopt("plan", *ASKED, *run[:4], "--price", "2", "--budget", "100k")
+    assert "--budget 100k: no size is paid for; the cheapest, " in dear.err and dear.code == 1
+    unknown = partopt("plan", *ASKED, *run[:4], "--budget", "100k")
+    assert "no price of a device is known" in unknown.err and unknown.code == 2
+
+
+def test_another_layout_stands_beside_part_by_part(partopt, monkeypatch):
+    levers = []
+    monkeypatch.setattr(planning, "with_levers", lambda job, plan, _: levers.append(job) or plan)
     page = partopt("plan", *ASKED, *LAYOUT, "--beside", "tp=8").out
+    assert len(levers) == 1  # what else helps is looked for once
     assert "first " in page and "beside " in page and "PART " in page
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from partopt import planners
+from partopt import planners, solve
 from partopt.cost.figures import figures_of, flops_of, sample_flops
 from partopt.cost.problem import problem_of
 from partopt.documents.plan import Plan
@@ -17,7 +17,6 @@ from partopt.report.phrases import speeds
 from partopt.report.plan_text import render as render_plan
 from partopt.report.plans_text import render_comparison, render_scaling
 from partopt.search.side_by_side import comparison_of, scaling_of
-from partopt.search.solve import solve
 from partopt.simulator.execution import simulate_plan
 from tests.helpers import chain_profile, flat
 

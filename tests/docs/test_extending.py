@@ -16,10 +16,9 @@ from partopt.job import Job
 from partopt.schedules.assemble import check
 from partopt.schedules.order import in_flight
 from partopt.schedules.placement import Placement, placement_of
-from partopt.search.solve import solve
 from partopt.simulator import execute, simulate_plan
 from partopt.trainer_plans.judging import plan_layout
-from partopt.trainer_plans.planning import solve_for
+from partopt.trainer_plans.planning import solve
 from partopt.trainers.layout import read_layout
 from tests.docs.documents import blocks, read
 from tests.helpers import ROOT, flat, uniform_profile
@@ -117,7 +116,7 @@ def test_the_trainer_of_the_example_is_planned_for_written_and_read(monkeypatch)
     name = register(monkeypatch, trainers.TRAINERS, line, TRAINER)
     job = Job(transformer(8), flat(4), schedule="auto", microbatches=8)
     trainer = trainers.TRAINERS[name]
-    plan = solve_for(job, name).plan
+    plan = solve(job.with_(trainer=name)).plan
     assert (plan.trainer, plan.engine, plan.schedule) == (name, trainer.engine, "1f1b")
     text = trainers.export_plan(plan, name).main
     layout = read_layout(name, text, job.profile)

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from partopt import planners
+from partopt import planners, solve
 from partopt.cost.problem import problem_of
 from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
@@ -15,7 +15,6 @@ from partopt.search.contest import Contest
 from partopt.search.effort import SearchParams
 from partopt.search.rows import Search
 from partopt.search.simulations import Simulations
-from partopt.search.solve import solve
 from partopt.search.variants import ANY, Within, variants_of
 from partopt.simulator.execution import execute, simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile

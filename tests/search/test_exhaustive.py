@@ -6,6 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
+from partopt import solve
 from partopt.cost.pricing import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem, consecutive
 from partopt.documents.plan import Plan
@@ -15,7 +16,6 @@ from partopt.planners.placing import stage_multiple, stages_a_device
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
 from partopt.schedules.placement import CHUNKS, STRAIGHT, ranks_of
-from partopt.search.solve import solve
 from partopt.search.variants import Within, variants_of
 from partopt.simulator.execution import simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level

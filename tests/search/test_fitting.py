@@ -2,13 +2,13 @@
 
 import pytest
 
+from partopt import solve
 from partopt.cost.memory import STATE_BYTES
 from partopt.documents.engine import Layout
 from partopt.job import Job
 from partopt.search import fitting as does_not_fit
 from partopt.search.fitting import find_fitting, list_tried
 from partopt.search.rows import may_fit
-from partopt.search.solve import solve
 from tests.helpers import chain_profile, flat, uniform_profile
 
 
@@ -78,7 +78,7 @@ def test_a_layout_is_freed_with_the_numbers_of_replicas():
 def test_what_cannot_fit_is_not_searched(monkeypatch):
     """Neither by `solve` nor as it is asked for a trainer."""
     searched = []
-    monkeypatch.setattr(does_not_fit, "solve", searched.append)
+    monkeypatch.setattr(does_not_fit, "solve_profile", searched.append)
     job = job_of(schedule="auto", microbatches=8, recompute="never")
     assert find_fitting(job) is None
     assert find_fitting(job, searched.append) is None

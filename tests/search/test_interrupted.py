@@ -123,7 +123,7 @@ def test_a_trainers_plan_until_then_is_one_that_it_can_say() -> None:
     profile = po.Profile.load("llama-7b.h100-estimated.bfloat16")
     cluster = po.Topology.load("dgx-h100", 1)
     job = po.Job(profile, cluster, effort="quick", schedule="1f1b", global_batch=16)
-    found = interruptions(lambda tell: po.solve_for(job, "megatron", progress=tell))
+    found = interruptions(lambda tell: po.solve(job.with_(trainer="megatron"), tell))
     plans = [result.document for result in found if result is not None]
     assert len(plans) > 1
     for plan in plans:
@@ -142,7 +142,7 @@ ASKED = po.Job(
 
 
 def test_a_layout_until_then_answers_the_question_that_fixes_it() -> None:
-    found = interruptions(lambda tell: po.solve_for(ASKED, progress=tell))
+    found = interruptions(lambda tell: po.solve(ASKED, tell))
     plans = [result.plan for result in found if result is not None]
     assert len(plans) > 1
     for plan in plans:

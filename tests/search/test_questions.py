@@ -8,13 +8,13 @@ import pytest
 from msgspec import structs
 
 import partopt
+from partopt import solve
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.search.solve import solve
 from tests.helpers import chain_profile, flat, two_level, uniform_profile
 from tests.search.problems import slow
 
@@ -49,7 +49,7 @@ def speed(plan: Plan | None) -> float:
 def answer(job: Job, trainer: str | None = None) -> float:
     """Samples/s of the answer, 0 where there is none."""
     try:
-        return speed((partopt.solve_for(job, trainer) if trainer else solve(job)).plan)
+        return speed(solve(job.with_(trainer=trainer) if trainer else job).plan)
     except PartoptError:
         return 0.0
 

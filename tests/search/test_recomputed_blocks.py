@@ -127,10 +127,10 @@ def test_the_best_plan_of_a_trainer_is_verified_written_and_read_again(to, sched
     stages = 4 if schedule == "interleaved" else 2
     options = {"schedule": schedule, "microbatches": 8, "optimizer": "sgd", "stages": stages}
     memory = (60 if stages == 4 else 40) * MB
-    job = po.Job(profile, flat(2), memory=memory, recompute="auto", **options)
-    always = po.solve_for(job.with_(recompute="always"), to).plan
+    job = po.Job(profile, flat(2), memory=memory, recompute="auto", trainer=to, **options)
+    always = po.solve(job.with_(recompute="always")).plan
     assert always.fits
-    plan = po.solve_for(job, to).plan
+    plan = po.solve(job).plan
     assert plan.fits
     assert any(stage.first_again is not None for stage in plan.stages)
     assert plan.predicted.iteration_s < always.predicted.iteration_s
@@ -158,7 +158,8 @@ def test_a_published_model_keeps_and_takes_what_was_measured():
     plans = {}
     for how in ("never", 12, 24, "always"):
         job = po.Job(profile, flat(1), schedule="1f1b", microbatches=1, cuts=[], recompute=how)
-        plans[how] = po.solve_for(job, "megatron").plan.stages[0]
+        job = job.with_(trainer="megatron")
+        plans[how] = po.solve(job).plan.stages[0]
     kept = {how: own.memory.activations_bytes for how, own in plans.items()}
     assert kept["always"] / kept["never"] == pytest.approx(0.0764, rel=0.01)
     assert kept[12] / kept["never"] == pytest.approx(1 - 12 / 48 * (1 - 0.0764), rel=0.01)

@@ -3,12 +3,12 @@
 import pytest
 from click import unstyle
 
+from partopt import solve
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search import rows
 from partopt.search.compare import compare
 from partopt.search.scaling import scale_plans
-from partopt.search.solve import solve
 from partopt.search.variants import least_s
 from tests.helpers import flat, measurement, profile_of
 

@@ -107,8 +107,8 @@ def test_cuts_of_a_layout_are_where_others_are_looked_for_too(monkeypatch):
     """What planners find may be slower."""
     layout = read_layout("megatron", "Ettt|tttt|tL", uneven())
     job = Job(uneven(), flat(3), microbatches=8, **layout.options(flat(3)))
-    slower = dataclasses.replace(judging.solve(job.with_(cuts=[3, 4])), alternatives=())
-    monkeypatch.setattr(judging, "solve", lambda *_: slower)
+    slower = dataclasses.replace(judging.solve_profile(job.with_(cuts=[3, 4])), alternatives=())
+    monkeypatch.setattr(judging, "solve_profile", lambda *_: slower)
     still = dataclasses.replace(SearchParams.at("normal"), cut_budget=0.0)
     monkeypatch.setattr(SearchParams, "at", lambda _: still)
     judged = judge_layout(job, layout)

@@ -14,7 +14,7 @@ from partopt.job import Job
 from partopt.report.transformer_text import render, render_change, render_parts
 from partopt.trainer_plans.judging import judge_layout, plan_layout
 from partopt.trainer_plans.levers import Switches, find_challenger, take_best
-from partopt.trainer_plans.planning import job_for, solve_for
+from partopt.trainer_plans.planning import job_for, solve
 from partopt.trainer_plans.transformers import estimate_layouts, training_for
 from partopt.trainers import TRAINERS, export_plan
 from partopt.transformer.as_profile import estimate_again
@@ -136,10 +136,10 @@ def test_the_facts_of_a_recipe_lead_to_its_layout(model, servers, batch, layout)
 
 def test_a_recipe_is_written_and_is_the_first_lever():
     asked = job_of("llama3-70b", 4, 512, 4096, "megatron-bridge")
-    levers = solve_for(asked).plan.transformer.levers
+    levers = solve(asked).plan.transformer.levers
     assert levers[0].facts == {"recipe": "benchmark"}
     assert levers[0].changes_numbers and not levers[0].verified
-    plan = solve_for(asked.with_(facts={"recipe": "benchmark"})).plan
+    plan = solve(asked.with_(facts={"recipe": "benchmark"})).plan
     assert plan.transformer.facts == {"gradients": "parameters", "tp-overlap": "yes"}
     assert plan.transformer.closed_s == pytest.approx(levers[0].iteration_s, rel=2e-3)
     written = export_plan(plan, "megatron-bridge").main
@@ -157,7 +157,7 @@ def test_a_recipe_is_written_and_is_the_first_lever():
 )
 def test_recipes_that_are_not_known_are_refused(trainer, model, recipe, message):
     with pytest.raises(PartoptError, match=message):
-        solve_for(job_of(model, 1, 64, 4096, trainer, facts={"recipe": recipe}))
+        solve(job_of(model, 1, 64, 4096, trainer, facts={"recipe": recipe}))
 
 
 def test_what_is_stated_goes_before_a_recipe():
@@ -170,7 +170,7 @@ def test_what_is_stated_goes_before_a_recipe():
 
 def test_facts_of_an_engine_stay_as_they_are():
     facts = {"bucket": 20_000_000, "optimizer_bytes": 8, "recipe": "benchmark"}
-    plan = solve_for(job_of("llama3-8b", 1, 16, 4096, "megatron-bridge", facts=facts)).plan
+    plan = solve(job_of("llama3-8b", 1, 16, 4096, "megatron-bridge", facts=facts)).plan
     assert plan.engine.bucket_bytes == 20_000_000 and plan.engine.gradients == "parameters"
 
 
@@ -190,7 +190,7 @@ def test_what_the_job_states_is_no_lever_and_what_it_contradicts_is_none():
 def test_overlap_without_sequence_parallelism_is_refused():
     facts = {"sequence-parallel": "no", "tp-overlap": "yes"}
     with pytest.raises(PartoptError, match="only sequence parallel exchanges"):
-        solve_for(job_of("llama3-8b", 1, 16, 4096, facts=facts))
+        solve(job_of("llama3-8b", 1, 16, 4096, facts=facts))
 
 
 def test_overlap_is_not_taken_where_one_rank_is_the_best():
@@ -222,7 +222,7 @@ def test_the_best_that_is_taken_changes_no_numbers_unless_it_may():
         "gradients": "parameters",
         "optimizer_bytes": "8",
     }
-    plan = solve_for(taken).plan
+    plan = solve(taken).plan
     assert plan.transformer.levers == [] and not plan.transformer.together
 
 
@@ -236,7 +236,7 @@ def test_a_switch_that_makes_the_first_layout_fit_is_found():
     assert gradients.facts == {"gradients": "parameters"} and gradients.saved is UNSET
     assert state.facts == {"optimizer_bytes": "8"} and state.changes_numbers
     assert offload.facts.keys() == {"offload-overlap", "optimizer-offload"}
-    assert "fits, " in render(solve_for(asked).plan)
+    assert "fits, " in render(solve(asked).plan)
 
 
 def _worths(found, usable, seed=0):
@@ -265,7 +265,7 @@ def test_the_challenger_is_the_one_that_draws_say(model, servers, batch, sequenc
             del gains[layout]
     assert gains[challenger.layout] == pytest.approx(max(gains.values()), abs=5e-4)
     slower = challenger.saved < 0
-    page = render(solve_for(asked).plan)
+    page = render(solve(asked).plan)
     assert ("slower as computed" in page) == slower and ("faster, if it fits" in page) != slower
 
 
@@ -287,7 +287,7 @@ def test_chances_are_those_of_the_tries_and_fall_with_what_is_needed():
 
 def test_a_layout_without_room_says_with_which_switch_it_fits():
     asked = job_of("llama3-70b", 4, 512, 4096)
-    plan = solve_for(asked).plan
+    plan = solve(asked).plan
     lacking = [row for row in plan.transformer.beside if not row.fits]
     assert lacking and not any(row.fits_with for row in plan.transformer.beside if row.fits)
     switches = Switches(asked, estimate_layouts(asked))
@@ -308,9 +308,9 @@ def test_a_layout_without_room_says_with_which_switch_it_fits():
 
 def test_a_lever_is_planned_and_exported_with_the_share_that_it_found():
     asked = job_of("llama3-70b", 1, 512, 4096)
-    lever = min(solve_for(asked).plan.transformer.levers, key=lambda one: one.iteration_s)
+    lever = min(solve(asked).plan.transformer.levers, key=lambda one: one.iteration_s)
     assert lever.saved is UNSET and lever.facts.keys() == {"offload-overlap", "optimizer-offload"}
-    plan = solve_for(take_best(asked)).plan
+    plan = solve(take_best(asked)).plan
     share = plan.transformer.practice.optimizer_offload
     assert plan.fits and 0.9 < share <= 1
     written = export_plan(plan, "megatron")
@@ -349,7 +349,7 @@ def test_an_import_names_the_switches_that_a_script_lacks():
 
 def test_all_together_are_told_where_they_save_more_than_one():
     asked = job_of("llama3-70b", 4, 512, 4096)
-    about = solve_for(asked).plan.transformer
+    about = solve(asked).plan.transformer
     singles = [lever.iteration_s for lever in about.levers]
     assert about.together.iteration_s < min(singles)
     assert sum(lever.saved for lever in about.levers) > about.together.saved  # worths do not add
@@ -375,5 +375,5 @@ def test_the_plan_is_kept_where_the_search_of_switches_is_interrupted():
 
     asked = job_of("llama3-8b", 1, 16, 4096)
     with pytest.raises(KeyboardInterrupt) as stopped:
-        solve_for(asked, progress=stop)
+        solve(asked, stop)
     assert stopped.value.found.plan.transformer.levers == []

@@ -18,7 +18,7 @@ from partopt.documents.profile import SharedParameter
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
 from partopt.simulator.execution import simulate_plan
-from partopt.trainer_plans.planning import solve_for
+from partopt.trainer_plans.planning import solve
 from partopt.trainers import TRAINERS, export_plan, writers
 from partopt.trainers.parts import find_parts
 from partopt.trainers.says import find_faults, may_begin
@@ -45,14 +45,14 @@ def stated(seed: int, to: str, profile: po.Profile | None = None, **options) -> 
     schedule = "gpipe" if to == "torchgpipe" else "1f1b"
     clusters = [flat(4, bandwidth=2e9), two_level(2, 2)]
     options = {"schedule": schedule, "microbatches": 8, **options}
-    return po.Job(profile or model(seed), clusters[seed % 2], **options)
+    return po.Job(profile or model(seed), clusters[seed % 2], trainer=to, **options)
 
 
 @pytest.mark.slow
 @examples(15)
 @given(st.integers(0, 10**6), st.sampled_from(WRITERS))
 def test_it_can_be_said(seed, to):
-    result = solve_for(stated(seed, to), to)
+    result = solve(stated(seed, to))
     for plan in (result.plan, *result.alternatives):
         assert export_plan(plan, to).main
         assert [name for stage in plan.stages for name in stage.modules] == NAMES
@@ -64,7 +64,7 @@ def test_it_can_be_said(seed, to):
 def test_hardly_any_other_that_can_be_said_is_faster(seed, to):
     job = po.job_for(stated(seed, to), to)
     best = min(plan.predicted.period_s for plan in sayable(job, to))
-    assert solve_for(job, to).plan.predicted.period_s <= 1.01 * best
+    assert solve(job.with_(trainer=to)).plan.predicted.period_s <= 1.01 * best
 
 
 def sayable(job, to):
@@ -105,7 +105,7 @@ def test_where_stages_may_begin():
 @pytest.mark.parametrize("to", ["megatron", "torchtitan"])
 def test_schedules_are_chosen_among_those_of_the_trainer(to):
     job = stated(1, to, schedule="auto", microbatches=8)
-    result = solve_for(job, to)
+    result = solve(job.with_(trainer=to))
     names = [plan.schedule for plan in (result.plan, *result.alternatives)]
     assert {*names} <= {*TRAINERS[to].schedules}
     assert len({*names}) == len(names)
@@ -117,13 +117,10 @@ def test_schedules_are_chosen_among_those_of_the_trainer(to):
 
 def test_a_split_of_ones_own_recomputes_as_few_blocks_as_fit():
     own = {"cuts": [6], "replicas": [1, 1], "optimizer": "sgd"}
-    never, one = (
-        solve_for(stated(3, "megatron", recompute=how, **own), "megatron").plan
-        for how in ("never", 1)
-    )
+    never, one = (solve(stated(3, "megatron", recompute=how, **own)).plan for how in ("never", 1))
     assert one.peak_memory_bytes < never.peak_memory_bytes
     own["memory"] = one.peak_memory_bytes
-    plan = solve_for(stated(3, "megatron", recompute="auto", **own), "megatron").plan
+    plan = solve(stated(3, "megatron", recompute="auto", **own)).plan
     assert (plan.planner, plan.layout.recompute, plan.fits) == ("manual", 1, True)
     assert po.verify(plan, model(3)).verified
 
@@ -131,7 +128,7 @@ def test_a_split_of_ones_own_recomputes_as_few_blocks_as_fit():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_cuts_that_the_simulator_moved_are_verified(seed):
-    plan = solve_for(stated(seed, "megatron", schedule="interleaved", chunks=2), "megatron").plan
+    plan = solve(stated(seed, "megatron", schedule="interleaved", chunks=2)).plan
     assert plan.planner == "grid"
     assert po.verify(plan, model(seed)).verified
 
@@ -139,7 +136,7 @@ def test_cuts_that_the_simulator_moved_are_verified(seed):
 @pytest.mark.slow
 def test_all_stages_recompute_or_none_does():
     job = stated(2, "megatron", recompute="auto", memory=60_000_000, optimizer="sgd")
-    plan = solve_for(job, "megatron").plan
+    plan = solve(job).plan
     assert len({stage.recompute for stage in plan.stages}) == 1
 
 
@@ -152,7 +149,7 @@ def test_layers_that_share_a_parameter_stay_together_where_a_trainer_parts_none(
         replace(layer, shared_parameters=[shared] * (n in (0, 4)), parameter_bytes=1000)
         for n, layer in enumerate(profile.layers)
     ]
-    plan = solve_for(stated(8, to, replace(profile, layers=layers)), to).plan
+    plan = solve(stated(8, to, replace(profile, layers=layers))).plan
     assert len(plan.stages) > 1
     assert plan.stages[0].stop > 4
     assert export_plan(plan, to).main
@@ -160,12 +157,12 @@ def test_layers_that_share_a_parameter_stay_together_where_a_trainer_parts_none(
 
 def test_places_to_cut_of_ones_own_are_kept():
     job = stated(3, "megatron", cut_at=["h.2.*", "h.1.mlp"])
-    plan = solve_for(job, "megatron").plan
+    plan = solve(job).plan
     assert {stage.start for stage in plan.stages} <= {0, 6}
 
 
 def test_where_no_stage_may_begin_as_is_asked_there_is_one():
-    plan = solve_for(stated(3, "megatron", cut_at=["h.1.mlp"]), "megatron").plan
+    plan = solve(stated(3, "megatron", cut_at=["h.1.mlp"])).plan
     assert [stage.start for stage in plan.stages] == [0]
 
 
@@ -180,16 +177,16 @@ def test_ranks_of_pipelines_are_numbered_as_the_trainer_has_them(to, family, ran
     sizes = {"output_bytes": [5 * 10**6] * 6, "parameter_bytes": [10**5] * 6}
     options = {"planner": "optimal", "stages": 2, "replication": "uniform"}
     job = stated(1, to, chain_profile(seconds, names=names, **sizes), **options)
-    plan = solve_for(job, to).plan
+    plan = solve(job.with_(trainer=to)).plan
     assert (plan.family, [list(stage.ranks) for stage in plan.stages]) == (family, ranks)
     assert po.verify(plan, job.profile).verified
 
 
 def test_a_split_of_ones_own_is_taken_or_refused():
-    taken = solve_for(stated(4, "megatron", cuts=[4], replicas=[2, 2]), "megatron").plan
+    taken = solve(stated(4, "megatron", cuts=[4], replicas=[2, 2])).plan
     assert [stage.start for stage in taken.stages] == [0, 4]
     with pytest.raises(PartoptError, match="inside block 0"):
-        solve_for(stated(4, "megatron", cuts=[3], replicas=[2, 2]), "megatron")
+        solve(stated(4, "megatron", cuts=[3], replicas=[2, 2]))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +199,7 @@ def test_a_split_of_ones_own_is_taken_or_refused():
 )
 def test_what_a_trainer_cannot_do_is_refused(options, message):
     with pytest.raises(PartoptError, match=message):
-        solve_for(stated(5, "megatron", **options), "megatron")
+        solve(stated(5, "megatron", **options))
 
 
 @pytest.mark.parametrize("kind", ["embedding", "head"])
@@ -211,7 +208,7 @@ def test_a_model_without_a_part_is_told_which_and_how_to_name_it(kind):
     names[0 if kind == "head" else -1] = "wte" if kind == "head" else "lm_head"
     layers = [replace(own, name=name) for own, name in zip(model(1).layers, names, strict=True)]
     with pytest.raises(PartoptError) as caught:
-        solve_for(stated(1, "megatron", replace(model(1), layers=layers)), "megatron")
+        solve(stated(1, "megatron", replace(model(1), layers=layers)))
     assert caught.value.message == f"the model has no {kind}, and megatron asks for one"
     assert caught.value.hint == f"say which layers it is: `map=NAME={kind}`"
 
@@ -229,7 +226,7 @@ def test_layers_that_share_over_the_whole_model_are_named_by_the_widest():
         for i, own in enumerate(model(1).layers)
     ]
     with pytest.raises(PartoptError) as caught:
-        solve_for(stated(1, "torchtitan", replace(model(1), layers=layers)), "torchtitan")
+        solve(stated(1, "torchtitan", replace(model(1), layers=layers)), "torchtitan")
     assert caught.value.message == (
         f"torchtitan has what layers share in one stage: {NAMES[0]} and {NAMES[-1]} share wide, "
         "which leaves no pipeline"
@@ -240,7 +237,7 @@ def test_layers_that_share_over_the_whole_model_are_named_by_the_widest():
 @pytest.mark.parametrize("to", ["torchtitan", "deepspeed", "torchgpipe", "torch", "partopt"])
 def test_numbers_of_blocks_are_refused_where_they_cannot_be_said(to):
     with pytest.raises(PartoptError, match="`recompute=2`: ") as caught:
-        solve_for(stated(5, to, recompute=2), to)
+        solve(stated(5, to, recompute=2))
     assert "recompute=always" in caught.value.hint
 
 
@@ -361,7 +358,7 @@ def test_every_trainer_takes_a_shipped_model_or_says_why_not(model, name):
     found = po.schedule_for([name], asked) or "1f1b"
     job = po.Job(po.Profile.load(model), pair, schedule=found, effort="quick", **asked)
     try:
-        plan = po.solve_for(job, name).plan
+        plan = po.solve(job.with_(trainer=name)).plan
     except PartoptError as error:
         assert error.code in ("no-blocks", "target-cannot-say")
         assert error.hint
@@ -400,7 +397,7 @@ def test_a_number_of_stages_follows_from_a_layout_under_a_schedule():
     layout = po.Layout(pp=2, chunks=2, microbatch=1, dp=2)
     job = stated(7, "megatron", schedule="interleaved", layout=layout)
     assert (job.stages, job.chunks, job.microbatch_size, job.replication) == (4, 2, 1, "uniform")
-    plan = po.solve(stated(7, "megatron", layout=po.Layout(pp=2, dp=1))).plan
+    plan = po.solve(stated(7, "partopt", layout=po.Layout(pp=2, dp=1))).plan
     assert plan.shape == "1-1"
     assert po.verify(plan, model(7)).verified
 

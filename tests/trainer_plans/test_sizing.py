@@ -1,16 +1,23 @@
 """A transformer on several numbers of devices, and the least on which it fits."""
 
+import itertools
+import re
+from contextlib import suppress
+
 import pytest
 from msgspec import UNSET, structs
 
 from partopt import Layout, Topology, find_transformer
-from partopt.errors import PartoptError
+from partopt.errors import Interrupted, PartoptError
 from partopt.job import Job
+from partopt.report.plans_text import render_scaling
 from partopt.trainer_plans import sizing
 from partopt.trainer_plans.levers import Switches
 from partopt.trainer_plans.sizing import (
+    Sizes,
     find_fewer,
     find_fitting,
+    find_frontier,
     find_servers,
     price_runs,
     scale,
@@ -141,6 +148,16 @@ def test_sizes_begin_where_it_fits_and_are_powers_of_two_and_the_most():
     assert found.rows[0].iteration_s == pytest.approx(96 / found.rows[0].samples_per_s)
 
 
+def test_an_interrupted_range_has_the_rows_that_are_finished():
+    def stop(what, done, total):
+        if what == "estimating sizes" and done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as stopped:
+        scale_servers(asked(global_batch=96), 2, 3, stop)
+    assert [row.devices for row in stopped.value.found.rows] == [16, 24]
+
+
 def test_sizes_on_which_nothing_fits_are_told():
     with pytest.raises(PartoptError, match="no layout of megatron fits on 1 to 2") as error:
         scale_servers(asked("llama3-70b", global_batch=96), 1, 2)
@@ -172,14 +189,96 @@ def test_runs_take_their_tokens_and_the_best_size_is_in_time_and_paid_for():
         able = {n: run for n, run in runs.items() if run.cost <= budget}
         fastest = min(able, key=lambda n: able[n].days)
         assert price_runs(table, 1e12, budget=budget).chosen == fastest
-    with pytest.raises(PartoptError, match="in time and paid for"):
-        price_runs(table, 1e12, days=0.01)
+
+
+def test_what_is_nearest_is_told_where_no_size_is_in_time_or_paid_for():
+    table = priced()
+    runs = {row.devices: row.run for row in price_runs(table, 1e12).rows}
+    fast = min(runs, key=lambda devices: runs[devices].days)
+    cheap = min(runs, key=lambda devices: runs[devices].cost)
+    days, cost = runs[fast].days, runs[cheap].cost
+    for asked_for, told in (
+        ({"days": days / 2}, f"no size is in time; the fastest, {fast} devices, takes {days:.4g} "),
+        ({"budget": cost / 2}, f"no size is paid for; the cheapest, {cheap} devices, takes "),
+        ({"days": days, "budget": cost}, f"the cheapest in time, {fast} devices, takes "),
+    ):
+        with pytest.raises(PartoptError) as error:
+            price_runs(table, 1e12, **asked_for)
+        assert told in error.value.message and error.value.exit_code == 1
+        allowed = re.findall(r"`(days|budget)=([0-9.]+)([kMB]?)`", error.value.hint)
+        assert len(allowed) == len(asked_for)  # each of them alone is enough
+        for name, number, prefix in allowed:
+            value = float(number) * 1e3 ** ("kMB".find(prefix) + 1 if prefix else 0)
+            assert price_runs(table, 1e12, **asked_for | {name: value}).chosen
 
 
 def test_a_budget_needs_a_price():
     table = scale_servers(asked(global_batch=64), 1, 1)
     with pytest.raises(PartoptError, match="no price"):
         price_runs(table, 1e12, budget=1e6)
+
+
+QUESTIONS = [
+    ("llama3-70b", "dgx-h100", "megatron", 512, 24),
+    ("llama3-8b", "dgx-h100", "torchtitan", 192, 20),
+    ("mixtral-8x7b", "dgx-h100", "megatron", 256, 12),
+]
+
+
+def every_size(model, topology, trainer, batch, most):
+    """A job, and seconds of the best layout on every number of servers by itself."""
+    job = asked(model, most, topology, trainer=trainer, global_batch=batch)
+    found = {}
+    for servers in range(1, most + 1):
+        resized = job.with_(topology=job.topology.resize(8 * servers))
+        with suppress(PartoptError):  # no layout has as many devices
+            if not (fitting := estimate_layouts(resized).fitting) and resized.model.experts:
+                fitting = estimate_layouts(resized.with_(facts={"graphs": "none"})).fitting
+            if fitting:
+                found[servers] = fitting[0].seconds
+    return job, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question[0])
+def test_no_size_that_is_not_shown_is_better_for_a_deadline_or_a_budget(question):
+    job, seconds = every_size(*question)
+    shown = find_frontier(Sizes(job), range(1, question[-1] + 1))
+    costs = {servers: servers * seconds[servers] for servers in seconds}
+    for limit in seconds.values():
+        in_time = [servers for servers in seconds if seconds[servers] <= limit]
+        best = min(costs[servers] for servers in in_time)
+        assert min(costs[servers] for servers in shown if servers in in_time) == best
+    for limit in costs.values():
+        paid = [servers for servers in seconds if costs[servers] <= limit]
+        best = min(seconds[servers] for servers in paid)
+        assert min(seconds[servers] for servers in shown if servers in paid) == best
+    for servers, other in itertools.permutations(shown, 2):  # and none is shown for nothing
+        assert seconds[servers] < seconds[other] or costs[servers] < costs[other]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question[0])
+def test_fewer_servers_are_nearly_the_best_number_of_all_that_are_fewer(question):
+    job, seconds = every_size(*question)
+    for servers in range(question[-1] // 2, question[-1] + 1):
+        fewer = {other: seconds[other] for other in seconds if servers / 2 < other < servers}
+        if servers not in seconds or not fewer:
+            continue
+        resized = job.with_(topology=job.topology.resize(8 * servers))
+        found = find_fewer(resized, estimate_layouts(resized))
+        best_s = min(min(fewer.values()), 0.99 * seconds[servers])
+        assert (found.iteration_s if found else 0.99 * seconds[servers]) <= 1.01 * best_s
+        assert not found or found.iteration_s == seconds[found.devices // 8]
+
+
+def test_sizes_that_nothing_beats_are_rows_beside_powers_of_two():
+    found = scale_servers(asked("llama3-8b", 13, global_batch=96), 5, 13)
+    times = {row.devices: row.iteration_s for row in found.rows}
+    assert found.looked_at == 9
+    assert {40, 64, 104, 96} <= times.keys()  # the first, 8, the most; and 12, which is faster
+    assert times[96] < times[104]
+    assert "9 looked at" in render_scaling(found)
 
 
 def test_fewer_devices_are_told_where_they_are_faster():
@@ -192,3 +291,7 @@ def test_fewer_devices_are_told_where_they_are_faster():
     assert not find_fewer(smaller, estimate_layouts(smaller))
     even = question.with_(global_batch=576)
     assert not find_fewer(even, estimate_layouts(even))
+    racks = asked("mixtral-8x7b", 3, "gb200-nvl72", global_batch=512)
+    assert find_fewer(racks, estimate_layouts(racks)).devices == 144
+    fixed = even.with_(layout=Layout(dp=9))
+    assert not find_fewer(fixed, estimate_layouts(fixed))

@@ -18,7 +18,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.report.transformer_text import layout_table, render
 from partopt.trainer_plans.judging import judge_layout, plan_layout
-from partopt.trainer_plans.planning import solve_for
+from partopt.trainer_plans.planning import solve
 from partopt.trainer_plans.transformers import (
     JUDGED,
     MOST_JUDGED,
@@ -279,7 +279,7 @@ def test_what_is_freer_is_not_slower(trainer, narrower):
 def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
     asked = job_of("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,chunks=5")
     told = []
-    best = solve_for(asked, progress=lambda *own: told.append(own)).plan
+    best = solve(asked, lambda *own: told.append(own)).plan
     assert told[0] == ("estimating layouts", 0, 1)
     assert told[1:-1] == [("simulating layouts", n, 2) for n in range(2)]
     assert told[-1] == ("estimating what else helps", 0, 1)
@@ -342,7 +342,7 @@ def test_a_scale_a_block_came_with_blackwell(form):
             assert training_for(asked).format == form
         else:
             with pytest.raises(PartoptError, match=f"what {form} achieves on it is not known"):
-                solve_for(asked)
+                solve(asked)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_the_best_layout_can_be_laid_and_exported(trainer, model, cluster, serve
     if trainer == "torchtitan" and asked.model.tied:
         assert best.layout.pp == 1
         with pytest.raises(PartoptError, match="keeps in one stage"):
-            solve_for(asked.with_(layout=Layout(pp=2)))
+            solve(asked.with_(layout=Layout(pp=2)))
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_a_page_has_one_time_and_one_memory():
     """Also where closed form and simulation part."""
     asked = job_of("llama2-7b", 1, "megatron", 512, 2048, "tp=2,pp=18,dp=2")
     asked = asked.with_(topology=Topology.load("gb200-nvl72", 1))
-    plan = solve_for(asked).plan
+    plan = solve(asked).plan
     assert abs(plan.predicted.iteration_s / plan.transformer.closed_s - 1) > 0.05
     page, (first, *_) = render(plan), layout_table(plan)[0]
     assert first.iteration_s == plan.predicted.iteration_s
@@ -435,7 +435,7 @@ def test_more_layouts_are_simulated_where_simulations_part(monkeypatch, place, m
         return structs.replace(plan, predicted=predicted)
 
     monkeypatch.setattr("partopt.trainer_plans.transformers.simulate_layout", simulate_quickly)
-    best = seconds_of(solve_for(asked, progress=lambda *own: told.append(own)).plan)
+    best = seconds_of(solve(asked, lambda *own: told.append(own)).plan)
     assert best == min(taken[own.layout] for own in ranked[: len(told) - 2])
     least = USUALLY * (factor if more else 1.0)
     may, usual = (sum(own.seconds * share <= best for own in ranked) for share in (least, USUALLY))
@@ -503,7 +503,7 @@ def test_of_experts_small_microbatches_come_first():
     asked = job_of("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4")
     best = best_of(asked).layout
     assert best.microbatch <= 2 and best.recompute != "always"
-    fixed = solve_for(
+    fixed = solve(
         job_of("qwen3-30b-a3b", 4, "megatron", 512, 4096, "tp=1,cp=1,pp=4,microbatch=4")
     ).plan
     assert fixed.layout.microbatch == 4
@@ -511,4 +511,4 @@ def test_of_experts_small_microbatches_come_first():
 
 def test_no_layout_is_told_with_what_would_be_one():
     with pytest.raises(PartoptError, match="tp x cp x pp x dp are 6 devices"):
-        solve_for(free("tp=3,pp=2"))
+        solve(free("tp=3,pp=2"))

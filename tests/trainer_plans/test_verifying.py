@@ -16,7 +16,7 @@ from partopt.job import Job
 from partopt.search import verify as search
 from partopt.trainer_plans import verifying
 from partopt.trainer_plans.judging import judge_layout, plan_layout
-from partopt.trainer_plans.planning import solve_for
+from partopt.trainer_plans.planning import solve
 from partopt.transformer.as_profile import find_profile
 from partopt.transformer.config import load_transformer
 from tests.search.alterations import alterations
@@ -45,13 +45,13 @@ def asked(model=LLAMA, trainer="megatron", layout="", **options):
 
 MEASURED = Calibration(name="block", sha256="0" * 64, blocks=[BLOCK])
 KINDS = {
-    "best": lambda: solve_for(asked(layout="pp=2", memory="9 GB")).plan,
+    "best": lambda: solve(asked(layout="pp=2", memory="9 GB")).plan,
     "over servers": lambda: plan_layout(asked(layout="tp=2,pp=2")),
-    "of experts": lambda: solve_for(asked(EXPERTS, layout="ep=2", dtype="fp8")).plan,
+    "of experts": lambda: solve(asked(EXPERTS, layout="ep=2", dtype="fp8")).plan,
     "of experts that leave room": lambda: (
-        solve_for(asked(msgspec.structs.replace(load_transformer("qwen3-30b-a3b"), blocks=16))).plan
+        solve(asked(msgspec.structs.replace(load_transformer("qwen3-30b-a3b"), blocks=16))).plan
     ),
-    "of shares": lambda: solve_for(asked(trainer="torchtitan", facts={"compile": "no"})).plan,
+    "of shares": lambda: solve(asked(trainer="torchtitan", facts={"compile": "no"})).plan,
     "beside the best": lambda: (
         judge_layout(asked(layout="tp=2", facts={"sequence-parallel": "no", "bucket": 10**7})).plan
     ),
@@ -96,7 +96,7 @@ def notices(document):
 @pytest.fixture
 def each_question_once(monkeypatch):
     """Questions are answered once: most alterations are of what the answer says."""
-    for ask in (solve_for, judge_layout, plan_layout):
+    for ask in (solve, judge_layout, plan_layout):
         answers = {}
 
         def answer(job, ask=ask, answers=answers, progress=None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from msgspec.structs import replace
@@ -16,8 +17,10 @@ from partopt.transformer.layouts import (
     EXPERTS_MOST,
     FEW_CHUNKS,
     MISSING,
+    find_fastest,
     find_layouts,
     layouts,
+    least_s,
     module_sets,
     shard_of,
 )
@@ -186,6 +189,24 @@ def test_the_first_is_that_of_all_layouts_though_few_are_estimated(model, share)
     assert found.tried < len(known)
     degrees = {(own.layout.tp, own.layout.cp, own.layout.ep, own.layout.pp) for own in fit}
     assert len(found.fitting) >= min(ENOUGH, len(degrees))
+    # asked for the first alone, and for what is faster than it, of which there is none
+    given, first = ([work], DEVICES, BATCH, limit, Layout(), True, 0.85 * limit), found.fitting[0]
+    assert find_fastest(*given)[0].seconds == first.seconds
+    assert find_fastest(*given, first.seconds * (1 + 1e-9))[0].seconds == first.seconds
+    assert find_fastest(*given, first.seconds) is None
+
+
+@pytest.mark.parametrize("model", [LLAMA, EXPERTS, KINDS], ids=lambda model: model.name)
+@pytest.mark.parametrize("ends", ["stage", "free"])
+def test_no_layout_takes_less_than_its_blocks_with_the_bubble_of_equal_stages(model, ends):
+    work, nearest = training(model, ends=ends), math.inf
+    for layout in layouts(work, DEVICES, BATCH, Layout()):
+        found, bound_s = estimate(work, layout, BATCH), least_s(work, layout, BATCH, piped=True)
+        assert least_s(work, layout, BATCH) <= bound_s <= found.seconds
+        if layout.pp > 1:
+            once_s = sum(found.parts[name] for name in ("host", "step", "replicas"))
+            nearest = min(nearest, (found.seconds - once_s) / bound_s)
+    assert nearest < (1.3 if model.further else 1.1)  # of which blocks are not counted
 
 
 def test_experts_leave_room_and_make_blocks_again_only_where_nothing_fits_without():

@@ -59,7 +59,7 @@ def transformer() -> Plan:
         sequence=2048,
         layout=po.Layout(pp=2),
     )
-    return po.solve_for(asked).plan
+    return po.solve(asked).plan
 
 
 def levered(flags: list[str], tried: float = 0.1) -> Plan:
