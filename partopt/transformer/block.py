@@ -382,6 +382,7 @@ class Training:
     def _module_s(self, name: str, shape: Shape, kind: Kind, attention_s: float) -> float:
         """What making a module again takes, by its name in `partopt.documents.engine.MODULES`."""
         T, scale = self.tokens(shape), self.scale(shape, kind).forward
+        exchanged = scale if self.is_scaled("tensor", kind) else 1.0
         attention, feed = self._attention(shape), self._feed_forward(shape, kind)
         if name == "core_attn":
             return attention_s
@@ -389,11 +390,14 @@ class Training:
             expansion = attention.products[attention.expansion]
             products_s = sum(self._linear_s(shape, product).forward for product in expansion)
             return scale * (products_s + self.rates.passes_s(T * attention.turned))
-        if name == "layernorm":
-            norms = self.practice.passes.norms[0] * self.model.hidden / self.share(shape)
-            return scale * self.rates.passes_s(T * norms)
+        norm = self.practice.passes.norms[0] / 2 * self.model.hidden / self.share(shape)
+        if name == "layernorm":  # others are in the product behind them (gpt_layer_specs.py)
+            return scale * self.rates.passes_s(T * norm * (bool(self.model.latent) + kind.experts))
         of_feed = name == ("shared_experts" if kind.experts else "mlp") or name == "moe"
         made_s = self._half_s(shape, feed) if of_feed and (kind.experts or name == "mlp") else 0.0
+        if name == "mlp" and not kind.experts:  # its norm, and what its group exchanges
+            made_s += self.rates.passes_s(T * norm)
+            return scale * made_s + exchanged * self._tensor_s(shape, kind).forward / 2
         if name == "moe_act" and kind.experts:
             made_s = self.experts(shape).activation_s(self._conversion).forward
         elif name == "moe" and kind.experts:
@@ -641,7 +645,8 @@ class Training:
         inputs = 2 if model.width(kind) and not kind.experts else 1  # in the format of products
         over_h = kept.hidden - less * inputs + model.dropout * kept.dropout
         over_h -= (2 - less) * ("mlp" in modules and not kind.experts)
-        over_h -= (2 - less + 2 * kind.experts) * ("layernorm" in modules)
+        apart = (2 - less) * (model.latent is not None) + 2 * kind.experts
+        over_h -= apart * ("layernorm" in modules)
         size = halves.attention_bytes(model, kept, t, share, less, modules)
         size += halves.feed_forward_bytes(model, kept, width, less) + over_h * model.hidden / share
         size = T * (size + kept.whole * model.hidden) + scores
