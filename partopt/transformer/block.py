@@ -18,6 +18,7 @@ from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer import halves
 from partopt.transformer.experts import Experts
 from partopt.transformer.halves import Half, Product
+from partopt.transformer.offloading import moved_bytes
 from partopt.transformer.rates import COLLECTIVE_S, HOP_S, Rates, Seconds
 
 # of the exchanges of a tensor parallel group, what products that are split hide: torch's, 20 to
@@ -45,7 +46,7 @@ class Shape(NamedTuple):
     """What a block's seconds depend on beside its kind and its `Training`.
 
     With `fsdp` its parameters lie in shares on several ranks, and are gathered for it. Of selective
-    recomputation there may be `modules`.
+    recomputation there may be `modules`; the `offload` are those whose tensors go to the host.
     """
 
     b: int = 1
@@ -56,6 +57,7 @@ class Shape(NamedTuple):
     fsdp: bool = False
     etp: int = 1
     modules: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
 
 
 class Parameters(NamedTuple):
@@ -70,7 +72,7 @@ class Block(NamedTuple):
 
     `whole_bytes` it has while it is made again. `parts` are what its forward and backward are
     made of. Head and embedding of the same shape take `head_s` and `embedding_s`. It has so many
-    `parameters` on a rank.
+    `parameters` on a rank, and `copied_bytes` in the host's memory.
     """
 
     forward_s: float
@@ -82,6 +84,7 @@ class Block(NamedTuple):
     head_s: float
     embedding_s: float
     parameters: Parameters
+    copied_bytes: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -109,7 +112,7 @@ class Training:
     proportion. What `cuts` were asked for is kept.
     Tensor parallel ranks may outnumber heads of keys where the trainer `repeats_keys`, stages have
     one of embedding and head that share a weight where it `parts_ties`. Raises PartoptError for a
-    number format or an attention that the device is not known to have.
+    number format, an attention or a way to the host's memory that the device is not known to have.
     """
 
     model: Transformer
@@ -147,6 +150,8 @@ class Training:
                 code="unknown-rates",
                 device=self.rates.device,
             )
+        if self.practice.offload:
+            known.append(("offload", ["offload"] if self.rates.host_link else []))
         for name, names in known:
             if name not in names:
                 raise PartoptError(
@@ -234,6 +239,7 @@ class Training:
         blocks = [*self.blocks(shape).values()]
         none, names = Seconds(0.0, 0.0), dict.fromkeys(name for b in blocks for name in b.parts)
         forward_s, backward_s, again_s, saved_bytes = mean(block[:4] for block in blocks)
+        (copied_bytes,) = mean([block.copied_bytes] for block in blocks)
         return blocks[0]._replace(
             forward_s=forward_s,
             backward_s=backward_s,
@@ -242,6 +248,7 @@ class Training:
             whole_bytes=max(block.whole_bytes for block in blocks),
             parts={name: Seconds(*mean(b.parts.get(name, none) for b in blocks)) for name in names},
             parameters=Parameters(*mean(block.parameters for block in blocks)),
+            copied_bytes=copied_bytes,
         )
 
     def calibration_of(self, kind: Kind) -> Calibration | None:
@@ -343,8 +350,11 @@ class Training:
             parts["exchange"] = Seconds(exchange_s, exchange_s)
         if any(launches_s := self._launches_s(shape, kind, _sum(parts.values()), again_s)):
             parts["launches"] = launches_s
+        copied_bytes = moved_bytes(self, shape, kind)[1] if shape.offload else 0.0
+        if copied_bytes:
+            parts["offload"] = self._copied_s(copied_bytes, _sum(parts.values()), again_s)
         forward_s, backward_s = _sum(parts.values())
-        whole = shape._replace(recompute="never", modules=())
+        whole = shape._replace(recompute="never", modules=(), offload=())
         saved_bytes, whole_bytes = self.saved_bytes(shape, kind), self.saved_bytes(whole, kind)
         ends_s = self.head_s(shape), self.embedding_s(shape)
         return Block(
@@ -356,7 +366,17 @@ class Training:
             parts,
             *ends_s,
             self.parameters(shape, kind),
+            copied_bytes,
         )
+
+    def _copied_s(self, size: float, work_s: Seconds, again_s: float) -> Seconds:
+        """What copies to the host show beyond a forward, and those back beyond its backward.
+
+        Copy engines make them: what is hidden takes of the memory's bandwidth alone.
+        """
+        copy_s, passed_s = size / self.rates.host_link, self.rates.passes_s(size)
+        windows = work_s.forward, work_s.backward + again_s
+        return Seconds(*(max(passed_s, copy_s - window_s) for window_s in windows))
 
     def _again_s(self, shape: Shape, kind: Kind, forward_s: float, attention_s: float) -> float:
         """What is made again, of a forward without its exchanges and of its attention."""
@@ -653,7 +673,7 @@ class Training:
         if kind.experts:
             wide = kept.gated if model.gated else kept.plain
             size += self.experts(shape).kept_bytes(less, wide, modules)
-        return size
+        return size - (moved_bytes(self, shape, kind)[0] if shape.offload else 0.0)
 
     def score_bytes(self, shape: Shape) -> float:
         """What is kept of the scores of attention."""

@@ -235,11 +235,12 @@ def test_of_experts_small_microbatches_that_make_nothing_again_are_usual():
     assert {own.layout.microbatch for own in made} == {1, 2}
 
 
+@pytest.mark.parametrize("offload", ["", "qkv_linear+core_attn+attn_proj"])
 @pytest.mark.parametrize("sequence", [2048, 65_536])
 @pytest.mark.parametrize("share", [0.15, 0.3, 0.5, 0.8])
-def test_of_all_ways_to_make_a_dense_model_again_the_fastest_is_found(share, sequence):
+def test_of_all_ways_to_make_a_dense_model_again_the_fastest_is_found(share, sequence, offload):
     """Some blocks, all, or the feed-forward: every layout is estimated here."""
-    work = training(MANY, sequence=sequence, buffer_bytes=0)
+    work = training(MANY, sequence=sequence, offload=offload, buffer_bytes=0)
     assert module_sets(work) == ["mlp"]
     known = list[Estimate]()
     for own in {replace(own, recompute=None) for own in layouts(work, 8, 16, Layout())}:
