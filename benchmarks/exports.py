@@ -41,7 +41,7 @@ FACTS = {
     "buffers": ("all", "flight"),
     "optimizer_bytes": (8, 6, 12),
 }
-MODULES = ("moe_act+layernorm", "mla_up_proj+mlp", "core_attn", "shared_experts", "moe")
+MODULES = ("moe_act+layernorm", "mla_up_proj+mlp", "mlp", "core_attn", "shared_experts", "moe")
 KINDS = [
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2", "gemma", "nemotron"),
     *("gpt_neox", "starcoder2", "bert", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe"),
@@ -53,6 +53,7 @@ CANNOT = {
         (
             *("`causal` of the model is False", "`chunked` of the model is True"),
             *("it does not recompute m", "it does not recompute blocks"),
+            *("it does not offload what experts save", "it does not cut experts"),
         ),
     ),
     "torchtitan": (
@@ -131,7 +132,7 @@ def drawn(rng: random.Random) -> Case:
     }
     experts = model.experts and "ep" in own.says.degrees
     again = rng.choice(["never", "always", "selective", 2])
-    named = again == "selective" and experts and own.says.degrees.get("etp")
+    named = again == "selective" and own.says.degrees.get("etp")
     layout = Layout(
         tp=t,
         cp=c if "cp" in own.says.degrees else 1,

@@ -28,6 +28,13 @@ Ends = Annotated[
     msgspec.Meta(pattern=r"^(stage|blocks|layers|fewer|free|[0-9]{1,4}m?(-[0-9]{1,4}m?){1,999})$"),
 ]
 
+# modules of a block that may save in the host's memory, as Megatron calls them
+OFFLOADED = (
+    *("attn_norm", "qkv_linear", "core_attn", "attn_proj"),
+    *("mlp_norm", "expert_fc1", "moe_act"),
+)
+_OFFLOADED = f"({'|'.join(OFFLOADED)})"
+
 
 class Numerics(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What no time depends on, and without which it is another model.
@@ -384,7 +391,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     The host `launches` the operations of a block, but for those that `graphs` hold: of the router,
     of that and attention, or all. With `muon` matrices are made orthogonal before a step. Of an
     optimizer's state a share, `optimizer_offload`, is in the host's memory, whose processors step
-    it; with `offload_overlap` beside the copies of gradients and parameters.
+    it; with `offload_overlap` beside the copies of gradients and parameters. What `offload` modules
+    save, joined by +, is there until the backward.
     `keeps_outputs`: a stage keeps its output. `buffer_bytes` are what the trainer holds beside.
     """
 
@@ -419,6 +427,7 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     muon: bool = False
     optimizer_offload: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0
     offload_overlap: bool = False
+    offload: Annotated[str, msgspec.Meta(pattern=rf"^({_OFFLOADED}(\+{_OFFLOADED})*)?$")] = ""
     keeps_outputs: bool = False
     buffer_bytes: Traffic = 3e9
 

@@ -22,7 +22,7 @@ from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Practice
 from partopt.errors import PartoptError
-from partopt.trainers.megatron_arguments import read_training
+from partopt.trainers.megatron_arguments import FUSED_EXPERTS, read_training
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
     FUSED,
@@ -33,6 +33,7 @@ from partopt.trainers.megatron_model import (
     model_arguments,
 )
 from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
+from partopt.trainers.read_back import offloaded_modules
 from partopt.trainers.reading import check_count, find_count, find_value, malformed, read_literal
 from partopt.trainers.trainer import (
     HEADS,
@@ -48,6 +49,7 @@ from partopt.trainers.trainer import (
     plain,
     rank_order,
 )
+from partopt.transformer.offloading import TOGETHER
 
 _LAYOUT = "pipeline_model_parallel_layout"
 _EXAMPLE = "Et*4|t*3|t*3|t*2L"
@@ -57,6 +59,8 @@ _REPEATED = re.compile(r"\(([^()]+)\)\*([0-9]{1,9})"), re.compile(r"(.)\*([0-9]{
 _LETTERS = {"embedding": "E", "decoder": "t", "loss": "L", "mtp": "m"}  # of names in lists
 _FEW = 3  # equal segments that are written out
 _SHOWN = 60  # letters of a layout in a message
+# of Transformer Engine from 2.10 on
+_KEEPS_WEIGHTS = "export NVTE_CPU_OFFLOAD_V1=1  # else weights go to the host, too"
 _MOST = 1_000_000  # letters of a layout that is written out
 
 # P   devices of a pipeline
@@ -78,6 +82,10 @@ def _faults(plan: Plan) -> list[str]:
         faults = [what for what, names in lacks.items() if names and modules & names]
         if faults:
             return [f"it does not recompute {what}" for what in faults]
+        if not grouped and (TOGETHER | {FUSED_EXPERTS}) & {*_offload(plan)}:
+            return ["it does not offload what experts save that are not grouped"]
+        if (plan.layout.etp or 1) > 1 and model.numerics and model.numerics.bias == "all":
+            return ["it does not cut experts that have biases"]
     if plan.schedule != "interleaved":
         return []
     if P == 1:
@@ -119,6 +127,14 @@ def _recomputation(plan: Plan) -> dict[str, Any]:
     return {"granularity": "full", "method": method, "num_layers": layers}
 
 
+def _offload(plan: Plan) -> list[str]:
+    """Modules that save in the host's memory; those of experts are one where these are fused."""
+    names, about = offloaded_modules(plan), plan.transformer
+    if about and about.practice.fused_experts:
+        names = list(dict.fromkeys(FUSED_EXPERTS if name in TOGETHER else name for name in names))
+    return names
+
+
 def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
     """All that the trainer is told, by the names of its arguments."""
     layout, about = plan.layout, plan.transformer
@@ -136,6 +152,8 @@ def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
         "micro_batch_size": plan.microbatch_size,
         "global_batch_size": batch_of(plan),
         **{f"recompute_{name}": value for name, value in _recomputation(plan).items()},
+        "fine_grained_activation_offloading": bool(_offload(plan)) if about else None,
+        "offload_modules": _offload(plan) or None,
         "use_distributed_optimizer": shared and not muon,
         "optimizer": ("dist_muon" if shared else "muon") if muon else None,
         "overlap_grad_reduce": overlaps,
@@ -185,6 +203,7 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         )
         if (plan.layout.tp or 1) * (plan.layout.cp or 1) > 1:
             head += "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1  # tp and cp need it, before Blackwell"
+        head += f"\n{_KEEPS_WEIGHTS}" * bool(_offload(plan))
     return Text(f"{head}\nPARTOPT_ARGS=(\n{lines}\n)\n", notes=notes)
 
 
@@ -263,6 +282,7 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     notes = ["call it on the configuration of a recipe before it trains", *_notes(plan)]
     if about:
         notes.append("of the recipe are left: activation function, data, tokenizer, learning rate")
+        notes += [_KEEPS_WEIGHTS] * bool(_offload(plan))
     name, blocks = plain(plan.profile.name), count_blocks(parts)
     return Text(
         f'"""{name} on {_devices(plan)}: its pipeline, for Megatron Bridge."""{imports}\n\n\n'
@@ -381,6 +401,14 @@ _SHARES = tuple(f"{share / 100:g}" for share in range(101))  # as many as a frac
 # whose defaults are Megatron's, but for the cuts, which the layout that is exported says
 PRACTICE = Practice(loss=PLAIN, attention="cudnn", ends="fewer", tp_overlap="backward")
 
+# modules whose products are worth more than their copies; norms and activations are made again
+_OFFLOADS = {
+    "no": "",
+    "experts": "expert_fc1+moe_act",
+    "attention": "qkv_linear+core_attn+attn_proj",
+}
+_OFFLOADS["all"] = f"{_OFFLOADS['attention']}+{_OFFLOADS['experts']}"
+
 MEGATRON = Trainer(
     name="megatron",
     summary="Megatron-LM: a shell array of arguments, with the pipeline's layout",
@@ -422,6 +450,7 @@ MEGATRON = Trainer(
         "muon": {"no": {"muon": False}, "yes": {"muon": True}},
         "optimizer-offload": {share: {"optimizer_offload": float(share)} for share in _SHARES},
         "offload-overlap": {"no": {"offload_overlap": False}, "yes": {"offload_overlap": True}},
+        "offload": {name: {"offload": modules} for name, modules in _OFFLOADS.items()},
         "attention": {name: {"attention": name} for name in ("cudnn", "cudnn-2025")},
     },
     levers=(
@@ -503,6 +532,8 @@ MEGATRON = Trainer(
         "parameters have a copy, moments and gradient in float32 on the host, for torch's AdamW",
         "offload_overlap": "the same, step: all gradients, the host's step, all parameters; with "
         "--overlap-cpu-optimizer-d2h-h2d parameter by parameter, copies on streams of their own",
+        "offload": "core/pipeline_parallel/fine_grained_activation_offload.py; Megatron-LM, "
+        "training/arguments.py: --fine-grained-activation-offloading is off",
         "dispatch_overlap": "the same: --overlap-moe-expert-parallel-comm is off",
         "launches": "operations of core/transformer as they are read there; those of experts, "
         "their router and their exchange are fitted on published runs",

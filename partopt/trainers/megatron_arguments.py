@@ -17,7 +17,7 @@ from partopt.configurations.settings import Settings, read_settings
 from partopt.configurations.shell import unknown_names
 from partopt.documents.engine import MODULES, STATE, Layout
 from partopt.documents.stage import Shard
-from partopt.documents.transformer import Format, Latent, Numerics, Transformer
+from partopt.documents.transformer import OFFLOADED, Format, Latent, Numerics, Transformer
 from partopt.errors import PartoptError
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
@@ -35,6 +35,7 @@ from partopt.trainers.megatron_names import count, find, note_arguments, note_un
 from partopt.trainers.megatron_vocabulary import name_shape
 from partopt.trainers.trainer import Configured
 from partopt.transformer.config import named_transformer
+from partopt.transformer.offloading import TOGETHER
 
 _OF_BERT = r"(?m)^[^#\n]*pretrain_bert\.py"
 _GATED = ("swiglu", "fast-swiglu", "geglu", "reglu")
@@ -55,6 +56,7 @@ _PATTERN = re.compile(r"[\[\]()0-9,+* ]{1,400}")
 _LATENT = {"q_lora_rank": (0, 512), "kv_lora_rank": (32, 512)}
 _LATENT |= {"qk_pos_emb_head_dim": (64, 64), "v_head_dim": (128, 128)}
 _YARN = (1.0, 1.0, 0.0, 32.0, 1.0, 4096.0), (40.0, 1.0, 0.0, 32.0, 1.0, 4096.0)
+FUSED_EXPERTS = "fused_group_mlp"  # the module of experts whose operations are fused
 _MOST = 1000  # blocks of a model
 _UNPLANNED = ("32", "fp32", "float32", "32-true")  # formats
 
@@ -473,6 +475,19 @@ def _modules(settings: Settings, notes: list[str]) -> str | None:
     return "+".join(name for name in names if name in MODULES) or None
 
 
+def _offload(settings: Settings, notes: list[str]) -> str:
+    """The modules that save in the host's memory, joined by +."""
+    if not settings.has("fine_grained_activation_offloading"):
+        return ""
+    said = settings.find("offload_modules")
+    names = {*(said if isinstance(said, list) else re.split(r"[ ,]+", str(said or "")))} - {""}
+    if unknown := names - {*OFFLOADED, FUSED_EXPERTS}:
+        flag = settings.show("offload_modules")
+        notes.append(f"{flag}: {', '.join(sorted(unknown))} is not counted as offloaded")
+    names |= TOGETHER if FUSED_EXPERTS in names else set()
+    return "+".join(name for name in OFFLOADED if name in names)
+
+
 def _shard(settings: Settings, trainer: str) -> Shard:
     if trainer == "deepspeed":
         stage = settings.find(*_ZERO)
@@ -602,6 +617,7 @@ def _facts(
         ("routing", "capacity"): on("moe_pad_expert_input_to_capacity") and bool(capacity),
         ("fused-experts", "yes"): bool(model.experts) and on("use_transformer_engine_op_fuser"),
         ("muon", "yes"): isinstance(optimizer, str) and "muon" in optimizer,
+        ("offload", offload := _offload(settings, notes)): bool(offload),
         ("optimizer_bytes", state := _state_bytes(settings)): state != STATE,
         ("optimizer-offload", f"{share:g}"): share > 0,
         ("offload-overlap", "yes"): share > 0 and on(OFFLOAD[2]),

@@ -46,8 +46,10 @@ _NOT_COUNTED = {
     "the batch is taken to be whole from the beginning": "rampup_batch_size "
     "step_batch_size_schedule",
     "the checkpoint says the shape; where the text says it, that is taken": "use_checkpoint_args",
-    "nothing is offloaded": "cpu_offloading cpu_offloading_num_layers "
-    "fine_grained_activation_offloading optimizer_offload_policy cpu_optimizer",
+    "nothing is offloaded": "cpu_offloading cpu_offloading_num_layers optimizer_offload_policy "
+    "cpu_optimizer",
+    "all that modules save is counted as offloaded": "activation_offload_fraction "
+    "delta_offload_bytes_across_pp_ranks min_offloaded_tensor_size",
     "every rank is counted to keep what it recomputes from": "distribute_saved_activations "
     "partition_activations",
     "all replicas are counted to share one state": "num_distributed_optimizer_instances",

@@ -18,6 +18,8 @@ from partopt.documents.transformer import Modelled
 from partopt.errors import PartoptError
 from partopt.trainers.parts import FURTHER, Part, count_blocks
 from partopt.trainers.trainer import Configured, Trainer, batch_of
+from partopt.transformer.iteration import is_whole
+from partopt.transformer.offloading import copied_modules
 
 _DEGREES = ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch")
 _OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes")  # of an engine, which the layout says
@@ -105,6 +107,8 @@ def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Configured) -> 
     none = {"ends", *(_OF_GROUPS if (plan.layout.tp or 1) == 1 else ())}
     none |= {*(_OF_EXPERTS if not about.model.experts else ())}
     none |= {*(() if about.practice.optimizer_offload else ("offload_overlap",))}
+    if practice.offload == "+".join(offloaded_modules(plan)):
+        practice = structs.replace(practice, offload=about.practice.offload)
     for name in practice.__struct_fields__:
         planned = getattr(about.practice, name)
         if name not in none and planned != getattr(practice, name):
@@ -113,6 +117,14 @@ def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Configured) -> 
         again = f": `partopt plan --for {trainer.name}`" if plan.trainer != trainer.name else ""
         what = ", ".join(dict.fromkeys(facts))
         yield f"the plan counts {what}, and the text of {trainer.name} does not say so{again}"
+
+
+def offloaded_modules(plan: Plan) -> list[str]:
+    """The modules of a plan of a transformer that save in the host's memory."""
+    about, modules = plan.transformer, (plan.layout.modules or "").split("+")
+    if not about or is_whole(plan.layout.recompute):
+        return []
+    return copied_modules(about.model, about.practice, modules)
 
 
 def _fact_of(trainer: Trainer, field: str, planned: object) -> str:

@@ -18,7 +18,7 @@ from partopt.configurations.settings import Settings
 from partopt.documents.engine import STATE, Engine, Layout
 from partopt.documents.files import check_writable, write_bytes
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import BITS, Format, Practice, Transformer
+from partopt.documents.transformer import BITS, OFFLOADED, Format, Practice, Transformer
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import FACTS, invalid, with_facts
 from partopt.trainers.parts import Part
@@ -210,6 +210,9 @@ class Trainer:
                 rest[name] = value
             elif name == "ends" and re.fullmatch(_BLOCKS, str(value)):
                 practice = replace(practice, ends=str(value))
+            elif name == "offload" and {*str(value).split("+")} <= {*OFFLOADED}:
+                names = [one for one in OFFLOADED if one in str(value).split("+")]
+                practice = replace(practice, offload="+".join(names))
             elif str(value) not in choice:
                 names = [*choice]  # of numbers none is meant that is spelled alike
                 steps = f"from {names[0]} to {names[-1]}, as {names[1]}"

@@ -17,6 +17,7 @@ from partopt.errors import PartoptError, did_you_mean
 from partopt.transformer import halves
 from partopt.transformer.experts import Experts
 from partopt.transformer.halves import Half, Product
+from partopt.transformer.offloading import moved_bytes
 from partopt.transformer.rates import COLLECTIVE_S, HOP_S, Rates, Seconds
 
 # of the exchanges of a tensor parallel group, what products that are split hide: torch's, 20 to
@@ -44,7 +45,7 @@ class Shape(NamedTuple):
     """What a block's seconds depend on beside its kind and its `Training`.
 
     With `fsdp` its parameters lie in shares on several ranks, and are gathered for it. Of selective
-    recomputation there may be `modules`.
+    recomputation there may be `modules`; the `offload` are those whose tensors go to the host.
     """
 
     b: int = 1
@@ -55,6 +56,7 @@ class Shape(NamedTuple):
     fsdp: bool = False
     etp: int = 1
     modules: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
 
 
 class Parameters(NamedTuple):
@@ -69,7 +71,7 @@ class Block(NamedTuple):
 
     `whole_bytes` it has while it is made again. `parts` are what its forward and backward are
     made of. Head and embedding of the same shape take `head_s` and `embedding_s`. It has so many
-    `parameters` on a rank.
+    `parameters` on a rank, and `copied_bytes` in the host's memory.
     """
 
     forward_s: float
@@ -81,6 +83,7 @@ class Block(NamedTuple):
     head_s: float
     embedding_s: float
     parameters: Parameters
+    copied_bytes: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -108,7 +111,7 @@ class Training:
     proportion. What `cuts` were asked for is kept.
     Tensor parallel ranks may outnumber heads of keys where the trainer `repeats_keys`, stages have
     one of embedding and head that share a weight where it `parts_ties`. Raises PartoptError for a
-    number format or an attention that the device is not known to have.
+    number format, an attention or a way to the host's memory that the device is not known to have.
     """
 
     model: Transformer
@@ -146,6 +149,8 @@ class Training:
                 code="unknown-rates",
                 device=self.rates.device,
             )
+        if self.practice.offload:
+            known.append(("offload", ["offload"] if self.rates.host_link else []))
         for name, names in known:
             if name not in names:
                 raise PartoptError(
@@ -245,6 +250,7 @@ class Training:
         blocks = [*self.blocks(shape).values()]
         none, names = Seconds(0.0, 0.0), dict.fromkeys(name for b in blocks for name in b.parts)
         forward_s, backward_s, again_s, saved_bytes = mean(block[:4] for block in blocks)
+        (copied_bytes,) = mean([block.copied_bytes] for block in blocks)
         return blocks[0]._replace(
             forward_s=forward_s,
             backward_s=backward_s,
@@ -253,6 +259,7 @@ class Training:
             whole_bytes=max(block.whole_bytes for block in blocks),
             parts={name: Seconds(*mean(b.parts.get(name, none) for b in blocks)) for name in names},
             parameters=Parameters(*mean(block.parameters for block in blocks)),
+            copied_bytes=copied_bytes,
         )
 
     def calibration_of(self, kind: Kind) -> Calibration | None:
@@ -354,8 +361,11 @@ class Training:
             parts["exchange"] = Seconds(exchange_s, exchange_s)
         if any(launches_s := self._launches_s(shape, kind, _sum(parts.values()), again_s)):
             parts["launches"] = launches_s
+        copied_bytes = moved_bytes(self, shape, kind)[1] if shape.offload else 0.0
+        if copied_bytes:
+            parts["offload"] = self._copied_s(copied_bytes, _sum(parts.values()), again_s)
         forward_s, backward_s = _sum(parts.values())
-        whole = shape._replace(recompute="never", modules=())
+        whole = shape._replace(recompute="never", modules=(), offload=())
         saved_bytes, whole_bytes = self.saved_bytes(shape, kind), self.saved_bytes(whole, kind)
         ends_s = self.head_s(shape), self.embedding_s(shape)
         return Block(
@@ -367,7 +377,17 @@ class Training:
             parts,
             *ends_s,
             self.parameters(shape, kind),
+            copied_bytes,
         )
+
+    def _copied_s(self, size: float, work_s: Seconds, again_s: float) -> Seconds:
+        """What copies to the host show beyond a forward, and those back beyond its backward.
+
+        Copy engines make them: what is hidden takes of the memory's bandwidth alone.
+        """
+        copy_s, passed_s = size / self.rates.host_link, self.rates.passes_s(size)
+        windows = work_s.forward, work_s.backward + again_s
+        return Seconds(*(max(passed_s, copy_s - window_s) for window_s in windows))
 
     def _again_s(self, shape: Shape, kind: Kind, forward_s: float, attention_s: float) -> float:
         """What is made again, of a forward without its exchanges and of its attention."""
@@ -393,6 +413,7 @@ class Training:
     def _module_s(self, name: str, shape: Shape, kind: Kind, attention_s: float) -> float:
         """What making a module again takes, by its name in `partopt.documents.engine.MODULES`."""
         T, scale = self.tokens(shape), self.scale(shape, kind).forward
+        exchanged = scale if self.is_scaled("tensor", kind) else 1.0
         attention, feed = self._attention(shape), self._feed_forward(shape, kind)
         if name == "core_attn":
             return attention_s
@@ -400,11 +421,14 @@ class Training:
             expansion = attention.products[attention.expansion]
             products_s = sum(self._linear_s(shape, product).forward for product in expansion)
             return scale * (products_s + self.rates.passes_s(T * attention.turned))
-        if name == "layernorm":
-            norms = self.practice.passes.norms[0] * self.model.hidden / self.share(shape)
-            return scale * self.rates.passes_s(T * norms)
+        norm = self.practice.passes.norms[0] / 2 * self.model.hidden / self.share(shape)
+        if name == "layernorm":  # others are in the product behind them (gpt_layer_specs.py)
+            return scale * self.rates.passes_s(T * norm * (bool(self.model.latent) + kind.experts))
         of_feed = name == ("shared_experts" if kind.experts else "mlp") or name == "moe"
         made_s = self._half_s(shape, feed) if of_feed and (kind.experts or name == "mlp") else 0.0
+        if name == "mlp" and not kind.experts:  # its norm, and what its group exchanges
+            made_s += self.rates.passes_s(T * norm)
+            return scale * made_s + exchanged * self._tensor_s(shape, kind).forward / 2
         if name == "moe_act" and kind.experts:
             made_s = self.experts(shape).activation_s(self._conversion).forward
         elif name == "moe" and kind.experts:
@@ -652,14 +676,15 @@ class Training:
         inputs = 2 if model.width(kind) and not kind.experts else 1  # in the format of products
         over_h = kept.hidden - less * inputs + model.dropout * kept.dropout
         over_h -= (2 - less) * ("mlp" in modules and not kind.experts)
-        over_h -= (2 - less + 2 * kind.experts) * ("layernorm" in modules)
+        apart = (2 - less) * (model.latent is not None) + 2 * kind.experts
+        over_h -= apart * ("layernorm" in modules)
         size = halves.attention_bytes(model, kept, t, share, less, modules)
         size += halves.feed_forward_bytes(model, kept, width, less) + over_h * model.hidden / share
         size = T * (size + kept.whole * model.hidden) + scores
         if kind.experts:
             wide = kept.gated if model.gated else kept.plain
             size += self.experts(shape).kept_bytes(less, wide, modules)
-        return size
+        return size - (moved_bytes(self, shape, kind)[0] if shape.offload else 0.0)
 
     def score_bytes(self, shape: Shape) -> float:
         """What is kept of the scores of attention."""

@@ -50,6 +50,11 @@ class Experts:
         return self.tokens * self.model.experts_per_token * self.etp
 
     @property
+    def held_rows(self) -> float:
+        """Rows of an expert's whole width for which memory is held."""
+        return self.rows / self.etp * HELD[self.practice.routing]
+
+    @property
     def local(self) -> float:
         """Experts of a rank."""
         return self.model.experts / self.e
@@ -185,7 +190,7 @@ class Experts:
         """
         if "moe" in modules:
             return 0.0
-        rows = self.rows / self.etp * HELD[self.practice.routing]
+        rows = self.held_rows
         wide = kept - less - (2 - less) * ("moe_act" in modules)
         inputs = (2 - less) + 2 * (self.practice.dispatch == "alltoall")
         size = rows * (inputs * self.model.hidden + wide * self.model.expert_ffn)

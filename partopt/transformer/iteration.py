@@ -12,6 +12,7 @@ from partopt.documents.engine import STATE, Layout
 from partopt.documents.transformer import BITS, Kind, Transformer
 from partopt.errors import PartoptError
 from partopt.transformer.block import Block, Shape, Training
+from partopt.transformer.offloading import BLOCKS, TOGETHER, copied_modules
 from partopt.transformer.rates import COLLECTIVE_S, Seconds
 from partopt.transformer.unequal_stages import cut_units, ends_of, pace_s
 
@@ -102,7 +103,11 @@ class Degrees(NamedTuple):
             again, recompute = min(1.0, recompute * p * v / work.model.blocks), "always"
         assert recompute != "auto"
         modules = tuple(layout.modules.split("+")) if layout.modules else ()
-        shape = Shape(b, t, c, e, recompute, layout.shares_gradients, layout.etp or 1, modules)
+        offload = list[str]()
+        if work.practice.offload and not is_whole(recompute):
+            offload = copied_modules(work.model, work.practice, modules)
+        fsdp, etp = layout.shares_gradients, layout.etp or 1
+        shape = Shape(b, t, c, e, recompute, fsdp, etp, modules, tuple(offload))
         return cls(t, c, e, p, v, n, batch // (n * b), shape, again)
 
     @property
@@ -206,6 +211,10 @@ def _faults(
         yield "recompute", "exchange-overlap makes no blocks again"
     if practice.graphs in ("router", "attention") and is_whole(again):
         yield "recompute", f"graphs={practice.graphs} hold parts of blocks that are made again"
+    if shape.offload and practice.graphs == "full":
+        yield "offload", "graphs=full wait for copies to the host, which is not computed"
+    elif practice.fused_experts and len(TOGETHER & {*shape.offload}) == 1:
+        yield "offload", f"fused-experts copy what {'+'.join(sorted(TOGETHER))} save, or nothing"
 
 
 def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf) -> Estimate:
@@ -732,6 +741,8 @@ def _kept_bytes(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, 
             whole = max(whole, block.whole_bytes)
     if work.practice.keeps_outputs:
         kept += work.block(shape).saved_bytes
+    if "qkv_linear" in shape.offload and degrees.p > 1 and work.model.latent is None:
+        kept += degrees.v * work.message_bytes(shape)  # the schedule holds inputs of stages
     return kept, whole
 
 
@@ -772,6 +783,9 @@ def _stage_bytes(
     buffers = practice.buffer_bytes
     if model.experts and practice.dispatch != "alltoall":
         buffers += DISPATCH_BYTES
+    if shape.offload:
+        contents = _contents(work, degrees, stage)
+        whole += BLOCKS * max((block.copied_bytes for block, n in contents if n), default=0.0)
     return {
         "parameters": 2 * held,
         "gradients": work.gradient_bytes * held,
@@ -781,6 +795,17 @@ def _stage_bytes(
         "at work": working_bytes(work, shape, whole),
         "buffers": buffers,
     }
+
+
+def offloaded_bytes(work: Training, layout: Layout, batch: int) -> float:
+    """Bytes of activations in the memory of a server's host, where devices have as the fullest."""
+    degrees = Degrees.of(work, layout, batch)
+    found = [
+        _in_flight(degrees, d)
+        * sum(block.copied_bytes * n for block, n in _contents(work, degrees, stage))
+        for d, stage in enumerate(_loads(work, degrees))
+    ]
+    return min(work.rates.server, degrees.devices) * max(found)
 
 
 def _fsdp_bytes(

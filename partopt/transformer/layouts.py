@@ -65,9 +65,9 @@ def find_layouts(
 
     Those are estimated whose blocks alone are not slower than `ENOUGH` layouts that fit. Where a
     layout fits only with all blocks made again, fewer are tried if the trainer can make them
-    `partly` again. Of a model with experts those come first that take no more than `room` bytes,
-    in small microbatches where no graphs hold what the host starts; and blocks are made again only
-    where nothing fits without.
+    `partly` again, and modules. Of a model with experts those come first that take no more than
+    `room` bytes, in small microbatches where no graphs hold what the host starts; and blocks are
+    made again only where nothing fits without.
     """
     room = limit if room is None or not work.model.experts else min(room, limit)
     every, fastest, ways = list[Estimate](), dict[Layout, float](), _ways(work, fixed)
@@ -101,12 +101,14 @@ def find_layouts(
             if candidate.layout.recompute == "always"
             and structs.replace(candidate.layout, recompute="never") not in without
         ]
-        fitting += [
-            estimate(work, fewer, batch)
-            for candidate in sorted(again, key=lambda candidate: candidate.seconds)[:FEWER]
-            if (fewer := _fewer_again(work, candidate.layout, batch, limit) or candidate.layout)
-            != candidate.layout
-        ]
+        sets = [] if work.model.experts else module_sets(work)
+        alike = [Layout(recompute="selective", modules=modules) for modules in sets]
+        for candidate in sorted(again, key=lambda candidate: candidate.seconds)[:FEWER]:
+            fewer = _fewer_again(work, candidate.layout, batch, limit) or candidate.layout
+            fitting += [estimate(work, fewer, batch)] if fewer != candidate.layout else []
+            some = _with_ways(work, candidate.layout, batch, alike)
+            made = (estimate(work, layout, batch) for layout in some)
+            fitting += [one for one in made if one.memory_bytes <= limit][:1]
     fitting.sort(key=lambda candidate: candidate.seconds)
     known = fitting
     if work.model.experts:
@@ -381,7 +383,7 @@ def module_sets(work: Training) -> Sequence[str]:
     """Modules that are made again together: first what frees most bytes for its time, then more."""
     if "selective" not in work.engine.recompute or work.practice.selective != "attention":
         return []
-    ranks = math.gcd(work.model.experts, work.rates.server)
+    ranks = math.gcd(work.model.experts or 1, work.rates.server)
     plain, gains = work.mean(Shape(e=ranks)), dict[str, float]()
     for name in MODULES:
         made = work.mean(Shape(e=ranks, recompute="selective", modules=(name,)))

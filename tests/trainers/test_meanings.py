@@ -228,6 +228,11 @@ NOTES = [
     ("--rampup-batch-size 16 16 1000", "--rampup-batch-size: the batch is taken to be whole"),
     ("--use-checkpoint-args", "--use-checkpoint-args: the checkpoint says the shape"),
     ("--recompute-activations --recompute-modules mlp mhc", "--recompute-modules: mhc is not"),
+    (
+        "--fine-grained-activation-offloading --offload-modules core_attn gdp_qkv",
+        "--offload-modules: gdp_qkv is not counted as offloaded",
+    ),
+    ("--activation-offload-fraction 0.5", "all that modules save is counted as offloaded"),
     ("--recompute-granularity full --recompute-num-layers 4", "recomputed one by one"),
     ("--num-experts 8 --moe-expert-capacity-factor 1.25", "spread evenly over experts"),
     ("--fancy-kernels 3", "not read, and may change time, memory or the model: --fancy-kernels"),

@@ -20,6 +20,7 @@ from partopt import PartoptError, Plan, Topology, export_plan
 from partopt.trainer_plans import judging
 from partopt.trainer_plans.jobs import read_job
 from partopt.trainers.megatron_model import LATENT
+from partopt.trainers.read_back import offloaded_modules
 from partopt.transformer.config import load_transformer
 from tests.trainers.models import plan_layout
 from tests.trainers.own_code import installed
@@ -116,6 +117,10 @@ class TestMegatron:
                 assert said["expert_tensor_parallel_size"] == (own.etp or 1)
             if own.modules:
                 assert said["recompute_modules"] == str(own.modules.split("+"))
+            names = offloaded_modules(plan)
+            assert said["fine_grained_activation_offloading"] == bool(names)
+            if names and not about.practice.fused_experts:
+                assert said["offload_modules"] == str(names)
             graphs = about.practice.graphs == "none" or said["cuda_graph_impl"] != "none"
             assert graphs or (about.practice.graphs == "router" and not about.model.experts)
             assert (said["virtual_pipeline_model_parallel_size"] or 1) == own.chunks

@@ -56,6 +56,7 @@ RATES = Rates(
     ring=3e10,
     server=8,
     multiprocessors=128,
+    host_link=5e10,
     launch=0.0,  # such small blocks would wait for the host
 )
 # experts have a capacity: no rank has more than others

@@ -382,11 +382,31 @@ def test_modules_are_made_again_by_name():
     assert again("moe").again_s == pytest.approx(whole)
     assert again("moe").saved_bytes < never.saved_bytes
     assert again("mlp").again_s == 0.0
-    dense = again("mlp", DENSE)
-    one = product(T, 7168, H) + product(T, H, 3584) + 6 * 3584 * T / (MEMORY * BYTES)
+    dense = again("mlp", DENSE)  # with its norm
+    one = product(T, 7168, H) + product(T, H, 3584)
+    one += (6 * 3584 + 4 * H) * T / (MEMORY * BYTES)
     assert dense.again_s == pytest.approx(one)
     kept = work.block(Shape(e=4), DENSE).saved_bytes - dense.saved_bytes
     assert kept == T * (2 * H + 6 * 3584)
+
+
+def test_only_norms_that_are_modules_are_made_again():
+    """Of latent attention and of experts; others are in the product behind them."""
+    kept = {}
+    for work, kind in [(training(LATENT), DENSE), (training(EXPERTS), None), (training(), None)]:
+        shapes = Shape(), Shape(recompute="selective", modules=("layernorm",))
+        never, again = (work.block(shape, kind) for shape in shapes)
+        kept[work.model.name, kind] = never.saved_bytes - again.saved_bytes
+        assert again.again_s == pytest.approx(2 * kept[work.model.name, kind] / (MEMORY * BYTES))
+    assert [*kept.values()] == [2 * T * H, 2 * T * H, 0]
+
+
+def test_a_feed_forward_that_is_made_again_is_exchanged_again():
+    """Its input is gathered and its output scattered over the group: half of a block's."""
+    work = training(rates=dataclasses.replace(RATES, link=1e9))
+    one, four = (work.block(Shape(t=t, recompute="selective", modules=("mlp",))) for t in (1, 4))
+    shown_s = four.parts["tensor"].forward / 2
+    assert shown_s > one.again_s > four.again_s - shown_s > one.again_s / 4
 
 
 def test_a_further_token_takes_a_block_a_head_and_what_joins_them():

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.transformer import Scores
-from partopt.transformer.iteration import estimate, find_faults
+from partopt.transformer.iteration import Estimate, estimate, find_faults
 from partopt.transformer.layouts import (
     ENOUGH,
     EXPERTS_MICROBATCH,
@@ -29,6 +29,7 @@ from tests.transformer.helpers import EXPERTS, KINDS, LLAMA, training
 DEVICES, BATCH = 8, 16
 POWERS = (1, 2, 4, 8, 16)
 WIDE = replace(LLAMA, kv_heads=4)
+MANY = replace(LLAMA, kv_heads=8, blocks=24)
 # of stages of so many blocks all have as many: as they are, with both ends, with up to two
 COUNTED = {"stage": (0,), "blocks": (2,), "fewer": (0, 1, 2)}
 
@@ -167,7 +168,14 @@ def test_as_few_blocks_are_made_again_as_fit(share, numbers):
             few = [replace(own, recompute=k) for k in range(1, -(-24 // (4 * own.chunks)))]
             fit = [one for one in few if estimate(work, one, BATCH).memory_bytes <= limit]
             expected |= set(fit[:1])
-    assert found[1] - found[0] == expected
+    made = {own for own in found[1] - found[0] if own.modules}
+    assert found[1] - found[0] == expected | made
+    # or the feed-forward of all blocks: where all are made again, none need not be, and it fits
+    with_all = [replace(own, recompute="always", modules=None) for own in made]
+    assert {own.modules for own in made} <= {"mlp"} and {*with_all} <= found[0]
+    for own in {replace(own, recompute="always") for own in expected}:
+        one = replace(own, recompute="selective", modules="mlp")
+        assert (one in made) == (estimate(work, one, BATCH).memory_bytes <= limit)
     assert {(own.chunks, own.recompute) for own in expected} >= numbers
     for own in expected:  # to the byte
         limit = estimate(work, own, BATCH).memory_bytes
@@ -246,3 +254,34 @@ def test_of_experts_small_microbatches_that_make_nothing_again_are_usual():
     again = Layout(recompute="always")
     made = find_layouts(work, 4, 8, 1e12, again, partly=True).fitting
     assert {own.layout.microbatch for own in made} == {1, 2}
+
+
+@pytest.mark.parametrize("offload", ["", "qkv_linear+core_attn+attn_proj"])
+@pytest.mark.parametrize("sequence", [2048, 65_536])
+@pytest.mark.parametrize("share", [0.15, 0.3, 0.5, 0.8])
+def test_of_all_ways_to_make_a_dense_model_again_the_fastest_is_found(share, sequence, offload):
+    """Some blocks, all, or the feed-forward: every layout is estimated here."""
+    work = training(MANY, sequence=sequence, offload=offload, buffer_bytes=0)
+    assert module_sets(work) == ["mlp"]
+    known = list[Estimate]()
+    for own in {replace(own, recompute=None) for own in layouts(work, 8, 16, Layout())}:
+        most = -(-MANY.blocks // (own.pp * own.chunks))
+        ways = [replace(own, recompute=again) for again in ("never", "always", *range(1, most))]
+        ways.append(replace(own, recompute="selective", modules="mlp"))
+        known += [estimate(work, way, 16) for way in ways if not any(find_faults(work, way, 16))]
+    sizes = sorted(one.memory_bytes for one in known)
+    limit = sizes[int(share * len(sizes))]
+    found = find_layouts(work, 8, 16, limit, Layout(), partly=True).fitting[0]
+    fit = [one for one in known if one.memory_bytes <= limit]
+    assert found.seconds == min(one.seconds for one in fit)
+
+
+def test_with_long_sequences_the_feed_forward_alone_is_made_again():
+    """Attention takes most of the time, and keeps less than the feed-forward."""
+    first = {}
+    for sequence in (2048, 65_536):
+        work = training(MANY, sequence=sequence, buffer_bytes=0)
+        limit = 0.7 * estimate(work, Layout(dp=8), 16).memory_bytes
+        fixed = Layout(tp=1, cp=1, pp=1, microbatch=1)
+        first[sequence] = find_layouts(work, 8, 16, limit, fixed, partly=True).fitting[0].layout
+    assert first[2048].modules is None and first[65_536].modules == "mlp"
