@@ -26,11 +26,15 @@ from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
     FUSED,
+    MAIN_GRADIENTS,
+    MAIN_PARAMETERS,
     OFFLOAD,
     PLAIN,
     STATES,
     Expression,
+    fsdp_arguments,
     model_arguments,
+    usual_numerics,
 )
 from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
 from partopt.trainers.reading import check_count, find_count, find_value, malformed, read_literal
@@ -78,6 +82,9 @@ def _faults(plan: Plan) -> list[str]:
         faults = [what for what, names in lacks.items() if names and modules & names]
         if faults:
             return [f"it does not recompute {what}" for what in faults]
+        numerics = model.numerics or usual_numerics(model.gated)
+        if (plan.layout.etp or 1) > 1 and numerics.bias == "all":
+            return ["experts with biases are not cut (`etp`)"]
     if plan.schedule != "interleaved":
         return []
     if P == 1:
@@ -122,7 +129,8 @@ def _recomputation(plan: Plan) -> dict[str, Any]:
 def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
     """All that the trainer is told, by the names of its arguments."""
     layout, about = plan.layout, plan.transformer
-    overlaps, shared = plan.engine.allreduce == "overlap", plan.shard == "optimizer"
+    overlaps, shared = plan.engine.allreduce == "overlap", plan.shard != "none"
+    overlaps = overlaps or layout.shares_gradients  # by itself
     muon = about.practice.muon if about else False  # which by its name shares its state
     waits = plan.schedule == "interleaved" and "interleaved" in plan.engine.waits
     return {
@@ -143,6 +151,8 @@ def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
         "ddp_bucket_size": _bucket(plan),
         "no_overlap_p2p_communication": waits,
         "use_tp_pp_dp_mapping": "stages" not in rank_order(plan),
+        "use_megatron_fsdp": layout.shares_gradients if about else None,
+        **(fsdp_arguments(plan) if layout.shares_gradients else {}),
     }
 
 
@@ -183,7 +193,12 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         notes.append(
             f"yours to add: data, a tokenizer of {size:,} words, learning rate, checkpoints"
         )
-        if (plan.layout.tp or 1) * (plan.layout.cp or 1) > 1:
+        if plan.layout.shares_gradients:
+            head += "\nunset CUDA_DEVICE_MAX_CONNECTIONS  # with 1 FSDP does not start"
+            notes += ["without CUDA_DEVICE_MAX_CONNECTIONS=1 exchanges of tp may hide less"] * (
+                (plan.layout.tp or 1) > 1
+            )
+        elif (plan.layout.tp or 1) * (plan.layout.cp or 1) > 1:
             head += "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1  # tp and cp need it, before Blackwell"
     return Text(f"{head}\nPARTOPT_ARGS=(\n{lines}\n)\n", notes=notes)
 
@@ -207,6 +222,13 @@ _FIELDS = {
         for name in ("optimizer", "use_precision_aware_optimizer", *STATES[6.0], *OFFLOAD)
     },
     "use_tp_pp_dp_mapping": "dist.use_tp_pp_dp_mapping",
+    "use_megatron_fsdp": "ddp.use_megatron_fsdp",
+    "ckpt_format": "checkpoint.ckpt_format",
+    **{
+        name: f"ddp.{name}"
+        for name in ("data_parallel_sharding_strategy", "fsdp_double_buffer", MAIN_GRADIENTS)
+    },
+    MAIN_PARAMETERS: f"ddp.{MAIN_PARAMETERS}",
 }
 # arguments that turn off what is a field of Bridge's
 _OPPOSITE = {
@@ -215,6 +237,7 @@ _OPPOSITE = {
     "grad_reduce_in_bf16": "ddp.grad_reduce_in_fp32",
     "no_bias_gelu_fusion": "model.bias_activation_fusion",
     "no_check_for_nan_in_loss_and_grad": "rerun_state_machine.check_for_nan_in_loss",
+    "no_gradient_accumulation_fusion": "model.gradient_accumulation_fusion",
 }
 _RECIPES = {
     "bfloat16": "bf16_mixed",
@@ -224,11 +247,13 @@ _RECIPES = {
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
 _TYPES = {"bf16": Expression("torch.bfloat16"), "fp16": Expression("torch.float16")}
+_TYPES["fp32"] = Expression("torch.float32")
 _OF_SCRIPTS = (
     *("group_query_attention", "max_position_embeddings", "no_overlap_p2p_communication"),
     "squared_relu",  # activations are functions there
     "accumulate_allreduce_grads_in_fp32",
-    *("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format"),  # the recipe of a format says it
+    # the recipe of a format says it
+    *("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format", "fp8_param_gather"),
 )
 _OF_FIELDS = ("beta_fast", "beta_slow", "original_max_position_embeddings")
 # what is said to be none, whatever a recipe has
@@ -249,7 +274,7 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         elif name in _OPPOSITE:
             fields[_OPPOSITE[name]] = not value
         elif name not in _OF_SCRIPTS and value is not None:
-            formats = name in STATES[6.0]
+            formats = name in STATES[6.0] or name.endswith("_dtype")
             fields[_FIELDS.get(name, f"model.{name}")] = _TYPES[value] if formats else value
     if about:
         fields["mixed_precision"] = _RECIPES[about.format]
@@ -259,7 +284,8 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     fields["model.virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
     fields["optimizer.use_distributed_optimizer"] = fields["ddp.use_distributed_optimizer"]
     body = "\n".join(f"    config.{name} = {value!r}" for name, value in fields.items())
-    imports = "\n\nimport torch" if "optimizer.exp_avg_dtype" in fields else ""
+    formats = any(value in _TYPES.values() for value in fields.values())
+    imports = "\n\nimport torch" if formats else ""
     notes = ["call it on the configuration of a recipe before it trains", *_notes(plan)]
     if about:
         notes.append("of the recipe are left: activation function, data, tokenizer, learning rate")
@@ -420,6 +446,7 @@ MEGATRON = Trainer(
         "routing": {name: {"routing": name} for name in ("real", "balanced", "capacity")},
         "fused-experts": {"no": {"fused_experts": False}, "yes": {"fused_experts": True}},
         "muon": {"no": {"muon": False}, "yes": {"muon": True}},
+        "fsdp": {"no": {"fsdp": False}, "yes": {"fsdp": True}},
         "optimizer-offload": {share: {"optimizer_offload": float(share)} for share in _SHARES},
         "offload-overlap": {"no": {"offload_overlap": False}, "yes": {"offload_overlap": True}},
         "attention": {name: {"attention": name} for name in ("cudnn", "cudnn-2025")},
@@ -442,6 +469,7 @@ MEGATRON = Trainer(
             frees=True,
             values=_SHARES[1:],
         ),
+        Lever((("graphs", "none"), ("fsdp", "yes")), "--use-megatron-fsdp", frees=True),
     ),
     sources={
         "schedules": "core/pipeline_parallel/schedules.py, get_pp_rank_microbatches: P - 1 - p "
@@ -462,6 +490,11 @@ MEGATRON = Trainer(
         "recompute": "core/transformer/transformer_block.py, _checkpointed_forward: the first "
         "recompute_num_layers of each stage, or all one by one",
         "shard": "core/optimizer/distrib_optimizer.py: --use-distributed-optimizer",
+        "fsdp": "Megatron-LM, training/arguments.py: --use-megatron-fsdp is off",
+        "flat_shards": "core/distributed/fsdp, param_and_grad_buffer.py: buffers of model weights, "
+        "of main weights in float32 and of main gradients, by block (mcore_fsdp_adapter.py), two "
+        "with --fsdp-double-buffer. Its hooks (megatron_fsdp.py) make a view of a stage's output, "
+        "at which core/pipeline_parallel/schedules.py, deallocate_output_tensor, stops",
         "optimizer_bytes": "core/optimizer/optimizer.py, Float16OptimizerWithFloat16Params: a "
         "float32 copy beside the moments, as partopt counts it; others by exp_avg_dtype, "
         "exp_avg_sq_dtype, main_params_dtype of core/optimizer/optimizer_config.py",
@@ -524,6 +557,7 @@ _OVERLAPS, _NARROW = {"tp-overlap": "yes"}, {"gradients": "parameters"}
 _QWEN = [f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b")]
 _EXPERTS = ("deepseek-v3", "gpt-oss-120b", "qwen3-30b-a3b", "qwen3-235b-a22b")
 _FLAGS = {
+    "--use-megatron-fsdp": "ddp.use_megatron_fsdp",
     "--tp-comm-overlap": "model.tp_comm_overlap",
     "--grad-reduce-in-bf16": "ddp.grad_reduce_in_fp32=False",
     "--use-precision-aware-optimizer": "optimizer.use_precision_aware_optimizer",

@@ -20,7 +20,11 @@ from partopt.trainers.parts import FURTHER, Part, count_blocks
 from partopt.trainers.trainer import Configured, Trainer, batch_of
 
 _DEGREES = ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch")
-_OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes")  # of an engine, which the layout says
+_OF_LAYOUTS = (
+    "optimizer_bytes",
+    "gathered_bytes",
+    "on_host",
+)  # of an engine, which the layout says
 # facts that change nothing without tensor parallel ranks, or without experts
 _OF_GROUPS = ("sequence_parallel", "tp_overlap", "regathers")
 _OF_EXPERTS = ("dispatch", "dispatch_bytes", "dispatch_overlap", "fused_experts", "routing")
@@ -102,7 +106,7 @@ def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Configured) -> 
     state = about.facts.get("optimizer_bytes", STATE)
     if float(state) != found.facts.get("optimizer_bytes", STATE):
         facts.append(f"optimizer_bytes={state}")
-    none = {"ends", *(_OF_GROUPS if (plan.layout.tp or 1) == 1 else ())}
+    none = {"ends", "fsdp", *(_OF_GROUPS if (plan.layout.tp or 1) == 1 else ())}
     none |= {*(_OF_EXPERTS if not about.model.experts else ())}
     none |= {*(() if about.practice.optimizer_offload else ("offload_overlap",))}
     for name in practice.__struct_fields__:
