@@ -461,6 +461,7 @@ MEGATRON = Trainer(
             changes_numbers=True,
             verified=True,
         ),
+        Lever((("graphs", "none"), ("fsdp", "yes")), "--use-megatron-fsdp", frees=True),
         Lever((("optimizer_bytes", "8"),), "--use-precision-aware-optimizer", changes_numbers=True),
         Lever(
             (("offload-overlap", "yes"), ("optimizer-offload", "1")),
@@ -469,7 +470,6 @@ MEGATRON = Trainer(
             frees=True,
             values=_SHARES[1:],
         ),
-        Lever((("graphs", "none"), ("fsdp", "yes")), "--use-megatron-fsdp", frees=True),
     ),
     sources={
         "schedules": "core/pipeline_parallel/schedules.py, get_pp_rank_microbatches: P - 1 - p "
