@@ -62,6 +62,7 @@ CANNOT = {
     ),
     "deepspeed": ("recomputation is selective", "the format is "),
 }
+_BY_FACT = ("gradients", "parameters")  # what replicas of Megatron share by a fact
 SCALINGS: tuple[dict[str, Any] | None, ...] = (
     None,
     {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -143,7 +144,7 @@ def drawn(rng: random.Random) -> Case:
         microbatch=rng.choice([1, 1, 2, 4]),
         recompute=again,
         modules=rng.choice([None, *MODULES]) if named else None,
-        shard=rng.choice([None, *own.engine.shard]),
+        shard=rng.choice([None, *own.engine.shard, *_BY_FACT * ("fsdp" in own.choices)]),
     )
     asked = Job(
         model=model,

@@ -80,6 +80,7 @@ FSDP1 = Practice(
     attention="flash2",
     regathers=False,
     shard_copies=(0, 4),
+    flat_shards=False,
 )
 # MosaicML's llm-foundry: q, k, v are taken out of their padding (4 each,
 # backward 6), the output is put back (6, 4). Two training metrics (`use_train_metrics`,

@@ -6,6 +6,7 @@ backward takes while it runs.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -58,6 +59,7 @@ class Kept(NamedTuple):
     posted: int = 0  # M, where all of an iteration have receive buffers; 0: those in flight
     gathered: float = 1.0  # bytes for a byte of parameters, where replicas share them
     copies: int = 1  # ranks of a device that hold the same parameters, and share them, too
+    on_host: bool = False  # whether shares are in none of a device's memory
 
 
 def kept_of(
@@ -86,7 +88,8 @@ def kept_of(
     if shard == "gradients" and engine.allreduce == "blocking":
         sharded = SHARDED["optimizer"]
     gathered = (engine.gathered_bytes or size) / size
-    return Kept(gradient / size, state / size, sharded, posted, gathered, copies)
+    on_host = engine.on_host is True
+    return Kept(gradient / size, state / size, sharded, posted, gathered, copies, on_host)
 
 
 def kept_by(plan: Plan) -> Kept:
@@ -106,6 +109,11 @@ def shares(kept: Kept, replicas: Any) -> tuple[Any, Any, Any]:
     ranks = replicas * kept.copies
     parameters, gradients, state = (ranks if kept.shard >= k else 1 for k in (3, 2, 1))
     return parameters, gradients, state
+
+
+def shares_of_memory(kept: Kept, replicas: Any) -> tuple[Any, Any, Any]:
+    """The same of a device's memory, of which shares on the host take nothing."""
+    return shares(kept, math.inf if kept.on_host else replicas)
 
 
 def parameters_bytes(total: Any, layer: Any, sharers: Any) -> Any:
@@ -133,7 +141,7 @@ def with_counts(stage: Stage, counts: Counts, entry: Schedule, kept: Kept) -> St
     """
     _, held, begun = counts
     versions, trained = entry.versions_of(held), stage.trained_bytes
-    parameters, gradients, state = shares(kept, stage.replicas)
+    parameters, gradients, state = shares_of_memory(kept, stage.replicas)
     weights = versions * trained + stage.frozen_bytes
     activations = (begun if stage.recomputes_whole else held) * stage.stash_bytes
     if entry.split:
@@ -193,7 +201,7 @@ def ranges_bytes(
         parting = parting + more
         if not split:
             transient = beside
-    parameters, gradients, state = shares(kept, replicas)
+    parameters, gradients, state = shares_of_memory(kept, replicas)
     weights = versions * trained + chain.frozen_bytes.table[i, j]
     whole = recompute and chain.blocks is None
     held = [

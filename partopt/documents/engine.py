@@ -37,7 +37,7 @@ class Engine(documents.StrictStruct, frozen=True, kw_only=True):
     which it saves memory. `optimizer_bytes` of state are kept for each parameter, `reserve_bytes`
     of a device are for what is not the model's; where they are None `partopt.cost.memory` says how
     many. `gathered_bytes` of each parameter are gathered where replicas share parameters; unset,
-    all that it has.
+    all that it has. Shares may be `on_host`, in none of a device's memory.
     """
 
     waits: tuple[str, ...] = ()
@@ -52,11 +52,12 @@ class Engine(documents.StrictStruct, frozen=True, kw_only=True):
     optimizer_bytes: Annotated[float, msgspec.Meta(ge=0)] | None = None
     reserve_bytes: Bytes | None = None
     gathered_bytes: Annotated[float, msgspec.Meta(gt=0)] | msgspec.UnsetType = msgspec.UNSET
+    on_host: bool | msgspec.UnsetType = msgspec.UNSET
 
     def find_differences(self, other: Engine, schedule: str) -> list[str]:
         """The facts that plans under a schedule rest on, and that are others in another engine."""
         names = ["messages", "gradients", "allreduce", "buffers", "optimizer_bytes"]
-        names.append("gathered_bytes")
+        names += ["gathered_bytes", "on_host"]
         names += ["bucket_bytes"] if self.allreduce == other.allreduce == "overlap" else []
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
         of_schedules = [

@@ -379,8 +379,11 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     remains. `stops_early`: what is made again ends before the block's last product.
 
     `shard_copies` are bytes a parameter that sharded parameters are copied, beside their gradients;
-    `shards` lie over all replicas, or over those in a server. `conversion` is bytes an element to
-    fp8.
+    `shards` lie over all replicas, or over those in a server. With `fsdp` they may be of gradients
+    and parameters, which the engine has not by itself. In `flat_shards` a parameter is in 16 bits
+    beside its float32 copy, and its gradient as it is exchanged; two blocks have lasting buffers;
+    where gradients alone are shared, parameters are whole all along. `host_shards` are in the
+    host's memory, where the optimizer steps them. `conversion` is bytes an element to fp8.
 
     Experts' `dispatch` sends a row for every expert of a token; or a copy to every server and rank
     that has some of them (DeepEP, HybridEP), of `dispatch_bytes` an element.
@@ -416,6 +419,9 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     stops_early: bool = False
     shard_copies: Pair = (0, 0)
     shards: Literal["all", "server"] = "all"
+    fsdp: bool = False
+    flat_shards: bool = True
+    host_shards: bool = False
     conversion: Traffic = 6
     dispatch: Dispatch = "alltoall"
     dispatch_bytes: Traffic = 2

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.memory import parameters_bytes, posted_buffers, shares
+from partopt.cost.memory import parameters_bytes, posted_buffers, shares_of_memory
 from partopt.cost.pricing import sum_layers, tied_exchanges_s
 from partopt.cost.problem import Assignment, Partition, Problem
 from partopt.cost.ranks import Ranks
@@ -333,7 +333,7 @@ class Simulations:
     def _held_bytes(self, candidate: NumberedPlan, held: NDArray[np.int64]) -> Floats:
         """Bytes that stages hold beside activations, as `partopt.cost.memory.with_counts`."""
         numbers, kept, r = candidate.numbers, self.problem.kept, np.array(candidate.replicas)
-        parameters, gradients, state = shares(kept, r)
+        parameters, gradients, state = shares_of_memory(kept, r)
         versions = np.array([self.entry.versions_of(count) for count in held.tolist()])
         weights = versions * numbers.trained_bytes + numbers.frozen_bytes
         buffers = posted_buffers(kept.posted, r, held)

@@ -45,12 +45,12 @@ from partopt.transformer.as_profile import (
 )
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import (
-    FSDP_STATE,
     Degrees,
     Estimate,
     estimate,
     find_faults,
     is_whole,
+    share_bytes,
     stages_of,
 )
 from partopt.transformer.layouts import ROOM, Found, find_layouts, shard_of
@@ -114,12 +114,15 @@ def usual_facts(job: Job) -> dict[str, str]:
     """What a plan says by itself, where its trainer can: unequal blocks are cut by their seconds.
 
     And graphs hold what the host starts of experts' blocks, unless whole ones are made again.
+    Where the layout asks for gradients or parameters in shares they may be, without such graphs.
     """
     assert isinstance(job.model, Transformer)
     choices, again = TRAINERS.lookup(job.trainer).choices, job.layout.recompute
     facts = {"ends": "free"} if job.model.is_unequal else {}
     inside = "moe" not in (job.layout.modules or "").split("+")
-    if job.model.experts and not is_whole(again) and inside:
+    if job.layout.shares_gradients or job.facts.get("fsdp") == "yes":
+        facts["fsdp"] = "yes"
+    elif job.model.experts and not is_whole(again) and inside:
         facts["graphs"] = "attention"
     return {name: value for name, value in facts.items() if value in choices.get(name, {})}
 
@@ -434,7 +437,7 @@ def _options(job: Job, training: Training, found: Estimate) -> dict[str, Any]:
     n, v = layout.dp or 1, layout.chunks or 1
     # of a parameter of a rank, before those that have it share it
     if "in shares" in memory:  # and what is whole in a pipeline beside it
-        state = float(FSDP_STATE) - (2 + training.gradient_bytes) * (layout.pp == 1)
+        state = share_bytes(training) - (2 + training.gradient_bytes) * (layout.pp == 1)
     else:
         state = memory["optimizer"] / (memory["parameters"] / 2)
         state *= n * (layout.cp or 1) if layout.shard == "optimizer" else 1
@@ -443,6 +446,8 @@ def _options(job: Job, training: Training, found: Estimate) -> dict[str, Any]:
         facts["gathered_bytes"] = BITS[training.format] / 8
     if layout.scatters_early:
         facts["allreduce"] = "overlap"
+    if training.practice.host_shards:
+        facts["on_host"] = True
     return {
         "trainer": job.trainer,
         "engine": structs.replace(training.engine, **facts),

@@ -26,11 +26,15 @@ from partopt.trainers.megatron_arguments import FUSED_EXPERTS, read_training
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
     FUSED,
+    MAIN_GRADIENTS,
+    MAIN_PARAMETERS,
     OFFLOAD,
     PLAIN,
     STATES,
     Expression,
+    fsdp_arguments,
     model_arguments,
+    usual_numerics,
 )
 from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
 from partopt.trainers.read_back import offloaded_modules
@@ -84,7 +88,8 @@ def _faults(plan: Plan) -> list[str]:
             return [f"it does not recompute {what}" for what in faults]
         if not grouped and (TOGETHER | {FUSED_EXPERTS}) & {*_offload(plan)}:
             return ["it does not offload what experts save that are not grouped"]
-        if (plan.layout.etp or 1) > 1 and model.numerics and model.numerics.bias == "all":
+        numerics = model.numerics or usual_numerics(model.gated)
+        if (plan.layout.etp or 1) > 1 and numerics.bias == "all":
             return ["it does not cut experts that have biases"]
     if plan.schedule != "interleaved":
         return []
@@ -138,7 +143,8 @@ def _offload(plan: Plan) -> list[str]:
 def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
     """All that the trainer is told, by the names of its arguments."""
     layout, about = plan.layout, plan.transformer
-    overlaps, shared = plan.engine.allreduce == "overlap", plan.shard == "optimizer"
+    overlaps, shared = plan.engine.allreduce == "overlap", plan.shard != "none"
+    overlaps = overlaps or layout.shares_gradients  # by itself
     muon = about.practice.muon if about else False  # which by its name shares its state
     waits = plan.schedule == "interleaved" and "interleaved" in plan.engine.waits
     return {
@@ -161,6 +167,8 @@ def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
         "ddp_bucket_size": _bucket(plan),
         "no_overlap_p2p_communication": waits,
         "use_tp_pp_dp_mapping": "stages" not in rank_order(plan),
+        "use_megatron_fsdp": layout.shares_gradients if about else None,
+        **(fsdp_arguments(plan) if layout.shares_gradients else {}),
     }
 
 
@@ -201,7 +209,12 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         notes.append(
             f"yours to add: data, a tokenizer of {size:,} words, learning rate, checkpoints"
         )
-        if (plan.layout.tp or 1) * (plan.layout.cp or 1) > 1:
+        if plan.layout.shares_gradients:
+            head += "\nunset CUDA_DEVICE_MAX_CONNECTIONS  # with 1 FSDP does not start"
+            notes += ["without CUDA_DEVICE_MAX_CONNECTIONS=1 exchanges of tp may hide less"] * (
+                (plan.layout.tp or 1) > 1
+            )
+        elif (plan.layout.tp or 1) * (plan.layout.cp or 1) > 1:
             head += "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1  # tp and cp need it, before Blackwell"
         head += f"\n{_KEEPS_WEIGHTS}" * bool(_offload(plan))
     return Text(f"{head}\nPARTOPT_ARGS=(\n{lines}\n)\n", notes=notes)
@@ -226,6 +239,13 @@ _FIELDS = {
         for name in ("optimizer", "use_precision_aware_optimizer", *STATES[6.0], *OFFLOAD)
     },
     "use_tp_pp_dp_mapping": "dist.use_tp_pp_dp_mapping",
+    "use_megatron_fsdp": "ddp.use_megatron_fsdp",
+    "ckpt_format": "checkpoint.ckpt_format",
+    **{
+        name: f"ddp.{name}"
+        for name in ("data_parallel_sharding_strategy", "fsdp_double_buffer", MAIN_GRADIENTS)
+    },
+    MAIN_PARAMETERS: f"ddp.{MAIN_PARAMETERS}",
 }
 # arguments that turn off what is a field of Bridge's
 _OPPOSITE = {
@@ -234,6 +254,7 @@ _OPPOSITE = {
     "grad_reduce_in_bf16": "ddp.grad_reduce_in_fp32",
     "no_bias_gelu_fusion": "model.bias_activation_fusion",
     "no_check_for_nan_in_loss_and_grad": "rerun_state_machine.check_for_nan_in_loss",
+    "no_gradient_accumulation_fusion": "model.gradient_accumulation_fusion",
 }
 _RECIPES = {
     "bfloat16": "bf16_mixed",
@@ -243,11 +264,13 @@ _RECIPES = {
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
 _TYPES = {"bf16": Expression("torch.bfloat16"), "fp16": Expression("torch.float16")}
+_TYPES["fp32"] = Expression("torch.float32")
 _OF_SCRIPTS = (
     *("group_query_attention", "max_position_embeddings", "no_overlap_p2p_communication"),
     "squared_relu",  # activations are functions there
     "accumulate_allreduce_grads_in_fp32",
-    *("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format"),  # the recipe of a format says it
+    # the recipe of a format says it
+    *("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format", "fp8_param_gather"),
 )
 _OF_FIELDS = ("beta_fast", "beta_slow", "original_max_position_embeddings")
 # what is said to be none, whatever a recipe has
@@ -268,7 +291,7 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         elif name in _OPPOSITE:
             fields[_OPPOSITE[name]] = not value
         elif name not in _OF_SCRIPTS and value is not None:
-            formats = name in STATES[6.0]
+            formats = name in STATES[6.0] or name.endswith("_dtype")
             fields[_FIELDS.get(name, f"model.{name}")] = _TYPES[value] if formats else value
     if about:
         fields["mixed_precision"] = _RECIPES[about.format]
@@ -278,7 +301,8 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     fields["model.virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
     fields["optimizer.use_distributed_optimizer"] = fields["ddp.use_distributed_optimizer"]
     body = "\n".join(f"    config.{name} = {value!r}" for name, value in fields.items())
-    imports = "\n\nimport torch" if "optimizer.exp_avg_dtype" in fields else ""
+    formats = any(value in _TYPES.values() for value in fields.values())
+    imports = "\n\nimport torch" if formats else ""
     notes = ["call it on the configuration of a recipe before it trains", *_notes(plan)]
     if about:
         notes.append("of the recipe are left: activation function, data, tokenizer, learning rate")
@@ -448,6 +472,7 @@ MEGATRON = Trainer(
         "routing": {name: {"routing": name} for name in ("real", "balanced", "capacity")},
         "fused-experts": {"no": {"fused_experts": False}, "yes": {"fused_experts": True}},
         "muon": {"no": {"muon": False}, "yes": {"muon": True}},
+        "fsdp": {"no": {"fsdp": False}, "yes": {"fsdp": True}},
         "optimizer-offload": {share: {"optimizer_offload": float(share)} for share in _SHARES},
         "offload-overlap": {"no": {"offload_overlap": False}, "yes": {"offload_overlap": True}},
         "offload": {name: {"offload": modules} for name, modules in _OFFLOADS.items()},
@@ -463,6 +488,7 @@ MEGATRON = Trainer(
             changes_numbers=True,
             verified=True,
         ),
+        Lever((("graphs", "none"), ("fsdp", "yes")), "--use-megatron-fsdp", frees=True),
         Lever((("optimizer_bytes", "8"),), "--use-precision-aware-optimizer", changes_numbers=True),
         Lever(
             (("offload-overlap", "yes"), ("optimizer-offload", "1")),
@@ -491,6 +517,11 @@ MEGATRON = Trainer(
         "recompute": "core/transformer/transformer_block.py, _checkpointed_forward: the first "
         "recompute_num_layers of each stage, or all one by one",
         "shard": "core/optimizer/distrib_optimizer.py: --use-distributed-optimizer",
+        "fsdp": "Megatron-LM, training/arguments.py: --use-megatron-fsdp is off",
+        "flat_shards": "core/distributed/fsdp, param_and_grad_buffer.py: buffers of model weights, "
+        "of main weights in float32 and of main gradients, by block (mcore_fsdp_adapter.py), two "
+        "with --fsdp-double-buffer. Its hooks (megatron_fsdp.py) make a view of a stage's output, "
+        "at which core/pipeline_parallel/schedules.py, deallocate_output_tensor, stops",
         "optimizer_bytes": "core/optimizer/optimizer.py, Float16OptimizerWithFloat16Params: a "
         "float32 copy beside the moments, as partopt counts it; others by exp_avg_dtype, "
         "exp_avg_sq_dtype, main_params_dtype of core/optimizer/optimizer_config.py",
@@ -555,6 +586,7 @@ _OVERLAPS, _NARROW = {"tp-overlap": "yes"}, {"gradients": "parameters"}
 _QWEN = [f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b")]
 _EXPERTS = ("deepseek-v3", "gpt-oss-120b", "qwen3-30b-a3b", "qwen3-235b-a22b")
 _FLAGS = {
+    "--use-megatron-fsdp": "ddp.use_megatron_fsdp",
     "--tp-comm-overlap": "model.tp_comm_overlap",
     "--grad-reduce-in-bf16": "ddp.grad_reduce_in_fp32=False",
     "--use-precision-aware-optimizer": "optimizer.use_precision_aware_optimizer",

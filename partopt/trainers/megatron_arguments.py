@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -25,9 +25,12 @@ from partopt.trainers.megatron_model import (
     FACTOR,
     LATENT,
     LLAMA3,
+    MAIN_GRADIENTS,
+    MAIN_PARAMETERS,
     NORMS,
     OFFLOAD,
     STATES,
+    STRATEGIES,
     YARN,
     usual_numerics,
 )
@@ -492,16 +495,45 @@ def _shard(settings: Settings, trainer: str) -> Shard:
     if trainer == "deepspeed":
         stage = settings.find(*_ZERO)
         if stage not in (None, 0, 1):
-            what = f"ZeRO stage {stage}: pipelines of DeepSpeed run stages 0 and 1 alone"
+            what = (
+                f"ZeRO stage {stage}: plans are for DeepSpeed's pipelines, of stages 0 and 1 alone"
+            )
             settings.faults.append(PartoptError(what, "give stage 1", code="unsupported-layout"))
         # of bfloat16 in stage 0 replicas share the float32 state (runtime/bf16_optimizer.py)
         return "optimizer" if stage == 1 or settings.has("bf16.enabled", "bf16") else "none"
     said = settings.value("use_distributed_optimizer") is not None
     shared = settings.has("use_distributed_optimizer") if said else None
+    if _has_fsdp(settings):  # which has it by itself
+        usual = STRATEGIES["none" if trainer == "megatron-bridge" else "parameters"]
+        stated = settings.find("data_parallel_sharding_strategy") or usual
+        found = [shard for shard, strategy in STRATEGIES.items() if strategy == stated]
+        if not found:
+            flag = settings.show("data_parallel_sharding_strategy")
+            what, hint = f"{flag}: unknown {stated}", f"choose {', '.join(STRATEGIES.values())}"
+            settings.faults.append(PartoptError(what, hint, code="invalid-value"))
+        return found[0] if found else "none"
     shared = shared or settings.known("optimizer") == "dist_muon" or shared
     if shared is None and trainer == "megatron-bridge":
         shared = settings.find("optim.name") in (None, "distributed_fused_adam")
     return "optimizer" if shared else "none"
+
+
+def _has_fsdp(settings: Settings) -> bool:
+    return settings.has("use_megatron_fsdp", "use_custom_fsdp")
+
+
+def _note_fsdp(settings: Settings) -> Iterator[str]:
+    """What of FSDP is not counted as it is written."""
+    exchanged = settings.find("megatron_fsdp_grad_comm_dtype") or "auto"
+    if exchanged not in ("auto", settings.find(MAIN_GRADIENTS)):
+        flag = settings.show("megatron_fsdp_grad_comm_dtype")
+        yield f"{flag}: gradients are counted as exchanged in the format in which they are kept"
+    if not settings.has("fsdp_double_buffer", "use_nccl_ub", "nccl_ub"):
+        yield f"two blocks have buffers, as with {settings.show('fsdp_double_buffer')}"
+    if settings.has("no_gradient_accumulation_fusion"):
+        return
+    if settings.find("gradient_accumulation_fusion") is not False:
+        yield "gradients are counted as copied, as without gradient accumulation fusion"
 
 
 def _format(settings: Settings, notes: list[str]) -> Format:
@@ -551,7 +583,8 @@ def _state_bytes(settings: Settings) -> float:
     """Bytes of an optimizer's state for a parameter: a copy and two moments, in their formats."""
     if not settings.has("use_precision_aware_optimizer") or settings.has(OFFLOAD[0]):
         return STATE
-    said = [settings.find(name) for name in STATES[6.0]]
+    main = (MAIN_PARAMETERS,) if _has_fsdp(settings) else ()
+    said = [settings.find(*main * (name == "main_params_dtype"), name) for name in STATES[6.0]]
     narrow = [re.search(r"8|16", str(word or "")) for word in said]
     return sum(int(width[0]) / 8 if width else 4.0 for width in narrow)
 
@@ -597,11 +630,15 @@ def _facts(
     copies = on("moe_enable_deepep") or settings.find("moe_token_dispatcher_type") == "flex"
     copies = copies or settings.has("flex_dispatcher_backend")  # Bridge's function applies it
     overlaps = on("overlap_grad_reduce", "overlap_grad_sync", default=fields)
+    flat = _has_fsdp(settings) and _shard(settings, trainer) in ("gradients", "parameters")
     kept = settings.find("main_grads_dtype")
     narrow = on("grad_reduce_in_bf16") or settings.find("grad_reduce_in_fp32") is False
     narrow = narrow or kept in ("bf16", "fp16", "bfloat16")
     whole = on("accumulate_allreduce_grads_in_fp32")  # which --bf16 has by itself
     narrow = narrow or (not fields and settings.has("fp16") and not whole)
+    if flat:
+        notes += _note_fsdp(settings)
+        overlaps, narrow = True, not re.search("32", str(settings.find(MAIN_GRADIENTS)))
     waits = on("no_overlap_p2p_communication") or settings.find("overlap_p2p_comm") is False
     if fused != fields:
         found["loss"] = "fused" if fused else "plain"
@@ -616,6 +653,7 @@ def _facts(
         ("routing", "balanced"): on("moe_router_force_load_balancing"),
         ("routing", "capacity"): on("moe_pad_expert_input_to_capacity") and bool(capacity),
         ("fused-experts", "yes"): bool(model.experts) and on("use_transformer_engine_op_fuser"),
+        ("fsdp", "yes"): flat,
         ("muon", "yes"): isinstance(optimizer, str) and "muon" in optimizer,
         ("offload", offload := _offload(settings, notes)): bool(offload),
         ("optimizer_bytes", state := _state_bytes(settings)): state != STATE,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from partopt.documents.plan import Plan
+from partopt.documents.stage import Shard
 from partopt.documents.transformer import Graphs, Latent, Loss, Modelled, Numerics, Transformer
 
 PLAIN: Final = Loss(passes=52, held=6)
@@ -45,6 +46,16 @@ GRAPHS: dict[Graphs, tuple[str, ...]] = {
     "router": ("moe_router", "moe_preprocess"),
     "attention": ("attn", "moe_router", "moe_preprocess"),
     "full": ("full_iteration",),
+}
+# formats of FSDP's own
+MAIN_GRADIENTS: Final = "megatron_fsdp_main_grads_dtype"
+MAIN_PARAMETERS: Final = "megatron_fsdp_main_params_dtype"
+# what replicas hold shares of, by what FSDP calls it
+STRATEGIES: dict[Shard, str] = {
+    "none": "no_shard",
+    "optimizer": "optim",
+    "gradients": "optim_grads",
+    "parameters": "optim_grads_params",
 }
 # formats of an optimizer's state beside parameters in 16 bits, by bytes of a parameter
 STATES = {
@@ -144,8 +155,28 @@ def _state(plan: Plan, about: Modelled) -> dict[str, Any]:
     said: Mapping[str, Any] = STATES.get(float(about.facts.get("optimizer_bytes", 0)), {})
     if share := about.practice.optimizer_offload:
         said = dict(zip(OFFLOAD, (True, share, about.practice.offload_overlap), strict=True))
-    shared = plan.shard == "optimizer" and not about.practice.muon
-    return {"use_precision_aware_optimizer": True, **said} if said and shared else {}
+    if not said or plan.shard == "none" or about.practice.muon:
+        return {}
+    names = {"main_params_dtype": MAIN_PARAMETERS} if plan.layout.shares_gradients else {}
+    named = {names.get(name, name): value for name, value in said.items()}
+    return {"use_precision_aware_optimizer": True} | named
+
+
+def fsdp_arguments(plan: Plan) -> dict[str, Any]:
+    """What shares of gradients and parameters are told beside the optimizer's.
+
+    Gradients are in the format of parameters, unless another is said.
+    """
+    narrow = plan.engine.gradients == "parameters"
+    fp8 = plan.transformer and plan.transformer.format in ("fp8", "mxfp8")
+    return {
+        "data_parallel_sharding_strategy": STRATEGIES[plan.shard],
+        "fsdp_double_buffer": True,
+        MAIN_GRADIENTS: None if narrow else "fp32",
+        "fp8_param_gather": bool(fp8),
+        "no_gradient_accumulation_fusion": True,  # which Transformer Engine has from 2.10 on
+        "ckpt_format": "fsdp_dtensor",
+    }
 
 
 def _write_numerics(model: Transformer) -> dict[str, Any]:

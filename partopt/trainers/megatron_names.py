@@ -54,7 +54,6 @@ _NOT_COUNTED = {
     "partition_activations",
     "all replicas are counted to share one state": "num_distributed_optimizer_instances",
     "sequence parallelism of DeepSpeed is not counted": "ds_sequence_parallel_size",
-    "parameters are counted as gathered in 16 bits": "fp8_param_gather",
 }
 # words of arguments that change time, memory or the model, whoever has them
 _MATTERS = re.compile(
@@ -104,6 +103,10 @@ def note_arguments(settings: Settings) -> Iterator[str]:
         yield "attention is counted as a kernel that writes no scores"
     if settings.find("position_embedding_type") == "alibi":
         yield f"{settings.show('position_embedding_type')}: alibi is counted as learned positions"
+    gathered = settings.has("fp8_param_gather")
+    if gathered != settings.has("use_megatron_fsdp") and (gathered or settings.has("fp8_format")):
+        how = "in 16 bits" if gathered else "in the format of products"
+        yield f"{settings.show('fp8_param_gather')}: parameters are counted as gathered {how}"
     optimizer = find(settings, "optimizer")
     if isinstance(optimizer, str) and not re.search("adam|muon", optimizer.lower()):
         yield f"{settings.show('optimizer')}: its state is counted as Adam's"

@@ -21,7 +21,7 @@ _OTHERS = {
     "LLM Foundry": (r"sharding_strategy", r"llm-?foundry|composer"),
     "ChatLearn": (r"runtime_args", r"chatlearn\w*"),
     "veRL": (r"actor_rollout_ref", r"verl"),
-    "Megatron-FSDP": (r"use_(megatron|custom)_fsdp", r"megatron_fsdp"),
+    "Megatron-FSDP": (r"fsdp_unit_modules|zero_dp_strategy", r"megatron_fsdp"),
     "FSDP2 in Megatron": (r"use_torch_fsdp2", r"torch_fsdp2"),
     "T5 in Megatron": (r"decoder_seq_length", r"pretrain_t5"),
     "Mamba in Megatron": (r"hybrid_attention_ratio|mamba_\w+", r"pretrain_mamba"),

@@ -22,7 +22,11 @@ from partopt.transformer.iteration import is_whole
 from partopt.transformer.offloading import copied_modules
 
 _DEGREES = ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch")
-_OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes")  # of an engine, which the layout says
+_OF_LAYOUTS = (
+    "optimizer_bytes",
+    "gathered_bytes",
+    "on_host",
+)  # of an engine, which the layout says
 # facts that change nothing without tensor parallel ranks, or without experts
 _OF_GROUPS = ("sequence_parallel", "tp_overlap", "regathers")
 _OF_EXPERTS = ("dispatch", "dispatch_bytes", "dispatch_overlap", "fused_experts", "routing")
@@ -104,7 +108,7 @@ def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Configured) -> 
     state = about.facts.get("optimizer_bytes", STATE)
     if float(state) != found.facts.get("optimizer_bytes", STATE):
         facts.append(f"optimizer_bytes={state}")
-    none = {"ends", *(_OF_GROUPS if (plan.layout.tp or 1) == 1 else ())}
+    none = {"ends", "fsdp", *(_OF_GROUPS if (plan.layout.tp or 1) == 1 else ())}
     none |= {*(_OF_EXPERTS if not about.model.experts else ())}
     none |= {*(() if about.practice.optimizer_offload else ("offload_overlap",))}
     if practice.offload == "+".join(offloaded_modules(plan)):

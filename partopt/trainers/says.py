@@ -27,7 +27,8 @@ def find_faults(plan: Plan, trainer: Trainer, parts: Sequence[Part]) -> Iterator
     for name in ("cp", "ep", "etp"):
         if (getattr(plan.layout, name) or 1) > 1 and name not in says.degrees:
             yield f"it has {name} {getattr(plan.layout, name)}"
-    if plan.shard not in trainer.engine.shard:
+    by_fact = plan.transformer and "fsdp" in trainer.choices and len(plan.stages) == 1
+    if plan.shard not in trainer.engine.shard and not (by_fact and plan.layout.shares_gradients):
         yield f"replicas hold shares of their {plan.shard} (`shard`)"
     if not says.ties:
         flows = [flow for flow in plan.communication if flow.kind == "tied"]

@@ -156,6 +156,9 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         lines.append("config.training.disable_cuda_graphs = True  # pipelines need it")
     lines.append(f"config.activation_checkpoint = {f'{again}.Config()' if again else None}")
     lines += _compiled(about) if about else []
+    if about and about.practice.host_shards:
+        lines.append("config.training.enable_cpu_offload = True")
+        notes.append("OMP_NUM_THREADS: torchrun's 1 steps on one core; give a rank its share")
     lines.append("parallelism = config.parallelism")
     fields = _parallelism(plan, pipeline)
     lines += [f"parallelism.{name} = {_quoted(value)}" for name, value in fields.items()]
@@ -478,6 +481,8 @@ def _facts(settings: Settings) -> dict[str, str]:
     found = {"compile": "yes"} if model else {}
     if model != (on and "loss" in str(components)):
         found["loss"] = "eager" if model else "compiled"
+    if settings.has("enable_cpu_offload"):
+        found["cpu-offload"] = "yes"
     asynchronous = settings.has("enable_async_tensor_parallel")
     return found | ({"async-tp": "yes"} if asynchronous and model else {})
 
@@ -581,6 +586,7 @@ def _words(plan: Plan) -> dict[str, object]:
     }
     return {
         **{f"parallelism.{name}": value for name, value in parallelism.items()},
+        "training.enable_cpu_offload": bool(about and about.practice.host_shards),
         "training.local_batch_size": None if piped else layout.microbatch,
         "activation_checkpoint.mode": again,
         "compile.enable": bool(about and about.practice.compiled),
@@ -624,11 +630,13 @@ TORCHTITAN = Trainer(
         ends="blocks",
         selective="operations",
         shard_copies=(4, 6),
+        flat_shards=False,
         conversion=4,
     ),
     choices={
         "compile": {"no": EAGER, "yes": COMPILED},
         "attention": {name: {"attention": name} for name in ("cudnn", "torch")},
+        "cpu-offload": {"no": {"host_shards": False}, "yes": {"host_shards": True}},
         "async-tp": {"no": {"tp_overlap": "none"}, "yes": {"tp_overlap": "async"}},
         "loss": {"eager": {"loss": EAGER_LOSS}, "compiled": {"loss": COMPILED_LOSS}},
     },
@@ -640,6 +648,7 @@ TORCHTITAN = Trainer(
             tp=2,
             verified=True,
         ),
+        Lever((("cpu-offload", "yes"),), "--training.enable_cpu_offload", frees=True),
     ),
     sources=TORCH.sources
     | {
@@ -655,7 +664,10 @@ TORCHTITAN = Trainer(
         "allreduce": "torch 2.13, pipelining/stage.py: gradients of FSDP are reduced when a "
         "stage's last backward has ended",
         "recompute": "distributed/activation_checkpoint.py: SelectiveAC, FullAC, of every block",
-        "shard": "distributed/fsdp.py: fully_shard; fsdp_reshard_after_forward",
+        "shard": "distributed/fsdp.py: fully_shard; fsdp_reshard_after_forward. In pipelines torch "
+        "2.13, pipelining/stage.py, backward_maybe_with_nosync, keeps what a backward gathered and "
+        "whole gradients, so that `always` gathers a stage once a microbatch for at most the "
+        "activations of one",
         "optimizer_bytes": "components/optimizer/optimizer.py: AdamW of float32 parameters",
         "passes": "models/common: RMSNorm, rotary in complex float32 (20), silu and product (4 + "
         "6; 6 + 12), each operation a kernel; with --compile each chain is one, counted",
@@ -677,6 +689,13 @@ TORCHTITAN = Trainer(
         "stops_early": "distributed/activation_checkpoint.py: early_stop, which is off",
         "shard_copies": "torch, distributed/fsdp/_fully_shard/_fsdp_collectives.py: what is "
         "gathered is copied out forward and backward (4 each), gradients are copied in",
+        "flat_shards": "torch, distributed/fsdp/_fully_shard/_fsdp_param.py: a float32 parameter "
+        "is alone in its shares",
+        "host_shards": "config/configs.py: enable_cpu_offload is off; torch 2.13, "
+        "distributed/fsdp/_fully_shard: shares in float32 are copied in before they are gathered, "
+        "gradients out behind their scatter, which the host waits for and adds from the second "
+        "microbatch on (foreach_reduce); fused AdamW reads 16 and writes 12 bytes a parameter, "
+        "clipping 12",
         "conversion": "torchao, float8: compiled, the maximum is taken where a tensor is made",
     },
     write=_write,

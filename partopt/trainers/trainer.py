@@ -231,6 +231,10 @@ class Trainer:
             what = "the host steps Adam alone, with its state in float32"
             hint = f"leave `{'muon' if practice.muon else 'optimizer_bytes'}` out"
             raise invalid("optimizer-offload", f"{offloaded:g}", what, hint)
+        if practice.fsdp and practice.muon:
+            raise invalid("fsdp", "yes", "its shares are stepped by Adam alone", "leave `muon` out")
+        if practice.fsdp:
+            engine = replace(engine, shard=(*engine.shard, "gradients", "parameters"))
         return practice, engine
 
     def spell_recipe(self, facts: Mapping[str, object], model: str) -> dict[str, object]:

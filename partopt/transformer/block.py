@@ -160,6 +160,14 @@ class Training:
                     device=self.rates.device,
                     name=name,
                 )
+        if self.practice.host_shards and not (self.rates.host_link and self.rates.host_memory):
+            raise PartoptError(
+                f"{self.rates.device}: what copies to its host's memory reach is not known",
+                "leave `cpu-offload=yes` out",
+                code="unknown-rates",
+                device=self.rates.device,
+                name="host_link",
+            )
 
     def having(self, practice: Practice, engine: Engine) -> Training:
         """The same with another practice and engine."""
@@ -536,9 +544,7 @@ class Training:
             size += SUM * T * h * (min(apart, 1) if practice.compiled and t == 1 else apart)
         if shape.fsdp:
             size += parameters * practice.shard_copies[way]
-            size += (
-                parameters * (2 + self.gradient_bytes) * bool(way and practice.shard_copies[way])
-            )
+            size += parameters * (2 + self.gradient_bytes) * way
         elif way and practice.sums == "autograd":
             size += parameters * (2 + 2 * self.gradient_bytes)
         return size

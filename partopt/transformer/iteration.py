@@ -22,13 +22,16 @@ HOST_S = 40e-3  # of an iteration: Korthikanti's tables 4 and 5, 1.10 s less blo
 STEP, WHOLE_STEP = 22, 8
 FSDP_STEP = 40  # the same where parameters and gradients are in shares and in float32
 FLOAT32_EXCHANGE = 26  # flattened, divided, cast and copied back, as the code does it
-FSDP_STATE = 16  # bytes a parameter: itself, gradient and two moments in float32
+# bytes a parameter of a host's memory, where a gradient is added to one there: copied out of the
+# driver's buffer (8), added (12)
+HOST_SUM = 20
 # the allocator holds so much of what comes and goes: three runs of torchtitan, 1.042 to 1.058
 RESERVED = 1.05
 CAPTURED = 0.06  # of activations, what graphs hold beside; assumed
 DISPATCH_BYTES = 2e9  # buffers of DeepEP and of HybridEP; assumed
 MORE_ROWS = 1.1  # of the mean, rows of experts at work
-LASTING = ("parameters", "gradients", "optimizer", "in shares", "buffers")  # allocated once
+OF_STATE = ("parameters", "gradients", "optimizer")
+LASTING = (*OF_STATE, "in shares", "buffers")  # allocated once
 # what benchmarks/published_trainers.py --left-out says of runs that no constant was fitted to; and
 # a check of an earlier version, on runs of ten tables that were kept apart while it was built
 TRUST = (
@@ -190,10 +193,15 @@ def _faults(
         yield "shard", f"{layout.shard}: the trainer has {', '.join(engine.shard)}"
     elif practice.optimizer_offload and layout.shard not in (None, "optimizer"):
         yield "shard", "optimizer-offload needs shard=optimizer"
+    elif practice.flat_shards:
+        yield from (("shard", what) for what in _flat_faults(work, layout))
     elif layout.shard == "parameters" and p > 1:
-        yield "shard", "parameters are gathered once in a pipeline (gradients), or not computed"
+        what = "a stage keeps what a backward gathers, and whole gradients: gather once (gradients)"
+        yield "shard", what
     elif layout.shard == "none" and c > 1 and "parameters" in engine.shard:
         yield "shard", "context parallel ranks share parameters in any case"
+    if practice.host_shards and (p > 1 or layout.shard == "none"):
+        yield "shard", "cpu-offload is of shares of gradients or parameters, computed for pp=1"
     again = layout.recompute or "never"
     if layout.modules and again != "selective":
         yield "modules", "blocks make modules again with recompute=selective"
@@ -215,6 +223,21 @@ def _faults(
         yield "offload", "graphs=full wait for copies to the host, which is not computed"
     elif practice.fused_experts and len(TOGETHER & {*shape.offload}) == 1:
         yield "offload", f"fused-experts copy what {'+'.join(sorted(TOGETHER))} save, or nothing"
+
+
+def _flat_faults(work: Training, layout: Layout) -> Iterator[str]:
+    """What flat shards of gradients or parameters do not go with."""
+    practice, what = work.practice, "gradients and parameters in shares"
+    if not layout.shares_gradients:
+        return
+    if (layout.pp or 1) > 1:
+        yield f"{what} make a stage's output a view, which pipelines do not free: pp=1"
+    if practice.graphs in ("router", "attention"):
+        yield f"{what} have hooks, which graphs={practice.graphs} do not hold"
+    if practice.dispatch_overlap:
+        yield f"{what} have buffers of two blocks, and exchange-overlap needs more"
+    if practice.muon:
+        yield f"{what} are stepped by Adam alone"
 
 
 def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf) -> Estimate:
@@ -540,24 +563,33 @@ def _fsdp_s(work: Training, degrees: Degrees, layout: Layout) -> dict[str, float
     Block k + 1 is gathered behind block k, forward and again backward, and gradients are scattered
     behind the next backward. With a pipeline all of a stage is gathered once an iteration.
     """
-    rates, p, m, shape = work.rates, degrees.p, degrees.m, degrees.shape
-    ranks = _near(work, degrees) if work.practice.shards == "server" else degrees.sharers
+    rates, p, m, shape, practice = work.rates, degrees.p, degrees.m, degrees.shape, work.practice
+    ranks = _near(work, degrees) if practice.shards == "server" else degrees.sharers
+    stays = layout.shard == "gradients"
     dense, experts = _parameters(work, degrees)
-    step_s = rates.passes_s(FSDP_STEP * (dense / ranks + experts / _copies(degrees)))
-    shown_s = all_s = first_s = 0.0
+    stepped = FSDP_STEP * (dense / ranks + experts / _copies(degrees))
+    step_s = (rates.on_host_s if practice.host_shards else rates.passes_s)(stepped)
+    gathers_s = backs_s = added_s = all_s = first_s = 0.0
     for (kind, block), count in zip(work.blocks(shape).items(), work.counts.values(), strict=True):
         block_s, back_s = _gathers_s(work, degrees, layout, kind)
-        scatter_s = back_s - (0.0 if layout.shard == "gradients" else block_s)
-        again_s = degrees.again * block.again_s
-        shown_s += count * max(rates.taken * block_s, block_s - block.forward_s)
-        shown_s += count * max(rates.taken * back_s, back_s - block.backward_s - again_s)
+        scatter_s = back_s - (0.0 if stays else block_s)
+        work_s = block.backward_s + degrees.again * block.again_s
+        gathers_s += count * max(rates.taken * block_s, block_s - block.forward_s)
+        backs_s += count * (shown_s := max(rates.taken * back_s, back_s - work_s))
+        if practice.host_shards:  # from the second microbatch on the host waits, and adds
+            summed = HOST_SUM * sum(work.parameters(shape, kind)) / ranks
+            before_s = back_s - scatter_s
+            before_s = max(rates.taken * before_s, before_s - work_s)
+            added_s += count * (before_s + scatter_s + rates.on_host_s(summed) - shown_s)
         all_s, first_s = all_s + count * (block_s + scatter_s), max(first_s, block_s + scatter_s)
     grad = work.gradient_bytes
     ends = work.model.end_parameters / degrees.t * (0.5 if work.model.tied else 1)
     first_s += rates.replicas_s(ends * (2 + grad), ranks, _near(work, degrees))
     if p > 1:
         return {"step": step_s, "replicas": all_s / p + first_s / 2}
-    return {"step": step_s, "replicas": m * (shown_s + first_s)}
+    gathers_s *= 1 if stays and practice.flat_shards else m
+    replicas_s = gathers_s + m * (backs_s + first_s) + (m - 1) * added_s
+    return {"step": step_s, "replicas": replicas_s}
 
 
 def _gathers_s(work: Training, degrees: Degrees, layout: Layout, kind: Kind) -> tuple[float, float]:
@@ -566,6 +598,8 @@ def _gathers_s(work: Training, degrees: Degrees, layout: Layout, kind: Kind) -> 
     ranks = near if work.practice.shards == "server" else degrees.sharers
     start_s = COLLECTIVE_S if degrees.sharers > 1 else 0.0
     weights, grad = sum(work.parameters(degrees.shape, kind)), work.gradient_bytes
+    if work.practice.host_shards:  # float32 goes in before it is gathered, and out
+        start_s += 4 * weights / ranks / rates.host_link
     block_s = rates.replicas_s(weights * wide, ranks, near) + start_s
     scatter_s = rates.replicas_s(weights * grad, ranks, near) + start_s
     if ranks < degrees.sharers:  # copies of the shares are all-reduced across servers
@@ -638,6 +672,14 @@ def _state(work: Training) -> float:
     if work.practice.optimizer_offload:  # whatever formats are said, it is in float32
         return (1 - work.practice.optimizer_offload) * STATE
     return STATE if work.engine.optimizer_bytes is None else work.engine.optimizer_bytes
+
+
+def share_bytes(work: Training) -> float:
+    """Bytes of a parameter where all of it lies in shares: itself, gradient, optimizer's state.
+
+    Those of the optimizer have a float32 copy, beside which there may be one in 16 bits.
+    """
+    return _state(work) + (2 + work.gradient_bytes if work.practice.flat_shards else 4)
 
 
 def _orthogonal_s(work: Training, degrees: Degrees) -> float:
@@ -817,7 +859,8 @@ def _fsdp_bytes(
     head stay, or all where gradients alone are shared, two blocks are gathered and one is
     scattered. In a pipeline a stage has a buffer for every input and gradient that it receives
     in an iteration (torch 2.13, pipelining/stage.py, _prepare_forward_infra and
-    _prepare_backward_infra).
+    _prepare_backward_infra). Flat ones have buffers of two blocks and an end. Of those in the
+    host's memory the shares of a block are here, which come and go.
     """
     model, practice, (t, _, _, p, v, _, m, shape, _) = work.model, work.practice, degrees
     stays, received = layout.shard == "gradients", 2 * v - (d == 0) - (d == p - 1)
@@ -829,8 +872,16 @@ def _fsdp_bytes(
     held = dense + experts + ends
     width = max(model.width(kind) for kind in work.counts)
     ranks = _near(work, degrees) if practice.shards == "server" else degrees.sharers
-    return {
-        "in shares": FSDP_STATE * ((held - experts) / ranks + experts / _copies(degrees)),
+    shares = (held - experts) / ranks + experts / _copies(degrees)
+    found = {"in shares": 8 * block / ranks if practice.host_shards else share_bytes(work) * shares}
+    if practice.flat_shards:
+        whole, buffers = ends + 2 * block, 2 * block + model.end_parameters / t
+        if stays:
+            whole, found["in shares"] = held, found["in shares"] - 2 * shares
+        found["gathered"] = 2 * whole + work.gradient_bytes * buffers
+        rest = _stage_bytes(work, degrees, layout, d, stage).items()
+        return found | {name: size for name, size in rest if name not in OF_STATE}
+    return found | {
         "gathered": 6 * held if p > 1 else 2 * (held if stays else ends + block) + 8 * block,
         "activations": _kept_bytes(work, degrees, stage)[0] * _in_flight(degrees, d),
         "buffers": m * received * work.message_bytes(shape),

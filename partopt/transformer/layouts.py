@@ -349,8 +349,11 @@ def _shared(work: Training, some: Layout, batch: int) -> Iterator[Layout]:
     if any(find_faults(work, structs.replace(some, recompute=None, modules=None), batch)):
         return
     shards = [shard_of(work, some.pp or 1)]
-    if "parameters" in work.engine.shard and (some.dp or 1) * (some.cp or 1) > 1:
-        shards = [*work.engine.shard]  # where more is shared more is exchanged
+    ways, alone = [*work.engine.shard], (some.dp or 1) * (some.cp or 1) == 1
+    if work.practice.fsdp:  # beside shares of the state alone, which cost nothing
+        shards = ways[1:2] if alone else ways[1:]
+    elif "parameters" in ways and not alone:  # where more is shared more is exchanged
+        shards = ways
     for shard in shards if some.shard is None else [some.shard]:
         name = some.schedule or ("interleaved" if (some.chunks or 1) > 1 else "1f1b")
         yield structs.replace(some, recompute=None, modules=None, shard=shard, schedule=name)
@@ -407,9 +410,11 @@ def _is_refused(work: Training, name: str) -> bool:
 
 
 def shard_of(work: Training, p: int) -> Shard:
-    """What replicas share by default: all that the trainer has; in pipelines they gather once."""
+    """What replicas share by default: all that the trainer has; less of it in pipelines."""
     ways = work.engine.shard
-    return "gradients" if ways[-1] == "parameters" and p > 1 else ways[-1]
+    if ways[-1] == "parameters" and p > 1:
+        return "optimizer" if work.practice.flat_shards else "gradients"
+    return ways[-1]
 
 
 def _chunks(work: Training, p: int) -> list[int]:

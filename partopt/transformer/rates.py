@@ -142,6 +142,10 @@ class Rates:
         """Seconds in which so many bytes of a product are written, while nothing is computed."""
         return size_bytes / (OUTPUT * self.bandwidth)
 
+    def on_host_s(self, size_bytes: float) -> float:
+        """Seconds in which torch reads and writes so many bytes with the host's processors."""
+        return size_bytes / (ON_HOST * self.host_memory)
+
     def arithmetic_s(self, m: float, n: float, k: float, form: Format = "bfloat16") -> float:
         """(m, k) x (k, n), the arithmetic alone."""
         rate = self.products["fp8" if form == "mxfp8" else form] * SUSTAINED * self.clock

@@ -209,12 +209,13 @@ def test_async_tensor_parallelism_brings_what_it_needs():
     overlap = next(lever for lever in switches.levers if lever.tp > 1)
     assert switches.facts([overlap]) == {"compile": "yes", "async-tp": "yes"}
     refused = asked.with_(facts={"compile": "no"})
-    assert not Switches(refused, estimate_layouts(refused)).levers
+    levers = Switches(refused, estimate_layouts(refused)).levers
+    assert all(lever.frees for lever in levers)
 
 
 def test_the_best_that_is_taken_changes_no_numbers_unless_it_may():
     asked = job_of("llama3-8b", 1, 128, 8192)
-    assert take_best(asked).facts == {"tp-overlap": "yes", "loss": "fused"}
+    assert take_best(asked).facts == {"tp-overlap": "yes", "loss": "fused", "fsdp": "yes"}
     taken = take_best(asked, numbers=True)
     assert taken.facts == {
         "loss": "fused",

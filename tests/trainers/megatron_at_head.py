@@ -27,6 +27,8 @@ def parsed(words: list[str], ranks: int) -> dict[str, Any]:
     from megatron.training import arguments
 
     os.environ |= {"WORLD_SIZE": str(ranks), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    if "--use-megatron-fsdp" in words:  # as the export says
+        del os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
     sys.argv = ["pretrain_gpt.py", *words, *WITHOUT]
     found = arguments.validate_args(arguments.parse_args())
     made = arguments.core_transformer_config_from_args(found)

@@ -185,7 +185,8 @@ def test_what_is_written_is_read_again(trainer, data):
         assert all(re.search(said, fault.message) for fault in refused.parts)
         return
     again, _ = read_job(trainer, text, topology())
-    assert answer(judging.plan_layout(again), ends="stage") == answer(plan, ends="stage")
+    open_ = {"ends": "stage", "fsdp": False}  # what a search may take is in no text
+    assert answer(judging.plan_layout(again), **open_) == answer(plan, **open_)
 
 
 def answer(plan, **practice):
@@ -196,7 +197,8 @@ def answer(plan, **practice):
     about = plan.transformer
     practice = structs.replace(about.practice, **practice)
     about = structs.replace(about, practice=practice, asked=Layout(), facts={})
-    return structs.replace(plan, transformer=about)
+    engine = structs.replace(plan.engine, shard=("none",))
+    return structs.replace(plan, transformer=about, engine=engine)
 
 
 ROUND = [
@@ -211,6 +213,10 @@ ROUND = [
     ("torchtitan", "llama3-8b", "pp=2,shard=none", "bfloat16", {"loss": "compiled"}),
     ("megatron", "llama3-8b", "pp=2,tp=2,chunks=2,recompute=2", "bfloat16", {"ends": "free"}),
     ("megatron", "mixtral-8x7b", "tp=2,ep=8", "bfloat16", {"exchange": "deepep"}),
+    ("megatron", "llama3-8b", "shard=parameters", "fp8", {"gradients": "parameters"}),
+    ("megatron-bridge", "qwen3-30b-a3b", "ep=8,shard=parameters", "bfloat16", {}),
+    ("megatron", "llama3-8b", "cp=2,shard=gradients", "bfloat16", {"optimizer_bytes": 6}),
+    ("torchtitan", "llama3-8b", "recompute=always", "bfloat16", {"cpu-offload": "yes"}),
     ("megatron", "glm-4.5", "pp=4,ep=2,etp=2", "bfloat16", {"routing": "capacity"}),
     (
         "megatron",
@@ -409,7 +415,7 @@ def test_all_that_is_missing_is_said_at_once():
     ("flag", "message"),
     [
         ("--linear-attention-freq 4", "blocks of several kinds"),
-        ("--use-megatron-fsdp", "Megatron-FSDP"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy all", "unknown all"),
         ("--num-experts 8 --moe-layer-freq 2", "--moe-layer-freq: blocks of two kinds"),
         ("--num-experts 8 --moe-layer-freq [1]*31", "does not say which of 32 blocks"),
         ("--window-size 9,0 --window-attn-skip-freq [0,1]*16", "skip-freq: blocks of two kinds"),
@@ -424,6 +430,96 @@ def test_all_that_is_missing_is_said_at_once():
 def test_what_is_not_planned_is_refused(flag, message):
     with pytest.raises(PartoptError, match=message):
         read("megatron", MEGATRON.replace("--bf16", f"--bf16 {flag}"))
+
+
+FSDP = "--use-megatron-fsdp --ckpt-format fsdp_dtensor --no-gradient-accumulation-fusion"
+BUFFERS = "--use-nccl-ub --fsdp-double-buffer"
+
+
+@pytest.mark.parametrize(
+    ("flags", "shard", "gradients", "noted"),
+    [
+        ("", "parameters", "parameters", "as with --fsdp-double-buffer"),
+        (BUFFERS, "parameters", "parameters", ""),
+        (f"{BUFFERS} --data-parallel-sharding-strategy optim_grads", "gradients", "parameters", ""),
+        (f"{BUFFERS} --megatron-fsdp-main-grads-dtype fp32", "parameters", "float32", ""),
+        (
+            f"{BUFFERS} --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype bf16",
+            *("parameters", "float32"),
+            "exchanged in the format in which they are kept",
+        ),
+        (
+            f"{BUFFERS} --fp8-format hybrid",
+            *("parameters", "parameters"),
+            "gathered in the format of products",
+        ),
+    ],
+)
+def test_a_script_of_fsdp_in_megatron(flags, shard, gradients, noted):
+    text = MEGATRON.replace("PP=2", "PP=1").replace("--bf16", f"--bf16 {FSDP} {flags}")
+    asked, notes = read("megatron", text)
+    assert asked.layout.shard == shard
+    assert asked.facts["fsdp"] == "yes" and "allreduce" not in asked.facts
+    assert asked.facts.get("gradients", "float32") == gradients
+    assert "not read" not in " ".join(notes)
+    assert [note for note in notes if noted and noted in note] or (not noted and len(notes) == 1)
+
+
+def test_shares_of_the_state_by_fsdp_are_those_of_the_distributed_optimizer():
+    flags = f"--bf16 {FSDP} --data-parallel-sharding-strategy"
+    for strategy, shard in (("optim", "optimizer"), ("no_shard", "none")):
+        asked, _ = read("megatron", MEGATRON.replace("--bf16", f"{flags} {strategy}"))
+        assert asked.layout.shard == shard and "fsdp" not in asked.facts
+
+
+def test_fsdp_of_megatron_bridge_says_what_it_shares():
+    text = export_plan(
+        plan_layout("megatron-bridge", model_of("llama3-8b"), "shard=parameters", "bfloat16", {}),
+        "megatron-bridge",
+    ).main
+    said = "    config.ddp.data_parallel_sharding_strategy = 'optim_grads_params'\n"
+    asked, _ = read("megatron-bridge", text)
+    assert (asked.layout.shard, said in text) == ("parameters", True)
+    assert read("megatron-bridge", text.replace(said, ""))[0].layout.shard == "none"
+    plain = plan_layout("megatron-bridge", model_of("llama3-8b"), "tp=1", "bfloat16", {})
+    assert "use_megatron_fsdp = False" in export_plan(plain, "megatron-bridge").main
+
+
+def test_pipelines_of_megatron_have_no_fsdp():
+    asked, _ = read("megatron", MEGATRON.replace("--bf16", f"--bf16 {FSDP}"))
+    with pytest.raises(PartoptError, match="a view, which pipelines do not free"):
+        judging.plan_layout(asked)
+
+
+def test_what_starts_fsdp_of_megatron_does_not_limit_connections():
+    for layout, line in (
+        ("shard=parameters,tp=2", "unset CUDA_DEVICE_MAX_CONNECTIONS"),
+        ("tp=2", "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
+    ):
+        plan = plan_layout("megatron", model_of("llama3-8b"), layout, "bfloat16", {})
+        written = export_plan(plan, "megatron")
+        assert line in written.main
+        assert any("may hide less" in note for note in written.notes) == ("unset" in line)
+
+
+def test_shards_of_torchtitan_on_the_host_are_read_and_written():
+    plan = plan_layout(
+        "torchtitan", model_of("llama3-8b"), "shard=parameters", "bfloat16", {"cpu-offload": "yes"}
+    )
+    written = export_plan(plan, "torchtitan", stem="planned")
+    assert "config.training.enable_cpu_offload = True" in written.main
+    assert any("OMP_NUM_THREADS" in note for note in written.notes)
+    flags = "--module llama3 --config llama3_8b --training.enable_cpu_offload --training.seq_len"
+    asked, _ = read("torchtitan", f"torchrun -m torchtitan.train {flags} 8192")
+    assert asked.facts["cpu-offload"] == "yes"
+
+
+def test_experts_with_biases_are_not_cut():
+    model = model_of("mixtral-8x7b")
+    model = structs.replace(model, numerics=structs.replace(model.numerics, bias="all"))
+    plan = plan_layout("megatron", model, "tp=2,ep=2,etp=2", "bfloat16", {})
+    with pytest.raises(PartoptError, match="experts with biases are not cut"):
+        export_plan(plan, "megatron")
 
 
 def test_what_is_not_counted_is_said():

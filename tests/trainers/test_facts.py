@@ -9,7 +9,7 @@ from partopt.documents.transformer import BITS, Practice
 from partopt.schedules import SCHEDULES
 
 # of a fact that rests on a rule of partopt's own
-RULES = {"optimizer_bytes", "reserve_bytes", "gathered_bytes"}
+RULES = {"optimizer_bytes", "reserve_bytes", "gathered_bytes", "on_host"}
 
 
 @pytest.fixture(params=TRAINERS)
@@ -40,6 +40,7 @@ def test_every_fact_has_a_source(trainer):
 PRACTICED = [name for name, trainer in TRAINERS.items() if trainer.practice]
 # what Megatron's practice, which the defaults are, has no use for
 UNUSED = {"scores", "compiled", "kept_selective", "shard_copies", "shards", "keeps_outputs"}
+UNUSED |= {"host_shards"}
 
 
 @pytest.mark.parametrize("name", PRACTICED)
@@ -79,7 +80,8 @@ def test_facts_are_of_schedules_that_there_are(trainer):
 def test_what_an_engine_does_is_read_from_a_document_again(trainer):
     content = msgspec.json.encode(trainer.engine)
     assert msgspec.json.decode(content, type=Engine) == trainer.engine
-    written = {*Engine.__struct_fields__} - {"gathered_bytes"}  # of plans in fp8 alone
+    # of plans in fp8, and of shares on the host alone
+    written = {*Engine.__struct_fields__} - {"gathered_bytes", "on_host"}
     assert msgspec.json.decode(content).keys() == written
 
 

@@ -491,7 +491,7 @@ OTHERS = [
     ("trainer:\n  train_batch_size: 512\nnum_train_steps: 9\n", "Levanter"),
     ("#!/bin/bash\ntorchrun -m verl.trainer.sft a=1\n", "veRL"),
     ("#!/bin/bash\naccelerate launch run.py --per-device-train-batch-size 1\n", "a Trainer of"),
-    ("use_megatron_fsdp: true\nhidden_size: 4096\n", "Megatron-FSDP"),
+    ("#!/bin/bash\ntorchrun -m megatron_fsdp.train a=1\n", "Megatron-FSDP"),
 ]
 
 

@@ -131,9 +131,15 @@ class TestMegatron:
             kinds = {"never": None, "selective": "selective"}
             assert said["recompute_granularity"] == kinds.get(own.recompute, "full")
             shares = said["use_distributed_optimizer"], said["use_layer_wise_distributed_optimizer"]
-            assert any(shares) == (plan.shard == "optimizer")
+            assert any(shares) == (plan.shard != "none")
+            fsdp = said["data_parallel_sharding_strategy"] if said["use_megatron_fsdp"] else None
+            strategies = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
+            assert fsdp == strategies.get(plan.shard)
+            narrow = plan.engine.gradients == "parameters"
+            assert not fsdp or (said["megatron_fsdp_main_grads_dtype"] is None) == narrow
             assert (said["optimizer"] == "muon") == about.practice.muon
-            assert said["overlap_grad_reduce"] == (plan.engine.allreduce == "overlap")
+            overlaps = plan.engine.allreduce == "overlap" or plan.layout.shares_gradients
+            assert said["overlap_grad_reduce"] == overlaps
             assert said["fp16"] == (about.format == "float16")
             assert bool(said["fp8"]) == (about.format == "fp8")
 

@@ -4,9 +4,14 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
+from torch.distributed.tensor import DTensor
 
 from partopt import Plan, export_plan
 from partopt.schedules import schedule
@@ -96,3 +101,46 @@ def test_it_refuses_orders_that_wait_for_each_other(tmp_path):
     rows[3] = ",".join([f"3F{m}" for m in reversed(range(M))] + [f"3B{m}" for m in range(M)])
     with pytest.raises((AssertionError, ValueError, RuntimeError)):
         simulate(load("\n".join(rows), plan, tmp_path))
+
+
+@pytest.mark.parametrize("gathers_again", [True, False])
+def test_a_stage_keeps_what_a_backward_gathered(gathers_again, monkeypatch):
+    """Why torchtitan's `fsdp_reshard_after_forward = "always"` is not planned in pipelines.
+
+    The first forward of a step gathers, and every backward after a forward: M + 1 times in place of
+    once. Behind a backward the whole stage is there, as are its gradients.
+    """
+    gathers, foreach_all_gather = [0], param_group.foreach_all_gather
+
+    def states():
+        groups = [fully_shard.state(block)._fsdp_param_groups[0] for block in blocks]
+        return {group._sharded_state.name for group in groups}
+
+    def gather(*args, **kwargs):
+        gathers[0] += 1
+        return foreach_all_gather(*args, **kwargs)
+
+    monkeypatch.setattr(param_group, "foreach_all_gather", gather)
+    with as_rank(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        blocks = [nn.Linear(8, 8) for _ in range(3)]
+        for block in blocks:
+            fully_shard(block, mesh=mesh, reshard_after_forward=gathers_again)
+        whole = fully_shard(nn.Sequential(*blocks), mesh=mesh, reshard_after_forward=gathers_again)
+        stage = PipelineStage(whole, 0, 1, torch.device("cpu"), group=dist.new_group([0]))
+        left, backward = [], stage.backward_one_chunk
+
+        def noted(*args, **kwargs):
+            backward(*args, **kwargs)
+            sharded = any(isinstance(block.weight.grad, DTensor) for block in blocks)
+            left.append((states(), sharded))
+
+        monkeypatch.setattr(stage, "backward_one_chunk", noted)
+        order = torch_schedules.Schedule1F1B(stage, M, loss_fn=nn.functional.mse_loss)
+        for _ in range(2):  # in the first step torch infers shapes, too
+            gathers[0] = 0
+            left.clear()
+            order.step(torch.randn(2 * M, 8), target=torch.randn(2 * M, 8))
+        assert states() == {"SHARDED"}
+    assert gathers[0] == len(blocks) * (M + 1 if gathers_again else 1)
+    assert left == [({"UNSHARDED"}, False)] * M

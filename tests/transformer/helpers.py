@@ -60,7 +60,9 @@ RATES = Rates(
     launch=0.0,  # such small blocks would wait for the host
 )
 # experts have a capacity: no rank has more than others
-PRACTICE = Practice(loss=Loss(passes=12, held=4), attention="flash", routing="capacity")
+PRACTICE = Practice(
+    loss=Loss(passes=12, held=4), attention="flash", routing="capacity", flat_shards=False
+)
 ENGINE = Engine(
     waits=("1f1b",),
     gradients="float32",

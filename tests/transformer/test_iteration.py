@@ -15,7 +15,6 @@ from partopt.errors import PartoptError
 from partopt.transformer.as_profile import profile_of, stage_starts
 from partopt.transformer.block import Shape
 from partopt.transformer.iteration import (
-    FSDP_STATE,
     HOST_S,
     PASS_S,
     RESERVED,
@@ -263,7 +262,7 @@ def test_the_first_stage_holds_as_many_microbatches_as_there_are_stages():
 
 def test_bytes_of_shards():
     found = estimate(training(), Layout(dp=8, shard="parameters"), 8).memory
-    assert found["in shares"] == pytest.approx(FSDP_STATE * LLAMA.parameters / 8)
+    assert found["in shares"] == pytest.approx(16 * LLAMA.parameters / 8)
     two = 2 * LLAMA.end_parameters
     assert found["gathered"] == pytest.approx(
         RESERVED * (2 * two + 10 * LLAMA.block_parameters(LLAMA.kinds()[0]))
