@@ -79,8 +79,12 @@ def render(
     held = enumerate(memory_lines(plan, ascii_only))
     lines += [("" if place else "memory", line) for place, line in held]
     if on_host := host_bytes(work, about.layout, batch):
-        share = f"{about.practice.optimizer_offload:.0%} of the optimizer's state, with gradients"
-        lines.append(("host", f"{format_bytes(round(on_host))} of a server's memory: {share}"))
+        practice, what = about.practice, list[str]()
+        if share := practice.optimizer_offload:
+            what.append(f"{share:.0%} of the optimizer's state, with gradients")
+        what += ["activations"] * bool(practice.offload) + ["all shares"] * practice.host_shards
+        said = f"{format_bytes(round(on_host))} of a server's memory: {', '.join(what)}"
+        lines.append(("host", said))
     lines += lever_lines(plan, about, spell)
     trust = enumerate(_trust(plan, about, _basis(work, degrees.shape), parts))
     lines += [("" if place else "trust", text) for place, text in trust]

@@ -44,7 +44,7 @@ _SAME = 1e-6  # of the time: what costs no more is not missed
 
 
 class Taken(NamedTuple):
-    """The fastest layout that fits, and the switches with which it does, with one value each."""
+    """The fastest layout that fits, and the switches with which it does, with a value of theirs."""
 
     found: Estimate
     on: frozenset[Lever]

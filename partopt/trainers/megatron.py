@@ -486,7 +486,6 @@ MEGATRON = Trainer(
             (("gradients", "parameters"),),
             "--grad-reduce-in-bf16",
             changes_numbers=True,
-            verified=True,
         ),
         Lever((("graphs", "none"), ("fsdp", "yes")), "--use-megatron-fsdp", frees=True),
         Lever((("optimizer_bytes", "8"),), "--use-precision-aware-optimizer", changes_numbers=True),
@@ -496,6 +495,12 @@ MEGATRON = Trainer(
             verified=True,
             frees=True,
             values=_SHARES[1:],
+        ),
+        Lever(
+            (("offload", "all"),),
+            "--fine-grained-activation-offloading ({})",
+            frees=True,
+            values=("experts", "all"),
         ),
     ),
     sources={
@@ -562,7 +567,7 @@ MEGATRON = Trainer(
         "optimizer_offload": "core/optimizer/cpu_offloading/hybrid_optimizer.py: so many "
         "parameters have a copy, moments and gradient in float32 on the host, for torch's AdamW",
         "offload_overlap": "the same, step: all gradients, the host's step, all parameters; with "
-        "--overlap-cpu-optimizer-d2h-h2d parameter by parameter, copies on streams of their own",
+        "--overlap-cpu-optimizer-d2h-h2d parameter by parameter, copies on other streams",
         "offload": "core/pipeline_parallel/fine_grained_activation_offload.py; Megatron-LM, "
         "training/arguments.py: --fine-grained-activation-offloading is off",
         "dispatch_overlap": "the same: --overlap-moe-expert-parallel-comm is off",
@@ -591,6 +596,7 @@ _FLAGS = {
     "--grad-reduce-in-bf16": "ddp.grad_reduce_in_fp32=False",
     "--use-precision-aware-optimizer": "optimizer.use_precision_aware_optimizer",
     "--optimizer-cpu-offload {}": "optimizer.optimizer_offload_fraction={}",
+    "--fine-grained-activation-offloading ({})": "model.fine_grained_activation_offloading ({})",
 }
 RECIPES: dict[str, dict[str, dict[str, str]]] = {
     "benchmark": {

@@ -47,7 +47,7 @@ GRAPHS: dict[Graphs, tuple[str, ...]] = {
     "attention": ("attn", "moe_router", "moe_preprocess"),
     "full": ("full_iteration",),
 }
-# formats of FSDP's own
+# formats of FSDP alone
 MAIN_GRADIENTS: Final = "megatron_fsdp_main_grads_dtype"
 MAIN_PARAMETERS: Final = "megatron_fsdp_main_params_dtype"
 # what replicas hold shares of, by what FSDP calls it

@@ -564,7 +564,7 @@ def _fsdp_s(work: Training, degrees: Degrees, layout: Layout) -> dict[str, float
     behind the next backward. With a pipeline all of a stage is gathered once an iteration.
     """
     rates, p, m, shape, practice = work.rates, degrees.p, degrees.m, degrees.shape, work.practice
-    ranks = _near(work, degrees) if practice.shards == "server" else degrees.sharers
+    ranks = _sharing(work, degrees)
     stays = layout.shard == "gradients"
     dense, experts = _parameters(work, degrees)
     stepped = FSDP_STEP * (dense / ranks + experts / _copies(degrees))
@@ -595,7 +595,7 @@ def _fsdp_s(work: Training, degrees: Degrees, layout: Layout) -> dict[str, float
 def _gathers_s(work: Training, degrees: Degrees, layout: Layout, kind: Kind) -> tuple[float, float]:
     """Seconds of a block's gather, and of what its backward exchanges."""
     rates, near, wide = work.rates, _near(work, degrees), BITS[work.format] / 8
-    ranks = near if work.practice.shards == "server" else degrees.sharers
+    ranks = _sharing(work, degrees)
     start_s = COLLECTIVE_S if degrees.sharers > 1 else 0.0
     weights, grad = sum(work.parameters(degrees.shape, kind)), work.gradient_bytes
     if work.practice.host_shards:  # float32 goes in before it is gathered, and out
@@ -788,25 +788,29 @@ def _kept_bytes(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, 
     return kept, whole
 
 
+def _with_ends(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, float]:
+    """Parameters that a device has of a stage, with embedding and head; and of experts."""
+    dense, experts = _held(work, degrees, stage)
+    ends = (stage.first + stage.last) / (2 if work.model.tied and degrees.p == 1 else 1)
+    return dense + ends * work.model.end_parameters / degrees.t, experts
+
+
 def _stepped(work: Training, degrees: Degrees, layout: Layout, stage: Stage) -> tuple[float, float]:
     """Parameters that a device holds whole of a stage, and those whose state it has."""
-    model = work.model
-    ends = (stage.first + stage.last) / (2 if model.tied and degrees.p == 1 else 1)
-    dense, experts = _held(work, degrees, stage)
-    dense += ends * model.end_parameters / degrees.t
+    dense, experts = _with_ends(work, degrees, stage)
     sharers = (degrees.sharers, _copies(degrees)) if layout.shard == "optimizer" else (1, 1)
     return dense + experts, dense / sharers[0] + experts / sharers[1]
 
 
-def host_bytes(work: Training, layout: Layout, batch: int) -> float:
-    """Bytes in the memory of a server's host, all of whose devices have the stage that has most.
+def _shares(work: Training, degrees: Degrees, stage: Stage) -> float:
+    """Parameters in the shares of a device, where all of them lie in some."""
+    dense, experts = _with_ends(work, degrees, stage)
+    return dense / _sharing(work, degrees) + experts / _copies(degrees)
 
-    Beside the state there is a gradient.
-    """
-    degrees = Degrees.of(work, layout, batch)
-    stepped = max(_stepped(work, degrees, layout, stage)[1] for stage in _loads(work, degrees))
-    devices = min(work.rates.server, degrees.devices)
-    return devices * work.practice.optimizer_offload * (STATE + 4) * stepped
+
+def _sharing(work: Training, degrees: Degrees) -> int:
+    """Ranks over which the shares of parameters lie."""
+    return _near(work, degrees) if work.practice.shards == "server" else degrees.sharers
 
 
 def _stage_bytes(
@@ -839,14 +843,22 @@ def _stage_bytes(
     }
 
 
-def offloaded_bytes(work: Training, layout: Layout, batch: int) -> float:
-    """Bytes of activations in the memory of a server's host, where devices have as the fullest."""
-    degrees = Degrees.of(work, layout, batch)
-    found = [
-        _in_flight(degrees, d)
-        * sum(block.copied_bytes * n for block, n in _contents(work, degrees, stage))
-        for d, stage in enumerate(_loads(work, degrees))
-    ]
+def host_bytes(work: Training, layout: Layout, batch: int) -> float:
+    """Bytes in the memory of a server's host, all of whose devices have as much as the fullest.
+
+    Of state that is stepped there, with a gradient; of activations; or of all shares.
+    """
+    degrees, practice = Degrees.of(work, layout, batch), work.practice
+    found = list[float]()
+    for d, stage in enumerate(_loads(work, degrees)):
+        copied = sum(block.copied_bytes * n for block, n in _contents(work, degrees, stage))
+        on_host = _in_flight(degrees, d) * copied
+        if practice.host_shards and degrees.shape.fsdp:
+            on_host += share_bytes(work) * _shares(work, degrees, stage)
+        elif practice.optimizer_offload:
+            stepped = _stepped(work, degrees, layout, stage)[1]
+            on_host += practice.optimizer_offload * (STATE + 4) * stepped
+        found.append(on_host)
     return min(work.rates.server, degrees.devices) * max(found)
 
 
@@ -864,20 +876,18 @@ def _fsdp_bytes(
     """
     model, practice, (t, _, _, p, v, _, m, shape, _) = work.model, work.practice, degrees
     stays, received = layout.shard == "gradients", 2 * v - (d == 0) - (d == p - 1)
-    T, h = work.tokens(shape), model.hidden
-    ends = (stage.first + stage.last) / (2 if model.tied and p == 1 else 1)
-    ends *= model.end_parameters / t
+    T, h, held = work.tokens(shape), model.hidden, sum(_with_ends(work, degrees, stage))
+    ends = held - sum(_held(work, degrees, stage))
     block = max(sum(block.parameters) for block in work.blocks(shape).values())
-    dense, experts = _held(work, degrees, stage)
-    held = dense + experts + ends
     width = max(model.width(kind) for kind in work.counts)
-    ranks = _near(work, degrees) if practice.shards == "server" else degrees.sharers
-    shares = (held - experts) / ranks + experts / _copies(degrees)
-    found = {"in shares": 8 * block / ranks if practice.host_shards else share_bytes(work) * shares}
+    shares = share_bytes(work) * _shares(work, degrees, stage)
+    if practice.host_shards:
+        shares = 8 * block / _sharing(work, degrees)
+    found = {"in shares": shares}
     if practice.flat_shards:
         whole, buffers = ends + 2 * block, 2 * block + model.end_parameters / t
         if stays:
-            whole, found["in shares"] = held, found["in shares"] - 2 * shares
+            whole, found["in shares"] = held, shares - 2 * _shares(work, degrees, stage)
         found["gathered"] = 2 * whole + work.gradient_bytes * buffers
         rest = _stage_bytes(work, degrees, layout, d, stage).items()
         return found | {name: size for name, size in rest if name not in OF_STATE}

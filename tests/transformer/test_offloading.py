@@ -11,7 +11,7 @@ from partopt.documents.engine import Layout
 from partopt.documents.transformer import Latent
 from partopt.errors import PartoptError
 from partopt.transformer.block import Shape
-from partopt.transformer.iteration import estimate, find_faults, offloaded_bytes
+from partopt.transformer.iteration import estimate, find_faults, host_bytes
 from partopt.transformer.offloading import BLOCKS, copied_modules
 from partopt.transformer.rates import MEMORY
 from tests.transformer.helpers import EXPERTS, LLAMA, RATES, training
@@ -103,8 +103,8 @@ def test_a_device_holds_what_is_in_flight_and_the_host_the_rest():
     gone = before["activations"] - after["activations"]
     assert gone == pytest.approx(1.05 * flight * (6 * block - 2 * 2 * T * H))
     assert after["at work"] - before["at work"] == pytest.approx(1.05 * BLOCKS * block)
-    assert offloaded_bytes(work, layout, 64) == pytest.approx(8 * flight * 6 * block)
-    assert offloaded_bytes(plain, layout, 64) == 0
+    assert host_bytes(work, layout, 64) == pytest.approx(8 * flight * 6 * block)
+    assert host_bytes(plain, layout, 64) == 0
     for again in ("always", 2):  # blocks that are made again save nothing else
         made = replace(layout, recompute=again)
         assert estimate(work, made, 64) == estimate(plain, made, 64)
