@@ -6,6 +6,8 @@ is not the sum of both.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -88,21 +90,20 @@ class Switches:
         """Those `among` the switches that are fastest together; none of them adds nothing.
 
         First all are on at once that free no memory, and once more without those that cut blocks
-        otherwise: of the rest none makes a layout slower. Then one after the other that frees some,
-        in place of what contradicts it, as long as it saves more.
+        otherwise: of the rest none makes a layout slower. Then with all that free some, alone and
+        together, in place of what contradicts them: more of them are on if they save more.
         """
-        freeing = {lever for lever in among if lever.frees}
-        plain = frozenset(among) - freeing
+        freeing = sorted((lever for lever in among if lever.frees), key=self._place)
+        plain = frozenset(among) - {*freeing}
         cutting = {lever for lever in plain if lever.facts[-1][0] == "ends"}
         chosen = min((plain, plain - cutting), key=self.seconds)
         taken = self.fastest(chosen)
-        while freeing:
-            ways = ((self._search(self._add(lever, chosen), taken), lever) for lever in freeing)
-            better, lever = min(ways, key=lambda way: _seconds(way[0]))
-            if _seconds(better) > (1 - _HELPS) * _seconds(taken):
-                break
-            freeing.remove(lever)
-            chosen, taken = self._add(lever, chosen), better
+        sets = (itertools.combinations(freeing, n + 1) for n in range(len(freeing)))
+        added = (functools.reduce(self._add, some, chosen) for some in itertools.chain(*sets))
+        for on in dict.fromkeys(added):
+            better = self._search(on, taken)
+            if _seconds(better) <= (1 - _HELPS) * _seconds(taken):
+                taken = better
         if taken is None:
             return frozenset()
         chosen = taken.on
@@ -232,7 +233,7 @@ class Switches:
                     least = min(least or taken, taken, key=_seconds)
         return least
 
-    def _add(self, lever: Lever, on: frozenset[Lever]) -> frozenset[Lever]:
+    def _add(self, on: frozenset[Lever], lever: Lever) -> frozenset[Lever]:
         """The switches with another one, without those that the trainer cannot have beside it."""
         added = frozenset({lever})
         for other in sorted(on, key=self._place):

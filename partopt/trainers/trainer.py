@@ -128,9 +128,9 @@ class Lever(NamedTuple):
     which it is refused or does nothing. It needs `tp` tensor parallel ranks or more. With it
     training computes other numbers where it `changes_numbers`; it is `verified` where published
     runs that differ in it alone say what it is worth. What `frees` memory makes a layout no faster:
-    it helps where another one fits with it. Its last fact may have one of several `values`, every
-    one of which frees more than the one before it: a layout takes the first with which it fits, which
-    stands where the flag has {}.
+    it helps where another one fits with it. Its last fact may have one of several `values`, from
+    the one that frees least: a layout takes the first with which it fits, which stands where the
+    flag has {}.
     """
 
     facts: tuple[tuple[str, str], ...]

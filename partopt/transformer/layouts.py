@@ -165,12 +165,18 @@ def find_fastest(
                     for layout in _with_ways(last, core, batch, ways)
                     if not usual or _is_usual(last, layout, fixed)
                 ]
-                if laid:
+                if any(
+                    estimate(last, end, batch, 0.0).memory_bytes <= most
+                    for end in (*laid[-1:], *laid[:1])
+                ):
                     heappush(queue, (iteration_s(first, laid[0], batch), next(places), core, laid))
                 continue
             for layout in laid:
                 fewer: Layout | None = layout
                 if layout.recompute == "always" and partly and fixed.recompute is None:
+                    one = structs.replace(layout, recompute=1)
+                    if known and iteration_s(first, one, batch) >= below:
+                        continue
                     fewer = _fewer_again(last, layout, batch, most)
                 seen = known and fewer is not laid[0]
                 if fewer is None or (seen and iteration_s(first, fewer, batch) >= below):

@@ -37,8 +37,10 @@ SWITCHES = {
         "loss": ("plain", "fused"),
         "ends": ("fewer", "free"),
         "optimizer_bytes": ("12", "8"),
-        "optimizer-offload": ("0", "0.1", "0.3", "0.6", "1"),
+        "optimizer-offload": ("0", "0.1", "0.3", "1"),
         "offload-overlap": ("yes",),
+        "fsdp": ("no", "yes"),
+        "offload": ("no", "all"),
     },
     "torchtitan": {"compile": ("no", "yes"), "async-tp": ("no", "yes")},
 }
@@ -337,7 +339,7 @@ def test_switches_that_the_trainer_cannot_have_together_are_not_taken_together()
     assert unknown.value.hint == "from 0 to 1, as 0.01"
     muon = asked.with_(facts={"muon": "yes"})
     levers = Switches(muon, estimate_layouts(muon)).levers
-    assert not any(lever.frees for lever in levers)
+    assert not {"fsdp", "optimizer-offload"} & {lever.facts[-1][0] for lever in levers}
 
 
 def test_an_import_names_the_switches_that_a_script_lacks():
