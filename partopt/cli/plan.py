@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -97,28 +97,12 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     sizes = given["servers"] if isinstance(given["servers"], planning.Sizes) else None
     tabled = given["scaling"] is not None or sizes is not None
     _check_outputs(output, given["picture"], force, tabled)
-    for name, needed in _OF_TABLES.items():
-        if given[name] and not (tabled if needed is None else given[needed]):
-            needs = "--scaling 8,16,32" if needed is None else f"--{needed} 15T"
-            raise PartoptError(
-                f"--{name} goes with {needs.split()[0]}", f"add {needs}", code="usage"
-            )
     transformer = partopt.find_transformer(profile)
+    _check_usage(profile, transformer, given, tabled)
     if transformer is None:
-        find_shipped(profile, "profiles", "models")
-        if rules and target is None:
-            raise PartoptError("--map: goes with --for", "add --for megatron", code="usage")
-        if given["scaling"] is not None and target is not None:
-            raise PartoptError("--for: --scaling prints a table", "drop --for", code="usage")
-        if sizes or given["tokens"]:
-            what = "--tokens" if given["tokens"] else "a range of --servers"
-            raise PartoptError(f"{what} goes with a transformer", "use --scaling", code="usage")
         planning.choose_schedule(given, [target] if target else [], several=True)
     picture, scaling, weak = (given.pop(name) for name in ("picture", "scaling", "weak"))
     beside = given.pop("beside")
-    if beside and (tabled or not (transformer and target)):
-        what = "--beside: goes with one plan of a transformer"
-        raise PartoptError(what, "add --for megatron", code="usage")
     run = {name: given.pop(name) for name in ("tokens", "days", "budget")}
     model = transformer or partopt.Profile.load(profile)
     topology = partopt.Topology.load(given["topology"], sizes.most if sizes else given["servers"])
@@ -133,45 +117,99 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     if target:
         job = partopt.job_for(job, target, rules)
     if best:
-        if not (target and transformer):
-            what = f"--with {best[0]}: it takes switches of a transformer's trainer"
-            raise PartoptError(what, "add --for megatron", code="usage")
-        taken = partopt.take_best(job, _TAKEN[best[-1]])
-        added = {name: taken.facts[name] for name in taken.facts.keys() - job.facts.keys()}
-        said = ", ".join(f"{name}={value}" for name, value in sorted(added.items()))
-        say(f"note:    --with {best[-1]}: {said or 'nothing helps'}", err=True)
-        job = taken
+        job = _take_best(job, best[-1])
     print_notes(job.notes)
-    plan, written = None, None if tabled else output
+    servers = sizes.most if sizes else None  # of the plan that follows
     if tabled:
-        from partopt.report.plans_text import render_scaling
-
-        def find(tell: Tell) -> Scaling:
-            if sizes is not None:
-                return partopt.scale_servers(job, sizes.least, sizes.most, tell)
-            return partopt.scale(job, options.integers(scaling, "--scaling"), weak, tell)
-
-        found, interrupted = search(find)
-        refused = None
-        if run["tokens"]:
-            try:
-                found = partopt.price_runs(found, **run)
-            except PartoptError as error:
-                refused, found = error, partopt.price_runs(found, run["tokens"])
-        page = partial(render_scaling, found)
-        options.deliver_table(found, page, output, force, as_json)
-        leave_if_interrupted(interrupted)
-        if refused is not None:
-            raise refused
+        asked = sizes or options.integers(scaling, "--scaling")
+        found = _table(job, asked, weak, run, output, force, as_json)
+        if sizes and found.chosen:
+            inside = topology.cluster.devices // sizes.most
+            servers = found.chosen // inside
     else:
         repeated = given.keys() | {"force", "price", "devices", "beside"}
         again = partial(command_of, "plan", [profile], repeated, output=output)
         of_page = {"picture": picture, "beside": beside}
         plan = _plan(job, again, output, force, as_json, given | of_page)
     if not as_json and output != "-":
-        if plan and (scale := _scale(profile, given, plan)):
+        if not tabled and (scale := _scale(profile, given, plan)):
             say(f"hint:  from how many devices on a pipeline is faster: {scale}", err=True)
-        _say_next(profile, written, given, job)
+        _say_next(profile, None if tabled else output, given, job, servers)
+
+
+def _check_usage(
+    profile: str, transformer: Transformer | None, given: Mapping[str, Any], tabled: bool
+) -> None:
+    """Raise PartoptError for options that nothing comes of beside the others."""
+    target, sizes = given["target"], isinstance(given["servers"], planning.Sizes)
+    for name, needed in _OF_TABLES.items():
+        if given[name] and not (tabled if needed is None else given[needed]):
+            needs = "--scaling 8,16,32" if needed is None else f"--{needed} 15T"
+            what = f"--{name} goes with {needs.split()[0]}"
+            raise PartoptError(what, f"add {needs}", code="usage")
+    if transformer is None:
+        find_shipped(profile, "profiles", "models")
+        if given["rules"] and target is None:
+            raise PartoptError("--map: goes with --for", "add --for megatron", code="usage")
+        if given["scaling"] is not None and target is not None:
+            raise PartoptError("--for: --scaling prints a table", "drop --for", code="usage")
+        if sizes or given["tokens"]:
+            what = "--tokens" if given["tokens"] else "a range of --servers"
+            raise PartoptError(f"{what} goes with a transformer", "use --scaling", code="usage")
+    of_trainer = transformer is not None and target is not None
+    if given["beside"] and (tabled or not of_trainer):
+        what = "--beside: goes with one plan of a transformer"
+        raise PartoptError(what, "add --for megatron", code="usage")
+    taken = next((text for text in given["facts"] if text in _TAKEN), None)
+    if taken and not of_trainer:
+        what = f"--with {taken}: it takes switches of a transformer's trainer"
+        raise PartoptError(what, "add --for megatron", code="usage")
+
+
+def _take_best(job: Job, what: str) -> Job:
+    """The job with the switches of its trainer that help, which are said."""
+    import partopt
+
+    taken = partopt.take_best(job, _TAKEN[what])
+    added = {name: taken.facts[name] for name in taken.facts.keys() - job.facts.keys()}
+    said = ", ".join(f"{name}={value}" for name, value in sorted(added.items()))
+    say(f"note:    --with {what}: {said or 'nothing helps'}", err=True)
+    return taken
+
+
+def _table(
+    job: Job,
+    sizes: planning.Sizes | Sequence[int],
+    weak: bool,
+    run: Mapping[str, float | None],
+    output: str | None,
+    force: bool,
+    as_json: bool,
+) -> Scaling:
+    """Print and write the table of sizes, of servers or of devices, and what a `run` costs.
+
+    Raises PartoptError where none is in time and paid for.
+    """
+    import partopt
+    from partopt.report.plans_text import render_scaling
+
+    def find(tell: Tell) -> Scaling:
+        if isinstance(sizes, planning.Sizes):
+            return partopt.scale_servers(job, sizes.least, sizes.most, tell)
+        return partopt.scale(job, sizes, weak, tell)
+
+    found, interrupted = search(find)
+    refused = None
+    if tokens := run["tokens"]:
+        try:
+            found = partopt.price_runs(found, tokens, run["days"], run["budget"])
+        except PartoptError as error:
+            refused, found = error, partopt.price_runs(found, tokens)
+    options.deliver_table(found, partial(render_scaling, found), output, force, as_json)
+    leave_if_interrupted(interrupted)
+    if refused is not None:
+        raise refused
+    return found
 
 
 def _plan(
@@ -233,8 +271,10 @@ def _check_outputs(output: str | None, picture: str | None, force: bool, scaling
         documents.check_writable(output, force, [".json"])
 
 
-def _say_next(profile: str, written: str | None, given: dict[str, Any], job: Job) -> None:
-    """Say what follows: look at the plan that is written, compare it, or write it."""
+def _say_next(
+    profile: str, written: str | None, given: dict[str, Any], job: Job, servers: int | None
+) -> None:
+    """Say what follows: look at the plan that is written, compare it, or write it, on `servers`."""
     of_layout, trainer = isinstance(job.model, Transformer), given["target"]
     if written and of_layout:
         say_next("plan of a transformer", written, trainer=trainer)
@@ -244,8 +284,7 @@ def _say_next(profile: str, written: str | None, given: dict[str, Any], job: Job
     elif written:
         say_next("plan", written)
     elif of_layout or job.schedule == AUTO or is_given("scaling"):
-        sizes = given["servers"]
-        changes = {"servers": sizes.most} if isinstance(sizes, planning.Sizes) else {}
+        changes = {"servers": servers} if servers else {}
         say_next(command_of("plan", [profile], given, changes, output="plan.json"))
     else:
         dropped = dict.fromkeys(("planner", "cuts", "replicas", "layout"))
