@@ -82,8 +82,9 @@ def solve(
     job = job_for(job, job.trainer, rules)
     if isinstance(job.model, Transformer):
 
-        def finish(plan: Plan, found: Found) -> Plan:
-            return with_modelled(with_levers(job, plan, found), fewer=find_fewer(job, found))
+        def finish(asked: Job, plan: Plan, found: Found) -> Plan:
+            plan = with_levers(asked, plan, found)
+            return with_modelled(plan, fewer=find_fewer(asked, found))
 
         return search_layouts(job, progress, finish if levers else None)[0]
     trainer = TRAINERS.lookup(job.trainer)

@@ -190,16 +190,16 @@ def batch_of(job: Job) -> int:
 def search_layouts(
     job: Job,
     progress: Progress = ignore_progress,
-    finish: Callable[[Plan, Found], Plan] | None = None,
+    finish: Callable[[Job, Plan, Found], Plan] | None = None,
 ) -> tuple[Result, Found]:
     """The best of the layouts that have the parts that are asked for, and all that was found.
 
     They are estimated in closed form. The first `JUDGED` that differ are simulated, others as long
     as they may be the fastest, and the best with its blocks cut otherwise, which is shown. Where
     none fits with the graphs that a plan has by itself, it has none; and where none fits at all,
-    the plan is of the layout that needs least. `finish` gives the plan with what else is said of
-    it. Raises PartoptError where there is none. Interrupted with the best until then, a plan as of
-    a job that fixes its layout.
+    the plan is of the layout that needs least. `finish` gives the plan of such a job with what else
+    is said of it. Raises PartoptError where there is none. Interrupted with the best until then, a
+    plan as of a job that fixes its layout.
     """
     progress("estimating layouts", 0, 1)
     training, found = training_for(job), estimate_layouts(job)
@@ -208,7 +208,7 @@ def search_layouts(
     assert found.least
     if not found.fitting:
         least = simulate_layout(job, training, found.least.layout)
-        return _result(job, finish(least, found) if finish else least), found
+        return _result(job, finish(job, least, found) if finish else least), found
     plans, shortest = list[Plan](), USUALLY
     near = differing(found.fitting, MOST_JUDGED, ["microbatch"])
 
@@ -239,7 +239,7 @@ def search_layouts(
                 break
         if finish is not None:
             progress("estimating what else helps", 0, 1)
-            best = finish(best, found)
+            best = finish(job, best, found)
     return _result(job, best), found
 
 

@@ -7,6 +7,7 @@ import pytest
 from msgspec import UNSET, structs
 
 from benchmarks.levers import best_of_all, best_of_page
+from partopt import find_profile, verify
 from partopt.documents.engine import Layout
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
@@ -340,6 +341,18 @@ def test_switches_that_the_trainer_cannot_have_together_are_not_taken_together()
     muon = asked.with_(facts={"muon": "yes"})
     levers = Switches(muon, estimate_layouts(muon)).levers
     assert not {"fsdp", "optimizer-offload"} & {lever.facts[-1][0] for lever in levers}
+
+
+def test_switches_are_of_what_the_plan_does_where_nothing_fits_with_graphs():
+    few = structs.replace(load_transformer("qwen3-30b-a3b"), blocks=24)
+    topology = Topology.load("dgx-h100", 1).resize(4)
+    asked = Job(few, topology, trainer="megatron", global_batch=64, sequence=4096)
+    plan = solve(asked).plan
+    assert plan.fits and plan.transformer.practice.graphs == "none"
+    again = asked.with_(facts={"graphs": "none"})
+    found = estimate_layouts(again)
+    assert plan.transformer.levers == [*Switches(again, found).alone()]
+    assert verify(plan, find_profile(plan)).ok
 
 
 def test_an_import_names_the_switches_that_a_script_lacks():
