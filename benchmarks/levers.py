@@ -2,7 +2,7 @@
 
     python benchmarks/levers.py [--trainer megatron] [QUESTION ...]
 
-Every combination is searched for its best layout in closed form, shares in quarters. A line a
+Every combination is searched for its best layout in closed form, shares in halves. A line a
 question: the defaults, the best of all combinations, what the page's best together takes, what it
 loses, and the seconds that both searches took.
 """
@@ -41,10 +41,12 @@ SWITCHES = {
         "tp-overlap": ("no", "yes"),
         "sequence-parallel": ("yes", "no"),
         "loss": ("plain", "fused"),
-        "ends": ("fewer", "free", "stage", "blocks"),
+        "ends": ("fewer", "free"),
         "optimizer_bytes": ("12", "8"),
-        "optimizer-offload": ("0", "0.25", "0.5", "0.75", "1"),
+        "optimizer-offload": ("0", "0.5", "1"),
         "offload-overlap": ("yes",),
+        "fsdp": ("no", "yes"),
+        "offload": ("no", "all"),
     },
     "torchtitan": {"compile": ("no", "yes"), "async-tp": ("no", "yes")},
 }

@@ -101,8 +101,7 @@ def find_layouts(
             if candidate.layout.recompute == "always"
             and structs.replace(candidate.layout, recompute="never") not in without
         ]
-        sets = [] if work.model.experts else module_sets(work)
-        alike = [Layout(recompute="selective", modules=modules) for modules in sets]
+        alike = [] if work.model.experts else _ways_by_modules(work)
         for candidate in sorted(again, key=lambda candidate: candidate.seconds)[:FEWER]:
             fewer = _fewer_again(work, candidate.layout, batch, limit) or candidate.layout
             fitting += [estimate(work, fewer, batch)] if fewer != candidate.layout else []
@@ -147,6 +146,8 @@ def find_fastest(
     first, last, found = works[0], works[-1], None
     experts = bool(last.model.experts)
     ways, places, rules = _ways(last, fixed), itertools.count(), [(limit, False)]
+    if partly and not experts and len(ways) > 1:
+        ways[-1:-1] = _ways_by_modules(last)
     if experts:
         rules = [(min(room or limit, limit), True), (limit, True), *rules]
     for most, usual in rules:
@@ -186,7 +187,7 @@ def find_fastest(
                 candidate = None if place is None else estimate(works[place], fewer, batch)
                 if candidate and candidate.seconds < below:
                     below, found = candidate.seconds, (candidate, place or 0)
-                if place == 0:
+                if place == 0 and (experts or layout is laid[0]):
                     break  # what is made again beyond takes longer
         if known and (experts or found):
             break
@@ -374,8 +375,13 @@ def _ways(work: Training, fixed: Layout) -> list[Layout]:
     if practice.selective != "attention" or practice.scores is not None:
         ways.append(Layout(recompute="selective"))  # other kernels keep no scores in any case
     elif work.model.experts:
-        ways += [Layout(recompute="selective", modules=modules) for modules in module_sets(work)]
+        ways += _ways_by_modules(work)
     return [*ways, Layout(recompute="always")]
+
+
+def _ways_by_modules(work: Training) -> list[Layout]:
+    """To recompute modules alone."""
+    return [Layout(recompute="selective", modules=modules) for modules in module_sets(work)]
 
 
 def _with_ways(

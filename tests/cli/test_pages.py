@@ -139,9 +139,9 @@ def solve():
     solved: dict[str, po.Result] = {}
     original = po.solve
 
-    def once(job: po.Job, *progress: object) -> po.Result:
+    def once(job: po.Job, *progress: object, **options: object) -> po.Result:
         if job.schedule not in solved:
-            solved[job.schedule] = original(job, *progress)
+            solved[job.schedule] = original(job, *progress, **options)
         return solved[job.schedule]
 
     return once

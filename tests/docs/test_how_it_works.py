@@ -128,7 +128,7 @@ def test_arithmetic_printed_value_and_function_agree():
 
 OF_TRAINERS = {
     *("--num-layers", "--pipeline-parallel-size", "--pp-size", "--use-tp-pp-dp-mapping"),
-    "--moe-layer-freq",
+    *("--moe-layer-freq", "--use-megatron-fsdp", "--megatron-fsdp-main-grads-dtype"),
 }
 
 

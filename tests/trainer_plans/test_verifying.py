@@ -99,7 +99,7 @@ def each_question_once(monkeypatch):
     for ask in (solve, judge_layout, plan_layout):
         answers = {}
 
-        def answer(job, ask=ask, answers=answers, progress=None):
+        def answer(job, progress=None, *, ask=ask, answers=answers):
             key = repr(job)
             if key not in answers:
                 try:
