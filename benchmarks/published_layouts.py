@@ -34,7 +34,7 @@ from benchmarks.published_rows import USUAL, estimate_of, training_of
 from partopt.documents.engine import Layout
 from partopt.errors import PartoptError
 from partopt.transformer.iteration import Estimate
-from partopt.transformer.layouts import ROOM, find_layouts
+from partopt.transformer.layouts import ROOM, Question, find_layouts
 from partopt.transformer.rates import PLANNED
 
 # what layouts, and what else of a row, are chosen; a question is all the rest
@@ -79,15 +79,8 @@ def answer(rows: Sequence[Mapping[str, str]]) -> Answer | None:
         work = dataclasses.replace(work, practice=practice)
     published = min(known, key=lambda own: (own.memory_bytes > limit, own.seconds))
     room, began = ROOM * float(row["device_memory"]), time.perf_counter()
-    found = find_layouts(
-        work,
-        int(row["gpus"]),
-        int(row["global_batch"]),
-        limit,
-        Layout(),
-        True,
-        room,
-    )
+    batch = int(row["global_batch"])
+    found = find_layouts(work, Question(int(row["gpus"]), batch, limit, Layout(), True, room))
     took_s = time.perf_counter() - began
     if not found.fitting:
         return None

@@ -23,10 +23,8 @@ from partopt.job import Job
 from partopt.trainer_plans.transformers import (
     batch_of,
     estimate_layouts,
-    fixed_parts,
     modelled_of,
-    recomputes_partly,
-    room_of,
+    question_of,
     run_with_facts,
     training_for,
     with_modelled,
@@ -68,7 +66,7 @@ class Switches:
         self._job = job
         self._trainer = TRAINERS.lookup(job.trainer)
         self._known = {name.replace("_", "-"): str(value) for name, value in job.facts.items()}
-        self._usual = training_for(job)
+        self._usual, self._question = training_for(job), question_of(job)
         self.levers = [lever for lever in self._trainer.levers if self._is_open(lever)]
         first = Taken(found.fitting[0], frozenset()) if found.fitting else None
         self._fastest: dict[frozenset[Lever], Taken | None] = {frozenset(): first}
@@ -139,7 +137,7 @@ class Switches:
         for lever in self.levers:
             ((steps, works),) = self._steps(frozenset({lever}))
             refused = any(find_faults(works[-1], layout, batch))
-            place = None if refused else first_fitting(works, layout, batch, self._limit)
+            place = None if refused else first_fitting(works, layout, batch, self._question.limit)
             if place is not None:
                 able.append(Taken(estimate(works[place], layout, batch), steps[place]))
         taken = min(able, key=_seconds, default=None)
@@ -153,10 +151,6 @@ class Switches:
         rows = [self.worth(of_recipe, BENCHMARK)] if of_recipe else []
         rows += [self.worth([lever]) for lever in self.levers]
         yield from (row for row in rows if row)
-
-    @property
-    def _limit(self) -> float:
-        return self._job.limit_bytes or math.inf
 
     def _place(self, lever: Lever) -> int:
         """That of a switch among those of the trainer."""
@@ -218,17 +212,16 @@ class Switches:
 
         What is known with fewer of them, the `least`, where nothing else is faster.
         """
-        job, layout, room = self._job, fixed_parts(self._job), room_of(self._job)
-        partly = recomputes_partly(job)
+        layout = self._question.fixed
         alone = frozenset(lever for lever in on if lever.tp == 1)
         asked = [(on, layout)]
         if alone and alone != on and layout.tp in (None, 1):
             asked.append((alone, structs.replace(layout, tp=1)))
         for some, fixed in asked:
             for steps, works in self._steps(some):
-                devices, batch = job.topology.cluster.devices, batch_of(job)
-                given = works, devices, batch, self._limit, fixed, partly, room, _seconds(least)
-                if (better := find_fastest(*given)) is not None:
+                question = self._question._replace(fixed=fixed)
+                better = find_fastest(works, question, _seconds(least))
+                if better is not None:
                     taken = Taken(better[0], steps[better[1]])
                     least = min(least or taken, taken, key=_seconds)
         return least
@@ -247,8 +240,9 @@ class Switches:
         alone = self._training(on - {lever})
         without = estimate(alone, found.layout, batch_of(self._job))
         least = _HELPS if lever.changes_numbers else _SAME
-        room = room_of(self._job) if alone.model.experts else None
-        limit = min(room, self._limit) if room and found.memory_bytes <= room else self._limit
+        limit, room = self._question.limit, self._question.room
+        if room and alone.model.experts and found.memory_bytes <= room:
+            limit = min(room, limit)
         return without.memory_bytes > limit or without.seconds > found.seconds * (1 + least)
 
 

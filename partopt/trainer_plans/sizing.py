@@ -24,11 +24,8 @@ from partopt.search.side_by_side import scaling_of
 from partopt.search.solve import solve_profile
 from partopt.trainer_plans.levers import Switches
 from partopt.trainer_plans.transformers import (
-    batch_of,
     estimate_layouts,
-    fixed_parts,
-    recomputes_partly,
-    room_of,
+    question_of,
     search_layouts,
     training_for,
     usual_facts,
@@ -144,17 +141,15 @@ class Sizes:
 
     def fits(self, devices: int) -> bool:
         """Whether a layout on so many devices fits, with graphs or without."""
-        batch, fixed = batch_of(self._job), fixed_parts(self._job)
-        limit = self._job.limit_bytes or math.inf
-        return any(any_fits(one, devices, batch, limit, fixed) for one in self._ways(devices))
+        asked = question_of(self._job)._replace(devices=devices)
+        return any(any_fits(one, asked) for one in self._ways(devices))
 
     def find_fastest(self, devices: int, beat_s: float = math.inf) -> Estimate | None:
         """The fastest layout on so many devices that fits, if it takes less than `beat_s`."""
-        job, batch, limit = self._job, batch_of(self._job), self._job.limit_bytes or math.inf
-        fixed, rules = fixed_parts(job), (recomputes_partly(job), room_of(job))
+        asked = question_of(self._job)._replace(devices=devices)
         for training in self._ways(devices):
-            if any_fits(training, devices, batch, limit, fixed):
-                found = find_fastest([training], devices, batch, limit, fixed, *rules, beat_s)
+            if any_fits(training, asked):
+                found = find_fastest([training], asked, beat_s)
                 return found[0] if found else None
         return None
 

@@ -53,7 +53,7 @@ from partopt.transformer.iteration import (
     share_bytes,
     stages_of,
 )
-from partopt.transformer.layouts import ROOM, Found, find_layouts, shard_of
+from partopt.transformer.layouts import ROOM, Found, Question, find_layouts, shard_of
 
 # layouts that are simulated, the fastest that differ: some, and as many as may yet be the fastest
 JUDGED, MOST_JUDGED = 4, 16
@@ -248,23 +248,24 @@ def estimate_layouts(job: Job) -> Found:
 
     PartoptError where there is none.
     """
-    training, devices, batch = training_for(job), job.topology.cluster.devices, batch_of(job)
-    limit, partly = job.limit_bytes or math.inf, recomputes_partly(job)
-    found = find_layouts(training, devices, batch, limit, fixed_parts(job), partly, room_of(job))
+    training = training_for(job)
+    found = find_layouts(training, question_of(job))
     if found.least is None:
         raise _no_layout(job, training)
     return found
 
 
-def room_of(job: Job) -> float | None:
-    """Bytes that layouts of experts take at most if some fit; None where a limit is asked for."""
+def question_of(job: Job) -> Question:
+    """What layouts a job asks for; those of experts leave room where it states no memory."""
     memory_bytes = job.topology.device.memory_bytes
-    return ROOM * memory_bytes if job.memory is None and memory_bytes else None
-
-
-def recomputes_partly(job: Job) -> bool:
-    """Whether stages may make some of their blocks again."""
-    return TRAINERS.lookup(job.trainer).says.recomputed == "first"
+    return Question(
+        devices=job.topology.cluster.devices,
+        batch=batch_of(job),
+        limit=job.limit_bytes or math.inf,
+        fixed=fixed_parts(job),
+        partly=TRAINERS.lookup(job.trainer).says.recomputed == "first",
+        room=ROOM * memory_bytes if job.memory is None and memory_bytes else None,
+    )
 
 
 def _result(job: Job, plan: Plan) -> Result:

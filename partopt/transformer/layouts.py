@@ -52,23 +52,31 @@ class Found(NamedTuple):
     left_out: list[Estimate]
 
 
-def find_layouts(
-    work: Training,
-    devices: int,
-    batch: int,
-    limit: float,
-    fixed: Layout,
-    partly: bool,
-    room: float | None = None,
-) -> Found:
-    """The layouts of `batch` samples on `devices`, with the parts that are `fixed`.
+class Question(NamedTuple):
+    """What layouts are asked for: of `batch` samples on `devices`, with the parts that are `fixed`.
+
+    A device has `limit` bytes. A stage may make its blocks again `partly`. Those with experts take
+    no more than `room` bytes where some fit so.
+    """
+
+    devices: int
+    batch: int
+    limit: float
+    fixed: Layout
+    partly: bool = False
+    room: float | None = None
+
+
+def find_layouts(work: Training, question: Question) -> Found:
+    """The layouts that a question asks for.
 
     Those are estimated whose blocks alone are not slower than `ENOUGH` layouts that fit. Where a
-    layout fits only with all blocks made again, fewer are tried if the trainer can make them
-    `partly` again, and modules. Of a model with experts those come first that take no more than
-    `room` bytes, in small microbatches where no graphs hold what the host starts; and blocks are
-    made again only where nothing fits without.
+    layout fits only with all blocks made again, fewer are tried if stages can make them partly
+    again, and modules. Of a model with experts those come first that leave room, in small
+    microbatches where no graphs hold what the host starts; and blocks are made again only where
+    nothing fits without.
     """
+    devices, batch, limit, fixed, partly, room = question
     room = limit if room is None or not work.model.experts else min(room, limit)
     every, fastest, ways = list[Estimate](), dict[Layout, float](), _ways(work, fixed)
     most = MISSING * limit
@@ -128,14 +136,7 @@ def find_layouts(
 
 
 def find_fastest(
-    works: Sequence[Training],
-    devices: int,
-    batch: int,
-    limit: float,
-    fixed: Layout,
-    partly: bool,
-    room: float | None = None,
-    below: float = math.inf,
+    works: Sequence[Training], question: Question, below: float = math.inf
 ) -> tuple[Estimate, int] | None:
     """The fastest layout that fits with one of `works`, in less than `below` seconds; and which.
 
@@ -143,6 +144,7 @@ def find_fastest(
     the first with which it fits. Otherwise as the first of `find_layouts`. None where that takes
     as long, or there is none.
     """
+    devices, batch, limit, fixed, partly, room = question
     first, last, found = works[0], works[-1], None
     experts = bool(last.model.experts)
     ways, places, rules = _ways(last, fixed), itertools.count(), [(limit, False)]
@@ -258,8 +260,9 @@ def _find_least(
     return found
 
 
-def any_fits(work: Training, devices: int, batch: int, limit: float, fixed: Layout) -> bool:
-    """Whether a layout of `batch` samples on `devices`, with the parts that are `fixed`, fits."""
+def any_fits(work: Training, question: Question) -> bool:
+    """Whether a layout that a question asks for fits."""
+    devices, batch, limit, fixed, *_ = question
     ways = _ways(work, fixed)
     for core in cores(work, devices, batch, fixed, limit):
         for least in [*_with_ways(work, core, batch, ways)][-1:]:

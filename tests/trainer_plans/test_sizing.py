@@ -25,7 +25,7 @@ from partopt.trainer_plans.sizing import (
 )
 from partopt.trainer_plans.transformers import (
     estimate_layouts,
-    fixed_parts,
+    question_of,
     search_layouts,
     training_for,
 )
@@ -107,15 +107,8 @@ def test_no_number_below_the_least_is_passed_over():
     servers = find_servers(question)
     assert servers == 48
     for own in range(33, servers):
-        given = (
-            training_for(question),
-            8 * own,
-            48,
-            question.limit_bytes,
-            fixed_parts(question),
-            False,
-        )
-        assert not find_layouts(*given).fitting
+        few = question_of(question)._replace(devices=8 * own, batch=48)
+        assert not find_layouts(training_for(question), few).fitting
 
 
 def test_what_does_not_fit_is_told_servers_or_an_open_layout():

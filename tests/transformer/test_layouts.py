@@ -17,6 +17,7 @@ from partopt.transformer.layouts import (
     EXPERTS_MOST,
     FEW_CHUNKS,
     MISSING,
+    Question,
     find_fastest,
     find_layouts,
     layouts,
@@ -127,7 +128,7 @@ def test_those_that_fit_are_found_by_seconds_and_those_that_nearly_do_by_bytes(s
     all_own = [estimate(work, own, BATCH) for own in every(work, ["never", "always"])]
     sizes = sorted(own.memory_bytes for own in all_own)
     limit = sizes[-1] * share if share > 1 else sizes[int(share * len(sizes))]
-    found = find_layouts(work, DEVICES, BATCH, limit, Layout(), partly=False)
+    found = find_layouts(work, Question(DEVICES, BATCH, limit, Layout(), partly=False))
     fitting = [own for own in all_own if own.memory_bytes <= limit]
     assert {own.layout for own in found.fitting} == {own.layout for own in fitting}
     assert [own.seconds for own in found.fitting] == sorted(own.seconds for own in fitting)
@@ -144,9 +145,9 @@ def test_those_that_fit_are_found_by_seconds_and_those_that_nearly_do_by_bytes(s
 
 
 def test_where_nothing_fits_the_least_is_known():
-    found = find_layouts(training(WIDE), DEVICES, BATCH, 1e9, Layout(), partly=True)
+    found = find_layouts(training(WIDE), Question(DEVICES, BATCH, 1e9, Layout(), partly=True))
     assert found.fitting == found.lacking == [] and found.least.memory_bytes > 1e9
-    none = find_layouts(training(WIDE), DEVICES, 1, 1e9, Layout(pp=5), partly=True)
+    none = find_layouts(training(WIDE), Question(DEVICES, 1, 1e9, Layout(pp=5), partly=True))
     assert (none.tried, none.least) == (0, None)
 
 
@@ -160,7 +161,7 @@ def test_as_few_blocks_are_made_again_as_fit(share, numbers):
     found = []
     for partly in (False, True):
         fixed = Layout(tp=1, cp=1, dp=2, microbatch=1)
-        fitting = find_layouts(work, DEVICES, BATCH, limit, fixed, partly).fitting
+        fitting = find_layouts(work, Question(DEVICES, BATCH, limit, fixed, partly)).fitting
         found.append({own.layout for own in fitting})
     expected = set()
     for own in found[0]:
@@ -179,7 +180,7 @@ def test_as_few_blocks_are_made_again_as_fit(share, numbers):
     assert {(own.chunks, own.recompute) for own in expected} >= numbers
     for own in expected:  # to the byte
         limit = estimate(work, own, BATCH).memory_bytes
-        fitting = find_layouts(work, DEVICES, BATCH, limit, fixed, partly=True).fitting
+        fitting = find_layouts(work, Question(DEVICES, BATCH, limit, fixed, partly=True)).fitting
         assert own in [each.layout for each in fitting]
 
 
@@ -191,17 +192,20 @@ def test_the_first_is_that_of_all_layouts_though_few_are_estimated(model, share)
     known = [estimate(work, own, BATCH) for own in layouts(work, DEVICES, BATCH, Layout())]
     sizes = sorted(own.memory_bytes for own in known)
     limit = sizes[-1] if share > 1 else sizes[int(share * len(sizes))]
-    found = find_layouts(work, DEVICES, BATCH, limit, Layout(), True, 0.85 * limit)
+    found = find_layouts(work, Question(DEVICES, BATCH, limit, Layout(), True, 0.85 * limit))
     fit = [own for own in known if own.memory_bytes <= 0.85 * limit]
     assert found.fitting[0].seconds == min(own.seconds for own in fit)
     assert found.tried < len(known)
     degrees = {(own.layout.tp, own.layout.cp, own.layout.ep, own.layout.pp) for own in fit}
     assert len(found.fitting) >= min(ENOUGH, len(degrees))
     # asked for the first alone, and for what is faster than it, of which there is none
-    given, first = ([work], DEVICES, BATCH, limit, Layout(), True, 0.85 * limit), found.fitting[0]
-    assert find_fastest(*given)[0].seconds == first.seconds
-    assert find_fastest(*given, first.seconds * (1 + 1e-9))[0].seconds == first.seconds
-    assert find_fastest(*given, first.seconds) is None
+    question, first = (
+        Question(DEVICES, BATCH, limit, Layout(), True, 0.85 * limit),
+        found.fitting[0],
+    )
+    assert find_fastest([work], question)[0].seconds == first.seconds
+    assert find_fastest([work], question, first.seconds * (1 + 1e-9))[0].seconds == first.seconds
+    assert find_fastest([work], question, first.seconds) is None
 
 
 @pytest.mark.parametrize("model", [LLAMA, EXPERTS, KINDS], ids=lambda model: model.name)
@@ -219,26 +223,26 @@ def test_no_layout_takes_less_than_its_blocks_with_the_bubble_of_equal_stages(mo
 
 def test_experts_leave_room_and_make_blocks_again_only_where_nothing_fits_without():
     work = training(EXPERTS)
-    whole = find_layouts(work, DEVICES, BATCH, 1e12, Layout(), True)
+    whole = find_layouts(work, Question(DEVICES, BATCH, 1e12, Layout(), True))
     first = whole.fitting[0]
-    tight = find_layouts(work, DEVICES, BATCH, first.memory_bytes, Layout(), True, 1.0)
+    tight = find_layouts(work, Question(DEVICES, BATCH, first.memory_bytes, Layout(), True, 1.0))
     assert tight.fitting[0].layout == first.layout  # nothing leaves so much
     room = 0.99 * first.memory_bytes
-    found = find_layouts(work, DEVICES, BATCH, first.memory_bytes, Layout(), True, room)
+    found = find_layouts(work, Question(DEVICES, BATCH, first.memory_bytes, Layout(), True, room))
     assert found.fitting[0].memory_bytes <= room
     assert first.layout in [left.layout for left in found.left_out]
     work = training(EXPERTS, selective="operations")  # whole blocks keep least
     every_one = [estimate(work, own, BATCH) for own in layouts(work, DEVICES, BATCH, Layout())]
     without = [own for own in every_one if own.layout.recompute != "always"]
     limit = 0.999 * min(own.memory_bytes for own in without)
-    again = find_layouts(work, DEVICES, BATCH, limit, Layout(), True)
+    again = find_layouts(work, Question(DEVICES, BATCH, limit, Layout(), True))
     assert {own.layout.recompute for own in again.fitting} >= {"always"}
     assert not {own.layout.recompute for own in again.fitting} & {"never", "selective"}
 
 
 def test_where_graphs_hold_what_the_host_starts_microbatches_may_be_large():
     held = training(EXPERTS, graphs="attention")
-    found = find_layouts(held, 4, 8, 1e12, Layout(), partly=True).fitting
+    found = find_layouts(held, Question(4, 8, 1e12, Layout(), partly=True)).fitting
     assert max(own.layout.microbatch for own in found) > EXPERTS_MICROBATCH
     assert "moe" in " ".join(module_sets(training(EXPERTS))).replace("moe_act", "")
     assert "moe" not in " ".join(module_sets(held)).replace("moe_act", "")
@@ -246,13 +250,13 @@ def test_where_graphs_hold_what_the_host_starts_microbatches_may_be_large():
 
 def test_of_experts_small_microbatches_that_make_nothing_again_are_usual():
     work = training(EXPERTS)
-    usual = find_layouts(work, 4, 8, 1e12, Layout(), partly=True).fitting
+    usual = find_layouts(work, Question(4, 8, 1e12, Layout(), partly=True)).fitting
     assert {own.layout.microbatch for own in usual} == {1, 2}
     assert {own.layout.recompute for own in usual} == {"never"}
-    large = find_layouts(work, 4, 8, 1e12, Layout(microbatch=4), partly=True).fitting
+    large = find_layouts(work, Question(4, 8, 1e12, Layout(microbatch=4), partly=True)).fitting
     assert {(own.layout.microbatch, own.layout.recompute) for own in large} == {(4, "never")}
     again = Layout(recompute="always")
-    made = find_layouts(work, 4, 8, 1e12, again, partly=True).fitting
+    made = find_layouts(work, Question(4, 8, 1e12, again, partly=True)).fitting
     assert {own.layout.microbatch for own in made} == {1, 2}
 
 
@@ -271,7 +275,7 @@ def test_of_all_ways_to_make_a_dense_model_again_the_fastest_is_found(share, seq
         known += [estimate(work, way, 16) for way in ways if not any(find_faults(work, way, 16))]
     sizes = sorted(one.memory_bytes for one in known)
     limit = sizes[int(share * len(sizes))]
-    found = find_layouts(work, 8, 16, limit, Layout(), partly=True).fitting[0]
+    found = find_layouts(work, Question(8, 16, limit, Layout(), partly=True)).fitting[0]
     fit = [one for one in known if one.memory_bytes <= limit]
     assert found.seconds == min(one.seconds for one in fit)
 
@@ -283,5 +287,7 @@ def test_with_long_sequences_the_feed_forward_alone_is_made_again():
         work = training(MANY, sequence=sequence, buffer_bytes=0)
         limit = 0.7 * estimate(work, Layout(dp=8), 16).memory_bytes
         fixed = Layout(tp=1, cp=1, pp=1, microbatch=1)
-        first[sequence] = find_layouts(work, 8, 16, limit, fixed, partly=True).fitting[0].layout
+        first[sequence] = (
+            find_layouts(work, Question(8, 16, limit, fixed, partly=True)).fitting[0].layout
+        )
     assert first[2048].modules is None and first[65_536].modules == "mlp"

@@ -19,7 +19,7 @@ from partopt.trainer_plans.transformers import (
 from partopt.transformer.block import Shape
 from partopt.transformer.config import load_transformer
 from partopt.transformer.iteration import FSDP_STEP, HOST_SUM, RESERVED, estimate, find_faults
-from partopt.transformer.layouts import find_layouts
+from partopt.transformer.layouts import Question, find_layouts
 from partopt.transformer.rates import ON_HOST
 from tests.transformer.helpers import ENGINE, EXPERTS, LLAMA, RATES, training
 
@@ -129,7 +129,7 @@ def test_what_flat_shares_do_not_go_with(facts, layout, words):
 def test_the_search_takes_flat_shares_where_it_may_alone():
     deep, fixed = replace(LLAMA, blocks=64), Layout(tp=1, cp=1, pp=1)
     for work, found in ((flat(deep), ["parameters"]), (training(deep, flat_shards=True), [])):
-        fitting = find_layouts(work, 8, 64, 8.0e9, fixed, partly=True).fitting
+        fitting = find_layouts(work, Question(8, 64, 8.0e9, fixed, partly=True)).fitting
         assert [layout.shard for layout, *_ in fitting[:1]] == found
 
 
