@@ -300,7 +300,8 @@ def compare_layouts(rng: random.Random, counts: Counter[str]) -> None:
     else:
         counts["does not fit"] += 1
     for name, value in picked.items():
-        if getattr(layout, name) == value:
+        of_switch = name == "shard" and value not in partopt.TRAINERS[asked.trainer].engine.shard
+        if getattr(layout, name) == value or of_switch:  # as FSDP, which is asked for
             continue
         part = partopt.Layout(**{name: value})
         found = ask_layout(asked.with_(layout=part), counts, free=False)
