@@ -21,7 +21,7 @@ from partopt.report.phrases import (
     speed_text,
     speedup_text,
 )
-from partopt.report.text import Column, bar, label_lines, stretch, table_of, width
+from partopt.report.text import Column, bar, label_lines, stretch, table_of, width, with_label
 from partopt.schedules.one_f_one_b import noam
 from partopt.simulator.held_back import held_back
 from partopt.units import format_bytes, format_seconds
@@ -138,8 +138,7 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     if plan.microbatches is None:
         yield "flight", _flight(plan)
     yield from _trainer(plan)
-    for place, line in enumerate(memory_lines(plan, ascii_only)):
-        yield "" if place else "memory", line
+    yield from with_label("memory", memory_lines(plan, ascii_only))
     if len(plan.stages) == 1 and plan.fits:
         whole = f"each device holds the whole model, {format_bytes(plan.peak_memory_bytes)}"
         less = "with less than that a device, this plan would not fit"

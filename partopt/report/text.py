@@ -118,6 +118,11 @@ def paragraph(text: str, begin: str = "", rest: str = "") -> str:
     )
 
 
+def with_label(label: str, lines: Iterable[str]) -> list[tuple[str, str]]:
+    """The lines with their labels, of which the first alone has one."""
+    return [("" if place else label, line) for place, line in enumerate(lines)]
+
+
 def label_lines(lines: Iterable[tuple[str, str]]) -> str:
     """A label and a text a line.
 

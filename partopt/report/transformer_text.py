@@ -20,7 +20,7 @@ from partopt.documents.transformer import (
 )
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan_text import memory_lines
-from partopt.report.text import Column, label_lines, paragraph, table_of
+from partopt.report.text import Column, label_lines, paragraph, table_of, with_label
 from partopt.transformer.as_profile import estimate_again, training_of
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.iteration import (
@@ -74,10 +74,8 @@ def render(
     parts = estimate_again(plan).parts
     lines = [*_head(plan, about), *_times(plan, about, batch), *_measured(work, degrees)]
     lines += _cuts(plan, about, work, degrees)
-    where = _where(parts, work)
-    lines += [("" if place else "where", line) for place, line in enumerate(where)]
-    held = enumerate(memory_lines(plan, ascii_only))
-    lines += [("" if place else "memory", line) for place, line in held]
+    lines += with_label("where", _where(parts, work))
+    lines += with_label("memory", memory_lines(plan, ascii_only))
     if on_host := host_bytes(work, about.layout, batch):
         practice, what = about.practice, list[str]()
         if share := practice.optimizer_offload:
@@ -86,8 +84,7 @@ def render(
         said = f"{format_bytes(round(on_host))} of a server's memory: {', '.join(what)}"
         lines.append(("host", said))
     lines += lever_lines(plan, about, spell)
-    trust = enumerate(_trust(plan, about, _basis(work, degrees.shape), parts))
-    lines += [("" if place else "trust", text) for place, text in trust]
+    lines += with_label("trust", _trust(plan, about, _basis(work, degrees.shape), parts))
     pages = [label_lines(lines)]
     rows, columns, notes = layout_table(plan)
     if rows:
@@ -187,11 +184,9 @@ def render_change(
     else:
         lines.append(("loses", "no time, but yours does not fit"))
     if plan != best:
-        for place, (name, old, new) in enumerate(changes):
-            lines.append(("" if place else "change", f"{name}  {old} -> {new}"))
+        lines += with_label("change", (f"{name}  {old} -> {new}" for name, old, new in changes))
         if best.transformer:
-            more = enumerate(map(spell, _also(best.transformer)))
-            lines += [("" if place else "also", line) for place, line in more]
+            lines += with_label("also", map(spell, _also(best.transformer)))
         if abs(loses) >= _APART:
             return f"{label_lines(lines)}\n\n{render_parts(plan, best, ('YOURS', 'BEST'))}"
     return label_lines(lines)
@@ -445,8 +440,8 @@ def _left_out(plan: Plan, left: LayoutBeside) -> str:
 
 def lever_lines(plan: Plan, about: Modelled, spell: Callable[[str], str] = str) -> Lines:
     """What else is faster: switches of the trainer, a layout that is worth a try, fewer devices."""
-    also = [("" if place else "also", line) for place, line in enumerate(_also(about))]
-    return [(label, spell(line)) for label, line in [*also, *_others(plan, about)]]
+    lines = [*with_label("also", _also(about)), *_others(plan, about)]
+    return [(label, spell(line)) for label, line in lines]
 
 
 def _also(about: Modelled) -> Iterator[str]:

@@ -28,6 +28,7 @@ from partopt.simulator.execution import simulate_plan
 from partopt.trainer_plans.levers import with_levers
 from partopt.trainer_plans.planning import restrict, solve_within
 from partopt.trainer_plans.transformers import (
+    as_planned,
     beside_of,
     fill_layout,
     layouts_beside,
@@ -151,6 +152,7 @@ def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
         other = search_layouts(without, progress)
         if order_of(other[0].plan) < order_of(result.plan):
             free, (result, found) = without, other
+    free = as_planned(free, result.plan)
     best = with_levers(free, result.plan, found)
     plan = with_other_cuts(job, training_for(job), plan)
     if plan.fits and seconds_of(plan) <= seconds_of(best):  # as where blocks lie unevenly

@@ -67,6 +67,9 @@ class Switches:
         self._trainer = TRAINERS.lookup(job.trainer)
         self._known = {name.replace("_", "-"): str(value) for name, value in job.facts.items()}
         self._usual, self._question = training_for(job), question_of(job)
+        self._by_default, _ = self._trainer.run_with({})
+        names = [lever.facts[-1][0] for lever in self._trainer.levers]
+        self._places = {name: place for place, name in enumerate(names)}
         self.levers = [lever for lever in self._trainer.levers if self._is_open(lever)]
         first = Taken(found.fitting[0], frozenset()) if found.fitting else None
         self._fastest: dict[frozenset[Lever], Taken | None] = {frozenset(): first}
@@ -116,11 +119,10 @@ class Switches:
         """What the switches set, in the trainer's order; not what it does by default."""
         ordered = sorted(on, key=self._place)
         stated = dict(fact for lever in ordered for fact in lever.facts)
-        usual, choices = self._trainer.run_with({})[0], self._trainer.choices
 
         def is_usual(name: str, value: str) -> bool:
-            sets = choices.get(name, {}).get(value, {})
-            return bool(sets) and all(getattr(usual, key) == sets[key] for key in sets)
+            sets = self._trainer.choices.get(name, {}).get(value, {})
+            return bool(sets) and all(getattr(self._by_default, key) == sets[key] for key in sets)
 
         return {name: value for name, value in stated.items() if not is_usual(name, value)}
 
@@ -154,8 +156,7 @@ class Switches:
 
     def _place(self, lever: Lever) -> int:
         """That of a switch among those of the trainer."""
-        names = [other.facts[-1][0] for other in self._trainer.levers]
-        return names.index(lever.facts[-1][0])
+        return self._places[lever.facts[-1][0]]
 
     def _worth(self, taken: Taken, recipe: str = "") -> Worth:
         found, before_s = taken.found, self.seconds(())
@@ -286,14 +287,14 @@ def find_challenger(job: Job, found: Found) -> Challenger | UnsetType:
         return UNSET
     assert isinstance(job.model, Transformer)
 
-    def saved(candidate: Estimate) -> float:
+    def gain(candidate: Estimate) -> float:
         return 1 - candidate.seconds / best.seconds
 
     def chance(candidate: Estimate) -> float:
         return fits_chance(candidate.memory_bytes, limit / PLANNED)
 
-    def gain(candidate: Estimate) -> float:
-        return expected_gain(saved(candidate), chance(candidate))
+    def expect(candidate: Estimate) -> float:
+        return expected_gain(gain(candidate), chance(candidate))
 
     def is_usual(candidate: Estimate) -> bool:
         """Of experts people run small microbatches, and nothing made again."""
@@ -302,13 +303,13 @@ def find_challenger(job: Job, found: Found) -> Challenger | UnsetType:
 
     able = [one for one in found.lacking if not job.model.experts or is_usual(one)]
     able += [one for one in found.fitting if not _is_alike(one.layout, best.layout)]
-    tried = max(able, key=gain, default=None)
-    if tried is None or gain(tried) < _TRIED:
+    tried = max(able, key=expect, default=None)
+    if tried is None or expect(tried) < _TRIED:
         return UNSET
     return Challenger(
         layout=tried.layout,
         iteration_s=tried.seconds,
-        saved=saved(tried),
+        saved=gain(tried),
         memory_bytes=round(tried.memory_bytes),
         fits_chance=round(chance(tried), 2),
     )

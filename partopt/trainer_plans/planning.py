@@ -48,7 +48,7 @@ from partopt.search.variants import Within
 from partopt.simulator.execution import simulate_plan
 from partopt.trainer_plans.levers import with_levers
 from partopt.trainer_plans.sizing import find_fewer
-from partopt.trainer_plans.transformers import search_layouts, with_modelled
+from partopt.trainer_plans.transformers import as_planned, search_layouts, with_modelled
 from partopt.trainers import TRAINERS
 from partopt.trainers.parts import EMBEDDING, HEAD, Part, block_bounds, find_parts
 from partopt.trainers.says import find_faults, may_begin
@@ -82,7 +82,8 @@ def solve(
     job = job_for(job, job.trainer, rules)
     if isinstance(job.model, Transformer):
 
-        def finish(asked: Job, plan: Plan, found: Found) -> Plan:
+        def finish(plan: Plan, found: Found) -> Plan:
+            asked = as_planned(job, plan)
             plan = with_levers(asked, plan, found)
             return with_modelled(plan, fewer=find_fewer(asked, found))
 

@@ -28,7 +28,7 @@ from partopt.trainer_plans.transformers import (
     question_of,
     search_layouts,
     training_for,
-    usual_facts,
+    without_graphs,
 )
 from partopt.transformer.as_profile import estimate_again
 from partopt.transformer.block import Training
@@ -156,10 +156,7 @@ class Sizes:
     def _ways(self, devices: int) -> Iterator[Training]:
         """How so many devices are trained; and without the graphs that a plan has by itself."""
         job = self._job.with_(topology=self._job.topology.resize(devices))
-        ways = [job]
-        if "graphs" in usual_facts(job).keys() - job.facts.keys():
-            ways.append(job.with_(facts={**job.facts, "graphs": "none"}))
-        for place, way in enumerate(ways):
+        for place, way in enumerate(filter(None, (job, without_graphs(job)))):
             training = training_for(way)
             if place in self._trainings:
                 training.share_blocks(self._trainings[place])
@@ -243,9 +240,9 @@ def find_fewer(job: Job, found: Found) -> Fewer | UnsetType:
     """Fewer of a cluster's devices, where as many are faster than all.
 
     Tried are, for every power of two, the most devices, or servers, that are a multiple of it: what
-    batches and blocks divide by. Half as many or fewer are none of these, nor is any where all are
-    a power of two. Of those a layout is estimated only if its blocks alone are faster than the best
-    until then, in the closed form of which all else is more.
+    batches and blocks divide by. All of these are more than half, and there are none below a power
+    of two. A layout on as many is estimated only if its blocks alone are faster than the best until
+    then, in the closed form of which all else is more.
     """
     sizes, whole = Sizes(job), job.topology.cluster.devices
     fewer: Fewer | UnsetType = UNSET
@@ -253,7 +250,7 @@ def find_fewer(job: Job, found: Found) -> Fewer | UnsetType:
         return fewer
     best_s, servers = found.fitting[0].seconds, whole // sizes.inside
     beat_s = (1 - _FASTER) * best_s
-    tried = {sizes.inside * size for size in _rounded(servers)} | {*_rounded(whole)}
+    tried = {sizes.inside * size for size in _round_down(servers)} | {*_round_down(whole)}
     for devices in sorted(tried - {whole}, reverse=True):
         with suppress(PartoptError):  # they fill no servers evenly, or the layout is for all
             if other := sizes.find_fastest(devices, beat_s):
@@ -267,7 +264,7 @@ def find_fewer(job: Job, found: Found) -> Fewer | UnsetType:
     return fewer
 
 
-def _rounded(n: int) -> Iterator[int]:
+def _round_down(n: int) -> Iterator[int]:
     """The largest multiple of every power of two up to n, n itself among them."""
     return (n >> k << k for k in range(n.bit_length()))
 

@@ -127,6 +127,18 @@ def usual_facts(job: Job) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value in choices.get(name, {})}
 
 
+def without_graphs(job: Job) -> Job | None:
+    """The job without the graphs that its plan has by itself; None where that has none."""
+    if "graphs" not in usual_facts(job).keys() - job.facts.keys():
+        return None
+    return job.with_(facts={**job.facts, "graphs": "none"})
+
+
+def as_planned(job: Job, plan: Plan) -> Job:
+    """The job with the facts of its plan, which may be without the graphs that it asks for."""
+    return job.with_(facts=modelled_of(plan).facts)
+
+
 def fixed_parts(job: Job) -> Layout:
     """The parts of the layout that are fixed; what the trainer does not have is 1.
 
@@ -190,25 +202,25 @@ def batch_of(job: Job) -> int:
 def search_layouts(
     job: Job,
     progress: Progress = ignore_progress,
-    finish: Callable[[Job, Plan, Found], Plan] | None = None,
+    finish: Callable[[Plan, Found], Plan] | None = None,
 ) -> tuple[Result, Found]:
     """The best of the layouts that have the parts that are asked for, and all that was found.
 
     They are estimated in closed form. The first `JUDGED` that differ are simulated, others as long
     as they may be the fastest, and the best with its blocks cut otherwise, which is shown. Where
     none fits with the graphs that a plan has by itself, it has none; and where none fits at all,
-    the plan is of the layout that needs least. `finish` gives the plan of such a job with what else
-    is said of it. Raises PartoptError where there is none. Interrupted with the best until then, a
+    the plan is of the layout that needs least. `finish` gives the plan with what else is said of
+    it. Raises PartoptError where there is none. Interrupted with the best until then, a
     plan as of a job that fixes its layout.
     """
     progress("estimating layouts", 0, 1)
     training, found = training_for(job), estimate_layouts(job)
-    if not found.fitting and "graphs" in usual_facts(job).keys() - job.facts.keys():
-        return search_layouts(job.with_(facts={**job.facts, "graphs": "none"}), progress, finish)
+    if not found.fitting and (without := without_graphs(job)):
+        return search_layouts(without, progress, finish)
     assert found.least
     if not found.fitting:
         least = simulate_layout(job, training, found.least.layout)
-        return _result(job, finish(job, least, found) if finish else least), found
+        return _result(job, finish(least, found) if finish else least), found
     plans, shortest = list[Plan](), USUALLY
     near = differing(found.fitting, MOST_JUDGED, ["microbatch"])
 
@@ -239,7 +251,7 @@ def search_layouts(
                 break
         if finish is not None:
             progress("estimating what else helps", 0, 1)
-            best = finish(job, best, found)
+            best = finish(best, found)
     return _result(job, best), found
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from msgspec import UNSET, structs
 
+from benchmarks.levers import SWITCHES as TRIED
 from benchmarks.levers import best_of_all, best_of_page
 from partopt import find_profile, verify
 from partopt.documents.engine import Layout
@@ -31,21 +32,13 @@ def job_of(model, servers, batch, sequence, trainer="megatron", **options):
     return Job(model, topology, trainer=trainer, global_batch=batch, sequence=sequence, **options)
 
 
+# those of the benchmark, with finer shares, and sequence parallelism on
 SWITCHES = {
-    "megatron": {
-        "gradients": ("float32", "parameters"),
-        "tp-overlap": ("no", "yes"),
-        "loss": ("plain", "fused"),
-        "ends": ("fewer", "free"),
-        "optimizer_bytes": ("12", "8"),
-        "optimizer-offload": ("0", "0.1", "0.3", "1"),
-        "offload-overlap": ("yes",),
-        "fsdp": ("no", "yes"),
-        "offload": ("no", "all"),
-    },
-    "torchtitan": {"compile": ("no", "yes"), "async-tp": ("no", "yes")},
+    trainer: {name: values for name, values in switches.items() if name != "sequence-parallel"}
+    for trainer, switches in TRIED.items()
 }
-SWITCHES["megatron-bridge"] = SWITCHES["megatron"]
+for trainer in ("megatron", "megatron-bridge"):
+    SWITCHES[trainer]["optimizer-offload"] = ("0", "0.1", "0.3", "1")
 NUMBERS = {"gradients": ("float32",), "optimizer_bytes": ("12",)}
 
 
@@ -353,6 +346,9 @@ def test_switches_are_of_what_the_plan_does_where_nothing_fits_with_graphs():
     found = estimate_layouts(again)
     assert plan.transformer.levers == [*Switches(again, found).alone()]
     assert verify(plan, find_profile(plan)).ok
+    best = judge_layout(asked.with_(layout=Layout(tp=4, ep=4))).best
+    assert best.layout == plan.layout
+    assert best.transformer.levers == plan.transformer.levers
 
 
 def test_an_import_names_the_switches_that_a_script_lacks():
