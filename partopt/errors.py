@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from partopt.printable import cut
 
 _LISTED = 12  # names in a hint
+Item, Made = TypeVar("Item"), TypeVar("Made")
 
 BAD_INPUT = 2  # the input or the usage is wrong
 ANSWER_IS_NO = 1  # everything ran, and the answer is no: it does not fit, there is no plan
@@ -63,6 +64,22 @@ class PartoptError(Exception):
         )
         whole.parts = parts
         return whole
+
+
+def make_each(items: Iterable[Item], make: Callable[[Item], Made]) -> list[Made]:
+    """What `make` makes of all items but those that it refuses.
+
+    Raises PartoptError with all reasons, each of them once, where it refuses all.
+    """
+    made, refusals = list[Made](), dict[str, PartoptError]()
+    for item in items:
+        try:
+            made.append(make(item))
+        except PartoptError as error:
+            refusals[error.message] = error
+    if refusals and not made:
+        raise PartoptError.together(refusals.values())
+    return made
 
 
 class Interrupted(KeyboardInterrupt):

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from partopt.cost.ranks import held_in, runs_of
+from partopt.cost.ranks import array_of
 from partopt.documents.topology import Level, Topology
 
 # k        level, 1..L innermost first; its members are level-(k-1) components
@@ -109,11 +109,10 @@ def algorithm_number(topology: Topology) -> int:
 
 def members_crossed(ranks: Sequence[int], topology: Topology) -> dict[int, int]:
     """n_k of the levels k at which some two of `ranks` part, by ascending k."""
-    crossed, members = {}, runs_of(ranks)
+    crossed, members = {}, array_of(ranks)
     for k, level in enumerate(topology.levels, start=1):
-        inside = held_in(members, level.size)
-        crossed[k] = max(inside.values())
-        members = list(inside)
+        members, inside = np.unique(members // level.size, return_counts=True)
+        crossed[k] = int(inside.max())
     return {k: n for k, n in crossed.items() if n > 1}
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate
-
-import numpy as np
+from itertools import accumulate, pairwise
 
 from partopt.cost.collectives import allreduce_over, exposed
 from partopt.cost.memory import recomputes_apart
-from partopt.cost.messages import Integers, crossing, hold_s, port_rate, port_size
+from partopt.cost.messages import Ports, crossing, cut_ports, hold_s, port_size
 from partopt.cost.sharding import early_bytes, exchange_by, exchange_topology
 from partopt.documents.plan import Estimate, Plan
 from partopt.documents.stage import Load, Stage
@@ -24,9 +22,6 @@ from partopt.schedules.placement import STRAIGHT
 # C        compute seconds of a stage for one microbatch on one replica
 # r        replicas of a stage
 # M        microbatches of an iteration; n of them on the replica with the most
-# port     of level k and a member of it: of all members where the level is a bus
-
-Ports = dict[tuple[int, int], float]  # seconds per microbatch in which a port is busy
 
 
 def estimate_of(plan: Plan, one_device_s: float) -> Estimate:
@@ -69,7 +64,13 @@ def _loads(plan: Plan) -> Iterator[Load]:
         yield Load("all-reduce", s, left)
         if M is None and plan.engine.allreduce == "blocking":
             yield Load("compute and all-reduce", s, computing + exchanging)
-    users = [_cut_s(plan, c) for c in range(1, len(stages))]
+    users = [
+        cut_ports(
+            *(before.ranks, after.ranks, (after.input_bytes + after.gradient_bytes) / 2),
+            *(plan.topology, M),
+        )
+        for before, after in pairwise(stages)
+    ]
     for c, ports in enumerate(users, start=1):
         yield Load("cut", c, max(ports.values(), default=0.0))
     users += [_ring_s(stage, plan) for stage in stages if M is None]
@@ -83,33 +84,6 @@ def _loads(plan: Plan) -> Iterator[Load]:
         size = port_size(k, plan.topology)
         behind = [any(rank // size == member for rank in stage.ranks) for stage in stages]
         yield Load("ports", behind.index(True), together[busiest])
-
-
-def _crossing(plan: Plan, c: int) -> tuple[Integers, Integers, Integers]:
-    """`crossing` of cut c."""
-    before, after = (stage.ranks for stage in plan.stages[c - 1 : c + 1])
-    return crossing(before, after, plan.topology, plan.microbatches)
-
-
-def _cut_s(plan: Plan, c: int) -> Ports:
-    """Seconds per microbatch in which the messages over cut c keep ports busy.
-
-    They are the mean of both ways, which a port of both directions carries or more in one of them.
-    A device that passes to itself uses none.
-    """
-    stage, topology = plan.stages[c], plan.topology
-    size_bytes = (stage.input_bytes + stage.gradient_bytes) / 2
-    source, target, level = _crossing(plan, c)
-    found: Ports = {}
-    for k in np.unique(level[level > 0]).tolist():
-        turn_s = size_bytes / port_rate(k, topology) / len(level)
-        for side in (source,) if topology.levels[k - 1].bus else (source, target):
-            members, many = np.unique(
-                side[level == k] // port_size(k, topology), return_counts=True
-            )
-            for member, n in zip(members.tolist(), many.tolist(), strict=True):
-                found[k, member] = found.get((k, member), 0.0) + n * turn_s
-    return found
 
 
 def _ring_s(stage: Stage, plan: Plan) -> Ports:
@@ -138,7 +112,8 @@ def _handling_s(plan: Plan, s: int) -> float:
     seconds = 0.0
     for c in (s, s + 1):
         if 0 < c < len(plan.stages):
-            stage, (_, _, parted) = plan.stages[c], _crossing(plan, c)
+            before, stage = plan.stages[c - 1 : c + 1]
+            *_, parted = crossing(before.ranks, stage.ranks, plan.topology, plan.microbatches)
             for k, n in Counter(parted[parted > 0].tolist()).items():
                 share, level = n / len(parted), levels[k - 1]
                 seconds += share * hold_s(stage.input_bytes, stage.messages, level, serial)

@@ -49,6 +49,9 @@ COMMUNICATOR_BYTES = COLLECTIVES * COLLECTIVE_BYTES + DIRECTIONS * CHANNELS * CH
 FIXED_BYTES, SHARE = 1_000_000_000, 0.03  # see `reserve_of`
 
 
+Floats = NDArray[np.float64]
+
+
 class Kept(NamedTuple):
     """What a trainer keeps beside the parameters."""
 
@@ -116,66 +119,77 @@ def shares_of_memory(kept: Kept, replicas: Any) -> tuple[Any, Any, Any]:
     return shares(kept, math.inf if kept.on_host else replicas)
 
 
-def parameters_bytes(total: Any, layer: Any, sharers: Any) -> Any:
-    """Bytes of parameters on one device of a stage that has `total` in all; for arrays too.
+class Sizes(NamedTuple):
+    """Bytes of ranges of layers as stages, by the names of `Stage`; arrays."""
 
-    Where devices share them, some layers are whole at a time, up to all of them.
+    trained_bytes: Floats
+    frozen_bytes: Floats
+    layer_bytes: Floats
+    stash_bytes: Floats
+    split_stash_bytes: Floats
+    input_bytes: Floats
+    output_bytes: Floats
+
+
+def parts_of(
+    stages: Any, whole: Any, counts: tuple[Any, Any], replicas: Any, kept: Kept, entry: Schedule
+) -> dict[str, Any]:
+    """Bytes on a device by part, as in `Memory`, but for what one backward takes while it runs.
+
+    `stages` have the sizes of a stage, or arrays of those of many, by their names in `Stage`; those
+    that are `whole` are recomputed so. `counts` are the microbatches in flight, and those whose
+    backward has begun; `kept` is what the trainer keeps. Frozen parameters have one version, no
+    gradient and no state. Where devices share parameters, some layers are whole at a time, up to
+    all of them. There are as many buffers for what a cut brings, activations from the stage before
+    and gradients from the stage after, as there are microbatches in flight, or posted. A whole
+    stage that is recomputed keeps of a microbatch its input alone, which is in that buffer, and its
+    stash once its backward has begun. From then on there is also what the parts of a backward keep
+    between them.
     """
-    return np.minimum(total, total / sharers + GATHERED * layer)
-
-
-def posted_buffers(posted: int, replicas: Any, in_flight: Any) -> Any:
-    """Receive buffers of a stage for a cut, for arrays too; see `Kept.posted`."""
-    return -(-posted // replicas) if posted else in_flight
+    (held, begun), ranks = counts, shares_of_memory(kept, replicas)
+    weights = entry.versions_of(held) * stages.trained_bytes + stages.frozen_bytes
+    buffers = -(-kept.posted // replicas) if kept.posted else held
+    parting = begun * stages.split_stash_bytes if entry.split else 0
+    parts = {
+        "parameters_bytes": np.minimum(weights, weights / ranks[0] + GATHERED * stages.layer_bytes),
+        "gradients_bytes": kept.gradients * stages.trained_bytes / ranks[1],
+        "optimizer_bytes": kept.state * stages.trained_bytes / ranks[2],
+        "activations_bytes": np.where(whole, begun, held) * stages.stash_bytes + parting,
+        "buffers_bytes": buffers * (stages.input_bytes + stages.output_bytes),
+    }
+    return {name: np.rint(size) for name, size in parts.items()}
 
 
 def with_counts(stage: Stage, counts: Counts, entry: Schedule, kept: Kept) -> Stage:
     """The stage with these `counts` of microbatches under a schedule, and its memory.
 
-    `kept` is what its trainer keeps. Frozen parameters have one version, no gradient and no state.
-    There are as many buffers for what a cut brings: activations from the stage before, gradients
-    from the stage after. A whole stage that is recomputed keeps of a microbatch its input alone,
-    which is in that buffer, and its stash once its backward has begun. From then on there is also
-    what the parts of a backward keep between them. One backward runs at a time. What it takes
-    beside its stash comes to that: at its peak part of its stash may be gone.
+    One backward runs at a time. What it takes beside its stash comes to that: at its peak part of
+    its stash may be gone.
     """
-    _, held, begun = counts
-    versions, trained = entry.versions_of(held), stage.trained_bytes
-    parameters, gradients, state = shares_of_memory(kept, stage.replicas)
-    weights = versions * trained + stage.frozen_bytes
-    activations = (begun if stage.recomputes_whole else held) * stage.stash_bytes
-    if entry.split:
-        activations += begun * stage.split_stash_bytes
-    buffers = posted_buffers(kept.posted, stage.replicas, held)
-    parts = {
-        "parameters_bytes": round(float(parameters_bytes(weights, stage.layer_bytes, parameters))),
-        "gradients_bytes": round(kept.gradients * trained / gradients),
-        "optimizer_bytes": round(kept.state * trained / state),
-        "activations_bytes": activations,
-        "buffers_bytes": buffers * (stage.input_bytes + stage.output_bytes),
-        "transient_bytes": stage.transient(entry.split),
-    }
+    warmup, held, begun = counts
+    whole, replicas = stage.recomputes_whole, stage.replicas
+    found = parts_of(stage, whole, (held, begun), replicas, kept, entry)
+    parts = {name: int(size) for name, size in found.items()}
+    parts["transient_bytes"] = stage.transient(entry.split)
     return replace(
         stage,
-        warmup=counts.warmup,
+        warmup=warmup,
         in_flight=held,
-        weight_versions=versions,
+        weight_versions=entry.versions_of(held),
         memory=Memory(**parts, total_bytes=sum(parts.values())),
     )
 
 
 def memory_table(
     problem: Problem, in_flight: int, replicas: int, recompute: bool, begun: int = 1
-) -> NDArray[np.float64]:
+) -> Floats:
     """Bytes in all of every range [i, j) as a stage, shape (N+1, N+1); inf for j <= i.
 
     As `ranges_bytes`, of all of them.
     """
-    N, versions = problem.chain.layers, schedule(problem.schedule).versions_of(in_flight)
-    i, j = np.triu_indices(N + 1, 1)
-    needs = np.full((N + 1, N + 1), np.inf)
-    counts = in_flight, versions, begun
-    needs[i, j] = sum(ranges_bytes(problem, i, j, counts, replicas, recompute))
+    i, j = np.triu_indices(problem.chain.layers + 1, 1)
+    needs = np.full((problem.chain.layers + 1,) * 2, np.inf)
+    needs[i, j] = sum(ranges_bytes(problem, i, j, (in_flight, begun), replicas, recompute))
     return needs
 
 
@@ -183,35 +197,25 @@ def ranges_bytes(
     problem: Problem,
     i: NDArray[np.int64],
     j: NDArray[np.int64],
-    counts: tuple[Any, Any, Any],
+    counts: tuple[Any, Any],
     replicas: int,
     recompute: bool,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[Floats, Floats]:
     """Bytes of ranges [i, j) as stages: what they hold, and what a backward takes beside it.
 
-    `counts` are the microbatches in flight, the versions of the weights, and the microbatches whose
-    backward has begun, numbers or one for every range.
+    `counts` are as for `parts_of`, numbers or one for every range.
     """
-    chain, kept, split = problem.chain, problem.kept, schedule(problem.schedule).split
-    in_flight, versions, begun = counts
-    trained, stash = chain.trained_bytes.table[i, j], chain.stash_bytes.table[i, j]
-    transient, parting = chain.transient(split).table[i, j], chain.split_stash_table[i, j]
+    chain, entry = problem.chain, schedule(problem.schedule)
+    stash, parting = chain.stash_bytes.table[i, j], chain.split_stash_table[i, j]
+    transient = chain.transient(entry.split).table[i, j]
     if recompute and chain.blocks is not None:
         _, stash, more, beside = chain.blocks.remade(i, j, problem.first)
-        parting = parting + more
-        if not split:
-            transient = beside
-    parameters, gradients, state = shares_of_memory(kept, replicas)
-    weights = versions * trained + chain.frozen_bytes.table[i, j]
+        parting, transient = parting + more, transient if entry.split else beside
+    parameters = chain.trained_bytes, chain.frozen_bytes, chain.layer_bytes
+    sizes = *(size.table[i, j] for size in parameters), stash, parting, chain.a[i], chain.a[j]
     whole = recompute and chain.blocks is None
-    held = [
-        parameters_bytes(weights, chain.layer_bytes.table[i, j], parameters),
-        kept.gradients * trained / gradients,
-        kept.state * trained / state,
-        (begun if whole else in_flight) * stash + (begun * parting if split else 0.0),
-        posted_buffers(kept.posted, replicas, in_flight) * (chain.a[i] + chain.a[j]),
-    ]
-    return sum(np.rint(part) for part in held), np.rint(transient)
+    parts = parts_of(Sizes(*sizes), whole, counts, replicas, problem.kept, entry)
+    return sum(parts.values()), np.rint(transient)
 
 
 def reserve_of(profile: Profile, limit_bytes: int | None) -> Reserve:

@@ -6,6 +6,7 @@ The algorithms of all-reduces are in `partopt.cost.collectives`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from partopt.documents.topology import Level, Topology
 TURNS = 1024  # of replicas on both sides of a cut, that are looked at
 
 Integers = NDArray[np.int64]
+# by level and member: a port is of a member, or where the level is a bus of all
+Ports = dict[tuple[int, int], float]
 
 
 def transfer_s(size_bytes: float, k: int, topology: Topology) -> float:
@@ -71,6 +74,29 @@ def crossing(
     turns = np.arange(min(math.lcm(len(before), len(after)), most or TURNS, TURNS))
     source, target = (np.array(ranks)[turns % len(ranks)] for ranks in (before, after))
     return source, target, parting_levels(source, target, topology)
+
+
+def cut_ports(
+    before: Sequence[int],
+    after: Sequence[int],
+    size_bytes: float,
+    topology: Topology,
+    most: int | None = None,
+) -> Ports:
+    """Seconds per microbatch in which the messages over a cut keep ports busy.
+
+    So many bytes go over it one way, the mean of both ways, which a port of both directions carries
+    or more in one of them. A device that passes to itself uses none. `most` is as in `crossing`.
+    """
+    source, target, level = crossing(before, after, topology, most)
+    found: Ports = {}
+    for k in np.unique(level[level > 0]).tolist():
+        turn_s = size_bytes / port_rate(k, topology) / len(level)
+        for side in (source,) if topology.levels[k - 1].bus else (source, target):
+            members = Counter((side[level == k] // port_size(k, topology)).tolist())
+            for member, n in members.items():
+                found[k, member] = found.get((k, member), 0.0) + n * turn_s
+    return found
 
 
 def hold_s(size_bytes: Any, messages: Any, level: Level, serial: bool) -> Any:

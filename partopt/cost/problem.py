@@ -16,7 +16,6 @@ from partopt.cost.collectives import AllReduce, allreduce_over
 from partopt.cost.figures import flops_of
 from partopt.cost.memory import Kept, kept_of
 from partopt.cost.ranges import Group
-from partopt.cost.ranks import Ranks, runs_of
 from partopt.cost.sharding import (
     Exchange,
     early_bytes,
@@ -174,7 +173,7 @@ class Problem:
 
         A search asks of the same ones often, in many problems on one topology.
         """
-        group = ranks if isinstance(ranks, (range, Ranks)) else tuple(ranks)
+        group = ranks if isinstance(ranks, range) else tuple(ranks)
         key = "all-reduce", id(self.topology), self.exchange, group
         found: AllReduce = self.known.once(
             key, lambda: allreduce_over(ranks, self.exchange_topology)
@@ -443,13 +442,9 @@ def are_consecutive(ranks: Sequence[Sequence[int]]) -> bool:
     """Whether every stage has consecutive ranks, behind those of the stage before it."""
     end = 0
     for group in ranks:
-        if group[0] < end:
+        if group[0] < end or list(group) != [*range(group[0], group[0] + len(group))]:
             return False
-        end = group[0]
-        for run in runs_of(group):
-            if run[0] != end or run[-1] - run[0] + 1 != len(run):
-                return False
-            end = run[-1] + 1
+        end = group[0] + len(group)
     return True
 
 

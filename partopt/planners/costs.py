@@ -14,7 +14,8 @@ takes about as long as its slowest stage, and the simulator says how long.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
@@ -22,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.memory import memory_table, shares
-from partopt.cost.messages import crossing, hold_s, port_rate, port_rates, port_size
+from partopt.cost.messages import cut_ports, hold_s, port_rates, port_size
 from partopt.cost.problem import Problem
-from partopt.cost.ranks import array_of, held_in, may_share, runs_of
+from partopt.cost.ranks import array_of
 from partopt.planners.kernels import (
     Boundaries,
     Ranges,
@@ -80,7 +81,6 @@ class StageCosts:
         self.ports = lru_cache(maxsize=None)(self._ports)
         self.wait = lru_cache(maxsize=None)(self._wait)
         self.hold = lru_cache(maxsize=None)(self._hold)
-        self.bus_load = lru_cache(maxsize=None)(self._bus_load)
 
     @property
     def chooses_recompute(self) -> bool:
@@ -148,16 +148,13 @@ class StageCosts:
         levels: tuple[int, int],
         recompute: bool,
         stages: int,
-        fair: bool = False,
     ) -> Table:
         """Seconds of a stage on these ranks between those of its neighbours.
 
         Its messages cross the `levels` before and behind it, or higher ones; 0: no neighbour.
-        With a `fair` share of ports those of its gradients have as much as the stage has of a
-        member's devices.
         """
         reduced = self.problem.allreduce_over(ranks)
-        ports = self.ports(ranks, before, after, fair)
+        ports = self.ports(ranks, before, after)
         depth = stages if self.entry.split else 0
         return self.table(
             len(ranks), ports, reduced.slope, reduced.latency_s, levels, recompute, depth
@@ -220,7 +217,7 @@ class StageCosts:
             yield self.parts(shape.places, *span, again, shape.stages, s)
 
     def slowest_s(self, shape: Shape, enough_s: float = math.inf) -> float:
-        """What the slowest stage of a plan takes, or a bus: hardly more than the simulator says.
+        """What the slowest stage of a plan takes: hardly more than the simulator says.
 
         One that takes `enough_s` is not compared to others.
         """
@@ -232,46 +229,7 @@ class StageCosts:
             slowest = max(slowest, float(table.seconds[cut]))
             if slowest >= enough_s:
                 return slowest
-        return max(slowest, self.buses_s(shape)) if self.buses else slowest
-
-    # ---- of buses, which all stages share -----------------------------------------------------
-
-    @cached_property
-    def buses(self) -> dict[int, tuple[int, float]]:
-        """Of every level that is a bus the devices on one, and seconds a byte, spread over all."""
-        topology = self.problem.topology
-        found = {}
-        for k, level in enumerate(topology.levels, start=1):
-            if level.bus and level.size > 1:
-                size = topology.group_size(k)
-                found[k] = size, size / topology.devices / port_rate(k, topology)
-        return found
-
-    def _bus_load(self, places: Places, first: int, end: int) -> tuple[NDArray[np.float64], float]:
-        """Seconds a microbatch in which a stage on places [first, end) keeps buses busy.
-
-        For the cut behind it, shape (N+1,), and a byte of its parameters; the mean of all buses.
-        """
-        topology, ranks = self.problem.topology, ranks_of(places[first:end])
-        often = len(ranks) if self.M is None else self.M
-        ring = sum(
-            slope / often * sum(map(len, held_in(runs_of(ranks), size))) * size / topology.devices
-            for k, slope in self.problem.allreduce_over(ranks).slopes.items()
-            for size in [self.buses[k][0] if k in self.buses else 0]
-            if size
-        )
-        level = (
-            topology.common_level(places[end - 1][0], places[end][0]) if end < len(places) else 0
-        )
-        return self.traffic * (self.buses[level][1] if level in self.buses else 0.0), ring
-
-    def buses_s(self, shape: Shape) -> float:
-        """Seconds a microbatch for which the stages of a plan keep the buses busy, in the mean."""
-        total = 0.0
-        for (first, end), i, j in zip(shape.spans, shape.bounds, shape.bounds[1:], strict=False):
-            cut, ring = self.bus_load(shape.places, first, end)
-            total += float(cut[j]) + ring * float(self.W[i, j])
-        return total / len(self.buses)
+        return slowest
 
     def estimate_s(self, shape: Shape) -> float:
         """About what a microbatch takes: the slowest stage or port, and the messages of a pass."""
@@ -284,27 +242,17 @@ class StageCosts:
 
     def ports_s(self, shape: Shape) -> float:
         """Seconds a microbatch for which the messages of all stages keep the busiest port busy."""
-        topology = self.problem.topology
-        rates = port_rates(topology)
-        load = [np.zeros(topology.devices) for _ in rates]  # bytes of every member's port
-        ranks = [array_of(group) for group in shape.ranks]
-        for cut, one, other in zip(shape.bounds[1:], ranks, ranks[1:], strict=False):
-            source, target, level = crossing(one, other, topology)
-            for k in np.unique(level).tolist():
-                for side in (source,) if topology.levels[k - 1].bus else (source, target):
-                    members = side[level == k] // port_size(k, topology)
-                    np.add.at(load[k - 1], members, self.traffic[cut] / len(level))
+        topology, load = self.problem.topology, Counter[tuple[int, int]]()
+        ranks, bounds, W = shape.ranks, shape.bounds, self.W
+        for cut, one, other in zip(bounds[1:], ranks, ranks[1:], strict=False):
+            load.update(cut_ports(one, other, float(self.traffic[cut]), topology))
         if self.M is None:  # the exchanges of stages that share a port add up
-            rings = zip(shape.ranks, ranks, shape.bounds, shape.bounds[1:], strict=False)
-            for ring, group, i, j in rings:
-                exchange = self.problem.allreduce_over(ring)
-                for k, slope in exchange.slopes.items() if len(group) > 1 else ():
-                    size = port_size(k, topology)
-                    seconds = slope * float(self.W[i, j]) / len(group)
-                    load[k - 1][np.unique(group // size)] += rates[k - 1] * seconds
-        ports = zip(load, rates, strict=True)
-        busy_s = (float(carried.max()) / rate for carried, rate in ports if rate > 0)
-        return max(busy_s, default=0.0)
+            for ring, i, j in zip(ranks, bounds, bounds[1:], strict=False):
+                for k, slope in self.problem.allreduce_over(ring).slopes.items():
+                    busy_s = slope * float(W[i, j]) / len(ring)
+                    for member in np.unique(array_of(ring) // port_size(k, topology)).tolist():
+                        load[k, member] += busy_s
+        return max(load.values(), default=0.0)
 
     # ---- the arrays ---------------------------------------------------------------------------
 
@@ -382,52 +330,32 @@ class StageCosts:
         return least
 
     def _ports(
-        self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int], fair: bool
+        self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int]
     ) -> tuple[Port, ...]:
         """Of every busy port the seconds a microbatch in which it carries a byte of something.
 
-        That is of the cut before the stage, of the cut behind it, and of the stage's parameters,
-        for which with a `fair` share the port is as much slower as other stages have of its member.
+        That is of the cut before the stage, of the cut behind it, and of the stage's parameters.
         The port of a member of a level carries the messages of the ranks in it, but for those whose
         neighbour may lie in the member too.
         """
-        topology, found, r = self.problem.topology, set(), len(ranks)
-        slopes = self.problem.allreduce_over(ranks).slopes
-        rates = port_rates(topology)
+        topology, found, at = self.problem.topology, set[Port](), array_of(ranks)
+        slopes, rates, r = self.problem.allreduce_over(ranks).slopes, port_rates(topology), len(at)
         for k in range(1, len(rates) + 1):
             rate = sum(rates[k - 1 :])
             if not rate or math.isinf(rate):
                 continue
             size = port_size(k, topology)
-            near = [held_in(runs_of(side), size) for side in (before, after)]
             outer = enumerate(rates[k - 1 :], start=k)
             ring = sum(level_rate * slopes.get(x, 0.0) for x, level_rate in outer) / rate / r
-            leaving = {
-                (
-                    many,
-                    *(
-                        bool(side) and (k == 1 or not any(member in run for run in side))
-                        for side in near
-                    ),
-                )
-                for members, many in held_in(runs_of(ranks), size).items()
-                for member in _of_each_kind(members, near[0] | near[1])
-            }
-            found |= {
-                (
-                    many / r / rate * one,
-                    many / r / rate * other,
-                    ring * (size / many if fair else 1),
-                )
-                for many, one, other in leaving
-            }
+            members, many = np.unique(at // size, return_counts=True)
+            leave = [
+                np.full(len(members), bool(side))
+                & ((k == 1) | ~np.isin(members, array_of(side) // size))
+                for side in (before, after)
+            ]
+            bytes_s = many / r / rate * leave
+            found |= {(one, other, ring) for one, other in bytes_s.T.tolist()}
         return tuple(sorted(found))
-
-
-def _of_each_kind(members: range, near: Iterable[range]) -> range:
-    """One of the members, where all of them or none are among those `near`; else all."""
-    some = any(members != other and may_share(members, other) for other in near)
-    return members if some else members[:1]
 
 
 def _between(prefix: NDArray[np.float64]) -> Table:

@@ -162,27 +162,6 @@ def relax(table, taken, behind, T, choice, most, suffix):
 
 
 @compiled()
-def lighten(seconds, limit_s, taken, of_bus, behind, load, choice):
-    """Take in a stage, no slower than `limit_s`, wherever plans load a bus less.
-
-    `of_bus` are what `StageCosts.bus_load` says of it, and W; `behind` and `load` are the loads of
-    plans behind the stage and with it, by first layer, and the others as in `relax`.
-    """
-    cut, ring, W = of_bus
-    N = seconds.shape[0] - 1
-    for i in range(N):
-        best, chosen = load[i], -1
-        for j in range(i + 1, N + 1):
-            if seconds[i, j] <= limit_s:
-                total = ring * W[i, j] + (cut[j] + behind[j])
-                if total < best:
-                    best, chosen = total, j
-        if chosen >= 0:
-            load[i] = best
-            choice[0, i], choice[1, i], choice[2, i] = chosen, taken[0], taken[1]
-
-
-@compiled()
 def cheapen(rooms, least, price, total):
     """Find the least price of stages from every layer on, of stages of some kinds.
 

@@ -19,8 +19,6 @@ costs follows from where U - q lies: inside a server, or between two.
     N, S   layers, stages
     U, q   places of the layout, and those that are left
     r      places of a stage
-
-On many devices asynchronous plans come from a program over ranks (`partopt.planners.ranks`).
 """
 
 from __future__ import annotations
@@ -33,17 +31,15 @@ from itertools import islice, product
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.problem import FREE, NONE, Decision, Problem, ReportShare, ignore_share, share_of
+from partopt.cost.problem import NONE, Decision, Problem, ReportShare, ignore_share, share_of
 from partopt.errors import ANSWER_IS_NO, PartoptError
-from partopt.planners import ranks
 from partopt.planners.costs import StageCosts
-from partopt.planners.kernels import extend, lighten, relax
+from partopt.planners.kernels import extend, relax
 from partopt.planners.layouts import PLACES, Places, Shape, layouts_of
 from partopt.planners.placing import stage_count
 
 CELLS = (160, 64)  # layers that are planned for, or ranges of them: up to PLACES devices, and above
 STAGES, NUMBERS = 64, 2e5  # of a plan, at most; and in the arrays of all stages of some replicas
-BISECTIONS = 12  # of the limit on stages that share a bus
 FAR = 32  # layers by which `recut` moves a cut, at most
 
 
@@ -72,8 +68,7 @@ def coarsen(
         stage_count(problem)
     bounds = problem.boundaries()
     if most is None:
-        most = ranks.cells(problem.topology) if over_ranks(problem) else CELLS[_many(problem)]
-        most = max(most, problem.request.stages or 1)
+        most = max(CELLS[problem.topology.devices > PLACES], problem.request.stages or 1)
     if len(bounds) > most + 1:
         times = problem.chain.compute_prefix[bounds]
         shares = times[-1] * np.arange(most + 1) / most
@@ -82,23 +77,9 @@ def coarsen(
     return problem.with_(cut_at=bounds[:-1]).coarsen(), bounds
 
 
-def over_ranks(problem: Problem) -> bool:
-    """Whether the program over ranks plans for a problem."""
-    request = problem.request
-    free = request.replication == FREE and request.stages is None
-    return _many(problem) and problem.microbatches is None and free
-
-
-def _many(problem: Problem) -> bool:
-    return problem.topology.devices > PLACES
-
-
 def plans(costs: StageCosts) -> list[Shape]:
     """Plans of all layouts and numbers of stages, those that are estimated to be fastest first."""
-    problem = costs.problem
-    if over_ranks(problem):
-        return [shape for mode in costs.modes for shape in ranks.plans(costs, mode)]
-    found: dict[Shape, float] = {}
+    problem, found = costs.problem, dict[Shape, float]()
     layouts = list(layouts_of(problem.topology))
     for done, places in enumerate(layouts):
         report_progress = share_of(problem.progress, "dynamic program", done, len(layouts))
@@ -141,9 +122,6 @@ def layout_plans(
             yield from slowest_fastest(
                 costs, places, sizes, stages, full, replicas, report_progress
             )
-        if costs.buses and request.stages is None:
-            for shape in least_bus_load(costs, places, sizes, replicas):
-                yield from _fitting(costs, shape)
 
 
 def slowest_fastest(
@@ -231,50 +209,6 @@ def _backtrack(
         modes.append(bool(again) if chosen else None)
         q, s, spare = q - r, max(0, s - 1), 0
     return Shape(places, tuple(bounds), tuple(counts), tuple(idle), tuple(modes))
-
-
-def least_bus_load(
-    costs: StageCosts, places: Places, sizes: Sequence[int], replicas: int | None = None
-) -> Iterator[Shape]:
-    """Plans in which neither a stage nor the bus that all share is slow.
-
-    For a limit on the stages the plan of the least bus load is found by a program over layers and
-    places; the limit is bisected until the load meets it.
-    """
-    low, high = 0.0, float(costs.C[0][0, -1])
-    for _ in range(BISECTIONS):
-        limit_s = (low + high) / 2
-        found = _lightest(costs, places, sizes, limit_s, replicas)
-        if found is not None:
-            yield found
-        if found is None or costs.buses_s(found) > limit_s:
-            low = limit_s
-        else:
-            high = limit_s
-
-
-def _lightest(
-    costs: StageCosts,
-    places: Places,
-    sizes: Sequence[int],
-    limit_s: float,
-    replicas: int | None = None,
-) -> Shape | None:
-    """The plan of the least bus load with no stage slower than `limit_s`; None if there is none."""
-    N, U = costs.N, len(places)
-    load = np.full((U + 1, N + 1), np.inf)
-    choice = np.zeros((U + 1, 3, 1, N + 1), dtype=np.int32)
-    load[:, N] = 0.0
-    for q in range(1, U + 1):
-        load[q] = load[q - 1]
-        for r in _widths(places[U - q :], sizes, replicas):
-            cut, ring = costs.bus_load(places, U - q, U - q + r)
-            for again in costs.modes:
-                seconds = costs.stage(places, U - q, U - q + r, again, 1)
-                of_bus, taken = (cut, float(ring), costs.W), (r, int(again))
-                lighten(seconds, limit_s, taken, of_bus, load[q - r], load[q], choice[q, :, 0])
-    chosen = len(costs.modes) > 1
-    return None if load[U, 0] == np.inf else _backtrack(choice, places, 0, chosen)
 
 
 def recut(costs: StageCosts, shape: Shape) -> Shape | None:

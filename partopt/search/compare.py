@@ -15,9 +15,8 @@ from partopt.errors import PartoptError, found_until_then
 from partopt.job import Job
 from partopt.search import contest
 from partopt.search.effort import SearchParams
-from partopt.search.rows import Row, Search
+from partopt.search.rows import Row, Search, search_planners
 from partopt.search.side_by_side import comparison_of
-from partopt.search.sizes import search_sizes
 from partopt.search.variants import ANY, part_of, variants_of
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
@@ -39,19 +38,18 @@ def compare(
     option, and for a plan of another model or of more devices; Interrupted with the rows until
     then, and notes.
     """
-    for name in planners:
-        contest.check_planner(name, job.problem)
     found, kept, notes = dict[str, Plan](), dict[str, Plan](), [*job.notes]
 
-    def until_then(searched: tuple[Problem, contest.Plans] | None) -> Any:
-        every = found | kept or (searched[1].plans if searched else {})
+    def until_then(row: Row | None) -> Any:
+        every = found | kept or (row.plans if row else {})
         base = every.get("data_parallel")
         return (comparison_of(every, base, list(kept)), notes) if every else None
 
     with found_until_then(until_then):
-        problem, searched = _search(job, planners, progress)
-        found |= searched.plans
-        notes += searched.notes
+        row = _search(job, planners, progress)
+        found |= row.plans
+        notes += row.notes
+        problem = row.problem
         stated = job.with_(microbatch_size=problem.chain.microbatch_size)
         for name, plan in (plans or {}).items():
             found[name] = _price_again(name, plan, stated)
@@ -62,47 +60,13 @@ def compare(
     return comparison_of(found | kept, base, list(kept)), notes
 
 
-def _search(job: Job, planners: Sequence[str], progress: Progress) -> tuple[Problem, contest.Plans]:
-    """The plans of `planners`, by default of all, at the best microbatch size, and its problem."""
-    params = SearchParams.at(job.effort)
-    if not planners:
-        search = Search(variants_of(job, job.schedule, ANY, progress), None)
-        with found_until_then(lambda _: (row := search.row_so_far()) and _of_row(row)):
-            return _of_row(search.best_row(params))
-
-    def find(sized: Job, report_progress: Progress, time_to_beat_s: float) -> contest.Plans:
-        return _compete(
-            planners, sized.problem.with_(progress=report_progress), params, time_to_beat_s
-        )
-
-    def at_best(by_size: Mapping[int, contest.Plans]) -> tuple[Problem, contest.Plans]:
-        size, found = next(iter(by_size.items()))
-        return job.with_(microbatch_size=size).problem, found
-
-    with found_until_then(lambda by_size: by_size and at_best(by_size)):
-        return at_best(search_sizes(job, progress, find, lambda found: found.best))
-
-
-def _of_row(row: Row) -> tuple[Problem, contest.Plans]:
-    return row.problem, contest.Plans(row.plans, list(row.notes))
-
-
-def _compete(
-    planners: Sequence[str], problem: Problem, params: SearchParams, time_to_beat_s: float
-) -> contest.Plans:
-    """The plans of `planners`, and notes."""
-    found: dict[str, Plan] = {}
-    notes: list[Note] = []
-
-    def until_then(last: Plan | None) -> contest.Plans | None:
-        every = found if last is None else found | {name: last}
-        return contest.Plans(every, notes) if every else None
-
-    with found_until_then(until_then):
-        for name in planners:
-            found[name], planner_notes = contest.plan_alone(name, problem, params, time_to_beat_s)
-            notes += planner_notes
-    return contest.Plans(found, notes)
+def _search(job: Job, planners: Sequence[str], progress: Progress) -> Row:
+    """The plans of `planners`, by default of all, at the best microbatch size."""
+    if planners:
+        return search_planners(job, planners, progress)
+    search = Search(variants_of(job, job.schedule, ANY, progress), None)
+    with found_until_then(lambda _: search.row_so_far()):
+        return search.best_row(SearchParams.at(job.effort))
 
 
 def _data_parallel(problem: Problem, params: SearchParams) -> Plan | None:

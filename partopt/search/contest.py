@@ -7,7 +7,7 @@ of its dynamic program and with those of the other planners (`partopt.search.imp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
@@ -19,10 +19,9 @@ from partopt.cost.pricing import price
 from partopt.cost.problem import Decision, Partition, Problem
 from partopt.documents import Note
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError, found_until_then
+from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
 from partopt.planners.layouts import PLACES
-from partopt.planners.optimal import over_ranks
 from partopt.schedules import schedule
 from partopt.search.bound import lower_bound_s
 from partopt.search.effort import SearchParams
@@ -74,13 +73,18 @@ class Contest:
 
     Where only some are `shown`, others that cannot be the fastest are left out, and the shown ones
     too where their simulation is long. Planners that do not choose which stages recompute plan for
-    the variant in which none does.
+    the variant in which none does. Those that are `named` are asked in their order, and none may
+    refuse; the plans of others begin the search for the best, too.
     """
 
     def __init__(
-        self, names: Iterable[str], variant: Variant, shown: Iterable[str] | None = None
+        self,
+        names: Iterable[str],
+        variant: Variant,
+        shown: Iterable[str] | None = None,
+        named: bool = False,
     ) -> None:
-        self.names, self.variant, self.shown = list(names), variant, shown
+        self.names, self.variant, self.shown, self.named = list(names), variant, shown, named
         if shown is not None and OPTIMAL in self.names:
             # the plans of `straight` are among those of `optimal`
             self.names = [name for name in self.names if name != "straight"]
@@ -113,27 +117,21 @@ class Contest:
         """The simulated plans at an effort; notes say which planners refuse, and why.
 
         Nothing is improved where no plan is proved to go below `time_to_beat_s` seconds per
-        microbatch. Raises PartoptError where all refuse.
+        microbatch. Raises PartoptError where all refuse, or one that is named.
         """
         plans, decided = dict[str, Plan](), self._decisions
-        if OPTIMAL in self.names:
+        # what the first two find says which of the others are left out
+        first = [] if self.named else [name for name in (OPTIMAL, GRID) if name in self.names]
+        for name in dict.fromkeys([*first, *self.names]):
+            if name in self._refused or (name in decided and self._is_left_out(name, plans)):
+                continue
             try:
-                others = [decision.partition for decision in decided.values()]
-                self.optimal = self.optimal or _improve(self.variant, others, params)
-                plans[OPTIMAL] = self.optimal.best_plan(params, time_to_beat_s)
+                found = self._plan(name, params, time_to_beat_s)
             except PartoptError as error:
-                self._refused[OPTIMAL] = error
-        if GRID in self.names:
-            self.grid = self.grid or self._begin_grid()
-            found = self.grid.best_plan(params)
-            plans |= {GRID: found} if found else {}
-        for name in decided:
-            if name not in self._refused and not self._is_left_out(name, plans):
-                try:
-                    plans[name] = self._simulate(name, params)
-                except PartoptError as error:
-                    self._refused[name] = error
-        if self._refused and not plans:
+                self._refused[name] = error
+            else:
+                plans |= {name: found} if found else {}
+        if self._refused and (self.named or not plans):
             every = self._refused.values()
             raise PartoptError.together({error.message: error for error in every}.values())
         notes = [
@@ -157,11 +155,35 @@ class Contest:
                     plans[name] = plan
         return Plans(plans, []) if plans else None
 
-    def _simulate(self, name: str, params: SearchParams) -> Plan:
+    def _plan(self, name: str, params: SearchParams, time_to_beat_s: float) -> Plan | None:
+        """The plan of a planner; None where it has none that fits."""
+        if name == OPTIMAL:
+            self.optimal = self.optimal or self._improve(params)
+            return self.optimal.best_plan(params, time_to_beat_s)
+        if name == GRID:
+            self.grid = self.grid or self._begin_grid()
+            return self.grid.best_plan(params)
         if name not in self._simulated:
             decision = self._decisions[name]
             self._simulated[name] = _simulate(name, decision, self.variant.plain, params)
         return self._simulated[name]
+
+    def _improve(self, params: SearchParams) -> Improvement:
+        """The search for the best plan of the planner `optimal`."""
+        variant, cells = self.variant, self.variant.coarse[1]
+        planners.check_schedule(OPTIMAL, variant.problem.schedule)
+        others = [decision.partition for decision in self._decisions.values()]
+        if self.named:
+            others += _rivals(variant.problem, self.names)
+        equal = (grid.partition.on_layers(cells) for grid in variant.grids[: params.equal])
+        fewer = (
+            shape.partition().on_layers(other.coarse[1])
+            for other in (variant.fewer if variant.problem.topology.devices <= PLACES else ())
+            for shape in other.starts[: params.fewer]
+        )
+        return Improvement(
+            variant, [*others, *equal, *fewer], lower_bound_s(variant.problem), params
+        )
 
     def _is_left_out(self, name: str, plans: dict[str, Plan]) -> bool:
         """Whether a planner's partition is not estimated to be faster than the best of `plans`.
@@ -195,36 +217,18 @@ def plan_alone(
     `time_to_beat_s` is as for `Contest.plans_at`. Raises PartoptError where it refuses the problem,
     or its schedule cannot run its plan.
     """
-    if name == OPTIMAL:
-        planners.check_schedule(name, problem.schedule)
-        improvement = _improve(Variant(problem), list(_rivals(problem)), params)
-        with found_until_then(lambda _: improvement.plan_so_far()):
-            return improvement.best_plan(params, time_to_beat_s), []
-    decision = planners.decide(name, problem)
-    return _simulate(name, decision, problem, params), list(decision.notes)
+    plans, notes = Contest([name], Variant(problem), named=True).plans_at(params, time_to_beat_s)
+    return plans[name], notes
 
 
-def _improve(variant: Variant, others: Iterable[Partition], params: SearchParams) -> Improvement:
-    """The search for the best plan of the planner `optimal`."""
-    cells, lower_s = variant.coarse[1], lower_bound_s(variant.problem)
-    many = params.equal[over_ranks(variant.problem)]
-    equal = (grid.partition.on_layers(cells) for grid in variant.grids[:many])
-    fewer = (
-        shape.partition().on_layers(other.coarse[1])
-        for other in (variant.fewer if variant.problem.topology.devices <= PLACES else ())
-        for shape in other.starts[: params.fewer]
-    )
-    return Improvement(variant, [*others, *equal, *fewer], lower_s, params)
-
-
-def _rivals(problem: Problem) -> Iterable[Partition]:
-    """What the other planners decide that look at what is asked, or may keep to it without.
+def _rivals(problem: Problem, named: Sequence[str]) -> Iterable[Partition]:
+    """What planners decide that are not `named` and look at what is asked, or may keep to it.
 
     All stages recompute alike. The plans of `straight` are among those of `optimal`.
     """
     needed = required_features(problem) - {"uniform", "none", "auto"}
     for name in able_planners(needed, problem.schedule):
-        if name not in ("manual", "straight", OPTIMAL):
+        if name not in ("manual", "straight", OPTIMAL, *named):
             with suppress(PartoptError):
                 yield planners.decide(name, problem.recompute_alike()).partition
 

@@ -20,16 +20,6 @@ class AnnealingParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartParams:
-    """How plans of a dynamic program are simulated, and the best of them annealed."""
-
-    budget: float = 1.0  # times that of the search
-    starts: float = 0.2  # the share of it for plans as they are
-    warmup_rules: tuple[int, ...] = ()  # numbers of those at which these are tried, none for all
-    rounds: tuple[int, ...] = (12, 4, 1)  # plans that are annealed in every one, at one budget
-
-
-@dataclass(frozen=True, kw_only=True)
 class SearchParams:
     """How much a search looks at, at one effort."""
 
@@ -42,11 +32,9 @@ class SearchParams:
     close: float = 1.07  # times the fastest: a schedule or variant that is slower is left at that
     # plans of the planner `optimal`
     budget: float
-    layouts: StartParams = StartParams()
-    over_ranks: StartParams = StartParams(  # whose plans have many stages
-        budget=3.6, starts=0.6, warmup_rules=(2, 3, 0), rounds=(4, 1)
-    )
-    equal: tuple[int, int] = (16, 8)  # equal pipelines with which they begin, too
+    starts: float = 0.2  # the share of it for plans as the dynamic program has them
+    rounds: tuple[int, ...] = (12, 4, 1)  # plans that are annealed in every one, at one budget
+    equal: int = 16  # equal pipelines with which they begin, too
     fewer: int = 24  # plans on fewer servers with which it begins, of every number of them
     hoped: float = 0.1  # above what is to be beaten: starts that are slower are not annealed
     fine: int = 1000  # ranges of layers, between which the cuts of the best are chosen again

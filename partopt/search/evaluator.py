@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -87,13 +87,10 @@ class PlanEvaluator(Evaluator[Candidate]):
         """The numbers of the warm-ups that plans may have."""
         return range(len(WARMUP_RULES) if self.entry.takes_warmup else 1)
 
-    def best(self, shape: Shape, rules: Sequence[int] = (), allowed_s: float = inf) -> Candidate:
-        """A plan at the best of some warm-ups, by default of all.
-
-        Its seconds are `allowed_s` where they are seen to be no less.
-        """
+    def best(self, shape: Shape, allowed_s: float = inf) -> Candidate:
+        """A plan at its best warm-up; its seconds are `allowed_s` where they are no less."""
         best = Candidate(allowed_s, shape)
-        for rule in rules or self.warmup_rules:
+        for rule in self.warmup_rules:
             other = Candidate(inf, shape, rule)
             seconds = self.seconds(other, best.seconds)
             if seconds < best.seconds:

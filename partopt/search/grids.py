@@ -287,14 +287,12 @@ class GridPlan:
 
         Shape (rows, p).
         """
-        problem, grid, entry = self.problem, self.grid, SCHEDULES[self.problem.schedule]
-        bounds = np.array(cuts)
+        problem, grid, bounds = self.problem, self.grid, np.array(cuts)
         place, stage = np.nonzero(grid.held)
         in_flight = np.array(held)[place]
-        counts = in_flight, np.array([entry.versions_of(count) for count in in_flight]), 1
         r, again = len(grid.ranks[0]), problem.recompute_by_default
         spans = bounds[:, stage], bounds[:, stage + 1]
-        kept, transient = ranges_bytes(problem, *spans, counts, r, again)
+        kept, transient = ranges_bytes(problem, *spans, (in_flight, 1), r, again)
         first = np.searchsorted(place, np.arange(grid.p))
         # one backward runs at a time
         return np.add.reduceat(kept, first, 1) + np.maximum.reduceat(transient, first, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
@@ -14,7 +14,7 @@ from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, shape_of
 from partopt.search.bound import certify_simulated
-from partopt.search.effort import AnnealingParams, SearchParams, StartParams
+from partopt.search.effort import SearchParams
 from partopt.search.evaluator import Candidate, PlanEvaluator
 from partopt.search.steps import anneal_plans, valid
 from partopt.search.variants import Variant
@@ -40,12 +40,11 @@ class Improvement:
             raise optimal.nothing_fits(problem)
         self.evaluator, self.others = PlanEvaluator(variant.costs), list(others)
         self.lower_s, self.enough_s = lower_s, max(lower_s, 0.0) * (1 + NEARLY)
-        self.ranked = optimal.over_ranks(problem)
         self.found: list[Candidate] = []  # the fastest first
         self._rng, self._stages = random.Random(0), 0
         # starts that were looked at, what that took, and the best of every kind
         self._tried, self._spent = 0, 0.0
-        self._of_kind: dict[tuple[object, Places], Candidate] = {}
+        self._of_kind: dict[tuple[int, Places], Candidate] = {}
 
     def best_plan(self, params: SearchParams, time_to_beat_s: float) -> Plan:
         """The best simulated plan at an effort.
@@ -85,11 +84,9 @@ class Improvement:
         plan = _price(best.shape.partition().on_layers(cells), problem)
         if not evaluator.entry.takes_warmup:
             return simulate_with_best_warmup(plan, self.params, problem.progress)
-        simulated = simulate_at_warmup(plan, evaluator.warmups(best))
-        if self.ranked:
-            return simulated
         return max(
-            (simulated, simulate_with_best_warmup(plan, self.params, problem.progress)),
+            simulate_at_warmup(plan, evaluator.warmups(best)),
+            simulate_with_best_warmup(plan, self.params, problem.progress),
             key=lambda other: (other.fits, other.predicted.samples_per_s),
         )
 
@@ -100,30 +97,29 @@ class Improvement:
 
     def _search_further(self, params: SearchParams, time_to_beat_s: float) -> None:
         """Search until the budget is spent in all."""
-        start = params.over_ranks if self.ranked else params.layouts
-        budget = params.budget * start.budget
-        self._try_starts(start, budget)
+        self._try_starts(params)
         if not self._stages:
             self._try_others()
         if self.best_s < time_to_beat_s * (1 + params.hoped):
-            self._anneal(budget - self.evaluator.spent, start.rounds, params.annealing)
+            self._anneal(params.budget - self.evaluator.spent, params)
         self._stages += 1
 
-    def _try_starts(self, start: StartParams, budget: float) -> None:
+    def _try_starts(self, params: SearchParams) -> None:
         """Simulate plans that may be the fastest; of every layout and number of stages the best."""
-        evaluator, limit = self.evaluator, start.starts * budget
+        evaluator, budget = self.evaluator, params.budget
         best_s, before = self.best_s, evaluator.spent
-        better: dict[tuple[object, Places], Candidate] = {}
+        better: dict[tuple[int, Places], Candidate] = {}
         for shape in self.starts[self._tried :]:
             spent = self._spent + evaluator.spent - before
-            if spent > (limit if best_s < inf else budget) or best_s <= self.enough_s:
+            limit = params.starts * budget if best_s < inf else budget
+            if spent > limit or best_s <= self.enough_s:
                 break
             self._tried += 1
             self.problem.progress("simulating starts", self._tried, len(self.starts))
             if evaluator.costs.slowest_s(shape) < best_s:
-                key = (shape if self.ranked else shape.stages), shape.places
+                key = shape.stages, shape.places
                 allowed_s = self._of_kind[key].seconds if key in self._of_kind else inf
-                best = evaluator.best(shape, start.warmup_rules, allowed_s)
+                best = evaluator.best(shape, allowed_s)
                 if best.seconds < allowed_s:
                     self._of_kind[key] = better[key] = best
                 best_s = min(best_s, best.seconds)
@@ -140,10 +136,9 @@ class Improvement:
             if not costs.chooses_recompute:
                 shape = replace(shape, recompute=(None,) * shape.stages)
             if valid(shape, costs):
-                recut = None if self.ranked else optimal.recut(costs, shape)
                 found += [
                     self.evaluator.best(other)
-                    for other in dict.fromkeys([shape, recut])
+                    for other in dict.fromkeys([shape, optimal.recut(costs, shape)])
                     if other is not None and costs.slowest_s(other) < self.best_s
                 ]
         best: dict[tuple[int, Places], Candidate] = {}
@@ -151,14 +146,15 @@ class Improvement:
             best.setdefault((plan.shape.stages, plan.shape.places), plan)
         self._keep(best.values())
 
-    def _anneal(self, budget: float, rounds: Sequence[int], steps: AnnealingParams) -> None:
+    def _anneal(self, budget: float, params: SearchParams) -> None:
         """Anneal the best plans, ever fewer of them."""
+        rounds = params.rounds
         for number, many in enumerate(rounds):
             share, total = budget / len(rounds) / many, len(rounds) * many
             for done, plan in enumerate(self.found[:many]):
                 part = number * many + done
                 report_progress = share_of(self.problem.progress, "annealing", part, total)
-                limits = steps, share, self.enough_s, report_progress
+                limits = params.annealing, share, self.enough_s, report_progress
                 self.found[done] = anneal_plans(plan, self.evaluator, self._rng, *limits)
             self.found.sort(key=lambda plan: plan.seconds)
 

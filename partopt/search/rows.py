@@ -14,7 +14,7 @@ from partopt.errors import Interrupted, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.schedules import SCHEDULES
-from partopt.search.contest import Contest, Plans, contestants
+from partopt.search.contest import Contest, Plans, check_planner, contestants
 from partopt.search.effort import SearchParams
 from partopt.search.variants import ANY, Variant, Within, least_s, part_of, variants_of
 
@@ -82,6 +82,22 @@ def _rows_of(searches: Iterable[Search]) -> list[Row]:
     return sorted(rows, key=lambda row: order_of(row.best))
 
 
+def search_planners(job: Job, planners: Sequence[str], progress: Progress) -> Row:
+    """The plans of named planners, at the microbatch size at which the best of them is fastest.
+
+    Every size is tried that may be faster. Raises PartoptError where one of them refuses all sizes,
+    and Interrupted with the row until then.
+    """
+    for name in planners:
+        check_planner(name, job.problem)
+    jobs = job.at_each_size()
+    parts = [part_of(progress, f"microbatch {sized.microbatch_size}", len(jobs)) for sized in jobs]
+    problems = [sized.problem.with_(progress=part) for sized, part in zip(jobs, parts, strict=True)]
+    search = Search(map(Variant, problems), None, planners=planners)
+    with found_until_then(lambda _: search.row_so_far()):
+        return search.best_row(SearchParams.at(job.effort))
+
+
 def may_fit(job: Job) -> bool:
     """Whether some plan of a job, of no planner that it names, may fit: known without a search."""
     for name in _schedules(job, ANY):
@@ -103,14 +119,19 @@ class Search:
 
     It goes on from one effort to the next: what is found by name is what is found beside others.
     `shown` is as in `search_rows`, None for all. Unless it stands `alone`, variants that cannot fit
-    are not searched, but for the first: other schedules may have plans that do.
+    are not searched, but for the first: other schedules may have plans that do. Of named `planners`
+    all variants are searched that may be faster.
     """
 
     def __init__(
-        self, variants: Iterable[Variant], shown: Iterable[str] | None = (), alone: bool = True
+        self,
+        variants: Iterable[Variant],
+        shown: Iterable[str] | None = (),
+        alone: bool = True,
+        planners: Sequence[str] = (),
     ) -> None:
-        self.variants = sorted(variants, key=_promise)
-        self.shown, self.alone, self._stages = shown, alone, 0
+        self.variants = sorted(variants, key=_least if planners else _promise)
+        self.shown, self.alone, self.planners, self._stages = shown, alone, planners, 0
         self._contests: dict[Variant, Contest] = {}
         self._found: dict[Variant, Plans] = {}
 
@@ -141,7 +162,8 @@ class Search:
         for variant in self.variants:
             others = [plans.best for other, plans in self._found.items() if other is not variant]
             best = min((plan for plan in others if plan.fits), key=order_of, default=None)
-            if done >= (params.variants if best or self._fits(variant) else params.unfit_variants):
+            most = params.variants if best or self._fits(variant) else params.unfit_variants
+            if done >= most and not self.planners:
                 break
             if best and not self._may_be_best(variant, best, params):
                 continue
@@ -151,8 +173,9 @@ class Search:
             time_to_beat_s = size / _rate(best) if best else math.inf
             try:
                 if variant not in self._contests:
-                    names = contestants(variant.plain)
-                    self._contests[variant] = Contest(names, variant, self.shown)
+                    names, named = self.planners, bool(self.planners)
+                    names = names or contestants(variant.plain)
+                    self._contests[variant] = Contest(names, variant, self.shown, named)
                 contest = self._contests[variant]
                 with found_until_then(contest.plans_so_far):
                     self._found[variant] = contest.plans_at(params, time_to_beat_s)
@@ -172,10 +195,16 @@ class Search:
     def _may_be_best(self, variant: Variant, best: Plan, params: SearchParams) -> bool:
         """Whether a variant may have a faster plan than the best of the others."""
         rate = _rate(best)
+        if self.planners:
+            return least_s(variant.problem) < 1 / rate
         if self._fits(variant) and params.close * _rate(self._found[variant].best) < rate:
             return False
         within = variant.estimate_s <= max(1 / rate, params.reach * self.variants[0].estimate_s)
         return within and least_s(variant.problem) < 1 / rate
+
+
+def _least(variant: Variant) -> float:
+    return least_s(variant.problem)
 
 
 def _promise(variant: Variant) -> tuple[float, float]:

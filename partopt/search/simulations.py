@@ -16,10 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.memory import parameters_bytes, posted_buffers, shares_of_memory
+from partopt.cost.memory import parts_of
 from partopt.cost.pricing import sum_layers, tied_exchanges_s
 from partopt.cost.problem import Assignment, Partition, Problem
-from partopt.cost.ranks import Ranks
 from partopt.errors import PartoptError
 from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.entry import Counts, Replicas
@@ -129,10 +128,8 @@ class Simulations:
     def _number(self, partition: Partition, warmups: Sequence[int] | None) -> NumberedPlan:
         """The plan in numbers; PartoptError where its replicas are unequal and may not be."""
         stages = partition.stages
-        ranks = tuple(
-            stage.ranks if isinstance(stage.ranks, (range, Ranks)) else tuple(stage.ranks)
-            for stage in stages
-        )
+        every = (stage.ranks for stage in stages)
+        ranks = tuple(group if isinstance(group, range) else tuple(group) for group in every)
         replicas = list(map(len, ranks))
         counts = self._counts(tuple(replicas))
         if warmups is not None:
@@ -317,30 +314,17 @@ class Simulations:
         By the order, where the formulas approximate what it keeps.
         """
         numbers, entry, whole = candidate.numbers, self.entry, candidate.numbers.whole > 0
-        held, begun = np.array([count[1:] for count in candidate.counts]).T
-        fixed, beside = self._held_bytes(candidate, held), numbers.transient_bytes
+        counts = np.array([count[1:] for count in candidate.counts]).T
+        r, kept = np.array(candidate.replicas), self.problem.kept
+        parts = parts_of(numbers, whole, (*counts,), r, kept, entry)
         if not (entry.split or entry.recomputes or entry.shape != STRAIGHT):
-            activations = np.where(whole, begun, held) * numbers.stash_bytes
-            return int((fixed + activations + beside).max())
-        sizes = fixed, beside, numbers.stash_bytes, numbers.split_stash_bytes
+            return int((sum(parts.values()) + numbers.transient_bytes).max())
+        del parts["activations_bytes"]
+        sizes = sum(parts.values()), numbers.transient_bytes
+        sizes += numbers.stash_bytes, numbers.split_stash_bytes
         throughout, transient, stash, parting = (size.astype(np.int64) for size in sizes)
         _, _, links, groups = candidate.pipeline
         given = groups.rank_of, candidate.passing, throughout, transient
         base = base_bytes(*given, links.ports.devices)
-        kept = peaks(run.order, stash_steps(run.order, stash, parting, whole))
-        return int((base + kept).max())
-
-    def _held_bytes(self, candidate: NumberedPlan, held: NDArray[np.int64]) -> Floats:
-        """Bytes that stages hold beside activations, as `partopt.cost.memory.with_counts`."""
-        numbers, kept, r = candidate.numbers, self.problem.kept, np.array(candidate.replicas)
-        parameters, gradients, state = shares_of_memory(kept, r)
-        versions = np.array([self.entry.versions_of(count) for count in held.tolist()])
-        weights = versions * numbers.trained_bytes + numbers.frozen_bytes
-        buffers = posted_buffers(kept.posted, r, held)
-        fixed: Floats = (
-            np.rint(parameters_bytes(weights, numbers.layer_bytes, parameters))
-            + np.rint(kept.gradients * numbers.trained_bytes / gradients)
-            + np.rint(kept.state * numbers.trained_bytes / state)
-            + buffers * (numbers.input_bytes + numbers.output_bytes)
-        )
-        return fixed
+        stashed = peaks(run.order, stash_steps(run.order, stash, parting, whole))
+        return int((base + stashed).max())

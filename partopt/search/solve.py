@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import dataclass
 
 import msgspec
 
@@ -17,8 +16,7 @@ from partopt.job import Job
 from partopt.options import AUTO
 from partopt.search import contest
 from partopt.search.effort import SearchParams
-from partopt.search.rows import Row, search_rows
-from partopt.search.sizes import search_sizes
+from partopt.search.rows import Row, search_planners, search_rows
 from partopt.search.variants import ANY, Variant, Within
 
 _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner
@@ -73,18 +71,10 @@ def solve_profile(job: Job, progress: Progress = ignore_progress, within: Within
     none, and Interrupted with the result until then.
     """
     if job.planner_name is not None:
-        with found_until_then(lambda found: found and _of_sizes(found)):
-            best = attrgetter("plan")
-            return _of_sizes(search_sizes(job, progress, _solve_by_planner, best))
+        return _solve_by_planner(job, job.planner_name, progress)
     with found_until_then(lambda rows: rows and _of_rows(job, rows)):
         shown = () if job.schedule == AUTO else _SHOWN
         return _of_rows(job, search_rows(job, within, progress, shown))
-
-
-def _of_sizes(found: Mapping[int, Result]) -> Result:
-    """The best of the results at several microbatch sizes, the first."""
-    results = list(found.values())
-    return replace(results[0], by_size=tuple(result.plan for result in results))
 
 
 def _of_rows(job: Job, rows: Sequence[Row]) -> Result:
@@ -102,20 +92,21 @@ def _of_rows(job: Job, rows: Sequence[Row]) -> Result:
     return Result(best, tuple(others), (*job.notes, *row.notes), tuple(sizes.values()))
 
 
-def _solve_by_planner(job: Job, progress: Progress, time_to_beat_s: float) -> Result:
-    """The plan of the job's planner at its one microbatch size, beside those of others."""
-    problem, name = job.problem.with_(progress=progress), job.planner_name
-    params = SearchParams.at(job.effort)
-    assert name is not None
-    contest.check_planner(name, problem)
-    best: Plan | None = None
-    with found_until_then(lambda plan: (known := plan or best) and Result(known, (), (), (known,))):
-        best, planner_notes = contest.plan_alone(name, problem, params, time_to_beat_s)
-        plans = _beside(name, problem, params)
-    notes = [*job.notes, *planner_notes, *_note_data_parallel(best, plans)]
+def _solve_by_planner(job: Job, name: str, progress: Progress) -> Result:
+    """The plan of the planner `name` at its best microbatch size, beside those of others there."""
+    row: Row | None = None
+
+    def until_then(last: Row | None) -> Result | None:
+        found = row or last
+        return found and Result(found.best, (), (), tuple(found.by_variant))
+
+    with found_until_then(until_then):
+        row = search_planners(job, [name], progress)
+        plans = _beside(name, row.problem, SearchParams.at(job.effort))
+    notes = [*job.notes, *row.notes, *_note_data_parallel(row.best, plans)]
     others = sorted(plans.values(), key=lambda other: -other.predicted.samples_per_s)
-    best, *others = as_fixed([best, *others])
-    return Result(best, tuple(others), tuple(notes), (best,))
+    best, *others = as_fixed([row.best, *others])
+    return Result(best, tuple(others), tuple(notes), tuple(row.by_variant))
 
 
 def as_fixed(plans: Sequence[Plan]) -> list[Plan]:

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from msgspec import structs
 
 from partopt.cost.problem import FREE, Known, Problem, Progress, ignore_progress
 from partopt.documents.engine import PARTOPT
 from partopt.documents.stage import Shard
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, make_each
 from partopt.job import Job
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
@@ -116,8 +117,7 @@ class Variant:
         if self.alike:
             return min(other.estimate_s for other in self.alike)
         problem, best_s = self.problem, self._limited_s
-        unequal = problem.microbatches is None and not optimal.over_ranks(problem)
-        if unequal and self.is_limited and self.starts:
+        if problem.microbatches is None and self.is_limited and self.starts:
             one_s = self.costs.estimate_s(self.starts[0]) / problem.chain.microbatch_size
             best_s = min(best_s, one_s)
         return best_s
@@ -174,17 +174,13 @@ def variants_of(
     Where there are several microbatch sizes, `progress` is told of which. PartoptError where it can
     be stated at none of them.
     """
-    found, refusals = list[Variant](), dict[str, PartoptError]()
     sizes = job.sizes or [measured.microbatch_size for measured in job.profile.measured()]
-    for size in sizes:
+
+    def at_size(size: int) -> list[Variant]:
         report_progress = part_of(progress, f"microbatch {size}", len(sizes))
-        try:
-            found += _at_size(job, name, size, within, report_progress)
-        except PartoptError as error:
-            refusals[error.message] = error
-    if not found:
-        raise PartoptError.together(refusals.values())
-    return found
+        return list(_at_size(job, name, size, within, report_progress))
+
+    return list(chain.from_iterable(make_each(sizes, at_size)))
 
 
 def part_of(progress: Progress, part: str, parts: int) -> Progress:

@@ -15,7 +15,6 @@ from partopt.cost.estimate import idle_share
 from partopt.cost.figures import figures_of
 from partopt.cost.memory import recomputes_apart
 from partopt.cost.pricing import under, with_counts_of, with_steps_of
-from partopt.cost.ranks import Ranks, runs_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import LevelTime
 from partopt.documents.stage import device_bytes
@@ -133,8 +132,7 @@ def execute_pipeline(plan: Plan) -> Execution:
     Raises PartoptError where that is too long to simulate, too.
     """
     work = work_of(plan, recomputes_apart(plan))
-    ranks = tuple(Ranks(runs_of(ranks)) for ranks in work.ranks)
-    found = work.links.pipeline(ranks, plan.microbatches)
+    found = work.links.pipeline(tuple(map(tuple, work.ranks)), plan.microbatches)
     if found.copies == 1:
         check_actions(plan)
         return _execute(plan, plan, work)

@@ -13,14 +13,13 @@ from partopt.configurations.settings import read_settings
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, seconds_of
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, make_each
 from partopt.job import Job
 from partopt.options import MANUAL
 from partopt.search.contest import check_planner
 from partopt.search.cuts import move_cuts
 from partopt.search.effort import SearchParams
 from partopt.search.rows import order_of
-from partopt.search.sizes import search_sizes
 from partopt.search.solve import solve_profile
 from partopt.search.variants import Within
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
@@ -104,13 +103,13 @@ def plan_layout(job: Job, layout: TrainerLayout | None = None) -> Plan:
     check_planner(MANUAL, job.problem)
     warmups = layout.reading.warmups
 
-    def find(sized: Job, progress: Progress, beat_s: float) -> Plan:
+    def plan_at(sized: Job) -> Plan:
         plan = planners.plan(MANUAL, sized.problem)
         if warmups is None:
             return simulate_with_best_warmup(plan)
         return simulate_at_warmup(plan, warmups)
 
-    return next(iter(search_sizes(job, ignore_progress, find, lambda plan: plan).values()))
+    return min(make_each(job.at_each_size(), plan_at), key=order_of)
 
 
 def _recut(job: Job, free: Job, within: Within, plan: Plan, progress: Progress) -> Plan | None:

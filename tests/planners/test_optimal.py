@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from partopt.cost.problem import FREE, NONE, Problem
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.planners import optimal, ranks
+from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, Shape, layouts_of
 from partopt.simulator import execute
@@ -234,58 +234,6 @@ def test_a_port_carries_what_leaves_its_device_at_any_level_or_its_server_at_the
     assert [float(own[s, s + 1]) for s, (own, _, _) in tables] == [40 / 5, 40, 40, 40 / 5]
 
 
-@pytest.mark.parametrize(
-    ("options", "seconds"),
-    [
-        ({"schedule": "pipedream"}, 4 + 12 / 2),
-        ({"schedule": "1f1b", "microbatches": 4}, 4 + 12 / 4),
-        ({"schedule": "1f1b", "microbatches": 8}, 4 + 12 / 8),
-    ],
-)
-def test_a_bus_carries_messages_both_ways_and_exchanges_once_a_round_or_an_iteration(
-    options, seconds
-):
-    """2-1 on a bus of 2 bytes/s: 4 bytes there and back in 4 s. Two replicas exchange 12 bytes of
-    gradients in 12 s: each sends all of them, one after the other.
-    """
-    given = problem(chain([1] * 2, [1] * 2, [4], [12, 0]), topology((3, 2.0), bus=True), **options)
-    places = tuple((rank,) for rank in range(3))
-    shape = Shape(places, (0, 1, 2), (2, 1), (0, 0), (None, None))
-    assert StageCosts(given).buses_s(shape) == pytest.approx(seconds)
-    switched = problem(chain([1] * 2, [1] * 2, [4], [12, 0]), topology((3, 2.0)), **options)
-    assert StageCosts(switched).buses == {}
-
-
-@pytest.mark.parametrize(
-    ("away_s", "held_s"), [(3.0, 3.0), (4.0, 4.0), (4.5, 7.0), (7.5, 7.5), (8.0, 8.0), (9.0, 11.0)]
-)
-def test_a_microbatch_is_held_for_whole_turns_and_its_own_work(away_s, held_s):
-    """Turns of 4 s, of which 3 s are work. Away for 9 s, it misses two turns and ends in the third:
-    2 * 4 + 3 s.
-    """
-    found = ranks.turns_held_s(np.array([4.0]), np.array([3.0]), np.array([away_s]))
-    assert found.tolist() == [held_s]
-
-
-@pytest.mark.slow
-@examples(40, suppress_health_check=SLOW)
-@given(problems())
-def test_the_plan_of_least_bus_load_within_a_limit(given):
-    given = given.recompute_alike().with_(replication=FREE)
-    costs = StageCosts(given)
-    assume(costs.buses and not costs.even)
-    places = layouts_of(given.topology)[0]
-    every = {shape: slowest_stage_s(costs, shape) for shape in shapes(costs, places)}
-    allowed = sorted(set(every.values()) - {inf})
-    assume(allowed)
-    limit_s = allowed[len(allowed) // 2]
-    sizes = range(1, len(places) + 1)
-    found = optimal._lightest(costs, places, sizes, limit_s)
-    assert found is not None
-    least = min(costs.buses_s(shape) for shape, own in every.items() if own <= limit_s)
-    assert costs.buses_s(found) == pytest.approx(least, rel=1e-9, abs=1e-12)
-
-
 @pytest.mark.slow
 @examples(30, suppress_health_check=SLOW)
 @given(problems(), st.randoms())
@@ -300,64 +248,6 @@ def test_no_other_cuts_are_better_than_those_of_recut(given, random):
     least = min(slowest_stage_s(costs, each) for each in every)
     found = optimal.recut(costs, shape)
     assert (inf if found is None else slowest_stage_s(costs, found)) == least
-
-
-@pytest.mark.slow
-@examples(30, suppress_health_check=SLOW)
-@given(problems(devices=8))
-def test_plans_of_the_program_over_ranks_have_their_layers_and_devices(given):
-    stated = given.with_(schedule="pipedream", microbatches=None, replication=FREE)
-    costs = StageCosts(stated.recompute_alike())
-    for shape in ranks.plans(costs, given.recompute_by_default):
-        assert (shape.bounds[0], shape.bounds[-1]) == (0, costs.N)
-        assert all(i < j for i, j in pairwise(shape.bounds))
-        assert shape.spans[-1][1] == given.topology.devices
-
-
-@pytest.mark.slow
-@examples(20, suppress_health_check=SLOW)
-@given(stashed(5), st.integers(2, 6))
-def test_the_program_over_ranks_finds_the_least_of_one_server(model, devices):
-    """Where it does not matter where a stage stands it is as exact as that over places."""
-    given = problem(model, topology((devices, 4.0)), schedule="pipedream-2bw")
-    costs = StageCosts(given)
-    (places,) = layouts_of(given.topology)
-    exact = min(slowest_stage_s(costs, own) for own in optimal.layout_plans(costs, places, 16))
-    found = min(slowest_stage_s(costs, own) for own in ranks.plans(costs, False))
-    assert found <= exact * (1 + 2 * ranks.NEARLY)
-
-
-@pytest.mark.slow
-@examples(40, suppress_health_check=SLOW)
-@given(stashed(4), st.integers(2, 4), st.integers(0, 99))
-def test_the_program_over_ranks_takes_the_fewest_devices_within_a_limit(model, devices, at):
-    given = problem(model, topology((devices, 4.0)), schedule="pipedream-2bw")
-    costs = StageCosts(given)
-    every = {
-        own: slowest_stage_s(costs, own) for own in shapes(costs, layouts_of(given.topology)[0])
-    }
-    limits = sorted(set(every.values()))
-    limit_s = limits[at * len(limits) // 100]
-    found = ranks._Program(costs, False, fair=False).within(limit_s)
-    assert found is not None and slowest_stage_s(costs, found) <= limit_s
-    fewest = min(sum(own.counts) for own, seconds in every.items() if seconds <= limit_s)
-    assert sum(found.counts) == fewest
-
-
-@pytest.mark.parametrize(
-    ("asked", "over"),
-    [
-        ({}, True),
-        ({"stages": 3}, False),
-        ({"replication": NONE}, False),
-        ({"microbatches": 8}, False),
-    ],
-)
-def test_asynchronous_plans_of_many_devices_come_from_the_program_over_ranks(asked, over):
-    on = topology((8, 4.0), (16, 2.0))
-    schedule = "1f1b" if "microbatches" in asked else "pipedream"
-    given = problem(chain([1] * 4, [1] * 4, [1] * 3, [1] * 4), on, schedule=schedule, **asked)
-    assert optimal.over_ranks(given) is over
 
 
 @pytest.mark.parametrize("limit", [None, 100])
