@@ -29,11 +29,11 @@ from click.shell_completion import (
 )
 
 from partopt import __version__
-from partopt.cli.terminal import INTERRUPTED, columns, is_dumb, say
+from partopt.cli.terminal import INTERRUPTED, ascii_only, columns, is_dumb, say
 from partopt.cli.words import as_flags
 from partopt.errors import PartoptError, did_you_mean
 from partopt.printable import shorten, without_numbers
-from partopt.report.text import page_width
+from partopt.report.text import page_style
 
 # Verb -> its module, which is imported when the verb is used, and its line in `partopt --help`.
 VERBS = {
@@ -148,7 +148,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words = [word for word in given if word != "--debug"] or ["--help"]
         plain = os.environ.get("NO_COLOR") or is_dumb()
         with (
-            page_width(columns()),
+            page_style(
+                width=columns(),
+                ascii_only=ascii_only(),
+                spell=as_flags,
+                colour=not plain and sys.stdout.isatty(),
+            ),  # fmt: skip
             contextlib.nullcontext() if words[0] in _TRAINING else _collect_rarely(),
             partopt.make_context("partopt", words, color=False if plain else None) as context,
         ):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import partopt
 from partopt.cli import options, planning, values
 from partopt.cli.next_commands import command_of, say_next
 from partopt.cli.terminal import Tell, leave_if_interrupted, say, search
@@ -16,7 +17,6 @@ from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
-    from partopt import Job, Plan
     from partopt.documents.tables import Comparison
 
 
@@ -60,7 +60,6 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
       partopt compare gpt.json --topology dgx-a100 --for megatron --global-batch 512
       partopt compare gpt.json --topology v100-pcie --layout 'megatron:Et*4|t*3|t*3|t*2L'
     """
-    import partopt
     from partopt.report.plans_text import render_comparison
 
     if output:
@@ -80,19 +79,17 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
         _say_next(profile, job, asked, found, given)
 
 
-def _compare_planners(job: Job, asked: Mapping[str, Any]) -> tuple[Comparison, str]:
+def _compare_planners(job: partopt.Job, asked: Mapping[str, Any]) -> tuple[Comparison, str]:
     """Every planner on one profile, a person's plans, and those within what trainers say.
 
     The second value says where Ctrl-C interrupted it.
     """
-    import partopt
-
     plans = {path: partopt.Plan.load(path) for path in asked["files"]} | {
         name: _plan_of(trainer, layout, asked["rules"], job)
         for name, (trainer, layout) in _named(asked["layouts"]).items()
     }
 
-    def plan_for(target: str, job: Job, tell: Tell) -> Plan:
+    def plan_for(target: str, job: partopt.Job, tell: Tell) -> partopt.Plan:
         return partopt.solve(job.with_(trainer=target), tell, rules=asked["rules"]).plan
 
     within = {f"for {name}": partial(plan_for, name) for name in asked["targets"]}
@@ -104,7 +101,11 @@ def _compare_planners(job: Job, asked: Mapping[str, Any]) -> tuple[Comparison, s
 
 
 def _say_next(
-    profile: str, job: Job, asked: Mapping[str, Any], result: Comparison, given: Mapping[str, Any]
+    profile: str,
+    job: partopt.Job,
+    asked: Mapping[str, Any],
+    result: Comparison,
+    given: Mapping[str, Any],
 ) -> None:
     """Say the command that shows the best, or plans it again."""
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
@@ -134,10 +135,8 @@ def _named(layouts: Sequence[str]) -> dict[str, tuple[str, str]]:
     return named
 
 
-def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: Job) -> Plan:
+def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: partopt.Job) -> partopt.Plan:
     """The plan of a trainer's layout for the job."""
-    import partopt
-
     read = partopt.read_layout(trainer, options.layout_text(layout), job.profile, rules=rules)
     stated = read.options(job.topology, job.schedule, job.chunks)
     # what is compared has one batch; an order has one already

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+import partopt
 from partopt.cli import options, values
 from partopt.cli.terminal import say, say_file
 from partopt.errors import PartoptError
-
-if TYPE_CHECKING:
-    from partopt import Plan
 
 _STEM = "partopt_plan"
 _FLOWS = "flows"
@@ -24,8 +21,6 @@ class _Export(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One line a trainer."""
-        import partopt
-
         trainers = partopt.TRAINERS.items()
         rows = [(name, trainer.summary) for name, trainer in trainers if trainer.write]
         with formatter.section("Trainers"):
@@ -52,7 +47,6 @@ def command(
       partopt export plan.json --to torchtitan -o planned.py
       partopt export plan.json --to vllm --map "model.final*=norm"
     """
-    import partopt
     from partopt import documents
 
     loaded = partopt.Plan.load(plan)
@@ -85,9 +79,8 @@ def command(
         say(f"note:    {note}", err=True)
 
 
-def _write_flows(plan: Plan, output: str | None, force: bool) -> None:
+def _write_flows(plan: partopt.Plan, output: str | None, force: bool) -> None:
     """Every flow of the plan, as a table or as a document (`.json`)."""
-    import partopt
     from partopt import documents
     from partopt.report.pages import flows_csv, how_many_are_critical
 
@@ -100,7 +93,7 @@ def _write_flows(plan: Plan, output: str | None, force: bool) -> None:
     say(f"flows:   {how_many_are_critical(flows)}", err=True)
 
 
-def _with_hint(error: PartoptError, plan: Plan, target: str) -> PartoptError:
+def _with_hint(error: PartoptError, plan: partopt.Plan, target: str) -> PartoptError:
     """The error, and the command that makes a plan that the trainer can say."""
     if error.code != "target-cannot-say":
         return error

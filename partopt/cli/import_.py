@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import partopt
 from partopt.cli import options, planning, values
 from partopt.cli.next_commands import command_of, say_next
-from partopt.cli.terminal import ascii_only, progress, say
+from partopt.cli.terminal import progress, say
 from partopt.cli.words import LARGER, as_flags, does_not_fit, hint_at_fitting, print_notes
 from partopt.documents.transformer import BITS
 from partopt.errors import PartoptError, did_you_mean
 
 if TYPE_CHECKING:
-    from partopt import Job, Judgement, Trainer, TrainerLayout
     from partopt.documents.profile import Profile
 
 # options that go with a profile, and those that go without one
@@ -34,14 +34,10 @@ class _Formats(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The formats of profiles, then those of layouts."""
-        import partopt
-
         return [_TRACE, *partopt.IMPORTERS, *_readers()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a format. PartoptError for an unknown one."""
-        import partopt
-
         if cmd_name in _readers():
             return _layout
         if cmd_name == _TRACE or cmd_name in partopt.IMPORTERS:
@@ -71,8 +67,6 @@ class _Formats(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One line a format."""
-        import partopt
-
         profiles = [(name, _PROFILES.get(name, "")) for name in (_TRACE, *partopt.IMPORTERS)]
         with formatter.section("Measurements, as a profile"):
             formatter.write_dl(profiles)
@@ -81,7 +75,7 @@ class _Formats(click.Group):
             formatter.write_dl(layouts)
 
 
-def _readers() -> Mapping[str, Trainer]:
+def _readers() -> Mapping[str, partopt.Trainer]:
     """The trainers whose configurations are read."""
     from partopt import TRAINERS
 
@@ -168,8 +162,6 @@ def _read_traces(
 ) -> Profile:
     from msgspec.structs import replace
 
-    import partopt
-
     if given["microbatch_size"] is not None:
         what = f"--microbatch-size: not of partopt import {form}, whose plan says it"
         raise PartoptError(what, "leave it out", code="unused-option")
@@ -189,8 +181,6 @@ def _read_traces(
 def _read_other(
     form: str, files: tuple[str, ...], onto: str | None, plan: str | None, **given: Any
 ) -> Profile:
-    import partopt
-
     for flag, value in (("--onto", onto), ("--plan", plan), (files[-1], len(files) > 1)):
         if value:
             what = f"{flag}: not of partopt import {form}"
@@ -204,8 +194,6 @@ class _Import(planning.Verb):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What the trainer's layout is, and how one is written."""
-        import partopt
-
         trainer = partopt.TRAINERS[str(ctx.info_name)]
         with formatter.section("Layout"):
             formatter.write_dl([(trainer.example, trainer.reads)])
@@ -271,7 +259,6 @@ def _layout(
       partopt import torchtitan config.py --profile gpt.json --topology dgx-h100 --global-batch 512
       partopt import vllm 4,3,3,2 --profile gpt.json --topology v100-pcie
     """
-    import partopt
     from partopt import documents
 
     trainer = str(click.get_current_context().info_name)
@@ -301,9 +288,8 @@ def _layout(
         say_next("plan of a transformer", output, trainer=trainer)
 
 
-def _read_job(trainer: str, text: str, given: dict[str, Any]) -> Job:
+def _read_job(trainer: str, text: str, given: dict[str, Any]) -> partopt.Job:
     """The job that a trainer's configuration of a transformer states; prints notes on it."""
-    import partopt
     from partopt.options import FOR_TRANSFORMERS
 
     taken = {"topology", "servers", *FOR_TRANSFORMERS, *_OF_TRANSFORMERS}
@@ -329,13 +315,11 @@ def _read_job(trainer: str, text: str, given: dict[str, Any]) -> Job:
 
 def _read_layout(
     trainer: str, configuration: str, profile: str, given: dict[str, Any]
-) -> tuple[TrainerLayout, Job, dict[str, Any]]:
+) -> tuple[partopt.TrainerLayout, partopt.Job, dict[str, Any]]:
     """A trainer's layout of a profile, its job, and the options of that which it states.
 
     Takes out of `given` what is not of the job.
     """
-    import partopt
-
     why = "goes with a transformer as its configuration says it, not a profile"
     options.refuse_options(_OF_TRANSFORMERS, why)
     for name in _OF_TRANSFORMERS - {"best"}:
@@ -358,7 +342,9 @@ def _read_layout(
     return layout, planning.state_job(loaded, topology, given | stated), stated
 
 
-def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], layout: TrainerLayout) -> None:
+def _keep_given(
+    given: Mapping[str, Any], stated: dict[str, Any], layout: partopt.TrainerLayout
+) -> None:
     """Take what this command line says out of what is `stated`; refuse a batch beside an order."""
     batch = [name for name in ("microbatches", "global_batch") if given[name] is not None]
     M = layout.reading.stages and stated["microbatches"]
@@ -378,22 +364,22 @@ def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], layout: Traine
         stated.pop("global_batch", None)
 
 
-def _print_page(judged: Judgement, layout: TrainerLayout | None, trainer: str) -> None:
+def _print_page(
+    judged: partopt.Judgement, layout: partopt.TrainerLayout | None, trainer: str
+) -> None:
     """The plan, and what stands beside it."""
     from partopt.report.plans_text import render_layout, render_plan
 
     for line in layout.described if layout else ():
         say(f"note:    {line}", err=True)
-    say(render_plan(judged.plan, ascii_only(), as_flags))
+    say(render_plan(judged.plan))
     plans = judged.plan, judged.recut, judged.best
-    beside = render_layout(*plans, trainer, judged.changes, as_flags)
+    beside = render_layout(*plans, trainer, judged.changes)
     say(f"\n{beside}")
 
 
-def _hint_at_layout(judged: Judgement, job: Job) -> str:
+def _hint_at_layout(judged: partopt.Judgement, job: partopt.Job) -> str:
     """The option with which a transformer's layout fits."""
-    import partopt
-
     if judged.best and judged.best.fits:
         return "the best layout fits: add --best to write that"
     size = job.topology.cluster.levels[-1].size
@@ -402,7 +388,10 @@ def _hint_at_layout(judged: Judgement, job: Job) -> str:
 
 
 def _say_better(
-    judged: Judgement, layout: TrainerLayout, given: Mapping[str, Any], stated: Mapping[str, Any]
+    judged: partopt.Judgement,
+    layout: partopt.TrainerLayout,
+    given: Mapping[str, Any],
+    stated: Mapping[str, Any],
 ) -> None:
     """Say the command that plans the better one: the best, or the same stages at other cuts."""
     from partopt.report.plans_text import loses_to

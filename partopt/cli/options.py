@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+import partopt
 from partopt.cli.terminal import EXPLAIN, say, say_page
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from partopt import Plan, Profile
     from partopt.documents.tables import Comparison, Scaling
 
 Command = Callable[..., None]
@@ -232,7 +232,6 @@ def deliver_table(
     as_json: bool,
 ) -> None:
     """Print a table or its `page`; write it as its document (`.json`) or as a picture of it."""
-    import partopt
 
     def save(output: str, force: bool) -> None:
         if Path(output).suffix.lower() == ".json":
@@ -274,10 +273,8 @@ def write_json(document: Struct | dict[str, Any]) -> None:
     documents.write_bytes("-", documents.encode(document))
 
 
-def profile_to_draw(plan: Plan, given: str | None) -> Profile | None:
+def profile_to_draw(plan: partopt.Plan, given: str | None) -> partopt.Profile | None:
     """The profile whose layers are drawn with `plan`: the one `given`, else a shipped one."""
-    import partopt
-
     profile = partopt.find_profile(plan, given)
     if profile is None:
         say("note:    stages are drawn without their layers: add --profile", err=True)

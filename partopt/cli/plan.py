@@ -9,26 +9,25 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import structs
 
+import partopt
 from partopt.cli import options, planning, values
 from partopt.cli.next_commands import command_of, say_next
 from partopt.cli.options import is_given
 from partopt.cli.terminal import (
     Tell,
-    ascii_only,
     leave_if_interrupted,
     progress,
     say,
     say_page,
     search,
 )
-from partopt.cli.words import as_flags, does_not_fit, hint_at_fitting, print_notes
+from partopt.cli.words import does_not_fit, hint_at_fitting, print_notes
 from partopt.documents.files import find_shipped
 from partopt.documents.transformer import BITS, Transformer
 from partopt.errors import PartoptError
 from partopt.options import AUTO
 
 if TYPE_CHECKING:
-    from partopt import Job, Plan, Result
     from partopt.documents.tables import Scaling
 
 _TAKEN = {"best": False, "best,numbers": True}  # of --with, and whether they change numbers
@@ -91,8 +90,6 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
       partopt plan gpt.json --topology dgx-h100 --for megatron --global-batch 512
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
     """
-    import partopt
-
     target, rules = given["target"], given["rules"]
     sizes = given["servers"] if isinstance(given["servers"], planning.Sizes) else None
     tabled = given["scaling"] is not None or sizes is not None
@@ -166,10 +163,8 @@ def _check_usage(
         raise PartoptError(what, "add --for megatron", code="usage")
 
 
-def _take_best(job: Job, what: str) -> Job:
+def _take_best(job: partopt.Job, what: str) -> partopt.Job:
     """The job with the switches of its trainer that help, which are said."""
-    import partopt
-
     taken = partopt.take_best(job, _TAKEN[what])
     added = {name: taken.facts[name] for name in taken.facts.keys() - job.facts.keys()}
     said = ", ".join(f"{name}={value}" for name, value in sorted(added.items()))
@@ -178,7 +173,7 @@ def _take_best(job: Job, what: str) -> Job:
 
 
 def _table(
-    job: Job,
+    job: partopt.Job,
     sizes: planning.Sizes | Sequence[int],
     weak: bool,
     run: Mapping[str, float | None],
@@ -190,7 +185,6 @@ def _table(
 
     Raises PartoptError where none is in time and paid for.
     """
-    import partopt
     from partopt.report.plans_text import render_scaling
 
     def find(tell: Tell) -> Scaling:
@@ -213,19 +207,17 @@ def _table(
 
 
 def _plan(
-    job: Job,
+    job: partopt.Job,
     again: Callable[[Mapping[str, Any]], str],
     output: str | None,
     force: bool,
     as_json: bool,
     given: Mapping[str, Any],
-) -> Plan:
+) -> partopt.Plan:
     """Print and write the best plan of the job.
 
     Raises PartoptError where none fits, with the command `again` changed so that one does.
     """
-    import partopt
-
     rules, picture = given["rules"], given["picture"]
     result, interrupted = search(lambda tell: partopt.solve(job, tell, rules=rules))
     print_notes(note for note in result.notes if note not in job.notes)
@@ -272,7 +264,7 @@ def _check_outputs(output: str | None, picture: str | None, force: bool, scaling
 
 
 def _say_next(
-    profile: str, written: str | None, given: dict[str, Any], job: Job, servers: int | None
+    profile: str, written: str | None, given: dict[str, Any], job: partopt.Job, servers: int | None
 ) -> None:
     """Say what follows: look at the plan that is written, compare it, or write it, on `servers`."""
     of_layout, trainer = isinstance(job.model, Transformer), given["target"]
@@ -291,7 +283,7 @@ def _say_next(
         say_next(command_of("compare", [profile], given, dropped))
 
 
-def _scale(profile: str, given: Mapping[str, Any], plan: Plan) -> str | None:
+def _scale(profile: str, given: Mapping[str, Any], plan: partopt.Plan) -> str | None:
     """The command that tells where a plan of one stage is no longer the best, if one can.
 
     A given split and the plans of a trainer are for one number of devices.
@@ -305,11 +297,11 @@ def _scale(profile: str, given: Mapping[str, Any], plan: Plan) -> str | None:
     return command_of("plan", [profile], given, changes)
 
 
-def _print_page(result: Result, job: Job, other: Plan | None) -> None:
+def _print_page(result: partopt.Result, job: partopt.Job, other: partopt.Plan | None) -> None:
     from partopt.report import plans_text as plans
     from partopt.report.transformer_text import render_parts
 
-    page, beside = plans.render_plan(result.plan, ascii_only(), as_flags, result.by_size), ""
+    page, beside = plans.render_plan(result.plan, result.by_size), ""
     if job.schedule == AUTO and not result.plan.transformer:
         beside = plans.render_schedules([result.plan, *result.alternatives])
     elif result.alternatives:

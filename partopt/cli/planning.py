@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
+import partopt
 from partopt.cli import values
 from partopt.cli.options import (
     COUNT,
@@ -24,9 +25,6 @@ from partopt.cli.words import as_flags
 from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError
 from partopt.options import BATCH, MEMORY, STAGES, Options, kinds
-
-if TYPE_CHECKING:
-    from partopt import Job, Profile, Topology
 
 _NOT_OF_JOB = ("topology", "servers", "target", "rules")
 _KINDS_OF_COST = ("time", "flops", "parameters")
@@ -148,8 +146,6 @@ job_options = declare(  # `state_job` turns their values into one
 
 def choose_schedule(given: dict[str, Any], trainers: Sequence[str], several: bool) -> None:
     """Put the schedule that `trainers` run into `given` where this command line names none."""
-    import partopt
-
     fixed = "schedule=" in (given.get("layout") or "")
     if trainers and not is_given("schedule") and not fixed:
         found = partopt.schedule_for(trainers, given, several)
@@ -161,8 +157,6 @@ def state_options(given: dict[str, Any]) -> dict[str, Any]:
 
     Cuts and replicas may be numbers.
     """
-    import partopt
-
     options = {
         name: value
         for name, value in given.items()
@@ -179,10 +173,10 @@ def state_options(given: dict[str, Any]) -> dict[str, Any]:
     return options | {"facts": parse_facts(given["facts"])}
 
 
-def state_job(model: Profile | Transformer, topology: Topology, given: dict[str, Any]) -> Job:
+def state_job(
+    model: partopt.Profile | Transformer, topology: partopt.Topology, given: dict[str, Any]
+) -> partopt.Job:
     """The job that the values of `job_options` state. PartoptError where they contradict."""
-    import partopt
-
     options = state_options(given)
     if isinstance(model, Transformer) and "calibrate" in options:
         options["calibrate"] = _read_measured(options["calibrate"])
@@ -195,10 +189,8 @@ def state_job(model: Profile | Transformer, topology: Topology, given: dict[str,
         raise
 
 
-def _read_measured(given: Sequence[str]) -> Profile | dict[str, Profile]:
+def _read_measured(given: Sequence[str]) -> partopt.Profile | dict[str, partopt.Profile]:
     """A profile of a block, or those of blocks of kinds: `dense=a.json`."""
-    import partopt
-
     pairs = [text.rpartition("=") for text in given]
     kinds = [kind for kind, _, _ in pairs]
     if kinds == [""]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+import partopt
 from partopt import documents
 from partopt.cli import stopping, values, words
 from partopt.cli.next_commands import say_next
@@ -133,8 +134,6 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
       torchrun --nproc-per-node 4 -m partopt profile my_parallel.py -o tp4.json
       partopt profile --from-run run.json --onto gpt.json -o again.json
     """
-    import partopt
-
     run, onto = given.pop("from_run"), given.pop("onto")
     if model is None and not (run or onto):
         raise click.UsageError("Missing argument 'MODEL[:ATTR]'.")
@@ -182,7 +181,6 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
 
 def _of_run(run: str | None, onto: str | None) -> Profile:
     """The profile `onto` with the times of a run; refused beside what says how to measure."""
-    import partopt
     from partopt.documents.training_run import Run
 
     if run is None:

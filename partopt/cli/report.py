@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+import partopt
 from partopt.cli import options, values
-from partopt.cli.words import as_flags, change_command
+from partopt.cli.words import change_command
 
 if TYPE_CHECKING:
     from partopt.report.pictures import Drawable
@@ -43,8 +44,14 @@ def command(
       partopt compare gpt.json --topology dgx-a100 -o comparison.json
       partopt report plan.json comparison.json -o gpt.html
     """
-    import partopt
-    from partopt.documents import check_writable
+    from partopt.documents import check_writable, read_bytes
+    from partopt.documents.kinds import read_document
+    from partopt.report.pictures import check_kind
+
+    def load(file: str) -> Drawable:
+        kind, document = read_document(read_bytes(file), file)
+        check_kind(kind, file)
+        return document  # type: ignore[no-any-return]
 
     path = output or _PAGE
     check_writable(path, force, [".html", ".htm"])
@@ -53,26 +60,12 @@ def command(
         loaded,
         path,
         profile=options.profile_to_draw(loaded, profile),
-        beside=[_load(file) for file in documents],
+        beside=[load(file) for file in documents],
         force=force,
-        spell=as_flags,
         command=partial(change_command, plan),
         commands=list(_checks(plan, profile)),
     )
     options.say_wrote(path)
-
-
-def _load(file: str) -> Drawable:
-    """A document that has a picture."""
-    from partopt.documents import read_bytes
-    from partopt.documents.kinds import DOCUMENTS, kind_of
-    from partopt.report.pictures import check_kind
-
-    content = read_bytes(file)
-    kind = kind_of(content, file)
-    check_kind(kind, file)
-    document: Any = DOCUMENTS[kind]
-    return document.parse(content, file)  # type: ignore[no-any-return]
 
 
 def _checks(plan: str, profile: str | None) -> Iterator[str]:

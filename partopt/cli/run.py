@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import partopt
 from partopt import documents
 from partopt.cli import options, stopping
 from partopt.cli.terminal import say
 from partopt.errors import ANSWER_IS_NO, PartoptError
-
-if TYPE_CHECKING:
-    from partopt import TrainingRun
 
 
 @click.command()
@@ -70,8 +68,6 @@ def command(
       partopt run plan.json model.py --save checkpoints --every 100
       torchrun --nproc-per-node 4 -m partopt run plan.json model.py
     """
-    import partopt
-
     force, as_json = given.pop("force"), given.pop("as_json")
     if output and output != "-":
         documents.check_writable(output, force, [".json"])
@@ -87,7 +83,7 @@ def command(
         _show(finished, output, force, as_json)
 
 
-def _show(finished: TrainingRun, output: str | None, force: bool, as_json: bool) -> None:
+def _show(finished: partopt.TrainingRun, output: str | None, force: bool, as_json: bool) -> None:
     from partopt.report import trace
     from partopt.report.run_text import render
 

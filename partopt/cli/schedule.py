@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import partopt
 from partopt.cli import options, values
 from partopt.cli.simulate import check_timeline
-from partopt.cli.terminal import page_style, say_page
+from partopt.cli.terminal import say_page
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ def command(name: str, output: str | None, force: bool, as_json: bool, **given: 
       partopt schedule interleaved --chunks 2 --transfer 0.1 -o interleaved.svg
       partopt schedule all --stages 8 --microbatches 32 --forward "5 ms" --backward "9 ms"
     """
-    import partopt
-
     pipeline = partopt.Uniform(**given | {"facts": options.parse_facts(given["facts"])})
     if name == _ALL:
         if output:
@@ -74,4 +73,4 @@ def command(name: str, output: str | None, force: bool, as_json: bool, **given: 
 def _show(document: TrialDocument) -> None:
     from partopt.report import trials_text as trials
 
-    say_page(trials.render(document, *page_style()))
+    say_page(trials.render(document))

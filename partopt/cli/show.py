@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import partopt
 from partopt.cli import options, values
 from partopt.cli.next_commands import NEXT, say_next
-from partopt.cli.terminal import ascii_only, page_style, progress, say, say_page
-from partopt.cli.words import as_flags, print_notes
+from partopt.cli.terminal import progress, say, say_page
+from partopt.cli.words import print_notes
 from partopt.documents.files import find_shipped
 from partopt.errors import ANSWER_IS_NO, PartoptError
-
-if TYPE_CHECKING:
-    import msgspec
-
-    from partopt import Plan
 
 
 @click.command()
@@ -68,9 +64,8 @@ def command(
     """
     from partopt import documents
     from partopt.documents.device import next_cluster
-    from partopt.documents.kinds import kind_of
-    from partopt.documents.plan import Plan
-    from partopt.documents.profile import Profile
+    from partopt.documents.kinds import read_document
+    from partopt.documents.topology import Topology
 
     one = {"-o": output, "--verify": verify, "--profile": profile, "--json": as_json}
     for flag, value in one.items():
@@ -88,77 +83,49 @@ def command(
         pictures.check(output, force)
     for place, file in enumerate(files):
         content = documents.read_bytes(find_shipped(file, "profiles", "topologies", "devices"))
-        kind = kind_of(content, file)
+        kind, document = read_document(content, file)
         if output:
-            _draw(kind, _load(kind, content, file), file, output, force, profile)
+            _draw(kind, document, file, output, force, profile)
         elif verify and kind == "plan":
-            _verify(Plan.parse(content, file), file, profile, as_json)
+            _verify(document, file, profile, as_json)
         elif verify or profile:
             flag, wrong = ("--verify", f"{file} is a {kind}") if verify else _UNUSED_PROFILE
             raise PartoptError(
                 f"{flag}: {wrong}", "partopt show --verify PLAN", code="not-a-plan", kind=kind
             )
         elif as_json:
-            documents.write_bytes("-", documents.encode(_load(kind, content, file)))
+            if isinstance(document, Topology):
+                document = document.file()
+            documents.write_bytes("-", documents.encode(document))
         else:
             say("\n" if place else "", nl=False)
-            _show(kind, content, file, all_layers)
+            _show(kind, document, all_layers)
             if kind in NEXT and kind != "simulation" and len(files) == 1:
-                known = Profile.parse(content, file) if kind == "profile" else None
-                cluster = "" if known is None else next_cluster(known)
+                cluster = next_cluster(document) if kind == "profile" else ""
                 say_next(kind, file, topology=cluster)
 
 
 _UNUSED_PROFILE = "--profile", "goes with --verify or -o"
 
 
-def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
-    """The document in `content`; a topology and a device as files that people write."""
-    from partopt.documents import Document
-    from partopt.documents.device import DeviceFile, read_device
-    from partopt.documents.kinds import DOCUMENTS
-    from partopt.documents.topology import Topology
-
-    document = DOCUMENTS[kind]
-    if issubclass(document, Document):
-        return document.parse(content, file)
-    if document is DeviceFile:
-        return read_device(content, file)
-    import msgspec
-    import yaml
-
-    return msgspec.convert(yaml.safe_load(Topology.parse(content, file).dump()), document)
-
-
-def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
-    """Print the page of the document in `content`."""
+def _show(kind: str, document: Any, all_layers: bool) -> None:
+    """Print the page of a document."""
     from partopt.cli.simulate import show_simulation
-    from partopt.documents.simulation import SimulationDocument, TrialDocument
-    from partopt.documents.topology import Topology
-    from partopt.report import trials_text as trials
-    from partopt.report.clusters import render_topology
     from partopt.report.pages import text_of
 
-    if kind == "topology":
-        loaded = Topology.parse(content, file)
-        print_notes(loaded.notes())
-        say_page(render_topology(loaded))
-    elif kind == "simulation":
-        show_simulation(SimulationDocument.parse(content, file))
-    elif kind == "trial":
-        say_page(trials.render(TrialDocument.parse(content, file), *page_style()))
-    else:
-        document = _load(kind, content, file)
-        print_notes(getattr(document, "notes", ()))
-        say_page(text_of(document, as_flags, ascii_only(), all_layers))
+    if kind == "simulation":
+        show_simulation(document)
+        return
+    notes = getattr(document, "notes", ())
+    print_notes(notes() if callable(notes) else notes)
+    say_page(text_of(document, all_layers))
 
 
-def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
+def _verify(plan: partopt.Plan, file: str, profile: str | None, as_json: bool) -> None:
     """Print every check of `plan`, which `file` holds.
 
     PartoptError where one fails, or without `profile` no shipped one is the plan's.
     """
-    import partopt
     from partopt.report.pages import render_verification
 
     loaded = partopt.find_profile(plan, profile)
@@ -173,7 +140,7 @@ def _verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     if as_json:
         options.write_json(found)
     else:
-        say(render_verification(found, as_flags))
+        say(render_verification(found))
     if not found.ok:
         hint = (
             "give the plan's own: --profile FILE"
@@ -194,7 +161,6 @@ def _draw(
     kind: str, document: Any, file: str, output: str, force: bool, profile: str | None
 ) -> None:
     """Write the picture of the document in `file`, of a plan with its layers where known."""
-    import partopt
     from partopt.report.pictures import check_kind
 
     check_kind(kind, file, "; a timeline: partopt simulate PLAN -o timeline.svg")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import partopt
 from partopt.cli import options, planning, values
 from partopt.cli.next_commands import say_next
-from partopt.cli.terminal import page_style, progress, say, say_page
-from partopt.cli.words import as_flags, change_command
+from partopt.cli.terminal import progress, say, say_page
+from partopt.cli.words import change_command
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
-    from partopt import Simulation
     from partopt.documents.simulation import SimulationDocument
 
 _ASK_AGAIN_S = 0.2
@@ -93,7 +93,6 @@ def command(
       partopt simulate plan.json --schedule mine.csv
       partopt simulate plan.json -o begin.svg --window "0 s,50 ms"
     """
-    import partopt
     from partopt.report.phrases import basis_text
 
     check_timeline(output, force, as_json)
@@ -103,7 +102,7 @@ def command(
     if loaded.profile.estimated is not None:
         say(f"warning: {basis_text(loaded.profile.estimated)}", err=True)
 
-    def run() -> Simulation:
+    def run() -> partopt.Simulation:
         return partopt.simulate(loaded, **conditions, save_as=output)
 
     try:
@@ -142,7 +141,6 @@ def _parse_conditions(given: dict[str, Any], levels: list[str]) -> dict[str, Any
 
 def check_timeline(output: str | None, force: bool, as_json: bool) -> None:
     """Refuse an output that could not be written, or of an unknown form, before any work."""
-    import partopt
     from partopt import documents
 
     if output == "-" and as_json:
@@ -176,9 +174,9 @@ def _parse_window(output: str | None, window: str | None) -> tuple[float, float]
     return found
 
 
-def _in_background(work: Callable[[], Simulation]) -> Simulation:
+def _in_background(work: Callable[[], partopt.Simulation]) -> partopt.Simulation:
     """What `work` returns, with a progress bar where that takes long; Ctrl-C does not wait."""
-    done: list[Simulation] = []
+    done: list[partopt.Simulation] = []
     failed: list[Exception] = []
 
     def run() -> None:
@@ -202,9 +200,7 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
     """Print the page of a simulation; `plan` is the file of its plan."""
     from partopt.report.simulation_text import render
 
-    ascii_only, colour = page_style()
-    command = partial(change_command, plan)
-    say_page(render(document, ascii_only, colour, as_flags, command))
+    say_page(render(document, partial(change_command, plan)))
 
 
 def _does_not_fit(document: SimulationDocument, plan: str) -> PartoptError:

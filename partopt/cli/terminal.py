@@ -12,7 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 import click
 
@@ -70,20 +70,6 @@ def ascii_only() -> bool:
         return True
     told = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
     return not told and (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX")
-
-
-class PageStyle(NamedTuple):
-    """What a page may contain."""
-
-    ascii_only: bool
-    colour: bool
-
-
-def page_style() -> PageStyle:
-    """The style of pages on standard output: in colours on a terminal."""
-    context = click.get_current_context()
-    colour = sys.stdout.isatty() if context.color is None else context.color
-    return PageStyle(ascii_only(), colour)
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import partopt
 from partopt import documents
 from partopt.cli import options, stopping, values
 from partopt.cli.next_commands import say_next
@@ -15,9 +16,6 @@ from partopt.cli.terminal import say, say_file
 from partopt.cli.words import print_notes
 from partopt.documents.files import find_shipped, shipped_names
 from partopt.errors import ANSWER_IS_NO, PartoptError
-
-if TYPE_CHECKING:
-    from partopt import FittedLinks
 
 
 @click.group(no_args_is_help=False)
@@ -161,7 +159,9 @@ def measure(
         _finish(links, output, force, as_json, accept_poor)
 
 
-def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_poor: bool) -> None:
+def _finish(
+    links: partopt.FittedLinks, output: str, force: bool, as_json: bool, accept_poor: bool
+) -> None:
     """Print and, where the fit is good or accepted, write."""
     from partopt import Topology
     from partopt.report.clusters import render_links

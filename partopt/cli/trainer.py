@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
+import partopt
 from partopt.cli import options, values
 from partopt.cli.next_commands import say_next
 from partopt.cli.terminal import say, say_page
 from partopt.units import format_bytes
-
-if TYPE_CHECKING:
-    from partopt import Trainer
 
 _WORDS = {
     ("cuts", "anywhere"): "stages begin with any layer",
@@ -51,7 +49,6 @@ def list_(as_json: bool) -> None:
     Example:
       partopt trainer list
     """
-    import partopt
     from partopt.report.text import Column, table_of
 
     if as_json:
@@ -80,7 +77,6 @@ def show(trainer: str, as_json: bool) -> None:
     Example:
       partopt trainer show megatron
     """
-    import partopt
     from partopt.report.text import label_lines
 
     entry = partopt.TRAINERS.lookup(trainer)
@@ -98,7 +94,7 @@ def show(trainer: str, as_json: bool) -> None:
     say_next("trainer", trainer)
 
 
-def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:
+def _facts(trainer: partopt.Trainer) -> Iterator[tuple[str, str]]:
     """What a trainer can say, what its engine does, and how it runs a transformer, in words."""
     says = dataclasses.asdict(trainer.says)
     schedules = (trainer.schedules or {}).items()
@@ -120,13 +116,13 @@ def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:
         yield name, "as partopt counts it" if value is None else words
 
 
-def _document(trainer: Trainer) -> dict[str, Any]:
+def _document(trainer: partopt.Trainer) -> dict[str, Any]:
     """All that is known of a trainer, but for the functions."""
     known = ("name", "summary", "tried", "schedules", "says", "engine", "practice", "sources")
     return {name: getattr(trainer, name) for name in known}
 
 
-def _practice(trainer: Trainer) -> dict[str, Any]:
+def _practice(trainer: partopt.Trainer) -> dict[str, Any]:
     """How a trainer runs a transformer by default: facts that have a source, and the choices."""
     facts = msgspec.structs.asdict(trainer.practice) if trainer.practice else {}
     told = {name: value for name, value in facts.items() if name in trainer.sources}

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import partopt
 from partopt.cli.terminal import say
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
-    from partopt import Job, Plan
     from partopt.documents import Note
     from partopt.documents.simulation import Finding
 
@@ -127,17 +127,16 @@ def _word(value: str | None) -> str:
 
 
 def hint_at_fitting(
-    plan: Plan,
-    job: Job,
+    plan: partopt.Plan,
+    job: partopt.Job,
     command: Callable[[Mapping[str, Any]], str],
-    ask: Callable[[Job], Plan] | None = None,
+    ask: Callable[[partopt.Job], partopt.Plan] | None = None,
 ) -> str:
     """The command with which a plan of the job fits, where `plan` does not.
 
     `command` gives the command that plans the job with some options changed, `ask` the best plan of
     a job, by default that of `solve`.
     """
-    import partopt
     from partopt.report.phrases import speed_text
 
     fitting = partopt.find_fitting(job, ask)
@@ -152,7 +151,7 @@ def hint_at_fitting(
     return f"nothing found fits, whatever {tried}; {LARGER}" if tried else LARGER
 
 
-def does_not_fit(plan: Plan, job: Job, hint: str) -> PartoptError:
+def does_not_fit(plan: partopt.Plan, job: partopt.Job, hint: str) -> PartoptError:
     """The error of a plan that does not fit."""
     from partopt.documents.engine import Layout
     from partopt.documents.plan import needed_bytes
@@ -166,7 +165,7 @@ def does_not_fit(plan: Plan, job: Job, hint: str) -> PartoptError:
     return PartoptError(what, hint, ANSWER_IS_NO, code="does-not-fit")
 
 
-def excess(plan: Plan) -> str:
+def excess(plan: partopt.Plan) -> str:
     """By how much a plan does not fit, and where."""
     from partopt.documents.stage import stages_text
     from partopt.units import format_bytes

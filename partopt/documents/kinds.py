@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 
-from partopt.documents.device import DeviceFile
+from partopt.documents.device import DeviceFile, read_device
 from partopt.documents.doctor import Diagnosis
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.simulation import SimulationDocument, TrialDocument
 from partopt.documents.tables import Comparison, Flows, Scaling, Verification
-from partopt.documents.topology import TopologyFile
+from partopt.documents.topology import Topology, TopologyFile
 from partopt.documents.training_run import Run
 from partopt.errors import PartoptError
 
@@ -30,6 +31,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "trial": TrialDocument,
     "doctor": Diagnosis,
 }
+_WRITTEN = {"topology": Topology.parse, "device": read_device}  # by people, in YAML
 _TOPOLOGY = re.compile(rb"""^["']?(name|device|levels)["']?\s*:""", re.MULTILINE)
 _PEAKS = re.compile(rb'^ *"?peaks"?:', re.MULTILINE)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')
@@ -58,3 +60,10 @@ def kind_of(content: bytes, where: str) -> str:
             code="unknown-document",
         )
     return "topology"
+
+
+def read_document(content: bytes, where: str) -> tuple[str, Any]:
+    """The kind of the document in `content`, and the document. PartoptError as of its kind."""
+    kind = kind_of(content, where)
+    read: Any = _WRITTEN.get(kind) or DOCUMENTS[kind].parse  # type: ignore[attr-defined]
+    return kind, read(content, where)

@@ -167,7 +167,16 @@ class Topology(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
 
     def dump(self) -> str:
         """The topology as YAML that `parse` reads back: sizes and rates in base units, exactly."""
-        document = _given(
+        return yaml.safe_dump(
+            self._entries(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
+        )
+
+    def file(self) -> TopologyFile:
+        """The topology as a file has it."""
+        return msgspec.convert(self._entries(), TopologyFile)
+
+    def _entries(self) -> dict[str, Any]:
+        return _given(
             name=self.name,
             device=_given(
                 name=self.device.name,
@@ -176,9 +185,6 @@ class Topology(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
             ),
             levels=[_dump_level(level) for level in self.levels],
             allreduce=None if self.allreduce == "fastest" else self.allreduce,
-        )
-        return yaml.safe_dump(
-            document, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
         )
 
     def resize(self, devices: int) -> Self:

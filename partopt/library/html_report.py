@@ -33,7 +33,6 @@ def write_report(
     profile: Profile | None = None,
     beside: Sequence[Drawable] = (),
     force: bool = False,
-    spell: Callable[[str], str] = str,
     command: Callable[[Finding], Sequence[str]] | None = None,
     commands: Sequence[str] = (),
 ) -> None:
@@ -41,9 +40,9 @@ def write_report(
 
     The page has all that it shows in itself: with the layers of its `profile`, and documents
     `beside` the plan with their pictures and tables. An existing file is replaced only with
-    `force`. Options that its texts name are written as `spell` does, `command` gives the words of
-    that which makes a change, and `commands` are those to check the page with. Raises PartoptError
-    where the plan cannot be simulated, a document has no picture, or `path` cannot be written.
+    `force`. `command` gives the words of the command that makes a change, and `commands` are those
+    to check the page with. Raises PartoptError where the plan cannot be simulated, a document has
+    no picture, or `path` cannot be written.
     """
     path = os.fspath(path)
     documents.check_writable(path, force)
@@ -69,23 +68,23 @@ def write_report(
                 kind if seen[kind] == 1 else f"{kind}-{seen[kind]}",
                 broad,
                 narrow,
-                click.unstyle(text_of(document, spell)),
+                click.unstyle(text_of(document)),
                 _digest(document),
             )
         )
-    advice = [web.advice_of(finding, spell, command) for finding in simulation.document.advice]
+    advice = [web.advice_of(finding, command) for finding in simulation.document.advice]
     figure = simulation.draw("svg")
-    levers = _levers(plan, spell)
+    levers = _levers(plan)
     page = web.render(plan, simulation.document, timeline, figure, shown, levers, advice, commands)
     documents.write_bytes(path, page.encode(), force)
 
 
-def _levers(plan: Plan, spell: Callable[[str], str]) -> web.Shown | None:
+def _levers(plan: Plan) -> web.Shown | None:
     """What else makes a transformer's plan faster, where anything does."""
     broad, narrow = (picture_of_levers(plan, narrow) for narrow in (False, True))
     if not (plan.transformer and broad and narrow):
         return None
-    text = click.unstyle(label_lines(lever_lines(plan, plan.transformer, spell)))
+    text = click.unstyle(label_lines(lever_lines(plan, plan.transformer)))
     return web.Shown("levers", broad.render("svg"), narrow.render("svg"), text, "")
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from partopt.documents.simulation import DrawnTimeline, DrawnWindow, RankTimeline
 from partopt.printable import shorten
 from partopt.report.looks import WORDS, read_row, span_text, ticks
+from partopt.report.text import style, width
 from partopt.schedules.order import KINDS, A, B, F, I
 from partopt.simulator.timeline import Slots
 from partopt.units import format_seconds
@@ -52,10 +53,8 @@ class _View(NamedTuple):
     names: bool
 
 
-def render(
-    timeline: DrawnTimeline, width: int = 80, ascii_only: bool = False, colour: bool = False
-) -> str:
-    """The timeline in `width` columns, a line a rank, or one for all ranks that do the same.
+def render(timeline: DrawnTimeline) -> str:
+    """The timeline, a line a rank, or one for all ranks that do the same.
 
     Where actions are wide enough they bear their letters and microbatches, `F0 B0`; otherwise a
     character stands for what its rank does in that time, kinds in proportion. A rank's second chunk
@@ -73,9 +72,10 @@ def render(
     rows = [read_row(ranks[0]) for ranks in alike.values()]
     label = max(4, *map(len, names))
     beside = label + (7 if len(windows) == 1 else 1 + len(windows))
-    views = _views(windows, rows, max(_LEAST, (width - beside) // len(windows)))
+    views = _views(windows, rows, max(_LEAST, (width() - beside) // len(windows)))
+    ascii_only = style().ascii_only
     cut, idle = (":", ".") if ascii_only else ("┊", "·")
-    fill = " " if colour else "-" if ascii_only else "─"
+    fill = " " if style().colour else "-" if ascii_only else "─"
     lines, looks = [], set()
     for name, ranks, slots in zip(names, alike.values(), rows, strict=True):
         parts = []
@@ -86,7 +86,7 @@ def render(
             else:
                 shown, texts = _diffuse(shares, idle)
             looks |= {*shown.tolist()}
-            parts.append(_paint(shown, texts, colour))
+            parts.append(_paint(shown, texts))
         working = (shares.sum() - shares[A].sum()) / views[0].columns
         busy = f" {working:>4.0%}" if len(views) == 1 else ""
         lines.append(f"{name:>{label}}  {cut.join(parts)}{busy}")
@@ -97,12 +97,12 @@ def render(
             f"{name:>{label}}  {cut.join(_fit(text, views[0].columns) for text in texts)}".rstrip()
             for name, texts in titles
         ]
-    legend = _legend(looks, views[0], idle, colour)
+    legend = _legend(looks, views[0], idle)
     if any(slots.pair.any() for slots in rows):
         legend.append("two at once: side by side")
     note = [timeline.note] if timeline.note else []
     bold = [click.style(line, bold=True) for line in head]
-    return "\n".join([*bold, *lines, *_pack(legend, width), *note])
+    return "\n".join([*bold, *lines, *_pack(legend, width()), *note])
 
 
 def _name_ranks(ranks: Sequence[RankTimeline]) -> str:
@@ -215,9 +215,9 @@ def _letter(look: int) -> str:
     return KINDS[look % ODD].lower() if look >= ODD else KINDS[look]
 
 
-def _paint(looks: Looks, texts: Sequence[str], colour: bool) -> str:
-    """The characters of a line, with `colour` runs of one look on theirs."""
-    if not colour:
+def _paint(looks: Looks, texts: Sequence[str]) -> str:
+    """The characters of a line, in colours runs of one look on theirs."""
+    if not style().colour:
         return "".join(texts)
     ends = [0, *(np.flatnonzero(np.diff(looks)) + 1).tolist(), len(looks)]
     return "".join(
@@ -242,13 +242,14 @@ def _axis(view: _View, end: float) -> str:
     return "".join(text)
 
 
-def _legend(looks: set[int], view: _View, idle: str, colour: bool) -> list[str]:
+def _legend(looks: set[int], view: _View, idle: str) -> list[str]:
     """What the letters mean, of those that occur, and how long a character is."""
     kinds = sorted({look % ODD for look in looks if look != IDLE})
     marks = [(KINDS[kind], kind, WORDS[KINDS[kind]]) for kind in kinds]
     if IDLE in looks:
         marks.append((idle, IDLE, "idle"))
-    parts = [f"{_coloured(mark, look) if colour else mark} {word}" for mark, look, word in marks]
+    paint = _coloured if style().colour else lambda mark, look: mark
+    parts = [f"{paint(mark, look)} {word}" for mark, look, word in marks]
     parts.append(f"a character is {format_seconds(view.cell)}")
     if not view.names:
         parts.append("letters in proportion to time")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -13,6 +14,7 @@ from partopt.documents.device import DeviceFile
 from partopt.documents.doctor import Diagnosis
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
+from partopt.documents.simulation import TrialDocument
 from partopt.documents.tables import (
     Comparison,
     Flows,
@@ -20,53 +22,45 @@ from partopt.documents.tables import (
     Scaling,
     Verification,
 )
+from partopt.documents.topology import Topology
 from partopt.documents.training_run import Run
 from partopt.report import doctor_text as doctor
 from partopt.report import plans_text as plans
 from partopt.report import profile_text as profile
 from partopt.report import run_text
-from partopt.report.clusters import render_device
+from partopt.report import trials_text as trials
+from partopt.report.clusters import render_device, render_topology
 from partopt.report.phrases import basis_lines, ranks_text
-from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
+from partopt.report.text import Column, label_lines, paragraph, stretch, style, table_of
 from partopt.units import format_bytes, format_seconds
 
 _NOTED_S = 1e-3  # a check that takes longer is shown with its time
 
 
-def text_of(
-    document: Any,
-    spell: Callable[[str], str] = str,
-    ascii_only: bool = False,
-    all_layers: bool = False,
-) -> str:
-    """The page of `document`, options that it names written as `spell` does.
-
-    Layers of profiles that repeat are shown once, unless `all_layers` are asked for.
-    """
-    if isinstance(document, Profile):
-        return profile.render(document, ascii_only, all_layers, spell)
-    if isinstance(document, Plan):
-        return plans.render_plan(document, ascii_only, spell, arithmetic=True)
-    if isinstance(document, Verification):
-        return render_verification(document, spell)
+def text_of(document: Any, all_layers: bool = False) -> str:
+    """The page of `document`; layers that repeat are shown once, unless `all_layers` are asked."""
     pages: dict[type, Callable[[Any], str]] = {
+        Profile: partial(profile.render, all_layers=all_layers),
+        Plan: partial(plans.render_plan, arithmetic=True),
+        Verification: render_verification,
         Comparison: plans.render_comparison,
         DeviceFile: render_device,
         Diagnosis: doctor.render,
         Flows: render_flows,
         Run: run_text.render,
+        Topology: render_topology,
+        TrialDocument: trials.render,
         Scaling: plans.render_scaling,
     }
     return pages[type(document)](document)
 
 
-def render_verification(verification: Verification, spell: Callable[[str], str] = str) -> str:
+def render_verification(verification: Verification) -> str:
     """A line for each check of a plan with the fields that differ, and what is claimed if all hold.
 
-    A check that took a noticeable time is shown with it. Options that the texts name are
-    written as `spell` does.
+    A check that took a noticeable time is shown with it.
     """
-    lines = []
+    lines, spell = [], style().spell
     for row in verification.checks:
         took = f" ({format_seconds(row.took_s)})" if row.took_s > _NOTED_S else ""
         verdict = "ok" if row.passed else "FAILED"

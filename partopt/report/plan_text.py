@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from partopt.documents.engine import PARTOPT, TORCH
 from partopt.documents.plan import Plan, needed_bytes, proof_of
@@ -21,7 +21,16 @@ from partopt.report.phrases import (
     speed_text,
     speedup_text,
 )
-from partopt.report.text import Column, bar, label_lines, stretch, table_of, width, with_label
+from partopt.report.text import (
+    Column,
+    bar,
+    label_lines,
+    stretch,
+    style,
+    table_of,
+    width,
+    with_label,
+)
 from partopt.schedules.one_f_one_b import noam
 from partopt.simulator.held_back import held_back
 from partopt.units import format_bytes, format_seconds
@@ -48,17 +57,9 @@ _WHY = {
 }
 
 
-def render(
-    plan: Plan,
-    ascii_only: bool = False,
-    spell: Callable[[str], str] = str,
-    by_size: Sequence[Plan] = (),
-) -> str:
-    """The plan as text, options that it names written as `spell` does.
-
-    `by_size` are the best plans at the microbatch sizes that were tried.
-    """
-    outcome = [(label, spell(text)) for label, text in _outcome(plan, ascii_only)]
+def render(plan: Plan, by_size: Sequence[Plan] = ()) -> str:
+    """The plan as text; `by_size` are the best plans at the microbatch sizes that were tried."""
+    outcome = [(label, style().spell(text)) for label, text in _outcome(plan)]
     if len(by_size) > 1:
         tried = [
             f"microbatch {best.microbatch_size}: {_speed(best)}"
@@ -66,15 +67,16 @@ def render(
             for best in by_size
         ]
         outcome.append(("tried", "; ".join(tried)))
-    return "\n\n".join([head(plan), _stages(plan, ascii_only), label_lines(outcome)])
+    stages = table_of(enumerate(plan.stages), stage_columns(plan))
+    return "\n\n".join([head(plan), stages, label_lines(outcome)])
 
 
 def _speed(plan: Plan) -> str:
     return speed_text(plan.predicted.samples_per_s, plan.profile.tokens_per_sample)
 
 
-def _stages(plan: Plan, ascii_only: bool) -> str:
-    """The table of the stages; BUSY is against the busiest or, of rounds, against the period."""
+def stage_columns(plan: Plan) -> list[Column]:
+    """Those of the stages; BUSY is against the busiest or, of rounds, against the period."""
 
     def sync(row: tuple[int, Stage]) -> str:
         # one all-reduce an iteration, or one for every round of r microbatches
@@ -86,21 +88,16 @@ def _stages(plan: Plan, ascii_only: bool) -> str:
         return max(stage.compute_s, exchanged) / stage.replicas
 
     whole = max(map(busy_s, plan.stages)) if plan.microbatches else plan.predicted.period_s
-    return table_of(
-        enumerate(plan.stages),
-        [
-            Column("#", lambda row: str(row[0])),
-            Column("LAYERS", lambda row: _layers(row[1], stretch(20, 0.6)), "text"),
-            Column(
-                "RANKS", lambda row: ranks_text(row[1].ranks, stretch(14, 0.4, least=14)), "whole"
-            ),
-            Column("COMPUTE", lambda row: format_seconds(row[1].compute_s / row[1].replicas)),
-            Column("SYNC", sync),
-            Column("FLIGHT", lambda row: str(row[1].in_flight), spare=2),
-            Column("MEMORY", lambda row: format_bytes(row[1].memory.total_bytes)),
-            Column("BUSY", lambda row: bar(busy_s(row[1]) / whole, 4, ascii_only), "text", 1),
-        ],
-    )
+    return [
+        Column("#", lambda row: str(row[0])),
+        Column("LAYERS", lambda row: _layers(row[1], stretch(20, 0.6)), "text"),
+        Column("RANKS", lambda row: ranks_text(row[1].ranks, stretch(14, 0.4, least=14)), "whole"),
+        Column("COMPUTE", lambda row: format_seconds(row[1].compute_s / row[1].replicas)),
+        Column("SYNC", sync),
+        Column("FLIGHT", lambda row: str(row[1].in_flight), spare=2),
+        Column("MEMORY", lambda row: format_bytes(row[1].memory.total_bytes)),
+        Column("BUSY", lambda row: bar(busy_s(row[1]) / whole, 4), "text", 1),
+    ]
 
 
 def _layers(stage: Stage, room: int) -> str:
@@ -122,7 +119,7 @@ def _layers(stage: Stage, room: int) -> str:
     return next((form for form in forms if len(form) <= room), shorten(forms[-1], room))
 
 
-def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
+def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
     predicted, estimate_s = plan.predicted, plan.predicted.estimate.period_s
     speedup = speedup_text(predicted.speedup_over_one_device, plan.topology)
     yield "speed", f"{_speed(plan)}, {speedup}; devices idle {predicted.bubble:.1%}"
@@ -138,7 +135,7 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     if plan.microbatches is None:
         yield "flight", _flight(plan)
     yield from _trainer(plan)
-    yield from with_label("memory", memory_lines(plan, ascii_only))
+    yield from with_label("memory", memory_lines(plan))
     if len(plan.stages) == 1 and plan.fits:
         whole = f"each device holds the whole model, {format_bytes(plan.peak_memory_bytes)}"
         less = "with less than that a device, this plan would not fit"
@@ -234,7 +231,7 @@ def _flight(plan: Plan) -> str:
     return f"{text}; the formula's {formula} {gives}"
 
 
-def memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
+def memory_lines(plan: Plan) -> Iterator[str]:
     """The fullest device against its limit: in all, as a bar, and part by part."""
     peak, limit, reserve = plan.peak_memory_bytes, plan.memory_limit_bytes, plan.reserve
     needed = needed_bytes(plan)
@@ -252,9 +249,9 @@ def memory_lines(plan: Plan, ascii_only: bool) -> Iterator[str]:
     for name, size in parts.items():
         label, marks = _PARTS[name]
         done += size
-        cells += marks[ascii_only] * (round(min(_CELLS, room) * done / whole) - len(cells))
+        cells += marks[style().ascii_only] * (round(min(_CELLS, room) * done / whole) - len(cells))
         why = _WHY.get(reserve.basis, "") if name == "reserve" else ""
-        word = f"{marks[ascii_only]} {label} {format_bytes(size)}{why}"
+        word = f"{marks[style().ascii_only]} {label} {format_bytes(size)}{why}"
         # in as few lines as hold them, none broken
         if words and len(words[-1]) + len(word) + 3 <= room:
             words[-1] += f", {word}"

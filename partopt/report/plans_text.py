@@ -40,18 +40,11 @@ _FITS = Column("FITS", lambda pair: "yes" if pair[0].fits else "no", "whole")
 _MEMORY = Column("MEMORY", lambda pair: format_bytes(pair[0].peak_memory_bytes))
 
 
-def render_plan(
-    plan: Plan,
-    ascii_only: bool = False,
-    spell: Callable[[str], str] = str,
-    by_size: Sequence[Plan] = (),
-    *,
-    arithmetic: bool = False,
-) -> str:
+def render_plan(plan: Plan, by_size: Sequence[Plan] = (), *, arithmetic: bool = False) -> str:
     """The page of a plan; of a transformer that of its layout, with the `arithmetic` of a block."""
     if plan.transformer:
-        return transformer_text.render(plan, ascii_only, arithmetic, spell)
-    return plan_text.render(plan, ascii_only, spell, by_size)
+        return transformer_text.render(plan, arithmetic)
+    return plan_text.render(plan, by_size)
 
 
 def _rated(rows: Sequence[Any]) -> tuple[Column, list[tuple[Any, float]]]:
@@ -292,7 +285,6 @@ def render_layout(
     best: Plan | None,
     trainer: str,
     changes: Sequence[tuple[str, str, str]] = (),
-    spell: Callable[[str], str] = str,
 ) -> str:
     """A trainer's layout beside better plans, and what `plan` loses to them.
 
@@ -300,7 +292,7 @@ def render_layout(
     transformer with the `changes` of the configuration: names, old and new values.
     """
     if plan.transformer and best is not None:
-        return render_change(plan, best, changes, spell)
+        return render_change(plan, best, changes)
     others = [replace(recut, planner="other cuts")] if recut is not None else []
     if best is not None and best != recut:
         others.append(best)

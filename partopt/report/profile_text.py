@@ -10,7 +10,7 @@ from partopt.documents.profile import Measurement, Profile
 from partopt.printable import shorten, without_numbers
 from partopt.report.folds import Fold, fold
 from partopt.report.phrases import basis_lines
-from partopt.report.text import Column, bar, label_lines, paragraph, stretch, table_of
+from partopt.report.text import Column, bar, label_lines, paragraph, stretch, style, table_of
 from partopt.units import format_bytes, format_number, format_seconds
 
 Number = TypeVar("Number", int, float)
@@ -21,30 +21,25 @@ _MOST_ROWS, _FIRST = 100, 75  # of layers, and how many of these are the first o
 _LEAST_SAVED = 2  # rows, by a fold
 
 
-def render(
-    profile: Profile,
-    ascii_only: bool = False,
-    all_layers: bool = False,
-    spell: Callable[[str], str] = str,
-) -> str:
+def render(profile: Profile, all_layers: bool = False) -> str:
     """The measured microbatch sizes, then the layers at the largest of them.
 
     A bar shows a layer's share of the time, a star a layer measured by another one. Layers and
     blocks that repeat are shown once, and of very many rows the first and the last; every layer has
-    a row with `all_layers`, an option that is written as `spell` does.
+    a row with `all_layers`.
     """
     measurement = profile.measured()[-1]
     rows: list[Row] = [(place, 1) for place in range(len(profile.layers))]
     left_out = 0
     if not all_layers:
         rows, left_out = choose_rows(_alike(profile, measurement))
-    table = _layer_table(profile, measurement, rows, ascii_only)
+    table = _layer_table(profile, measurement, rows)
     parts = [render_sizes(profile), f"microbatch {measurement.microbatch_size}:\n{table}"]
     ran = sorted({layer.measured_as for layer in profile.layers if layer.measured_as is not None})
     if ran:
         which = f"layer {ran[0]}" if len(ran) == 1 else "a layer like it"
         parts.append(paragraph(f"* did not run: has the measurements of {which}"))
-    every = spell("`all_layers=True` shows each layer")
+    every = style().spell("`all_layers=True` shows each layer")
     if any(row and row[1] > 1 for row in rows):
         parts.append(paragraph(f"xN: N times, rows with the same mark in turn; {every}"))
     if left_out:
@@ -174,9 +169,7 @@ def choose_rows(keys: Sequence[Hashable]) -> tuple[list[Row], int]:
     return [*islice(written(folds), _FIRST), None, *last], count - _MOST_ROWS
 
 
-def _layer_table(
-    profile: Profile, measurement: Measurement, rows: list[Row], ascii_only: bool
-) -> str:
+def _layer_table(profile: Profile, measurement: Measurement, rows: list[Row]) -> str:
     slowest = max(layer.forward_s + layer.backward_s for layer in measurement.layers)
 
     def of_layer(cell: Callable[[int], str]) -> Callable[[Row], str]:
@@ -207,6 +200,6 @@ def _layer_table(
             Column("BACKWARD", of_layer(lambda n: format_seconds(measured[n].backward_s))),
             Column("OUTPUT", of_layer(lambda n: format_bytes(measured[n].output_bytes))),
             Column("WEIGHTS", of_layer(lambda n: format_bytes(layers[n].parameter_bytes))),
-            Column("TIME", of_layer(lambda n: bar(share(n), 6, ascii_only)), "text", 1),
+            Column("TIME", of_layer(lambda n: bar(share(n), 6)), "text", 1),
         ],
     )

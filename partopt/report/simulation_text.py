@@ -32,6 +32,7 @@ from partopt.report.text import (
     label_lines,
     paragraph,
     stretch,
+    style,
     table_of,
     width,
 )
@@ -42,14 +43,21 @@ _SOME = 1e-9  # of the time: less is rounding
 _MOST_ROWS = 16
 _SLOW = 4  # slow ranks that are named
 _BAR_WIDTH = 14
-_BLOCKS, _ASCII = "█░░▒▓ ", "#--=+ "  # of the bar, in the order of SHARES
-SHARES = [  # of the time: headings, meanings, and the fields of a rank
-    ("WORK", "computing", "compute_s"),
-    ("ACTS", "waiting for activations", "waiting_for_activations_s"),
-    ("GRAD", "waiting for gradients", "waiting_for_gradients_s"),
-    ("SEND", "waiting for messages on their way", "transfer_s"),
-    ("SYNC", "waiting for all-reduces", "allreduce_s"),
-    ("END", "nothing left to do", "finished_s"),
+_BLOCKS, _ASCII = "█░░▒▓ ", "#--=+ "  # of the bar, in the order of _SHARES
+_SHARES = [  # of the time: headings, meanings, colours apart in grey too, and the fields of a rank
+    ("WORK", "computing", "#0072B2", "compute_s"),
+    ("ACTS", "waiting for activations", "#E69F00", "waiting_for_activations_s"),
+    ("GRAD", "waiting for gradients", "#F0E442", "waiting_for_gradients_s"),
+    ("SEND", "waiting for messages on their way", "#CC79A7", "transfer_s"),
+    ("SYNC", "waiting for all-reduces", "#4D4D4D", "allreduce_s"),
+    ("END", "nothing left to do", "#D9D9D9", "finished_s"),
+]
+LEVELS = [  # columns of levels, and how busy they are
+    Column("LEVEL", lambda row: row[0].name, "text"),
+    Column("LINK", lambda row: link_text(row[0]), "text"),
+    Column("TRANSFERS", lambda row: f"{row[1].transfer_share:.1%}"),
+    Column("ALL-REDUCES", lambda row: f"{row[1].allreduce_share:.1%}"),
+    Column("SENT", lambda row: format_bytes(row[1].sent_bytes)),
 ]
 
 Floats = NDArray[np.float64]
@@ -60,7 +68,7 @@ class DeviceGroup(NamedTuple):
 
     stages: tuple[int, ...]
     ranks: list[int]
-    parts: Floats  # shape (6,), shares of the time, in the order of SHARES
+    parts: Floats  # shape (6,), shares of the time, in the order of _SHARES
     work: float  # of the busiest
     in_flight: int
     memory_bytes: int
@@ -68,35 +76,31 @@ class DeviceGroup(NamedTuple):
 
 def render(
     document: SimulationDocument,
-    ascii_only: bool = False,
-    colour: bool = False,
-    spell: Callable[[str], str] = str,
     command: Callable[[Finding], Sequence[str]] | None = None,
 ) -> str:
     """The timeline, then tables, outcome and advice.
 
     The tables show where the time goes and how busy the links are; the outcome is what follows from
-    them. Options in the advice are written as `spell` does, and `command` gives the words of the
-    command that makes a change.
+    them. `command` gives the words of the command that makes a change.
     """
     parts = [
         head(document),
-        _drawing(document, ascii_only, colour),
-        _share_table(document, ascii_only),
+        _drawing(document),
+        _share_table(document),
         _level_table(document),
         *_changes(document),
         label_lines(_outcome(document)),
-        "\n".join(_advice(document.advice, spell, command)),
+        "\n".join(_advice(document.advice, command)),
     ]
     return "\n\n".join(parts)
 
 
-def _drawing(document: SimulationDocument, ascii_only: bool, colour: bool) -> str:
+def _drawing(document: SimulationDocument) -> str:
     """The timeline, and how much of the simulation it shows."""
     timeline = document.timeline
     if timeline is None:
         return "The timeline has too many actions to be drawn."
-    text = gantt.render(timeline, width(), ascii_only, colour)
+    text = gantt.render(timeline)
     if len(timeline.windows) > 1 or timeline.windows[0].what == "all":
         return text
     drawn_s, all_s = format_seconds(timeline.windows[0].end_s), format_seconds(document.makespan_s)
@@ -111,7 +115,7 @@ def group_devices(document: SimulationDocument) -> list[DeviceGroup]:
         groups.setdefault(tuple(rank.stages), []).append(rank)
     found = []
     for stages, ranks in sorted(groups.items()):
-        seconds = [[getattr(rank, name) for *_, name in SHARES] for rank in ranks]
+        seconds = [[getattr(rank, name) for *_, name in _SHARES] for rank in ranks]
         parts = np.array(seconds) / document.window_s
         found.append(
             DeviceGroup(
@@ -126,12 +130,8 @@ def group_devices(document: SimulationDocument) -> list[DeviceGroup]:
     return found
 
 
-def _share_table(document: SimulationDocument, ascii_only: bool) -> str:
-    """A row for all the devices that hold the same stages.
-
-    It has the shares of their time, their microbatches in flight and their memory. Of too many rows
-    some at even distances are shown, and always the busiest and the fullest.
-    """
+def share_columns() -> list[Column]:
+    """Those of groups of devices: where their time goes, microbatches in flight, memory."""
 
     def share(place: int) -> Callable[[DeviceGroup], str]:
         def cell(group: DeviceGroup) -> str:
@@ -140,6 +140,30 @@ def _share_table(document: SimulationDocument, ascii_only: bool) -> str:
 
         return cell
 
+    def parts(group: DeviceGroup) -> Iterator[tuple[str, float, str]]:
+        for part, (_, what, colour, _) in zip(group.parts.tolist(), _SHARES, strict=True):
+            yield what, part, colour
+
+    shares = [
+        Column(name, share(n), colour=colour) for n, (name, _, colour, _) in enumerate(_SHARES)
+    ]
+    return [
+        Column("#", lambda group: ",".join(map(str, group.stages)), "text"),
+        Column("RANKS", lambda group: ranks_text(group.ranks, stretch(11, least=11)), "whole"),
+        Column("TIME", lambda group: _bar(group.parts), "text", 1, parts),
+        *shares[:-1],
+        shares[-1]._replace(spare=2),
+        Column("FLIGHT", lambda group: str(group.in_flight)),
+        Column("MEMORY", lambda group: format_bytes(group.memory_bytes)),
+    ]
+
+
+def _share_table(document: SimulationDocument) -> str:
+    """A row for all the devices that hold the same stages.
+
+    It has the shares of their time, their microbatches in flight and their memory. Of too many rows
+    some at even distances are shown, and always the busiest and the fullest.
+    """
     groups = shown = group_devices(document)
     if len(groups) > _MOST_ROWS:
         even = _MOST_ROWS - 2
@@ -147,27 +171,14 @@ def _share_table(document: SimulationDocument, ascii_only: bool) -> str:
         places.add(max(range(len(groups)), key=lambda n: groups[n].work))
         places.add(max(range(len(groups)), key=lambda n: groups[n].memory_bytes))
         shown = [groups[n] for n in sorted(places)]
-    shares = [Column(name, share(n)) for n, (name, *_) in enumerate(SHARES)]
-    shares[-1] = shares[-1]._replace(spare=2)
-    table = table_of(
-        shown,
-        [
-            Column("#", lambda group: ",".join(map(str, group.stages)), "text"),
-            Column("RANKS", lambda group: ranks_text(group.ranks, stretch(11, least=11)), "whole"),
-            Column("TIME", lambda group: _bar(group.parts, ascii_only), "text", spare=1),
-            *shares,
-            Column("FLIGHT", lambda group: str(group.in_flight)),
-            Column("MEMORY", lambda group: format_bytes(group.memory_bytes)),
-        ],
-        gap=1,
-    )
+    table = table_of(shown, share_columns(), gap=1)
     cycle = "the iteration"
     if document.settled is not None:
         cycle = "a cycle of the steady state" if document.settled else "the time"
     most = np.max([group.parts for group in groups], axis=0)
     used = [
         f"{name} {what}"
-        for (name, what, _), part in zip(SHARES, most, strict=True)
+        for (name, what, *_), part in zip(_SHARES, most, strict=True)
         if part >= _SOME
     ]
     lines = [
@@ -180,13 +191,13 @@ def _share_table(document: SimulationDocument, ascii_only: bool) -> str:
     return "\n".join(lines)
 
 
-def _bar(parts: Floats, ascii_only: bool) -> str:
+def _bar(parts: Floats) -> str:
     """The parts side by side, in whole characters, the largest remainders rounded up."""
     cells = parts / max(float(parts.sum()), 1e-300) * _BAR_WIDTH
     whole = np.floor(cells + 1e-9).astype(np.int64)
     for place in np.argsort(whole - cells, kind="stable")[: _BAR_WIDTH - int(whole.sum())]:
         whole[place] += 1
-    letters = zip(_ASCII if ascii_only else _BLOCKS, whole.tolist(), strict=True)
+    letters = zip(_ASCII if style().ascii_only else _BLOCKS, whole.tolist(), strict=True)
     return "".join(letter * count for letter, count in letters)
 
 
@@ -195,16 +206,7 @@ def _level_table(document: SimulationDocument) -> str:
 
     Of the ports of a level the busiest counts, in shares of the time.
     """
-    table = table_of(
-        zip(document.topology.levels, document.levels, strict=True),
-        [
-            Column("LEVEL", lambda row: row[0].name, "text"),
-            Column("LINK", lambda row: link_text(row[0]), "text"),
-            Column("TRANSFERS", lambda row: f"{row[1].transfer_share:.1%}"),
-            Column("ALL-REDUCES", lambda row: f"{row[1].allreduce_share:.1%}"),
-            Column("SENT", lambda row: format_bytes(row[1].sent_bytes)),
-        ],
-    )
+    table = table_of(zip(document.topology.levels, document.levels, strict=True), LEVELS)
     note = "How long the busiest port of a level is in use; SENT is all messages over it."
     return f"{table}\n{paragraph(note)}"
 
@@ -297,16 +299,14 @@ def _variation(document: SimulationDocument) -> Lines:
 
 
 def _advice(
-    findings: Sequence[Finding],
-    spell: Callable[[str], str],
-    command: Callable[[Finding], Sequence[str]] | None,
+    findings: Sequence[Finding], command: Callable[[Finding], Sequence[str]] | None
 ) -> Iterator[str]:
     """Each finding and, below it, what a change brings and the `command` that makes it."""
     if not findings:
         yield "advice   nothing to point at"
         return
     yield click.style("ADVICE", bold=True)
-    indent, below = " " * 9, " " * 12
+    indent, below, spell = " " * 9, " " * 12, style().spell
     for finding in findings:
         yield paragraph(f"{spell(finding.text)}.", f"{finding.severity:9}", indent)
         if finding.verb:

@@ -1,6 +1,6 @@
 """What pages are made of: tables, labelled lines, paragraphs, bars and commands, as plain text.
 
-A page has 80 columns, or what whoever prints it says once for all that is rendered.
+Whoever prints pages says once how they look: `page_style`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,38 @@ _DEFAULT = 80  # columns of a page
 _NARROWEST = 8  # columns of text that has to make room
 _LABEL = 9  # columns of a label, where none is wider
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_WIDTH = ContextVar("width", default=_DEFAULT)
+
+
+class PageStyle(NamedTuple):
+    """Columns of a page, what it may contain, and how options in its texts are spelled."""
+
+    width: int = _DEFAULT
+    ascii_only: bool = False
+    colour: bool = False
+    spell: Callable[[str], str] = str
+
+
+_STYLE = ContextVar("style", default=PageStyle())  # noqa: B039  (it is immutable)
+
+
+def style() -> PageStyle:
+    """That of the pages that are rendered in this context."""
+    return _STYLE.get()
 
 
 def width() -> int:
     """Columns of the pages that are rendered in this context."""
-    return _WIDTH.get()
+    return style().width
 
 
 @contextlib.contextmanager
-def page_width(wide: int) -> Iterator[None]:
-    """Render pages of so many columns in this context."""
-    token = _WIDTH.set(wide)
+def page_style(**changes: Any) -> Iterator[None]:
+    """Render pages in this context with another style in some of its fields."""
+    token = _STYLE.set(style()._replace(**changes))
     try:
         yield
     finally:
-        _WIDTH.reset(token)
+        _STYLE.reset(token)
 
 
 def stretch(room: int, share: float = 1.0, least: int = _NARROWEST) -> int:
@@ -48,17 +64,21 @@ def stretch(room: int, share: float = 1.0, least: int = _NARROWEST) -> int:
 
 
 class Column(NamedTuple):
-    """A column of a table: its heading, and the cell of a row.
+    """A column of a table: its heading, and the cell of a row; on a page of HTML also as a bar.
 
-    Numbers are aligned to the right, the others to the left. Text is shortened where the page is
-    too narrow; what is `whole` never is, and verdicts in it have colours. Where that is not enough
-    the columns with a rank in `spare` are left out, the first rank first.
+    The bar has the `parts` of a row, names with shares and colours; `colour` is that of a part that
+    the column has as a number. Numbers are aligned to the right, the others to the left. Text is
+    shortened where the page is too narrow; what is `whole` never is, and verdicts in it have
+    colours. Where that is not enough the columns with a rank in `spare` are left out, the first
+    rank first.
     """
 
     heading: str
     cell: Callable[[Any], str]
     kind: Literal["number", "text", "whole"] = "number"
     spare: int = 0
+    parts: Callable[[Any], Iterable[tuple[str, float, str]]] | None = None
+    colour: str = ""
 
 
 def table_of(rows: Iterable[Any], columns: Sequence[Column], gap: int = 2) -> str:
@@ -100,10 +120,10 @@ def colour_verdict(text: str) -> str:
     return click.style(text, fg=_COLOURS[text])
 
 
-def bar(share: float, cells: int, ascii_only: bool = False) -> str:
+def bar(share: float, cells: int) -> str:
     """`share` of 1 as a bar of at most `cells` characters."""
     eighths = round(max(0.0, min(1.0, share)) * cells * 8)
-    if ascii_only:
+    if style().ascii_only:
         return "#" * round(eighths / 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 

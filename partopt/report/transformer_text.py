@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -20,7 +20,7 @@ from partopt.documents.transformer import (
 )
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan_text import memory_lines
-from partopt.report.text import Column, label_lines, paragraph, table_of, with_label
+from partopt.report.text import Column, label_lines, paragraph, style, table_of, with_label
 from partopt.transformer.as_profile import estimate_again, training_of
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.iteration import (
@@ -59,12 +59,7 @@ _NAMES = {
 }
 
 
-def render(
-    plan: Plan,
-    ascii_only: bool = False,
-    arithmetic: bool = False,
-    spell: Callable[[str], str] = str,
-) -> str:
+def render(plan: Plan, arithmetic: bool = False) -> str:
     """The page of a plan of a transformer's layout; with `arithmetic` also that of a block."""
     about = plan.transformer
     assert about
@@ -75,7 +70,7 @@ def render(
     lines = [*_head(plan, about), *_times(plan, about, batch), *_measured(work, degrees)]
     lines += _cuts(plan, about, work, degrees)
     lines += with_label("where", _where(parts, work))
-    lines += with_label("memory", memory_lines(plan, ascii_only))
+    lines += with_label("memory", memory_lines(plan))
     if on_host := host_bytes(work, about.layout, batch):
         practice, what = about.practice, list[str]()
         if share := practice.optimizer_offload:
@@ -83,7 +78,7 @@ def render(
         what += ["activations"] * bool(practice.offload) + ["all shares"] * practice.host_shards
         said = f"{format_bytes(round(on_host))} of a server's memory: {', '.join(what)}"
         lines.append(("host", said))
-    lines += lever_lines(plan, about, spell)
+    lines += lever_lines(plan, about)
     lines += with_label("trust", _trust(plan, about, _basis(work, degrees.shape), parts))
     pages = [label_lines(lines)]
     rows, columns, notes = layout_table(plan)
@@ -165,12 +160,7 @@ def degree_columns(experts: bool) -> list[Column]:
     ]
 
 
-def render_change(
-    plan: Plan,
-    best: Plan,
-    changes: Sequence[tuple[str, str, str]],
-    spell: Callable[[str], str] = str,
-) -> str:
+def render_change(plan: Plan, best: Plan, changes: Sequence[tuple[str, str, str]]) -> str:
     """A layout beside the best one: times, what it loses, and `changes` of the configuration.
 
     A change is a name, the old and the new value.
@@ -186,7 +176,7 @@ def render_change(
     if plan != best:
         lines += with_label("change", (f"{name}  {old} -> {new}" for name, old, new in changes))
         if best.transformer:
-            lines += with_label("also", map(spell, _also(best.transformer)))
+            lines += with_label("also", map(style().spell, _also(best.transformer)))
         if abs(loses) >= _APART:
             return f"{label_lines(lines)}\n\n{render_parts(plan, best, ('YOURS', 'BEST'))}"
     return label_lines(lines)
@@ -438,10 +428,10 @@ def _left_out(plan: Plan, left: LayoutBeside) -> str:
     return "nobody runs experts in so large microbatches, and their imbalance is not computed"
 
 
-def lever_lines(plan: Plan, about: Modelled, spell: Callable[[str], str] = str) -> Lines:
+def lever_lines(plan: Plan, about: Modelled) -> Lines:
     """What else is faster: switches of the trainer, a layout that is worth a try, fewer devices."""
     lines = [*with_label("also", _also(about)), *_others(plan, about)]
-    return [(label, spell(line)) for label, line in lines]
+    return [(label, style().spell(line)) for label, line in lines]
 
 
 def _also(about: Modelled) -> Iterator[str]:

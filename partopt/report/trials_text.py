@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from partopt.documents.simulation import ClosedForm, TrialDocument, Tried
 from partopt.report import gantt
 from partopt.report.phrases import Lines
-from partopt.report.text import Column, label_lines, paragraph, table_of, width
+from partopt.report.text import Column, label_lines, paragraph, table_of
 from partopt.schedules import SCHEDULES, schedule
 from partopt.units import format_seconds
 
@@ -20,7 +20,7 @@ _LEGEND = (
 )
 
 
-def render(document: TrialDocument, ascii_only: bool = False, colour: bool = False) -> str:
+def render(document: TrialDocument) -> str:
     """One schedule with its timeline, or a table of several."""
     if len(document.tried) > 1 or document.refused:
         question = label_lines([("pipeline", _pipeline(document))])
@@ -28,7 +28,7 @@ def render(document: TrialDocument, ascii_only: bool = False, colour: bool = Fal
     [tried] = document.tried
     drawing = "The timeline has too many actions to be drawn."
     if document.timeline is not None:
-        drawing = gantt.render(document.timeline, width(), ascii_only, colour)
+        drawing = gantt.render(document.timeline)
     known = tried.schedule in SCHEDULES
     summary = f": {schedule(tried.schedule).summary}" if known else ""
     head = [("schedule", tried.schedule + summary), ("pipeline", _pipeline(document, tried.chunks))]

@@ -23,7 +23,7 @@ from partopt.links import FittedLinks, levels_of
 from partopt.printable import shorten
 from partopt.report import profile_text as profile
 from partopt.report.clusters import render_links
-from partopt.report.text import page_width
+from partopt.report.text import page_style
 from partopt.schedules import SCHEDULES
 from tests.helpers import (
     chain_profile,
@@ -213,7 +213,7 @@ def test_every_page_is_as_wide_as_it_is_told_and_plain_on_a_dumb_terminal(
 def test_pages_of_measurements_are_as_wide_as_they_are_told(width):
     levels = [level_samples(level) for level in levels_of(16, 4)[:1]]
     samples = measured_links(*levels, hosts=(LONG[0],) * 4)
-    with page_width(width):
+    with page_style(width=width):
         fitted = FittedLinks.of(samples, NAMELESS.name, 4)
         for page in (profile.render_sizes(HEAVY), render_links(fitted)):
             assert len(widest(unstyle(page))) <= width, widest(unstyle(page))

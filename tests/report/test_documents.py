@@ -28,7 +28,7 @@ from partopt.report import profile_text as profile
 from partopt.report import simulation_text as simulation
 from partopt.report import transformer_text as transformer
 from partopt.report import trials_text as trials
-from partopt.report.text import page_width
+from partopt.report.text import page_style
 from partopt.simulator import execute
 from partopt.simulator.variation import flows_of
 from partopt.transformer.config import load_transformer
@@ -219,21 +219,31 @@ def simulated(schedule):
     return document(*case(schedule, topology=flat(4, 1e8)))
 
 
+def styled(page, **style):
+    def render():
+        with page_style(**style):
+            return page()
+
+    return render
+
+
 RENDERED = {
     "a profile": lambda: profile.render(known_profile(**TUNED)),
-    "a profile in ASCII": lambda: profile.render(
-        known_profile(), ascii_only=True, all_layers=True, spell=str.upper
+    "a profile in ASCII": styled(
+        lambda: profile.render(known_profile(), all_layers=True), ascii_only=True, spell=str.upper
     ),
     "a profile of which one layer did not run": lambda: profile.render(one_unmeasured()),
-    "a profile of blocks": lambda: profile.render(cases.many_layers(50), spell=str.upper),
+    "a profile of blocks": styled(lambda: profile.render(cases.many_layers(50)), spell=str.upper),
     "a profile of blocks, every layer": lambda: profile.render(
         cases.many_layers(2), all_layers=True
     ),
     "a plan": lambda: plan_text.render(planned()),
-    "a plan in ASCII": lambda: plan_text.render(limited(planned(), 10**7), ascii_only=True),
+    "a plan in ASCII": styled(lambda: plan_text.render(limited(planned(), 10**7)), ascii_only=True),
     "a simulation": lambda: simulation.render(simulated("1f1b")),
     "a simulation from both ends": lambda: simulation.render(simulated("dualpipe")),
-    "a simulation in ASCII": lambda: simulation.render(simulated("pipedream"), ascii_only=True),
+    "a simulation in ASCII": styled(
+        lambda: simulation.render(simulated("pipedream")), ascii_only=True
+    ),
     "plans in a table": lambda: plans.render_comparison(cases.comparison(3)),
     "numbers of devices": lambda: plans.render_scaling(cases.scaling([1, 8, 32])),
     "numbers of devices with a price": lambda: plans.render_scaling(
@@ -252,8 +262,9 @@ RENDERED = {
     "a machine": lambda: doctor.render(machine()),
     "a machine without exchanges": lambda: doctor.render(replace(machine(), exchanges=[])),
     "1f1b": lambda: trials.render(tried("1f1b", stages=3, microbatches=4)),
-    "interleaved in ASCII": lambda: trials.render(
-        tried("interleaved", stages=2, microbatches=4, recompute=True), ascii_only=True
+    "interleaved in ASCII": styled(
+        lambda: trials.render(tried("interleaved", stages=2, microbatches=4, recompute=True)),
+        ascii_only=True,
     ),
     "pipedream": lambda: trials.render(tried("pipedream", stages=10, microbatches=20)),
     "schedules": lambda: trials.render(
@@ -289,8 +300,11 @@ RENDERED = {
         "Stages of two ranks, no iteration: a PERIOD, and its shapes"
     ),
     "a layout": lambda: transformer.render(laid(), arithmetic=True),
-    "a layout of experts in ASCII": lambda: transformer.render(
-        laid("mixtral-8x7b", "tp=2,ep=2,pp=4,microbatch=1,recompute=always", "fp8"), ascii_only=True
+    "a layout of experts in ASCII": styled(
+        lambda: transformer.render(
+            laid("mixtral-8x7b", "tp=2,ep=2,pp=4,microbatch=1,recompute=always", "fp8")
+        ),
+        ascii_only=True,
     ),
     "a layout beside the best": lambda: changed("tp=2,pp=4,dp=2,microbatch=1,recompute=always"),
     "a layout beside the best that does not fit": lambda: changed(limit=10**9),
@@ -312,7 +326,7 @@ def recorded(request):
 
 @pytest.mark.parametrize("name", RENDERED)
 def test_a_page_says_what_it_said(name, recorded, request):
-    with page_width(100):
+    with page_style(width=100):
         lines = click.unstyle(RENDERED[name]()).splitlines()
     page = "".join(f"{line.rstrip()}\n" for line in lines)
     if request.config.getoption("--update"):

@@ -13,6 +13,7 @@ from partopt.cost.pricing import under
 from partopt.documents.simulation import DrawnWindow
 from partopt.report.gantt import render
 from partopt.report.looks import tick_label, ticks
+from partopt.report.text import page_style
 from partopt.schedules.order import KINDS, B, F, Order
 from partopt.simulator.document import drawn_timeline, drawn_windows
 from partopt.simulator.execution import execute
@@ -35,8 +36,8 @@ def drawn(timeline, window=None):
 
 
 def picture(timeline, window=None, **options):
-    page = render(drawn(timeline, window), **({"ascii_only": True} | options))
-    return click.unstyle(page).splitlines()
+    with page_style(**{"ascii_only": True} | options):
+        return click.unstyle(render(drawn(timeline, window))).splitlines()
 
 
 def fast(schedule, P, M, **options):
@@ -134,7 +135,8 @@ def test_a_window_shows_its_part_of_the_time():
 
 def test_colours_are_added_to_the_letters_and_do_not_replace_them():
     timeline = fast("1f1b", P=2, M=3)
-    coloured = render(drawn(timeline), colour=True)
+    with page_style(colour=True):
+        coloured = render(drawn(timeline))
     assert "\x1b[38;5;16m\x1b[48;5;117mF0" in coloured
     plain = [line.replace("-", " ") for line in picture(timeline)]
     assert click.unstyle(coloured).replace("·", ".").splitlines() == plain
@@ -198,8 +200,9 @@ def test_ranks_that_do_the_same_share_a_line():
     one, two = timeline.ranks
     copies = [replace(one, rank=n) for n in range(4)]
     ranks = [*copies, replace(two, rank=4)]
-    lines = render(replace(timeline, ranks=ranks), ascii_only=True).splitlines()
-    alone = render(timeline, ascii_only=True).splitlines()
+    with page_style(ascii_only=True):
+        lines = render(replace(timeline, ranks=ranks)).splitlines()
+        alone = render(timeline).splitlines()
     assert [line.strip().split("  ")[0] for line in lines[1:3]] == ["0-3 x4", "4"]
     assert [line.split()[-1] for line in lines[1:3]] == [line.split()[-1] for line in alone[1:3]]
     scattered = [copies[0], two, copies[3]]
@@ -237,7 +240,8 @@ def page_of(case, width, whole=False):
     execution = execute(under(CASES[case]()))
     windows = drawn_windows(execution, 10**9 if whole else 68)
     drawn = drawn_timeline(execution.timeline, windows)
-    page = click.unstyle(render(drawn, width, ascii_only=True))
+    with page_style(width=width, ascii_only=True):
+        page = click.unstyle(render(drawn))
     ranks = re.findall(r"^ *([0-9]+)(?:\S* x\S+)?  (.*?)(?: +[0-9]+%)?$", page, re.MULTILINE)
     rows = {int(rank): text.split(":") if len(windows) > 1 else [text] for rank, text in ranks}
     return execution, drawn, page, rows

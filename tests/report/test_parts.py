@@ -16,7 +16,7 @@ from partopt.report.clusters import render_topology
 from partopt.report.folds import Fold, fold
 from partopt.report.pages import render_verification
 from partopt.report.phrases import basis_lines, price_lines
-from partopt.report.text import Column, bar, label_lines, page_width, table_of
+from partopt.report.text import Column, bar, label_lines, page_style, table_of
 
 
 def columns_of(**kinds):
@@ -46,7 +46,9 @@ def test_bars_short_names_and_labels():
         (7, "████", "####"),
         (0.4, "█▋", "##"),
     ):
-        assert (bar(share, 4), bar(share, 4, ascii_only=True)) == (drawn, ascii_only)
+        with page_style(ascii_only=True):
+            plain = bar(share, 4)
+        assert (bar(share, 4), plain) == (drawn, ascii_only)
     assert shorten("transformer.h.11.mlp", 12) == "trans..1.mlp"
     assert shorten("wte", 12) == "wte"
     assert label_lines([("model", "gpt"), ("cluster", "two")]) == "model    gpt\ncluster  two"
@@ -54,7 +56,7 @@ def test_bars_short_names_and_labels():
 
 def test_a_verdict_has_a_colour_and_is_never_shortened():
     rows = [["p" * 30, "1.00 ms", "does not fit"], ["q" * 30, "2.00 ms", "yes"]]
-    with page_width(40):
+    with page_style(width=40):
         columns = columns_of(PLANNER="text", PERIOD="number", FITS="whole")
         _, first, second = table_of(rows, columns).splitlines()
     assert first.endswith("\x1b[31mdoes not fit\x1b[0m") and "\x1b[32myes\x1b[0m" in second
@@ -63,7 +65,7 @@ def test_a_verdict_has_a_colour_and_is_never_shortened():
 
 def test_a_page_that_is_too_narrow_does_without_the_spare_columns():
     rows = [["name", "1" * 20, "2" * 20, "3" * 20]]
-    with page_width(60):
+    with page_style(width=60):
         columns = columns_of(A="text", B="number", C="number", D="number")
         columns[1:3] = columns[1]._replace(spare=2), columns[2]._replace(spare=1)
         shown = click.unstyle(table_of(rows, columns))
@@ -115,7 +117,8 @@ def test_the_page_of_a_verification(tmp_path):
         "verified: optimal",
     ]
     assert FAILED.failed == ["request"]
-    page = render_verification(FAILED, spell=lambda text: text.replace("`stages`", "--stages"))
+    with page_style(spell=lambda text: text.replace("`stages`", "--stages")):
+        page = render_verification(FAILED)
     assert page.splitlines()[1:] == [
         "request  FAILED  two --stages",
         "         stages: 2 recorded, 3 found",

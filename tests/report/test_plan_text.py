@@ -11,6 +11,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.stage import Load, Reserve
 from partopt.report.phrases import format_ranks
 from partopt.report.plan_text import _layers, memory_lines, render
+from partopt.report.text import page_style
 from partopt.simulator import simulate_plan
 from partopt.units import format_bytes
 from tests.helpers import flat, measurement, profile_of, uniform_profile, with_memory_of
@@ -87,7 +88,8 @@ def test_memory_is_a_bar_of_parts_against_the_limit(limit, ascii_only):
         limited(two_one_plan(), limit), reserve=Reserve(size_bytes=12_000, basis="given")
     )
     whole = max(limit or 0, 88_000) + 12_000
-    _, cells, *parts = memory_lines(plan, ascii_only)
+    with page_style(ascii_only=ascii_only):
+        _, cells, *parts = memory_lines(plan)
     sizes = [("P", 16), ("G", 8), ("O", 16), ("A", 32), ("=", 16), ("x", 12)]
     blocks = dict(zip("PGOA", "█▓▒░", strict=True))
     for letter, size in sizes:
@@ -187,7 +189,8 @@ def test_what_is_proven_of_a_simulated_plan_and_among_which(lower_bound_s, text)
 def test_the_objective_of_another_planner_and_what_is_proven_of_it():
     certificate = certify(4.5, 4.5, "splits", "see `microbatches=8`", "optimal for the recurrence")
     plan = replace(two_one_plan(), planner="pipedream", certificate=certificate)
-    page = render(plan, spell=lambda text: text.replace("`microbatches=8`", "--microbatches 8"))
+    with page_style(spell=lambda text: text.replace("`microbatches=8`", "--microbatches 8")):
+        page = render(plan)
     assert page.splitlines()[-2:] == [
         "objective 4.50 s, optimal for the recurrence",
         "proof     among splits: see --microbatches 8",

@@ -13,7 +13,7 @@ from partopt import documents
 from partopt.cost.pricing import under
 from partopt.documents.simulation import SimulationDocument
 from partopt.report.simulation_text import group_devices, render
-from partopt.report.text import page_width
+from partopt.report.text import page_style
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute
@@ -41,7 +41,8 @@ def document(plan, execution):
 
 
 def text_of(plan, execution, **how):
-    return click.unstyle(render(document(plan, execution), **how))
+    with page_style(**how):
+        return click.unstyle(render(document(plan, execution)))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -74,7 +75,7 @@ def test_the_document_is_the_one_that_is_described():
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_line_is_wider_than_the_page(schedule, width):
     plan, execution = case(schedule)
-    with page_width(width):
+    with page_style(width=width):
         page = text_of(plan, execution)
     assert max(map(len, page.splitlines())) <= width
 
@@ -242,4 +243,5 @@ def test_the_page_of_the_saved_document_is_that_of_the_run(schedule, tmp_path):
     loaded = SimulationDocument.load(str(tmp_path / "simulation.json"))
     assert loaded == live
     for how in ({}, {"colour": True}, {"ascii_only": True}):
-        assert render(loaded, **how) == render(live, **how)
+        with page_style(**how):
+            assert render(loaded) == render(live)

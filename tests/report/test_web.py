@@ -16,6 +16,7 @@ import partopt as po
 from partopt.cost.problem import certify
 from partopt.errors import PartoptError
 from partopt.library import html_report
+from partopt.report.text import page_style
 from partopt.report.transformer_text import layout_name
 from partopt.schedules.order import A
 from tests.helpers import chain_profile, flat, two_level
@@ -318,7 +319,8 @@ def test_a_transformer_is_headed_by_its_layout(written):
 @pytest.mark.slow
 def test_what_else_is_faster_has_a_picture_and_the_lines_of_the_page(written):
     plan = levered(["--tp-comm-overlap", HOSTILE])
-    page = written(plan, spell=lambda text: text.replace("facts=", "--with "))
+    with page_style(spell=lambda text: text.replace("facts=", "--with ")):
+        page = written(plan)
     section = page[page.index('<section id="levers">') : page.index('<section id="proof">')]
     pictures, lines = section.split("<pre>")[:2]
     assert pictures.count("<svg ") == 2 and page.count(">if it fits (24%)<") == 2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
 from partopt import documents
+from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.tables import Comparison, Scaling
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from partopt.simulator.execution import Execution
 
 Drawable = Profile | Plan | Comparison | Scaling | Run
-KINDS = ("profile", "plan", "comparison", "groups", "scaling", "run")
+KINDS = [kind for kind, document in DOCUMENTS.items() if document in get_args(Drawable)]
 FORMS = ("svg", "pdf", "png")
 
 
@@ -81,21 +82,16 @@ def picture_of(
     from partopt.report.pictures.sheet import COLUMN, FULL
 
     width = COLUMN if narrow else FULL
-    if isinstance(document, Plan):
-        return plan_sheet.picture(document, profile, alternatives, width, levers)
-    if isinstance(document, Profile):
-        return layers.picture(document, width)
-    if isinstance(document, Comparison):
-        return tables.comparison_picture(document)
-    if isinstance(document, Scaling):
-        return scaling_sheet.picture(document)
-    if isinstance(document, Run):
-        return tables.run_picture(document)
-    raise PartoptError(
-        f"a {type(document).__name__} has no picture",
-        f"these have one: {', '.join(KINDS)}",
-        code="no-picture",
-    )
+    draw: dict[type, Callable[[Any], Picture]] = {
+        Plan: lambda plan: plan_sheet.picture(plan, profile, alternatives, width, levers),
+        Profile: lambda profile: layers.picture(profile, width),
+        Comparison: tables.comparison_picture,
+        Scaling: scaling_sheet.picture,
+        Run: tables.run_picture,
+    }
+    if type(document) not in draw:
+        check_kind(type(document).__name__, "draw")
+    return draw[type(document)](document)
 
 
 def picture_of_levers(plan: Plan, narrow: bool = False) -> Picture | None:

@@ -20,14 +20,13 @@ from partopt.report.phrases import (
     basis_lines,
     cluster_lines,
     count_text,
-    format_ranks,
-    link_text,
     price_lines,
-    recomputed_text,
     speed_lines,
     speed_text,
 )
-from partopt.report.simulation_text import SHARES, group_devices
+from partopt.report.plan_text import stage_columns
+from partopt.report.simulation_text import LEVELS, group_devices, share_columns
+from partopt.report.text import Column, style
 from partopt.report.transformer_text import layout_name, layout_table
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_seconds
@@ -37,8 +36,6 @@ _ID = re.compile(r'(\bid="|url\(#|href="#)')
 _WIDTH = re.compile(r'<svg [^>]*?\bwidth="([0-9.]+)pt"')
 _PREAMBLE = re.compile(r"^.*?(?=<svg\b)", re.DOTALL)
 _READABLE = 1.5  # pixels of a point: the smallest labels, of 6 points, have 9
-# of computing and of the five ways to wait, apart in grey too
-_COLOURS = ("#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#4D4D4D", "#D9D9D9")
 
 
 class Shown(NamedTuple):
@@ -52,15 +49,6 @@ class Shown(NamedTuple):
     narrow: bytes
     text: str
     sha256: str
-
-
-class HtmlColumn(NamedTuple):
-    """A column of a table, whose cell of a row is a text or a bar; `colour` is a bar's part."""
-
-    heading: str
-    cell: Callable[[Any], Any]
-    left: bool = False
-    colour: str = ""
 
 
 def render(
@@ -108,9 +96,13 @@ def render(
         picture=_pictures(documents[0], "picture"),
         figure=_inline(figure, "figure"),
         timeline=timeline and timeline_of(timeline, simulation.makespan_s),
-        shares=_share_table(simulation),
-        levels=_level_table(simulation),
-        stages=_stage_table(plan),
+        shares=_table(
+            group_devices(simulation),
+            share_columns(),
+            f"Shares of {format_seconds(simulation.window_s)}.",
+        ),
+        levels=_table(zip(plan.topology.levels, simulation.levels, strict=True), LEVELS),
+        stages=_table(enumerate(plan.stages), stage_columns(plan)),
         memory=_memory_table(plan),
         runners_up=_beside_table(plan),
         levers=levers and (_pictures(levers, levers.name), levers.text),
@@ -168,11 +160,10 @@ def _tiles(plan: Plan, simulation: SimulationDocument) -> list[tuple[str, str, b
 
 
 def advice_of(
-    finding: Finding,
-    spell: Callable[[str], str],
-    command: Callable[[Finding], Sequence[str]] | None,
+    finding: Finding, command: Callable[[Finding], Sequence[str]] | None
 ) -> dict[str, str]:
-    """A finding, options written as `spell` does, with the command that makes its change."""
+    """A finding, with the command that makes its change."""
+    spell = style().spell
     return {
         "severity": finding.severity,
         "text": f"{spell(finding.text)}.",
@@ -195,9 +186,11 @@ def _proof(plan: Plan) -> list[tuple[str, str]]:
     return lines
 
 
-def _table(rows: Iterable[Any], columns: Sequence[HtmlColumn], note: str = "") -> dict[str, Any]:
+def _table(rows: Iterable[Any], columns: Sequence[Column], note: str = "") -> dict[str, Any]:
     """A table as the template takes it."""
-    cells = [[column.cell(row) for column in columns] for row in rows]
+    cells = [
+        [_bar(col.parts(row)) if col.parts else col.cell(row) for col in columns] for row in rows
+    ]
     return {"columns": columns, "rows": cells, "note": note}
 
 
@@ -212,71 +205,6 @@ def _bar(parts: Iterable[tuple[str, float, str]]) -> dict[str, Any]:
     }
 
 
-def _share_table(document: SimulationDocument) -> dict[str, Any]:
-    """Where the time of the devices goes, a row for those that hold the same stages."""
-    words = [what for _, what, _ in SHARES]
-
-    def time(group: Any) -> dict[str, Any]:
-        return _bar(zip(words, group.parts.tolist(), _COLOURS, strict=True))
-
-    def share(place: int) -> Callable[[Any], str]:
-        return lambda group: f"{group.parts[place]:.1%}" if group.parts[place] else "-"
-
-    return _table(
-        group_devices(document),
-        [
-            HtmlColumn("stages", lambda group: ", ".join(map(str, group.stages)), left=True),
-            HtmlColumn("ranks", lambda group: format_ranks(group.ranks), left=True),
-            HtmlColumn("time", time, left=True),
-            *(HtmlColumn(words[n], share(n), colour=_COLOURS[n]) for n in range(len(words))),
-            HtmlColumn("in flight", lambda group: group.in_flight),
-            HtmlColumn("peak memory", lambda group: format_bytes(group.memory_bytes)),
-        ],
-        f"Shares of {format_seconds(document.window_s)}.",
-    )
-
-
-def _level_table(document: SimulationDocument) -> dict[str, Any]:
-    """The links of every level, and how busy their busiest port is."""
-    return _table(
-        zip(document.topology.levels, document.levels, strict=True),
-        [
-            HtmlColumn("level", lambda row: row[0].name, left=True),
-            HtmlColumn("links", lambda row: link_text(row[0]), left=True),
-            HtmlColumn("messages", lambda row: f"{row[1].transfer_share:.1%}"),
-            HtmlColumn("all-reduces", lambda row: f"{row[1].allreduce_share:.1%}"),
-            HtmlColumn("sent", lambda row: format_bytes(round(row[1].sent_bytes))),
-        ],
-    )
-
-
-def _stage_table(plan: Plan) -> dict[str, Any]:
-    """The stages: their layers, ranks and times."""
-
-    def layers(row: Any) -> str:
-        stage = row[1]
-        return f"{stage.start} to {stage.stop - 1}: {stage.modules[0]} .. {stage.modules[-1]}"
-
-    def or_dash(value: float, form: Callable[[float], str]) -> str:
-        return form(value) if value else "-"
-
-    return _table(
-        enumerate(plan.stages),
-        [
-            HtmlColumn("#", lambda row: row[0], left=True),
-            HtmlColumn("layers", layers, left=True),
-            HtmlColumn("ranks", lambda row: format_ranks(row[1].ranks), left=True),
-            HtmlColumn("forward", lambda row: format_seconds(row[1].forward_s)),
-            HtmlColumn("backward", lambda row: format_seconds(row[1].backward_s)),
-            HtmlColumn("all-reduce", lambda row: or_dash(row[1].allreduce_s, format_seconds)),
-            HtmlColumn("sends", lambda row: or_dash(row[1].output_bytes, format_bytes)),
-            HtmlColumn("in flight", lambda row: row[1].in_flight),
-            HtmlColumn("activations", lambda row: recomputed_text(row[1]), True),
-        ],
-        "Seconds and bytes of one microbatch on one replica.",
-    )
-
-
 def _memory_table(plan: Plan) -> dict[str, Any]:
     """The memory of a device of every stage, by parts, against the limit."""
     limit = plan.memory_limit_bytes
@@ -289,20 +217,19 @@ def _memory_table(plan: Plan) -> dict[str, Any]:
     def part(name: str) -> Callable[[Any], str]:
         return lambda row: format_bytes(row[1][name]) if row[1][name] else "-"
 
+    def parts(row: Any) -> Iterable[tuple[str, float, str]]:
+        return ((name, row[1][name] / most, MEMORY[name]) for name in MEMORY)
+
     note = "No limit is known." if limit is None else f"The limit is {format_bytes(limit)}."
     if plan.reserve.size_bytes:
         note += f" {format_bytes(plan.reserve.size_bytes)} more are reserved."
     return _table(
         rows,
         [
-            HtmlColumn("stage", lambda row: row[0], left=True),
-            HtmlColumn(
-                "of the limit",
-                lambda row: _bar((name, row[1][name] / most, MEMORY[name]) for name in MEMORY),
-                left=True,
-            ),
-            *(HtmlColumn(name, part(name), colour=MEMORY[name]) for name in MEMORY),
-            HtmlColumn("all", lambda row: format_bytes(plan.stages[row[0]].memory.total_bytes)),
+            Column("STAGE", lambda row: str(row[0]), "text"),
+            Column("OF THE LIMIT", str, "text", parts=parts),
+            *(Column(name.upper(), part(name), colour=MEMORY[name]) for name in MEMORY),
+            Column("ALL", lambda row: format_bytes(plan.stages[row[0]].memory.total_bytes)),
         ],
         note,
     )
@@ -312,23 +239,20 @@ def _beside_table(plan: Plan) -> dict[str, Any] | None:
     """The layouts or plans that were found beside the plan, where it says them."""
     rows, columns, notes = layout_table(plan)
     if rows:
-        titles = [
-            HtmlColumn(column.heading, column.cell, column.kind != "number") for column in columns
-        ]
-        return _table(rows, titles, "; ".join(notes))
+        return _table(rows, columns, "; ".join(notes))
     if not plan.runners_up:
         return None
     tokens = plan.profile.tokens_per_sample
     return _table(
         [RunnerUp.of(plan), *plan.runners_up],
         [
-            HtmlColumn("planner", lambda row: row.planner, left=True),
-            HtmlColumn("schedule", lambda row: row.schedule, left=True),
-            HtmlColumn("microbatch", lambda row: row.microbatch_size),
-            HtmlColumn("shape", lambda row: row.shape, left=True),
-            HtmlColumn("period", lambda row: format_seconds(row.period_s)),
-            HtmlColumn("speed", lambda row: speed_text(row.samples_per_s, tokens)),
-            HtmlColumn("memory", lambda row: format_bytes(row.peak_memory_bytes)),
-            HtmlColumn("fits", lambda row: "yes" if row.fits else "no", left=True),
+            Column("PLANNER", lambda row: row.planner, "text"),
+            Column("SCHEDULE", lambda row: row.schedule, "text"),
+            Column("MICROBATCH", lambda row: str(row.microbatch_size)),
+            Column("SHAPE", lambda row: row.shape, "text"),
+            Column("PERIOD", lambda row: format_seconds(row.period_s)),
+            Column("SPEED", lambda row: speed_text(row.samples_per_s, tokens)),
+            Column("MEMORY", lambda row: format_bytes(row.peak_memory_bytes)),
+            Column("FITS", lambda row: "yes" if row.fits else "no", "whole"),
         ],
     )
