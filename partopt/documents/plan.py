@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -425,9 +424,8 @@ def _tiling_faults(plan: Plan) -> Iterator[PartoptError]:
 
 def _other_faults(plan: Plan) -> Iterator[PartoptError]:
     """What is wrong with a plan whose stages tile the layers."""
-    rounding = 1e-9 * max(stage.compute_s for stage in plan.stages)
     for s, stage in enumerate(plan.stages):
-        yield from _stage_faults(stage, f"stages[{s}]", rounding)
+        yield from _stage_faults(stage, f"stages[{s}]")
         yield from _rank_faults(plan, stage, f"stages[{s}]")
     if len(set(map(len, plan.stages_by_rank().values()))) > 1:
         yield _fault(
@@ -440,22 +438,10 @@ def _other_faults(plan: Plan) -> Iterator[PartoptError]:
             place = f"predicted.estimate.loads[{n}].place"
             yield _fault(f"{place}: {load.place}, of {len(plan.stages)} stages")
     yield from _layout_faults(plan)
-    yield from _request_faults(plan)
-    yield from _kind_faults(plan)
-    limit = plan.memory_limit_bytes
-    for n, row in enumerate(plan.runners_up or []):
-        rate = row.microbatch_size / row.period_s
-        if not math.isclose(rate, row.samples_per_s, rel_tol=1e-6):
-            yield _fault(f"runners_up[{n}].samples_per_s: not microbatch_size / period_s, {rate:g}")
-        if row.fits != (limit is None or row.peak_memory_bytes <= limit):
-            yield _fault(f"runners_up[{n}].fits: not as its memory says")
 
 
-def _stage_faults(stage: Stage, place: str, rounding: float) -> Iterator[PartoptError]:
-    """Names, ranks and bytes that are not as many as they should be, and times that do not add up.
-
-    Times may differ by `rounding` seconds.
-    """
+def _stage_faults(stage: Stage, place: str) -> Iterator[PartoptError]:
+    """Names and ranks that are not as many as they should be."""
     layers, ranks = stage.stop - stage.start, len(stage.ranks)
     if len(stage.modules) != layers:
         what = f"{len(stage.modules)} names for {layers} layers"
@@ -463,21 +449,6 @@ def _stage_faults(stage: Stage, place: str, rounding: float) -> Iterator[Partopt
     if ranks != stage.replicas:
         what = f"{ranks} ranks for {stage.replicas} replicas"
         yield _fault(f"{place}.ranks: {what}", "each replica has one rank")
-    if stage.frozen_bytes > stage.parameter_bytes:
-        yield _fault(f"{place}.frozen_bytes: more than parameter_bytes, of which they are a part")
-    if stage.memory.transient_bytes not in (stage.transient_bytes, stage.split_transient_bytes):
-        yield _fault(
-            f"{place}.memory.transient_bytes: neither transient_bytes nor split_transient_bytes "
-            "of the stage"
-        )
-    parts = msgspec.structs.asdict(stage.memory)
-    if parts.pop("total_bytes") != sum(parts.values()):
-        yield _fault(f"{place}.memory.total_bytes: not the sum of its parts, {sum(parts.values())}")
-    whole = stage.forward_s + stage.backward_s + stage.again_s
-    if not math.isclose(whole, stage.compute_s, rel_tol=1e-6, abs_tol=rounding):
-        yield _fault(f"{place}.compute_s: not the sum of its parts, {whole:g}")
-    if stage.backward_weight_s > stage.backward_s + rounding:
-        yield _fault(f"{place}.backward_weight_s: longer than backward_s, of which it is a part")
 
 
 def _rank_faults(plan: Plan, stage: Stage, place: str) -> Iterator[PartoptError]:
@@ -532,71 +503,3 @@ def _layout_faults(plan: Plan) -> Iterator[PartoptError]:
         if value != found or (name in rest and value is None):
             what = "missing" if value is None else f"{value}, and the stages have {found}"
             yield _fault(f"layout.{name}: {what}")
-
-
-def _request_faults(plan: Plan) -> Iterator[PartoptError]:
-    """Requests that these layers do not allow, and departures of the plan from its request.
-
-    The number of stages and the replication are checked for the planner `optimal` alone.
-    """
-    request, layers = plan.request, plan.stages[-1].stop
-    starts, costs = request.cut_at, request.costs
-    if starts is not None and not (
-        starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < layers
-    ):
-        hint = f"the layers are 0 to {layers - 1}"
-        yield _fault("request.cut_at: not ascending layers from 0 on", hint)
-    bounds = request.block_bounds
-    if bounds is not None and (
-        len(bounds) < 2 or bounds != sorted({*bounds}) or bounds[-1] > layers
-    ):
-        yield _fault("request.block_bounds: not ascending layers", f"give 0 to {layers}")
-    if costs is not None and len(costs) != layers:
-        what = f"{len(costs)} costs for {layers} layers"
-        yield _fault(f"request.costs: {what}", "give each layer one")
-    for s, stage in enumerate(plan.stages):
-        if starts is not None and stage.start not in starts:
-            what = f"{stage.start} is not one of request.cut_at"
-            yield _fault(f"stages[{s}].start: {what}", "stages begin where they may")
-        if not _recomputes_as(request.recompute, stage):
-            yield _fault(f"stages[{s}].recompute: request.recompute is {request.recompute}")
-    if plan.planner == "optimal":
-        yield from (_fault(f"request: {what}") for what in plan.find_deviations())
-
-
-def _recomputes_as(asked: Recompute | int, stage: Stage) -> bool:
-    """Whether a stage recomputes as it was requested."""
-    blocks = stage.blocks or 0
-    again = blocks if asked == "always" else min(asked, blocks) if isinstance(asked, int) else None
-    if again is None:
-        return asked == "auto" or not stage.recompute
-    return stage.recompute and stage.blocks_again == again
-
-
-def _kind_faults(plan: Plan) -> Iterator[PartoptError]:
-    """A family, a planner, buffers or a reserve that the rest of the plan contradicts."""
-    reserve, request, planner = plan.reserve, plan.request, plan.planner
-    unlimited = plan.memory_limit_bytes is None
-    if (
-        (reserve.basis == "none" and reserve.size_bytes > 0)
-        or (reserve.basis == "given" and reserve.size_bytes != plan.engine.reserve_bytes)
-        or (reserve.basis != "none" and unlimited)
-    ):
-        where = "no limit" if unlimited else "each device"
-        what = f"{reserve.basis}, with {reserve.size_bytes} bytes reserved of {where}"
-        yield _fault(f"reserve.basis: {what}")
-    if plan.engine.buffers == "all" and plan.microbatches is None:
-        yield _fault(f"engine.buffers: all under {plan.schedule}", "it has no iteration")
-    ranks = [rank for stage in plan.stages for rank in stage.ranks]
-    apart = any(not _is_run(stage.ranks) for stage in plan.stages) or ranks != sorted(ranks)
-    if plan.family == "nested" and not apart:
-        yield _fault("family: nested, and all ranks are consecutive", 'they are "contiguous"')
-    if (request.cuts is None) != (request.replicas is None):
-        yield _fault("request.cuts: without request.replicas, or they without", "give both")
-    elif request.cuts is not None:
-        replicas = [stage.replicas // plan.copies for stage in plan.stages]
-        if ([s.start for s in plan.stages[1:]], replicas) != (request.cuts, request.replicas):
-            yield _fault("request.cuts: the stages are others")
-    if (planner == "manual") != (request.cuts is not None):
-        what = f"with{'out' if request.cuts is None else ''} request.cuts"
-        yield _fault(f"planner: {planner}, {what}", 'a person\'s own split is "manual"')
