@@ -1,88 +1,98 @@
 """Shell scripts, read as bash runs them: words, variables, arrays, conditions, loops, functions.
 
-No command is executed. What depends on a value that the script does not have carries a mark with
-its name, as `unknown_names` finds them; a variable that is set nowhere is empty in conditions.
-Where a condition is not known, every branch counts that does not exit, and what they leave
-different is not known; likewise what a loop changes whose turns are not known.
+shfmt parses them; no command is executed. What depends on a value that the script does not have
+carries a mark with its name; a variable that is set nowhere is empty in conditions. Where a
+condition is not known, every branch counts that does not exit, and what they leave different is not
+known; likewise what a loop changes whose turns are not known, and what is done to a value that
+scripts do for the names of files alone.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import functools
 import itertools
+import json
 import operator
 import re
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from partopt.configurations.arithmetic import UNKNOWN, calculate_whole
-from partopt.configurations.shell_syntax import (
-    ASSIGNED,
-    CONTROL,
-    LITERAL_TEXT,
-    TEXT,
-    Node,
-    closing,
-    is_operator,
-    parse,
-    quoted_end,
-    tokens,
+from partopt.configurations.marks import (
+    UNKNOWN,
+    UNSET,
+    is_unset,
+    mark,
+    marks_of,
+    show_marks,
+    strip_marks,
+    unknown_names,
+    without_unset,
 )
 from partopt.errors import PartoptError
 
 Value = str | tuple[str, ...]  # a text, or the elements of an array
+Node = dict[str, Any]  # of shfmt's syntax tree (mvdan.cc/sh/v3/syntax), as its JSON has it
 
-_MARK, _UNSET = UNKNOWN[0], UNKNOWN[1]
-_BREAK = "\2"  # between the elements of an array, which part words even in quotes
-_BLANK = "\5"  # in place of one in the name of a mark
-_MARKED = re.compile(f"[{UNKNOWN}]([^{UNKNOWN}]*)[{UNKNOWN}]")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*|[0-9@*#?!$-]")
-_PARAMETER = re.compile(r"([!#]?)([A-Za-z_]\w*|[0-9]+|[@*#?$!-])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
-_BRACES = re.compile(r"\{([^{}\s'\"`]*(?:,|\.\.)[^{}\s'\"`]*)\}")
-_WITHIN = re.compile(rf"(?:[{UNKNOWN}][^{UNKNOWN}]*[{UNKNOWN}]|'[^']*'|\"[^\"]*\"|\\.|\S)+", re.S)
-_PLAIN = re.compile(rf"[^'\"`$\\{UNKNOWN}]+")
-_UNEXPANDED = re.compile(rf"[^\\`${UNKNOWN}]+")
+_BREAK = "\ue002"  # between the elements of an array, which part words even in quotes
+_CONTROL = re.compile("[\0-\10\13\14\16-\37\r\ue000-\uf8ff]")  # letters that scripts do not have
+_PLACEHOLDER = re.compile(r"<[A-Z][^<>\n$\"']*[\w.)]>")  # `<PATH TO FILE>`, to be filled in
+_SIGN = re.compile(rb"&&|\|\||\|&?|<<<|<<-?|[<>=!]=|&?>>?[|&]?|<[&>]?|=~|-[a-z]+|[-+*/%]=?|.", re.S)
+_EXPANSION = re.compile(r"\$\{[\w@*#?-]+?(?:\[[^\]]*\])?(:?)([-+=?])")
+_WITHIN = re.compile(
+    rf"(?:[{UNKNOWN}{UNSET}][^{UNKNOWN}{UNSET}]*[{UNKNOWN}{UNSET}]|'[^']*'|\"[^\"]*\"|\\.|\S)+",
+    re.S,
+)
 _ENVIRONMENT = re.compile(r"^/etc/|activate|conda|bashrc|profile$|modules?\.sh$")  # no arguments
-_DECLARING = ("export", "local", "declare", "readonly", "typeset")
 _WRAPPERS = ("exec", "command", "builtin", "nohup", "time", "env", "sudo")
-_SUCCEEDING = (*_DECLARING, "cd", "mkdir", "ulimit", "module", "pushd", "popd", "trap", "set")
+_SUCCEEDING = ("cd", "mkdir", "ulimit", "module", "pushd", "popd", "trap", "set")
 _OF_EVERY_SHELL = ("HOME", "USER", "PWD", "PATH", "HOSTNAME", "RANDOM", "SHELL", "SECONDS", "UID")
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le,
     "-gt": operator.gt, "-ge": operator.ge,
 }  # fmt: skip
-_SHOWN = 80  # letters of the name of a mark
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge, "+": operator.add, "-": operator.sub, "*": operator.mul,
+    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "%": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+}  # fmt: skip
 _TURNS = 100  # of a loop, unless it is over words
 _LONGEST = 1_000_000  # letters of a script, and of a value
-_PATTERNED = 1000  # letters of a pattern, and of what it is compared with
 _WORK = 200_000  # commands, words and letters that a script makes, by their weights
 
 
-def mark(name: str) -> str:
-    """The mark of a value that is not known, `name` says which."""
-    return f"{_MARK}{_BLANK.join(name[:_SHOWN].split())}{_MARK}"
+@functools.lru_cache(64)
+def parse(text: str) -> list[Node]:
+    """The statements of a script. PartoptError, with its place, for what bash would refuse."""
+    quoted = _PLACEHOLDER.sub(lambda found: f"'{found[0]}'", text)
+    command, source = ["shfmt", "--language-dialect", "bash", "--to-json"], quoted.encode()
+    done = subprocess.run(command, input=source, capture_output=True, check=False)
+    if done.returncode:
+        place, _, what = (
+            done.stderr.decode().strip().removeprefix("<standard input>:").partition(" ")
+        )
+        message = f"line {place.partition(':')[0]}: bash would refuse it: {what}"
+        hint = "give the flags alone, with their values"
+        raise PartoptError(message, hint, code="malformed-script")
 
+    def tell(node: Any) -> None:
+        """Put into nodes how they are written, and their operators."""
+        for child in node.values() if isinstance(node, dict) else node:
+            if isinstance(child, dict | list):
+                tell(child)
+        if isinstance(node, dict) and "Pos" in node and "End" in node:
+            written = source[node["Pos"]["Offset"] : node["End"]["Offset"]]
+            node["Written"] = written.decode(errors="replace")
+            if "OpPos" in node:
+                node["Sign"] = _SIGN.match(source, node["OpPos"]["Offset"])[0].decode()  # type: ignore[index]
 
-def strip_marks(text: str) -> str:
-    """A value without what is not known of it."""
-    return _MARKED.sub("", text)
-
-
-def unknown_names(text: str) -> list[str]:
-    """The names of what is not known in a value."""
-    return [name.replace(_BLANK, " ") for name in dict.fromkeys(_MARKED.findall(text))]
-
-
-def is_unset(text: str) -> bool:
-    """Whether a word has nothing but variables that are set nowhere, which bash leaves out."""
-    return bool(text) and not _without_unset(text)
-
-
-def _without_unset(text: str) -> str:
-    return re.sub(f"{_UNSET}[^{_UNSET}]*{_UNSET}", "", text) if _UNSET in text else text
+    found: list[Node] = json.loads(done.stdout).get("Stmts", [])
+    tell(found)
+    return found
 
 
 def _text(value: Value) -> str:
@@ -128,7 +138,7 @@ class Script:
 def read_script(text: str, given: Mapping[str, str]) -> Script:
     """Run through a script; the variables that are `given` keep their values.
 
-    Raises PartoptError for one that nests too deep, or does too much, to be read.
+    Raises PartoptError for one that is none, nests too deep, or does too much, to be read.
     """
     state = _State({**_of_scheduler(text), **given})
     numbers = [int(name) for name in given if re.fullmatch("[1-9][0-9]{0,2}", name)]
@@ -137,9 +147,9 @@ def read_script(text: str, given: Mapping[str, str]) -> Script:
     reader = _ScriptReader(given, state)
     try:
         reader.spend(len(text) // _LONGEST * _WORK)
-        for node in parse(CONTROL.sub("", text)):
+        for node in parse(_CONTROL.sub("", text)):
             reader.run([node])
-            if reader.state.leaves == "exit" and node[0] == "simple":
+            if reader.state.leaves == "exit" and node["Cmd"]["Type"] == "CallExpr":
                 break
             reader.state.leaves = ""
     except RecursionError:
@@ -182,6 +192,7 @@ class _ScriptReader:
         self.hidden = list[dict[str, Value | None]]()  # what `local` hides, by function
         self.output: str | None = ""  # what commands print; None where that is not known
         self.reasons = set[str]()  # what conditions depend on that is not known
+        self.marks = list[str]()  # of what is not known in the expression that is computed
 
     def spend(self, steps: int) -> None:
         """Count steps; a PartoptError where there are too many."""
@@ -194,11 +205,11 @@ class _ScriptReader:
     # commands
 
     def run(self, nodes: Sequence[Node]) -> bool | None:
-        """Run commands; whether the last succeeds, None where that is not known."""
+        """Run statements; whether the last succeeds, None where that is not known."""
         status: bool | None = True
         for node in nodes:
             self.spend(10)
-            status = self.command(node)
+            status = self.statement(node)
             if self.state.leaves:
                 break
         return status
@@ -216,48 +227,74 @@ class _ScriptReader:
         branch, self.state = self.state, outer
         return branch, status
 
-    def command(self, node: Node) -> bool | None:
+    def statement(self, node: Node) -> bool | None:
+        """Run one command, with where its input and output go; whether it succeeds."""
+        texts, files = list[str](), list[str]()
+        for redirect in node.get("Redirs", ()):
+            sign, word = redirect["Sign"], redirect.get("Word", {})
+            if "Hdoc" in redirect:
+                is_literal = any(part["Type"] != "Lit" for part in word.get("Parts", ()))
+                texts.append(self.text(redirect["Hdoc"], quotes="" if is_literal else "<<"))
+            elif sign == "<<<":
+                texts.append(self.text(word))
+            elif ">" in sign and not sign.endswith("&"):
+                files.append(self.text(word))
+        self.found.written += files
+        status = self.command(node["Cmd"], texts, bool(files)) if "Cmd" in node else True
+        return _negate(status) if node.get("Negated") else status
+
+    def command(self, node: Node, texts: Sequence[str] = (), writes: bool = False) -> bool | None:
         """Run one command; whether it succeeds."""
         match node:
-            case ("simple", words, texts, files):
-                return self.simple(words, texts, files)
-            case ("list", body):
+            case {"Type": "CallExpr"}:
+                return self.simple(node, texts, writes)
+            case {"Type": "DeclClause", "Variant": {"Value": how}}:
+                return self.declare(how, node.get("Args", ()))
+            case {"Type": "Block", "Stmts": body}:
                 return self.run(body)
-            case ("apart", body):
+            case {"Type": "Subshell", "Stmts": body}:
                 return self.run_apart(partial(self.run, body))[1]
-            case ("!", inside):
-                return _negate(self.command(inside))
-            case ("|", parts):
-                statuses = [self.run_apart(partial(self.command, part))[1] for part in parts]
-                self.output = None
-                return statuses[-1]
-            case ("&&" | "||" as how, left, right):
-                status = self.command(left)
+            case {"Type": "TimeClause", "Stmt": inside}:
+                return self.statement(inside)
+            case {"Type": "BinaryCmd", "Sign": "&&" | "||" as how, "X": left, "Y": right}:
+                status = self.statement(left)
                 if status is (how == "||") or self.state.leaves:
                     return status
                 found = self.choose([(status is not None or None, [right])])
                 return None if status is None else found
-            case ("[[", words):
-                return self.double_brackets(words)
-            case ("((", text):
-                value = self.whole(text)
+            case {"Type": "BinaryCmd", "X": left, "Y": right}:  # a pipe
+                ends = [self.run_apart(partial(self.statement, end))[1] for end in (left, right)]
+                self.output = None
+                return ends[1]
+            case {"Type": "TestClause", "X": test}:
+                return self.double_brackets(test)
+            case {"Type": "ArithmCmd", "X": expression}:
+                value = self.whole(expression)
                 return None if value is None else value != 0
-            case ("if", pairs, otherwise):
-                return self.choose([*pairs, (True, otherwise)])
-            case ("case", word, pairs):
-                return self.choose(self.match_case(_without_unset(self.text(word)), pairs))
-            case ("while" | "until" as how, condition, body):
-                test = ("list", condition) if how == "while" else ("!", ("list", condition))
-                self.loop(lambda: self.command(test), body, "a loop")
-            case ("for((", first, test, step, body):
-                self.whole(first)
-                check = ("((", test if test.strip() else "1")
-                self.loop(lambda: self.command(check), body, "a loop", step)
-            case ("for", name, raws, body):
+            case {"Type": "IfClause"}:
+                pairs, rest = list[Any](), node
+                while rest:
+                    pairs.append((rest.get("Cond", True), rest.get("Then", [])))
+                    rest = rest.get("Else")
+                return self.choose(pairs)
+            case {"Type": "CaseClause", "Word": word, "Items": items}:
+                return self.choose(self.match_case(without_unset(self.text(word)), items))
+            case {"Type": "WhileClause", "Cond": condition, "Do": body}:
+
+                def holds() -> bool | None:
+                    status = self.run(condition)
+                    return _negate(status) if node.get("Until") else status
+
+                self.loop(holds, body, "a loop")
+            case {"Type": "ForClause", "Loop": {"Type": "WordIter"} as loop, "Do": body}:
+                raws = loop.get("Items", ()) if "InPos" in loop else ()
                 words = [word for raw in raws for word in self.words(raw) if not is_unset(word)]
-                turns = len(words) + 1
-                self.loop(partial(self.advance, name, iter(words)), body, name, turns=turns)
-            case ("function", name, body):
+                words += self.state.arguments if "InPos" not in loop else []
+                name = loop["Name"]["Value"]
+                self.loop(partial(self.advance, name, iter(words)), body, name, len(words) + 1)
+            case {"Type": "ForClause", "Do": body}:
+                self.forget(body)
+            case {"Type": "FuncDecl", "Name": {"Value": name}, "Body": body}:
                 self.functions[name] = body
         return True
 
@@ -313,21 +350,19 @@ class _ScriptReader:
         self.state.unsure |= len(leaves) > 1 or any(branch.unsure for branch in taken)
 
     def match_case(
-        self, word: str, pairs: Sequence[tuple[Sequence[str], Sequence[Node]]]
+        self, word: str, items: Sequence[Node]
     ) -> Iterator[tuple[bool | None, Sequence[Node]]]:
         """The branches of `case` that may be the word's."""
         self.reasons.update(unknown_names(word))
-        for raws, body in pairs:
-            patterns = [self.text(raw, _escape) for raw in raws]
-            if "*" in patterns or not unknown_names(word):
-                yield any(_matches(word, pattern) for pattern in patterns), body
-            else:
-                yield None, body
+        for item in items:
+            patterns = [self.text(raw, _escape) for raw in item["Patterns"]]
+            known = "*" in patterns or not unknown_names(word)
+            holds = any(fnmatch.fnmatchcase(word, pattern) for pattern in patterns)
+            yield holds if known else None, item.get("Stmts", [])
 
     def loop(
-        self, holds: Callable[[], bool | None], body: Sequence[Node], name: str, step: str = "",
-        turns: int = _TURNS,
-    ) -> None:  # fmt: skip
+        self, holds: Callable[[], bool | None], body: Sequence[Node], name: str, turns: int = _TURNS
+    ) -> None:
         """Run a body while its condition holds; what it changes is not known where that is not."""
         begins = list[int]()
         self.state.unsure = False
@@ -345,8 +380,6 @@ class _ScriptReader:
                 self.state.leaves = self.state.leaves.replace("break", "")
                 break
             self.state.leaves = ""
-            if step:
-                self.whole(step)
         else:
             self.forget(body)
         self.join_runs(begins, name)
@@ -370,27 +403,16 @@ class _ScriptReader:
                 places = zip(*alike, strict=True)
                 commands.append([w[0] if len(set(w)) == 1 else mark(name) for w in places])
 
-    def simple(
-        self, raws: Sequence[str], bodies: Sequence[str], files: Sequence[str]
-    ) -> bool | None:
+    def simple(self, node: Node, texts: Sequence[str], writes: bool) -> bool | None:
         """Assign variables, or run a command."""
-        count = len([*itertools.takewhile(ASSIGNED.match, raws)])
-        texts = [self.body(body) for body in bodies]
-        self.found.written += [self.text(file) for file in files]
-        if count < len(raws) and raws[count] in _DECLARING:
-            for raw in raws[count + 1 :]:
-                self.declare(raws[count], raw)
-            raws = [*itertools.dropwhile(lambda raw: raw[:2] != "--", raws)]  # a command behind it
-            count = 0
-        words = [word for raw in raws[count:] for word in self.words(raw)]
-        before = dict(self.state.variables)
-        for raw in raws[:count]:
-            self.assign_raw(raw)
+        words = [word for raw in node.get("Args", ()) for word in self.words(raw)]
+        before, assigned = dict(self.state.variables), node.get("Assigns", ())
+        for assignment in assigned:
+            self.assign_as_written(assignment)
         if not words:
             return True
-        status = self.call(words, texts, bool(files))
-        for raw in raws[:count]:  # of the command alone
-            name = re.split(r"[+=\[]", raw)[0]
+        status = self.call(words, texts, writes)
+        for name in (assignment["Name"]["Value"] for assignment in assigned):  # of the command
             self.environment[name] = _text(self.state.variables.pop(name, ""))
             if name in before:
                 self.state.variables[name] = before[name]
@@ -412,13 +434,10 @@ class _ScriptReader:
                 return name != "false"
             case "[" | "test":
                 return self.brackets(rest[: len(rest) - (name == "[")])
-            case "let":
-                value = [self.whole(text) for text in rest][-1:]
-                return None if value == [None] else value != [0]
             case "eval":
                 return self.run_text(" ".join(rest))
             case "source" | ".":
-                named = [_MARKED.sub(r"$\1", file) for file in rest[:1]]
+                named = [show_marks(file) for file in rest[:1]]
                 self.found.unread += [file for file in named if not _ENVIRONMENT.search(file)]
                 return True
             case "unset":
@@ -433,7 +452,7 @@ class _ScriptReader:
             case "set" if rest[:1] == ["--"] or (rest and rest[0][:1] not in ("-", "+")):
                 state.arguments = rest[rest[0] == "--" :]
                 return True
-            case "read" | "mapfile" | "readarray":
+            case "read":
                 for variable in filter(str.isidentifier, rest):
                     self.assign(variable, mark(variable))
                 return None
@@ -466,7 +485,7 @@ class _ScriptReader:
         """Run a function with its arguments."""
         before, self.state.arguments = self.state.arguments, arguments
         self.hidden.append({})
-        status = self.command(body)
+        status = self.statement(body)
         self.state.arguments = before
         for name, value in self.hidden.pop().items():
             self.state.variables.pop(name, None)
@@ -477,49 +496,34 @@ class _ScriptReader:
 
     # assignments
 
-    def declare(self, how: str, raw: str) -> None:
-        """Run one word of `export`, `local` and the like."""
-        found, variables = ASSIGNED.match(raw), self.state.variables
-        name = found[1] if found else raw
-        if how not in ("export", "readonly") and self.hidden and name not in self.given:
-            self.hidden[-1].setdefault(name, variables.get(name))
-            variables[name] = ""
-        if found:
-            self.assign_raw(raw)
+    def declare(self, how: str, assignments: Sequence[Node]) -> bool:
+        """Run `export`, `local` and the like."""
+        for node in assignments:
+            name = node.get("Name", {}).get("Value", "")
+            hides = how not in ("export", "readonly") and self.hidden and name not in self.given
+            if hides and name:
+                self.hidden[-1].setdefault(name, self.state.variables.get(name))
+                self.state.variables[name] = ""
+            if not node.get("Naked"):
+                self.assign_as_written(node)
+        return True
 
-    def assign_raw(self, raw: str) -> None:
-        """Run an assignment as it is written."""
-        found = ASSIGNED.match(raw)
-        assert found
-        name, index, value = found[1], found[2], raw[found.end() :]
+    def assign_as_written(self, node: Node) -> None:
+        """Run an assignment."""
+        name, word = node["Name"]["Value"], node.get("Value", {})
         old = self.state.variables.get(name)
-        before = old if found[3] else None
-        if index is not None:
-            self.assign_element(name, index, self.text(value))
-        elif value.startswith("("):
-            words = list[str]()
-            for token in tokens(value[1:-1]):
-                if pair := re.match(r"\[([^\]]+)\]=(.*)", token, re.DOTALL):
-                    self.assign_element(name, pair[1], self.text(pair[2]))
-                elif not is_operator(token):
-                    words += self.words(token)
+        before = old if node.get("Append") else None
+        if "Index" in node:
+            self.assign(name, mark(name))
+        elif "Array" in node:
+            elements = node["Array"].get("Elems", ())
+            words = [word for element in elements for word in self.words(element.get("Value", {}))]
             self.assign(name, (*((before,) if isinstance(before, str) else before or ()), *words))
         elif isinstance(old, tuple):  # its name alone is the first element
             first = old[0] if before and old else ""
-            self.assign(name, (first + self.text(value), *old[1:]))
+            self.assign(name, (first + self.text(word), *old[1:]))
         else:
-            self.assign(name, _text(before or "") + self.text(value))
-
-    def assign_element(self, name: str, index: str, text: str) -> None:
-        """Assign an element of an array; those of other keys than numbers are variables."""
-        key, before = self.text(index), self.state.variables.get(name, ())
-        if not key.isdecimal() and key not in self.state.variables:
-            self.assign(f"{name}[{key}]", text)
-            return
-        elements = list(before) if isinstance(before, tuple) else [before]
-        place = min(self.whole(key) or 0, len(elements))
-        elements[place : place + 1] = [text]
-        self.assign(name, tuple(elements))
+            self.assign(name, _text(before or "") + self.text(word))
 
     def assign(self, name: str, value: Value) -> None:
         """Give a variable a value, unless it is given."""
@@ -544,36 +548,35 @@ class _ScriptReader:
                 return _either(sides, how == "-o")
         return self.test(words)
 
-    def double_brackets(self, words: Sequence[str]) -> bool | None:
-        """Whether the words of `[[ ]]` hold."""
-        words = [word for word in words if word != "\n"]
-        for how in ("||", "&&"):
-            depth = 0
-            for place, word in enumerate(words):
-                depth += (word == "(") - (word == ")")
-                if word == how and not depth:
-                    left = self.double_brackets(words[:place])
-                    if left is (how == "||"):
-                        return left
-                    return _either((left, self.double_brackets(words[place + 1 :])), how == "||")
-        match words:
-            case ["!", *rest]:
-                return _negate(self.double_brackets(rest))
-            case ["(", *inside_words, ")"]:
-                return self.double_brackets(inside_words)
-            case [first, "=" | "==" | "!=" as sign, second]:
-                return self.test([self.text(first), sign, self.text(second, _escape)], True)
-            case [first, sign, second] if sign in _COMPARISONS:
-                a, b = self.whole(self.text(first)), self.whole(self.text(second))
-                return None if a is None or b is None else _COMPARISONS[sign](a, b)
-        return self.test([self.text(word) for word in words])
+    def double_brackets(self, node: Node) -> bool | None:
+        """Whether what stands in `[[ ]]` holds."""
+        match node:
+            case {"Type": "ParenTest", "X": inside}:
+                return self.double_brackets(inside)
+            case {"Type": "UnaryTest", "Sign": "!", "X": inside}:
+                return _negate(self.double_brackets(inside))
+            case {"Type": "UnaryTest", "Sign": sign, "X": word}:
+                return self.test([sign, self.text(word)])
+            case {"Type": "BinaryTest", "Sign": "&&" | "||" as how, "X": one, "Y": other}:
+                left = self.double_brackets(one)
+                if left is (how == "||"):
+                    return left
+                return _either((left, self.double_brackets(other)), how == "||")
+            case {"Type": "BinaryTest", "Sign": sign, "X": one, "Y": other}:
+                if sign in _COMPARISONS:
+                    a, b = (self.whole(word) for word in (one, other))
+                    return None if a is None or b is None else _COMPARISONS[sign](a, b)
+                return self.test([self.text(one), sign, self.text(other, _escape)], True)
+        return self.test([self.text(node)])
 
     def test(self, words: Sequence[str], pattern: bool = False) -> bool | None:
         """Whether a test of one to three words holds; None where that is not known."""
-        words = [_without_unset(word) for word in words]
+        words = [without_unset(word) for word in words]
         if len(words) == 2 and words[0] in ("-z", "-n"):
-            word = re.sub(f"{_MARK}[0-9]+{_MARK}", "", words[1])  # an argument that is not given
-            if _MARKED.sub("", word) or not word:
+            word = re.sub(
+                f"{UNKNOWN}[0-9]+{UNKNOWN}", "", words[1]
+            )  # an argument that is not given
+            if strip_marks(word) or not word:
                 return bool(word) == (words[0] == "-n")
         if unknown := [name for word in words for name in unknown_names(word)]:
             self.reasons.update(unknown)
@@ -582,145 +585,140 @@ class _ScriptReader:
             case [] | [_]:
                 return bool(words) and bool(words[0])
             case [left, "=" | "==" | "!=" as sign, right]:
-                same = _matches(left, right) if pattern else left == right
+                same = fnmatch.fnmatchcase(left, right) if pattern else left == right
                 return same == (sign != "!=")
-            case [left, "=~", right]:
-                simple = len(left) < 100 and not re.search(r"\)[*+{]", right)
-                with suppress(re.error):
-                    return re.search(right, left) is not None if simple else None
             case [left, sign, right] if sign in _COMPARISONS:
                 numbers = [re.fullmatch(r"\s*[-+]?[0-9]{1,18}\s*", side) for side in (left, right)]
                 return all(numbers) and _COMPARISONS[sign](int(left), int(right))
         return None
 
-    def whole(self, text: str) -> int | None:
+    # numbers
+
+    def whole(self, node: Node) -> int | None:
         """The value of an expression in a condition; None where it is not known."""
-        value, marks = self.calculate(text, _without_unset)
+        value, marks = self.calculate(node, without_unset)
         self.reasons.update(unknown_names(marks) if value is None else ())
         return value
 
     def calculate(
-        self, text: str, known: Callable[[str], str] = lambda text: text
+        self, node: Node, known: Callable[[str], str] = lambda text: text
     ) -> tuple[int | None, str]:
         """The value of an expression of whole numbers, and the marks of what is not known in it."""
-        expanded = known(self.expand(text.replace('"', "")))
-        marks = _marks(expanded)
-        self.spend(1 + len(expanded) // 10)
+        before, self.marks = self.marks, []
+        value = self.number(node, known)
+        marks, self.marks = "".join(dict.fromkeys(self.marks)), before
+        return value, marks or mark(f"$(({node['Written']}))")
 
-        def look_up(name: str) -> str:
-            value = known(self.parameter(name))
-            marks.extend(_marks(value))
-            return value
+    def number(self, node: Node, known: Callable[[str], str]) -> int | None:
+        """The value of an expression, as far as scripts compute sizes."""
+        self.spend(1)
+        match node:
+            case {"Type": "ParenArithm", "X": inside}:
+                return self.number(inside, known)
+            case {"Type": "UnaryArithm", "Sign": "-" | "+" | "!" as sign, "X": inside}:
+                value = self.number(inside, known)
+                return (
+                    None if value is None else {"-": -value, "+": value}.get(sign, int(not value))
+                )
+            case {"Type": "BinaryArithm", "Sign": "?", "X": test, "Y": {"X": yes, "Y": no}}:
+                holds, *ways = (self.number(one, known) for one in (test, yes, no))
+                return ways[not holds] if holds is not None or ways[0] == ways[1] else None
+            case {"Type": "BinaryArithm", "Sign": "&&" | "||" as sign, "X": one, "Y": other}:
+                sides = [self.number(side, known) for side in (one, other)]
+                found = _either([side and bool(side) for side in sides], sign == "||")
+                return None if found is None else int(found)
+            case {"Type": "BinaryArithm", "Sign": sign, "X": one, "Y": other}:
+                a, b = self.number(one, known), self.number(other, known)
+                if a is None or b is None or sign not in _OPERATORS or (sign in "/%" and not b):
+                    return None
+                return int(_OPERATORS[sign](a, b))
+            case {"Parts": _}:
+                return self.number_of(known(self.text(node)).strip(), known)
+        return None
 
-        value = None
-        with suppress(ValueError):
-            value = calculate_whole(expanded, look_up, self.assign)
-        return value, "".join(dict.fromkeys(marks)) or mark(f"$(({text}))")
+    def number_of(self, text: str, known: Callable[[str], str]) -> int | None:
+        """The number that a word is, a variable of that name has, or an expression in it."""
+        if re.fullmatch("[+-]?[0-9]+", text):
+            return int(text, 8 if text.startswith("0") else 10)
+        if not text:
+            return 0
+        self.marks += marks_of(text)
+        if marks_of(text):
+            return None
+        if text.isidentifier():
+            self.spend(20)
+            return self.number_of(
+                known(_text(self.value(text) or mark(text, UNSET))).strip(), known
+            )
+        expression = parse(f"(({text}))")[0].get("Cmd", {}).get("X", {})
+        return self.number(expression, known)
 
     # words
 
-    def words(self, raw: str) -> list[str]:
+    def words(self, word: Node) -> list[str]:
         """The words that one expands to."""
-        for place in _find_unquoted(raw, "{") if "{" in raw else ():
-            braces = _BRACES.match(raw, place)
-            inside = _expand_braces(braces[1]) if braces and raw[place - 1 : place] != "$" else []
-            if braces and inside:
-                self.spend(len(inside) * (5 + len(raw) // 20))
-                written = [f"{raw[:place]}{text}{raw[braces.end() :]}" for text in inside]
-                return [word for text in written for word in self.words(text)]
-        found, word = list[str](), None
-        for text, quoted in self.pieces(raw):
+        found, current = list[str](), None
+        for text, quoted in self.pieces(word.get("Parts", ())):
             parts = text.split(_BREAK) if quoted else re.split(rf"[ \t\n{_BREAK}]+", text)
             for k, part in enumerate(parts):
-                if k and word is not None:
-                    found.append(word)
-                    word = None
-                word = (word or "") + part if part or quoted else word
+                if k and current is not None:
+                    found.append(current)
+                    current = None
+                current = (current or "") + part if part or quoted else current
         self.spend(5 + len(found))
-        return found if word is None else [*found, word]
+        return found if current is None else [*found, current]
 
-    def text(self, raw: str, escape: Callable[[str], str] = lambda text: text) -> str:
+    def text(
+        self, word: Node, escape: Callable[[str], str] = lambda text: text, quotes: str = ""
+    ) -> str:
         """The one text that a word expands to; `escape` is for what is quoted in it."""
-        parts = (escape(text) if quoted else text for text, quoted in self.pieces(raw))
-        return "".join(parts).replace(_BREAK, " ")
+        pieces = self.pieces(word.get("Parts", ()), quotes)
+        text = "".join(escape(text) if quoted else text for text, quoted in pieces)
+        self.spend(len(text) // 20 + len(text) // _LONGEST * _WORK)
+        return text.replace(_BREAK, " ")
 
-    def pieces(self, raw: str) -> Iterator[tuple[str, bool]]:
+    def pieces(self, parts: Sequence[Node], quotes: str = "") -> Iterator[tuple[str, bool]]:
         """The texts that the parts of a word expand to, and whether they are quoted."""
-        self.spend(1 + len(raw) // 10)
-        i = 0
-        while i < len(raw):
-            c = raw[i]
-            end = quoted_end(raw, i) if c in f"'\"`$\\{UNKNOWN}" else _PLAIN.match(raw, i).end()  # type: ignore[union-attr]
-            if c == "$" and end == i + 1 and (name := _VARIABLE.match(raw, end)):
-                end = name.end()
-            piece = raw[i:end]
-            if c in "'\\":
-                yield piece[1:-1] if c == "'" else piece[1:], True
-            elif c == '"':
-                array = re.fullmatch(r'"\$(?:\{?(@)|\{(\w+)\[@\])\}?"', piece)
-                if not array or self.value(array[1] or array[2]):
-                    yield self.expand(piece[1:-1]), True
-            else:
-                yield self.expand(piece) if c in "$`" else piece, False
-            i = end
+        for part in parts:
+            self.spend(1)
+            match part:
+                case {"Type": "Lit"} if quotes:
+                    escaped = r"\\([$`\\])" if quotes == "<<" else r"\\([$`\"\\])"
+                    yield re.sub(escaped, r"\1", part.get("Value", "")), True
+                case {"Type": "Lit"}:
+                    for k, piece in enumerate(
+                        re.split(r"\\(.)", part.get("Value", ""), flags=re.S)
+                    ):
+                        if piece:
+                            yield piece, bool(k % 2)
+                case {"Type": "SglQuoted"}:
+                    yield part.get("Value", ""), True
+                case {"Type": "DblQuoted"}:
+                    inside = part.get("Parts", ())
+                    if not _is_empty_array(self, inside):
+                        yield "".join(text for text, _ in self.pieces(inside, '"')), True
+                case {"Type": "ParamExp"}:
+                    yield self.parameter(part), bool(quotes)
+                case {"Type": "ArithmExp", "X": expression}:
+                    value, marks = self.calculate(expression)
+                    yield marks if value is None else str(value), bool(quotes)
+                case {"Type": "CmdSubst"}:
+                    yield self.capture(part.get("Stmts", []), part["Written"]), bool(quotes)
+                case _:
+                    yield mark(part["Written"]), bool(quotes)
 
-    def body(self, text: str) -> str:
-        """A text behind `<<`, or the word behind `<<<`."""
-        if text[:1] == TEXT:
-            return self.expand(text[1:].replace('\\"', '\\\\"'))
-        return text[1:] if text[:1] == LITERAL_TEXT else self.text(text)
-
-    def expand(self, text: str) -> str:
-        """A text with the values of its variables, as in double quotes."""
-        self.spend(1 + len(text) // 10)
-        found, i = list[str](), 0
-        while i < len(text):
-            c, end = text[i], i + 1
-            if c not in f"\\`${UNKNOWN}":
-                end = _UNEXPANDED.match(text, i).end()  # type: ignore[union-attr]
-                found.append(text[i:end])
-            elif c == "\\":
-                end = i + 2
-                kept = text[i + 1 : end] in ("\n", "$", '"', "\\", "`")
-                found.append(text[i + kept : end].strip("\n"))
-            elif c in UNKNOWN:
-                end = quoted_end(text, i)
-                found.append(text[i:end])
-            elif c == "`":
-                end = quoted_end(text, i)
-                found.append(self.capture(text[i + 1 : end - 1], text[i:end]))
-            elif text.startswith("$((", i):
-                end = closing(text, i + 1)
-                value, marks = self.calculate(text[i + 3 : end - 2])
-                found.append(marks if value is None else str(value))
-            elif text.startswith("$(", i):
-                end = closing(text, i + 1)
-                found.append(self.capture(text[i + 2 : end - 1], text[i:end]))
-            elif text.startswith("${", i):
-                end = closing(text, i + 1, "{", "}")
-                found.append(self.parameter(text[i + 2 : end - 1]))
-            elif name := _VARIABLE.match(text, end):
-                end = name.end()
-                found.append(self.parameter(name[0]))
-            else:
-                found.append(c)
-            i = end
-        result = "".join(found)
-        self.spend(len(result) // 20 + len(result) // _LONGEST * _WORK)
-        return result
-
-    def capture(self, script: str, written: str) -> str:
+    def capture(self, body: Sequence[Node], written: str) -> str:
         """What commands print, where no other programs are needed for it; else its mark."""
         outer, self.output = self.output, ""
         before = self.found.size()
-        self.run_apart(partial(self.run_text, script))
+        self.run_apart(partial(self.run, body))
         self.found.cut(before)
-        if (
-            file := re.fullmatch(r"\s*(?:cat|<)\s*([^\s|;&]+)\s*", script)
-        ) and "/proc" not in script:
-            self.found.unread.append(_MARKED.sub(r"$\1", self.text(file[1])))
+        file = re.fullmatch(r"(?:\$\(|`)\s*(?:cat|<)\s*([^\s|;&]+)\s*[)`]", written)
+        if file and "/proc" not in written:
+            named = parse(f": {file[1]}")[0]["Cmd"]["Args"][1]
+            self.found.unread.append(show_marks(self.text(named)))
         text, self.output = self.output, outer
-        return mark(written) if text is None or not script.strip() else text.rstrip("\n")
+        return mark(written) if text is None or not body else text.rstrip("\n")
 
     def value(self, name: str) -> Value | None:
         """The value of a variable or an argument; None where it is set nowhere."""
@@ -734,94 +732,51 @@ class _ScriptReader:
         missing = mark(name) if known or not name[0].isidentifier() else None
         return self.state.variables.get(name, missing)
 
-    def parameter(self, inside: str) -> str:
-        """The value of `${...}`; elements of an array with breaks between them."""
-        match = _PARAMETER.fullmatch(inside)
-        if match is None:
-            return mark(inside)
-        sign, name, index, rest = match[1], match[2], match[3], match[4]
-        value = self.value(name)
-        if sign == "!":
-            pointed = _text(value or "")
-            return self.parameter(f"{pointed}{rest}") if pointed.isidentifier() else mark(inside)
+    def parameter(self, node: Node) -> str:
+        """The value of `$...`; elements of an array with breaks between them."""
+        name = node["Param"]["Value"]
+        value, index = self.value(name), self.text(node["Index"]) if "Index" in node else None
         several = index in ("@", "*") or (index is None and name in ("@", "*"))
         if not several and (index is not None or isinstance(value, tuple)):
-            value = self.element(name, value, "0" if index is None else self.text(index))
-        if sign == "#":
-            length = len(value or "") if not several or isinstance(value, tuple) else 1
-            return mark(name) if unknown_names(_text(value or "")) and not several else str(length)
-        unset = "" if name in self.state.variables else f"{_UNSET}{name}{_UNSET}"
+            value = self.element(value, "0" if index is None else index)
+        unset = "" if name in self.state.variables else mark(name, UNSET)
         glue = _BREAK if several and "*" not in (index, name) else " "
-        if option := re.match(r":?([-=+?])", rest):
-            text = None if value is None or value == mark(name) else _without_unset(_text(value))
-            absent = text is None or (not text and (rest[0] == ":" or is_unset(_text(value or ""))))
-            if (option[1] == "+") == absent or option[1] == "?":
-                if option[1] == "+" or value is None:
-                    return "" if option[1] == "+" else unset
+        if node.get("Length") and not unknown_names(_text(value or "")):
+            return str(len(value or "") if not several or isinstance(value, tuple) else 1)
+        if option := _EXPANSION.match(node["Written"]) if "Exp" in node else None:
+            text = None if value is None or value == mark(name) else without_unset(_text(value))
+            absent = text is None or (not text and (option[1] or is_unset(_text(value or ""))))
+            if (option[2] == "+") == absent or option[2] == "?":
+                if option[2] == "+" or value is None:
+                    return "" if option[2] == "+" else unset
                 return value if isinstance(value, str) else glue.join(value)
-            default = self.text(rest[option.end() :])
-            if option[1] == "=":
+            default = self.text(node["Exp"].get("Word", {}))
+            if option[2] == "=":
                 self.assign(name, default)
             return default
         if value is None:
             return "" if several else unset
-        if isinstance(value, str):
-            return self.change(value, rest)
-        if rest[:1] == ":":
-            start, stop = self.slice(rest, len(value) + (name == "@"))
-            before = name == "@" and start > 0  # `$0`, which is not among them
-            return glue.join(value[start - before : stop - before])
-        return glue.join(self.change(element, rest) for element in value)
+        if any(node.get(change) for change in ("Length", "Excl", "Names", "Slice", "Repl", "Exp")):
+            return "".join(marks_of(_text(value))) or mark(name)
+        return value if isinstance(value, str) else glue.join(value)
 
-    def element(self, name: str, value: Value | None, key: str) -> str | None:
+    def element(self, value: Value | None, key: str) -> str | None:
         """The element of an array; a text is an array of one."""
-        if (keyed := self.state.variables.get(f"{name}[{key}]")) is not None:
-            return _text(keyed)
-        place, elements = self.whole(key), (value,) if isinstance(value, str) else value or ()
+        place = self.number_of(key, without_unset)
+        elements = (value,) if isinstance(value, str) else value or ()
         if place is None:
             return mark(key)
         return elements[place] if -len(elements) <= place < len(elements) else None
 
-    def slice(self, written: str, length: int) -> tuple[int, int]:
-        """The bounds that `:2:3` gives in so many letters or elements."""
-        start, count = [*(self.whole(text) or 0 for text in written[1:].split(":")), length][:2]
-        start = max(length + start, 0) if start < 0 else start
-        return start, start + count if count >= 0 else length + count
 
-    def change(self, value: str, how: str) -> str:
-        """A value with what stands behind its name in `${...}` done to it."""
-        if not how:
-            return value
-        if marks := _marks(value):
-            return "".join(marks)
-        if how in ("^^", ",,"):
-            return value.upper() if how == "^^" else value.lower()
-        if max(len(value), len(how)) > _PATTERNED:
-            return mark(how)
-        if found := re.match(r"##?|%%?", how):
-            pattern = re.compile(fnmatch.translate(self.text(how[found.end() :], _escape)))
-            cuts = list(range(len(value) + 1))
-            if (how[0] == "#") == (len(found[0]) == 2):  # the longest of what is cut off
-                cuts.reverse()
-            if how[0] == "#":
-                return next((value[n:] for n in cuts if pattern.match(value[:n])), value)
-            return next((value[:n] for n in cuts if pattern.match(value[n:])), value)
-        if how[0] == "/" and len(how) > 1:
-            kind = how[1] if how[1] in "/#%" else ""
-            old, _, new = how[1 + len(kind) :].partition("/")
-            body = fnmatch.translate(self.text(old, _escape))[4:-3]
-            text = self.text(new)
-            found_text = f"{'^' * (kind == '#')}(?:{body}){'$' * (kind == '%')}"
-            return re.sub(found_text, lambda _: text, value, count=kind != "/") if old else value
-        if how[0] == ":":
-            start, stop = self.slice(how, len(value))
-            return value[start:stop]
-        return mark(how)
-
-
-def _marks(text: str) -> list[str]:
-    """The marks of a value alone."""
-    return [found[0] for found in _MARKED.finditer(text)]
+def _is_empty_array(reader: _ScriptReader, parts: Sequence[Node]) -> bool:
+    """Whether quotations hold all elements of an array that has none, which are no word."""
+    match parts:
+        case [{"Type": "ParamExp", "Param": {"Value": "@" as name}}]:
+            return not reader.value(name)
+        case [{"Type": "ParamExp", "Param": {"Value": name}, "Index": {"Written": "@"}, **rest}]:
+            return not reader.value(name) and "Exp" not in rest
+    return False
 
 
 def _negate(holds: bool | None) -> bool | None:
@@ -836,34 +791,9 @@ def _either(found: Sequence[bool | None], decides: bool) -> bool | None:
     return None if None in found else not decides
 
 
-def _matches(text: str, pattern: str) -> bool:
-    """Whether a text matches a pattern; one that is too long is taken as it is."""
-    if max(len(text), len(pattern)) > _PATTERNED:
-        return text == pattern
-    return fnmatch.fnmatchcase(text, pattern)
-
-
 def _escape(text: str) -> str:
     """A text as a pattern that matches itself."""
     return re.sub(r"([*?\[])", r"[\1]", text)
-
-
-def _expand_braces(inside: str) -> list[str]:
-    """What `{1..3}` or `{a,b}` stands for; none where it is neither."""
-    if numbers := re.fullmatch(r"(-?[0-9]{1,6})\.\.(-?[0-9]{1,6})", inside):
-        first, last = int(numbers[1]), int(numbers[2])
-        way = 1 if last >= first else -1
-        return [str(n) for n in range(first, last + way, way)][:1000]
-    return inside.split(",") if "," in inside else []
-
-
-def _find_unquoted(raw: str, letter: str) -> Iterator[int]:
-    """The places of a letter outside of quotations and expansions."""
-    i = 0
-    while i < len(raw):
-        if raw[i] == letter:
-            yield i
-        i = quoted_end(raw, i) if raw[i] in f"'\"`$\\{UNKNOWN}" else i + 1
 
 
 def _print(name: str, words: Sequence[str]) -> str | None:
@@ -874,10 +804,6 @@ def _print(name: str, words: Sequence[str]) -> str | None:
     if name == "seq" and words and all(re.fullmatch("[0-9]{1,4}", text) for text in words):
         first, step = (*map(int, words[:-1]), 1, 1)[:2] if len(words) > 1 else (1, 1)
         return "".join(f"{n}\n" for n in range(first, int(words[-1]) + 1, step or 1))
-    if name == "expr" and len(words) == 3:
-        with suppress(ValueError):
-            value = calculate_whole(" ".join(words), lambda name: "x", lambda name, value: None)
-            return mark("expr") if value is None else str(value)
     return mark("printf") if name == "printf" else None
 
 

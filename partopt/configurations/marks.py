@@ -1,0 +1,47 @@
+"""What is not known of a value carries a mark with its name, as a part of the text."""
+
+from __future__ import annotations
+
+import re
+
+UNKNOWN, UNSET = "\ue000", "\ue001"  # on both sides of a name: of what is not known, never set
+_SHOWN = 80  # letters of the name of a mark
+_MARKED = re.compile(f"[{UNKNOWN}{UNSET}]([^{UNKNOWN}{UNSET}]*)[{UNKNOWN}{UNSET}]")
+# letters that mean something to a shell, as others in the name of a mark
+_HIDE = {ord(c): 0xE100 + ord(c) for c in map(chr, range(128)) if not (c.isalnum() or c == "_")}
+_SHOW = {hidden: chr(letter) for letter, hidden in _HIDE.items()}
+
+
+def mark(name: str, of: str = UNKNOWN) -> str:
+    """The mark of a value that is not known, `name` says which."""
+    return f"{of}{' '.join(name[:_SHOWN].split()).translate(_HIDE)}{of}"
+
+
+def marks_of(text: str) -> list[str]:
+    """The marks of a value alone."""
+    return [found[0] for found in _MARKED.finditer(text)]
+
+
+def strip_marks(text: str) -> str:
+    """A value without what is not known of it."""
+    return _MARKED.sub("", text)
+
+
+def show_marks(text: str) -> str:
+    """A value with `$NAME` in place of what is not known of it."""
+    return _MARKED.sub(lambda found: f"${found[1].translate(_SHOW)}", text)
+
+
+def unknown_names(text: str) -> list[str]:
+    """The names of what is not known in a value."""
+    return [name.translate(_SHOW) for name in dict.fromkeys(_MARKED.findall(text))]
+
+
+def without_unset(text: str) -> str:
+    """A value without variables that are set nowhere, which bash leaves out."""
+    return re.sub(f"{UNSET}[^{UNSET}]*{UNSET}", "", text) if UNSET in text else text
+
+
+def is_unset(text: str) -> bool:
+    """Whether a word has nothing but variables that are set nowhere."""
+    return bool(text) and not without_unset(text)
