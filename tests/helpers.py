@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -254,3 +255,9 @@ def limited(plan: Plan, memory_bytes: int | None) -> Plan:
     """The plan for devices of so much memory."""
     device = replace(plan.topology.device, memory_bytes=memory_bytes)
     return replace(plan, topology=replace(plan.topology, device=device))
+
+
+def rows(text: str) -> list[tuple[str, ...]]:
+    """The cases of a table: a line each, cells between ` | `; a line that is further in goes on."""
+    lines = re.sub(r"\n {8,}", " ", text.strip()).splitlines()
+    return [tuple(cell.strip() for cell in re.split(r"(?<!\S)\|(?!\S)", line)) for line in lines]
