@@ -7,7 +7,7 @@ import pytest
 from msgspec import UNSET, structs
 
 from benchmarks.levers import SWITCHES as TRIED
-from benchmarks.levers import best_of_all, best_of_page
+from benchmarks.levers import best_of_all, best_of_page, combinations
 from partopt import find_profile, verify
 from partopt.documents.engine import Layout
 from partopt.documents.topology import Topology
@@ -25,6 +25,7 @@ from partopt.transformer.config import load_transformer
 from partopt.transformer.iteration import estimate, find_faults
 from partopt.transformer.layouts import layouts
 from partopt.transformer.rates import PLANNED, USABLE
+from tests.examples import PROFILE
 
 
 def job_of(model, servers, batch, sequence, trainer="megatron", **options):
@@ -55,17 +56,23 @@ NUMBERS = {"gradients": ("float32",), "optimizer_bytes": ("12",)}
         ("torchtitan", ("llama3-8b", 1, 16, 8192), None),
     ],
 )
-@pytest.mark.parametrize("numbers", [True, False])
-def test_no_combination_of_switches_is_faster_than_the_page_says(
-    trainer, question, memory, numbers
-):
+def test_no_combination_of_switches_is_faster_than_the_page_says(trainer, question, memory):
+    """Of a quarter of them, in a nightly run of all; once for those that change no numbers, too."""
     asked = job_of(*question, trainer)
     if memory is not None:
         asked = asked.with_(memory=memory * 10**9)
-    switches = SWITCHES[trainer] | ({} if numbers or trainer == "torchtitan" else NUMBERS)
-    found_s, _ = best_of_all(asked, switches)
-    assert found_s < float("inf")
-    assert best_of_page(asked, numbers) <= found_s * (1 + 2e-3)
+    every = [*combinations(SWITCHES[trainer])]
+    if PROFILE != "nightly" and len(every) > 8:
+        every = random.Random(0).sample(every, len(every) // 4)
+    times = {True: [], False: []}
+    for facts in every:
+        found_s, _ = best_of_all(asked, {name: (value,) for name, value in facts.items()})
+        same = trainer == "torchtitan" or all(facts[name] in own for name, own in NUMBERS.items())
+        times[True].append(found_s)
+        times[False] += [found_s] * same
+    for numbers, found in times.items():
+        assert min(found) < float("inf")
+        assert best_of_page(asked, numbers) <= min(found) * (1 + 2e-3)
 
 
 def test_what_frees_memory_is_tried_on_every_layout_in_every_share():
