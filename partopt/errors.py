@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from partopt.printable import cut
 
-_LISTED = 12  # names in a hint
-Item, Made = TypeVar("Item"), TypeVar("Made")
+LISTED = 12  # names in a hint
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 BAD_INPUT = 2  # the input or the usage is wrong
 ANSWER_IS_NO = 1  # everything ran, and the answer is no: it does not fit, there is no plan
@@ -110,7 +111,7 @@ def found_until_then(so_far: Callable[[Any], Any]) -> Iterator[None]:
         raise KeyboardInterrupt(*stopped.args) from None
 
 
-def did_you_mean(name: str, known: Iterable[str], most: int = _LISTED) -> str:
+def did_you_mean(name: str, known: Iterable[str], most: int = LISTED) -> str:
     """A hint that names the nearest of `known`, whatever the case, or where none is near `most`."""
     names = list(known)
     small = {known_name.lower(): known_name for known_name in names}
@@ -118,3 +119,26 @@ def did_you_mean(name: str, known: Iterable[str], most: int = _LISTED) -> str:
     if near:
         return f'did you mean "{small[near[0]]}"?'
     return f"known: {', '.join(names[:most]) or 'none'}" + (", ..." if len(names) > most else "")
+
+
+def unknown(
+    what: str, name: object, known: Iterable[str], /, most: int = LISTED, **where: Any
+) -> PartoptError:
+    """The error that says `what`, for a `name` that is not among `known`: the hint names those.
+
+    `where` has its code and fields.
+    """
+    return PartoptError(what, did_you_mean(str(name), known, most), **where)
+
+
+def invalid(option: str, value: object, what: str, hint: str) -> PartoptError:
+    """The error of an option with an invalid value."""
+    return PartoptError(
+        f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
+    )
+
+
+def unknown_value(option: str, value: object, known: Iterable[str], what: str = "") -> PartoptError:
+    """The error of an option whose value is not among `known`; the hint is the nearest of them."""
+    what = f"`{option}={value}`: {what or f'unknown {option}'}"
+    return unknown(what, value, known, code="invalid-option", option=option, value=value)

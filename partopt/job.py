@@ -21,14 +21,13 @@ from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Transformer
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, invalid, unknown, unknown_value
 from partopt.options import (
     AUTO,
     CHUNKS,
     FOR_TRANSFORMERS,
     OF_TRANSFORMERS,
     Options,
-    invalid,
     normalise,
     normalise_layout,
     parse_bytes,
@@ -95,12 +94,8 @@ class Job(_Question):
         """The job with some options changed, checked again. PartoptError for an unknown option."""
         names = [field.name for field in dataclasses.fields(self)]
         for name in changes.keys() - names:
-            raise PartoptError(
-                f"no option `{name}`",
-                did_you_mean(name, names),
-                code="unknown-option",
-                option=name,
-            )
+            what = f"no option `{name}`"
+            raise unknown(what, name, names, code="unknown-option", option=name)
         stated = {name: getattr(self, name) for name in names} | changes
         model, topology = stated.pop("model"), stated.pop("topology")
         known: Known = self.__dict__["_known"]
@@ -303,9 +298,10 @@ class Job(_Question):
         names = [layer.name for layer in self.profile.layers]
         for pattern in self.cut_at:
             if not fnmatch.filter(names, pattern):
-                raise PartoptError(
+                raise unknown(
                     f"`cut_at={pattern}`: no layer of {self.profile.model.name} has such a name",
-                    did_you_mean(pattern, names),
+                    pattern,
+                    names,
                     code="no-such-layer",
                     option="cut_at",
                 )
@@ -355,7 +351,7 @@ class Job(_Question):
             for layer in self.profile.layers:
                 yield float(layer.parameter_bytes)
         else:
-            raise invalid("cost", self.cost, "unknown cost", f"{did_you_mean(self.cost, _COSTS)}")
+            raise unknown_value("cost", self.cost, _COSTS)
 
 
 def _check_documents(model: object, topology: object) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from partopt.cost.collectives import allreduce_s
 from partopt.documents import Note
 from partopt.documents.topology import FASTEST, AllReduceRates, Device, Level, Topology
-from partopt.options import invalid
+from partopt.errors import invalid
 from partopt.units import format_bytes, format_seconds
 
 Floats = NDArray[np.float64]

@@ -43,7 +43,7 @@ from partopt.documents.plan import Optimizer, Replication, Tied
 from partopt.documents.profile import Count, Profile
 from partopt.documents.stage import Buffers, Gradients, Shard
 from partopt.documents.transformer import Calibration, Format
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, invalid, unknown, unknown_value
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.placement import LOOPED
 
@@ -315,14 +315,13 @@ def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
             given = value if isinstance(value, int) else text
             changes[f"{name}_bytes"] = parse_bytes(name, given, least=int(name == "bucket"))
         else:
-            hint = did_you_mean(name, FACTS)
-            raise PartoptError(f"no fact `{name}` of an engine", hint, code="unknown-fact")
+            raise unknown(f"no fact `{name}` of an engine", name, FACTS, code="unknown-fact")
     return structs.replace(engine, **changes)
 
 
 def _known(name: str, value: str, known: Collection[str]) -> str:
     if value not in known:
-        raise invalid(name, value, f"unknown {name}", did_you_mean(value, known))
+        raise unknown_value(name, value, known)
     return value
 
 
@@ -348,13 +347,6 @@ def check_count(name: str, value: object) -> None:
 def _shorten(value: int) -> str:
     """A number, in powers of ten where it has too many digits to read."""
     return str(value) if value < 10**18 else f"10^{int(math.log10(value))}"
-
-
-def invalid(option: str, value: object, what: str, hint: str) -> PartoptError:
-    """The error of an option with an invalid value."""
-    return PartoptError(
-        f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
-    )
 
 
 def parse_bytes(option: str, given: str | int, least: int = 1) -> int:
@@ -383,7 +375,7 @@ def _check_alone(name: str, value: object, kind: Kind) -> None:
     if kind.counts and (not kind.words or isinstance(value, int)):
         check_count(name, value)
     elif kind.words and value not in kind.words:
-        raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), kind.words))
+        raise unknown_value(name, value, kind.words)
     elif kind.items is not None:
         listed = isinstance(value, Sequence) and not isinstance(value, str)
         if not listed or not all(type(entry) is kind.items for entry in value):  # type: ignore[attr-defined]

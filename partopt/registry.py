@@ -14,7 +14,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 
 Entry = TypeVar("Entry")
 
@@ -63,12 +63,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def lookup(self, name: str) -> Entry:
         """The entry `name`. PartoptError where there is none, with the nearest name."""
         if name not in self:
-            raise PartoptError(
-                f'unknown {self.what} "{name}"',
-                did_you_mean(name, self),
-                code=f"unknown-{self.what}",
-                name=name,
-            )
+            what = f'unknown {self.what} "{name}"'
+            raise unknown(what, name, self, code=f"unknown-{self.what}", name=name)
         return self[name]
 
     @cached_property

@@ -31,7 +31,7 @@ from click.shell_completion import (
 from partopt import __version__
 from partopt.cli.terminal import INTERRUPTED, ascii_only, columns, is_dumb, say
 from partopt.cli.words import as_flags
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 from partopt.printable import shorten, without_numbers
 from partopt.report.text import page_style
 
@@ -87,12 +87,8 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             if ctx.resilient_parsing:
                 return None
-            raise PartoptError(
-                f"partopt {cmd_name}: no such command",
-                did_you_mean(cmd_name, VERBS),
-                code="unknown-command",
-                command=cmd_name,
-            )
+            what = f"partopt {cmd_name}: no such command"
+            raise unknown(what, cmd_name, VERBS, code="unknown-command", command=cmd_name)
         command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
         return command
 

@@ -14,7 +14,7 @@ from partopt.cli.next_commands import command_of, say_next
 from partopt.cli.terminal import progress, say
 from partopt.cli.words import LARGER, as_flags, does_not_fit, hint_at_fitting, print_notes
 from partopt.documents.transformer import BITS
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 
 if TYPE_CHECKING:
     from partopt.documents.profile import Profile
@@ -51,12 +51,8 @@ class _Formats(click.Group):
                 code="unknown-format",
                 name=cmd_name,
             )
-        raise PartoptError(
-            f'unknown format "{cmd_name}"',
-            did_you_mean(cmd_name, self.list_commands(ctx)),
-            code="unknown-format",
-            name=cmd_name,
-        )
+        what, known = f'unknown format "{cmd_name}"', self.list_commands(ctx)
+        raise unknown(what, cmd_name, known, code="unknown-format", name=cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command of the format; an option of the other kind is said to be that."""

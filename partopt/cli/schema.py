@@ -8,7 +8,7 @@ import click
 
 from partopt.cli import values
 from partopt.cli.terminal import say
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import unknown
 
 
 @click.command()
@@ -28,10 +28,6 @@ def command(name: str) -> None:
     from partopt.documents.kinds import DOCUMENTS
 
     if name not in DOCUMENTS:
-        raise PartoptError(
-            f"{name}: no such format",
-            did_you_mean(name, DOCUMENTS),
-            code="unknown-document",
-            kind=name,
-        )
+        what = f"{name}: no such format"
+        raise unknown(what, name, DOCUMENTS, code="unknown-document", kind=name)
     say(json.dumps(msgspec.json.schema(DOCUMENTS[name]), indent=1))

@@ -22,7 +22,7 @@ from partopt.documents.profile import DTYPES, Count, Profile
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import BITS
 from partopt.documents.yaml_text import positive, read_by, read_mapping
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 
 TF32 = "tfloat32"  # how float32 is multiplied where torch is told so
 FORMATS = (*DTYPES, TF32)
@@ -192,8 +192,7 @@ def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:
         for name in map(str, names if isinstance(names, dict) else ()):
             if name not in known:
                 what = f'{path}: "{name}" is not a number format that partopt knows'
-                hint = did_you_mean(name, known)
-                yield PartoptError(what, hint, code="inconsistent-document", path=path)
+                yield unknown(what, name, known, code="inconsistent-document", path=path)
 
 
 def _numbers(raw: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

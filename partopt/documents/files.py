@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import LISTED, PartoptError, unknown
 from partopt.units import format_bytes, parse_bytes
 
 PathLike = str | os.PathLike[str]
@@ -53,12 +53,14 @@ def find_shipped(given: PathLike, *kinds: str) -> str:
     known = {name: kind for kind in reversed(kinds) for name in shipped_names(kind)}
     if given in known:
         return str(shipped_folder(known[given]) / f"{given}{_SHIPPED[known[given]][0]}")
-    listed = {"most": len(shipped_names("models"))} if "models" in kinds else {}
+    listed = len(shipped_names("models")) if "models" in kinds else LISTED
     *others, last = (_SHIPPED[kind][1] for kind in kinds)
     what = f"{', '.join(others)} or {last}" if others else last
-    raise PartoptError(
+    raise unknown(
         f"{given}: no such file, and no shipped {what} of that name",
-        did_you_mean(given.rpartition("/")[2], known, **listed),
+        given.rpartition("/")[2],
+        known,
+        listed,
         code="no-such-file",
         path=given,
     )

@@ -14,7 +14,7 @@ import msgspec
 
 from partopt import documents
 from partopt.documents.files import PathLike, find_shipped, shipped_names
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 
 # Shapes below: N layers; B measurements, one a microbatch size, ascending.
 
@@ -247,8 +247,8 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
         """Faults beyond types: indices out of range, sizes not ascending, no time to plan with."""
         for field, dtype in (("dtype", self.dtype), ("autocast", self.autocast)):
             if dtype is not None and dtype not in DTYPES:
-                what = f'"{dtype}" is not a number format that partopt knows'
-                yield _fault(field, what, did_you_mean(dtype, DTYPES))
+                what = f'{field}: "{dtype}" is not a number format that partopt knows'
+                yield unknown(what, dtype, DTYPES, code="inconsistent-document", path=field)
         yield from _layer_faults(self.layers)
         sizes = [measurement.microbatch_size for measurement in self.measurements]
         if sizes != sorted(set(sizes)):

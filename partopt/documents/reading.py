@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar, cast
 import msgspec
 
 from partopt.documents.files import PathLike, read_bytes, write_bytes
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, invalid, unknown
 from partopt.printable import cut, printable
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -182,8 +182,7 @@ def decode(content: bytes, expected: type[Struct], where: str) -> Struct:
 def check_option(option: str, value: object, expected: Any, hint: str) -> None:
     """Raise PartoptError where `value` is not of the type `expected`, constraints included."""
     for fault in _value_faults(value, expected, ""):
-        message = f"`{option}={value}`: {fault.message}"
-        raise PartoptError(message, hint, code="invalid-option", option=option, value=value)
+        raise invalid(option, value, fault.message, hint)
 
 
 def find_faults(raw: object, expected: Any, path: str = "") -> Iterator[PartoptError]:
@@ -267,8 +266,8 @@ def _key_faults(
     """Unknown and missing keys of a mapping, and the faults of its values."""
     for key in raw:
         if key not in fields:
-            place, hint = _join(path, str(key)), did_you_mean(str(key), fields)
-            yield PartoptError(f"{place}: unknown key", hint, code="unknown-key", path=place)
+            place = _join(path, str(key))
+            yield unknown(f"{place}: unknown key", key, fields, code="unknown-key", path=place)
     for key, field in fields.items():
         place = _join(path, key)
         if key in raw:

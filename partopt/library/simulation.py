@@ -14,8 +14,8 @@ from partopt import documents, schedules
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.documents.tables import Flows
-from partopt.errors import PartoptError, did_you_mean
-from partopt.options import invalid, with_facts
+from partopt.errors import PartoptError, invalid, unknown
+from partopt.options import with_facts
 from partopt.report import trace
 from partopt.report.pictures import draw_timeline
 from partopt.schedules import SCHEDULES
@@ -153,9 +153,10 @@ def _run(plan: Plan, most_actions: int, conditions: Conditions) -> Execution:
     if (order := conditions.own_order) is not None:
         return _run_order(plan, order, conditions, most_actions)
     if conditions.schedule is None and plan.schedule not in SCHEDULES:
-        raise PartoptError(
+        raise unknown(
             f'schedule: unknown schedule "{plan.schedule}"',
-            did_you_mean(plan.schedule, SCHEDULES),
+            plan.schedule,
+            SCHEDULES,
             code="unknown-schedule",
             where="plan",
             schedule=plan.schedule,

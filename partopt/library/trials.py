@@ -23,10 +23,10 @@ from partopt.documents.profile import (
 from partopt.documents.simulation import ClosedForm, DrawnTimeline, Refused, TrialDocument, Tried
 from partopt.documents.topology import Device as ClusterDevice
 from partopt.documents.topology import Level, Topology
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, invalid
 from partopt.job import Job
 from partopt.library.simulation import Simulation, simulate
-from partopt.options import CHUNKS, check_count, invalid, parse_bytes
+from partopt.options import CHUNKS, check_count, parse_bytes
 from partopt.schedules import ACTION_LIMIT, SCHEDULES, refusal, schedule
 from partopt.schedules.entry import Times
 from partopt.schedules.placement import CHUNKS as CHUNKS_OF

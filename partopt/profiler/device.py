@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partopt.documents.profile import Device
-from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
+from partopt.errors import ANSWER_IS_NO, PartoptError, unknown_value
 from partopt.profiler.weightless import replace_attribute
 from partopt.units import format_bytes
 
@@ -51,13 +51,6 @@ DEVICES = ("auto", "cuda", "cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def invalid_option(option: str, value: object, what: str, hint: str) -> PartoptError:
-    """The error of an option with an invalid value."""
-    return PartoptError(
-        f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
-    )
-
-
 def choose_device(name: str) -> torch.device:
     """The device that `name` stands for; `auto` is CUDA where available, else the CPU.
 
@@ -65,7 +58,7 @@ def choose_device(name: str) -> torch.device:
     """
     if name not in DEVICES:
         what = "not a device that partopt measures"
-        raise invalid_option("device", name, what, did_you_mean(str(name), DEVICES))
+        raise unknown_value("device", name, DEVICES, what)
     if name == "cuda" and not torch.cuda.is_available():
         reason = (
             "this torch was built without CUDA"
@@ -86,7 +79,7 @@ def choose_dtype(name: str) -> torch.dtype:
     """The torch dtype called `name`. Raises PartoptError for one that partopt does not measure."""
     if name not in DTYPES:
         what = "not a dtype that partopt measures"
-        raise invalid_option("dtype", name, what, did_you_mean(str(name), DTYPES))
+        raise unknown_value("dtype", name, DTYPES, what)
     return DTYPES[name]
 
 

@@ -49,7 +49,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 from partopt.profiler.layers import Tracker, next_number, remove_after
 from partopt.profiler.observation import Recorder
 from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
@@ -200,13 +200,9 @@ def _matching(called: set[str], globs: Sequence[str]) -> set[str]:
         found = [name for name in names if re.fullmatch(pattern, name)]
         if not found:
             as_deep = [name for name in names if name.count(".") == glob.count(".")]
-            raise PartoptError(
-                f"`units={glob}`: matches no module that the forward calls",
-                did_you_mean(glob, (as_deep or names)[:12]),
-                code="no-such-unit",
-                option="units",
-                value=glob,
-            )
+            what = f"`units={glob}`: matches no module that the forward calls"
+            known = (as_deep or names)[:12]
+            raise unknown(what, glob, known, code="no-such-unit", option="units", value=glob)
         chosen.update(found)
     return chosen
 

@@ -27,16 +27,10 @@ from partopt.documents.profile import (
     Model,
     Profile,
 )
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError, invalid
 from partopt.profiler.as_trained import compile_units, no_cast_cache, open_compiled, under_autocast
 from partopt.profiler.conditions import SETTINGS, ClockRate, describe_environment
-from partopt.profiler.device import (
-    describe_device,
-    hold_still,
-    invalid_option,
-    is_device_failure,
-    release_memory,
-)
+from partopt.profiler.device import describe_device, hold_still, is_device_failure, release_memory
 from partopt.profiler.group import RankGroup, check_same_inputs, expect_collectives
 from partopt.profiler.layer_choice import calls_vary, track
 from partopt.profiler.layers import Tracker
@@ -434,7 +428,7 @@ def check_resume(resume: object) -> Profile | None:
     """The profile to go on with. Raises PartoptError where it is none."""
     if resume is not None and not isinstance(resume, Profile):
         what = f"of type {type(resume).__name__}, not a Profile"
-        raise invalid_option("resume", resume, what, "give Profile.load(path), or leave it out")
+        raise invalid("resume", resume, what, "give Profile.load(path), or leave it out")
     return resume
 
 

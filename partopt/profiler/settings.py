@@ -11,9 +11,9 @@ from torch import nn
 
 from partopt import documents
 from partopt.documents.profile import Count, Model, Profile
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, invalid, unknown_value
 from partopt.printable import printable
-from partopt.profiler.device import Clock, choose_device, choose_dtype, invalid_option
+from partopt.profiler.device import Clock, choose_device, choose_dtype
 from partopt.profiler.draws import Draws
 from partopt.profiler.group import RankGroup
 from partopt.profiler.tensors import Inputs, Loss
@@ -55,15 +55,13 @@ class ProfileSettings:
             documents.check_option("steps", self.steps, Count, "10 steps show the spread")
         if self.granularity not in GRANULARITIES:
             what = "not a granularity that partopt knows"
-            hint = did_you_mean(str(self.granularity), GRANULARITIES)
-            raise invalid_option("granularity", self.granularity, what, hint)
+            raise unknown_value("granularity", self.granularity, GRANULARITIES, what)
         if self.autocast is not None and self.autocast not in AUTOCASTS:
             what = "not a dtype that autocast runs in"
-            hint = did_you_mean(str(self.autocast), AUTOCASTS)
-            raise invalid_option("autocast", self.autocast, what, hint)
+            raise unknown_value("autocast", self.autocast, AUTOCASTS, what)
         if self.autocast is not None and self.dtype != "float32":
             what = f"autocast runs over float32 weights, and `dtype={self.dtype}` casts them"
-            raise invalid_option("autocast", self.autocast, what, "leave one of the two out")
+            raise invalid("autocast", self.autocast, what, "leave one of the two out")
         _check_sizes(self.microbatch_sizes)
         choose_device(self.device)
         choose_dtype(self.dtype)
@@ -131,9 +129,9 @@ def check_name(name: str | None) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str) or not name:
-        raise invalid_option("name", name, "not a name", "give a short text, or leave it out")
+        raise invalid("name", name, "not a name", "give a short text, or leave it out")
     for fault in Model(name=name).faults():
-        raise invalid_option("name", printable(name), fault.message, fault.hint)
+        raise invalid("name", printable(name), fault.message, fault.hint)
     return name
 
 
@@ -141,27 +139,27 @@ def check_callable(option: str, given: Any) -> Any:
     """The function that is given, if any. Raises PartoptError for anything else."""
     if given is not None and not callable(given):
         what = f"of type {type(given).__name__}, not a function"
-        raise invalid_option(option, given, what, "give a function, or leave it out")
+        raise invalid(option, given, what, "give a function, or leave it out")
     return given
 
 
 def _check_sizes(given: Collection[int]) -> None:
     hint = "list whole numbers from 1, such as 1, 2, 4, 8"
     if isinstance(given, str) or not isinstance(given, Collection):
-        raise invalid_option("microbatch_sizes", given, "not a list of sizes", hint)
+        raise invalid("microbatch_sizes", given, "not a list of sizes", hint)
     sizes = list(given)
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             what = f"{size!r} is not a microbatch size"
-            raise invalid_option("microbatch_sizes", sizes, what, hint)
+            raise invalid("microbatch_sizes", sizes, what, hint)
     if not sizes:
-        raise invalid_option("microbatch_sizes", sizes, "no size given", hint)
+        raise invalid("microbatch_sizes", sizes, "no size given", hint)
 
 
 def _check_units(option: str, units: Collection[str]) -> None:
     hint = 'list patterns of module names, such as "transformer.h.*"'
     if isinstance(units, str) or not isinstance(units, Collection):
-        raise invalid_option(option, units, "not a list of patterns", hint)
+        raise invalid(option, units, "not a list of patterns", hint)
     for unit in units:
         if not isinstance(unit, str) or not unit:
-            raise invalid_option(option, unit, "not a pattern", hint)
+            raise invalid(option, unit, "not a pattern", hint)

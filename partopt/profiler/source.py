@@ -31,8 +31,8 @@ from torch import nn
 
 from partopt.documents import is_file
 from partopt.documents.profile import Model
-from partopt.errors import PartoptError, did_you_mean
-from partopt.profiler.device import invalid_option, is_out_of_memory
+from partopt.errors import PartoptError, did_you_mean, invalid, unknown
+from partopt.profiler.device import is_out_of_memory
 from partopt.profiler.tensors import Loss, labelled, labelled_batches, loss_of_labels, takes_labels
 from partopt.profiler.torchvision import with_torchvision
 
@@ -132,7 +132,7 @@ def find_model(
     """
     given = _recordable(arguments)
     if not isinstance(source, str | os.PathLike) or not (target := os.fspath(source)):
-        raise invalid_option("source", source, "not a file or a dotted module", _TARGETS)
+        raise invalid("source", source, "not a file or a dotted module", _TARGETS)
     before, colon, after = target.rpartition(":")
     place, attribute = (before, after) if colon and after.isidentifier() else (target, None)
     path = Path(place) if place.endswith(".py") else None
@@ -223,9 +223,10 @@ def _look_up(
     if attribute is not None:
         if attribute in public:
             return attribute
-        raise PartoptError(
+        raise unknown(
             f'{place}: has no "{attribute}"',
-            did_you_mean(attribute, [name for name in public if name in {*modules, *defined}]),
+            attribute,
+            [name for name in public if name in {*modules, *defined}],
             code="no-such-model",
             entry=f"{place}:{attribute}",
         )

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 from partopt.profiler.layers import LayerKey
 
 
@@ -92,9 +92,10 @@ def _find(model: nn.Module, name: str) -> nn.Module:
     try:
         return model.get_submodule(name)
     except AttributeError as error:
-        raise PartoptError(
+        raise unknown(
             f'the model has no module "{name}", which the plan names',
-            did_you_mean(name, [known for known, _ in model.named_modules() if known]),
+            name,
+            [known for known, _ in model.named_modules() if known],
             code="no-such-unit",
             value=name,
         ) from error

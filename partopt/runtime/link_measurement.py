@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from partopt.errors import invalid
 from partopt.links import (
     AllReduceSample,
     FittedLinks,
@@ -28,7 +29,6 @@ from partopt.links import (
     MessageSample,
     levels_of,
 )
-from partopt.options import invalid
 from partopt.profiler.device import describe_device
 from partopt.runtime.context import Context, Direction, lost_connections
 from partopt.runtime.processes import (

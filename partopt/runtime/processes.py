@@ -28,8 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
-from partopt.options import invalid
+from partopt.errors import ANSWER_IS_NO, PartoptError, invalid, unknown_value
 from partopt.profiler.device import keep_freed_memory
 from partopt.profiler.step import USUAL_CAUSE
 from partopt.runtime.context import (
@@ -62,7 +61,7 @@ def choose_backend(name: str, ranks_here: int) -> str:
     GPUs does not go to the processors unasked.
     """
     if name not in BACKENDS:
-        raise invalid("backend", name, "unknown backend", did_you_mean(name, BACKENDS))
+        raise unknown_value("backend", name, BACKENDS)
     built = dist.is_available() and dist.is_nccl_available()
     devices = torch.cuda.device_count() if built else 0
     if name == "gloo" or (name == "auto" and not devices):

@@ -14,8 +14,7 @@ import torch
 from partopt.documents.engine import PARTOPT, TORCH
 from partopt.documents.plan import Plan
 from partopt.documents.training_run import MachineLoad
-from partopt.errors import PartoptError, did_you_mean
-from partopt.options import invalid
+from partopt.errors import PartoptError, invalid, unknown_value
 from partopt.profiler.device import describe_device, release_memory
 from partopt.profiler.source import ModelSource, find_model
 from partopt.runtime.check import check_first
@@ -70,8 +69,8 @@ class RunOptions:
         if self.steps < 1:
             raise invalid("steps", self.steps, "not possible", "give at least 1")
         if self.check_device not in CHECK_DEVICES:
-            hint = did_you_mean(self.check_device, CHECK_DEVICES)
-            raise invalid("check_device", self.check_device, "not possible", hint)
+            value = self.check_device
+            raise unknown_value("check_device", value, CHECK_DEVICES, "not possible")
         if self.check_device != "auto" and not self.check:
             what = "nothing is checked"
             raise invalid("check_device", self.check_device, what, "give it beside `check=True`")
@@ -183,7 +182,7 @@ def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> PlannedTrai
     """
     passing, engine = check_plan(plan, options.microbatches), options.engine
     if engine not in ENGINES:
-        raise invalid("engine", engine, "unknown engine", did_you_mean(engine, ENGINES))
+        raise unknown_value("engine", engine, ENGINES)
     if engine == "auto":
         engine = TORCH if plan.trainer == TORCH and can_say(plan) is None else PARTOPT
     elif engine == TORCH and (reason := can_say(plan)) is not None:

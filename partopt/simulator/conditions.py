@@ -15,8 +15,8 @@ from partopt.cost.pricing import under
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import FASTEST, LONGEST_S, Level, Topology
-from partopt.errors import PartoptError, did_you_mean
-from partopt.options import check_count, invalid, parse_bytes, with_facts
+from partopt.errors import PartoptError, invalid, unknown
+from partopt.options import check_count, parse_bytes, with_facts
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.placement import LOOPED, Placement, chunks_of
 from partopt.simulator.execution import first_microbatches
@@ -119,9 +119,10 @@ def change_network(topology: Topology, conditions: Conditions) -> Topology:
     for option, (attribute, parse) in _OF_LEVELS.items():
         for level, given in (getattr(conditions, option) or {}).items():
             if level not in names:
-                raise PartoptError(
+                raise unknown(
                     f"`{option}={level}`: the plan's cluster has no such level",
-                    did_you_mean(level, names),
+                    level,
+                    names,
                     code="unknown-level",
                     option=option,
                     level=level,

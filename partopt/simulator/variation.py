@@ -25,8 +25,8 @@ from partopt.documents.plan import Plan
 from partopt.documents.simulation import RankFactor, RankSensitivity, Varied
 from partopt.documents.stage import Flow
 from partopt.documents.tables import Flows, FlowTime
-from partopt.errors import PartoptError
-from partopt.options import check_count, invalid
+from partopt.errors import PartoptError, invalid
+from partopt.options import check_count
 from partopt.schedules import order
 from partopt.schedules.order import Order
 from partopt.schedules.placement import placement_of

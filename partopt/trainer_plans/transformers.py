@@ -26,9 +26,9 @@ from partopt.documents.transformer import (
     Practice,
     Transformer,
 )
-from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
+from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then, invalid
 from partopt.job import Job
-from partopt.options import AUTO, MANUAL, invalid
+from partopt.options import AUTO, MANUAL
 from partopt.search.cuts import move_cuts
 from partopt.search.effort import SearchParams
 from partopt.search.rows import order_of

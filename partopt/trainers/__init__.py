@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 from partopt.registry import Registry
 from partopt.trainers.parts import Part, describe, find_parts
 from partopt.trainers.read_back import find_losses
@@ -63,8 +63,8 @@ def export_plan(
     """
     trainer = TRAINERS.lookup(to)
     if trainer.write is None:
-        hint = did_you_mean(to, writers())
-        raise PartoptError(f"nothing is written for {to}", hint, code="unknown-trainer", name=to)
+        what = f"nothing is written for {to}"
+        raise unknown(what, to, writers(), code="unknown-trainer", name=to)
     layers = [name for stage in plan.stages for name in stage.modules]
     parts = parts_of(layers, trainer, rules)
     _refuse(plan, to, find_faults(plan, trainer, parts))

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
-from partopt.errors import PartoptError, did_you_mean
-from partopt.options import AUTO, MOST, Options, invalid
+from partopt.errors import PartoptError, invalid, unknown
+from partopt.options import AUTO, MOST, Options
 from partopt.schedules import schedule
 from partopt.schedules.entry import Schedule
 from partopt.schedules.placement import LOOPED
@@ -161,8 +161,8 @@ def read_layout(
     """
     reader = TRAINERS.lookup(trainer)
     if reader.read is None:
-        hint = did_you_mean(trainer, readers())
-        raise PartoptError(f"{trainer} has no layout to read", hint, code="unknown-trainer")
+        what = f"{trainer} has no layout to read"
+        raise unknown(what, trainer, readers(), code="unknown-trainer")
     if pipeline_size is not None and not 1 <= pipeline_size <= MOST:
         raise invalid("pipeline_size", pipeline_size, "must be a number of devices", "give 1..")
     layers = [layer.name for layer in profile.layers]

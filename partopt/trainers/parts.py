@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, did_you_mean, unknown
 
 EMBEDDING: Final = "embedding"
 BLOCK: Final = "block"
@@ -81,9 +81,10 @@ def _stated(layers: Sequence[str], rules: Sequence[str]) -> dict[int, str]:
             )
         matching = [i for i, name in enumerate(layers) if fnmatch.fnmatchcase(name, pattern)]
         if not matching:
-            raise PartoptError(
+            raise unknown(
                 f"`map={rule}`: no layer has such a name",
-                did_you_mean(pattern, layers),
+                pattern,
+                layers,
                 code="no-such-layer",
                 option="map",
             )

@@ -13,7 +13,7 @@ from partopt.configurations.settings import read_settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.reading import cuts_of_blocks, find_count, find_value, malformed, read_numbers
 from partopt.trainers.trainer import BLOCKS, Reading, Says, Text, Trainer, arguments_text
@@ -106,9 +106,10 @@ def _read_splits(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Rea
             i for i, layer in enumerate(layers) if layer == name or layer.startswith(f"{name}.")
         ]
         if not inside:
-            raise PartoptError(
+            raise unknown(
                 f"{name}: the profile has no such layer",
-                did_you_mean(name, layers),
+                name,
+                layers,
                 code="no-such-layer",
                 name=name,
             )

@@ -23,7 +23,7 @@ from partopt.documents.transformer import (
     Practice,
     Transformer,
 )
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 from partopt.options import AUTO
 from partopt.schedules import schedule
 from partopt.schedules.placement import LOOPED, STRAIGHT
@@ -505,9 +505,10 @@ def _part(name: str) -> Part:
     """What a module is."""
     block = _BLOCK.fullmatch(name)
     if block is None and name not in _PARTS:
-        raise PartoptError(
+        raise unknown(
             f"{name}: no module of torchtitan's models, which would leave it out in silence",
-            f"{did_you_mean(name, [*_PARTS, 'layers.0'])}",
+            name,
+            [*_PARTS, "layers.0"],
             code="malformed-layout",
             name=name,
         )

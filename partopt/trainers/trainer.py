@@ -19,8 +19,8 @@ from partopt.documents.engine import STATE, Engine, Layout
 from partopt.documents.files import check_writable, write_bytes
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import BITS, OFFLOADED, Format, Practice, Transformer
-from partopt.errors import PartoptError, did_you_mean
-from partopt.options import FACTS, invalid, with_facts
+from partopt.errors import did_you_mean, invalid, unknown, unknown_value
+from partopt.options import FACTS, with_facts
 from partopt.trainers.parts import Part
 
 # Where a trainer may begin a stage.
@@ -204,8 +204,8 @@ class Trainer:
         for name, value in facts.items():
             choice = self.choices.get(name.replace("_", "-"))
             if choice is None and name not in {*FACTS, *Engine.__struct_fields__}:
-                hint = did_you_mean(name, [*self.choices, *FACTS])
-                raise PartoptError(f"no fact `{name}` of {self.name}", hint, code="unknown-fact")
+                what, known = f"no fact `{name}` of {self.name}", [*self.choices, *FACTS]
+                raise unknown(what, name, known, code="unknown-fact")
             if choice is None:
                 rest[name] = value
             elif name == "ends" and re.fullmatch(_BLOCKS, str(value)):
@@ -250,7 +250,7 @@ class Trainer:
             hint = f"it has some of {', '.join(dict.fromkeys(able))}" if able else "leave it out"
             raise invalid("recipe", name, f"{self.name} has no recipe of {model}", hint)
         if name not in recipes:
-            raise invalid("recipe", name, "unknown recipe", did_you_mean(str(name), recipes))
+            raise unknown_value("recipe", name, recipes)
         stated = {fact.replace("_", "-") for fact in facts}
         of_recipe = self.recipes[str(name)][model].items()
         added = {fact: value for fact, value in of_recipe if fact not in stated}

@@ -33,7 +33,7 @@ from partopt.documents.profile import (
 )
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Modelled, Transformer
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import unknown
 from partopt.transformer.block import Block, Training
 from partopt.transformer.iteration import (
     PASS_S,
@@ -73,9 +73,10 @@ def rates_of(topology: Topology) -> Rates:
     device = topology.device.name
     found = shipped_file(device)
     if found is None:
-        raise PartoptError(
+        raise unknown(
             f"{topology.name}: device.name: what {device} achieves in training is not known",
-            did_you_mean(device, shipped_names("devices")),
+            device,
+            shipped_names("devices"),
             code="unknown-rates",
             device=device,
         )

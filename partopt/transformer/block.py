@@ -13,7 +13,7 @@ from msgspec import structs
 
 from partopt.documents.engine import Engine
 from partopt.documents.transformer import BITS, Calibration, Format, Kind, Practice, Transformer
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, unknown
 from partopt.transformer import halves
 from partopt.transformer.experts import Experts
 from partopt.transformer.halves import Half, Product
@@ -153,9 +153,10 @@ class Training:
             known.append(("offload", ["offload"] if self.rates.host_link else []))
         for name, names in known:
             if name not in names:
-                raise PartoptError(
+                raise unknown(
                     f"{self.rates.device}: what {name} achieves on it is not known",
-                    did_you_mean(name, names),
+                    name,
+                    names,
                     code="unknown-rates",
                     device=self.rates.device,
                     name=name,
