@@ -122,13 +122,17 @@ def did_you_mean(name: str, known: Iterable[str], most: int = LISTED) -> str:
 
 
 def unknown(
-    what: str, name: object, known: Iterable[str], /, most: int = LISTED, **where: Any
+    what: str,
+    name: object,
+    known: Iterable[str],
+    /,
+    most: int = LISTED,
+    *,
+    code: str,
+    **fields: Any,
 ) -> PartoptError:
-    """The error that says `what`, for a `name` that is not among `known`: the hint names those.
-
-    `where` has its code and fields.
-    """
-    return PartoptError(what, did_you_mean(str(name), known, most), **where)
+    """The error that says `what`, for a `name` not among `known`: the hint is the nearest."""
+    return PartoptError(what, did_you_mean(str(name), known, most), code=code, **fields)
 
 
 def invalid(option: str, value: object, what: str, hint: str) -> PartoptError:
