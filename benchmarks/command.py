@@ -55,7 +55,6 @@ ROWS = [
     ),
     Row("10,000 layers, 16,384", "layers 10000", (16384,), FAST, "--memory 420GB", 30),
     Row("10,000 layers, 8 x 2,048", "layers 10000", (8, 2048), FAST, "--memory 420GB", 30),
-    Row("34 layers, 1,048,576", "layers 34", (8, 131072), FAST, "", 30),
     Row(
         "96 tied blocks, 8 x 128",
         "tied 96",

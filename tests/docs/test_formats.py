@@ -60,7 +60,7 @@ def test_every_field_of_a_file_is_described_here_or_in_the_schema_and_none_else(
         assert names - words_in_code(TEXT) - words_in_code(struct.__doc__ or "") == set()
     known = {field.name for struct in EVERY for field in msgspec.structs.fields(struct)}
     assert FIRST_CELLS - known == set()
-    printed = rows(section(TEXT, "Printed documents"))[1:]
+    printed = rows(section(TEXT, "Simulations"))[1:]
     assert words_in_code(" ".join(f"`{row[0]}`" for row in printed)) - known == set()
     kinds = words_in_code(" ".join(f"`{row[0]}`" for row in rows(TEXT.partition("\n## ")[0])[1:]))
     assert kinds == {*DOCUMENTS}
