@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
@@ -30,7 +29,7 @@ from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean, warm_up
 from partopt.runtime.torch_engine import execute_on_torch
-from partopt.runtime.updates import StageOptimizer, Tied
+from partopt.runtime.updates import OptimizerOf, StageOptimizer, Tied
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
 from partopt.schedules.placement import placement_of
@@ -225,8 +224,7 @@ class Microbatches:
 class RankTraining:
     """The stages of one rank, as they train step after step.
 
-    `optimizers` are of the parameters that this rank steps itself, by stage, once they are made;
-    `rates` are their learning rates.
+    `optimizers` are of the parameters that this rank steps itself, by stage, once they are made.
     """
 
     def __init__(self, training: PlannedTraining, context: Context) -> None:
@@ -235,7 +233,6 @@ class RankTraining:
         self.steps = self.first = 0  # steps so far, number of the step's first microbatch
         self.optimizers: dict[int, Optimizer] = {}
         self._stage_optimizers: dict[int, StageOptimizer] = {}  # of all parameters of a stage
-        self.rates = [training.rate] * len(plan.stages)
         self.inputs: dict[int, Microbatches] = {}
         for s, stage in enumerate(plan.stages):
             if rank in stage.ranks:
@@ -266,9 +263,9 @@ class RankTraining:
             if shared and stage.replicas > 1
         }
         if context.backend == "nccl":
-            for s, held in self.stages.items():
+            for held in self.stages.values():
                 held.warm_up(training.draw_inputs(0, context.device), context.device)
-                warm_up(partial(self._optimizer_of, s), held.parameters)
+                warm_up(self._optimizer_of, held.parameters)
 
     def _make_stages(self) -> dict[int, ReplayStage]:
         training, device = self.training, self.context.device
@@ -282,10 +279,10 @@ class RankTraining:
 
         return {s: stage(s, inputs) for s, inputs in self.inputs.items()}
 
-    def step(self, learn: bool = True) -> RankRecord:
+    def step(self, optimizer_of: OptimizerOf | None = None) -> RankRecord:
         """One iteration, or the microbatches of an asynchronous plan; the record of this rank.
 
-        Where it does not `learn`, weights stay and the gradients of the step are left.
+        `optimizer_of` makes what steps the stages, in place of their optimizers.
         """
         training = self.training
         for s, stage in self.stages.items():
@@ -299,7 +296,7 @@ class RankTraining:
             self.stages.__getitem__,
             context=self.context,
             microbatches=training.microbatches if training.asynchronous else None,
-            optimizer_of=self._stage_optimizer_of if learn else None,
+            optimizer_of=optimizer_of or self._stage_optimizer_of,
             tied=self.tied,
         )
 
@@ -325,15 +322,15 @@ class RankTraining:
             if stage.parameters:
                 self._stage_optimizer_of(s, stage.parameters)
 
-    def _optimizer_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    def _optimizer_of(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
         training = self.training
-        return optimizer_of(training.source, training.plan.optimizer, self.rates[s], parameters)
+        return optimizer_of(training.source, training.plan.optimizer, training.rate, parameters)
 
     def _stage_optimizer_of(self, s: int, parameters: Sequence[nn.Parameter]) -> StageOptimizer:
         """What steps stage s, the same in every step: its optimizer, or that of all replicas."""
 
         def make(stepped: Sequence[nn.Parameter]) -> Optimizer:
-            training, plan, made = self.training, self.training.plan, self._optimizer_of(s, stepped)
+            training, plan, made = self.training, self.training.plan, self._optimizer_of(stepped)
             if training.asynchronous:
                 orders = order(plan.schedule, placement_of(plan, training.microbatches))
                 step_by_mean(made, batch_of_stage(plan, orders, s))

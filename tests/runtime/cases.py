@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from partopt.runtime.optimizers import SharedOptimizer
 from partopt.runtime.processes import run_local
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.runtime.updates import StageOptimizer, Tied
+from partopt.runtime.versions import DoubleBuffered, Versions
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import STRAIGHT
 from tests.replay.odd_cuts import CUTS, faults_of
@@ -195,6 +197,77 @@ def run_case(case: Case, context: Context, engine: Engine) -> Ran:
     )
 
 
+# --- engines that do one thing wrongly --------------------------------------------------------
+
+Wrong = Callable[..., Any]
+
+
+class Fault(NamedTuple):
+    """A case of 13 microbatches, on whose rank 1 `wrong(right, *arguments)` replaces a method."""
+
+    case: Case
+    owner: type
+    method: str
+    wrong: Wrong
+
+    def run(self, context: Context) -> Ran:
+        right = getattr(self.owner, self.method)
+
+        def run(*arguments: Any) -> Any:
+            return self.wrong(right, *arguments) if context.rank == 1 else right(*arguments)
+
+        with mock.patch.object(self.owner, self.method, run):
+            return run_case(self.case, context, execute)
+
+
+def older(right: Wrong, own: Versions, microbatch: int) -> Any:
+    """One microbatch uses the weights before the newest."""
+    newest: list[Any] = own.__dict__.setdefault("seen", [])
+    newest.append(right(own, microbatch))
+    return newest[-2 if microbatch == 8 else -1]
+
+
+def newer(right: Wrong, own: DoubleBuffered, microbatch: int) -> Any:
+    """One microbatch, the last of a batch, uses the newest weights, not those before."""
+    return own.newest if microbatch == 8 else right(own, microbatch)
+
+
+def not_kept(right: Wrong, own: Versions, microbatch: int) -> None:
+    """One microbatch is recomputed with other weights than those of its forward."""
+    right(own, microbatch)
+    if microbatch == 8:
+        own._use(own.newest)
+
+
+def not_stepped(right: Wrong, own: SharedOptimizer) -> None:
+    """One replica sends its parameters as they were."""
+    own.optimizer = None
+    right(own)
+
+
+def faults() -> dict[str, Fault]:
+    line, delayed, pair = (
+        straight(name, replicas, 0)
+        for name, replicas in (
+            ("pipedream", [1, 1, 1]),
+            ("pipedream-2bw", [1, 1, 1]),
+            ("pipedream", [2, 1]),
+        )
+    )
+    made = {
+        "an older version": (line, Versions, "version_of", older),
+        "a newer version": (delayed, DoubleBuffered, "version_of", newer),
+        "a version that is not kept": (recomputing(line), Versions, "use_for_backward", not_kept),
+        "a share that is not stepped": (
+            with_shares(pair, "optimizer"),
+            SharedOptimizer,
+            "step",
+            not_stepped,
+        ),
+    }
+    return {name: Fault(Case(name, plan, 13, 1), *rest) for name, (plan, *rest) in made.items()}
+
+
 def state_of(optimizer: torch.optim.Optimizer) -> int:
     """The numbers that an optimizer keeps."""
     kept = [each for state in optimizer.state.values() for each in state.values()]
@@ -314,6 +387,7 @@ class Results(NamedTuple):
     """What a rank was left with, of each engine that can run it."""
 
     cases: list[list[Ran]]
+    faults: dict[str, Ran]  # of partopt's engine, with each
     models: dict[str, list[Trained]]
     sleeping: list[list[RankRecord]]
     cuts: dict[str, list[list[str]]]  # what came otherwise than it was sent, by odd cut
@@ -325,6 +399,7 @@ def main(context: Context) -> Results:
     both = (execute, execute_on_torch)
     return Results(
         [[run_case(case, context, each) for each in case.engines] for case in cases()],
+        {name: fault.run(context) for name, fault in faults().items()},
         {n: [run_model(plan, context, each) for each in both] for n, plan in model_plans().items()},
         [[run_sleeping(one.plan, context, each) for each in one.engines] for one in sleeping()],
         {name: [faults_of(cut, context, each) for each in both] for name, cut in CUTS.items()},

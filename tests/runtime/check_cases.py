@@ -1,4 +1,4 @@
-"""Checks of asynchronous plans for a GPT, of a right engine and of wrong ones, in one launch.
+"""Checks of plans for a GPT, of a right engine and of wrong ones, in one launch.
 
 `python -m tests.runtime.check_cases FILE` writes what rank 0 found in each to FILE.
 """
@@ -22,14 +22,12 @@ from partopt.documents.profile import Profile
 from partopt.documents.training_run import Check
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
-from partopt.runtime import training
 from partopt.runtime.check import check_first
 from partopt.runtime.context import Context
-from partopt.runtime.optimizers import SharedOptimizer
 from partopt.runtime.processes import run_local
 from partopt.runtime.training import PlannedTraining
 from partopt.runtime.updates import Sum
-from partopt.runtime.versions import DoubleBuffered, Versions
+from partopt.runtime.versions import Versions
 from tests.helpers import flat
 
 RANKS = 3
@@ -121,27 +119,8 @@ def on_rank(rank: int, owner: type, name: str, wrong: Callable[..., Any]) -> Cal
     return lambda: mock.patch.object(owner, name, run)
 
 
-def older(right: Any, own: Versions, microbatch: int) -> Any:
-    """One microbatch uses the weights before the newest."""
-    newest: list[Any] = own.__dict__.setdefault("seen", [])
-    newest.append(right(own, microbatch))
-    return newest[-2 if microbatch == 8 else -1]
-
-
-def newer(right: Any, own: DoubleBuffered, microbatch: int) -> Any:
-    """One microbatch, the last of a batch, uses the newest weights, not those before."""
-    return own.newest if microbatch == 8 else right(own, microbatch)
-
-
-def not_kept(right: Any, own: Versions, microbatch: int) -> None:
-    """One microbatch is recomputed with other weights than those of its forward."""
-    right(own, microbatch)
-    if microbatch == 8:
-        own._use(own.newest)
-
-
 def forgets_last(right: Any, own: Versions, number: int) -> None:
-    """The last round changes no weights."""
+    """The last round is not stepped by."""
     if number == MICROBATCHES - 1:
         own._drop_gradients()
     else:
@@ -154,36 +133,13 @@ def off(right: Any, own: Sum) -> None:
     own.buckets[0][-1].grad.mul_(1.01)
 
 
-def not_stepped(right: Any, own: SharedOptimizer) -> None:
-    """One replica sends its parameters as they were."""
-    own.optimizer = None
-    right(own)
-
-
-def no_mean() -> Any:
-    """Gradients of a round are added up, and that is all."""
-    return mock.patch.object(training, "step_by_mean", lambda *_: None)
-
-
-ALONE, PAIR = Case([1, 1, 1]), Case([2, 1])
 WRONG = {
-    "an older version": ALONE._replace(fault=on_rank(1, Versions, "version_of", older)),
-    "a newer version": Case(
-        [1, 1, 1], "pipedream-2bw", fault=on_rank(1, DoubleBuffered, "version_of", newer)
-    ),
-    "a version that is not kept": Case(
-        [1, 1, 1], recompute="always", fault=on_rank(1, Versions, "use_for_backward", not_kept)
-    ),
-    "a missing update": ALONE._replace(fault=on_rank(1, Versions, "end_round", forgets_last)),
-    "a sum that is off": PAIR._replace(fault=on_rank(1, Sum, "finish", off)),
+    "a missing update": Case([1, 1, 1], fault=on_rank(1, Versions, "end_round", forgets_last)),
+    "a sum that is off": Case([2, 1], fault=on_rank(1, Sum, "finish", off)),
     **{
         f"of a flush, on rank {rank}": Case([2, 1], "1f1b", fault=on_rank(rank, Sum, "finish", off))
         for rank in range(2)
     },
-    "a share that is not stepped": Case(
-        [2, 1], shard="optimizer", fault=on_rank(1, SharedOptimizer, "step", not_stepped)
-    ),
-    "a sum that is no mean": PAIR._replace(fault=no_mean),
 }
 CASES = RIGHT | WRONG
 

@@ -13,14 +13,16 @@ from partopt.runtime.actions import actions_of
 from partopt.runtime.measured import measured_execution, with_measured_times
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.runtime.updates import tied_stages
-from partopt.schedules import SCHEDULES
+from partopt.schedules import SCHEDULES, order
 from partopt.schedules.order import A, B, F, I, U
+from partopt.schedules.placement import placement_of
 from partopt.simulator.execution import execute as simulate
 from tests.replay.odd_cuts import CUTS
 from tests.runtime.cases import (
     RANKS,
     SLEEPING_STEPS,
     cases,
+    faults,
     model_plans,
     recomputing,
     sleeping,
@@ -28,11 +30,12 @@ from tests.runtime.cases import (
 )
 from tests.runtime.launched import outcome_of
 from tests.runtime.plans import all_plans, straight
-from tests.runtime.references import expected
+from tests.runtime.references import expected, versions_used
 
 pytestmark = pytest.mark.slow
 
 CASES = {case.name: case for case in cases()}
+FAULTS = faults()
 SLEEPING = {case.name: case for case in sleeping()}
 NOT_ON_TORCH = {"pipedream", "pipedream-2bw", "dualpipe"}
 
@@ -78,6 +81,26 @@ def test_losses_and_weights_are_those_of_one_process(name, ran):
         assert other.losses == pytest.approx(own.losses, rel=1e-14)
         torch.testing.assert_close(other.weights, own.weights, rtol=1e-13, atol=1e-15)
         assert other.forwards == own.forwards
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_engine_that_does_one_thing_wrongly_is_seen(name, results):
+    weights, _ = expected(FAULTS[name].case)
+    with pytest.raises(AssertionError, match="not close"):
+        for rank in results:
+            for s, own in rank.faults[name].weights.items():
+                torch.testing.assert_close(own, weights[s], rtol=1e-5, atol=1e-7)
+
+
+def test_versions_by_hand():
+    """The stage before the last one knows of all updates but the last, and so on."""
+    plan = straight("pipedream", [1, 1, 1], 0)
+    used = versions_used(order(plan.schedule, placement_of(plan, 7)), plan)
+    assert [[used[s, number] for number in range(7)] for s in range(3)] == [
+        [0, 0, 0, 1, 2, 3, 4],
+        [0, 0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3, 4, 5, 6],
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -158,8 +158,8 @@ def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):
     one, two = (("run", plan, model, "--microbatches", 6, "--steps", steps) for steps in (1, 2))
     document = document_of(partopt(*one, "--check", "--json"))
     assert document.plan.microbatches == 6
-    assert document.check.compared == "changes"
-    assert "changes of 8 parameters" in render(document)
+    assert document.check.compared == "gradients"
+    assert "gradients of 8 parameters" in render(document)
     over = partopt(*two)
     assert over.returncode != 0
     # those of a replica, or all six: whichever rank comes first to what is not there

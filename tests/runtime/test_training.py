@@ -1,9 +1,11 @@
 """Random numbers of a training: others on each rank and in each step, and the same again."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from partopt import Job, solve
 from partopt.errors import PartoptError
@@ -12,6 +14,7 @@ from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime import training as module
 from partopt.runtime.training import Microbatches, PlannedTraining, RankTraining
 from tests.helpers import chain_profile, flat
+from tests.runtime.plans import straight
 
 MODEL = """
 import torch
@@ -56,7 +59,7 @@ def drawn(training, rank, steps, monkeypatch):
     own.context = SimpleNamespace(rank=rank, ranks=RANKS)
     own.steps = own.first = 0
     for _ in range(steps):
-        own.step(learn=False)
+        own.step()
         own.end_step()
     return seen
 
@@ -101,6 +104,18 @@ def test_a_replica_goes_on_behind_what_it_has_trained_on_of_its_data(
     ) as raised:
         own(12 + rank)
     assert raised.value.code == "too-little-data"
+
+
+@pytest.mark.parametrize(("schedule", "batch"), [("1f1b", 1), ("pipedream", 2)])
+def test_an_asynchronous_stage_steps_by_the_mean_of_a_batch(training, schedule, batch):
+    """A loss is a mean over the microbatches of an iteration itself."""
+    plan, weight = straight(schedule, [2, 1], 3), torch.nn.Parameter(torch.ones(()))
+    own = RankTraining.__new__(RankTraining)
+    own.training = dataclasses.replace(training(), plan=replace(plan, optimizer="sgd"), rate=1.0)
+    own._sharing, own._stage_optimizers, own.optimizers = {}, {}, {}
+    weight.grad = torch.tensor(0.5)
+    own._stage_optimizer_of(0, [weight]).step()
+    assert weight.item() == 1.0 - 0.5 / batch
 
 
 @pytest.mark.parametrize("uses", [1, 2])
