@@ -18,15 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    FishComplete,
-    ShellComplete,
-    ZshComplete,
-    add_completion_class,
-    shell_complete,
-)
+from click.shell_completion import shell_complete
 
 from partopt import __version__
 from partopt.cli.terminal import INTERRUPTED, ascii_only, columns, is_dumb, say
@@ -92,15 +84,6 @@ class Verbs(click.Group):
         command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
         return command
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Verbs and options that begin with `incomplete`, without importing any verb."""
-        verbs = [
-            CompletionItem(verb, help=summary)
-            for verb, (_, summary) in VERBS.items()
-            if verb.startswith(incomplete)
-        ]
-        return verbs + click.Command.shell_complete(self, ctx, incomplete)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One line a verb, without importing any."""
         with formatter.section("Commands"):
@@ -140,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = 0
     try:
         if COMPLETE in os.environ:
-            sys.exit(_complete(os.environ[COMPLETE]))
+            sys.exit(shell_complete(partopt, {}, "partopt", COMPLETE, os.environ[COMPLETE]))
         words = [word for word in given if word != "--debug"] or ["--help"]
         plain = os.environ.get("NO_COLOR") or is_dumb()
         with (
@@ -231,45 +214,3 @@ def _usage(error: click.UsageError) -> PartoptError:
         f'did you mean "{near[0]}"?' if near else f"see {path} --help",
         code="usage",
     )
-
-
-class _OrFiles(ShellComplete):
-    """Values for which click has no completions are completed as file names."""
-
-    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        known = super().get_completions(args, incomplete)
-        if known or incomplete.startswith("-"):
-            return known
-        return [CompletionItem(incomplete, type="file")]
-
-
-class _Bash(_OrFiles, BashComplete):
-    pass
-
-
-class _Zsh(_OrFiles, ZshComplete):
-    pass
-
-
-class _Fish(_OrFiles, FishComplete):
-    pass
-
-
-SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
-
-
-def _complete(instruction: str) -> int:
-    """Print the script for `SHELL_source`, or completions for `SHELL_complete`; the exit code.
-
-    Raises PartoptError for any other instruction.
-    """
-    shell, _, action = instruction.partition("_")
-    if shell not in SHELLS or action not in ("source", "complete"):
-        raise PartoptError(
-            f"{COMPLETE}={instruction}: unknown instruction",
-            f"set it to {', '.join(f'{name}_source' for name in SHELLS)}, or unset it",
-            code="unknown-completion",
-            instruction=instruction,
-        )
-    add_completion_class(SHELLS[shell])
-    return shell_complete(partopt, {}, "partopt", COMPLETE, instruction)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import partopt
-from partopt.cli import options, planning, values
+from partopt.cli import options, planning
 from partopt.cli.next_commands import command_of, say_next
 from partopt.cli.terminal import Tell, leave_if_interrupted, say, search
 from partopt.cli.words import print_notes
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=planning.Verb)
-@click.argument("profile", shell_complete=values.PROFILES)
+@click.argument("profile", type=options.FILE)
 @options.option(
     "--planner chosen",
     "NAME",
     "A planner to compare (repeat; default: all).",
     multiple=True,
-    shell_complete=values.PLANNER,
 )
 @options.option(
     "--plan files", "FILE", "A plan of yours to set beside them (repeat).", multiple=True
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     "TRAINER",
     "The best plan that a trainer can say, beside them (repeat; see partopt export --help).",
     multiple=True,
-    shell_complete=values.TRAINER,
 )
 @options.option(
     "--layout layouts",

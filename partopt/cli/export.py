@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 import partopt
-from partopt.cli import options, values
+from partopt.cli import options
 from partopt.cli.terminal import say, say_file
 from partopt.errors import PartoptError
 
@@ -28,10 +28,8 @@ class _Export(click.Command):
 
 
 @click.command(cls=_Export)
-@click.argument("plan")
-@options.option(
-    "--to target", "TRAINER", "Which trainer.", required=True, shell_complete=values.WRITER
-)
+@click.argument("plan", type=options.FILE)
+@options.option("--to target", "TRAINER", "Which trainer.", required=True)
 @options.map_option
 @options.output_options("it")
 def command(

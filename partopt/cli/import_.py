@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import partopt
-from partopt.cli import options, planning, values
+from partopt.cli import options, planning
 from partopt.cli.next_commands import command_of, say_next
 from partopt.cli.terminal import progress, say
 from partopt.cli.words import LARGER, as_flags, does_not_fit, hint_at_fitting, print_notes
@@ -107,7 +107,7 @@ def command() -> None:
 
 
 @click.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=options.FILE)
 @options.option("--onto", "PROFILE", "torch-profile: the profile whose times are replaced.")
 @options.option("--plan", "PLAN", "torch-profile: the plan that ran, whose stages are timed.")
 @click.option("--name", help="Name of the model (default: that of the file, or of the profile).")
@@ -196,12 +196,11 @@ class _Import(planning.Verb):
 
 
 @click.command(cls=_Import)
-@click.argument("configuration", metavar="LAYOUT")
+@click.argument("configuration", metavar="LAYOUT", type=options.FILE)
 @options.option(
     "--profile",
     "FILE|NAME",
     "The profile of the model that it cuts (default: a transformer, as LAYOUT says it).",
-    shell_complete=values.PROFILES,
 )
 @options.option("--layout", "PART=N,..", "Without a profile: replace any part, such as tp=4,pp=2.")
 @options.option(

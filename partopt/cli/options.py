@@ -57,6 +57,7 @@ class _Amount(click.FloatRange):
         return super().convert(float(parts[1]) * 1e3 ** (1 + "kMBT".index(parts[2])), param, ctx)
 
 
+FILE = click.Path(readable=False)  # or a shipped name: shells complete it, and nothing is checked
 COUNT, TOKENS = WholeNumber(min=1), _Tokens(min=1)
 AMOUNT = _Amount(min=0, min_open=True, max=1e18)
 _A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")  # a layout
@@ -77,6 +78,7 @@ def option(
     flags: str, metavar: str, help: str, type: Any = None, *, default: Any = None, **more: Any
 ) -> Callable[[Command], Command]:
     """An option with a value; `flags` are its flags and then, where that is another, its name."""
+    type = FILE if type is None and "FILE" in metavar else type
     shown = {"default": default, "show_default": True} if default is not None else {}
     return click.option(*flags.split(), type=type, metavar=metavar, help=help, **shown, **more)
 

@@ -10,7 +10,7 @@ import click
 from msgspec import structs
 
 import partopt
-from partopt.cli import options, planning, values
+from partopt.cli import options, planning
 from partopt.cli.next_commands import command_of, say_next
 from partopt.cli.options import is_given
 from partopt.cli.terminal import (
@@ -37,7 +37,7 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
 @click.command(cls=planning.Verb)
-@click.argument("profile", shell_complete=values.PLANNED)
+@click.argument("profile", type=options.FILE)
 @planning.split_options
 @planning.job_options
 @options.option("--devices", "N", "Plan on so many of its devices.", options.COUNT)
@@ -51,7 +51,6 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     "--for target",
     "TRAINER",
     "The best that it can run, such as megatron.",
-    shell_complete=values.TRAINER,
 )
 @options.option("--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.")
 @options.option("--beside", "PART=N,..", "Say where another layout's time goes, beside the best.")

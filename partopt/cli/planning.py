@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import click
 
 import partopt
-from partopt.cli import values
 from partopt.cli.options import (
     COUNT,
     Command,
@@ -40,7 +39,6 @@ _BESIDE = {
     MEMORY: "",
     "Numbers of devices": "scaling weak* tokens* days* budget* price*",
 }
-_COMPLETED = {"planner": values.PLANNER, "schedule": values.SCHEDULE_OR_AUTO}
 _HELP_ALL = "partopt.help_all"  # in the context: whether all options are shown
 
 
@@ -124,7 +122,6 @@ def flag_of(name: str) -> Callable[[Command], Command]:
         value,
         default=getattr(Options, name) or None,
         multiple=kind.items is str,
-        shell_complete=_COMPLETED.get(name),
     )
 
 
@@ -136,7 +133,6 @@ job_options = declare(  # `state_job` turns their values into one
         "FILE|NAME",
         "A YAML file, - or a shipped name.",
         required=True,
-        shell_complete=values.TOPOLOGIES,
     ),
     option("--servers", "N", "Size of its outermost level.", _Servers(min=1)),
     *(flag_of(name) for name, flag in _FLAGS.items() if not flag.split),

@@ -15,9 +15,9 @@ import click
 
 import partopt
 from partopt import documents
-from partopt.cli import stopping, values, words
+from partopt.cli import stopping, words
 from partopt.cli.next_commands import say_next
-from partopt.cli.options import is_given, option, parse_assignments, parse_pairs, set_option
+from partopt.cli.options import FILE, is_given, option, parse_assignments, parse_pairs, set_option
 from partopt.cli.terminal import progress, say
 from partopt.errors import PartoptError
 
@@ -29,7 +29,7 @@ _MINUTES_FROM_S = 100.0
 
 
 @click.command()
-@click.argument("model", metavar="MODEL[:ATTR]", required=False)
+@click.argument("model", metavar="MODEL[:ATTR]", required=False, type=FILE)
 @option(
     "-o --output",
     "FILE",
@@ -86,7 +86,6 @@ _MINUTES_FROM_S = 100.0
     "--estimate",
     "FILE|NAME",
     "Estimate the times on a device that is not there: a100, h100, h200, v100 or a file.",
-    shell_complete=values.DEVICES,
 )
 @option(
     "--calibrate",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 import partopt
-from partopt.cli import options, values
+from partopt.cli import options
 from partopt.cli.words import change_command
 
 if TYPE_CHECKING:
@@ -20,13 +20,12 @@ _PAGE = "report.html"
 
 
 @click.command()
-@click.argument("plan")
-@click.argument("documents", metavar="[DOCUMENT]...", nargs=-1)
+@click.argument("plan", type=options.FILE)
+@click.argument("documents", metavar="[DOCUMENT]...", nargs=-1, type=options.FILE)
 @options.option(
     "--profile",
     "FILE|NAME",
     "The plan's profile, to draw its layers (default: the shipped one of its digest).",
-    shell_complete=values.PROFILES,
 )
 @options.output_options(f"the page ({_PAGE})")
 def command(

@@ -17,8 +17,8 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 
 
 @click.command()
-@click.argument("plan")
-@click.argument("model", metavar="MODEL[:ATTR]")
+@click.argument("plan", type=options.FILE)
+@click.argument("model", metavar="MODEL[:ATTR]", type=options.FILE)
 @options.set_option
 @click.option("--steps", type=int, default=10, show_default=True, help="Iterations to train.")
 @click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import partopt
-from partopt.cli import options, values
+from partopt.cli import options
 from partopt.cli.simulate import check_timeline
 from partopt.cli.terminal import say_page
 from partopt.errors import PartoptError
@@ -20,7 +20,7 @@ _ALL = "all"
 
 
 @click.command()
-@click.argument("name", shell_complete=values.SCHEDULE)
+@click.argument("name")
 @options.option("--stages", "P", "Devices of the pipeline.", options.COUNT, default=4)
 @options.option("--microbatches", "M", "That pass through it.", options.COUNT, default=8)
 @options.option(

@@ -6,13 +6,12 @@ import json
 
 import click
 
-from partopt.cli import values
 from partopt.cli.terminal import say
 from partopt.errors import unknown
 
 
 @click.command()
-@click.argument("name", shell_complete=values.DOCUMENT)
+@click.argument("name")
 def command(name: str) -> None:
     """Print the JSON Schema of NAME.
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import partopt
-from partopt.cli import options, values
+from partopt.cli import options
 from partopt.cli.next_commands import NEXT, say_next
 from partopt.cli.terminal import progress, say, say_page
 from partopt.cli.words import print_notes
@@ -16,7 +16,7 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 
 
 @click.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, shell_complete=values.SHOWN)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=options.FILE)
 @click.option(
     "--verify",
     is_flag=True,
@@ -26,7 +26,6 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
     "--profile",
     "FILE|NAME",
     "With --verify or -o: the plan's profile (default: the shipped one of its digest).",
-    shell_complete=values.PROFILES,
 )
 @options.output_options("a picture (.svg, .pdf, .png)", printed=False)
 @click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import partopt
-from partopt.cli import options, planning, values
+from partopt.cli import options, planning
 from partopt.cli.next_commands import say_next
 from partopt.cli.terminal import progress, say, say_page
 from partopt.cli.words import change_command
@@ -27,7 +27,6 @@ _CONDITIONS = options.declare(
         "--schedule",
         "NAME|FILE.csv",
         "Another schedule, or your own order as torch's compute-only CSV.",
-        shell_complete=values.SCHEDULE,
     ),
     options.option(
         "--microbatches", "M", "In an iteration; asynchronous: that pass through.", options.COUNT
@@ -63,7 +62,7 @@ _CONDITIONS = options.declare(
 
 
 @click.command()
-@click.argument("plan")
+@click.argument("plan", type=options.FILE)
 @_CONDITIONS
 @options.output_options(
     "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png) or the schedule (.csv)"

@@ -10,7 +10,7 @@ import click
 
 import partopt
 from partopt import documents
-from partopt.cli import options, stopping, values
+from partopt.cli import options, stopping
 from partopt.cli.next_commands import say_next
 from partopt.cli.terminal import say, say_file
 from partopt.cli.words import print_notes
@@ -53,7 +53,7 @@ def list_(as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("topology", shell_complete=values.TOPOLOGIES)
+@click.argument("topology", type=options.FILE)
 @click.option("--servers", type=options.COUNT, help="Size of the outermost level.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print it as a file to edit.")
 @options.json_option

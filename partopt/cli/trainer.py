@@ -10,7 +10,7 @@ import click
 import msgspec
 
 import partopt
-from partopt.cli import options, values
+from partopt.cli import options
 from partopt.cli.next_commands import say_next
 from partopt.cli.terminal import say, say_page
 from partopt.units import format_bytes
@@ -68,7 +68,7 @@ def list_(as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("trainer", shell_complete=values.TRAINER)
+@click.argument("trainer")
 @options.json_option
 def show(trainer: str, as_json: bool) -> None:
     """Show what TRAINER can say of a plan, and what its engine does, each with its source.
