@@ -50,7 +50,7 @@ import torch
 from torch import nn
 
 from partopt.errors import PartoptError, unknown
-from partopt.profiler.layers import Tracker, next_number, remove_after
+from partopt.profiler.layers import Tracker, remove_after
 from partopt.profiler.observation import Recorder
 from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
 from partopt.profiler.settings import Subject
@@ -67,21 +67,11 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 def track(subject: Subject, inputs: Inputs) -> Tracker:
     """The tracker of the units that the settings choose.
 
-    What a forward skips at random it skips no more from here on. Raises PartoptError where a glob
-    matches no module that is called, and unless every one of a few forwards calls the same units in
-    the same order.
+    Raises PartoptError where a glob matches no module that is called, and unless every one of a few
+    forwards calls the same units in the same order.
     """
     model, settings = subject.model, subject.settings
     forwards = [called_modules(model, inputs) for _ in range(_FORWARDS)]
-    if subject.draws.seen:
-
-        def count_nodes() -> int:
-            before = next_number()
-            run_forward(model, inputs)
-            return next_number() - before
-
-        subject.draws.fix(count_nodes)
-        forwards = [called_modules(model, inputs) for _ in range(_FORWARDS)]
     called = set(itertools.chain.from_iterable(forwards))
     by_rule = settings.granularity != "leaf" and not settings.units
     branching = find_branching(model, inputs) if by_rule else set()

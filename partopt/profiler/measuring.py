@@ -52,7 +52,6 @@ from partopt.profiler.summary import (
     note_missing_backwards,
     note_optimizer,
     note_overhead,
-    note_random_skips,
     note_throttled,
     note_uneven_layers,
     note_unscaled_inputs,
@@ -193,13 +192,10 @@ class Measurer:
     def _measure(self, size: int) -> Measurement:
         subject, settings = self.subject, self.subject.settings
         subject.group.seed()
-        with subject.draws.pause():
-            given = subject.example_inputs(size)
+        given = subject.example_inputs(size)
         inputs = place(given, settings.torch_device, settings.torch_dtype)
         check_same_inputs(size, inputs, subject.group)
         tracker, structure = self.see(inputs)
-        if subject.draws.skips and not self.layers:  # once: it is the same at every size
-            self.notes.append(note_random_skips())
         self.tokens_per_sample = tokens_per_sample(inputs, size)
         self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
         if len(self._input_elements) == min(2, len(settings.sizes)):
@@ -316,7 +312,6 @@ def profile_of(
         hold_still(subject.settings.torch_device),
         open_compiled(subject) as plain,
         under_autocast(plain) as ready,
-        ready.draws.watch(),
     ):
         if resumed is not None:
             _check_same_subject(resumed, identity, ready)

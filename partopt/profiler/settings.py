@@ -14,7 +14,6 @@ from partopt.documents.profile import Count, Model, Profile
 from partopt.errors import PartoptError, invalid, unknown_value
 from partopt.printable import printable
 from partopt.profiler.device import Clock, choose_device, choose_dtype
-from partopt.profiler.draws import Draws
 from partopt.profiler.group import RankGroup
 from partopt.profiler.tensors import Inputs, Loss
 
@@ -101,7 +100,6 @@ class Subject:
     settings: ProfileSettings
     clock: Clock
     group: RankGroup = field(default_factory=RankGroup)
-    draws: Draws = field(default_factory=Draws)
 
 
 def check_model(model: object, example_inputs: object, loss_fn: object) -> None:

@@ -256,15 +256,6 @@ def note_uneven_layers(names: Sequence[str]) -> Iterator[Note]:
     )
 
 
-def note_random_skips() -> Note:
-    """The note of a model that skips at random what is measured here."""
-    text = (
-        "training skips layers at random, as layer drop and stochastic depth do: times and memory "
-        "are those of steps that skip nothing, and `run` refuses the model until that is off"
-    )
-    return Note(code="skips-at-random", text=text)
-
-
 def note_optimizer(error: Exception) -> Note:
     """The note of an optimizer step that failed, and was not timed."""
     full = is_out_of_memory(error)

@@ -73,7 +73,7 @@ def check_first(training: PlannedTraining, context: Context, device: torch.devic
 
     alike = contextlib.nullcontext() if device == context.device else whole_float32()
     with alike, without_dropout(*(stage.model for stage in pipeline.stages.values())):
-        pipeline.step(sum_of)
+        pipeline.run(sum_of)
     gradients = {
         (s, name): sums[s].sums[id(parameter)]
         for s, stage in pipeline.stages.items()

@@ -51,7 +51,7 @@ class Pipeline:
         """
         for copy, whole in self._copies:
             copy.data.copy_(whole.data)
-        self._training.step(learn=False)
+        self._training.run(None)
         return losses_of(self._training.context.gather(self._training.end_step()))
 
 

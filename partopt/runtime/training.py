@@ -279,10 +279,14 @@ class RankTraining:
 
         return {s: stage(s, inputs) for s, inputs in self.inputs.items()}
 
-    def step(self, optimizer_of: OptimizerOf | None = None) -> RankRecord:
-        """One iteration, or the microbatches of an asynchronous plan; the record of this rank.
+    def step(self) -> RankRecord:
+        """Learn from one iteration, or from the microbatches of an asynchronous plan."""
+        return self.run(self._stage_optimizer_of)
 
-        `optimizer_of` makes what steps the stages, in place of their optimizers.
+    def run(self, optimizer_of: OptimizerOf | None) -> RankRecord:
+        """The same with another optimizer; the record of this rank.
+
+        Without one weights stay, and an iteration leaves its gradients.
         """
         training = self.training
         for s, stage in self.stages.items():
@@ -290,13 +294,13 @@ class RankTraining:
                 self.inputs[s].draw_step(self.first, training.microbatches)
         # of dropout: the same, whether the steps before ran here or in another run
         training.draw_numbers(self.steps * self.context.ranks + self.context.rank)
-        run = execute_on_torch if training.engine == "torch" else execute
-        return run(
+        execute_step = execute_on_torch if training.engine == "torch" else execute
+        return execute_step(
             training.plan,
             self.stages.__getitem__,
             context=self.context,
             microbatches=training.microbatches if training.asynchronous else None,
-            optimizer_of=optimizer_of or self._stage_optimizer_of,
+            optimizer_of=optimizer_of,
             tied=self.tied,
         )
 

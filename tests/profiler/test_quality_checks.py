@@ -1,8 +1,5 @@
 """What is said of measurements that cannot be trusted."""
 
-import random
-
-import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -15,7 +12,7 @@ from partopt.profiler.conditions import ClockRate
 from partopt.profiler.estimating import estimate
 from partopt.profiler.summary import note_overhead, note_throttled
 from tests.helpers import measurement, out_of_memory
-from tests.profiler.helpers import FakeClock, Parts, linear, names, structure
+from tests.profiler.helpers import FakeClock, Parts, linear, structure
 
 
 def notes_of(profile, code):
@@ -181,85 +178,6 @@ def test_layers_that_are_not_called_every_time_are_refused(every):
     )
     assert "layer drop" in caught.value.hint
     assert (caught.value.code, caught.value.fields) == ("calls-vary", {"layers": ["b"]})
-
-
-KEEP = {
-    "a tensor": lambda p: torch.rand([]) >= p,
-    "an item": lambda p: torch.rand(1).item() >= p,
-    "a number": lambda p: random.random() >= p,
-    "a range": lambda p: random.uniform(0, 1) >= p,
-    "numpy's": lambda p: np.random.random() >= p,
-    "the other way round": lambda p: torch.rand([]) < 1 - p,
-}
-
-
-class LayerDrop(nn.Module):
-    """Skips each block with probability p, in the model's loop or in the block."""
-
-    def __init__(self, keep, p, inside=False, blocks=4):
-        super().__init__()
-        kept = lambda: not self.training or bool(keep(p))  # noqa: E731
-
-        class Block(nn.Sequential):
-            def forward(self, x):
-                return super().forward(x) if not inside or kept() else x
-
-        self.stem, self.head = linear(), linear()
-        self.blocks = nn.ModuleList(Block(linear(), nn.GELU(), linear()) for _ in range(blocks))
-        self.kept = (lambda: True) if inside else kept
-
-    def forward(self, x):
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x) if self.kept() else x
-        return self.head(x)
-
-
-def memory_of(profile):
-    return [
-        ([layer.transient_bytes for layer in each.layers], each.stash_groups, each.tensors)
-        for each in profile.measurements
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("name", KEEP)
-def test_what_is_skipped_at_random_is_measured_whole_and_warned_of(name, inside):
-    """Every kind is estimated in the one place and measured in the other, by turns."""
-    estimated = (list(KEEP).index(name) + inside) % 2
-    options = {
-        "microbatch_sizes": [1, 2],
-        "granularity": "auto",
-        "units": ("stem", "blocks.*", "head"),
-    }
-
-    def of(p):
-        model = LayerDrop(KEEP[name], p, inside)
-        if estimated:
-            return estimate(model, lambda size: torch.randn(size, 4), "h100", **options)
-        return structure(model, steps=3, **options)
-
-    dropped, whole = of(0.6), of(0.0)
-    assert names(dropped) == ["stem", *(f"blocks.{block}" for block in range(4)), "head"]
-    assert memory_of(dropped) == memory_of(whole)
-    assert [len(notes_of(each, "skips-at-random")) for each in (dropped, whole)] == [1, 0]
-    for code in ("runs-at-random", "no-backward", "calls-vary"):
-        assert notes_of(dropped, code) == []
-    assert torch.rand(1) != torch.rand(1)  # as before
-    assert random.random() != random.random()
-
-
-@pytest.mark.slow
-def test_inputs_are_drawn_as_they_are():
-    drawn = []
-
-    def inputs(size):
-        drawn.append(torch.rand(size))
-        return drawn[-1].expand(4)[None]
-
-    structure(LayerDrop(KEEP["a tensor"], 0.5), inputs, microbatch_sizes=[1])
-    assert 0 < drawn[0] < 1 - 2**-24
 
 
 class Skips(Sometimes):
