@@ -25,8 +25,8 @@ from partopt import Layout, PartoptError, Plan, Topology, export_plan
 from partopt.documents.files import shipped_names
 from partopt.documents.transformer import BITS, Transformer
 from partopt.job import Job
-from partopt.trainer_plans.jobs import read_job
-from partopt.trainer_plans.judging import plan_layout
+from partopt.search.jobs import read_job
+from partopt.search.judging import plan_layout
 from partopt.transformer.config import load_transformer, read_transformer
 
 TRAINERS = ("megatron", "megatron-bridge", "torchtitan", "deepspeed")

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.trainer_plans.levers import take_best
-from partopt.trainer_plans.transformers import estimate_layouts
+from partopt.search.layout_questions import estimate_layouts
+from partopt.search.levers import take_best
 from partopt.transformer.config import load_transformer
 
 # cluster, servers, batch, sequence

@@ -26,7 +26,7 @@ from partopt.documents.transformer import (
 )
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.trainer_plans.transformers import simulate_layout
+from partopt.search.layout_plans import simulate_layout
 from partopt.trainers import TRAINERS
 from partopt.trainers.megatron import FUSED, PLAIN
 from partopt.trainers.torchtitan import COMPILED, COMPILED_LOSS, EAGER, EAGER_LOSS

@@ -34,7 +34,7 @@ from benchmarks.machine import describe
 from partopt import Job, PartoptError, Plan, Profile, Topology
 from partopt.documents.files import shipped_names
 from partopt.documents.plan import seconds_of
-from partopt.trainer_plans.transformers import search_layouts
+from partopt.search.layout_plans import search_layouts
 
 LEAST, ROW = 0.995, 0.99  # of the narrower answer
 FASTER = 0.01  # of a layout's time: by so much a narrower answer may be faster
@@ -265,7 +265,7 @@ def ask_layout(asked: partopt.Job, counts: Counter[str], free: bool) -> partopt.
     """
     counts["free" if free else "narrower"] += 1
     try:
-        return (partopt.solve(asked) if free else search_layouts(asked)[0]).plan
+        return partopt.solve(asked).plan if free else search_layouts(asked)[0]
     except PartoptError as error:
         own = error.exit_code != 1 if free else error.code not in REFUSALS
         counts["no such layout" if error.exit_code == 1 else "refused"] += 1

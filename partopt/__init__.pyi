@@ -33,28 +33,23 @@ from partopt.runtime.link_measurement import prepare_links as prepare_links
 from partopt.runtime.measured import TrainingRun as TrainingRun
 from partopt.schedules import SCHEDULES as SCHEDULES
 from partopt.search.compare import compare as compare
-from partopt.search.fitting import list_tried as list_tried
-from partopt.search.solve import Result as Result
-from partopt.trainer_plans.jobs import read_job as read_job
-from partopt.trainer_plans.judging import (
+from partopt.search.fitting import find_fitting as find_fitting, list_tried as list_tried
+from partopt.search.jobs import (
+    job_for as job_for,
+    read_job as read_job,
+    schedule_for as schedule_for,
+)
+from partopt.search.judging import (
     Judgement as Judgement,
     judge_layout as judge_layout,
     plan_layout as plan_layout,
 )
-from partopt.trainer_plans.levers import take_best as take_best
-from partopt.trainer_plans.planning import (
-    job_for as job_for,
-    schedule_for as schedule_for,
-    solve as solve,
-)
-from partopt.trainer_plans.sizing import (
-    find_fitting as find_fitting,
-    find_servers as find_servers,
-    price_runs as price_runs,
-    scale as scale,
-    scale_servers as scale_servers,
-)
-from partopt.trainer_plans.verifying import verify as verify
+from partopt.search.levers import take_best as take_best
+from partopt.search.runs import price_runs as price_runs
+from partopt.search.scaling import scale as scale, scale_servers as scale_servers
+from partopt.search.sizes import find_servers as find_servers
+from partopt.search.solve import Result as Result, solve as solve
+from partopt.search.verify import verify as verify
 from partopt.trainers import (
     TRAINERS as TRAINERS,
     export_plan as export_plan,

@@ -38,12 +38,11 @@ MAY_IMPORT = {
     "configurations": {"errors"},
     "profiler": DOCUMENTS | {"cost"},  # what ranks exchange while a layer runs takes time, too
     "simulator": PLANNING | {"options"},
-    "search": PLANNING | {"options", "job", "planners", "simulator", "transformer"},
     "links": DOCUMENTS | {"cost", "options"},
     "report": PLANNING | {"simulator", "links", "transformer"},
     "trainers": PLANNING | {"registry", "options", "transformer", "configurations"},
-    "trainer_plans": PLANNING
-    | {"options", "job", "planners", "simulator", "search", "transformer"}
+    "search": PLANNING
+    | {"options", "job", "planners", "simulator", "transformer"}
     | {"configurations", "trainers"},
     "replay": DOCUMENTS | {"profiler"},
     "runtime": PLANNING | {"profiler", "replay", "simulator", "links", "options"},

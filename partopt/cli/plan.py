@@ -229,11 +229,7 @@ def _plan(
     options.deliver(result.document, page, output, force, as_json, written=result.fits)
     if not result.fits:
         leave_if_interrupted(interrupted)
-        with progress() as tell:
-            hint = hint_at_fitting(
-                result.plan, job, again, lambda asked: partopt.solve(asked, tell, rules=rules).plan
-            )
-        raise does_not_fit(result.plan, job, hint)
+        raise does_not_fit(result.plan, job, hint_at_fitting(result.plan, job, again, rules))
     if picture:
         of_layout = isinstance(job.model, Transformer)
         drawn = partopt.find_profile(result.plan) if of_layout else job.profile

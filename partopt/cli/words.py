@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import partopt
-from partopt.cli.terminal import say
+from partopt.cli.terminal import progress, say
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
@@ -130,16 +130,17 @@ def hint_at_fitting(
     plan: partopt.Plan,
     job: partopt.Job,
     command: Callable[[Mapping[str, Any]], str],
-    ask: Callable[[partopt.Job], partopt.Plan] | None = None,
+    rules: Sequence[str] = (),
 ) -> str:
     """The command with which a plan of the job fits, where `plan` does not.
 
-    `command` gives the command that plans the job with some options changed, `ask` the best plan of
-    a job, by default that of `solve`.
+    `command` gives the command that plans the job with some options changed; `rules` are as in
+    `solve`.
     """
     from partopt.report.phrases import speed_text
 
-    fitting = partopt.find_fitting(job, ask)
+    with progress() as tell:
+        fitting = partopt.find_fitting(job, tell, rules)
     if fitting is not None:
         tokens, speed = plan.profile.tokens_per_sample, ""
         if fitting.samples_per_s is not None:

@@ -1,5 +1,6 @@
-"""Searches over what only a simulation can judge.
+"""Searches: the best plan for a trainer, of planners, of layouts, by what a simulation says.
 
-These are the warm-up of a plan, the best of several planners, the schedule and the number of
-devices.
+`solve` answers a job: plans of a profile, by variants and planners (`rows`), within what a trainer
+can express (`trainer_limits`); or layouts of a transformer (`layout_plans`). `scaling`, `fitting`,
+`judging`, `levers`, `compare` and `verify` ask `solve`, or what it asks.
 """

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
+from partopt.cost.estimate import stage_variance
 from partopt.cost.pricing import price
 from partopt.cost.problem import Problem, Progress, ignore_progress, partition_of
 from partopt.documents import Note
 from partopt.documents.plan import Plan
-from partopt.documents.tables import Comparison
+from partopt.documents.tables import Comparison, ComparisonRow
 from partopt.errors import PartoptError, found_until_then
 from partopt.job import Job
 from partopt.search import contest
 from partopt.search.effort import SearchParams
 from partopt.search.rows import Row, Search, search_planners
-from partopt.search.side_by_side import comparison_of
 from partopt.search.variants import ANY, part_of, variants_of
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
@@ -107,3 +110,49 @@ def _notes_of(name: str, plan: Plan, problem: Problem) -> list[Note]:
         return []
     text = f"{name} was made for {plan.schedule} and is priced for `schedule={problem.schedule}`"
     return [Note(code="other-schedule", text=text)]
+
+
+def comparison_of(
+    plans: Mapping[str, Plan], data_parallel: Plan | None, restricted: Sequence[str] = ()
+) -> Comparison:
+    """The comparison of `plans` of one problem by name, at least one; ties keep their order.
+
+    `data_parallel` is None where the schedule cannot have it. The `restricted` ones say how much
+    longer they take than the fastest of all that fits.
+    """
+    base_s = data_parallel.predicted.period_s if data_parallel else None
+    rows = [_comparison_row(name, plan, base_s) for name, plan in plans.items()]
+    best_s = min((row.period_s for row in rows if row.fits), default=math.inf)
+    rows = [
+        replace(row, price=row.period_s / best_s - 1)
+        if row.planner in restricted and row.fits
+        else row
+        for row in rows
+    ]
+    first = next(iter(plans.values()))
+    return Comparison(
+        model=first.profile.name,
+        layers=first.stages[-1].stop,
+        microbatch_size=first.microbatch_size,
+        schedule=first.schedule,
+        estimated=first.profile.estimated,
+        topology=first.topology,
+        rows=sorted(rows, key=lambda row: row.period_s),
+    )
+
+
+def _comparison_row(name: str, plan: Plan, base_s: float | None) -> ComparisonRow:
+    predicted = plan.predicted
+    return ComparisonRow(
+        planner=name,
+        shape=plan.shape,
+        stages=len(plan.stages),
+        period_s=predicted.period_s,
+        samples_per_s=predicted.samples_per_s,
+        figures=predicted.figures,
+        speedup_over_one_device=predicted.speedup_over_one_device,
+        speedup_over_data_parallel=None if base_s is None else base_s / predicted.period_s,
+        peak_memory_bytes=plan.peak_memory_bytes,
+        fits=plan.fits,
+        stage_variance_s2=stage_variance(plan),
+    )

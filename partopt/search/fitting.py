@@ -5,21 +5,26 @@ The parts that a job fixes are freed one after another, until a plan fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from partopt.cost.memory import STATE_BYTES
+from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import PARTOPT, Layout
 from partopt.documents.plan import Optimizer, Plan
 from partopt.documents.stage import Shard
+from partopt.documents.transformer import Transformer, Worth
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.options import AUTO
+from partopt.options import AUTO, MANUAL, PARTS
 from partopt.schedules import schedule
+from partopt.search.layout_questions import estimate_layouts
+from partopt.search.levers import Switches
 from partopt.search.rows import may_fit
-from partopt.search.solve import solve_profile
+from partopt.search.sizes import Sizes, find_servers
+from partopt.search.solve import solve, solve_profile
 
 
 @dataclass(frozen=True)
@@ -30,17 +35,25 @@ class Fitting:
     samples_per_s: float | None
 
 
-def _solve(job: Job) -> Plan:
-    return solve_profile(job).plan
-
-
-def find_fitting(job: Job, ask: Callable[[Job], Plan] = _solve) -> Fitting | None:
+def find_fitting(
+    job: Job, progress: Progress = ignore_progress, rules: Sequence[str] = ()
+) -> Fitting | None:
     """The options with which the best plan of `job` fits, where it has none that does.
 
-    `ask` gives the best plan of a job, and is not asked where none fits for certain. As few parts
-    are freed as will do: recomputation, the microbatch size, the layout and the planner, then what
-    replicas share, the optimizer, and the schedule. None where nothing that was tried fits.
+    As few parts are freed as will do: recomputation, the microbatch size, the layout and the
+    planner, then what replicas share, the optimizer, and the schedule. None where nothing that was
+    tried fits. Of a transformer that is the least number of `servers`, with the `layout` as it is
+    or open, by bytes alone; or `facts`, where a switch of the trainer that changes no numbers is
+    faster than these. `progress` and `rules` are as in `solve`.
     """
+    if isinstance(job.model, Transformer):
+        return _fitting_servers(job)
+
+    def ask(freed: Job) -> Plan:
+        if freed.planner_name == MANUAL:  # whether or not the trainer runs such a split
+            return solve_profile(freed, progress).plan
+        return solve(freed, progress, rules=rules).plan
+
     for changes in _freed(job):
         with suppress(PartoptError):
             freed = job.with_(**changes)
@@ -118,3 +131,27 @@ def _optimizers(job: Job) -> list[Optimizer]:
     names: tuple[Optimizer, ...] = get_args(Optimizer)
     less = [name for name in names[::-1] if STATE_BYTES[name] < STATE_BYTES[job.optimizer]]
     return sorted(less, key=lambda name: -STATE_BYTES[name])
+
+
+def _fitting_servers(job: Job) -> Fitting | None:
+    """As `find_fitting` of a transformer."""
+    size = job.topology.cluster.levels[-1].size
+    servers, more, free = find_servers(job, size + 1), dict[str, Any](), None
+    if job.layout != Layout():
+        free = find_servers(job.with_(layout=Layout()), size)
+    if free is not None and (servers is None or free < servers):
+        servers, more = free, {"layout": Layout(), **dict.fromkeys(PARTS)}
+    switch = _fastest_switch(job)
+    if servers is not None:
+        devices = job.topology.cluster.devices // size * servers
+        larger = Sizes(job.with_(layout=Layout()) if more else job).find_fastest(devices)
+        if switch is None or (larger and larger.seconds < switch.iteration_s):
+            return Fitting(more | ({"servers": servers} if servers != size else {}), None)
+    return Fitting({"facts": {**job.facts, **switch.facts}}, None) if switch else None
+
+
+def _fastest_switch(job: Job) -> Worth | None:
+    """Of those of the trainer with which a layout fits, and that change no numbers."""
+    rows = Switches(job, estimate_layouts(job)).alone()
+    able = (row for row in rows if not row.changes_numbers)
+    return min(able, key=lambda row: row.iteration_s, default=None)

@@ -1,22 +1,38 @@
-"""How a model scales: its best plan on ever more devices."""
+"""How a model scales: its best plan on ever more devices, or on a range of servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from msgspec import UNSET, structs
 
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError, found_until_then
+from partopt.documents.tables import Scaling, ScalingRow
+from partopt.documents.transformer import Transformer
+from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL
 from partopt.schedules import schedule
 from partopt.search import contest
-from partopt.search.solve import solve_profile
+from partopt.search.sizes import Sizes, find_frontier, find_servers
+from partopt.search.solve import solve
 from partopt.search.variants import part_of
+from partopt.transformer.as_profile import estimate_again
 
 
-def _solve(job: Job, progress: Progress) -> Plan:
-    return solve_profile(job, progress).plan
+def scale(
+    job: Job,
+    devices: Sequence[int],
+    weak: bool = False,
+    progress: Progress = ignore_progress,
+) -> Scaling:
+    """How `job` scales: its best plan on every number of `devices`, as `scale_plans` finds it.
+
+    Interrupted carries the rows until then.
+    """
+    with found_until_then(lambda plans: plans and scaling_of(plans)):
+        return scaling_of(scale_plans(job, devices, weak, progress))
 
 
 def scale_plans(
@@ -24,12 +40,8 @@ def scale_plans(
     devices: Sequence[int],
     weak: bool = False,
     progress: Progress = ignore_progress,
-    find: Callable[[Job, Progress], Plan] = _solve,
 ) -> list[Plan]:
-    """The best plan of `job` on every number of `devices`, which `find` gives.
-
-    By default that is of its planner or the best of all, at its best microbatch size, unless the
-    job says which.
+    """The best plan of `job` on every number of `devices`, as `solve` finds it.
 
     Strong scaling keeps the batch of an iteration; `weak`: it grows with the devices, from the
     first number on. Raises PartoptError, before anything is planned, for numbers that the topology
@@ -42,7 +54,12 @@ def scale_plans(
     with found_until_then(lambda _: plans or None):
         for count, scaled in zip(devices, jobs, strict=True):
             tell = part_of(progress, f"{count} devices", len(devices))
-            plans.append(find(scaled, tell))
+            try:
+                plans.append(solve(scaled, tell, levers=False).plan)
+            except PartoptError as error:
+                if isinstance(job.model, Transformer):
+                    raise error.at(f"{count} devices") from None
+                raise
     return plans
 
 
@@ -107,3 +124,88 @@ def _for_one_number(what: str, hint: str, option: str) -> PartoptError:
         code="conflicting-options",
         option=option,
     )
+
+
+def scaling_of(plans: Sequence[Plan]) -> Scaling:
+    """The table of `plans` of one model on several numbers of devices, in their order.
+
+    Of a transformer, which one device may not hold, gains are over the first; and a row has the
+    part that its plan loses most by.
+    """
+    rows = [_scaling_row(plan, plans[0]) for plan in plans]
+    return Scaling(estimated=plans[0].profile.estimated, rows=rows)
+
+
+def _scaling_row(plan: Plan, first: Plan) -> ScalingRow:
+    devices, predicted, of_layout = plan.topology.devices, plan.predicted, plan.transformer
+    gain, part, share = predicted.speedup_over_one_device, UNSET, UNSET
+    if of_layout:
+        part, share = _largest_loss(plan)
+        devices = plan.topology.cluster.devices
+        gain = first.topology.cluster.devices * predicted.samples_per_s
+        gain /= first.predicted.samples_per_s
+    return ScalingRow(
+        devices=plan.topology.cluster.devices,
+        planner=plan.trainer if of_layout else plan.planner,
+        shape=plan.shape,
+        layout=plan.layout if of_layout else UNSET,
+        microbatch_size=plan.microbatch_size,
+        microbatches=plan.microbatches,
+        period_s=predicted.period_s,
+        samples_per_s=predicted.samples_per_s,
+        figures=predicted.figures,
+        speedup_over_one_device=gain,
+        efficiency=gain / devices,
+        bound_by=predicted.bound_by,
+        part=part,
+        part_share=share,
+        fits=plan.fits,
+    )
+
+
+def _largest_loss(plan: Plan) -> tuple[str, float]:
+    """The part that takes most of a transformer's iteration beside products and attention."""
+    parts = dict(estimate_again(plan).parts)
+    whole_s = sum(parts.values())
+    lost = {name: parts[name] for name in parts.keys() - {"products", "attention", "experts"}}
+    name = max(lost, key=lambda name: lost[name])
+    return name, lost[name] / whole_s
+
+
+def scale_servers(job: Job, least: int, most: int, progress: Progress = ignore_progress) -> Scaling:
+    """How a transformer's `job` scales on `least` to `most` servers, its outermost level.
+
+    All sizes are estimated in closed form. Rows are of the fewest on which it fits, powers of two,
+    `most`, and those that no other size beats in time and money: what is best for some deadline or
+    budget is one of these. PartoptError where it fits on none of them.
+    """
+    first = find_servers(job, least)
+    if first is None or first > most:
+        what = f"no layout of {job.trainer} fits on {least} to {most} servers"
+        hint = "give more memory" if first is None else f"one does on {first}"
+        raise PartoptError(what, hint, ANSWER_IS_NO, code="no-plan")
+    sizes, plans = Sizes(job), list[Plan]()
+    doubled = {1 << k for k in range(first.bit_length(), most.bit_length())}
+    usual = {n for n in {first, most} | doubled if sizes.fits(sizes.inside * n)}
+
+    def table(more: Sequence[Plan] | None) -> Scaling | None:
+        known = sorted([*plans, *(more or ())], key=lambda plan: plan.topology.cluster.devices)
+        return scaling_of(known) if known else None
+
+    def simulate(servers: set[int]) -> list[Plan]:
+        devices = [sizes.inside * n for n in sorted(servers)]
+        return scale_plans(job, devices, progress=progress) if devices else []
+
+    with found_until_then(table):
+        plans += simulate(usual)
+        plans += simulate({*find_frontier(sizes, range(first, most + 1), progress)} - usual)
+    found = table(None)
+    assert found
+
+    def is_beaten(row: ScalingRow) -> bool:
+        """By a row that is faster for no more money."""
+        faster = [o for o in found.rows if o.fits and o.samples_per_s > row.samples_per_s]
+        return any(other.efficiency >= row.efficiency for other in faster)
+
+    rows = [row for row in found.rows if row.devices // sizes.inside in usual or not is_beaten(row)]
+    return structs.replace(found, looked_at=most + 1 - first, rows=rows)

@@ -10,18 +10,32 @@ import msgspec
 
 from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents import Note
+from partopt.documents.engine import PARTOPT
 from partopt.documents.plan import Certificate, Plan, RunnerUp
-from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then
+from partopt.documents.profile import Profile
+from partopt.documents.transformer import Transformer
+from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then, make_each
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.search import contest
 from partopt.search.effort import SearchParams
-from partopt.search.rows import Row, search_planners, search_rows
+from partopt.search.jobs import job_for
+from partopt.search.layout_plans import as_planned, search_layouts, with_modelled
+from partopt.search.levers import with_levers
+from partopt.search.rows import Row, order_of, search_planners, search_rows
+from partopt.search.sizes import find_fewer
+from partopt.search.trainer_limits import Expressible, check_model, parts_of, restrict
 from partopt.search.variants import ANY, Variant, Within
+from partopt.trainers import TRAINERS
+from partopt.trainers.parts import Part
+from partopt.trainers.says import find_faults
+from partopt.trainers.trainer import Trainer
+from partopt.transformer.layouts import Found
 
 _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner
 _SHOWN = ("pipedream", *_BESIDE)  # and beside the best of all
 _NOTICED = 0.01  # of the speed: a smaller difference is not told
+_STARTS = 4  # plans whose cuts are moved for a trainer, the best
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,47 @@ class Result:
     def fits(self) -> bool:
         """Whether the plan fits its devices."""
         return self.plan.fits
+
+
+def solve(
+    job: Job,
+    progress: Progress = ignore_progress,
+    *,
+    rules: Sequence[str] = (),
+    levers: bool = True,
+) -> Result:
+    """The best plan of `job`, simulated: of its trainer, the best that this can say.
+
+    What the job leaves open is chosen, as `solve_profile` does it. `rules` are those of
+    `export_plan`; the alternatives are what else was found that the trainer can say. Of a
+    transformer all layouts are estimated in closed form, and the fastest simulated; the plan says
+    what else would be faster, without `levers` not.
+    `progress(what, done, total)` is called now and then. Raises PartoptError where the job asks for
+    what the trainer cannot do, and with the reasons where no plan that it can say was found;
+    Interrupted with the result until then.
+    """
+    if isinstance(job.model, Profile) and job.trainer == PARTOPT:
+        return solve_profile(job, progress)
+    job = job_for(job, job.trainer, rules)
+    if isinstance(job.model, Transformer):
+        return _solve_transformer(job, progress, levers)
+    trainer = TRAINERS.lookup(job.trainer)
+    return solve_within(job, trainer, parts_of(job, trainer, rules), progress)
+
+
+def _solve_transformer(job: Job, progress: Progress, levers: bool) -> Result:
+    """The plan of the best layout, which itself says what stands beside it."""
+
+    def finish(plan: Plan, found: Found) -> Plan:
+        asked = as_planned(job, plan)
+        plan = with_levers(asked, plan, found)
+        return with_modelled(plan, fewer=find_fewer(asked, found))
+
+    def result_of(plan: Plan) -> Result:
+        return Result(plan, (), tuple(job.notes), (plan,))
+
+    with found_until_then(lambda plan: plan and result_of(plan)):
+        return result_of(search_layouts(job, progress, finish if levers else None)[0])
 
 
 def solve_profile(job: Job, progress: Progress = ignore_progress, within: Within = ANY) -> Result:
@@ -146,3 +201,70 @@ def _note_data_parallel(plan: Plan, others: Mapping[str, Plan]) -> Iterator[Note
             text=f"data_parallel is {speedup - 1:.1%} faster{fits}: `planner=data_parallel`",
             fields={"planner": plan.planner, "speedup": speedup},
         )
+
+
+def solve_within(
+    job: Job, trainer: Trainer, parts: Sequence[Part], progress: Progress = ignore_progress
+) -> Result:
+    """`solve` of a trainer, to which the layers of the profile are `parts`."""
+    check_model(job, trainer, parts)
+    job, within = restrict(job, trainer, parts)
+    notes = [*job.notes] if trainer.trains else [*job.notes, _inference(trainer)]
+    said, plans = Expressible(job, trainer, parts, progress), list[Plan]()
+    with found_until_then(lambda found: _ranked(plans or said.put_all(found or ()), job, notes)):
+        found, told = _search(job, within, progress)
+        notes += [note for note in told if trainer.trains and note not in notes]
+        plans += said.put_all(found)
+        firsts: dict[object, int] = {}  # by number of stages, the best
+        for place, plan in enumerate(plans):
+            firsts.setdefault((plan.schedule, len(plan.stages)), place)
+        improve = said.improve if job.planner_name is None else said.recompute_fewer
+        for place in list(firsts.values())[:_STARTS]:
+            plans[place] = improve(plans[place])
+    if not plans:
+        faults = dict.fromkeys(f for plan in found for f in find_faults(plan, trainer, parts))
+        raise PartoptError(
+            f"no plan was found that {trainer.name} can say: {'; '.join(faults)}",
+            "give other devices or another number of microbatches, or choose the schedule",
+            ANSWER_IS_NO,
+            code="no-plan",
+            target=trainer.name,
+        )
+    return _ranked(plans, job, notes)
+
+
+def _ranked(plans: Sequence[Plan], job: Job, notes: Sequence[Note]) -> Result:
+    """The best of the plans, and others. PartoptError where none has the layout that is fixed."""
+    distinct: dict[object, Plan] = {}  # of equal stages the first, or of every schedule
+    for plan in sorted(plans, key=order_of):
+        stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
+        distinct.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
+    best, *slower = as_fixed(list(distinct.values()))
+    return Result(best, tuple(slower), tuple(notes), (best,))
+
+
+def _inference(trainer: Trainer) -> Note:
+    text = (
+        f"{trainer.name} runs forwards alone: the stages are balanced for training, whose "
+        "schedule, times and memory the page shows"
+    )
+    return Note(code="plan-of-training", text=text)
+
+
+def _search(job: Job, within: Within, progress: Progress) -> tuple[list[Plan], Sequence[Note]]:
+    """All plans that are found within what the trainer can, and notes; Interrupted with plans."""
+    if job.planner_name is None:
+        with found_until_then(lambda rows: [plan for row in rows or () for plan in row.every]):
+            rows = search_rows(job, within, progress)
+            return [plan for row in rows for plan in row.every], ()
+    results = list[Result]()
+    with found_until_then(lambda last: [result.plan for result in (*results, last) if result]):
+        _plan_by_planner(job, within, progress, results)
+    notes = [note for result in results for note in result.notes]
+    return [result.plan for result in results], notes
+
+
+def _plan_by_planner(job: Job, within: Within, progress: Progress, found: list[Result]) -> None:
+    """Add what its planner finds; all stages recompute, or none, where they have to be alike."""
+    modes = ["never", "always"] if within.alike and job.recompute == "auto" else [job.recompute]
+    make_each(modes, lambda mode: found.append(solve_profile(job.with_(recompute=mode), progress)))

@@ -1,6 +1,7 @@
 """A plan verified from the plan and its profile alone.
 
-What is checked are its numbers, what was requested, and the bound of its certificate.
+What is checked are its numbers, what was requested, and the bound of its certificate; and that the
+question of a transformer, asked again, has the plan as its answer.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from partopt.cost.memory import reserve_of
 from partopt.cost.problem import Partition, Progress, ignore_progress
@@ -18,10 +21,14 @@ from partopt.documents.plan import Certificate, Plan, proof_of
 from partopt.documents.profile import Profile
 from partopt.documents.tables import Verification, VerificationRow
 from partopt.errors import PartoptError
+from partopt.job import Job
 from partopt.planners import PLANNERS, required_features
 from partopt.search.bound import lower_bound_s
 from partopt.search.contest import OPTIONS
+from partopt.search.judging import judge_layout, plan_layout
 from partopt.search.replanning import UNPROVED, Recomputation
+from partopt.search.solve import solve
+from partopt.transformer.rates import PLANNED
 from partopt.units import format_bytes, format_seconds
 
 SAME = 1e-9  # relative: times that differ by less are equal
@@ -34,10 +41,13 @@ def verify(plan: Plan, profile: Profile, progress: Progress = ignore_progress) -
     """Every check of `plan`, also where one fails.
 
     The checks: `profile` is the plan's, and its numbers, memory, request and certificate are
-    right. The plan is computed again from what it records.
+    right. The plan is computed again from what it records. Of a transformer it is the answer to its
+    question, with all that stands beside it.
     """
-    again, checks = Recomputation(plan, profile, progress), []
-    for name, check in _CHECKS.items():
+    again, checks, asked = Recomputation(plan, profile, progress), [], _CHECKS
+    if plan.transformer:
+        asked = asked | {"answer": _answer}
+    for name, check in asked.items():
         began = time.perf_counter()
         try:
             passed, text, differences = check(again)
@@ -206,6 +216,59 @@ def _status(again: Recomputation) -> _Found:
             f"certificate.lower_bound_s: {lower!r} is above the objective, {objective!r}"
         )
     return not differences, certificate.status, differences
+
+
+def _answer(again: Recomputation) -> _Found:
+    """Whether a transformer's plan is one of those that its question has, and how it differs."""
+    plan, about, progress = again.plan, again.plan.transformer, again.progress
+    assert about
+    if not plan.trainer:
+        return False, "the plan names no trainer", []
+    limit = plan.memory_limit_bytes
+    job = Job(
+        about.model,
+        plan.topology.cluster,
+        trainer=plan.trainer,
+        global_batch=plan.microbatch_size * (plan.microbatches or 1),
+        sequence=about.sequence,
+        dtype=about.format,
+        layout=about.asked,
+        facts=about.facts,
+        calibrate={block.kind: block for block in about.calibration} or None,
+    )
+    memory = None if limit is None else limit + plan.reserve.size_bytes
+    jobs = [job.with_(memory=memory)]
+    if memory and about.model.experts:  # the plan does not say whether it had to leave room
+        device = structs.replace(job.topology.device, memory_bytes=round(memory / PLANNED))
+        jobs.insert(0, job.with_(topology=structs.replace(job.topology, device=device)))
+    ways: list[Callable[[], Plan]] = []
+    for asked in jobs:
+        if not about.beside:
+            ways.append(partial(plan_layout, asked))
+        ways.append(partial(_solve, asked, progress))
+        if about.beside:
+            ways.append(partial(_judge, asked, progress))
+    found, refused = list[tuple[int, list[str]]](), ""
+    for way in ways:
+        try:
+            found.append(differences_of(plan, way()))
+        except PartoptError as error:
+            refused = error.message
+            continue
+        if not found[-1][1]:
+            return True, f"{found[-1][0]} fields, the question asked again", []
+    if not found:
+        return False, f"the question has no answer: {refused}", []
+    count, differences = min(found, key=lambda pair: len(pair[1]))
+    return False, f"{len(differences)} of {count} fields differ, asked again", differences
+
+
+def _solve(job: Job, progress: Progress) -> Plan:
+    return solve(job, progress).plan
+
+
+def _judge(job: Job, progress: Progress) -> Plan:
+    return judge_layout(job, progress=progress).plan
 
 
 _CHECKS: dict[str, Callable[[Recomputation], _Found]] = {

@@ -10,7 +10,7 @@ import pytest
 
 from partopt.cli.plan import command as plan_command
 from partopt.documents.files import find_shipped, shipped_names
-from partopt.trainer_plans import planning
+from partopt.search import solve
 
 MODEL = "llama3-8b", "--topology", "dgx-h100", "--servers", "1"
 ASKED = *MODEL, "--for", "megatron", "--global-batch", "64", "--sequence", "4096"
@@ -390,7 +390,7 @@ def test_a_deadline_that_no_size_keeps_is_told_with_the_nearest_below_the_table(
 
 def test_another_layout_stands_beside_part_by_part(partopt, monkeypatch):
     levers = []
-    monkeypatch.setattr(planning, "with_levers", lambda job, plan, _: levers.append(job) or plan)
+    monkeypatch.setattr(solve, "with_levers", lambda job, plan, _: levers.append(job) or plan)
     page = partopt("plan", *ASKED, *LAYOUT, "--beside", "tp=8").out
     assert len(levers) == 1  # what else helps is looked for once
     assert "first " in page and "beside " in page and "PART " in page

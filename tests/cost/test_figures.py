@@ -16,7 +16,8 @@ from partopt.job import Job
 from partopt.report.phrases import speeds
 from partopt.report.plan_text import render as render_plan
 from partopt.report.plans_text import render_comparison, render_scaling
-from partopt.search.side_by_side import comparison_of, scaling_of
+from partopt.search.compare import comparison_of
+from partopt.search.scaling import scaling_of
 from partopt.simulator.execution import simulate_plan
 from tests.helpers import chain_profile, flat
 

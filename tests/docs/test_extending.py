@@ -16,9 +16,9 @@ from partopt.job import Job
 from partopt.schedules.assemble import check
 from partopt.schedules.order import in_flight
 from partopt.schedules.placement import Placement, placement_of
+from partopt.search.judging import plan_layout
+from partopt.search.solve import solve
 from partopt.simulator import execute, simulate_plan
-from partopt.trainer_plans.judging import plan_layout
-from partopt.trainer_plans.planning import solve
 from partopt.trainers.layout import read_layout
 from tests.docs.documents import blocks, read
 from tests.helpers import ROOT, flat, uniform_profile

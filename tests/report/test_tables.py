@@ -16,7 +16,8 @@ from partopt.report.plans_text import (
     render_schedules,
 )
 from partopt.schedules import SCHEDULES
-from partopt.search.side_by_side import comparison_of, scaling_of
+from partopt.search.compare import comparison_of
+from partopt.search.scaling import scaling_of
 from tests.helpers import measurement, profile_of
 from tests.planners.problems import topology
 from tests.simulator.plans import chunked, limited, plan_of

@@ -6,23 +6,24 @@ from partopt import solve
 from partopt.cost.memory import STATE_BYTES
 from partopt.documents.engine import Layout
 from partopt.job import Job
-from partopt.search import fitting as does_not_fit
+from partopt.search import fitting
 from partopt.search.fitting import find_fitting, list_tried
 from partopt.search.rows import may_fit
 from tests.helpers import chain_profile, flat, uniform_profile
 
 
-def jobs_tried(job):
-    """The jobs that are tried, in order, where none fits and each may."""
+def jobs_tried(job, **patches):
+    """The jobs that are tried, in order, where none fits."""
     tried = []
 
-    def ask(changed):
+    def ask(changed, *_, **__):
         tried.append(changed)
-        return solve(job).plan
+        return solve(job)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(does_not_fit, "may_fit", lambda _: True)
-        assert find_fitting(job, ask) is None
+        for name, value in {"solve": ask, "solve_profile": ask, **patches}.items():
+            patched.setattr(fitting, name, value)
+        assert find_fitting(job) is None
     return tried
 
 
@@ -33,7 +34,7 @@ def job_of(devices=4, **options):
 @pytest.mark.parametrize("optimizer", STATE_BYTES)
 @pytest.mark.parametrize("devices", [1, 4])
 def test_what_replicas_share_and_then_the_optimizer_take_ever_less(devices, optimizer):
-    tried = jobs_tried(job_of(devices, optimizer=optimizer))
+    tried = jobs_tried(job_of(devices, optimizer=optimizer), may_fit=bool)
     shards = [own.shard for own in tried if own.optimizer == optimizer]
     assert shards == (["optimizer", "gradients", "parameters"] if devices > 1 else [])
     states = [STATE_BYTES[own.optimizer] for own in tried if own.optimizer != optimizer]
@@ -57,7 +58,7 @@ def test_as_few_parts_as_will_do_are_freed(options, freed):
     job = job_of(schedule="1f1b", microbatches=8, **options)
     given = [
         {name for name in ("recompute", *options) if getattr(own, name) != getattr(job, name)}
-        for own in jobs_tried(job)
+        for own in jobs_tried(job, may_fit=bool)
         if own.shard == job.shard
         and own.optimizer == job.optimizer
         and own.schedule == job.schedule
@@ -68,33 +69,22 @@ def test_as_few_parts_as_will_do_are_freed(options, freed):
 
 def test_a_layout_is_freed_with_the_numbers_of_replicas():
     job = job_of(schedule="1f1b", microbatches=8, layout=Layout(pp=2), replication="uniform")
-    freed = [(own.layout == Layout(), own.replication == "free") for own in jobs_tried(job)]
+    freed = [
+        (own.layout == Layout(), own.replication == "free") for own in jobs_tried(job, may_fit=bool)
+    ]
     assert freed == sorted(freed)
     assert (freed[0][0], freed[-1]) == (False, (True, True))
     assert "`layout`" in list_tried(job)
 
 
 @pytest.mark.slow
-def test_what_cannot_fit_is_not_searched(monkeypatch):
-    """Neither by `solve` nor as it is asked for a trainer."""
-    searched = []
-    monkeypatch.setattr(does_not_fit, "solve_profile", searched.append)
-    job = job_of(schedule="auto", microbatches=8, recompute="never")
-    assert find_fitting(job) is None
-    assert find_fitting(job, searched.append) is None
-    assert searched == []
+def test_what_cannot_fit_is_not_searched():
+    assert jobs_tried(job_of(schedule="auto", microbatches=8, recompute="never")) == []
 
 
 def test_what_a_named_planner_may_fit_is_asked():
     """It is not counted in advance what it may fit."""
-    asked, job = [], job_of(planner="gpipe")
-
-    def ask(changed):
-        asked.append(changed.planner_name)
-        return solve(job).plan
-
-    assert find_fitting(job, ask) is None
-    assert set(asked) == {"gpipe"}
+    assert {own.planner_name for own in jobs_tried(job_of(planner="gpipe"))} == {"gpipe"}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "interleaved", "pipedream"])

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 from partopt import Job, solve
 from partopt.cost.pricing import under
 from partopt.documents.profile import Group
-from partopt.search.compare import compare
-from partopt.search.scaling import scale_plans
-from partopt.search.side_by_side import comparison_of, scaling_of
+from partopt.search.compare import compare, comparison_of
+from partopt.search.scaling import scale_plans, scaling_of
 from partopt.search.warmup import simulate_at_warmup
 from tests.helpers import flat, uniform_profile
 

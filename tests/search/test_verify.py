@@ -24,9 +24,9 @@ from partopt.schedules import SCHEDULES
 from partopt.search.bound import PROOF, scope
 from partopt.search.contest import Contest, contestants, plan_alone
 from partopt.search.effort import SearchParams
+from partopt.search.judging import plan_layout
 from partopt.search.variants import Variant
 from partopt.search.verify import claim, verify
-from partopt.trainer_plans.judging import plan_layout
 from partopt.transformer.as_profile import profile_again
 from partopt.transformer.config import find_transformer
 from tests.examples import examples

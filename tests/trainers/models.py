@@ -10,7 +10,7 @@ from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Format, Transformer
 from partopt.job import Job
-from partopt.trainer_plans import judging
+from partopt.search import judging
 from tests.helpers import uniform_profile
 
 

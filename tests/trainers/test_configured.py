@@ -19,9 +19,9 @@ from partopt.documents.topology import Topology
 from partopt.documents.transformer import Latent
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.trainer_plans import judging
-from partopt.trainer_plans.jobs import read_job
-from partopt.trainer_plans.judging import _changes, judge_layout
+from partopt.search import judging
+from partopt.search.jobs import read_job
+from partopt.search.judging import _changes, judge_layout
 from partopt.trainers import TRAINERS, export_plan
 from partopt.transformer.config import (
     like_shipped,

@@ -6,9 +6,9 @@ import pytest
 
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.trainer_plans.jobs import read_job
-from partopt.trainer_plans.judging import plan_layout
-from partopt.trainer_plans.transformers import fill_layout, training_for
+from partopt.search.jobs import read_job
+from partopt.search.judging import plan_layout
+from partopt.search.layout_questions import fill_layout, training_for
 from partopt.transformer.iteration import Degrees, stage_counts
 
 FLAGS = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from partopt import Layout, Topology, export_plan
-from partopt.trainer_plans.jobs import read_job
+from partopt.search.jobs import read_job
 from partopt.transformer.config import load_transformer
 from tests.trainers.models import plan_layout
 from tests.trainers.own_code import needs

@@ -17,8 +17,8 @@ import pytest
 
 from benchmarks.exports import Case, drawn
 from partopt import PartoptError, Plan, Topology, export_plan
-from partopt.trainer_plans import judging
-from partopt.trainer_plans.jobs import read_job
+from partopt.search import judging
+from partopt.search.jobs import read_job
 from partopt.trainers.megatron_model import LATENT
 from partopt.trainers.read_back import offloaded_modules
 from partopt.transformer.config import load_transformer

@@ -10,8 +10,8 @@ from msgspec import structs
 from benchmarks.exports import drawn, judge
 from partopt import Layout, PartoptError, export_plan
 from partopt.job import Job
-from partopt.trainer_plans import judging
-from partopt.trainer_plans.jobs import read_job
+from partopt.search import judging
+from partopt.search.jobs import read_job
 from partopt.trainers import TRAINERS
 from partopt.trainers.parts import find_parts
 from partopt.trainers.read_back import find_losses

@@ -17,8 +17,8 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import LOOPED, MIRRORED, VEE
-from partopt.trainer_plans.judging import plan_layout
-from partopt.trainer_plans.planning import job_for
+from partopt.search.jobs import job_for
+from partopt.search.judging import plan_layout
 from partopt.trainers import TRAINERS, export_plan, readers
 from partopt.trainers.layout import read_layout
 from partopt.trainers.parts import count_blocks, find_parts

@@ -17,7 +17,7 @@ import partopt as po
 from benchmarks import published_rows
 from partopt.documents.transformer import Calibration, MeasuredBlock, Scores
 from partopt.job import Job
-from partopt.trainer_plans.transformers import fill_layout, training_for
+from partopt.search.layout_questions import fill_layout, training_for
 from partopt.transformer.as_profile import profile_of
 from partopt.transformer.iteration import Degrees, estimate, once_s, stage_counts
 from tests.golden.records import record_test

@@ -10,12 +10,8 @@ from msgspec.structs import replace
 from partopt import PartoptError, Topology
 from partopt.documents.engine import Layout
 from partopt.job import Job
-from partopt.trainer_plans.transformers import (
-    estimate_layouts,
-    fill_layout,
-    simulate_layout,
-    training_for,
-)
+from partopt.search.layout_plans import simulate_layout
+from partopt.search.layout_questions import estimate_layouts, fill_layout, training_for
 from partopt.transformer.block import Shape
 from partopt.transformer.config import load_transformer
 from partopt.transformer.iteration import FSDP_STEP, HOST_SUM, RESERVED, estimate, find_faults

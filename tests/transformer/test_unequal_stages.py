@@ -16,7 +16,7 @@ from benchmarks.published_rows import USUAL, ends_of, layout_of, topology_of, tr
 from partopt.documents.engine import Layout
 from partopt.documents.plan import seconds_of
 from partopt.job import Job
-from partopt.trainer_plans.transformers import move_unequal_cuts, simulate_layout
+from partopt.search.layout_plans import move_unequal_cuts, simulate_layout
 from partopt.transformer.as_profile import ends_of_starts, stage_starts
 from partopt.transformer.iteration import Degrees, estimate, stages_of
 from partopt.transformer.unequal_stages import cut_text, cut_units, pace_s

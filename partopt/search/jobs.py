@@ -1,8 +1,8 @@
-"""The job that a trainer's configuration of a transformer states."""
+"""The job for a trainer: with its engine and schedules, or as its configuration states it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -10,16 +10,73 @@ from msgspec import structs
 from partopt.configurations.settings import read_settings
 from partopt.documents.engine import Layout
 from partopt.documents.topology import Topology
+from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.options import layout_with
-from partopt.trainer_plans.transformers import batch_of, fill_layout, training_for
+from partopt.options import AUTO, CHOSEN_BY_AUTO, layout_with
+from partopt.schedules import SCHEDULES
+from partopt.schedules.placement import LOOPED
+from partopt.search.layout_questions import batch_of, fill_layout, training_for
+from partopt.search.trainer_limits import check_asked, parts_of
 from partopt.trainers import TRAINERS
 from partopt.trainers.others import refuse_others
+from partopt.trainers.parts import block_bounds
 from partopt.transformer.iteration import Degrees, stage_counts
 
 # settings of a configuration that stand for options of a job
 _SETTINGS = {"sequence": ("seq_length", "seq_len"), "global_batch": ("global_batch_size",)}
+
+
+def job_for(job: Job, to: str, rules: Sequence[str] = ()) -> Job:
+    """The job for the trainer `to`: with its engine, of which the job's facts replace some.
+
+    `rules` are those of `export_plan`, for blocks that it makes again. Of a transformer the trainer
+    alone is set. Raises PartoptError where the job asks for what the trainer cannot do.
+    """
+    trainer = TRAINERS.lookup(to)
+    if isinstance(job.model, Transformer):
+        if rules:
+            what = f"`map`: {job.model.name} is a transformer's configuration, not a profile"
+            raise PartoptError(what, "leave `map` out", code="unused-option", option="map")
+        return job.with_(trainer=to, facts=trainer.spell_recipe(job.facts, job.model.name))
+    check_asked(job, trainer)
+    parts = parts_of(job, trainer, rules) if trainer.engine.recomputes_blocks else []
+    bounds = block_bounds(parts) if parts else None
+    return job.with_(trainer=to, engine=trainer.engine, block_bounds=bounds)
+
+
+def schedule_for(
+    trainers: Sequence[str], options: Mapping[str, Any], several: bool = True
+) -> str | None:
+    """The schedule of a job with these `options` that all `trainers` run.
+
+    That is "auto" where the trainer's schedules may be tried, which needs `several` and no option
+    that "auto" chooses itself; else the first of them. To trainers for inference schedules do not
+    matter: a batch asks for a synchronous one, else it is None. Raises PartoptError where they have
+    none in common.
+    """
+    named = [TRAINERS.lookup(name).schedules for name in trainers]
+    known: list[Collection[str]] = [names for names in named if names is not None]
+    if not known and not (options.get("microbatches") or options.get("global_batch")):
+        return None
+    known = known or [sorted(SCHEDULES, key=lambda name: name != "1f1b")]
+    common = [
+        name
+        for name in known[0]
+        if SCHEDULES[name].tried_by_auto
+        and all(name in names for names in known)
+        and (options.get("chunks") is None or SCHEDULES[name].shape == LOOPED)
+    ]
+    if not common:
+        raise PartoptError(
+            f"{' and '.join(trainers)} have no schedule in common",
+            "give one trainer, or name the schedule",
+            code="target-cannot-say",
+            option="schedule",
+        )
+    stated = options.get("replication", "free") != "free"
+    stated = stated or any(options.get(name) is not None for name in CHOSEN_BY_AUTO)
+    return AUTO if several and not stated else common[0]
 
 
 def read_job(

@@ -17,17 +17,17 @@ from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.report.transformer_text import layout_table, render
-from partopt.trainer_plans.judging import judge_layout, plan_layout
-from partopt.trainer_plans.planning import solve
-from partopt.trainer_plans.transformers import (
+from partopt.search.judging import judge_layout, plan_layout
+from partopt.search.layout_plans import (
     JUDGED,
     MOST_JUDGED,
     USUALLY,
     differing,
     search_layouts,
     simulate_layout,
-    training_for,
 )
+from partopt.search.layout_questions import training_for
+from partopt.search.solve import solve
 from partopt.trainers import export_plan
 from partopt.transformer.as_profile import estimate_again, profile_again, training_of
 from partopt.transformer.config import load_transformer
@@ -85,7 +85,7 @@ def job_of(model, servers, trainer, batch, sequence, layout, **options):
 
 def best_of(job):
     """The best layout, without what else helps, for which all are estimated again and again."""
-    return search_layouts(job)[0].plan
+    return search_layouts(job)[0]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2]}-{case[5]}")
@@ -294,9 +294,9 @@ def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
 
 def test_where_little_is_missing_few_blocks_are_made_again():
     asked = free("tp=2,cp=1,pp=1,microbatch=2", memory="60 GB")
-    result, found = search_layouts(asked)
-    again = result.plan.layout.recompute
-    assert isinstance(again, int) and result.fits
+    plan, found = search_layouts(asked)
+    again = plan.layout.recompute
+    assert isinstance(again, int) and plan.fits
     fewer = plan_layout(free(f"tp=2,cp=1,pp=1,microbatch=2,recompute={again - 1}", memory="60 GB"))
     assert not fewer.fits
     assert any(candidate.layout.recompute == "never" for candidate in found.lacking)
@@ -437,7 +437,7 @@ def test_more_layouts_are_simulated_where_simulations_part(monkeypatch, place, m
         )
         return structs.replace(plan, predicted=predicted)
 
-    monkeypatch.setattr("partopt.trainer_plans.transformers.simulate_layout", simulate_quickly)
+    monkeypatch.setattr("partopt.search.layout_plans.simulate_layout", simulate_quickly)
     best = seconds_of(solve(asked, lambda *own: told.append(own)).plan)
     assert best == min(taken[own.layout] for own in ranked[: len(told) - 2])
     least = USUALLY * (factor if more else 1.0)
@@ -495,10 +495,10 @@ def test_a_trainer_that_does_not_interleave_gets_no_chunks():
 
 def test_where_nothing_fits_the_layout_that_needs_least_is_told():
     told = []
-    result, found = search_layouts(free(memory="10 GB"), lambda *own: told.append(own))
+    plan, found = search_layouts(free(memory="10 GB"), lambda *own: told.append(own))
     assert told == [("estimating layouts", 0, 1)]
-    assert not result.fits and not found.fitting
-    assert result.plan.transformer.layout == found.least.layout
+    assert not plan.fits and not found.fitting
+    assert plan.transformer.layout == found.least.layout
 
 
 @pytest.mark.slow

@@ -11,24 +11,14 @@ from partopt import Layout, Topology, find_transformer
 from partopt.errors import Interrupted, PartoptError
 from partopt.job import Job
 from partopt.report.plans_text import render_scaling
-from partopt.trainer_plans import sizing
-from partopt.trainer_plans.levers import Switches
-from partopt.trainer_plans.sizing import (
-    Sizes,
-    find_fewer,
-    find_fitting,
-    find_frontier,
-    find_servers,
-    price_runs,
-    scale,
-    scale_servers,
-)
-from partopt.trainer_plans.transformers import (
-    estimate_layouts,
-    question_of,
-    search_layouts,
-    training_for,
-)
+from partopt.search import sizes
+from partopt.search.fitting import find_fitting
+from partopt.search.layout_plans import search_layouts
+from partopt.search.layout_questions import estimate_layouts, question_of, training_for
+from partopt.search.levers import Switches
+from partopt.search.runs import price_runs
+from partopt.search.scaling import scale, scale_servers
+from partopt.search.sizes import Sizes, find_fewer, find_frontier, find_servers
 from partopt.transformer.layouts import find_layouts
 
 
@@ -46,7 +36,7 @@ def test_a_row_is_the_best_plan_on_that_many_devices(weak):
     found = scale(asked(), [8, 16], weak)
     for row, servers in zip(found.rows, (1, 2), strict=True):
         batch = 48 * (servers if weak else 1)
-        plan = search_layouts(asked(servers=servers, global_batch=batch))[0].plan
+        plan = search_layouts(asked(servers=servers, global_batch=batch))[0]
         assert (row.devices, row.planner, row.layout) == (8 * servers, "megatron", plan.layout)
         assert row.samples_per_s == plan.predicted.samples_per_s
         assert row.figures.mfu == plan.predicted.figures.mfu
@@ -75,7 +65,7 @@ def test_what_does_not_scale_is_told(devices, options, message):
 def fits(question, servers):
     """Whether the best layout on so many servers fits, simulated."""
     topology = question.topology.resize(8 * servers)
-    return search_layouts(question.with_(topology=topology))[0].plan.fits
+    return search_layouts(question.with_(topology=topology))[0].fits
 
 
 @pytest.mark.slow
@@ -128,7 +118,7 @@ def test_of_more_servers_and_a_switch_the_faster_is_named(monkeypatch):
     assert not found.fitting
     assert estimate_layouts(larger).fitting[0].seconds < switch.iteration_s
     assert find_fitting(tight).options == {"servers": 2}
-    monkeypatch.setattr(sizing, "MOST", 8)  # devices: there are no more servers
+    monkeypatch.setattr(sizes, "MOST", 8)  # devices: there are no more servers
     facts = find_fitting(tight).options["facts"]
     assert facts == switch.facts and facts.keys() == {"optimizer-offload", "offload-overlap"}
     assert estimate_layouts(tight.with_(facts=facts)).fitting

@@ -7,7 +7,6 @@ it, and `partopt show --verify` makes it again.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,32 +14,28 @@ from msgspec import structs
 
 from partopt import planners
 from partopt.cost.problem import Problem, Progress, ignore_progress
-from partopt.documents.engine import PARTOPT, Engine, Layout
+from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
 from partopt.documents.stage import Reserve
-from partopt.documents.transformer import (
-    BITS,
-    Calibration,
-    LayoutBeside,
-    Modelled,
-    Practice,
-    Transformer,
-)
-from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then, invalid
+from partopt.documents.transformer import BITS, LayoutBeside, Modelled
+from partopt.errors import found_until_then
 from partopt.job import Job
-from partopt.options import AUTO, MANUAL
+from partopt.options import MANUAL
 from partopt.search.cuts import move_cuts
 from partopt.search.effort import SearchParams
+from partopt.search.layout_questions import (
+    batch_of,
+    estimate_layouts,
+    training_for,
+    without_graphs,
+)
 from partopt.search.rows import order_of
-from partopt.search.solve import Result
 from partopt.simulator.execution import simulate_plan
-from partopt.trainer_plans.calibration import calibrate_kinds
 from partopt.trainers import TRAINERS
 from partopt.transformer.as_profile import (
     ends_of_starts,
     estimate_again,
     profile_of,
-    rates_of,
     stage_starts,
 )
 from partopt.transformer.block import Training
@@ -49,89 +44,15 @@ from partopt.transformer.iteration import (
     Estimate,
     estimate,
     find_faults,
-    is_whole,
     share_bytes,
     stages_of,
 )
-from partopt.transformer.layouts import ROOM, Found, Question, find_layouts, shard_of
+from partopt.transformer.layouts import Found
 
 # layouts that are simulated, the fastest that differ: some, and as many as may yet be the fastest
 JUDGED, MOST_JUDGED = 4, 16
 USUALLY = 0.99  # of the closed form a simulation takes that or more; or of what others do
-_SCHEDULES = ("1f1b", "interleaved")  # of a stage a device, and of several: chunks
 _SHOWN, _LACKING = 9, 3  # layouts beside a plan: that fit, and that need least of those that do not
-
-
-def training_for(job: Job) -> Training:
-    """All that seconds and bytes follow from, beside the layout, of a job of a transformer.
-
-    PartoptError for what its trainer, the device or the model does not have, and where a measured
-    block is of another.
-    """
-    assert isinstance(job.model, Transformer) and job.sequence
-    if job.trainer == PARTOPT:
-        raise job.lacks("for")
-    trainer, again, format = TRAINERS.lookup(job.trainer), job.layout.recompute, job.dtype
-    format = format or "bfloat16"
-    if isinstance(again, int) and trainer.says.recomputed != "first":
-        what, hint = f"{job.trainer} makes all blocks again or none", "write recompute=always"
-        raise invalid("layout", f"recompute={again}", what, hint)
-    if format not in trainer.says.formats:
-        what = f"{job.trainer} trains in {', '.join(trainer.says.formats)}"
-        raise invalid("dtype", format, what, "choose one of these")
-    if trainer.practice is None:
-        able = [name for name, other in TRAINERS.items() if other.practice is not None]
-        raise PartoptError(
-            f"how {trainer.name} runs a transformer is not known",
-            f"choose {', '.join(able)}; or give a profile",
-            code="target-cannot-say",
-            target=trainer.name,
-        )
-    practice, engine = run_with_facts(job)
-    rates, measured = rates_of(job.topology), job.calibrate
-    calibration = list[Calibration]()
-    if measured is not None:
-        calibration = calibrate_kinds(measured, job.model, job.sequence, format, job.topology)
-    return Training(
-        model=job.model,
-        sequence=job.sequence,
-        format=format,
-        practice=practice,
-        engine=engine,
-        rates=rates,
-        calibration=calibration,
-        repeats_keys=trainer.says.repeats_keys,
-        parts_ties=trainer.says.ties,
-    )
-
-
-def run_with_facts(job: Job) -> tuple[Practice, Engine]:
-    """How its trainer runs a job's transformer. PartoptError for facts that it does not have."""
-    return TRAINERS.lookup(job.trainer).run_with({**usual_facts(job), **job.facts})
-
-
-def usual_facts(job: Job) -> dict[str, str]:
-    """What a plan says by itself, where its trainer can: unequal blocks are cut by their seconds.
-
-    And graphs hold what the host starts of experts' blocks, unless whole ones are made again.
-    Where the layout asks for gradients or parameters in shares they may be, without such graphs.
-    """
-    assert isinstance(job.model, Transformer)
-    choices, again = TRAINERS.lookup(job.trainer).choices, job.layout.recompute
-    facts = {"ends": "free"} if job.model.is_unequal else {}
-    inside = "moe" not in (job.layout.modules or "").split("+")
-    if job.layout.shares_gradients or job.facts.get("fsdp") == "yes":
-        facts["fsdp"] = "yes"
-    elif job.model.experts and not is_whole(again) and inside:
-        facts["graphs"] = "attention"
-    return {name: value for name, value in facts.items() if value in choices.get(name, {})}
-
-
-def without_graphs(job: Job) -> Job | None:
-    """The job without the graphs that its plan has by itself; None where that has none."""
-    if "graphs" not in usual_facts(job).keys() - job.facts.keys():
-        return None
-    return job.with_(facts={**job.facts, "graphs": "none"})
 
 
 def as_planned(job: Job, plan: Plan) -> Job:
@@ -139,71 +60,11 @@ def as_planned(job: Job, plan: Plan) -> Job:
     return job.with_(facts=modelled_of(plan).facts)
 
 
-def fixed_parts(job: Job) -> Layout:
-    """The parts of the layout that are fixed; what the trainer does not have is 1.
-
-    PartoptError where more of it is asked for.
-    """
-    trainer, layout = TRAINERS.lookup(job.trainer), job.layout
-    lacking = [name for name in ("tp", "cp", "ep") if name not in trainer.says.degrees]
-    runs = [name for name in _SCHEDULES if name in (trainer.schedules or _SCHEDULES)]
-    lacking += ["chunks"] * ("interleaved" not in runs)
-    unsaid = ["etp"] * ("etp" not in trainer.says.degrees)
-    for name in [*lacking, *unsaid]:
-        if (getattr(layout, name) or 1) > 1:
-            what, hint = f"{job.trainer} has no such part of a layout", f"leave {name} out"
-            raise invalid("layout", f"{name}={getattr(layout, name)}", what, hint)
-    if layout.schedule not in (None, AUTO, *runs):
-        what = f"transformers are planned under {' and '.join(runs)} of {job.trainer}"
-        raise invalid("layout", f"schedule={layout.schedule}", what, "leave schedule out")
-    chosen = [name for name in ("recompute", "schedule") if getattr(layout, name) == AUTO]
-    if isinstance(job.model, Transformer) and job.model.experts:
-        lacking += unsaid
-    return structs.replace(layout, **dict.fromkeys(lacking, 1), **dict.fromkeys(chosen))
-
-
-def fill_layout(job: Job, training: Training) -> Layout:
-    """The layout with all its parts: what is left open is 1, and devices that are left share.
-
-    PartoptError where it does not lie on the devices, or the model or the batch cannot.
-    """
-    given, devices = fixed_parts(job), job.topology.cluster.devices
-    degrees = {name: getattr(given, name) or 1 for name in ("tp", "cp", "ep", "pp", "chunks")}
-    pipeline = degrees["tp"] * degrees["cp"] * degrees["pp"]
-    dp = given.dp or max(1, devices // pipeline)
-    if dp * pipeline != devices:
-        raise invalid(
-            "layout",
-            ",".join(f"{name}={degrees[name]}" for name in ("tp", "cp", "pp")) + f",dp={dp}",
-            f"tp x cp x pp x dp are {dp * pipeline} devices, and the cluster has {devices}",
-            "use all devices; ep lies within tp x cp x dp",
-        )
-    full = structs.replace(
-        given,
-        **degrees,
-        dp=dp,
-        microbatch=given.microbatch or 1,
-        recompute=given.recompute or "never",
-        shard=given.shard or shard_of(training, degrees["pp"]),
-        schedule=given.schedule or _SCHEDULES[degrees["chunks"] > 1],
-    )
-    faults = list(find_faults(training, full, batch_of(job)))
-    if faults:
-        raise PartoptError.together(faults)
-    return full
-
-
-def batch_of(job: Job) -> int:
-    """Samples of an iteration."""
-    assert job.global_batch is not None
-    return job.global_batch
-
-
 def search_layouts(
     job: Job,
     progress: Progress = ignore_progress,
     finish: Callable[[Plan, Found], Plan] | None = None,
-) -> tuple[Result, Found]:
+) -> tuple[Plan, Found]:
     """The best of the layouts that have the parts that are asked for, and all that was found.
 
     They are estimated in closed form. The first `JUDGED` that differ are simulated, others as long
@@ -220,15 +81,15 @@ def search_layouts(
     assert found.least
     if not found.fitting:
         least = simulate_layout(job, training, found.least.layout)
-        return _result(job, finish(least, found) if finish else least), found
+        return finish(least, found) if finish else least, found
     plans, shortest = list[Plan](), USUALLY
     near = differing(found.fitting, MOST_JUDGED, ["microbatch"])
 
-    def until_then(_: object) -> Result | None:
+    def until_then(_: object) -> Plan | None:
         if not plans:
             return None
         best = min(plans, key=order_of)
-        return _result(job, with_modelled(best, asked=modelled_of(best).layout))
+        return with_modelled(best, asked=modelled_of(best).layout)
 
     with found_until_then(until_then):
         for done, candidate in enumerate(near):
@@ -252,37 +113,7 @@ def search_layouts(
         if finish is not None:
             progress("estimating what else helps", 0, 1)
             best = finish(best, found)
-    return _result(job, best), found
-
-
-def estimate_layouts(job: Job) -> Found:
-    """All layouts that have the parts that are asked for, in closed form.
-
-    PartoptError where there is none.
-    """
-    training = training_for(job)
-    found = find_layouts(training, question_of(job))
-    if found.least is None:
-        raise _no_layout(job, training)
-    return found
-
-
-def question_of(job: Job) -> Question:
-    """What layouts a job asks for; those of experts leave room where it states no memory."""
-    memory_bytes = job.topology.device.memory_bytes
-    return Question(
-        devices=job.topology.cluster.devices,
-        batch=batch_of(job),
-        limit=job.limit_bytes or math.inf,
-        fixed=fixed_parts(job),
-        partly=TRAINERS.lookup(job.trainer).says.recomputed == "first",
-        room=ROOM * memory_bytes if job.memory is None and memory_bytes else None,
-    )
-
-
-def _result(job: Job, plan: Plan) -> Result:
-    """The plan, which itself says what stands beside it."""
-    return Result(plan, (), tuple(job.notes), (plan,))
+    return best, found
 
 
 def modelled_of(plan: Plan) -> Modelled:
@@ -294,24 +125,6 @@ def modelled_of(plan: Plan) -> Modelled:
 def with_modelled(plan: Plan, **found: Any) -> Plan:
     """The plan, with what else was `found` about its layout."""
     return structs.replace(plan, transformer=structs.replace(modelled_of(plan), **found))
-
-
-def _no_layout(job: Job, training: Training) -> PartoptError:
-    """Why there is no layout: the faults of parts that are fixed, or that none has all of them."""
-    why, devices = "", job.topology.cluster.devices
-    try:
-        fill_layout(job, training)
-    except PartoptError as error:
-        parts = {str(fault.fields.get("part", "layout")) for fault in error.parts}
-        if all(getattr(job.layout, part, job) is not None for part in parts):
-            return error
-        why = f"; with what is open at 1, {error.parts[0].message}"
-    return PartoptError(
-        f"{job.trainer} has no such layout of {training.model.name} on {devices} devices{why}",
-        "fix less of `layout`, or give another batch",
-        ANSWER_IS_NO,
-        code="no-plan",
-    )
 
 
 def move_unequal_cuts(job: Job, training: Training, plan: Plan) -> Plan:

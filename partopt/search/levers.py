@@ -20,14 +20,13 @@ from partopt.documents.plan import Plan
 from partopt.documents.transformer import Challenger, Transformer, Worth
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.trainer_plans.transformers import (
+from partopt.search.layout_plans import modelled_of, with_modelled
+from partopt.search.layout_questions import (
     batch_of,
     estimate_layouts,
-    modelled_of,
     question_of,
     run_with_facts,
     training_for,
-    with_modelled,
 )
 from partopt.trainers import TRAINERS
 from partopt.trainers.trainer import Lever

@@ -18,8 +18,8 @@ from partopt.documents.transformer import Calibration, MeasuredBlock
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.report.plans_text import render_plan
-from partopt.trainer_plans.judging import plan_layout
-from partopt.trainer_plans.transformers import fill_layout, training_for
+from partopt.search.judging import plan_layout
+from partopt.search.layout_questions import fill_layout, training_for
 from partopt.transformer.as_profile import profile_again, profile_of
 from partopt.transformer.block import Shape
 from partopt.transformer.config import load_transformer

@@ -13,10 +13,9 @@ from partopt.documents.topology import Topology
 from partopt.documents.transformer import Calibration, MeasuredBlock
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.search import verify as search
-from partopt.trainer_plans import verifying
-from partopt.trainer_plans.judging import judge_layout, plan_layout
-from partopt.trainer_plans.planning import solve
+from partopt.search import verify as verifying
+from partopt.search.judging import judge_layout, plan_layout
+from partopt.search.solve import solve
 from partopt.transformer.as_profile import find_profile
 from partopt.transformer.config import load_transformer
 from tests.search.alterations import alterations
@@ -86,8 +85,10 @@ def notices(document):
     try:
         plan = Plan.parse(json.dumps(document).encode())
         profile = find_profile(plan)
-        if profile is None or not search.verify(plan, profile).verified:
-            return True
+        with pytest.MonkeyPatch.context() as patched:  # the question takes longest
+            patched.setattr(verifying, "_answer", lambda _: (True, "", []))
+            if profile is None or not verify(plan, profile).verified:
+                return True
         return not verify(plan, profile).verified
     except PartoptError:
         return True
@@ -99,7 +100,7 @@ def each_question_once(monkeypatch):
     for ask in (solve, judge_layout, plan_layout):
         answers = {}
 
-        def answer(job, progress=None, *, ask=ask, answers=answers):
+        def answer(job, *_, ask=ask, answers=answers, **progress):
             key = repr(job)
             if key not in answers:
                 try:

@@ -14,10 +14,11 @@ from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.report.transformer_text import render, render_change, render_parts
-from partopt.trainer_plans.judging import judge_layout, plan_layout
-from partopt.trainer_plans.levers import Switches, find_challenger, take_best
-from partopt.trainer_plans.planning import job_for, solve
-from partopt.trainer_plans.transformers import estimate_layouts, training_for
+from partopt.search.jobs import job_for
+from partopt.search.judging import judge_layout, plan_layout
+from partopt.search.layout_questions import estimate_layouts, training_for
+from partopt.search.levers import Switches, find_challenger, take_best
+from partopt.search.solve import solve
 from partopt.trainers import TRAINERS, export_plan
 from partopt.transformer.as_profile import estimate_again
 from partopt.transformer.chances import APART, fits_chance

@@ -19,24 +19,23 @@ from partopt.options import MANUAL
 from partopt.search.contest import check_planner
 from partopt.search.cuts import move_cuts
 from partopt.search.effort import SearchParams
-from partopt.search.rows import order_of
-from partopt.search.solve import solve_profile
-from partopt.search.variants import Within
-from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
-from partopt.simulator.execution import simulate_plan
-from partopt.trainer_plans.levers import with_levers
-from partopt.trainer_plans.planning import restrict, solve_within
-from partopt.trainer_plans.transformers import (
+from partopt.search.layout_plans import (
     as_planned,
     beside_of,
-    fill_layout,
     layouts_beside,
     search_layouts,
     simulate_layout,
-    training_for,
     with_modelled,
     with_other_cuts,
 )
+from partopt.search.layout_questions import fill_layout, training_for
+from partopt.search.levers import with_levers
+from partopt.search.rows import order_of
+from partopt.search.solve import solve_profile, solve_within
+from partopt.search.trainer_limits import restrict
+from partopt.search.variants import Within
+from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
+from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS, export_plan
 from partopt.trainers.layout import TrainerLayout
 from partopt.trainers.says import find_faults
@@ -144,15 +143,15 @@ def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
     """
     facts = {name: value for name, value in job.facts.items() if name not in _SWITCHES}
     free = job.with_(layout=Layout(), facts=facts)
-    result, found = search_layouts(free, progress)
+    best, found = search_layouts(free, progress)
     plain = {name: value for name, value in facts.items() if name not in _NEEDING}
     if plain != facts:
         without = free.with_(facts=plain)
         other = search_layouts(without, progress)
-        if order_of(other[0].plan) < order_of(result.plan):
-            free, (result, found) = without, other
-    free = as_planned(free, result.plan)
-    best = with_levers(free, result.plan, found)
+        if order_of(other[0]) < order_of(best):
+            free, (best, found) = without, other
+    free = as_planned(free, best)
+    best = with_levers(free, best, found)
     plan = with_other_cuts(job, training_for(job), plan)
     if plan.fits and seconds_of(plan) <= seconds_of(best):  # as where blocks lie unevenly
         plan = best = with_levers(free, plan, found)

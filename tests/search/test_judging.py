@@ -12,11 +12,11 @@ from partopt import planners
 from partopt.documents.profile import Group
 from partopt.errors import PartoptError
 from partopt.job import Job
+from partopt.search import judging
 from partopt.search.effort import SearchParams
+from partopt.search.judging import judge_layout, plan_layout
 from partopt.search.verify import verify
 from partopt.simulator.execution import simulate_plan
-from partopt.trainer_plans import judging
-from partopt.trainer_plans.judging import judge_layout, plan_layout
 from partopt.trainers import TRAINERS
 from partopt.trainers.layout import read_layout
 from tests.helpers import chain_profile, flat

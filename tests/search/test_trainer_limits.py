@@ -17,8 +17,8 @@ from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition
 from partopt.documents.profile import SharedParameter
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
+from partopt.search.solve import solve
 from partopt.simulator.execution import simulate_plan
-from partopt.trainer_plans.planning import solve
 from partopt.trainers import TRAINERS, export_plan, writers
 from partopt.trainers.parts import find_parts
 from partopt.trainers.says import find_faults, may_begin

@@ -1,1 +1,0 @@
-"""Plans for a trainer: chosen, judged and compared within what it can run."""
