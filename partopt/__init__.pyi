@@ -18,7 +18,7 @@ from partopt.library.trials import (
     try_schedule as try_schedule,
     try_schedules as try_schedules,
 )
-from partopt.links import FittedLinks as FittedLinks
+from partopt.documents.links import FittedLinks as FittedLinks
 from partopt.planners import PLANNERS as PLANNERS
 from partopt.profiler import (
     ProfilingStopped as ProfilingStopped,

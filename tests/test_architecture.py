@@ -38,14 +38,13 @@ MAY_IMPORT = {
     "configurations": {"errors"},
     "profiler": DOCUMENTS | {"cost"},  # what ranks exchange while a layer runs takes time, too
     "simulator": PLANNING | {"options"},
-    "links": DOCUMENTS | {"cost", "options"},
-    "report": PLANNING | {"simulator", "links", "transformer"},
+    "report": PLANNING | {"simulator", "transformer"},
     "trainers": PLANNING | {"registry", "options", "transformer", "configurations"},
     "search": PLANNING
     | {"options", "job", "planners", "simulator", "transformer"}
     | {"configurations", "trainers"},
     "replay": DOCUMENTS | {"profiler"},
-    "runtime": PLANNING | {"profiler", "replay", "simulator", "links", "options"},
+    "runtime": PLANNING | {"profiler", "replay", "simulator", "options"},
     "library": PLANNING | {"options", "job", "planners", "simulator", "report"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partopt.documents.device import DeviceFile
+from partopt.documents.links import FittedLinks
 from partopt.documents.topology import Topology
-from partopt.links import FittedLinks
 from partopt.report.phrases import format_money
 from partopt.report.text import Column, label_lines, paragraph, table_of, width
 from partopt.units import format_bandwidth, format_bytes, format_seconds

@@ -19,18 +19,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partopt.errors import invalid
-from partopt.links import (
+from partopt.documents.links import (
     AllReduceSample,
     FittedLinks,
     LevelSamples,
     LinkMeasurement,
-    MeasuredLevel,
     MessageSample,
-    levels_of,
 )
+from partopt.errors import invalid
 from partopt.profiler.device import describe_device
 from partopt.runtime.context import Context, Direction, lost_connections
+from partopt.runtime.link_fit import MeasuredLevel, fit_links, levels_of
 from partopt.runtime.processes import (
     choose_backend,
     is_under_torchrun,
@@ -70,7 +69,7 @@ class LinkRun:
 
     def fit(self, name: str, report_progress: ReportProgress) -> FittedLinks:
         """Measure, and fit the topology `name`; as `measure`."""
-        return FittedLinks.of(self.measure(report_progress), name, self.per_server)
+        return fit_links(self.measure(report_progress), name, self.per_server)
 
     def measure(self, report_progress: ReportProgress) -> LinkMeasurement:
         """Measure: as a rank that `torchrun` started, or with processes that it starts.

@@ -19,11 +19,11 @@ from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.profile import Device, Environment
 from partopt.documents.topology import Topology
 from partopt.documents.training_run import Check, Run
-from partopt.links import FittedLinks, levels_of
 from partopt.printable import shorten
 from partopt.report import profile_text as profile
 from partopt.report.clusters import render_links
 from partopt.report.text import page_style
+from partopt.runtime.link_fit import fit_links, levels_of
 from partopt.schedules import SCHEDULES
 from tests.helpers import (
     chain_profile,
@@ -214,7 +214,7 @@ def test_pages_of_measurements_are_as_wide_as_they_are_told(width):
     levels = [level_samples(level) for level in levels_of(16, 4)[:1]]
     samples = measured_links(*levels, hosts=(LONG[0],) * 4)
     with page_style(width=width):
-        fitted = FittedLinks.of(samples, NAMELESS.name, 4)
+        fitted = fit_links(samples, NAMELESS.name, 4)
         for page in (profile.render_sizes(HEAVY), render_links(fitted)):
             assert len(widest(unstyle(page))) <= width, widest(unstyle(page))
 

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from partopt.links import FittedLinks
 from partopt.runtime import link_measurement, processes
+from partopt.runtime.link_fit import fit_links
 from partopt.runtime.link_measurement import SIZES, LinkRun, prepare_links
 from tests.gpu.nccl import BYTES_PER_S, LATENCY_S, rehearse
 
@@ -22,7 +22,7 @@ def measure(context, run):
 def test_trips_are_timed_by_the_device():
     run = LinkRun(4, 4, LARGE, "nccl", 5)
     found = rehearse(partial(measure, run=run), 4, on_paper=True)[0]
-    links = FittedLinks.of(found, "paper", 4)
+    links = fit_links(found, "paper", 4)
     (level,) = links.topology.levels
     assert level.latency_s == pytest.approx(LATENCY_S, rel=0.01)
     assert level.bandwidth_bytes_per_s == pytest.approx(BYTES_PER_S, rel=0.01)

@@ -2,13 +2,8 @@
 
 import random
 
-from partopt.links import (
-    AllReduceSample,
-    LevelSamples,
-    LinkMeasurement,
-    MessageSample,
-    levels_of,
-)
+from partopt.documents.links import AllReduceSample, LevelSamples, LinkMeasurement, MessageSample
+from partopt.runtime.link_fit import levels_of
 
 SIZES = (4_000, 64_000, 1_000_000, 4_000_000, 16_000_000)
 LATENCY_S, BANDWIDTH, OVERHEAD_S, COPY = 50e-6, 3e9, 10e-6, 20e9

@@ -6,20 +6,19 @@ from functools import partial
 import numpy as np
 import pytest
 
+from partopt.documents.links import AllReduceSample, FitComparison
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.links import (
-    AllReduceSample,
-    FitComparison,
-    FittedLinks,
+from partopt.report.clusters import render_links as render
+from partopt.runtime.link_fit import (
     compare,
     fit_factors,
+    fit_links,
     fit_topology,
     levels_of,
     notes_of,
     protocol_step,
 )
-from partopt.report.clusters import render_links as render
 from tests.links.synthetic import (
     BANDWIDTH,
     COPY,
@@ -59,7 +58,7 @@ def test_no_levels(ranks, per_server):
 
 @pytest.mark.parametrize(("noise", "within"), [(0.0, 1e-3), (0.05, 0.15)])
 def test_known_figures_are_recovered(noise, within):
-    links = FittedLinks.of(measurement(level_samples(server(), noise)), "c", 4)
+    links = fit_links(measurement(level_samples(server(), noise)), "c", 4)
     (level,) = links.topology.levels
     assert (level.bus, level.links, level.size) == (False, 1, 4)
     assert level.bandwidth_bytes_per_s == pytest.approx(BANDWIDTH, rel=within)
@@ -75,7 +74,7 @@ def test_one_point_far_off_moves_the_figures_little_and_is_called_poor():
     samples = level_samples(
         server(2), seconds_of=lambda x: (LATENCY_S + x / BANDWIDTH) * (3 if x == 1_000_000 else 1)
     )
-    links = FittedLinks.of(measurement(samples, ranks=2), "c", 2)
+    links = fit_links(measurement(samples, ranks=2), "c", 2)
     assert links.topology.levels[0].bandwidth_bytes_per_s == pytest.approx(BANDWIDTH, rel=0.05)
     assert {each.size_bytes for each in links.comparisons if each.is_poor} == {1_000_000}
 
@@ -84,7 +83,7 @@ def test_a_kinked_curve_is_poor():
     samples = level_samples(
         server(), seconds_of=lambda x: LATENCY_S + x / (BANDWIDTH / (1 + 4 * (x > 5e6)))
     )
-    assert FittedLinks.of(measurement(samples), "c", 4).worst.is_poor
+    assert fit_links(measurement(samples), "c", 4).worst.is_poor
 
 
 def test_an_allreduce_over_both_levels_is_compared_with_the_formula_of_plans():
@@ -108,7 +107,7 @@ def test_under_nccl_the_calls_of_the_host_are_not_the_time_of_a_device():
 def test_a_sender_is_held_for_each_message_or_each_byte_alone(overhead_s, byte_s):
     plain = level_samples(server(2))
     sends = [replace(one, send_s=overhead_s + byte_s * one.size_bytes) for one in plain.messages]
-    links = FittedLinks.of(measurement(replace(plain, messages=tuple(sends)), ranks=2), "c", 2)
+    links = fit_links(measurement(replace(plain, messages=tuple(sends)), ranks=2), "c", 2)
     (level,) = links.topology.levels
     assert (bool(level.overhead_s), bool(level.copy_bytes_per_s)) == (overhead_s > 0, byte_s > 0)
     found = [each for each in links.comparisons if each.what == "its sender"]
@@ -136,7 +135,7 @@ def test_factors_are_never_negative():
 
 
 def test_the_file_is_the_topology_behind_what_is_said_of_the_fit():
-    links = FittedLinks.of(replace(MEASURED, load=0.6), "two-by-two", 2)
+    links = fit_links(replace(MEASURED, load=0.6), "two-by-two", 2)
     assert Topology.parse(links.text.encode()) == links.topology
     lines = links.text.splitlines()
     assert lines[0].startswith("# the machine is busy: a load of 4.8 on 8 cores")
@@ -147,7 +146,7 @@ def test_a_poor_fit_says_where_it_fails():
     kinked = level_samples(
         levels_of(2, 2)[0], seconds_of=lambda x: 1e-3 if x == 64_000 else 5e-5 + x / 3e9
     )
-    links = FittedLinks.of(measurement(kinked, ranks=2), "kinked", 2)
+    links = fit_links(measurement(kinked, ranks=2), "kinked", 2)
     assert links.quality.startswith("POOR FIT: largest error ")
     assert "; over 15% off at server, message: 64 kB" in links.quality
     assert links.text.startswith("# POOR FIT: ")
@@ -155,7 +154,7 @@ def test_a_poor_fit_says_where_it_fails():
 
 
 def test_the_report_has_a_row_for_every_figure():
-    links = FittedLinks.of(MEASURED, "two-by-two", 2)
+    links = fit_links(MEASURED, "two-by-two", 2)
     text = render(links)
     rows = [line for line in text.splitlines() if line.startswith(("server ", "cluster "))]
     assert len(rows) == len(links.comparisons) + 2  # the levels themselves
@@ -206,7 +205,7 @@ def test_the_error_of_a_sender_is_relative_to_its_own_time():
     short = FitComparison("server", "its sender", 4_000, 1e-6, 0.1e-6, whole_s=100e-6)
     assert (short.error, short.off) == (pytest.approx(-0.9), pytest.approx(0.009))
     assert not short.is_poor  # of the message it is nothing
-    document = FittedLinks.of(MEASURED, "c", 2).document
+    document = fit_links(MEASURED, "c", 2).document
     assert {"error", "whole_s"} < document["comparisons"][0].keys()
 
 

@@ -20,7 +20,6 @@ from partopt.documents.stage import Figures
 from partopt.documents.topology import Topology
 from partopt.documents.training_run import Check as Compared
 from partopt.documents.transformer import LayoutBeside
-from partopt.links import FittedLinks, levels_of
 from partopt.report import clusters, glossary, pages, plan_text, run_text
 from partopt.report import doctor_text as doctor
 from partopt.report import plans_text as plans
@@ -29,6 +28,7 @@ from partopt.report import simulation_text as simulation
 from partopt.report import transformer_text as transformer
 from partopt.report import trials_text as trials
 from partopt.report.text import page_style
+from partopt.runtime.link_fit import fit_links, levels_of
 from partopt.simulator import execute
 from partopt.simulator.variation import flows_of
 from partopt.transformer.config import load_transformer
@@ -142,7 +142,7 @@ def tried(name, **options):
 
 def fitted():
     levels = [level_samples(level) for level in levels_of(16, 4)[:1]]
-    return FittedLinks.of(measured_links(*levels, hosts=("a", "a", "b", "b")), "mine", 4)
+    return fit_links(measured_links(*levels, hosts=("a", "a", "b", "b")), "mine", 4)
 
 
 def flows():
