@@ -307,6 +307,9 @@ class Plan(documents.Document, frozen=True, kw_only=True):
             request.replication == "none" and replicas != {self.copies}
         ):
             yield f"replication {request.replication} requested, {self.shape} planned"
+        for s, stage in enumerate(self.stages):
+            if request.cut_at is not None and stage.start not in request.cut_at:
+                yield f"stage {s} begins at layer {stage.start}, where none was requested to"
 
     def find_other_degrees(self) -> Iterator[str]:
         """The degrees of the layout that are others than those requested."""
@@ -438,6 +441,7 @@ def _other_faults(plan: Plan) -> Iterator[PartoptError]:
             place = f"predicted.estimate.loads[{n}].place"
             yield _fault(f"{place}: {load.place}, of {len(plan.stages)} stages")
     yield from _layout_faults(plan)
+    yield from _request_faults(plan)
 
 
 def _stage_faults(stage: Stage, place: str) -> Iterator[PartoptError]:
@@ -503,3 +507,16 @@ def _layout_faults(plan: Plan) -> Iterator[PartoptError]:
         if value != found or (name in rest and value is None):
             what = "missing" if value is None else f"{value}, and the stages have {found}"
             yield _fault(f"layout.{name}: {what}")
+
+
+def _request_faults(plan: Plan) -> Iterator[PartoptError]:
+    """Layers and costs of a request that these layers do not have."""
+    starts, costs, layers = plan.request.cut_at, plan.request.costs, plan.stages[-1].stop
+    if starts is not None and not (
+        starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < layers
+    ):
+        hint = f"the layers are 0 to {layers - 1}"
+        yield _fault("request.cut_at: not ascending layers from 0 on", hint)
+    if costs is not None and len(costs) != layers:
+        what = f"{len(costs)} costs for {layers} layers"
+        yield _fault(f"request.costs: {what}", "give each layer one")

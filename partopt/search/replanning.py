@@ -14,6 +14,7 @@ from partopt.cost.problem import (
     Partition,
     Problem,
     Progress,
+    are_consecutive,
     partition_of,
     problem_from_plan,
 )
@@ -101,6 +102,9 @@ def check_layout(plan: Plan) -> None:
             f"{plan.microbatches} microbatches an iteration under {plan.schedule}",
             code="inconsistent-plan",
         )
+    in_order = are_consecutive([stage.ranks for stage in plan.stages])
+    if plan.family == NESTED and in_order:
+        raise PartoptError("nested: all ranks are consecutive", code="inconsistent-plan")
     if plan.family not in ((CONTIGUOUS, NESTED) if entry.shape == STRAIGHT else (entry.shape,)):
         raise PartoptError(
             f"{plan.family}: not a family of plans for {plan.schedule}", code="inconsistent-plan"

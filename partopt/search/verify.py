@@ -19,6 +19,7 @@ from partopt.cost.memory import reserve_of
 from partopt.cost.problem import Partition, Progress, ignore_progress
 from partopt.documents.plan import Certificate, Plan, proof_of
 from partopt.documents.profile import Profile
+from partopt.documents.stage import Reserve
 from partopt.documents.tables import Verification, VerificationRow
 from partopt.errors import PartoptError
 from partopt.job import Job
@@ -109,6 +110,7 @@ def _numbers(again: Recomputation) -> _Found:
     beside = (f".transformer.{name}" for name in names)
     given = (".certificate", ".runners_up", *beside)
     count, differences = differences_of(again.plan, again.simulated, given)
+    differences += _differences_of_runners_up(again.plan)
     if differences:
         text = f"{len(differences)} of {count} fields differ, priced and simulated again"
         return False, text, differences
@@ -116,11 +118,28 @@ def _numbers(again: Recomputation) -> _Found:
     return True, f"{count} fields, priced and simulated again{but}", []
 
 
+def _differences_of_runners_up(plan: Plan) -> Iterator[str]:
+    """What runners-up say of themselves that does not follow from the rest that they say."""
+    limit = plan.memory_limit_bytes
+    for n, row in enumerate(plan.runners_up or []):
+        found = {
+            "samples_per_s": row.microbatch_size / row.period_s,
+            "fits": limit is None or row.peak_memory_bytes <= limit,
+        }
+        for name, value in found.items():
+            if not _same(recorded := getattr(row, name), value):
+                yield _differs(f"runners_up[{n}].{name}", recorded, value)
+
+
 def _memory(again: Recomputation) -> _Found:
     limit, peak = again.problem.memory_bytes, again.simulated.peak_memory_bytes
     recorded, reserve = again.plan.reserve, ""
-    if recorded.basis in ("assumed", "measured"):
-        found = reserve_of(again.profile, (limit or 0) + recorded.size_bytes)
+    if recorded.basis != "computed":
+        found = Reserve()
+        if recorded.basis in ("assumed", "measured"):
+            found = reserve_of(again.profile, (limit or 0) + recorded.size_bytes)
+        elif recorded.basis == "given" and limit is not None:
+            found = Reserve(size_bytes=again.plan.engine.reserve_bytes or 0, basis="given")
         if found != recorded:
             sizes = (format_bytes(reserved.size_bytes) for reserved in (recorded, found))
             return False, "{} reserved, {} found".format(*sizes), []

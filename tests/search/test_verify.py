@@ -1,6 +1,7 @@
 """A plan checked again: every plan that is made holds, and claims that are not true do not."""
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,9 @@ from tests.helpers import measurement, profile_of, two_level, uniform_profile
 from tests.search.plans import KINDS, manual, plan_of
 
 pytestmark = pytest.mark.any_effort
+
+CHECKED = ["profile", "numbers", "memory", "request", "objective", "bound", "status"]
+OF_CERTIFICATE = CHECKED[4:]
 
 
 def failed(plan: Plan, problem: Problem) -> list[str]:
@@ -265,6 +269,50 @@ def test_the_kinds_are_what_they_say():
     assert plans["grid, chunks"].family == "looped"
 
 
+SPLIT = {"cuts": None, "replicas": None}
+RUNNER_UP = {"planner": "gpipe", "schedule": "1f1b", "microbatch_size": 3, "shape": "1-1"}
+RUNNER_UP |= {"period_s": 2.0, "samples_per_s": 1.5, "peak_memory_bytes": 7, "fits": True}
+CONTRADICTIONS = [  # of a split by hand of four ranks into 2-1-1, and the checks that fail
+    ({"request": {"cut_at": [0, 4]}}, ["request"]),
+    ({"request": {"recompute": "always"}}, ["numbers"]),
+    ({"request": {"cuts": None}}, ["numbers"]),
+    ({"request": {"replicas": None}}, ["numbers"]),
+    ({"request": {"cuts": [2, 5]}}, ["numbers"]),
+    ({"request": {"replicas": [1, 1, 1]}}, ["numbers"]),
+    ({"request": SPLIT}, ["numbers"]),
+    ({"planner": "gpipe"}, ["numbers", "bound"]),
+    ({"planner": "grid"}, ["numbers"]),
+    *(
+        ({"planner": "optimal", "request": SPLIT | request}, ["request", *OF_CERTIFICATE])
+        for request in ({"stages": 2}, {"replication": "uniform"}, {"replication": "none"})
+    ),
+    ({"family": "nested"}, CHECKED[1:4]),
+    ({"reserve": {"size_bytes": 5, "basis": "none"}}, ["memory"]),
+    ({"reserve": {"size_bytes": 5, "basis": "given"}}, ["memory"]),
+    ({"runners_up": [RUNNER_UP]}, []),
+    ({"runners_up": [RUNNER_UP | {"samples_per_s": 1.6}]}, ["numbers"]),
+    ({"runners_up": [RUNNER_UP | {"fits": False}]}, ["numbers"]),
+    ({"runners_up": [RUNNER_UP | {"peak_memory_bytes": 10**9 + 1}]}, ["numbers"]),
+    ({"stages": {"frozen_bytes": 2 * 10**6 + 1}}, ["numbers"]),
+    ({"stages": {"compute_s": 6e-3 * (1 + 1e-12)}}, []),
+    ({"stages": {"compute_s": 6e-3 * (1 + 1e-4)}}, ["numbers"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "checks"), CONTRADICTIONS)
+def test_a_plan_that_contradicts_itself_is_found_out(changes, checks):
+    plan, problem = manual()
+    document = json.loads(documents.encode(plan))
+    for name, value in changes.items():
+        place = document["stages"][0] if name == "stages" else document.get(name)
+        if isinstance(place, dict):
+            place |= value
+        else:
+            document[name] = value
+    changed = Plan.parse(json.dumps(document).encode())
+    assert failed(changed, problem) == checks
+
+
 def test_a_worse_plan_with_a_certificate_of_its_own_is_found_out():
     """Everything about it is right, but that nothing is better."""
     worse, problem = manual()
@@ -343,15 +391,7 @@ def test_another_profile_is_named_and_every_check_is_made_all_the_same(kind):
     slower = msgspec.structs.replace(problem.profile, dtype="bfloat16")
     assert failed(plan, replace(problem, profile=slower))[:2] == ["profile", "numbers"]
     checks = verify(plan, uniform_profile(3, name="three")).checks
-    assert [check.check for check in checks] == [
-        "profile",
-        "numbers",
-        "memory",
-        "request",
-        "objective",
-        "bound",
-        "status",
-    ]
+    assert [check.check for check in checks] == CHECKED
     assert (
         checks[1].text
         == "cannot be recomputed: a plan of chain, whose layers are not those of three"
