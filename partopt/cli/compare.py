@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 @options.map_option
 @planning.job_options
 @options.output_options("the table (.json) or a picture of it (.svg, .pdf, .png)", printed=False)
-@options.explain_option
 @options.json_option
 def command(profile: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
     """Compare the planners on PROFILE, fastest first, all judged by one simulator.

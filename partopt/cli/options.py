@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 import partopt
-from partopt.cli.terminal import EXPLAIN, say, say_page
+from partopt.cli.terminal import say
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -93,13 +93,6 @@ def output_options(what: str, printed: bool = True) -> Callable[[Command], Comma
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document alone.")
-explain_option = click.option(
-    "--explain",
-    is_flag=True,
-    expose_value=False,
-    callback=lambda context, _, value: context.meta.update({EXPLAIN: value}),
-    help="Define the terms of the page below it.",
-)
 map_option = option(
     "--map rules",
     "GLOB=KIND",
@@ -241,7 +234,7 @@ def deliver_table(
         else:
             partopt.draw(table, output, force=force)
 
-    deliver(table, lambda: say_page(page()), output, force, as_json, save=save)
+    deliver(table, lambda: say(page()), output, force, as_json, save=save)
 
 
 def deliver(

@@ -18,7 +18,6 @@ from partopt.cli.terminal import (
     leave_if_interrupted,
     progress,
     say,
-    say_page,
     search,
 )
 from partopt.cli.words import does_not_fit, hint_at_fitting, print_notes
@@ -75,7 +74,6 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 @options.map_option
 @options.option("--picture", "FILE", "Draw the plan, too (.svg, .pdf, .png).")
 @options.output_options("the plan or table")
-@options.explain_option
 @options.json_option
 def command(profile: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
     """Cut PROFILE, a file, - or a shipped name, into stages for a cluster.
@@ -303,4 +301,4 @@ def _print_page(result: partopt.Result, job: partopt.Job, other: partopt.Plan | 
         beside = plans.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
     if other is not None:
         beside = render_parts(result.plan, other, ("FIRST", "BESIDE"))
-    say_page(f"{page}\n\n{beside}" if beside else page)
+    say(f"{page}\n\n{beside}" if beside else page)

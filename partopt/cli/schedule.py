@@ -10,7 +10,7 @@ import click
 import partopt
 from partopt.cli import options
 from partopt.cli.simulate import check_timeline
-from partopt.cli.terminal import say_page
+from partopt.cli.terminal import say
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -73,4 +73,4 @@ def command(name: str, output: str | None, force: bool, as_json: bool, **given: 
 def _show(document: TrialDocument) -> None:
     from partopt.report import trials_text as trials
 
-    say_page(trials.render(document))
+    say(trials.render(document))

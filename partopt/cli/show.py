@@ -9,7 +9,7 @@ import click
 import partopt
 from partopt.cli import options
 from partopt.cli.next_commands import NEXT, say_next
-from partopt.cli.terminal import progress, say, say_page
+from partopt.cli.terminal import progress, say
 from partopt.cli.words import print_notes
 from partopt.documents.files import find_shipped
 from partopt.errors import ANSWER_IS_NO, PartoptError
@@ -29,7 +29,6 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 )
 @options.output_options("a picture (.svg, .pdf, .png)", printed=False)
 @click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")
-@options.explain_option
 @options.json_option
 def command(
     files: tuple[str, ...],
@@ -117,7 +116,7 @@ def _show(kind: str, document: Any, all_layers: bool) -> None:
         return
     notes = getattr(document, "notes", ())
     print_notes(notes() if callable(notes) else notes)
-    say_page(text_of(document, all_layers))
+    say(text_of(document, all_layers))
 
 
 def _verify(plan: partopt.Plan, file: str, profile: str | None, as_json: bool) -> None:

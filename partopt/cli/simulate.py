@@ -14,7 +14,7 @@ import click
 import partopt
 from partopt.cli import options, planning
 from partopt.cli.next_commands import say_next
-from partopt.cli.terminal import progress, say, say_page
+from partopt.cli.terminal import progress, say
 from partopt.cli.words import change_command
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
@@ -72,7 +72,6 @@ _CONDITIONS = options.declare(
     "FROM,TO",
     'With -o of a figure: the time to draw, such as "0.2 s,0.4 s" (default: all).',
 )
-@options.explain_option
 @options.json_option
 def command(
     plan: str, output: str | None, force: bool, window: str | None, as_json: bool, **given: Any
@@ -199,7 +198,7 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
     """Print the page of a simulation; `plan` is the file of its plan."""
     from partopt.report.simulation_text import render
 
-    say_page(render(document, partial(change_command, plan)))
+    say(render(document, partial(change_command, plan)))
 
 
 def _does_not_fit(document: SimulationDocument, plan: str) -> PartoptError:

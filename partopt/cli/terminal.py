@@ -24,7 +24,6 @@ T = TypeVar("T")
 Tell = Callable[[str, int, int], None]  # what is done, how much of it, and how much there is
 
 _NARROWEST, _USUAL, _WIDEST = 60, 80, 200  # columns
-EXPLAIN = "partopt.explain"  # whether this command line asks for the meanings of terms
 # What stays as it is: newlines, and the colours of the pages of `partopt.report`.
 _AS_IS = re.compile("(\n|\x1b\\[(?:0|1|2|3[12]|[34]8;5;[0-9]{1,3})m)")
 
@@ -89,15 +88,6 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
     parts = _AS_IS.split(text)
     parts[::2] = map(printable, parts[::2])
     click.echo("".join(parts), file=sys.stdout, nl=nl)
-
-
-def say_page(page: str) -> None:
-    """Print a page on standard output and, with --explain, what its terms mean."""
-    say(page)
-    if click.get_current_context().meta.get(EXPLAIN):
-        from partopt.report.glossary import explain
-
-        say(f"\n{explain(page)}")
 
 
 def say_file(text: str) -> None:

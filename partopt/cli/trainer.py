@@ -12,7 +12,7 @@ import msgspec
 import partopt
 from partopt.cli import options
 from partopt.cli.next_commands import say_next
-from partopt.cli.terminal import say, say_page
+from partopt.cli.terminal import say
 from partopt.units import format_bytes
 
 _WORDS = {
@@ -90,7 +90,7 @@ def show(trainer: str, as_json: bool) -> None:
     for name, value in _facts(entry):
         source = entry.sources.get(name)
         facts.append((name, f"{value} ({source})" if source else value))
-    say_page(label_lines(facts))
+    say(label_lines(facts))
     say_next("trainer", trainer)
 
 

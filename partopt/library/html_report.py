@@ -16,9 +16,7 @@ from partopt.documents.simulation import Finding
 from partopt.library.simulation import simulate
 from partopt.report import web
 from partopt.report.pages import text_of
-from partopt.report.pictures import Drawable, picture_of, picture_of_levers
-from partopt.report.text import label_lines
-from partopt.report.transformer_text import lever_lines
+from partopt.report.pictures import Drawable, picture_of
 from partopt.simulator.document import drawn_timeline, drawn_windows
 
 _ROWS = 64  # ranks of the timeline
@@ -59,33 +57,18 @@ def write_report(
         kind = document.schema.removeprefix("partopt.").partition("/")[0]
         seen[kind] += 1
         layers_of = profile if document is plan else None
-        broad, narrow = (
-            picture_of(document, layers_of, narrow=narrow, levers=False).render("svg")
-            for narrow in (False, True)
-        )
         shown.append(
             web.Shown(
                 kind if seen[kind] == 1 else f"{kind}-{seen[kind]}",
-                broad,
-                narrow,
+                picture_of(document, layers_of).render("svg"),
                 click.unstyle(text_of(document)),
                 _digest(document),
             )
         )
     advice = [web.advice_of(finding, command) for finding in simulation.document.advice]
     figure = simulation.draw("svg")
-    levers = _levers(plan)
-    page = web.render(plan, simulation.document, timeline, figure, shown, levers, advice, commands)
+    page = web.render(plan, simulation.document, timeline, figure, shown, advice, commands)
     documents.write_bytes(path, page.encode(), force)
-
-
-def _levers(plan: Plan) -> web.Shown | None:
-    """What else makes a transformer's plan faster, where anything does."""
-    broad, narrow = (picture_of_levers(plan, narrow) for narrow in (False, True))
-    if not (plan.transformer and broad and narrow):
-        return None
-    text = click.unstyle(label_lines(lever_lines(plan, plan.transformer)))
-    return web.Shown("levers", broad.render("svg"), narrow.render("svg"), text, "")
 
 
 def _digest(document: Drawable) -> str:

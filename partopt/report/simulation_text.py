@@ -172,6 +172,15 @@ def _share_table(document: SimulationDocument) -> str:
         places.add(max(range(len(groups)), key=lambda n: groups[n].memory_bytes))
         shown = [groups[n] for n in sorted(places)]
     table = table_of(shown, share_columns(), gap=1)
+    lines = [table, paragraph(describe_shares(document, groups))]
+    if len(shown) < len(groups):
+        rows = f"{len(shown)} of {len(groups)} rows are shown"
+        lines.append(paragraph(f"{rows}, the busiest and the fullest among them."))
+    return "\n".join(lines)
+
+
+def describe_shares(document: SimulationDocument, groups: Sequence[DeviceGroup]) -> str:
+    """Of what the shares of the devices are, and what the headings of those that are not 0 mean."""
     cycle = "the iteration"
     if document.settled is not None:
         cycle = "a cycle of the steady state" if document.settled else "the time"
@@ -181,14 +190,7 @@ def _share_table(document: SimulationDocument) -> str:
         for (name, what, *_), part in zip(_SHARES, most, strict=True)
         if part >= _SOME
     ]
-    lines = [
-        table,
-        paragraph(f"Shares of {cycle}, {format_seconds(document.window_s)}: {', '.join(used)}."),
-    ]
-    if len(shown) < len(groups):
-        rows = f"{len(shown)} of {len(groups)} rows are shown"
-        lines.append(paragraph(f"{rows}, the busiest and the fullest among them."))
-    return "\n".join(lines)
+    return f"Shares of {cycle}, {format_seconds(document.window_s)}: {', '.join(used)}."
 
 
 def _bar(parts: Floats) -> str:

@@ -139,7 +139,8 @@ def _memory(again: Recomputation) -> _Found:
         if recorded.basis in ("assumed", "measured"):
             found = reserve_of(again.profile, (limit or 0) + recorded.size_bytes)
         elif recorded.basis == "given" and limit is not None:
-            found = Reserve(size_bytes=again.plan.engine.reserve_bytes or 0, basis="given")
+            given = again.plan.engine.reserve_bytes
+            found = Reserve() if given is None else Reserve(size_bytes=given, basis="given")
         if found != recorded:
             sizes = (format_bytes(reserved.size_bytes) for reserved in (recorded, found))
             return False, "{} reserved, {} found".format(*sizes), []

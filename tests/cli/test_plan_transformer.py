@@ -291,7 +291,6 @@ OPTIONS = {
     "picture": "FOLDER/plan.svg",
     "output": "FOLDER/plan.json",
     "force": None,
-    "explain": None,
     "as_json": None,
 }
 # `--force` goes with a file; `--help-all` and the like end the command

@@ -117,23 +117,6 @@ def test_the_page_is_as_wide_as_the_environment_says_within_bounds(monkeypatch, 
     assert terminal.columns() == width
 
 
-def test_the_terms_of_a_page_are_explained_below_it(partopt, profile_file, topology_file):
-    job = [profile_file(), "--topology", topology_file(), "--planner", "straight"]
-    plain = partopt("plan", *job).out
-    explained = partopt("plan", *job, "--explain").out
-    assert explained.startswith(plain)
-    below = [line for line in explained.removeprefix(plain).splitlines() if line[:1].strip()]
-    terms = [line.split()[0] for line in below]
-    assert {"period", "NOAM", "binds", "flight", "busy", "speed", "stage", "memory"} <= {*terms}
-    assert "advice" not in terms  # which is on no page of a plan
-    assert partopt("plan", *job, "--explain", "--json").document["planner"] == "straight"
-
-
-@pytest.mark.parametrize("verb", ["plan", "compare", "simulate", "show"])
-def test_verbs_with_pages_explain_them(partopt, verb):
-    assert "--explain" in partopt(verb, "--help").out
-
-
 # --- messages are wrapped ---------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from partopt.documents.stage import Figures
 from partopt.documents.topology import Topology
 from partopt.documents.training_run import Check as Compared
 from partopt.documents.transformer import LayoutBeside
-from partopt.report import clusters, glossary, pages, plan_text, run_text
+from partopt.report import clusters, pages, plan_text, run_text
 from partopt.report import doctor_text as doctor
 from partopt.report import plans_text as plans
 from partopt.report import profile_text as profile
@@ -296,9 +296,6 @@ RENDERED = {
     ),
     "no flows": lambda: pages.render_flows(replace(flows(), flows=[])),
     "flows as a table": lambda: pages.flows_csv(flows()),
-    "terms": lambda: glossary.explain(
-        "Stages of two ranks, no iteration: a PERIOD, and its shapes"
-    ),
     "a layout": lambda: transformer.render(laid(), arithmetic=True),
     "a layout of experts in ASCII": styled(
         lambda: transformer.render(

@@ -35,9 +35,8 @@ def draw(
 
     It is `.svg`, `.pdf` or `.png`. A plan is drawn with the layers of its `profile`, or without it
     with its stages alone; and with the speed and memory of `alternatives`, plans of the same
-    problem; a transformer's with what else makes it faster. Raises PartoptError for a document
-    without a picture, for other extensions, for a `profile` that is not the plan's, and over an
-    existing file unless `force`.
+    problem. Raises PartoptError for a document without a picture, for other extensions, for a
+    `profile` that is not the plan's, and over an existing file unless `force`.
     """
     path = os.fspath(path)
     form = check(path, force)
@@ -70,21 +69,14 @@ def picture_of(
     document: Drawable,
     profile: Profile | None = None,
     alternatives: Sequence[Plan] = (),
-    narrow: bool = False,
-    levers: bool = True,
 ) -> Picture:
-    """The picture of a document; `narrow` as a column of a paper is, where its kind has that.
-
-    A transformer's plan has its `levers`. Raises PartoptError as `draw` does.
-    """
+    """The picture of a document. Raises PartoptError as `draw` does."""
     from partopt.report.pictures import plan_sheet, scaling_sheet, tables
     from partopt.report.pictures import profile_sheet as layers
-    from partopt.report.pictures.sheet import COLUMN, FULL
 
-    width = COLUMN if narrow else FULL
     draw: dict[type, Callable[[Any], Picture]] = {
-        Plan: lambda plan: plan_sheet.picture(plan, profile, alternatives, width, levers),
-        Profile: lambda profile: layers.picture(profile, width),
+        Plan: lambda plan: plan_sheet.picture(plan, profile, alternatives),
+        Profile: layers.picture,
         Comparison: tables.comparison_picture,
         Scaling: scaling_sheet.picture,
         Run: tables.run_picture,
@@ -92,14 +84,6 @@ def picture_of(
     if type(document) not in draw:
         check_kind(type(document).__name__, "draw")
     return draw[type(document)](document)
-
-
-def picture_of_levers(plan: Plan, narrow: bool = False) -> Picture | None:
-    """What else makes a transformer's plan faster, as bars; None where nothing does."""
-    from partopt.report.pictures import levers_sheet
-    from partopt.report.pictures.sheet import COLUMN, FULL
-
-    return levers_sheet.picture(plan, COLUMN if narrow else FULL)
 
 
 def draw_timeline(

@@ -19,9 +19,8 @@ from partopt.documents.stage import Stage, stages_text
 from partopt.errors import PartoptError
 from partopt.report.looks import MEMORY, ink, stage_colour
 from partopt.report.phrases import format_ranks, recomputed_text
-from partopt.report.pictures import cluster, levers_sheet, tables
+from partopt.report.pictures import cluster, tables
 from partopt.report.pictures.sheet import (
-    FULL,
     GREY,
     LEFT,
     MIDDLE,
@@ -57,12 +56,8 @@ def picture(
     plan: Plan,
     profile: Profile | None = None,
     alternatives: Sequence[Plan] = (),
-    width: float = FULL,
-    levers: bool = True,
 ) -> Picture:
     """The layers of `profile`, or without it the stages; the cluster; the memory; other plans.
-
-    It is `width` inches wide, and has the `levers` of a transformer.
 
     Raises PartoptError for a profile that the plan was not made from.
     """
@@ -82,11 +77,9 @@ def picture(
         f"each stage, and what fills their memory. It is bound by {_binds(plan)}. "
         f"{'; '.join(stages)}{f'; and {more} more' if more else ''}."
     )
-    bars = levers_sheet.bars_of(plan) if levers else []
-    about += f" {levers_sheet.describe(bars)}" if bars else ""
     predicted = plan.predicted
     head = heading(plan, about, plan.microbatches, predicted.period_s, predicted.bubble)
-    return Picture(head, partial(_draw, plan, profile, alternatives, bars, width))
+    return Picture(head, partial(_draw, plan, profile, alternatives))
 
 
 def heading(
@@ -128,18 +121,12 @@ def _draw(
     plan: Plan,
     profile: Profile | None,
     alternatives: Sequence[Plan],
-    levers: Sequence[levers_sheet.LeverBar],
-    width: float,
     heading: Heading,
 ) -> Sheet:
-    sheet = Sheet(heading, width)
+    sheet = Sheet(heading)
     binds = f"bound by {_binds(plan)}"
     how = "forward above, backward below the axis"
-    if width < FULL:  # one below the other
-        sheet.text(LEFT, sheet.down, fit(binds, sheet.inside, SIZE), color=RED)
-        sheet.down += _LINE
-    else:
-        sheet.text(LEFT, sheet.down, fit(binds, sheet.inside - 2.5, SIZE), color=RED)
+    sheet.text(LEFT, sheet.down, fit(binds, sheet.inside - 2.5, SIZE), color=RED)
     sheet.text(LEFT + sheet.inside, sheet.down, how, color=GREY, size=SMALL, ha="right")
     sheet.down += _LINE
     times = sheet.panel(_TIMES)
@@ -154,7 +141,7 @@ def _draw(
     sheet.down += _GAP
     used = cluster.port_use(plan)
     cluster.draw(sheet, plan, used, _bound_place(plan, "of"))
-    for line in pack(cluster.use_lines(plan, used), width - 0.2, SIZE):
+    for line in pack(cluster.use_lines(plan, used), sheet.width - 0.2, SIZE):
         sheet.text(0.1, sheet.down + 0.02, line)
         sheet.down += _LINE
     sheet.down += _GAP
@@ -168,10 +155,6 @@ def _draw(
     if points:
         tables.draw_points(sheet, points, limit)
         handles |= tables.handles_of_points(points)
-    if levers:
-        sheet.down += _GAP
-        levers_sheet.draw_levers(sheet, levers)
-        handles |= levers_sheet.handles_of(levers)
     sheet.legend(handles)
     return sheet
 

@@ -18,9 +18,9 @@ from partopt.report.looks import COLOURS
 from partopt.report.pictures.sheet import (
     BLUE,
     COLUMN,
-    FULL,
     GREY,
     LEFT,
+    PANEL,
     RIGHT,
     SMALL,
     Floats,
@@ -83,8 +83,8 @@ def columns_from(alike: Sequence[Hashable]) -> Columns:
     return columns
 
 
-def picture(profile: Profile, widest: float = FULL) -> Picture:
-    """The model, its layers, and what a microbatch takes of which device, in `widest` inches."""
+def picture(profile: Profile) -> Picture:
+    """The model, its layers, and what a microbatch takes of which device."""
     chain = chain_of(profile)
     parts = [
         profile.model.name,
@@ -99,15 +99,13 @@ def picture(profile: Profile, widest: float = FULL) -> Picture:
     if chain.layers > 1:
         about += f" Fewest bytes cross the cut after layer {np.argmin(chain.a[1:-1])}."
     heading = Heading.of(parts, about, profile.estimated_for)
-    return Picture(heading, partial(_draw, profile, chain, columns_of(profile), widest))
+    return Picture(heading, partial(_draw, profile, chain, columns_of(profile)))
 
 
-def _draw(
-    profile: Profile, chain: Chain, columns: Columns, widest: float, heading: Heading
-) -> Sheet:
+def _draw(profile: Profile, chain: Chain, columns: Columns, heading: Heading) -> Sheet:
     """Forward above and backward below the axis, weights above stash, and bytes at the cuts."""
     count = len(columns.layers)
-    width = min(widest - LEFT - RIGHT, max(COLUMN, _COLUMN * count))
+    width = min(PANEL, max(COLUMN, _COLUMN * count))
     sheet = Sheet(heading, width + LEFT + RIGHT)
     marks = [
         ((run.start + run.length / 2) * width / count, f"x {run.times}") for run in columns.folds

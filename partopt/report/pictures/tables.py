@@ -132,12 +132,11 @@ def comparison_picture(comparison: Comparison) -> Picture:
 
 
 def draw_points(sheet: Sheet, points: Sequence[PlanPoint], limit: int | None) -> None:
-    """A panel of the points, with their names beside it; below it, where the sheet is narrow.
+    """A panel of the points, with their names beside it.
 
     The axes begin at 0, or where the points do if these are far from it.
     """
-    beside = sheet.width >= LEFT + _WIDTH + _NAMES
-    height, width = max(_LOWEST, _LINE * len(points) * beside), min(_WIDTH, sheet.inside)
+    height, width = max(_LOWEST, _LINE * len(points)), _WIDTH
     memory, heights = [p.memory_bytes for p in points], [p.speed for p in points]
     near = near_limit(limit, max(memory))
     right = max(*memory, near or 1) * 1.06
@@ -176,12 +175,6 @@ def draw_points(sheet: Sheet, points: Sequence[PlanPoint], limit: int | None) ->
     # names from the fastest down, a line apart, with lines to their points
     left, down = LEFT + width + 0.3, float("-inf")
     ranked = sorted(points, key=lambda point: -point.speed)
-    if not beside:
-        sheet.down += 0.33
-        for point in ranked:
-            sheet.text(0.1, sheet.down, fit(str(point), sheet.width - 0.2, SMALL), size=SMALL)
-            sheet.down += _LINE
-        return
     for n, point in enumerate(ranked):
         point_down = place(point)[1]
         lowest = high + height - _LINE * (len(points) - 1 - n)

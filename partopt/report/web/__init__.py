@@ -25,9 +25,9 @@ from partopt.report.phrases import (
     speed_text,
 )
 from partopt.report.plan_text import stage_columns
-from partopt.report.simulation_text import LEVELS, group_devices, share_columns
-from partopt.report.text import Column, style
-from partopt.report.transformer_text import layout_name, layout_table
+from partopt.report.simulation_text import LEVELS, describe_shares, group_devices, share_columns
+from partopt.report.text import Column, label_lines, style
+from partopt.report.transformer_text import layout_name, layout_table, lever_lines
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_seconds
 
@@ -39,14 +39,10 @@ _READABLE = 1.5  # pixels of a point: the smallest labels, of 6 points, have 9
 
 
 class Shown(NamedTuple):
-    """A document on the page: its picture as SVG, its page as text, and its digest.
-
-    The picture is there for narrow screens, too.
-    """
+    """A document on the page: its picture as SVG, its page as text, and its digest."""
 
     name: str
     svg: bytes
-    narrow: bytes
     text: str
     sha256: str
 
@@ -57,15 +53,14 @@ def render(
     timeline: DrawnTimeline | None,
     figure: bytes,
     documents: Sequence[Shown],
-    levers: Shown | None,
     advice: Sequence[Mapping[str, str]],
     commands: Sequence[str],
 ) -> str:
     """The page.
 
     `timeline` are all actions that it can hold, `figure` is the timeline as SVG; of `documents` the
-    first is the plan; `levers` are what else makes it faster. `advice` is as `advice_of` writes it,
-    and `commands` are what a reader can check the page with.
+    first is the plan. `advice` is as `advice_of` writes it, and `commands` are what a reader can
+    check the page with.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
@@ -93,47 +88,39 @@ def render(
         parts=environment.get_template("parts.html").module,
         tiles=_tiles(plan, simulation),
         remarks=[text for _, text in remarks],
-        picture=_pictures(documents[0], "picture"),
+        picture=_inline(documents[0].svg, "picture"),
         figure=_inline(figure, "figure"),
         timeline=timeline and timeline_of(timeline, simulation.makespan_s),
         shares=_table(
-            group_devices(simulation),
+            devices := group_devices(simulation),
             share_columns(),
-            f"Shares of {format_seconds(simulation.window_s)}.",
+            describe_shares(simulation, devices),
         ),
         levels=_table(zip(plan.topology.levels, simulation.levels, strict=True), LEVELS),
         stages=_table(enumerate(plan.stages), stage_columns(plan)),
         memory=_memory_table(plan),
         runners_up=_beside_table(plan),
-        levers=levers and (_pictures(levers, levers.name), levers.text),
+        levers=label_lines(lever_lines(plan, plan.transformer)) if plan.transformer else "",
         advice=advice,
-        beside=[(shown.name, _pictures(shown, shown.name), shown.text) for shown in documents[1:]],
+        beside=[
+            (shown.name, _inline(shown.svg, shown.name), shown.text) for shown in documents[1:]
+        ],
         proof=_proof(plan),
         commands=commands,
         digests=[(shown.name, shown.sha256) for shown in documents],
     )
 
 
-def _pictures(shown: Shown, name: str) -> Markup:
-    """The picture of a document, and that for narrow screens where it is another."""
-    if shown.narrow == shown.svg:
-        return _inline(shown.svg, name)
-    narrow = _inline(shown.narrow, f"{name}-narrow", "narrow")
-    return _inline(shown.svg, name, "broad") + narrow
-
-
-def _inline(svg: bytes, name: str, kind: str = "") -> Markup:
+def _inline(svg: bytes, name: str) -> Markup:
     """A picture as a part of the page: without its preamble, its names unlike other pictures'.
 
-    It is as wide as the page, but its text no larger than the page's, nor too small to read.
-    `kind` is the class that styles know it by.
-    """
+    It is as wide as the page, but its text no larger than the page's, nor too small to read."""
     text = _PREAMBLE.sub("", svg.decode(), count=1)
     width = _WIDTH.search(text)
     assert width is not None, "pictures say how wide they are"
     points = float(width[1])
     limits = f"min-width:{_READABLE * points:.0f}px;max-width:{2 * points:.0f}px"
-    sized = text.replace("<svg ", f'<svg class="{kind}" style="{limits}" ', 1)
+    sized = text.replace("<svg ", f'<svg style="{limits}" ', 1)
     return Markup(_ID.sub(rf"\g<1>{name}-", sized))
 
 

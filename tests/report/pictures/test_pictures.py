@@ -7,7 +7,6 @@ import json
 import re
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -16,11 +15,10 @@ import partopt as po
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.report.looks import COLOURS, MEMORY, stage_colour
-from partopt.report.pictures import picture_of, picture_of_levers
-from partopt.report.pictures.levers_sheet import bars_of
+from partopt.report.pictures import picture_of
 from partopt.report.pictures.sheet import Heading, Sheet, style
 from partopt.report.pictures.tables import PlanPoint, draw_points
-from partopt.units import format_count, format_seconds
+from partopt.units import format_count
 from tests.helpers import ROOT, flat, limited, two_level, uniform_profile
 from tests.report import timelines
 from tests.report.pictures import cases
@@ -36,7 +34,6 @@ def many_stages(count, topology):
 
 
 CLOSE, ALONE = [1, 30, 31, 32, 33, 64], [8]
-FLAGS = ["--loss-fusion", "--tp-comm-overlap", "--optimizer-cpu-offload --offload-fraction 0.5"]
 PICTURES = {
     "profile of 1 layer": lambda: picture_of(uniform_profile(1)),
     "profile of 176 layers": lambda: picture_of(po.Profile.load("resnet50.v100-published.float32")),
@@ -55,11 +52,6 @@ PICTURES = {
     ),
     "plan of hostile names": lambda: picture_of(*cases.hostile_plan()),
     "plan of a transformer": lambda: picture_of(cases.transformer()),
-    "plan of 4, narrow": lambda: picture_of(*cases.plan_of(4), narrow=True),
-    "plan of 96 stages, narrow": lambda: picture_of(many_stages(96, two_level(8, 12)), narrow=True),
-    "plan of hostile names, narrow": lambda: picture_of(*cases.hostile_plan(), narrow=True),
-    "plan of a transformer, narrow": lambda: picture_of(cases.transformer(), narrow=True),
-    "profile of repeated blocks, narrow": lambda: picture_of(cases.many_layers(50), narrow=True),
     "comparison of 1": lambda: picture_of(cases.comparison(1)),
     "comparison of 24": lambda: picture_of(cases.comparison(24, model="$m$" * 99)),
     "scaling, close": lambda: picture_of(cases.scaling(CLOSE)),
@@ -67,13 +59,6 @@ PICTURES = {
     "sizes with a price": lambda: picture_of(cases.sizes(CLOSE)),
     "sizes without a price": lambda: picture_of(cases.sizes([8, 64, 512], None)),
     "one size with a price": lambda: picture_of(cases.sizes(ALONE)),
-    "levers": lambda: picture_of_levers(cases.levered(FLAGS)),
-    "levers, narrow": lambda: picture_of_levers(cases.levered(FLAGS), narrow=True),
-    "levers, slower": lambda: picture_of_levers(cases.levered(FLAGS[:2], -0.03)),
-    "levers of hostile names": lambda: picture_of_levers(cases.levered(cases.hostile(8))),
-    "levers of hostile names, narrow": lambda: picture_of_levers(
-        cases.levered(cases.hostile(8)), narrow=True
-    ),
     "run of 4": lambda: picture_of(cases.run(4, "\x1b$m$ <&>")),
     "run of 512": lambda: picture_of(cases.run(512)),
 }
@@ -130,23 +115,6 @@ def test_points_far_from_zero_begin_where_they_are():
             for (low, high), unit in ((axes.get_xlim(), 1e9), (axes.get_ylim(), 1)):
                 assert low / unit == pytest.approx(begin, abs=0.05) and high > unit
                 assert (low == 0) == (begin == 0) and low <= least * unit
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["plan of 4", "plan of a transformer", "levers"])
-def test_a_narrow_picture_is_a_column_and_tells_all_that_the_broad_one_does(case):
-    broad, narrow = (PICTURES[name]().render("svg") for name in (case, f"{case}, narrow"))
-    width = float(re.search(rb'width="([0-9.]+)pt"', narrow)[1])
-    assert 1.5 * width <= 420 - 2 * 20  # pixels of a phone, less the page's margins
-    assert {*re.findall(rb"<title>([^<]*)", broad)} == {*re.findall(rb"<title>([^<]*)", narrow)}
-
-
-@pytest.mark.slow
-def test_a_narrow_picture_names_its_points_below_them():
-    drawn = texts(PICTURES["plan of a transformer, narrow"]().render("svg"))
-    listed = [text for text in drawn if "tokens/s, " in text]
-    assert len(listed) == 1 + len(cases.transformer().transformer.beside)
-    assert sum(text.startswith("this plan: tp ") for text in listed) == 1
 
 
 def report(path):
@@ -262,53 +230,6 @@ def spots(svg):
         (own[0].text, [float(own.get(name)) for name in ("x", "y", "width", "height")])
         for own in root[-1]
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tried", [0.1, -0.03])
-def test_bars_of_levers_are_as_long_as_what_they_save_and_say_what_they_are(tried):
-    plan = cases.levered(FLAGS, tried)
-    picture = picture_of_levers(plan)
-    with style():
-        sheet = picture.draw(picture.heading)
-        [axes] = sheet.finish().axes
-        bars = [patch.get_path().get_extents().get_points() for patch in axes.patches]
-        shown = axes.get_xlim()
-    about = plan.transformer
-    saved = [0.0, 0.04, 0.08, 0.12, tried, 0.1]
-    ends = [(min(0.0, share), max(0.0, share)) for share in saved]
-    np.testing.assert_allclose([(left, right) for (left, _), (right, _) in bars], ends)
-    assert shown[0] <= min(saved) and max(saved) < shown[1]
-    middles = [(low + high) / 2 for (_, low), (_, high) in bars]
-    np.testing.assert_allclose(middles, range(6))
-    told = spots(picture.render("svg"))
-    names = [*FLAGS, "all of 3"]
-    names += ["if it fits (24%)" if tried > 0 else "another layout", "2 of 4 devices"]
-    seconds = [format_seconds((1 - share) * about.closed_s) for share in saved]
-    for (text, _), name, took in zip(told, names, seconds, strict=True):
-        assert text.startswith(f"{name}: ") and f", {took} (tp 1, pp " in text
-    texts_of = [text for text, _ in told]
-    assert texts_of[0].startswith("--loss-fusion: fits, ") and texts_of[0].endswith("unverified")
-    assert texts_of[1].endswith(", changes numbers") and ": -4.0%, " in texts_of[1]
-    assert texts_of[2].endswith(")") and texts_of[3].endswith(", changes numbers, unverified")
-    assert (": -10.0%, " if tried > 0 else ": +3.0%, ") in texts_of[4]
-    tops = [box[1] for _, box in told]
-    steps = [below - above for above, below in itertools.pairwise(tops)]
-    np.testing.assert_allclose(steps, told[0][1][3], atol=0.05)
-
-
-@pytest.mark.slow
-def test_the_picture_of_a_plan_has_its_levers_where_it_has_any():
-    plan = cases.levered(FLAGS)
-    for levers in (True, False):
-        svg = picture_of(plan, levers=levers).render("svg")
-        drawn = [text for text in texts(svg) if text in (*FLAGS, "all of 3", "if it fits (24%)")]
-        assert len(drawn) == levers * 5
-        assert (b"What else saves time" in svg) == levers
-    bare = replace(plan, transformer=replace(plan.transformer, levers=[], together=UNSET))
-    assert len(bars_of(bare)) == 2  # to try, and fewer
-    for without in (cases.plan_of(4)[0], replace(bare, transformer=UNSET)):
-        assert picture_of_levers(without) is None
 
 
 @pytest.mark.slow
