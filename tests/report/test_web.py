@@ -129,7 +129,7 @@ def test_documents_beside_the_plan_have_a_picture_each(written):
     page = written(plan, profile=profile, beside=beside)
     for name in ("profile", "comparison", "comparison-2", "scaling"):
         assert f'<section id="{name}">' in page
-    assert page.count("<svg ") == 6 + 2  # the plan's and the profile's are there for phones, too
+    assert page.count("<svg ") == 6
     names = re.findall(r'\bid="([^"]+)"', page)
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', page))
     assert used <= {*names}

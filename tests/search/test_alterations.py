@@ -126,7 +126,7 @@ def test_a_plan_that_is_altered_anywhere_is_refused_or_fails_or_is_still_right(k
             failed += 1
         else:
             assert any(holds(which, altered, (plan, problem)) for holds in HARMLESS.values()), which
-    assert refused > 50 and failed > 50
+    assert refused > 30 and failed > 50 and refused + failed > 100
 
 
 TOLD = [  # once let through
