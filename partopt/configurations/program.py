@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from partopt.configurations.shell import mark, unknown_names
+from partopt.configurations.marks import mark, unknown_names
 from partopt.errors import PartoptError
 
 _DEPTH = 12  # functions that call each other

@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 import yaml
 
+from partopt.configurations.marks import is_unset, mark, unknown_names
 from partopt.configurations.program import Program, parse_program
-from partopt.configurations.shell import flag_words, is_unset, mark, read_script, unknown_names
+from partopt.configurations.shell import flag_words, read_script
 from partopt.errors import PartoptError
 
 Form = Literal["script", "program", "document"]

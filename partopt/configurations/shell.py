@@ -1,22 +1,19 @@
 """Shell scripts, read as bash runs them: words, variables, arrays, conditions, loops, functions.
 
-shfmt parses them; no command is executed. What depends on a value that the script does not have
-carries a mark with its name; a variable that is set nowhere is empty in conditions. Where a
-condition is not known, every branch counts that does not exit, and what they leave different is not
-known; likewise what a loop changes whose turns are not known, and what is done to a value that
-scripts do for the names of files alone.
+No command is executed. What depends on a value that the script does not have carries a mark with
+its name; a variable that is set nowhere is empty in conditions. Where a condition is not known,
+every branch counts that does not exit, and what they leave different is not known; likewise what a
+loop changes whose turns are not known.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import functools
 import itertools
-import json
 import operator
 import re
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -32,16 +29,13 @@ from partopt.configurations.marks import (
     unknown_names,
     without_unset,
 )
+from partopt.configurations.shell_syntax import HINT, BrokenScriptError, Node, expand_braces, parse
 from partopt.errors import PartoptError
 
 Value = str | tuple[str, ...]  # a text, or the elements of an array
-Node = dict[str, Any]  # of shfmt's syntax tree (mvdan.cc/sh/v3/syntax), as its JSON has it
 
 _BREAK = "\ue002"  # between the elements of an array, which part words even in quotes
 _CONTROL = re.compile("[\0-\10\13\14\16-\37\r\ue000-\uf8ff]")  # letters that scripts do not have
-_PLACEHOLDER = re.compile(r"<[A-Z][^<>\n$\"']*[\w.)]>")  # `<PATH TO FILE>`, to be filled in
-_SIGN = re.compile(rb"&&|\|\||\|&?|<<<|<<-?|[<>=!]=|&?>>?[|&]?|<[&>]?|=~|-[a-z]+|[-+*/%]=?|.", re.S)
-_EXPANSION = re.compile(r"\$\{[\w@*#?-]+?(?:\[[^\]]*\])?(:?)([-+=?])")
 _WITHIN = re.compile(
     rf"(?:[{UNKNOWN}{UNSET}][^{UNKNOWN}{UNSET}]*[{UNKNOWN}{UNSET}]|'[^']*'|\"[^\"]*\"|\\.|\S)+",
     re.S,
@@ -57,42 +51,18 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
     ">=": operator.ge, "+": operator.add, "-": operator.sub, "*": operator.mul,
+    "&": operator.and_, "|": operator.or_, "^": operator.xor, ",": lambda a, b: b,
+    "<<": lambda a, b: a << (b & 63), ">>": lambda a, b: a >> (b & 63),
     "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
     "%": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+    "**": lambda a, b: pow(a, b, 2**64),
 }  # fmt: skip
+_ASSIGNMENT = re.compile(r"([-+*/%&|^]|<<|>>)?=")
+_CHANGES = ("Excl", "Names", "Slice", "Repl", "Exp")  # what is done to a value in `${...}`
 _TURNS = 100  # of a loop, unless it is over words
-_LONGEST = 1_000_000  # letters of a script, and of a value
+_LONGEST = 1_000_000  # letters of a value
+_PATTERNED = 1000  # letters of a pattern, and of what it is compared with
 _WORK = 200_000  # commands, words and letters that a script makes, by their weights
-
-
-@functools.lru_cache(64)
-def parse(text: str) -> list[Node]:
-    """The statements of a script. PartoptError, with its place, for what bash would refuse."""
-    quoted = _PLACEHOLDER.sub(lambda found: f"'{found[0]}'", text)
-    command, source = ["shfmt", "--language-dialect", "bash", "--to-json"], quoted.encode()
-    done = subprocess.run(command, input=source, capture_output=True, check=False)
-    if done.returncode:
-        place, _, what = (
-            done.stderr.decode().strip().removeprefix("<standard input>:").partition(" ")
-        )
-        message = f"line {place.partition(':')[0]}: bash would refuse it: {what}"
-        hint = "give the flags alone, with their values"
-        raise PartoptError(message, hint, code="malformed-script")
-
-    def tell(node: Any) -> None:
-        """Put into nodes how they are written, and their operators."""
-        for child in node.values() if isinstance(node, dict) else node:
-            if isinstance(child, dict | list):
-                tell(child)
-        if isinstance(node, dict) and "Pos" in node and "End" in node:
-            written = source[node["Pos"]["Offset"] : node["End"]["Offset"]]
-            node["Written"] = written.decode(errors="replace")
-            if "OpPos" in node:
-                node["Sign"] = _SIGN.match(source, node["OpPos"]["Offset"])[0].decode()  # type: ignore[index]
-
-    found: list[Node] = json.loads(done.stdout).get("Stmts", [])
-    tell(found)
-    return found
 
 
 def _text(value: Value) -> str:
@@ -138,7 +108,8 @@ class Script:
 def read_script(text: str, given: Mapping[str, str]) -> Script:
     """Run through a script; the variables that are `given` keep their values.
 
-    Raises PartoptError for one that is none, nests too deep, or does too much, to be read.
+    Raises BrokenScriptError, with the line, for what bash would refuse, and PartoptError for what
+    nests too deep, or does too much, to be read.
     """
     state = _State({**_of_scheduler(text), **given})
     numbers = [int(name) for name in given if re.fullmatch("[1-9][0-9]{0,2}", name)]
@@ -146,16 +117,14 @@ def read_script(text: str, given: Mapping[str, str]) -> Script:
         state.arguments.append(given.get(str(number), mark(str(number))))
     reader = _ScriptReader(given, state)
     try:
-        reader.spend(len(text) // _LONGEST * _WORK)
         for node in parse(_CONTROL.sub("", text)):
             reader.run([node])
-            if reader.state.leaves == "exit" and node["Cmd"]["Type"] == "CallExpr":
+            if reader.state.leaves == "exit" and node.get("Cmd", {}).get("Type") == "CallExpr":
                 break
             reader.state.leaves = ""
     except RecursionError:
         what = "expressions or commands lie too deep in each other"
-        hint = "give the flags alone, with their values"
-        raise PartoptError(what, hint, code="malformed-script") from None
+        raise PartoptError(what, HINT, code="malformed-script") from None
     variables = {name: _text(value) for name, value in reader.state.variables.items()}
     reader.found.variables = reader.environment | variables
     return reader.found
@@ -193,14 +162,14 @@ class _ScriptReader:
         self.output: str | None = ""  # what commands print; None where that is not known
         self.reasons = set[str]()  # what conditions depend on that is not known
         self.marks = list[str]()  # of what is not known in the expression that is computed
+        self.named = list[str]()  # variables whose values are computed
 
     def spend(self, steps: int) -> None:
         """Count steps; a PartoptError where there are too many."""
         self.left -= steps
         if self.left < 0:
             what = "the script does too much to be read: its loops, or the length of its texts"
-            hint = "give the flags alone, with their values"
-            raise PartoptError(what, hint, code="malformed-script")
+            raise PartoptError(what, HINT, code="malformed-script")
 
     # commands
 
@@ -217,7 +186,11 @@ class _ScriptReader:
     def run_text(self, text: str) -> bool | None:
         """Run the commands of a text."""
         self.spend(5 + len(text) // 5)
-        return self.run(parse(text))
+        try:
+            return self.run(parse(text))
+        except BrokenScriptError as fault:
+            what = f"`{show_marks(text)[:40]}`, {fault.message}"
+            raise BrokenScriptError(what, HINT, code=fault.code) from None
 
     def run_apart(self, turn: Callable[[], bool | None]) -> tuple[_State, bool | None]:
         """Run commands on a copy of the variables; gives that, and whether they succeed."""
@@ -231,10 +204,11 @@ class _ScriptReader:
         """Run one command, with where its input and output go; whether it succeeds."""
         texts, files = list[str](), list[str]()
         for redirect in node.get("Redirs", ()):
-            sign, word = redirect["Sign"], redirect.get("Word", {})
+            sign, word = redirect["Op"], redirect.get("Word", {})
             if "Hdoc" in redirect:
-                is_literal = any(part["Type"] != "Lit" for part in word.get("Parts", ()))
-                texts.append(self.text(redirect["Hdoc"], quotes="" if is_literal else "<<"))
+                body = redirect["Hdoc"]
+                is_literal = re.search(r"['\"\\]", word["Written"])
+                texts.append(body["Written"] if is_literal else self.text(body, quotes="<<"))
             elif sign == "<<<":
                 texts.append(self.text(word))
             elif ">" in sign and not sign.endswith("&"):
@@ -256,7 +230,7 @@ class _ScriptReader:
                 return self.run_apart(partial(self.run, body))[1]
             case {"Type": "TimeClause", "Stmt": inside}:
                 return self.statement(inside)
-            case {"Type": "BinaryCmd", "Sign": "&&" | "||" as how, "X": left, "Y": right}:
+            case {"Type": "BinaryCmd", "Op": "&&" | "||" as how, "X": left, "Y": right}:
                 status = self.statement(left)
                 if status is (how == "||") or self.state.leaves:
                     return status
@@ -271,11 +245,14 @@ class _ScriptReader:
             case {"Type": "ArithmCmd", "X": expression}:
                 value = self.whole(expression)
                 return None if value is None else value != 0
+            case {"Type": "LetClause", "Exprs": expressions}:
+                value = [self.whole(one) for one in expressions][-1]
+                return None if value is None else value != 0
             case {"Type": "IfClause"}:
                 pairs, rest = list[Any](), node
                 while rest:
                     pairs.append((rest.get("Cond", True), rest.get("Then", [])))
-                    rest = rest.get("Else")
+                    rest = rest.get("Else", {})
                 return self.choose(pairs)
             case {"Type": "CaseClause", "Word": word, "Items": items}:
                 return self.choose(self.match_case(without_unset(self.text(word)), items))
@@ -292,8 +269,15 @@ class _ScriptReader:
                 words += self.state.arguments if "InPos" not in loop else []
                 name = loop["Name"]["Value"]
                 self.loop(partial(self.advance, name, iter(words)), body, name, len(words) + 1)
-            case {"Type": "ForClause", "Do": body}:
-                self.forget(body)
+            case {"Type": "ForClause", "Loop": {"Type": "CStyleLoop"} as loop, "Do": body}:
+                if "Init" in loop:
+                    self.whole(loop["Init"])
+
+                def goes_on() -> bool | None:
+                    value = self.whole(loop["Cond"]) if "Cond" in loop else 1
+                    return None if value is None else value != 0
+
+                self.loop(goes_on, body, "a loop", step=loop.get("Post"))
             case {"Type": "FuncDecl", "Name": {"Value": name}, "Body": body}:
                 self.functions[name] = body
         return True
@@ -357,11 +341,16 @@ class _ScriptReader:
         for item in items:
             patterns = [self.text(raw, _escape) for raw in item["Patterns"]]
             known = "*" in patterns or not unknown_names(word)
-            holds = any(fnmatch.fnmatchcase(word, pattern) for pattern in patterns)
+            holds = any(_matches(word, pattern) for pattern in patterns)
             yield holds if known else None, item.get("Stmts", [])
 
     def loop(
-        self, holds: Callable[[], bool | None], body: Sequence[Node], name: str, turns: int = _TURNS
+        self,
+        holds: Callable[[], bool | None],
+        body: Sequence[Node],
+        name: str,
+        turns: int = _TURNS,
+        step: Node | None = None,
     ) -> None:
         """Run a body while its condition holds; what it changes is not known where that is not."""
         begins = list[int]()
@@ -380,6 +369,8 @@ class _ScriptReader:
                 self.state.leaves = self.state.leaves.replace("break", "")
                 break
             self.state.leaves = ""
+            if step:
+                self.whole(step)
         else:
             self.forget(body)
         self.join_runs(begins, name)
@@ -452,13 +443,13 @@ class _ScriptReader:
             case "set" if rest[:1] == ["--"] or (rest and rest[0][:1] not in ("-", "+")):
                 state.arguments = rest[rest[0] == "--" :]
                 return True
-            case "read":
+            case "read" | "mapfile" | "readarray":
                 for variable in filter(str.isidentifier, rest):
                     self.assign(variable, mark(variable))
                 return None
             case "getopts":
                 return None if state.arguments else False
-        printed = _print(name, rest)
+        printed = self.print(name, rest)
         if printed is None:
             self.output = self.output if name in _SUCCEEDING else None
             self.found.commands.append(words)
@@ -470,7 +461,7 @@ class _ScriptReader:
         for text in texts:
             self.found.texts.append(text)
             if re.search(r"\s--\w", text):
-                self.run_apart(partial(self.run_text, text))
+                self.try_text(text)
         return True if printed is not None or name in _SUCCEEDING else None
 
     def run_inside(self, words: Sequence[str]) -> None:
@@ -479,7 +470,12 @@ class _ScriptReader:
             behind = re.fullmatch(r"-\w*c", before) and not re.search(r"python\S*$", words[0])
             flags = not word.startswith("-") and re.search(r"\s--\w", word)
             if re.search(r"\s", word) and (behind or flags):
-                self.run_apart(partial(self.run_text, word))
+                self.try_text(word)
+
+    def try_text(self, text: str) -> None:
+        """Run on a copy of the variables what may be commands; a text that is none is left out."""
+        with suppress(BrokenScriptError):
+            self.run_apart(partial(self.run_text, text))
 
     def call_function(self, body: Node, arguments: list[str]) -> bool | None:
         """Run a function with its arguments."""
@@ -496,9 +492,11 @@ class _ScriptReader:
 
     # assignments
 
-    def declare(self, how: str, assignments: Sequence[Node]) -> bool:
-        """Run `export`, `local` and the like."""
-        for node in assignments:
+    def declare(self, how: str, assignments: Sequence[Node]) -> bool | None:
+        """Run `export`, `local` and the like, and a command that stands behind."""
+        flags = [n for n, node in enumerate(assignments) if node["Written"].startswith("--")]
+        begin = min(flags, default=len(assignments))
+        for node in assignments[:begin]:
             name = node.get("Name", {}).get("Value", "")
             hides = how not in ("export", "readonly") and self.hidden and name not in self.given
             if hides and name:
@@ -506,7 +504,8 @@ class _ScriptReader:
                 self.state.variables[name] = ""
             if not node.get("Naked"):
                 self.assign_as_written(node)
-        return True
+        words = [word for node in assignments[begin:] for word in self.words(node.get("Value", {}))]
+        return self.call(words, (), False) if words else True
 
     def assign_as_written(self, node: Node) -> None:
         """Run an assignment."""
@@ -514,16 +513,36 @@ class _ScriptReader:
         old = self.state.variables.get(name)
         before = old if node.get("Append") else None
         if "Index" in node:
-            self.assign(name, mark(name))
+            self.assign_element(name, node["Index"], self.text(word))
         elif "Array" in node:
-            elements = node["Array"].get("Elems", ())
-            words = [word for element in elements for word in self.words(element.get("Value", {}))]
+            words = list[str]()
+            for element in node["Array"].get("Elems", ()):
+                if "Index" in element:
+                    text = self.text(element.get("Value", {}))
+                    self.assign_element(name, element["Index"], text)
+                else:
+                    words += self.words(element.get("Value", {}))
             self.assign(name, (*((before,) if isinstance(before, str) else before or ()), *words))
         elif isinstance(old, tuple):  # its name alone is the first element
             first = old[0] if before and old else ""
             self.assign(name, (first + self.text(word), *old[1:]))
         else:
             self.assign(name, _text(before or "") + self.text(word))
+
+    def assign_element(self, name: str, index: Node, text: str) -> None:
+        """Assign an element of an array; those of other keys than numbers are variables."""
+        key, before = self.key(index), self.state.variables.get(name, ())
+        if not key.isdecimal() and key not in self.state.variables:
+            self.assign(f"{name}[{key}]", text)
+            return
+        elements = list(before) if isinstance(before, tuple) else [before]
+        place = min(self.whole(index) or 0, len(elements))
+        elements[place : place + 1] = [text]
+        self.assign(name, tuple(elements))
+
+    def key(self, index: Node) -> str:
+        """What stands between the brackets behind a name."""
+        return self.text(index) if "Parts" in index else str(index["Written"])
 
     def assign(self, name: str, value: Value) -> None:
         """Give a variable a value, unless it is given."""
@@ -553,29 +572,29 @@ class _ScriptReader:
         match node:
             case {"Type": "ParenTest", "X": inside}:
                 return self.double_brackets(inside)
-            case {"Type": "UnaryTest", "Sign": "!", "X": inside}:
+            case {"Type": "UnaryTest", "Op": "!", "X": inside}:
                 return _negate(self.double_brackets(inside))
-            case {"Type": "UnaryTest", "Sign": sign, "X": word}:
+            case {"Type": "UnaryTest", "Op": sign, "X": word}:
                 return self.test([sign, self.text(word)])
-            case {"Type": "BinaryTest", "Sign": "&&" | "||" as how, "X": one, "Y": other}:
-                left = self.double_brackets(one)
-                if left is (how == "||"):
-                    return left
-                return _either((left, self.double_brackets(other)), how == "||")
-            case {"Type": "BinaryTest", "Sign": sign, "X": one, "Y": other}:
+            case {"Type": "BinaryTest", "Op": "&&" | "||" as how, "X": one, "Y": other}:
+                left, decides = self.double_brackets(one), bool(how == "||")
+                if left is decides:
+                    return decides
+                return _either((left, self.double_brackets(other)), decides)
+            case {"Type": "BinaryTest", "Op": sign, "X": one, "Y": other}:
                 if sign in _COMPARISONS:
                     a, b = (self.whole(word) for word in (one, other))
-                    return None if a is None or b is None else _COMPARISONS[sign](a, b)
-                return self.test([self.text(one), sign, self.text(other, _escape)], True)
+                    return None if a is None or b is None else bool(_COMPARISONS[sign](a, b))
+                escape = _escape if sign != "=~" else re.escape
+                return self.test([self.text(one), sign, self.text(other, escape)], True)
         return self.test([self.text(node)])
 
     def test(self, words: Sequence[str], pattern: bool = False) -> bool | None:
         """Whether a test of one to three words holds; None where that is not known."""
         words = [without_unset(word) for word in words]
         if len(words) == 2 and words[0] in ("-z", "-n"):
-            word = re.sub(
-                f"{UNKNOWN}[0-9]+{UNKNOWN}", "", words[1]
-            )  # an argument that is not given
+            # an argument that is not given is empty
+            word = re.sub(f"{UNKNOWN}[0-9]+{UNKNOWN}", "", words[1])
             if strip_marks(word) or not word:
                 return bool(word) == (words[0] == "-n")
         if unknown := [name for word in words for name in unknown_names(word)]:
@@ -585,11 +604,15 @@ class _ScriptReader:
             case [] | [_]:
                 return bool(words) and bool(words[0])
             case [left, "=" | "==" | "!=" as sign, right]:
-                same = fnmatch.fnmatchcase(left, right) if pattern else left == right
+                same = _matches(left, right) if pattern else left == right
                 return same == (sign != "!=")
+            case [left, "=~", right]:
+                simple = len(left) < 100 and not re.search(r"\)[*+{]", right)
+                with suppress(re.error):
+                    return re.search(right, left) is not None if simple else None
             case [left, sign, right] if sign in _COMPARISONS:
                 numbers = [re.fullmatch(r"\s*[-+]?[0-9]{1,18}\s*", side) for side in (left, right)]
-                return all(numbers) and _COMPARISONS[sign](int(left), int(right))
+                return all(numbers) and bool(_COMPARISONS[sign](int(left), int(right)))
         return None
 
     # numbers
@@ -610,57 +633,90 @@ class _ScriptReader:
         return value, marks or mark(f"$(({node['Written']}))")
 
     def number(self, node: Node, known: Callable[[str], str]) -> int | None:
-        """The value of an expression, as far as scripts compute sizes."""
+        """The value of an expression; None where it is not known, as of a division by zero."""
         self.spend(1)
         match node:
             case {"Type": "ParenArithm", "X": inside}:
                 return self.number(inside, known)
-            case {"Type": "UnaryArithm", "Sign": "-" | "+" | "!" as sign, "X": inside}:
+            case {"Type": "UnaryArithm", "Op": "++" | "--" as sign, "X": name}:
+                before = self.number(name, known)
+                after = self.set_number(name, sign[0], before, 1)
+                return before if node.get("Post") else after
+            case {"Type": "UnaryArithm", "Op": sign, "X": inside}:
                 value = self.number(inside, known)
-                return (
-                    None if value is None else {"-": -value, "+": value}.get(sign, int(not value))
-                )
-            case {"Type": "BinaryArithm", "Sign": "?", "X": test, "Y": {"X": yes, "Y": no}}:
-                holds, *ways = (self.number(one, known) for one in (test, yes, no))
-                return ways[not holds] if holds is not None or ways[0] == ways[1] else None
-            case {"Type": "BinaryArithm", "Sign": "&&" | "||" as sign, "X": one, "Y": other}:
-                sides = [self.number(side, known) for side in (one, other)]
-                found = _either([side and bool(side) for side in sides], sign == "||")
-                return None if found is None else int(found)
-            case {"Type": "BinaryArithm", "Sign": sign, "X": one, "Y": other}:
-                a, b = self.number(one, known), self.number(other, known)
-                if a is None or b is None or sign not in _OPERATORS or (sign in "/%" and not b):
+                if value is None:
                     return None
-                return int(_OPERATORS[sign](a, b))
+                return {"-": -value, "!": int(not value), "~": ~value}.get(sign, value)
+            case {"Type": "BinaryArithm", "Op": "?", "X": test, "Y": {"X": yes, "Y": no}}:
+                holds = self.number(test, known)
+                if holds is not None:
+                    return self.number(yes if holds else no, known)
+                ways = self.number(yes, known), self.number(no, known)
+                return ways[0] if ways[0] == ways[1] else None
+            case {"Type": "BinaryArithm", "Op": "&&" | "||" as sign, "X": one, "Y": other}:
+                left = self.number(one, known)
+                if left is not None and bool(left) == (sign == "||"):
+                    return int(sign == "||")
+                right = self.number(other, known)
+                sides = [None if side is None else side != 0 for side in (left, right)]
+                found = _either(sides, sign == "||")
+                return None if found is None else int(found)
+            case {"Type": "BinaryArithm", "Op": sign, "X": name, "Y": other} if (
+                assigned := _ASSIGNMENT.fullmatch(sign)
+            ):
+                before = self.number(name, known) if assigned[1] else None
+                return self.set_number(name, assigned[1], before, self.number(other, known))
+            case {"Type": "BinaryArithm", "Op": sign, "X": one, "Y": other}:
+                return _combine(sign, self.number(one, known), self.number(other, known))
             case {"Parts": _}:
                 return self.number_of(known(self.text(node)).strip(), known)
         return None
 
+    def set_number(
+        self, target: Node, sign: str | None, before: int | None, operand: int | None
+    ) -> int | None:
+        """Assign what an operator makes of a value before, or the operand itself."""
+        name, value = str(target["Written"]), _combine(sign, before, operand) if sign else operand
+        self.assign(name, mark(name) if value is None else str(value))
+        return value
+
     def number_of(self, text: str, known: Callable[[str], str]) -> int | None:
         """The number that a word is, a variable of that name has, or an expression in it."""
-        if re.fullmatch("[+-]?[0-9]+", text):
-            return int(text, 8 if text.startswith("0") else 10)
+        if literal := re.fullmatch(r"([+-]?)(0[xX][0-9a-fA-F]+|[0-9]+#\w+|[0-9]+)", text):
+            return _literal(literal[2], literal[1] == "-")
         if not text:
             return 0
         self.marks += marks_of(text)
         if marks_of(text):
             return None
         if text.isidentifier():
+            if text in self.named:
+                return None
             self.spend(20)
-            return self.number_of(
-                known(_text(self.value(text) or mark(text, UNSET))).strip(), known
-            )
-        expression = parse(f"(({text}))")[0].get("Cmd", {}).get("X", {})
-        return self.number(expression, known)
+            self.named.append(text)
+            value = known(_text(self.value(text) or mark(text, UNSET))).strip()
+            number = self.number_of(value, known)
+            self.named.remove(text)
+            return number
+        with suppress(BrokenScriptError):
+            expression = parse(f"(({text}))")[0].get("Cmd", {}).get("X", {})
+            return None if "Parts" in expression else self.number(expression, known)
+        return None
 
     # words
 
     def words(self, word: Node) -> list[str]:
         """The words that one expands to."""
+        parts = word.get("Parts", ())
+        if any("{" in part.get("Value", "") for part in parts if part["Type"] == "Lit"):
+            ways = [{"Parts": way} for way in expand_braces(parts)]
+            self.spend(len(ways) * (5 + len(parts)))
+            if ways:
+                return [found for way in ways for found in self.words(way)]
         found, current = list[str](), None
-        for text, quoted in self.pieces(word.get("Parts", ())):
-            parts = text.split(_BREAK) if quoted else re.split(rf"[ \t\n{_BREAK}]+", text)
-            for k, part in enumerate(parts):
+        for text, quoted in self.pieces(parts):
+            split = text.split(_BREAK) if quoted else re.split(rf"[ \t\n{_BREAK}]+", text)
+            for k, part in enumerate(split):
                 if k and current is not None:
                     found.append(current)
                     current = None
@@ -683,12 +739,12 @@ class _ScriptReader:
             self.spend(1)
             match part:
                 case {"Type": "Lit"} if quotes:
-                    escaped = r"\\([$`\\])" if quotes == "<<" else r"\\([$`\"\\])"
-                    yield re.sub(escaped, r"\1", part.get("Value", "")), True
+                    escaped = r"\\([$`\\\n])" if quotes == "<<" else r"\\([$`\"\\\n])"
+                    value = part.get("Value", "")
+                    yield re.sub(escaped, lambda found: found[1].strip("\n"), value), True
                 case {"Type": "Lit"}:
-                    for k, piece in enumerate(
-                        re.split(r"\\(.)", part.get("Value", ""), flags=re.S)
-                    ):
+                    pieces = re.split(r"\\(.)", part.get("Value", ""), flags=re.S)
+                    for k, piece in enumerate(pieces):
                         if piece:
                             yield piece, bool(k % 2)
                 case {"Type": "SglQuoted"}:
@@ -735,15 +791,23 @@ class _ScriptReader:
     def parameter(self, node: Node) -> str:
         """The value of `$...`; elements of an array with breaks between them."""
         name = node["Param"]["Value"]
-        value, index = self.value(name), self.text(node["Index"]) if "Index" in node else None
-        several = index in ("@", "*") or (index is None and name in ("@", "*"))
+        if node.get("Excl"):  # the value of the variable that it names
+            pointed = _text(self.value(name) or "")
+            if node.get("Names") or "Index" in node or not pointed.isidentifier():
+                return mark(name)
+            return self.parameter(node | {"Excl": False, "Param": {"Value": pointed}})
+        value, index = self.value(name), node.get("Index")
+        key = None if index is None else self.key(index)
+        several = key in ("@", "*") or (key is None and name in ("@", "*"))
         if not several and (index is not None or isinstance(value, tuple)):
-            value = self.element(value, "0" if index is None else index)
+            value = self.element(name, value, index)
+        if node.get("Length"):
+            length = len(value or "") if not several or isinstance(value, tuple) else 1
+            return mark(name) if unknown_names(_text(value or "")) and not several else str(length)
         unset = "" if name in self.state.variables else mark(name, UNSET)
-        glue = _BREAK if several and "*" not in (index, name) else " "
-        if node.get("Length") and not unknown_names(_text(value or "")):
-            return str(len(value or "") if not several or isinstance(value, tuple) else 1)
-        if option := _EXPANSION.match(node["Written"]) if "Exp" in node else None:
+        glue = _BREAK if several and "*" not in (key, name) else " "
+        option = re.fullmatch("(:?)([-+=?])", node["Exp"]["Op"]) if "Exp" in node else None
+        if option:
             text = None if value is None or value == mark(name) else without_unset(_text(value))
             absent = text is None or (not text and (option[1] or is_unset(_text(value or ""))))
             if (option[2] == "+") == absent or option[2] == "?":
@@ -756,17 +820,73 @@ class _ScriptReader:
             return default
         if value is None:
             return "" if several else unset
-        if any(node.get(change) for change in ("Length", "Excl", "Names", "Slice", "Repl", "Exp")):
-            return "".join(marks_of(_text(value))) or mark(name)
-        return value if isinstance(value, str) else glue.join(value)
+        if isinstance(value, str):
+            return self.change(value, node)
+        if "Slice" in node:
+            start, stop = self.slice(node["Slice"], len(value) + (name == "@"))
+            before = name == "@" and start > 0  # `$0`, which is not among them
+            return glue.join(value[start - before : stop - before])
+        return glue.join(self.change(element, node) for element in value)
 
-    def element(self, value: Value | None, key: str) -> str | None:
-        """The element of an array; a text is an array of one."""
-        place = self.number_of(key, without_unset)
+    def element(self, name: str, value: Value | None, index: Node | None) -> str | None:
+        """The element of an array, the first without an index; a text is an array of one."""
+        key = "0" if index is None else self.key(index)
+        if (keyed := self.state.variables.get(f"{name}[{key}]")) is not None:
+            return _text(keyed)
+        place = 0 if index is None else self.whole(index)
         elements = (value,) if isinstance(value, str) else value or ()
         if place is None:
             return mark(key)
         return elements[place] if -len(elements) <= place < len(elements) else None
+
+    def slice(self, bounds: Node, length: int) -> tuple[int, int]:
+        """The bounds that `:2:3` gives in so many letters or elements."""
+        start = self.whole(bounds["Offset"]) or 0
+        count = self.whole(bounds["Length"]) or 0 if "Length" in bounds else length
+        start = max(length + start, 0) if start < 0 else start
+        return start, start + count if count >= 0 else length + count
+
+    def change(self, value: str, node: Node) -> str:
+        """A value with what stands behind its name in `${...}` done to it."""
+        if not any(node.get(change) for change in _CHANGES):
+            return value
+        if marks := marks_of(value):
+            return "".join(marks)
+        match node:
+            case {"Slice": bounds}:
+                start, stop = self.slice(bounds, len(value))
+                return value[start:stop]
+            case {"Exp": {"Op": "^^" | ",," as how}}:
+                return value.upper() if how == "^^" else value.lower()
+            case {"Exp": {"Op": "#" | "##" | "%" | "%%" as how}}:
+                pattern = self.text(node["Exp"].get("Word", {}), _escape)
+                cuts = [*range(len(value) + 1)] if len(value) <= _PATTERNED else []
+                if (how[0] == "#") == (len(how) == 2):  # the longest of what is cut off
+                    cuts.reverse()
+                parts = ((value[:n], value[n:]) for n in cuts)
+                cut, left = (0, 1) if how[0] == "#" else (1, 0)
+                return next((part[left] for part in parts if _matches(part[cut], pattern)), value)
+            case {"Repl": {"Orig": dict(old)}} if len(value) <= _PATTERNED:
+                pattern, text = self.text(old, _escape), self.text(node["Repl"].get("With", {}))
+                every = node["Repl"].get("All", False)
+                kind = pattern[0] if pattern[:1] in ("#", "%") and not every else ""
+                body = fnmatch.translate(pattern.removeprefix(kind))[4:-3]
+                found = f"{'^' * (kind == '#')}(?:{body}){'$' * (kind == '%')}"
+                return re.sub(found, lambda _: text, value, count=not every)
+        return mark(node["Param"]["Value"])
+
+    def print(self, name: str, words: Sequence[str]) -> str | None:
+        """What a command prints that needs no more than its words; None for all others."""
+        if name == "echo":
+            flags = len([*itertools.takewhile(lambda word: re.fullmatch("-[neE]+", word), words)])
+            return " ".join(words[flags:]) + "\n" * ("-n" not in words[:flags])
+        if name == "seq" and words and all(re.fullmatch("[0-9]{1,4}", text) for text in words):
+            first, step = (*map(int, words[:-1]), 1, 1)[:2] if len(words) > 1 else (1, 1)
+            return "".join(f"{n}\n" for n in range(first, int(words[-1]) + 1, step or 1))
+        if name == "expr" and len(words) == 3:
+            value = self.number_of(" ".join(words), without_unset)
+            return mark("expr") if value is None else str(value)
+        return mark("printf") if name == "printf" else None
 
 
 def _is_empty_array(reader: _ScriptReader, parts: Sequence[Node]) -> bool:
@@ -774,8 +894,8 @@ def _is_empty_array(reader: _ScriptReader, parts: Sequence[Node]) -> bool:
     match parts:
         case [{"Type": "ParamExp", "Param": {"Value": "@" as name}}]:
             return not reader.value(name)
-        case [{"Type": "ParamExp", "Param": {"Value": name}, "Index": {"Written": "@"}, **rest}]:
-            return not reader.value(name) and "Exp" not in rest
+        case [{"Type": "ParamExp", "Param": {"Value": name}, "Index": {"Written": "@"}}]:
+            return not reader.value(name) and "Exp" not in parts[0]
     return False
 
 
@@ -796,15 +916,29 @@ def _escape(text: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", text)
 
 
-def _print(name: str, words: Sequence[str]) -> str | None:
-    """What a command prints that needs no more than its words; None for all others."""
-    if name == "echo":
-        flags = len([*itertools.takewhile(lambda word: re.fullmatch("-[neE]+", word), words)])
-        return " ".join(words[flags:]) + "\n" * ("-n" not in words[:flags])
-    if name == "seq" and words and all(re.fullmatch("[0-9]{1,4}", text) for text in words):
-        first, step = (*map(int, words[:-1]), 1, 1)[:2] if len(words) > 1 else (1, 1)
-        return "".join(f"{n}\n" for n in range(first, int(words[-1]) + 1, step or 1))
-    return mark("printf") if name == "printf" else None
+def _matches(text: str, pattern: str) -> bool:
+    """Whether a text matches a pattern; one that is too long is taken as it is."""
+    if max(len(text), len(pattern)) > _PATTERNED:
+        return text == pattern
+    return fnmatch.fnmatchcase(text, pattern)
+
+
+def _combine(sign: str, left: int | None, right: int | None) -> int | None:
+    """What an operator makes of two numbers, in 64 bits; None where there is no number."""
+    if left is None or right is None or sign not in _OPERATORS:
+        return None
+    if (sign in "/%" and not right) or (sign == "**" and right < 0):
+        return None
+    return (int(_OPERATORS[sign](left, right)) + 2**63) % 2**64 - 2**63
+
+
+def _literal(text: str, negative: bool) -> int | None:
+    """The number of a literal, `12`, `010`, `0x1f` or `2#101`; None where a digit is none."""
+    base, sharp, digits = text.rpartition("#")
+    base = base if sharp else "8" if re.fullmatch("0[0-9]+", text) else "0"
+    with suppress(ValueError):
+        return int(digits, int(base)) * (-1 if negative else 1)
+    return None
 
 
 def _merge(values: Sequence[Value | None], unknown: str) -> Value:

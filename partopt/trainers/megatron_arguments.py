@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import structs
 
+from partopt.configurations.marks import unknown_names
 from partopt.configurations.program import Called
 from partopt.configurations.settings import Settings, read_settings
-from partopt.configurations.shell import unknown_names
 from partopt.documents.engine import MODULES, STATE, Layout
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import OFFLOADED, Format, Latent, Numerics, Transformer

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from partopt import documents
+from partopt.configurations.marks import strip_marks
 from partopt.configurations.settings import Settings
-from partopt.configurations.shell import strip_marks
 from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError
 from partopt.transformer.config import alike_shipped, load_transformer

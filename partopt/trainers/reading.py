@@ -7,9 +7,9 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from partopt.configurations.marks import unknown_names
 from partopt.configurations.program import Called
 from partopt.configurations.settings import Settings, read_settings
-from partopt.configurations.shell import unknown_names
 from partopt.errors import PartoptError
 from partopt.trainers.parts import BLOCK, Part, count_blocks
 

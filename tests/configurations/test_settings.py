@@ -228,7 +228,8 @@ def test_a_program_is_not_executed(tmp_path):
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text):
-    read_settings(text)
+    with suppress(PartoptError):
+        read_settings(text)
 
 
 RECIPES = """

@@ -15,6 +15,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import from_csv
 from partopt.trainers import writers
+from tests.bash import run_bash
 from tests.forked import Forked
 from tests.helpers import flat
 from tests.runtime.check_cases import MODEL
@@ -41,9 +42,9 @@ def written(plan, to, **options):
 def flags(text: str) -> list[str]:
     """The words that a shell puts into the array of arguments."""
     script = f'{text}\nprintf "%s\\n" "${{PARTOPT_ARGS[@]}}"'
-    return subprocess.run(
-        ["bash", "-euc", script], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    done = run_bash(script, strict=True)
+    done.check_returncode()
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("to", HOLDS)

@@ -1,13 +1,13 @@
 """Names of models, clusters and layers are text: they run nowhere and end nothing."""
 
 import ast
-import subprocess
 
 import pytest
 from msgspec.structs import replace
 
 from partopt import TRAINERS, Plan, export_plan
 from partopt.trainers import writers
+from tests.bash import run_bash
 from tests.helpers import uniform_profile
 from tests.trainers.plans import planned
 from tests.trainers.readers import assigned
@@ -70,7 +70,7 @@ def test_a_shell_reads_what_it_reads_of_a_plain_name(to, tmp_path):
         assert [line for line in text.splitlines() if not line.startswith("#")] == [
             line for line in written("gpt", to).splitlines() if not line.startswith("#")
         ]
-        subprocess.run(["bash", "-euc", text], cwd=tmp_path, check=True)
+        run_bash(text, strict=True, cwd=tmp_path).check_returncode()
     assert list(tmp_path.iterdir()) == []
 
 

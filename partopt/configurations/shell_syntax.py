@@ -1,0 +1,148 @@
+"""The syntax of bash: shfmt (mvdan.cc/sh) parses a script into a tree, without running it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from typing import Any
+
+from partopt.errors import PartoptError
+
+Node = dict[str, Any]  # of shfmt's syntax tree (mvdan.cc/sh/v3/syntax), as its JSON has it
+HINT = "give the flags alone, with their values"
+
+# `<PATH TO FILE>`, to be filled in; comments and quotations are passed over
+_PLACEHOLDER = re.compile(
+    r"(?:^|(?<=\s))#[^\n]*|\\.|'[^']*'|\"(?:\\.|[^\"\\])*\""
+    r"|(?P<word><[A-Z][^<>\n$\"']*[\w.)]>)",
+    re.S,
+)
+# elements of an array that bash takes as words: `[0]*3+[1]*58`, `=x`
+_TAKEN = ("`[x]` must be followed by `=`", "array element values must be words")
+_TRIES = 20  # of a script with such elements
+_LONGEST = 200_000  # letters of a script
+_MOST = 10_000  # its words and signs, every one of which is a node of a kilobyte or two
+_SIGNS = re.compile(r"[\s;&|$`({]+")
+_SECONDS = 30  # of shfmt
+_BRACES = re.compile(r"\\.|[{},]|[^\\{},]+", re.S)
+_RANGE = re.compile(r"(-?[0-9]{1,6})\.\.(-?[0-9]{1,6})(?:\.\.-?([0-9]{1,6}))?")
+
+
+class BrokenScriptError(PartoptError):
+    """A text that bash would refuse, with the line of the fault."""
+
+
+@functools.cache
+def _find_shfmt() -> str:
+    """The program beside the interpreter, of the installed package, or on PATH."""
+    if beside := shutil.which("shfmt", path=sysconfig.get_path("scripts")):
+        return beside
+    try:
+        files = metadata.files("shfmt-py") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    places = [str(file.locate()) for file in files if file.stem == "shfmt"]
+    found = next(filter(None, map(shutil.which, [*places, "shfmt"])), None)
+    if found is None:
+        what = "shfmt is not installed, which parses shell scripts"
+        raise PartoptError(what, "pip install shfmt-py", code="missing-program")
+    return found
+
+
+@functools.lru_cache(64)
+def parse(text: str) -> list[Node]:
+    """The statements of a script.
+
+    `Written` of a node is how it stands there. Raises BrokenScriptError for what bash would refuse,
+    and PartoptError for what is too long or nests too deep.
+    """
+    if len(text) > _LONGEST or len(_SIGNS.findall(text)) > _MOST:
+        raise _refuse(f"a script of {len(text):,} letters does too much to be read")
+    quoted = _PLACEHOLDER.sub(lambda found: f"'{found[0]}'" if found["word"] else found[0], text)
+    source = quoted.encode(errors="replace")
+    for _ in range(_TRIES):
+        done = _run_shfmt(source)
+        if not done.returncode:
+            found: list[Node] = json.loads(done.stdout).get("Stmts", [])
+            _add_written(found, source)
+            return found
+        said = done.stderr.decode(errors="replace").strip()
+        fault = re.match(r"(?:<standard input>:)?([0-9]+):([0-9?]+): (.*)", said)
+        if fault is None:
+            raise _refuse("expressions or commands lie too deep in each other")
+        line, column, why = fault.groups()
+        if why not in _TAKEN:
+            message = f"line {line}: bash would refuse it: {why}"
+            raise BrokenScriptError(message, HINT, code="malformed-script")
+        lines = source.split(b"\n")
+        place, k = int(column) - 1, int(line) - 1
+        lines[k] = lines[k][:place] + b"\\" + lines[k][place:]
+        source = b"\n".join(lines)
+    raise _refuse("a script whose arrays have such elements does too much to be read")
+
+
+def _refuse(what: str) -> PartoptError:
+    return PartoptError(what, HINT, code="malformed-script")
+
+
+def _run_shfmt(source: bytes) -> subprocess.CompletedProcess[bytes]:
+    """The tree of a script as JSON, or what is wrong with it."""
+    command = [_find_shfmt(), "-ln", "bash", "-to-json"]
+    try:
+        return subprocess.run(
+            command, input=source, capture_output=True, check=False, timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        what = f"the script does too much to be read: shfmt has not parsed it in {_SECONDS} s"
+        raise _refuse(what) from None
+
+
+def _add_written(node: Any, source: bytes) -> None:
+    """Put into nodes how they are written."""
+    for child in node.values() if isinstance(node, dict) else node:
+        if isinstance(child, dict | list):
+            _add_written(child, source)
+    if isinstance(node, dict) and "Pos" in node and "End" in node:
+        written = source[node["Pos"]["Offset"] : node["End"]["Offset"]]
+        node["Written"] = written.decode(errors="replace")
+        if isinstance(node.get("Op"), int):
+            what = f"{_find_shfmt()} is too old: it numbers operators"
+            raise PartoptError(what, "pip install 'shfmt-py>=4.2'", code="missing-program")
+
+
+def expand_braces(parts: Sequence[Node]) -> Iterator[Sequence[Node]]:
+    """The parts of a word with the first `{a,b}` or `{1..3}` in them as every of its alternatives.
+
+    Nothing where there is none.
+    """
+    atoms = list[Node]()
+    for part in parts:
+        literal = part.get("Value", "") if part["Type"] == "Lit" else None
+        texts = [] if literal is None else _BRACES.findall(literal)
+        atoms += [{"Type": "Lit", "Value": text} for text in texts] if texts else [part]
+    signs = [atom["Value"] if atom["Type"] == "Lit" else "" for atom in atoms]
+    begin = 0
+    for end, sign in enumerate(signs):
+        begin = end if sign == "{" else begin
+        if sign != "}" or signs[begin] != "{":
+            continue
+        inside, commas = atoms[begin + 1 : end], [begin]
+        commas += [k for k in range(begin + 1, end) if signs[k] == ","]
+        ways = [atoms[a + 1 : b] for a, b in zip(commas, [*commas[1:], end], strict=True)]
+        if len(inside) == 1 and (bounds := _RANGE.fullmatch(signs[begin + 1])):
+            first, last = int(bounds[1]), int(bounds[2])
+            step = max(1, int(bounds[3] or 1)) * (1 if last >= first else -1)
+            numbers = range(first, last + (1 if step > 0 else -1), step)[:1000]
+            ways = [[{"Type": "Lit", "Value": str(n)}] for n in numbers]
+        elif len(ways) == 1:
+            begin = 0
+            continue
+        for way in ways:
+            yield [*atoms[:begin], *way, *atoms[end + 1 :]]
+        return
