@@ -2,31 +2,66 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+import click
 import jsonschema
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from partopt import describe_host
+from partopt import cli, describe_host
 from partopt.cli import doctor
 from partopt.documents.doctor import Accelerator, Diagnosis
-from tests.forked import Forked
+from partopt.documents.training_run import Check
+from partopt.runtime.exchanges import exchange
+from partopt.runtime.link_fit import fit_links
+from partopt.runtime.processes import run_local
+from tests.links.synthetic import level_samples, measurement, server
+from tests.report.pictures import cases
 
+CHECK = Check(
+    compared="gradients", loss_error=0.0, largest_error=0.0, worst="a", parameters=1, equal=True
+)
 MISSING = {"GPU", "second GPU", "NCCL"}  # of a torch for processors
 
 
-def run_started(command, cwd, timeout, **_):
-    """What the diagnosis starts, as processes that need not import torch."""
-    assert command[:2] == [sys.executable, "-m"]
-    done = Forked(command[2], command[3:], cwd).wait(timeout)
-    printed = done.stdout.encode(), done.stderr.encode()
-    return subprocess.CompletedProcess(command, done.returncode, *printed)
+def parse(verb, arguments):
+    """The values of a command line, of which nothing runs."""
+    with cli.partopt.make_context("partopt", [verb]) as context:
+        command = cli.partopt.get_command(context, verb)
+    while isinstance(command, click.Group):
+        command, arguments = command.commands[arguments[0]], arguments[1:]
+    return command.make_context(verb, list(arguments)).params
 
 
 @pytest.fixture
 def written(tmp_path, partopt, monkeypatch):
-    monkeypatch.setattr(doctor.subprocess, "run", run_started)
+    """A diagnosis, with recorded links and a recorded run for what other tests start in earnest."""
+
+    def run(command, cwd, **_):
+        monkeypatch.chdir(cwd)
+        module, *arguments = command[2:]
+        if module == "partopt.runtime.exchanges":
+            printed = msgspec.json.encode(run_local(2, exchange, backend=arguments[0])[0])
+            return subprocess.CompletedProcess(command, 0, printed, b"")
+        if arguments[0] == "topology":
+            ranks = parse("topology", arguments[1:])["ranks"]
+            found = fit_links(
+                measurement(level_samples(server(ranks)), ranks=ranks), "links", ranks
+            )
+            Path(cwd, "links.yaml").write_text(found.text)
+            return subprocess.CompletedProcess(command, 0, msgspec.json.encode(found.document), b"")
+        if arguments[0] == "run":
+            given = parse("run", arguments[1:])
+            assert Path(given["plan"]).is_file()
+            assert given["check"]
+            replace(cases.run(2), check=CHECK).save(given["output"])
+            return subprocess.CompletedProcess(command, 0, b"", b"")
+        done = partopt(*arguments)
+        return subprocess.CompletedProcess(command, done.code, done.out.encode(), done.err.encode())
+
+    monkeypatch.setattr(doctor.subprocess, "run", run)
     path = tmp_path / "doctor.json"
     done = partopt("doctor", "-o", path)
     assert done.code == 0, done.err
