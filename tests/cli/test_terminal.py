@@ -5,6 +5,7 @@ messages as wide as it is, of which a shell takes what was meant, in words of th
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import pty
@@ -114,6 +115,25 @@ def test_everything_is_printed_in_one_place(path):
 )
 def test_the_page_is_as_wide_as_the_environment_says_within_bounds(monkeypatch, given, width):
     monkeypatch.setenv("COLUMNS", given)
+    assert terminal.columns() == width
+
+
+class Wide(io.StringIO):
+    """A terminal, or a file."""
+
+    def __init__(self, is_terminal):
+        super().__init__()
+        self.isatty, self.fileno = (lambda: is_terminal), (lambda: 7)
+
+
+@pytest.mark.parametrize(
+    ("has", "width"), [(120, 120), (20, 60), (999, 200), (60, 60), (200, 200), (0, 80), (None, 80)]
+)
+def test_the_page_is_as_wide_as_the_terminal_within_bounds(monkeypatch, has, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((has, number)))
+    assert terminal.columns(Wide(has is not None)) == width
+    monkeypatch.setattr(sys, "stdout", Wide(has is not None))
     assert terminal.columns() == width
 
 

@@ -12,6 +12,7 @@ from tests.simulator.plans import chunked, plan_of
 
 STRAIGHT = plan_of([1, 1], schedule="1f1b", microbatches=4, topology=flat(2, 1e9))
 LOOPED = chunked("interleaved", 2, 2, 4)
+STALE = plan_of([1, 1], schedule="pipedream", topology=flat(2, 1e9))
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,23 @@ LOOPED = chunked("interleaved", 2, 2, 4)
 )
 def test_what_a_plan_takes(plan, conditions):
     assert partopt.simulate(plan, **conditions).document.makespan_s > 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "conditions", "changed"),
+    [
+        (STRAIGHT, {}, []),
+        (STALE, {}, []),
+        (STRAIGHT, {"microbatches": 8}, ["microbatches 4 -> 8"]),
+        (STRAIGHT, {"schedule": "gpipe"}, ["schedule 1f1b -> gpipe"]),  # whose warm-ups are others
+        (STALE, {"warmup": [1, 0]}, []),
+        (STALE, {"warmup": [3, 1]}, ["warm-up 1,0 -> 3,1"]),
+        (STRAIGHT, {"links": {"all": 2}}, ["links of all 1 -> 2"]),
+        (STRAIGHT, {"memory": "1GB"}, ["memory of a device unknown -> 1 GB"]),
+    ],
+)
+def test_what_is_said_to_have_changed(plan, conditions, changed):
+    assert partopt.simulate(plan, **conditions).document.changed == changed
 
 
 @pytest.mark.parametrize(
