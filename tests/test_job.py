@@ -16,7 +16,15 @@ from partopt.job import Job
 from partopt.options import MOST_BYTES
 from partopt.search.compare import compare
 from partopt.transformer.config import load_transformer
-from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, uniform_profile
+from tests.helpers import (
+    chain_profile,
+    flat,
+    measurement,
+    profile_of,
+    rows,
+    two_level,
+    uniform_profile,
+)
 
 PROFILE, CLUSTER = uniform_profile(6), two_level(2, 2, memory_bytes=10**9)
 
@@ -27,158 +35,77 @@ def refusal(**options):
     return raised.value
 
 
-REFUSALS = [
-    ({"effort": "most"}, "invalid-option", "effort", "=most`: unknown effort"),
-    ({"optimizer": "lion"}, "invalid-option", "optimizer", "=lion`: unknown optimizer"),
-    ({"recompute": "often"}, "invalid-option", "recompute", "=often`: unknown recompute"),
-    ({"engine": "megatron"}, "invalid-option", "engine", "=str`: must be an Engine"),
-    ({"memory": 0}, "invalid-option", "memory", "=0`: must be positive"),
-    ({"memory": "0 GB"}, "invalid-option", "memory", "=0 GB`: must be positive"),
-    *(
-        ({"memory": memory}, "invalid-option", "memory", f"={memory}`: must be positive")
-        for memory in (1.5, True, -1)
-    ),
-    ({"facts": {"bucket": 0}}, "invalid-option", "bucket", "=0`: must be positive"),
-    ({"facts": {"reserve": -1}}, "invalid-option", "reserve", "=-1`: must be 0 or more"),
-    ({"stages": 2.0}, "invalid-option", "stages", "=2.0`: expected a whole number, found a number"),
-    (
-        {"stages": True},
-        "invalid-option",
-        "stages",
-        "=True`: expected a whole number, found true or false",
-    ),
-    (
-        {"microbatch_size": 0},
-        "invalid-option",
-        "microbatch_size",
-        "=0`: expected a whole number >= 1",
-    ),
-    ({"cuts": "5,9"}, "invalid-option", "cuts", "=5,9`: must be a list of whole numbers"),
-    ({"cut_at": "layer2"}, "invalid-option", "cut_at", "=layer2`: must be a list of names"),
-    ({"cut_at": ["no"]}, "no-such-layer", "cut_at", "=no`: no layer of chain has such a name"),
-    ({"cost": "time of day"}, "invalid-option", "cost", "=time of day`: unknown cost"),
-    ({"cost": [1.0, 2.0]}, "wrong-length", "cost", "`: 2 costs for 6 layers"),
-    ({"cost": "flops"}, "no-costs", "cost", "=flops`: the profile has none"),
-    (
-        {"cost": [float("nan")] * 6},
-        "invalid-option",
-        "cost",
-        "`: must be finite and not negative, and not all zero",
-    ),
-    ({"chunks": 2}, "conflicting-options", "chunks", "`: not for pipedream"),
-    (
-        {"cuts": [2], "planner": "gpipe"},
-        "conflicting-options",
-        "planner",
-        "=gpipe`: `cuts` and `replicas` go with `planner=manual`",
-    ),
-    (
-        {"cuts": [2], "cut_at": ["layer2"]},
-        "conflicting-options",
-        "cut_at",
-        "`: `cuts` already fixes the boundaries",
-    ),
-    (
-        {"schedule": "pipedream", "microbatches": 8},
-        "conflicting-options",
-        "microbatches",
-        "`: pipedream is asynchronous and has no iterations",
-    ),
-    (
-        {"schedule": "auto", "microbatches": 4, "stages": 2},
-        "conflicting-options",
-        "stages",
-        "`: `schedule=auto` chooses that itself",
-    ),
-    *(
-        (
-            {"schedule": name, **given},
-            "microbatches-needed",
-            "schedule",
-            f"={name}`: needs either `microbatches` or `global_batch`",
-        )
-        for name, given in (
-            ("auto", {}),
-            ("1f1b", {}),
-        )
-    ),
-    (
-        {"schedule": "1f1b", "microbatches": 4, "global_batch": 4},
-        "conflicting-options",
-        "schedule",
-        "=1f1b`: `microbatches` and `global_batch` are both given",
-    ),
-    (
-        {"facts": {"optimizer_bytes": -1}},
-        "invalid-option",
-        "optimizer_bytes",
-        "=-1`: must be a number of bytes",
-    ),
-    ({"facts": {"gradients": "fp8"}}, "invalid-option", "gradients", "=fp8`: unknown gradients"),
-    (
-        {"facts": {"buffers": "all"}},
-        "conflicting-options",
-        "buffers",
-        "=all`: pipedream is asynchronous, its microbatches have no end",
-    ),
-    *(
-        (
-            {"layout": Layout(**{name: 2})},
-            "invalid-option",
-            "layout",
-            f"={name}=2`: the profile is of {name}=1",
-        )
-        for name in ("tp", "cp", "ep", "etp")
-    ),
-    (
-        {"layout": Layout(recompute="always", modules="moe_act")},
-        "invalid-option",
-        "layout",
-        "=modules=moe_act`: modules made again are of a transformer's layout",
-    ),
-    *(
-        (
-            {"layout": Layout(pp=pp, dp=dp)},
-            "invalid-option",
-            "layout",
-            f"=pp={pp or 1},dp={dp or 1}`: {(pp or 1) * (dp or 1)} devices needed, 4 there",
-        )
-        for pp, dp in ((2, 3), (5, 1), (5, None), (None, 5))
-    ),
-    (
-        {"schedule": "1f1b", "microbatches": 4, "layout": Layout(chunks=2)},
-        "invalid-option",
-        "layout",
-        "=chunks=2`: 1f1b has 1 on each device",
-    ),
-    (
-        {"schedule": "auto", "microbatches": 4, "replication": "uniform"},
-        "conflicting-options",
-        "replication",
-        "=uniform`: `schedule=auto` tries all grids",
-    ),
-    *(
-        (
-            {"cost": cost},
-            "invalid-option",
-            "cost",
-            "`: must be finite and not negative, and not all zero",
-        )
-        for cost in ([0.0] * 6, [-1.0, *[1.0] * 5], [float("inf"), *[1.0] * 5])
-    ),
-    ({"memory": MOST_BYTES + 1}, "invalid-option", "memory", "=10^18`: is too large"),
-    (
-        {"memory": 10**6, "facts": {"reserve": 10**6}},
-        "invalid-option",
-        "reserve",
-        "=1 MB`: leaves nothing of 1 MB",
-    ),
-]
+REFUSALS = rows("""
+    effort="most" | invalid-option | effort | =most`: unknown effort
+    optimizer="lion" | invalid-option | optimizer | =lion`: unknown optimizer
+    recompute="often" | invalid-option | recompute | =often`: unknown recompute
+    engine="megatron" | invalid-option | engine | =str`: must be an Engine
+    memory=0 | invalid-option | memory | =0`: must be positive
+    memory="0 GB" | invalid-option | memory | =0 GB`: must be positive
+    memory=1.5 | invalid-option | memory | =1.5`: must be positive
+    memory=True | invalid-option | memory | =True`: must be positive
+    memory=-1 | invalid-option | memory | =-1`: must be positive
+    memory=MOST_BYTES + 1 | invalid-option | memory | =10^18`: is too large
+    facts={"bucket": 0} | invalid-option | bucket | =0`: must be positive
+    facts={"reserve": -1} | invalid-option | reserve | =-1`: must be 0 or more
+    facts={"reserve": 10**6}, memory=10**6 | invalid-option | reserve |
+        =1 MB`: leaves nothing of 1 MB
+    facts={"optimizer_bytes": -1} | invalid-option | optimizer_bytes |
+        =-1`: must be a number of bytes
+    facts={"gradients": "fp8"} | invalid-option | gradients | =fp8`: unknown gradients
+    facts={"buffers": "all"} | conflicting-options | buffers |
+        =all`: pipedream is asynchronous, its microbatches have no end
+    stages=2.0 | invalid-option | stages | =2.0`: expected a whole number, found a number
+    stages=True | invalid-option | stages | =True`: expected a whole number, found true or false
+    microbatch_size=0 | invalid-option | microbatch_size | =0`: expected a whole number >= 1
+    cuts="5,9" | invalid-option | cuts | =5,9`: must be a list of whole numbers
+    cuts=[2], planner="gpipe" | conflicting-options | planner |
+        =gpipe`: `cuts` and `replicas` go with `planner=manual`
+    cuts=[2], cut_at=["layer2"] | conflicting-options | cut_at |
+        `: `cuts` already fixes the boundaries
+    cut_at="layer2" | invalid-option | cut_at | =layer2`: must be a list of names
+    cut_at=["no"] | no-such-layer | cut_at | =no`: no layer of chain has such a name
+    cost="time of day" | invalid-option | cost | =time of day`: unknown cost
+    cost="flops" | no-costs | cost | =flops`: the profile has none
+    cost=[1.0, 2.0] | wrong-length | cost | `: 2 costs for 6 layers
+    cost=[float("nan")] * 6 | invalid-option | cost |
+        `: must be finite and not negative, and not all zero
+    cost=[0.0] * 6 | invalid-option | cost | `: must be finite and not negative, and not all zero
+    cost=[-1.0, *[1.0] * 5] | invalid-option | cost |
+        `: must be finite and not negative, and not all zero
+    cost=[float("inf"), *[1.0] * 5] | invalid-option | cost |
+        `: must be finite and not negative, and not all zero
+    chunks=2 | conflicting-options | chunks | `: not for pipedream
+    schedule="pipedream", microbatches=8 | conflicting-options | microbatches |
+        `: pipedream is asynchronous and has no iterations
+    schedule="auto", microbatches=4, stages=2 | conflicting-options | stages |
+        `: `schedule=auto` chooses that itself
+    schedule="auto", microbatches=4, replication="uniform" | conflicting-options | replication |
+        =uniform`: `schedule=auto` tries all grids
+    schedule="auto" | microbatches-needed | schedule |
+        =auto`: needs either `microbatches` or `global_batch`
+    schedule="1f1b" | microbatches-needed | schedule |
+        =1f1b`: needs either `microbatches` or `global_batch`
+    schedule="1f1b", microbatches=4, global_batch=4 | conflicting-options | schedule |
+        =1f1b`: `microbatches` and `global_batch` are both given
+    layout=Layout(tp=2) | invalid-option | layout | =tp=2`: the profile is of tp=1
+    layout=Layout(cp=2) | invalid-option | layout | =cp=2`: the profile is of cp=1
+    layout=Layout(ep=2) | invalid-option | layout | =ep=2`: the profile is of ep=1
+    layout=Layout(etp=2) | invalid-option | layout | =etp=2`: the profile is of etp=1
+    layout=Layout(recompute="always", modules="moe_act") | invalid-option | layout |
+        =modules=moe_act`: modules made again are of a transformer's layout
+    layout=Layout(pp=2, dp=3) | invalid-option | layout | =pp=2,dp=3`: 6 devices needed, 4 there
+    layout=Layout(pp=5, dp=1) | invalid-option | layout | =pp=5,dp=1`: 5 devices needed, 4 there
+    layout=Layout(pp=5) | invalid-option | layout | =pp=5,dp=1`: 5 devices needed, 4 there
+    layout=Layout(dp=5) | invalid-option | layout | =pp=1,dp=5`: 5 devices needed, 4 there
+    schedule="1f1b", microbatches=4, layout=Layout(chunks=2) | invalid-option | layout |
+        =chunks=2`: 1f1b has 1 on each device
+""")
 
 
 @pytest.mark.parametrize(("options", "code", "option", "message"), REFUSALS)
 def test_refusals(options, code, option, message):
-    error = refusal(**options)
+    error = refusal(**eval(f"dict({options})"))
     assert (error.code, error.fields["option"]) == (code, option)
     assert error.message == f"`{option}{message}"
     assert error.hint
