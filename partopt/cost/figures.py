@@ -65,8 +65,8 @@ def flops_of(
     gradient of the model's input whole, or the times are another device's. PartoptError where they
     are not, and the forward's operations alone take longer at the peak than the step.
     """
-    sample, peaks = sample_flops(profile), _peaks_flops(profile, topology, products)
-    if sample is None or not peaks:
+    sample = sample_flops(profile)
+    if sample is None or not (peaks := _peaks_flops(profile, topology, products)):
         return sample, None
     step_flops = max(
         sample / profile.group_ranks * measurement.microbatch_size / seconds

@@ -272,11 +272,17 @@ def read_device(content: bytes, where: str) -> DeviceFile:
 def shipped_file(name: str) -> tuple[str, DeviceFile] | None:
     """The file of the device that goes by `name`, with the name it is shipped as; else None."""
     for shipped in shipped_names("devices"):
-        path = shipped_folder("devices") / f"{shipped}.yaml"
-        file = read_device(path.read_bytes(), str(path))
+        file = _read_shipped(shipped)
         if name.lower() in {known.lower() for known in (shipped, file.name, *file.aliases)}:
             return shipped, file
     return None
+
+
+@functools.cache
+def _read_shipped(shipped: str) -> DeviceFile:
+    """A shipped file, read once whatever names are looked for."""
+    path = shipped_folder("devices") / f"{shipped}.yaml"
+    return read_device(path.read_bytes(), str(path))
 
 
 @functools.cache

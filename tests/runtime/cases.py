@@ -74,6 +74,7 @@ class Ran(NamedTuple):
     record: RankRecord
 
 
+@functools.cache
 def cases() -> list[Case]:
     """Every schedule at 2 and 4 ranks, unequal replicas, and what else an engine must do."""
     found = [
