@@ -242,12 +242,16 @@ def run_process(
 
 
 def changed(content: bytes, *path: str | int, to: Any) -> bytes:
-    """The JSON document `content` with the value at `path` replaced by `to`."""
+    """The JSON document `content` with the value at `path` replaced by `to`.
+
+    A step is a key, an index, or several of them, such as `layers[0].name`.
+    """
     document = json.loads(content)
     place = document
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = to
+    *steps, last = [each for step in path for each in re.findall(r"\w+", str(step))]
+    for step in steps:
+        place = place[int(step) if isinstance(place, list) else step]
+    place[int(last) if isinstance(place, list) else last] = to
     return json.dumps(document).encode()
 
 

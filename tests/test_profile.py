@@ -1,5 +1,6 @@
 import hashlib
 import json
+from ast import literal_eval
 
 import pytest
 from msgspec.structs import replace
@@ -7,7 +8,7 @@ from msgspec.structs import replace
 from partopt import documents
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
-from tests.helpers import chain_profile, changed, measurement, out_of_memory, profile_of
+from tests.helpers import chain_profile, changed, measurement, out_of_memory, profile_of, rows
 
 CHAIN = documents.encode(
     chain_profile(
@@ -19,7 +20,7 @@ CHAIN = documents.encode(
         shared=[("tied", [0, 2], 50)],
     )
 )
-LAYERS = ("measurements", 0, "layers")
+LAYERS = "measurements[0].layers"
 
 
 def faults(content):
@@ -28,62 +29,49 @@ def faults(content):
     return [part.message for part in error.value.parts]
 
 
-M = ("measurements", 0)
-WRONG = [
-    (("layers",), [], "layers: expected a list of length >= 1"),
-    (("measurements",), [], "measurements: expected a list of length >= 1"),
-    (("layers", 0, "call"), -1, "layers[0].call: expected a whole number >= 0"),
-    (("layers", 1, "name"), "layer0", 'layers[1]: "layer0" call 0 is listed twice'),
-    (
-        ("layers", 0, "shared_parameters", 0, "bytes"),
-        101,
-        "layers[0].shared_parameters: more bytes than parameter_bytes",
-    ),
-    (
-        ("layers", 0, "frozen_bytes"),
-        51,
-        "layers[0].frozen_bytes: 51 bytes frozen of 100, of which 0 are shared and frozen, "
-        "50 shared and not",
-    ),
-    (("layers", 1, "measured_as"), 3, "layers[1].measured_as: there is no layer 3"),
-    (
-        ("layers", 2, "shared_parameters", 0, "bytes"),
-        51,
-        'layers[2].shared_parameters: "tied" has 51 bytes here and 50 before',
-    ),
-    (
-        ("layers", 2, "shared_parameters", 0, "frozen"),
-        True,
-        'layers[2].shared_parameters: "tied" is frozen in one layer and not in another',
-    ),
-    ((*M, "microbatch_size"), 1.5, "microbatch_size: expected a whole number, found a number"),
-    ((*M, "step_s"), -1.0, "step_s: expected a number >= 0.0"),
-    ((*M, "out_of_memory"), True, "layers: given although the size ran out of memory"),
-    (
-        (*LAYERS, 2, "backward_s"),
-        True,
-        "layers[2].backward_s: expected a number, found true or false",
-    ),
-    ((*LAYERS, 2, "output_bytes"), -30, "layers[2].output_bytes: expected a whole number >= 0"),
-    (
-        (*LAYERS, 0, "backward_input_s"),
-        1.0,
-        "layers[0].backward_input_s: longer than backward_s, of which it is a part",
-    ),
-    (LAYERS, [], "layers: 0 measurements for 3 layers"),
-    ((*M, "tensors", 0, "producer"), 3, "tensors[0]: there is no layer 3"),
-    ((*M, "tensors", 1, "consumers"), [9], "tensors[1]: there is no layer 9"),
-    ((*M, "tensors", 1, "consumers"), [1], "tensors[1]: consumed by layer 1, before it is made"),
-    ((*M, "tensors", 1, "consumers"), [], "tensors[1].consumers: expected a list of length >= 1"),
-    ((*M, "stash_groups", 0, "layers"), [0, 7], "stash_groups[0]: there is no layer 7"),
-    ((*M, "stash_groups", 0, "layers"), [0, 3], "stash_groups[0]: there is no layer 3"),
-]
+WRONG = rows("""
+    layers | [] | layers: expected a list of length >= 1
+    measurements | [] | measurements: expected a list of length >= 1
+    layers[0].call | -1 | layers[0].call: expected a whole number >= 0
+    layers[1].name | 'layer0' | layers[1]: "layer0" call 0 is listed twice
+    layers[0].shared_parameters[0].bytes | 101 |
+        layers[0].shared_parameters: more bytes than parameter_bytes
+    layers[0].frozen_bytes | 51 |
+        layers[0].frozen_bytes: 51 bytes frozen of 100, of which 0 are shared and frozen, 50 shared
+        and not
+    layers[1].measured_as | 3 | layers[1].measured_as: there is no layer 3
+    layers[2].shared_parameters[0].bytes | 51 |
+        layers[2].shared_parameters: "tied" has 51 bytes here and 50 before
+    layers[2].shared_parameters[0].frozen | True |
+        layers[2].shared_parameters: "tied" is frozen in one layer and not in another
+    measurements[0].microbatch_size | 1.5 |
+        measurements[0].microbatch_size: expected a whole number, found a number
+    measurements[0].step_s | -1.0 | measurements[0].step_s: expected a number >= 0.0
+    measurements[0].out_of_memory | True |
+        measurements[0].layers: given although the size ran out of memory
+    measurements[0].layers[2].backward_s | True |
+        measurements[0].layers[2].backward_s: expected a number, found true or false
+    measurements[0].layers[2].output_bytes | -30 |
+        measurements[0].layers[2].output_bytes: expected a whole number >= 0
+    measurements[0].layers[0].backward_input_s | 1.0 |
+        measurements[0].layers[0].backward_input_s: longer than backward_s, of which it is a part
+    measurements[0].layers | [] | measurements[0].layers: 0 measurements for 3 layers
+    measurements[0].tensors[0].producer | 3 | measurements[0].tensors[0]: there is no layer 3
+    measurements[0].tensors[1].consumers | [9] | measurements[0].tensors[1]: there is no layer 9
+    measurements[0].tensors[1].consumers | [1] |
+        measurements[0].tensors[1]: consumed by layer 1, before it is made
+    measurements[0].tensors[1].consumers | [] |
+        measurements[0].tensors[1].consumers: expected a list of length >= 1
+    measurements[0].stash_groups[0].layers | [0, 7] |
+        measurements[0].stash_groups[0]: there is no layer 7
+    measurements[0].stash_groups[0].layers | [0, 3] |
+        measurements[0].stash_groups[0]: there is no layer 3
+""")
 
 
 @pytest.mark.parametrize(("path", "value", "message"), WRONG)
 def test_a_wrong_value_is_named_with_its_place(path, value, message):
-    place = "measurements[0]." if path[:2] == M else ""
-    assert f"p: {place}{message}" in faults(changed(CHAIN, *path, to=value))
+    assert f"p: {message}" in faults(changed(CHAIN, path, to=literal_eval(value)))
 
 
 def test_all_that_is_shared_and_frozen_is_frozen():
@@ -106,14 +94,14 @@ def test_all_that_is_shared_and_frozen_is_frozen():
 
 def test_what_is_just_possible_is_no_fault():
     for path, value in (
-        (("layers", 1, "measured_as"), 2),
-        (("layers", 0, "frozen_bytes"), 50),  # all but what is shared and has a gradient
-        (("layers", 0, "shared_parameters", 0, "bytes"), 50),
-        ((*LAYERS, 0, "backward_input_s"), 0.001),
-        ((*M, "stash_groups", 0, "layers"), [0, 2]),
+        ("layers[1].measured_as", 2),
+        ("layers[0].frozen_bytes", 50),  # all but what is shared and has a gradient
+        ("layers[0].shared_parameters[0].bytes", 50),
+        (f"{LAYERS}[0].backward_input_s", 0.001),
+        ("measurements[0].stash_groups[0].layers", [0, 2]),
         (LAYERS, [{"forward_s": 0, "backward_s": 1e-9, "output_bytes": 0}] * 3),
     ):
-        Profile.parse(changed(CHAIN, *path, to=value), "p")
+        Profile.parse(changed(CHAIN, path, to=value), "p")
 
 
 @pytest.mark.parametrize(
@@ -165,12 +153,12 @@ def test_the_digest_is_of_the_content_not_of_the_layout():
 
     assert documents.encode(Profile.parse(CHAIN)) == CHAIN
     assert digest(json.dumps(json.loads(CHAIN)).encode()) == digest(CHAIN)
-    assert digest(changed(CHAIN, *LAYERS, 0, "forward_s", to=0.0011)) != digest(CHAIN)
+    assert digest(changed(CHAIN, f"{LAYERS}[0].forward_s", to=0.0011)) != digest(CHAIN)
     assert len(bytes.fromhex(digest(CHAIN))) == hashlib.sha256().digest_size
 
 
 def test_calls_of_one_module_are_layers_of_their_own():
-    content = changed(changed(CHAIN, "layers", 1, "name", to="layer0"), "layers", 1, "call", to=1)
+    content = changed(changed(CHAIN, "layers[1].name", to="layer0"), "layers[1].call", to=1)
     assert [(layer.name, layer.call) for layer in Profile.parse(content).layers[:2]] == [
         ("layer0", 0),
         ("layer0", 1),
