@@ -20,10 +20,14 @@ import click
 import pytest
 
 from partopt import cli, documents
+from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
+from partopt.job import Job
 from partopt.search import effort
 from partopt.search.effort import SearchParams
+from partopt.trainer_plans import judging, levers, planning
+from partopt.transformer.layouts import Found
 from tests.examples import load_profile
 from tests.helpers import flat, uniform_profile
 
@@ -81,17 +85,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Search no longer than `--effort quick`, but where what is found by default is recorded.
+    """Search no longer than `--effort quick`, but where what is found by default is recorded, and
+    look for switches that help a transformer where they are tested: it takes most of a plan's time.
 
     Where any effort will do it is a tenth of that.
     """
     recorded = item.path.parent.name in ("docs", "golden")
+    helps = recorded or item.get_closest_marker("levers") is not None
+    planning.with_levers = judging.with_levers = levers.with_levers if helps else plan_alone
     full = recorded or item.get_closest_marker("full_effort") is not None
     part = 0.1 if item.get_closest_marker("any_effort") is not None else 1.0
     quick = spending(BY_EFFORT["quick"], None, BY_EFFORT["quick"], part)
     normal = spending(BY_EFFORT["normal"], quick, BY_EFFORT["normal"] if full else quick)
     thorough = replace(BY_EFFORT["thorough"], before=normal)
     effort.BY_EFFORT = {"quick": quick, "normal": normal, "thorough": thorough}
+
+
+def plan_alone(job: Job, plan: Plan, found: Found) -> Plan:
+    """The plan without what else would be faster."""
+    return plan
 
 
 def spending(

@@ -17,6 +17,7 @@ ASKED = *MODEL, "--for", "megatron", "--global-batch", "64", "--sequence", "4096
 LAYOUT = "--layout", "tp=2,pp=2,dp=2,chunks=1,microbatch=1,recompute=never"
 
 
+@pytest.mark.levers
 def test_the_page_says_where_time_and_memory_go_and_how_far_to_trust_it(partopt):
     page = partopt("plan", *ASKED, *LAYOUT).out
     labels = [line[:9].strip() for line in page.splitlines() if line[:1] not in ("", " ")]
@@ -44,6 +45,7 @@ def test_a_written_plan_is_shown_with_the_arithmetic_of_a_block_and_verified(par
     assert partopt("show", path, "--verify").code != 0
 
 
+@pytest.mark.levers
 def test_what_is_left_open_is_chosen_and_the_others_stand_beside(partopt):
     page = partopt("plan", *ASKED).out
     assert re.search("TP CP +PP DP MB AGAIN", page) and "layouts estimated" in page
@@ -340,6 +342,7 @@ def test_no_option_is_ignored(partopt, command, parameter):
     command.check(partopt, parameter)
 
 
+@pytest.mark.levers
 def test_switches_that_help_are_told_and_taken(partopt):
     options = *MODEL, "--for", "megatron", "--global-batch", "32", "--sequence", "8192"
     found = json.loads(partopt("plan", *options, "--json").out)["transformer"]

@@ -1,5 +1,6 @@
 """A transformer on several numbers of devices, and the least on which it fits."""
 
+import functools
 import itertools
 import re
 from contextlib import suppress
@@ -208,6 +209,7 @@ QUESTIONS = [
 ]
 
 
+@functools.cache
 def every_size(model, topology, trainer, batch, most):
     """A job, and seconds of the best layout on every number of servers by itself."""
     job = asked(model, most, topology, trainer=trainer, global_batch=batch)
