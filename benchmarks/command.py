@@ -55,6 +55,8 @@ ROWS = [
     ),
     Row("10,000 layers, 16,384", "layers 10000", (16384,), FAST, "--memory 420GB", 30),
     Row("10,000 layers, 8 x 2,048", "layers 10000", (8, 2048), FAST, "--memory 420GB", 30),
+    Row("34 layers, 8 x 2,048", "layers 34", (8, 2048), FAST, "", 8),
+    Row("200 layers, 8 x 2,048", "layers 200", (8, 2048), FAST, "", 8),
     Row(
         "96 tied blocks, 8 x 128",
         "tied 96",

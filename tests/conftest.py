@@ -24,9 +24,8 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.job import Job
-from partopt.search import effort
+from partopt.search import effort, judging, levers, solve
 from partopt.search.effort import SearchParams
-from partopt.trainer_plans import judging, levers, planning
 from partopt.transformer.layouts import Found
 from tests.examples import load_profile
 from tests.helpers import flat, uniform_profile
@@ -92,7 +91,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     recorded = item.path.parent.name in ("docs", "golden")
     helps = recorded or item.get_closest_marker("levers") is not None
-    planning.with_levers = judging.with_levers = levers.with_levers if helps else plan_alone
+    solve.with_levers = judging.with_levers = levers.with_levers if helps else plan_alone
     full = recorded or item.get_closest_marker("full_effort") is not None
     part = 0.1 if item.get_closest_marker("any_effort") is not None else 1.0
     quick = spending(BY_EFFORT["quick"], None, BY_EFFORT["quick"], part)

@@ -28,7 +28,6 @@ from partopt.transformer.layouts import layouts
 from partopt.transformer.rates import PLANNED, USABLE
 from tests.examples import PROFILE
 
-
 pytestmark = pytest.mark.levers
 
 
