@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +34,14 @@ from tests.helpers import flat, uniform_profile
 pytest.register_assert_rewrite("tests.golden.records")
 BY_EFFORT = effort.BY_EFFORT
 TESTS = Path(__file__).parent
-# of 10 s and more, for most of which their processes wait
-LONGEST = {
-    *("docs/test_readme.py", "docs/test_site.py", "cli/test_doctor.py", "gpu/test_processes.py"),
-    *("gpu/test_first_minutes.py", "gpu/test_profile.py", "gpu/test_run.py"),
-    *("runtime/test_kills.py", "runtime/test_launcher.py", "runtime/test_engines.py"),
-    *("runtime/test_shares.py", "runtime/test_check.py", "runtime/test_links.py"),
-    *("runtime/test_run.py", "runtime/test_checkpoint.py"),
-}
+# of 10 s and more, for most of which their processes wait; the longest first
+LONGEST = (
+    *("gpu/test_first_minutes.py", "docs/test_readme.py", "cli/test_doctor.py"),
+    *("runtime/test_engines.py", "runtime/test_kills.py", "gpu/test_processes.py"),
+    *("gpu/test_profile.py", "gpu/test_run.py", "runtime/test_launcher.py"),
+    *("runtime/test_check.py", "runtime/test_links.py", "docs/test_site.py"),
+    *("runtime/test_run.py", "runtime/test_shares.py", "runtime/test_checkpoint.py"),
+)
 
 load_profile()
 # every worker would have as many threads as there are cores, and they would wait for each other
@@ -78,8 +79,21 @@ def _forks_train() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest items start first: no worker begins one of them when all else is done."""
-    items.sort(key=lambda item: item.path.relative_to(TESTS).as_posix() not in LONGEST)
+    """The longest files are dealt out, and come first: no worker begins one when all else is done.
+
+    `--dist worksteal` gives each worker as many items in a row, and takes from the ends of rows.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    files: dict[str, list[pytest.Item]] = {name: [] for name in LONGEST}
+    others: list[pytest.Item] = []
+    for item in items:
+        files.get(item.path.relative_to(TESTS).as_posix(), others).append(item)
+    remaining, size = iter(others), len(items) // workers
+    items[:] = []
+    for worker in range(workers):
+        dealt = [*chain(*list(files.values())[worker::workers])]
+        items += [*dealt, *islice(remaining, max(0, size - len(dealt)))]
+    items += remaining
 
 
 @pytest.hookimpl(tryfirst=True)
