@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import sys
@@ -142,30 +141,12 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
         raise click.UsageError("Missing option '-o' / '--output'.")
     force = force or output == resume  # what is gone on with may be replaced
     documents.check_writable(output, force, [".json"])
-    force = force or not _is_alone()  # a group writes after every size
+    force = force or os.environ.get("WORLD_SIZE", "1") != "1"  # a group writes after every size
+    topology = "FILE"
     if model is None or run or onto:
         _save(_of_run(run, onto), output, force)
-        topology = "FILE"
     else:
-        repeats = given.pop("repeats")
-        given["microbatch_sizes"] = _parse_sizes(given.pop("microbatch"))
-        given["arguments"] = parse_assignments(given.pop("assignments"))
-        if resume is not None:  # a file: what is shipped by name was measured elsewhere
-            from partopt.documents.profile import Profile
-
-            given["resume"] = Profile.parse(documents.read_bytes(resume), resume)
-        _check_estimate(given)
-        counts = _parse_repeats(repeats, given["calibrate"])
-        given["blocks"] = list(counts)
-        with stopping.stopped_by_signals():
-            measured = _measure(model, given, output, force)
-            try:
-                for blocks, count in counts.items():
-                    measured = partopt.repeat(measured, blocks, count)
-            except PartoptError:
-                _keep(measured, "nothing is repeated", output, force)
-                raise
-            _save(measured, output, force)
+        measured = _measure_and_save(model, given, output, force)
         if output == "-" or not _writes():
             return
         from partopt.documents.device import next_cluster
@@ -176,6 +157,30 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
     if output != "-":
         say(f"\nWrote {output}", err=True)
         say_next("profile", output, topology=topology)
+
+
+def _measure_and_save(model: str, given: dict[str, Any], output: str, force: bool) -> Profile:
+    """The profile that the values of the options ask for, with blocks repeated, as it is saved."""
+    repeats = given.pop("repeats")
+    given["microbatch_sizes"] = _parse_sizes(given.pop("microbatch"))
+    given["arguments"] = parse_assignments(given.pop("assignments"))
+    if (resume := given["resume"]) is not None:  # a file: shipped ones were measured elsewhere
+        from partopt.documents.profile import Profile
+
+        given["resume"] = Profile.parse(documents.read_bytes(resume), resume)
+    _check_estimate(given)
+    counts = _parse_repeats(repeats, given["calibrate"])
+    given["blocks"] = list(counts)
+    with stopping.stopped_by_signals():
+        measured = _measure(model, given, output, force)
+        try:
+            for blocks, count in counts.items():
+                measured = partopt.repeat(measured, blocks, count)
+        except PartoptError:
+            _keep(measured, "nothing is repeated", output, force)
+            raise
+        _save(measured, output, force)
+    return measured
 
 
 def _of_run(run: str | None, onto: str | None) -> Profile:
@@ -245,11 +250,6 @@ def _writes() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _is_alone() -> bool:
-    """Whether this process is no rank of a group."""
-    return os.environ.get("WORLD_SIZE", "1") == "1"
-
-
 def _save(measured: Profile, output: str, force: bool) -> None:
     if not _writes():
         return
@@ -262,16 +262,20 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
     """The profile; where measuring is stopped, save what is finished before the command ends."""
     from partopt import ProfilingStopped
 
+    def keep(finished: Profile) -> None:
+        if output != "-":
+            with stopping.not_stopped():
+                finished.save(output, True)
+
     try:
         # what the model's code prints is not our data
         with (
             _show_sizes(options["microbatch_sizes"]) as shown,
             contextlib.redirect_stdout(sys.stderr),
         ):
-            tell = shown if _writes() else None
-            # in a group, which may end at any size
-            keep = functools.partial(_keep_so_far, output) if _writes() else None
-            return _run(model, {**options, "progress": tell, "keep": keep})
+            # a group may end at any size
+            heard = {"progress": shown, "keep": keep} if _writes() else {}
+            return _run(model, options | heard)
     except ProfilingStopped as stopped:
         _keep(stopped.profile, stopping.describe(stopped.__cause__), output, force)
         if stopped.error is None:
@@ -282,13 +286,6 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
         raise SystemExit(stopping.exit_code(interrupt)) from None
     except PartoptError as error:
         raise _with_debug(error) from error.__cause__
-
-
-def _keep_so_far(output: str, finished: Profile) -> None:
-    """Save what is finished before the next size begins."""
-    if output != "-":
-        with stopping.not_stopped():
-            finished.save(output, True)
 
 
 def _run(model: str, options: dict[str, Any]) -> Profile:

@@ -65,19 +65,11 @@ def command(
     from partopt.documents.kinds import read_document
     from partopt.documents.topology import Topology
 
-    one = {"-o": output, "--verify": verify, "--profile": profile, "--json": as_json}
-    for flag, value in one.items():
-        if value and len(files) > 1:
-            raise PartoptError(
-                f"{flag}: takes one file, not {len(files)}", "give one FILE", code="usage"
-            )
+    flags = {"-o": output, "--verify": verify, "--profile": profile, "--json": as_json}
+    _check_flags(len(files), [flag for flag, value in flags.items() if value])
     if output:
         from partopt.report import pictures
 
-        for flag, value in {"--verify": verify, "--json": as_json}.items():
-            if value:
-                what, hint = f"-o: draws one document, without {flag}", f"drop {flag} or -o"
-                raise PartoptError(what, hint, code="usage")
         pictures.check(output, force)
     for place, file in enumerate(files):
         content = documents.read_bytes(find_shipped(file, "profiles", "topologies", "devices"))
@@ -101,6 +93,17 @@ def command(
             if kind in NEXT and kind != "simulation" and len(files) == 1:
                 cluster = next_cluster(document) if kind == "profile" else ""
                 say_next(kind, file, topology=cluster)
+
+
+def _check_flags(files: int, given: list[str]) -> None:
+    """Refuse flags that take one file, and those that do not go with a picture."""
+    if given and files > 1:
+        what = f"{given[0]}: takes one file, not {files}"
+        raise PartoptError(what, "give one FILE", code="usage")
+    for flag in ("--verify", "--json"):
+        if flag in given and "-o" in given:
+            what, hint = f"-o: draws one document, without {flag}", f"drop {flag} or -o"
+            raise PartoptError(what, hint, code="usage")
 
 
 _UNUSED_PROFILE = "--profile", "goes with --verify or -o"

@@ -31,7 +31,7 @@ _OPTIONS = (  # beside those of a job
     "compile resume repeat name force scaling weak estimate calibrate "
     "jitter slow seed draws backend rate check save every ranks "
     "engine per_server sizes accept_poor map pipeline_size profile "
-    "forward backward weight_gradient transfer activations sequence servers days budget price"
+    "forward backward weight_gradient transfer activations sequence days budget price"
 )
 VERBS = {
     "solve": "partopt plan",
