@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -270,16 +270,15 @@ def _training_bytes(model: nn.Module, dtype: torch.dtype, blocks: Collection[str
 # --- clocks ---------------------------------------------------------------------------------------
 
 
-class Clock(Protocol):
+class Clock:
     """Takes stamps during a step, and turns them into seconds after it.
 
     `queues` says whether the host goes on while the device works: then a failure of the device
-    shows where the host next waits for it.
+    shows where the host next waits for it. Where host and device are the same, as here, nothing is
+    waited for and nothing held.
     """
 
-    @property
-    def queues(self) -> bool:
-        """Whether host and device are two."""
+    queues = False
 
     def calibrate(self) -> None:
         """Learn what `hold` needs to know; waits for the device, and so is no part of a step."""
@@ -289,22 +288,24 @@ class Clock(Protocol):
 
     def stamp(self) -> Any:
         """A mark of this moment, cheap enough to be taken between layers."""
+        raise NotImplementedError
 
     def intervals_s(self, stamps: Sequence[Any]) -> list[float]:
         """Seconds between every stamp and the next; waits for the device.
 
         The stamps must not be used again.
         """
+        return [float(later - earlier) for earlier, later in itertools.pairwise(stamps)]
 
     def hold(self, seconds: float) -> None:
         """Have the device wait for `seconds` where it comes to this point; the host goes on.
 
-        What the host does meanwhile does not eat the lead that its launches have. Nothing happens
-        where host and device are the same.
+        What the host does meanwhile does not eat the lead that its launches have.
         """
 
     def idle_share(self) -> float | None:
         """Share of the wall time that is not in the intervals; None if unknown."""
+        return None
 
 
 class CpuStamp(NamedTuple):
@@ -316,7 +317,7 @@ class CpuStamp(NamedTuple):
     thread: int
 
 
-class CpuClock:
+class CpuClock(Clock):
     """Processor time of the thread, with the wall time next to it.
 
     What else the machine does meanwhile does not count. Autograd runs the backward on the calling
@@ -325,17 +326,9 @@ class CpuClock:
     process worked for more than a tenth of its time, the time of the whole process counts.
     """
 
-    queues = False
-
     def __init__(self) -> None:
         self._wall_s = 0.0
         self._busy_s = 0.0
-
-    def calibrate(self) -> None:
-        """Do nothing: nothing is held."""
-
-    def wait(self) -> None:
-        """Do nothing: the host is the device."""
 
     def stamp(self) -> CpuStamp:
         """This moment on all clocks of the host."""
@@ -351,9 +344,6 @@ class CpuClock:
         self._busy_s += times[-1] - times[0]
         return [later - earlier for earlier, later in itertools.pairwise(times)]
 
-    def hold(self, seconds: float) -> None:
-        """Do nothing: the host is the device."""
-
     def idle_share(self) -> float | None:
         """Share of the wall time in which the processor did something else, or nothing."""
         return max(1 - self._busy_s / self._wall_s, 0.0) if self._wall_s > 0 else None
@@ -367,7 +357,7 @@ def _one_thread_worked(stamps: Sequence[CpuStamp]) -> bool:
     )
 
 
-class CudaClock:
+class CudaClock(Clock):
     """Events on the current stream, taken from a pool.
 
     Recording one costs microseconds and does not wait for the device.
@@ -409,7 +399,3 @@ class CudaClock:
         """Enqueue a kernel that spins for about `seconds`, at most one second."""
         if cycles := int(min(seconds, _LONGEST_HOLD_S) * self._cycles_per_s):
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
-
-    def idle_share(self) -> float | None:
-        """Not known: the device's time is measured."""
-        return None

@@ -14,12 +14,11 @@ it as it returns, and an element that is repeated by a stride of 0 is read once.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Annotated, Any, NamedTuple, NoReturn
 
@@ -36,6 +35,7 @@ from partopt.documents.profile import Device, Estimated, Measurement, Model, Ope
 from partopt.errors import PartoptError
 from partopt.profiler import weightless
 from partopt.profiler.as_trained import no_cast_cache
+from partopt.profiler.device import Clock
 from partopt.profiler.layer_choice import track
 from partopt.profiler.layers import Tracker
 from partopt.profiler.measuring import Measurer, errors_name, profile_of
@@ -122,7 +122,7 @@ def _extent(tensor: Tensor) -> int:
     return math.prod(size for size, stride in sizes if stride) * tensor.element_size()
 
 
-class RooflineClock(Watch):
+class RooflineClock(Watch, Clock):
     """Counts the seconds of the operations that run while it is active, most likely on fakes.
 
     `flops` are by kind of operation, `without_rule_s` the seconds of operations of which only the
@@ -170,28 +170,9 @@ class RooflineClock(Watch):
         self.device.check_dtype(name)
         return name
 
-    queues = False
-
-    def calibrate(self) -> None:
-        """Do nothing: nothing is held."""
-
-    def wait(self) -> None:
-        """Do nothing: an operation is done when it has been seen."""
-
     def stamp(self) -> Fraction:
         """The seconds so far."""
         return self.now_s
-
-    def intervals_s(self, stamps: Sequence[Fraction]) -> list[float]:
-        """Seconds between stamps."""
-        return [float(later - earlier) for earlier, later in itertools.pairwise(stamps)]
-
-    def hold(self, seconds: float) -> None:
-        """Do nothing: no time passes but that of operations."""
-
-    def idle_share(self) -> float | None:
-        """None: nothing else takes time."""
-        return None
 
 
 class Estimator(Measurer):

@@ -302,7 +302,7 @@ class Stepper:
         """
         return self._by_layers(_HostClock(self.clock))
 
-    def _by_layers(self, clock: Clock | _HostClock) -> LayerTimes:
+    def _by_layers(self, clock: Clock) -> LayerTimes:
         backward = _Phase(clock)
         with _no_collection():
             forward, loss = self._forward(clock)
@@ -381,7 +381,7 @@ class Stepper:
         optimizer.zero_grad()
         return statistics.median(times[1:])
 
-    def _forward(self, clock: Clock | _HostClock) -> tuple[_Phase, Tensor]:
+    def _forward(self, clock: Clock) -> tuple[_Phase, Tensor]:
         """A forward with a stamp at every layer, and the loss; the device is held up behind it."""
         forward = _Phase(clock)
         with self.tracker.watch(forward.enter):
@@ -398,7 +398,7 @@ class Stepper:
 
 
 @dataclass
-class _HostClock:
+class _HostClock(Clock):
     """The host's time between the moments at which it waits for the device."""
 
     device: Clock
@@ -413,15 +413,12 @@ class _HostClock:
         """Seconds in which the host does not wait."""
         return [after[0] - before[1] for before, after in itertools.pairwise(stamps)]
 
-    def hold(self, seconds: float) -> None:
-        """Do nothing: the device is waited for."""
-
 
 @dataclass
 class _Phase:
     """The forward or the backward of one step: a stamp wherever another layer begins."""
 
-    clock: Clock | _HostClock
+    clock: Clock
     entered: list[int] = field(default_factory=list)
     stamps: list[Any] = field(default_factory=list)
 

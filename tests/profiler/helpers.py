@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from partopt.documents.device import Roofline
 from partopt.documents.profile import Measurement, Model, Profile
 from partopt.profiler import ModelSource, find_model
+from partopt.profiler.device import Clock
 from partopt.profiler.layer_choice import called_modules, choose_units
 from partopt.profiler.layers import Tracker
 from partopt.profiler.measuring import profile_of
@@ -33,31 +34,14 @@ needs_transformers = pytest.mark.skipif(
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-class FakeClock:
+class FakeClock(Clock):
     """Stamp n reads n * n seconds: every interval is different, and sums of them are exact."""
-
-    queues = False
 
     def __init__(self) -> None:
         self.stamps = itertools.count()
 
-    def calibrate(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
-
     def stamp(self) -> float:
         return float(next(self.stamps) ** 2)
-
-    def intervals_s(self, stamps: Sequence[float]) -> list[float]:
-        return [later - earlier for earlier, later in itertools.pairwise(stamps)]
-
-    def hold(self, seconds: float) -> None:
-        pass
-
-    def idle_share(self) -> float | None:
-        return None
 
 
 class ProcessorClock(FakeClock):
