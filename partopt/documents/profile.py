@@ -14,6 +14,7 @@ import msgspec
 
 from partopt import documents
 from partopt.documents.files import PathLike, find_shipped, shipped_names
+from partopt.documents.reading import fault_at
 from partopt.errors import PartoptError, unknown
 
 # Shapes below: N layers; B measurements, one a microbatch size, ascending.
@@ -253,10 +254,10 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
         sizes = [measurement.microbatch_size for measurement in self.measurements]
         if sizes != sorted(set(sizes)):
             what = f"microbatch sizes {sizes} are not ascending"
-            yield _fault("measurements", what, "list each size once, the smallest first")
+            yield fault_at("measurements", what, "list each size once, the smallest first")
         if not self.measured():
             what = "every microbatch size ran out of memory"
-            yield _fault("measurements", what, "measure a smaller size")
+            yield fault_at("measurements", what, "measure a smaller size")
         for position, measurement in enumerate(self.measurements):
             yield from _measurement_faults(
                 measurement, len(self.layers), f"measurements[{position}]"
@@ -302,10 +303,6 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
-def _fault(path: str, what: str, hint: str) -> PartoptError:
-    return PartoptError(f"{path}: {what}", hint, code="inconsistent-document", path=path)
-
-
 def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
     seen: set[tuple[str, int]] = set()
     first: dict[str, SharedParameter] = {}
@@ -313,11 +310,11 @@ def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
         place = f"layers[{index}]"
         if (layer.name, layer.call) in seen:
             what = f'"{layer.name}" call {layer.call} is listed twice'
-            yield _fault(place, what, "number the calls of a module 0, 1, 2")
+            yield fault_at(place, what, "number the calls of a module 0, 1, 2")
         seen.add((layer.name, layer.call))
         if layer.measured_as is not None and layer.measured_as >= len(layers):
             what = f"there is no layer {layer.measured_as}"
-            yield _fault(
+            yield fault_at(
                 f"{place}.measured_as", what, f"layers are numbered 0 to {len(layers) - 1}"
             )
         held = {False: 0, True: 0}  # bytes of shared parameters, by whether they are frozen
@@ -326,19 +323,19 @@ def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
             known = first.setdefault(shared.name, shared)
             if known.bytes != shared.bytes:
                 what = f'"{shared.name}" has {shared.bytes} bytes here and {known.bytes} before'
-                yield _fault(f"{place}.shared_parameters", what, "one parameter has one size")
+                yield fault_at(f"{place}.shared_parameters", what, "one parameter has one size")
             if known.frozen != shared.frozen:
                 what = f'"{shared.name}" is frozen in one layer and not in another'
                 hint = "a parameter has a gradient or has none"
-                yield _fault(f"{place}.shared_parameters", what, hint)
+                yield fault_at(f"{place}.shared_parameters", what, hint)
         if sum(held.values()) > layer.parameter_bytes:
             what, hint = (
                 "more bytes than parameter_bytes",
                 "parameter_bytes includes the shared ones",
             )
-            yield _fault(f"{place}.shared_parameters", what, hint)
+            yield fault_at(f"{place}.shared_parameters", what, hint)
         if not held[True] <= layer.frozen_bytes <= layer.parameter_bytes - held[False]:
-            yield _fault(
+            yield fault_at(
                 f"{place}.frozen_bytes",
                 f"{layer.frozen_bytes} bytes frozen of {layer.parameter_bytes}, "
                 f"of which {held[True]} are shared and frozen, {held[False]} shared and not",
@@ -352,29 +349,29 @@ def _measurement_faults(
     if measurement.out_of_memory:
         if measurement.layers:
             what = "given although the size ran out of memory"
-            yield _fault(f"{place}.layers", what, "drop the layers or out_of_memory")
+            yield fault_at(f"{place}.layers", what, "drop the layers or out_of_memory")
         return
     if len(measurement.layers) != layers:
         what = f"{len(measurement.layers)} measurements for {layers} layers"
-        yield _fault(f"{place}.layers", what, "give one for each layer, in order")
+        yield fault_at(f"{place}.layers", what, "give one for each layer, in order")
         return
     for index, layer in enumerate(measurement.layers):
         if layer.backward_input_s is not None and layer.backward_input_s > layer.backward_s:
             what = "longer than backward_s, of which it is a part"
-            yield _fault(f"{place}.layers[{index}].backward_input_s", what, "measure it again")
+            yield fault_at(f"{place}.layers[{index}].backward_input_s", what, "measure it again")
     if not any(layer.forward_s + layer.backward_s for layer in measurement.layers):
         hint = "there is nothing to plan with; measure it again"
-        yield _fault(f"{place}.layers", "no layer takes any time", hint)
+        yield fault_at(f"{place}.layers", "no layer takes any time", hint)
     numbered = f"layers are numbered 0 to {layers - 1}"
     for index, tensor in enumerate(measurement.tensors):
         path = f"{place}.tensors[{index}]"
         for layer_index in itertools.chain([tensor.producer], tensor.consumers):
             if layer_index >= layers:
-                yield _fault(path, f"there is no layer {layer_index}", numbered)
+                yield fault_at(path, f"there is no layer {layer_index}", numbered)
         if min(tensor.consumers) <= tensor.producer:
             what = f"consumed by layer {min(tensor.consumers)}, before it is made"
-            yield _fault(path, what, "layers are in execution order")
+            yield fault_at(path, what, "layers are in execution order")
     for index, group in enumerate(measurement.stash_groups):
         if max(group.layers) >= layers:
             path, what = f"{place}.stash_groups[{index}]", f"there is no layer {max(group.layers)}"
-            yield _fault(path, what, numbered)
+            yield fault_at(path, what, numbered)

@@ -128,6 +128,11 @@ def refuse(faults: Iterable[PartoptError], where: str) -> None:
         raise PartoptError.together(found, file=where)
 
 
+def fault_at(path: str, what: str, hint: str) -> PartoptError:
+    """The fault of a value at `path` that has the right type, and contradicts others."""
+    return PartoptError(f"{path}: {what}", hint, code="inconsistent-document", path=path)
+
+
 def encode(document: msgspec.Struct | dict[str, Any]) -> bytes:
     """Indented JSON in the order of the fields, ending in a newline.
 

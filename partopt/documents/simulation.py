@@ -13,6 +13,7 @@ import msgspec
 
 from partopt import documents
 from partopt.documents.profile import Bytes, Count, Index, Seconds
+from partopt.documents.reading import fault_at
 from partopt.documents.stage import Figures, Positive
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
@@ -227,9 +228,9 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
         """Faults that the types do not express."""
         names = [level.name for level in self.topology.levels]
         if [use.level for use in self.levels] != names:
-            yield _fault("levels", "not the levels of the topology", f"name {', '.join(names)}")
+            yield fault_at("levels", "not the levels of the topology", f"name {', '.join(names)}")
         if self.window_end_s <= self.window_start_s:
-            yield _fault("window_end_s", "not after window_start_s", "give the window a length")
+            yield fault_at("window_end_s", "not after window_start_s", "give the window a length")
         yield from timeline_faults(self.timeline)
 
 
@@ -313,7 +314,9 @@ def timeline_faults(timeline: DrawnTimeline | None) -> Iterator[PartoptError]:
     if timeline is not None:
         times = [time for window in timeline.windows for time in (window.begin_s, window.end_s)]
         if times != sorted(times):
-            yield _fault("timeline.windows", "not one after the other", "give them in their order")
+            yield fault_at(
+                "timeline.windows", "not one after the other", "give them in their order"
+            )
     for index, row in enumerate(timeline.ranks if timeline else []):
         yield from _row_faults(row, f"timeline.ranks[{index}]")
 
@@ -322,14 +325,12 @@ def _row_faults(row: RankTimeline, where: str) -> Iterator[PartoptError]:
     """Actions that cannot be read, and lists of unequal length."""
     slots = row.actions.split()
     if not _SLOTS.fullmatch(row.actions):
-        yield _fault(f"{where}.actions", "not actions", "write 2F0 2B0, and 2F3&5B1 of two at once")
+        yield fault_at(
+            f"{where}.actions", "not actions", "write 2F0 2B0, and 2F3&5B1 of two at once"
+        )
     elif not {int(stage) for stage in re.findall(r"[0-9]+(?=[A-Z])", row.actions)} <= {*row.stages}:
-        yield _fault(f"{where}.actions", "of other stages than the rank's", "name its stages")
+        yield fault_at(f"{where}.actions", "of other stages than the rank's", "name its stages")
     if not len(slots) == len(row.start_s) == len(row.end_s):
-        yield _fault(f"{where}.start_s", "not one for each slot", "give each slot both times")
+        yield fault_at(f"{where}.start_s", "not one for each slot", "give each slot both times")
     if len(row.allreduce_start_s) != len(row.allreduce_end_s):
-        yield _fault(f"{where}.allreduce_end_s", "not one for each start", "give both times")
-
-
-def _fault(field: str, what: str, hint: str) -> PartoptError:
-    return PartoptError(f"{field}: {what}", hint, code="inconsistent-document", field=field)
+        yield fault_at(f"{where}.allreduce_end_s", "not one for each start", "give both times")

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from partopt import documents, units
 from partopt.documents.files import PathLike, find_shipped
+from partopt.documents.reading import fault_at
 from partopt.documents.yaml_text import positive, read_by, read_mapping
 from partopt.errors import PartoptError
 
@@ -275,12 +276,9 @@ class Topology(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
         if self.group is None:
             return
         if self.group.ranks % self.group.copies:
-            yield PartoptError(
-                f"group.copies: {self.group.copies} do not divide the group's ranks",
-                f"copies lie within the {self.group.ranks} ranks of a group",
-                code="inconsistent-document",
-                path="group.copies",
-            )
+            what = f"{self.group.copies} do not divide the group's ranks"
+            hint = f"copies lie within the {self.group.ranks} ranks of a group"
+            yield fault_at("group.copies", what, hint)
             return
         try:
             levels = group_levels(self.group.levels, self.group.ranks, self.group.copies)
@@ -288,12 +286,9 @@ class Topology(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
             yield error.at("group")
             return
         if levels != self.levels:
-            yield PartoptError(
-                f"levels: not those between groups of {self.group.ranks} ranks",
-                "plan again: a topology of groups follows from group.levels",
-                code="inconsistent-document",
-                path="levels",
-            )
+            what = f"not those between groups of {self.group.ranks} ranks"
+            hint = "plan again: a topology of groups follows from group.levels"
+            yield fault_at("levels", what, hint)
 
     def notes(self) -> list[documents.Note]:
         """A note for every level that is faster than the one inside it: likely a wrong order."""
