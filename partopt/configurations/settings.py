@@ -336,8 +336,10 @@ class _Read:
 
 
 def _read(text: str, given: Mapping[str, str], function: str | None) -> _Read:
+    if text.startswith("#!"):  # though assignments alone are TOML, too
+        return _read_script(text, given)
     document = _parse(text, given, json.loads, _parse_toml)
-    if document is None and not text.startswith("#!"):
+    if document is None:
         if (tree := parse_program(text)) is not None:
             program = Program(tree, {name: convert(value) for name, value in given.items()})
             return _Read(program.read(function), "program", program.unread)

@@ -120,6 +120,35 @@ def test_a_script_sets_the_words_of_flags_and_the_texts_that_it_writes():
     assert "depends on DATA" in found.faults[0].message
 
 
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("A='--n 3 --b x'\nB=\"--path /d $A\"\n", {"n": 3, "b": "x", "path": "/d"}),
+        ("A='--n 3'\nrun $A --b\n", {"n": 3, "b": True}),
+        ("N=4\nM=$((N * 2))\n", {"N": 4, "M": 8}),
+        ("A='--n 3 --m 4'\ntrain --x 1 --y 2 --z 3\n", {"n": None, "x": 1, "z": 3}),
+    ],
+)
+def test_flags_of_variables_count_where_no_command_has_some(script, found):
+    read = read_settings(f"#!/bin/bash\n{script}")
+    assert {name: read.find(name) for name in found} == found
+
+
+def test_what_is_not_known_is_noted_once():
+    found = read_settings("#!/bin/bash\ntrain --n $N --m 2 --k 3")
+    assert [found.count("n", default=1), found.find("n"), found.has("n")] == [1, None, True]
+    assert len(found.faults) == 1
+
+
+def test_a_reference_that_grows_is_not_known():
+    text = "a: xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\n"
+    text += "".join(
+        f"a{n}: ${{a{n - 1 if n else ''}}}${{a{n - 1 if n else ''}}}\n" for n in range(9)
+    )
+    found = read_settings(text)
+    assert found.find("a8") is None and found.find("a1") == "x" * 43 * 4
+
+
 def test_what_a_document_works_out_is_computed_or_not_known():
     text = (
         "model:\n  size: 4\n  ffn: ${multiply:4, ${.size}}\n  sum: ${sum:${model.size}, -1}\n"

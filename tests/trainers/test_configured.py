@@ -302,6 +302,7 @@ CHANGES = rows("""
     --overlap-grad-reduce | facts | {"ends": "stage"}
     --bf16 -> --fp16 | dtype | float16
     --fp8-format hybrid --fp8-recipe mxfp8 | dtype | mxfp8
+    --fp4-format e2m1 --fp8-format hybrid | dtype | nvfp4
     --recompute-activations | recompute | selective
     --recompute-granularity full --recompute-method uniform | recompute | always
     --recompute-granularity full --recompute-method block --recompute-num-layers 3 | recompute | 3
@@ -424,6 +425,17 @@ def test_a_script_of_fsdp_in_megatron(flags, shard, gradients, noted):
     assert [note for note in notes if noted and noted in note] or (not noted and len(notes) == 1)
 
 
+def test_gradients_of_fsdp_are_counted_as_copied():
+    note = "gradients are counted as copied, as without gradient accumulation fusion"
+    text = MEGATRON.replace("PP=2", "PP=1").replace("--bf16", "--bf16 --use-megatron-fsdp")
+    assert note in read("megatron", text)[1]
+    shares = "cfg.ddp.data_parallel_sharding_strategy = 'optim_grads_params'"
+    fields = f"cfg.ddp.use_megatron_fsdp = True\n{shares}\n{BRIDGE}"
+    assert note in read("megatron-bridge", fields)[1]
+    off = f"cfg.model.gradient_accumulation_fusion = False\n{fields}"
+    assert note not in read("megatron-bridge", off)[1]
+
+
 def test_shares_of_the_state_by_fsdp_are_those_of_the_distributed_optimizer():
     flags = f"--bf16 {FSDP} --data-parallel-sharding-strategy"
     for strategy, shard in (("optim", "optimizer"), ("no_shard", "none")):
@@ -471,6 +483,24 @@ def test_shards_of_torchtitan_on_the_host_are_read_and_written():
     flags = "--module llama3 --config llama3_8b --training.enable_cpu_offload --training.seq_len"
     asked, _ = read("torchtitan", f"torchrun -m torchtitan.train {flags} 8192")
     assert asked.facts["cpu-offload"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("scaling", "factor"),
+    [({}, None), ({"factor": 32.0}, "32.0"), ({"rope_type": "yarn"}, None), ({"x": 1.0}, None)],
+)
+def test_a_scaling_of_positions_is_written_where_it_is_llamas(scaling, factor):
+    model = model_of("llama3-8b")
+    if scaling:
+        scaling = model.numerics.rotary_scaling | scaling
+    numerics = structs.replace(model.numerics, rotary_scaling=scaling)
+    model = structs.replace(model, numerics=numerics)
+    written = export_plan(plan_layout("megatron", model, "tp=1", "bfloat16", {}), "megatron")
+    assert ("--use-rope-scaling" in written.main) == (factor is not None)
+    said = re.search(r"--rope-scaling-factor (\S+)", written.main)
+    assert (said and said[1]) == factor
+    lacks = [note for note in written.notes if "the model has rotary_scaling" in note]
+    assert bool(lacks) == (bool(scaling) and factor is None)
 
 
 def test_experts_with_biases_are_not_cut():
@@ -548,7 +578,12 @@ model:
 """
 
 
-@pytest.mark.parametrize(("text", "form"), [(BRIDGE, "fp8"), (NEMO, "bfloat16")])
+WITHOUT_FP8 = NEMO + "  fp8: false\n  fp8_hybrid: true\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "form"), [(BRIDGE, "fp8"), (NEMO, "bfloat16"), (WITHOUT_FP8, "bfloat16")]
+)
 def test_a_recipe_of_bridge_and_a_document_of_nemo(text, form):
     asked, _ = read("megatron-bridge", text)
     assert asked.model.name == "llama3-8b" and asked.dtype == form
@@ -691,6 +726,14 @@ def test_either_dropout_is_one_and_megatron_has_both_by_default(hidden, attentio
         "--attention-dropout 0 --hidden-dropout 0", " ".join(["--vocab-size 32000", *flags])
     )
     assert read("megatron", text)[0].model.dropout is expected
+
+
+def test_a_model_in_a_variable_of_a_script_is_no_shape():
+    """Of a launch script `MODEL` is a word; of what is written here, a table."""
+    asked, notes = read("torchtitan", f"MODEL=llama3\n{COMMAND}")
+    assert asked.model == model_of("llama3-8b") and not notes
+    with pytest.raises(PartoptError, match="the model is None, none that partopt has"):
+        read("torchtitan", "[training]\nseq_len = 8192\nlocal_batch_size = 1\n")
 
 
 def test_stages_of_torchtitan_are_lists_of_modules():
@@ -857,6 +900,13 @@ FACTS = rows("""
     --use-precision-aware-optimizer --optimizer-cpu-offload | optimizer-offload=1
     --optimizer-cpu-offload --optimizer-offload-fraction 0.374 --exp-avg-dtype bf16
         --use-precision-aware-optimizer | optimizer-offload=0.37
+    --optimizer-cpu-offload --optimizer-offload-fraction 1.5 --use-precision-aware-optimizer |
+        optimizer-offload=1
+    --use-precision-aware-optimizer --exp-avg-dtype fp8 --exp-avg-sq-dtype fp8 |
+        optimizer_bytes=6.0
+    --use-precision-aware-optimizer --main-params-dtype fp16 | optimizer_bytes=10.0
+    --cuda-graph-impl local --cuda-graph-scope attn moe | graphs=full
+    --cuda-graph-impl local --cuda-graph-scope attn mlp | graphs=attention
     --optimizer-offload-fraction 0.4 --overlap-cpu-optimizer-d2h-h2d |
     --exp-avg-dtype bf16 |
 """)
@@ -883,6 +933,8 @@ def test_a_copy_of_parameters_stays_where_the_optimizer_is_not_aware_of_it():
     assert asked.facts["optimizer-offload"] == "0.5"
     assert asked.facts["offload-overlap"] == "yes"
     assert any("a copy stays on the device" in note for note in notes)
+    alone = "cfg.optimizer.optimizer_cpu_offload = True\n" + BRIDGE  # a share of nothing there
+    assert "optimizer-offload" not in read("megatron-bridge", alone)[0].facts
 
 
 RECIPE = """

@@ -136,7 +136,12 @@ MODELS = [
     ("--encoder-num-layers 40", {"blocks": 40}, "num-layers"),
     ("--num_layers=40 --hidden_size 4096", {"blocks": 40, "hidden": 4096}, "num-layers"),
     ("--num-layers 82 --noop-layers 80,81", {"blocks": 80}, "num-layers"),
-]
+    ("--kv-channels 64", {"head_size": 64}, ""),
+    ("--position-embedding-type yarn", {"rotary": True}, "use-rotary-position-embeddings"),
+    ("--position-embedding-type none", {"rotary": False}, "use-rotary-position-embeddings"),
+    ("--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-pos-emb-head-dim 32",
+     {"kv_heads": 64, "head_size": 192}, ""),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("flags", "values", "without"), MODELS)
@@ -186,6 +191,15 @@ TRAININGS = [
      " --num-layers 78", {"ends": "blocks"}, "num-layers"),
     ("--account-for-loss-in-pipeline-split --num-layers 79", {"stages": [20, 20, 20, 19]},
      "num-layers"),
+    ("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+     " --num-layers 78 --num-layers-per-virtual-pipeline-stage 10", {"ends": "blocks", "chunks": 2},
+     "num-layers"),
+    ("--account-for-loss-in-pipeline-split --num-layers 79 --num-layers-per-virtual-pipeline-stage"
+     " 10", {"chunks": 2, "stages": [10, 10, 10, 10, 10, 10, 10, 9]}, "num-layers"),
+    ("--ddp-bucket-size 10000000", {"bucket": 40_000_000}, ""),
+    ("--no-overlap-p2p-communication", {"waits": "1f1b,interleaved"}, ""),
+    ("--tp-comm-overlap", {"tp-overlap": "yes"}, ""),
+    ("", {"sequence-parallel": "no"}, "sequence-parallel"),
     ("--decoder-first-pipeline-num-layers 17", {"stages": [17, 21, 21, 21]}, ""),
     ("--decoder-last-pipeline-num-layers 14", {"stages": [22, 22, 22, 14]}, ""),
     ("--decoder-first-pipeline-num-layers 18 --decoder-last-pipeline-num-layers 18"
@@ -241,6 +255,9 @@ NOTES = [
     ("--optimizer lion", "--optimizer: its state is counted as Adam's"),
     ("--num-experts 8", "--moe-token-dispatcher-type: allgather is counted as alltoall"),
     ("--fp8-format hybrid --fp8-param-gather", "gathered in 16 bits"),
+    ("--transformer-impl local", "attention is counted as a kernel that writes no scores"),
+    ("--attention-backend unfused", "attention is counted as a kernel that writes no scores"),
+    ("--position-embedding-type alibi", "--position-embedding-type: alibi is counted as learned"),
 ]
 
 

@@ -59,6 +59,7 @@ SAME = [
     ("deepspeed", "[0, 6, 9, 12, 16]"),
     ("deepspeed", "BOUNDS = [0, 6, 9, 12, 16]  # of stages\nimport deepspeed"),
     ("colossalai", "Plugin(pp_size=4, num_layers_per_stage=[4, 3, 3, 2])"),
+    ("colossalai", "train --num-layers-per-stage 4, 3, 3, 2"),
     ("vllm", "4,3,3,2"),
     ("vllm", "export VLLM_PP_LAYER_PARTITION=4,3,3,2\nvllm serve m"),
     ("vllm", "# VLLM_PP_LAYER_PARTITION=6,6\nVLLM_PP_LAYER_PARTITION='4,3,3,2' vllm serve m -x"),
@@ -186,8 +187,15 @@ def test_a_model_whose_names_do_not_say_what_they_are_needs_rules():
     model = transformer(2)
     with pytest.raises(PartoptError, match="the profile has no head"):
         read_layout("megatron", "Et|tL", model, rules=["lm_head=norm"])
+    with pytest.raises(PartoptError, match="the layout has a head, the profile none"):
+        alone = "tok_embeddings,layers.0 layers.1,norm,lm_head"
+        read_layout("torchtitan", alone, model, rules=["lm_head=norm"])
     layout = read_layout("megatron", "E|ttL", model, rules=["wpe=embedding"])
     assert list(layout.cuts) == [2]
+
+
+def test_one_number_is_one_stage():
+    assert not read_layout("colossalai", "P(num_layers_per_stage=12)", transformer()).cuts
 
 
 def test_rules_and_cuts_are_refused_where_they_say_nothing():
