@@ -7,21 +7,22 @@ one after the other. An asynchronous plan's stages step by whole batches, whose 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from partopt.documents.training_run import Check
 from partopt.errors import ANSWER_IS_NO, PartoptError, invalid
 from partopt.profiler.device import free_host_bytes
 from partopt.profiler.step import run_loss
-from partopt.profiler.weightless import RandomNumbers
+from partopt.profiler.weightless import RandomNumbers, replace_attribute
 from partopt.replay.cuts import held_parameter_names
 from partopt.runtime.context import Context
-from partopt.runtime.dropout import without_dropout
 from partopt.runtime.training import Microbatches, PlannedTraining, RankTraining
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
@@ -31,6 +32,11 @@ from partopt.units import format_bytes
 EQUAL = 1e-4  # relative error up to which numbers of 32 bits are equal to rounding
 EQUAL_16 = 5e-2  # and of 16 bits
 PART = 2**20  # numbers that are compared at once, so that no difference of a whole tensor is kept
+# torch's functions that drop: the name of their probability, and its place among the arguments
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
+_PROBABILITIES = dict.fromkeys((*_DROPOUTS, "feature_alpha_dropout"), ("p", 1)) | {
+    "scaled_dot_product_attention": ("dropout_p", 4)
+}
 
 
 class StepResult(NamedTuple):
@@ -278,3 +284,37 @@ def train_alone(whole: WholeModel, counted: Mapping[str, int]) -> Reference:
             if counted.get(name) == number + 1 and parameter.grad is not None:
                 found.gradients[name], parameter.grad = parameter.grad, None
     return found
+
+
+# --- dropout --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_dropout(*models: nn.Module) -> Iterator[None]:
+    """In this context torch's functions drop nothing, nor do its layers, which call them.
+
+    They are replaced, since `model.eval()` would change other layers, too. Of recurrent layers it
+    is those of the `models`.
+    """
+    recurrent = [
+        module for model in models for module in model.modules() if isinstance(module, nn.RNNBase)
+    ]
+    with contextlib.ExitStack() as stack:
+        for module in recurrent:
+            stack.enter_context(replace_attribute(module, "dropout", 0.0))
+        for name in _PROBABILITIES:
+            function = _with_zero(getattr(functional, name), *_PROBABILITIES[name])
+            stack.enter_context(replace_attribute(functional, name, function))
+        yield
+
+
+def _with_zero(function: Callable[..., Tensor], name: str, place: int) -> Callable[..., Tensor]:
+    """The function, with probability 0 whatever it is given."""
+
+    @functools.wraps(function)
+    def called(*arguments: object, **options: object) -> Tensor:
+        if len(arguments) <= place:
+            return function(*arguments, **options | {name: 0.0})
+        return function(*arguments[:place], 0.0, *arguments[place + 1 :], **options)
+
+    return called

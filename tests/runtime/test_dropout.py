@@ -10,8 +10,7 @@ from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.profiler.weightless import RandomNumbers
-from partopt.runtime.check import WholeModel
-from partopt.runtime.dropout import without_dropout
+from partopt.runtime.check import WholeModel, without_dropout
 from partopt.runtime.training import PlannedTraining
 from tests.helpers import flat
 
