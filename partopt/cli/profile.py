@@ -162,7 +162,10 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
 def _measure_and_save(model: str, given: dict[str, Any], output: str, force: bool) -> Profile:
     """The profile that the values of the options ask for, with blocks repeated, as it is saved."""
     repeats = given.pop("repeats")
-    given["microbatch_sizes"] = _parse_sizes(given.pop("microbatch"))
+    sizes = [size.strip() for size in given.pop("microbatch").split(",") if size.strip()]
+    given["microbatch_sizes"] = [  # `measure` refuses what is not a whole number
+        int(size) if re.fullmatch("-?[0-9]{1,18}", size) else size for size in sizes
+    ]
     given["arguments"] = parse_assignments(given.pop("assignments"))
     if (resume := given["resume"]) is not None:  # a file: shipped ones were measured elsewhere
         from partopt.documents.profile import Profile
@@ -220,12 +223,6 @@ def _check_estimate(given: dict[str, Any]) -> None:
         if is_given(name):
             what = f"{words.flags()[name]}: goes with measuring, and --estimate measures nothing"
             _refuse_unused(what)
-
-
-def _parse_sizes(text: str) -> list[int | str]:
-    """The sizes of a list such as `1,2,4`; `measure` refuses what is not a whole number."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    return [int(part) if re.fullmatch("-?[0-9]{1,18}", part) else part for part in parts]
 
 
 def _parse_repeats(repeats: Sequence[str], calibrate: float | None) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -132,14 +132,12 @@ def _practice(trainer: partopt.Trainer) -> dict[str, Any]:
             told[name] = "; ".join(f"{part} {_numbers(numbers)}" for part, numbers in parts)
         elif isinstance(value, tuple):
             told[name] = _numbers(value)
-    choices = {name: _choices([*values]) for name, values in trainer.choices.items()}
+    choices = {}
+    for name, known in trainer.choices.items():
+        words = [*known]  # of many equal steps the first and the last
+        choices[name] = ", ".join(words if len(words) < _MANY else [*words[:2], "...", words[-1]])
     choices |= {"recipe": ", ".join(trainer.recipes)} if trainer.recipes else {}
     return told | ({"choices": choices} if choices else {})
-
-
-def _choices(values: Sequence[str]) -> str:
-    """All of them; of many equal steps the first and the last."""
-    return ", ".join(values if len(values) < _MANY else [*values[:2], "...", values[-1]])
 
 
 def _numbers(value: Any) -> str:

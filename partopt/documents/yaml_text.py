@@ -55,7 +55,9 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if str(key.value) in seen:
-                self.faults.append(_repeated(key))
+                what = f'{_place(key.start_mark)}the key "{key.value}" is given twice'
+                fault = PartoptError(printable(what), "keep one of the two", code="repeated-key")
+                self.faults.append(fault)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -123,11 +125,6 @@ def positive(parse: Callable[[Any], float]) -> Callable[[Any], float]:
 
 def _malformed(message: str) -> PartoptError:
     return PartoptError(message, "see docs/formats.md for an example", code="malformed-document")
-
-
-def _repeated(key: yaml.Node) -> PartoptError:
-    what = printable(f'{_place(key.start_mark)}the key "{key.value}" is given twice')
-    return PartoptError(what, "keep one of the two", code="repeated-key")
 
 
 def _place(mark: yaml.Mark | None) -> str:
