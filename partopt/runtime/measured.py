@@ -78,7 +78,7 @@ def put_together(
     passing = training.microbatches if training.asynchronous else None
     steps = [list(records) for records in zip(*(r.records for r in results), strict=True)]
     every = [measured_execution(plan, records, microbatches=passing) for records in steps]
-    seconds = [_seconds(one) for one in every]
+    seconds = [execution.time_s for execution in every]
     # the first one warms up
     later = [step for step in range(1, len(steps)) if step != first.counted_step] or [0]
     middle = sorted(later, key=lambda step: seconds[step])[(len(later) - 1) // 2]
@@ -107,9 +107,9 @@ def put_together(
         steps_s=seconds,
         counted_step=first.counted_step,
         losses=first.losses,
-        predicted_s=_seconds(predicted),
+        predicted_s=predicted.time_s,
         measured_s=seconds[middle],
-        own_times_s=_seconds(with_measured_times(measured)),
+        own_times_s=with_measured_times(measured).time_s,
         samples_per_s=plan.microbatch_size
         * (1 if training.asynchronous else training.microbatches)
         / seconds[middle],
@@ -143,11 +143,6 @@ def as_run(plan: Plan, engine: str, backend: str) -> Plan:
     if engine == TORCH or backend == "nccl":
         changes["waits"] = "none"
     return apply_conditions(plan, Conditions(facts=changes), ACTION_LIMIT)
-
-
-def _seconds(execution: Execution) -> float:
-    """Of an iteration, or asynchronous of a microbatch in steady state."""
-    return execution.makespan_s if execution.steady is None else execution.period_s
 
 
 def _rank_seconds(
