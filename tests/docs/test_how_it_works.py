@@ -91,6 +91,10 @@ COMPUTED = {
 }
 # lines for which the page has no room; the optimizer steps in 1.9 ms
 MORE = """\
+transfer of a(2)      = 0.01+12/10                                       = 1.21
+samples/s             = 4/0.0045                                         = 888.89
+speedup               = 12/4.5                                           = 2.667
+warm-up 0             = floor((2+1-1)/2)                                 = 1
 compute load 1        = 3/1                                              = 3
 a(1)                  = 8                                                = 8
 C(2,3)                = 1+2                                              = 3
