@@ -21,6 +21,8 @@ from partopt.transformer.config import load_transformer
 from tests.search.alterations import alterations
 from tests.transformer.helpers import EXPERTS, LLAMA
 
+pytestmark = pytest.mark.levers
+
 BLOCK = MeasuredBlock(microbatch_size=1, forward_s=1e-3, backward_s=2e-3, kept_bytes=2 * 10**8)
 
 

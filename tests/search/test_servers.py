@@ -148,9 +148,10 @@ def test_sizes_on_which_nothing_fits_are_told():
     assert error.value.hint == "one does on 3"
 
 
-def priced(price=2.0):
+@functools.cache
+def priced():
     question = asked(global_batch=64)
-    device = structs.replace(question.topology.device, price_per_hour=price)
+    device = structs.replace(question.topology.device, price_per_hour=2.0)
     topology = structs.replace(question.topology, device=device)
     return scale_servers(question.with_(topology=topology), 1, 4)
 
