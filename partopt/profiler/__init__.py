@@ -37,11 +37,10 @@ def measure(
     `example_inputs(size)` returns the inputs of one microbatch, `loss_fn(output, inputs)` the loss
     (default: the output's `.loss`, else the sum of its floating tensors). A loss whose second
     argument is called labels or target gets these: `example_inputs` then returns a pair of inputs
-    and labels. `options` are the fields
-    of `partopt.profiler.settings.Settings`. The model is moved to the device and dtype, put into
-    training mode, and left so; `name` is what the profile calls it (default: its class). The sizes
-    that the profile `resume` holds are taken from it. The profile's `notes` say what makes the
-    measurements doubtful.
+    and labels. `options` are the fields of `partopt.profiler.settings.ProfileSettings`. The model
+    is moved to the device and dtype, put into training mode, and left so; `name` is what the
+    profile calls it (default: its class). The sizes that the profile `resume` holds are taken from
+    it. The profile's `notes` say what makes the measurements doubtful.
 
     Raises PartoptError for bad input and where every size runs out of memory; ProfilingStopped,
     with what is finished, on Ctrl-C and where an error comes after a size was finished.

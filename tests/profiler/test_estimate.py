@@ -243,7 +243,7 @@ def test_the_optimizer_moves_every_trained_number():
 
 @pytest.mark.slow
 def test_a_known_step_scales_all_times_and_an_estimate_says_what_it_is():
-    small = {"arguments": {**TINY, "layers": 2}}
+    small = {"arguments": {**TINY, "layers": 1}}
     plain, again, scaled = of_gpt(**small), of_gpt(**small), of_gpt(**small, calibrate=0.5)
     assert documents.encode(again) == documents.encode(plain)
     assert scaled.estimated.calibrated_s == 0.5

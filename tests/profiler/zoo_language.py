@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partopt.profiler.torchvision import with_torchvision
+from partopt.profiler.source import with_torchvision
 
 VOCABULARY, LENGTH = 97, 16
 _BLOCKS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}

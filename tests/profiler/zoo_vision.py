@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partopt.profiler.torchvision import with_torchvision
+from partopt.profiler.source import with_torchvision
 
 
 def torchvision_model(name: str, **options: Any) -> nn.Module:
