@@ -137,6 +137,6 @@ def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: partopt.Job) 
     read = partopt.read_layout(trainer, options.layout_text(layout), job.profile, rules=rules)
     stated = read.options(job.topology, job.schedule, job.chunks)
     # what is compared has one batch; an order has one already
-    shared = () if read.reading.stages else read.conditions
+    shared = () if read.stated.stages else read.conditions
     options_ = {name: stated[name] for name in stated if name not in shared}
     return partopt.plan_layout(job.with_(**options_), read)

@@ -342,7 +342,7 @@ def _keep_given(
 ) -> None:
     """Take what this command line says out of what is `stated`; refuse a batch beside an order."""
     batch = [name for name in ("microbatches", "global_batch") if given[name] is not None]
-    M = layout.reading.stages and stated["microbatches"]
+    M = layout.stated.stages and stated["microbatches"]
     for name in batch:
         if M and given[name] != M:
             raise PartoptError(

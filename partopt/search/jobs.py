@@ -118,11 +118,12 @@ def read_job(
             option="profile",
         )
     found = reader.read_training(settings, topology.cluster.devices)
+    assert found.model
     stated = structs.asdict(layout_with(options.pop("layout", Layout()), options))
     stated = {name: value for name, value in stated.items() if value is not None}
     said: dict[str, Any] = {
         "trainer": trainer,
-        "global_batch": found.global_batch,
+        "global_batch": found.batch,
         "sequence": found.sequence,
         "dtype": found.format,
     }

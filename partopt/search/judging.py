@@ -100,7 +100,7 @@ def plan_layout(job: Job, layout: TrainerLayout | None = None) -> Plan:
         training = training_for(job)
         return simulate_layout(job, training, fill_layout(job, training))
     check_planner(MANUAL, job.problem)
-    warmups = layout.reading.warmups
+    warmups = layout.stated.warmups
 
     def plan_at(sized: Job) -> Plan:
         plan = planners.plan(MANUAL, sized.problem)

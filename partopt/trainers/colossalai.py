@@ -11,8 +11,8 @@ from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.reading import cuts_of_blocks, find_count, read_numbers
 from partopt.trainers.trainer import (
     BLOCKS,
-    Reading,
     Says,
+    Stated,
     Text,
     Trainer,
     arguments_text,
@@ -66,7 +66,7 @@ def _said_again(again: object, counts: Sequence[int]) -> Recompute | int | None:
     return "auto"
 
 
-def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     """`num_layers_per_stage` has the blocks of every stage."""
     counts = read_numbers(text, "num_layers_per_stage", _EXAMPLE)
     settings = read_settings(text)
@@ -78,7 +78,7 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
         shard="optimizer" if find_count(settings, "zero_stage") == 1 else None,
     )
     microbatches = find_count(settings, "num_microbatches")
-    return Reading(cuts_of_blocks(counts, parts), layout, microbatches=microbatches)
+    return Stated(cuts=cuts_of_blocks(counts, parts), layout=layout, microbatches=microbatches)
 
 
 COLOSSALAI = Trainer(

@@ -18,10 +18,9 @@ from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, malformed, read_numbers
 from partopt.trainers.trainer import (
-    Configured,
     Lever,
-    Reading,
     Says,
+    Stated,
     Text,
     Trainer,
     plain,
@@ -154,7 +153,7 @@ def _words(plan: Plan) -> dict[str, object]:
     }
 
 
-def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     """Stage s has the layers from bound s up to bound s + 1."""
     bounds = read_numbers(text, "BOUNDS", _EXAMPLE)
     if len(bounds) < 2 or bounds[0] != 0 or bounds != sorted(bounds):
@@ -170,10 +169,10 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
         shard="optimizer" if find_count(settings, "zero_optimization.stage") == 1 else None,
     )
     steps = find_count(settings, "gradient_accumulation_steps")
-    return Reading(bounds[1:-1], layout, microbatches=steps)
+    return Stated(cuts=bounds[1:-1], layout=layout, microbatches=steps)
 
 
-def _read_training(settings: Settings, devices: int) -> Configured:
+def _read_training(settings: Settings, devices: int) -> Stated:
     """All of a transformer's training: what is written here, or a script of Megatron-DeepSpeed."""
     config = settings.find("MODEL")
     if not isinstance(config, dict):
@@ -191,10 +190,10 @@ def _read_training(settings: Settings, devices: int) -> Configured:
     if bounds:
         inside = [min(max(bound - 1, 0), model.blocks) for bound in bounds]
         blocks = [stop - start for start, stop in itertools.pairwise(inside)]
-    return Configured(
+    return Stated(
         model=like_shipped(model) or model,
         sequence=sequence,
-        global_batch=size * steps * axes.get("data", 1),
+        batch=size * steps * axes.get("data", 1),
         format="float16" if settings.states("fp16") else "bfloat16",
         layout=Layout(
             tp=axes.get("model", 1),
@@ -221,7 +220,7 @@ def _numbers(settings: Settings, name: str) -> list[int]:
     return value
 
 
-def _of_script(found: Configured, settings: Settings) -> Configured:
+def _of_script(found: Stated, settings: Settings) -> Stated:
     """A script of Megatron-DeepSpeed: without its option there is a pipeline, even of one stage."""
     alone = settings.has("no_pipeline_parallel")
     return dataclasses.replace(found, layout=replace(found.layout, pp=1)) if alone else found

@@ -15,7 +15,7 @@ from partopt.schedules.entry import Schedule
 from partopt.schedules.placement import LOOPED
 from partopt.trainers import TRAINERS, parts_of, readers
 from partopt.trainers.parts import Part, block_bounds, describe
-from partopt.trainers.trainer import Reading, Trainer
+from partopt.trainers.trainer import Stated, Trainer
 
 # S   stages
 # P   devices of a pipeline
@@ -28,7 +28,7 @@ class TrainerLayout:
     """What a configuration of `trainer` says, on the layers of a profile.
 
     `cuts` are the first layers of all stages but the first, `pipeline_size` is P, None where
-    neither the text nor a person says it, `reading` is what else the text says, `parts` what a
+    neither the text nor a person says it, `stated` is what else the text says, `parts` what a
     layer is where the trainer tells them apart, `described` that in words, and `group_ranks` the
     ranks of one of its devices.
     """
@@ -36,7 +36,7 @@ class TrainerLayout:
     trainer: Trainer
     cuts: Sequence[int]
     pipeline_size: int | None
-    reading: Reading
+    stated: Stated
     parts: Sequence[Part]
     described: Sequence[str]
     group_ranks: int
@@ -57,7 +57,7 @@ class TrainerLayout:
         many stages; `chunks` is v. With them are those of `conditions` that the text says. Raises
         PartoptError where stages and devices do not match.
         """
-        said, layout = self.reading, self.reading.layout
+        said, layout = self.stated, self.stated.layout
         name = schedule_name or layout.schedule or self._usual_schedule()
         if said.stages and name != layout.schedule:
             raise invalid(
@@ -77,15 +77,15 @@ class TrainerLayout:
             found["chunks"] = v
         if self.parts and self.trainer.engine.recomputes_blocks:
             found["block_bounds"] = block_bounds(self.parts)
-        stated: dict[str, Any] = {
+        options: dict[str, Any] = {
             "microbatch_size": layout.microbatch,
             "recompute": layout.recompute,
             "shard": layout.shard,
         }
         if not entry.asynchronous:  # which has no iterations
-            stated["microbatches"] = said.microbatches and said.microbatches * d
-            stated["global_batch"] = said.batch
-        return found | {option: value for option, value in stated.items() if value is not None}
+            options["microbatches"] = said.microbatches and said.microbatches * d
+            options["global_batch"] = said.batch
+        return found | {option: value for option, value in options.items() if value is not None}
 
     def _usual_schedule(self) -> str:
         """1F1B or interleaved 1F1B where the trainer runs it, else the first that it runs."""
@@ -167,8 +167,8 @@ def read_layout(
         raise invalid("pipeline_size", pipeline_size, "must be a number of devices", "give 1..")
     layers = [layer.name for layer in profile.layers]
     parts = parts_of(layers, reader, rules)
-    reading = reader.read(text, layers, parts)
-    said, tp = reading.layout.pp, reading.layout.tp
+    stated = reader.read(text, layers, parts)
+    said, tp = stated.layout.pp, stated.layout.tp
     if None not in (said, pipeline_size) and said != pipeline_size:
         what = f"the layout itself says {said}"
         raise invalid("pipeline_size", pipeline_size, what, "leave it out")
@@ -183,23 +183,23 @@ def read_layout(
         )
     return TrainerLayout(
         trainer=reader,
-        cuts=_cuts_of(trainer, reading, cuts),
+        cuts=_cuts_of(trainer, stated, cuts),
         pipeline_size=pipeline_size if said is None else said,
-        reading=reading,
+        stated=stated,
         parts=parts,
         described=list(describe(layers, parts)),
         group_ranks=profile.group_ranks,
     )
 
 
-def _cuts_of(trainer: str, reading: Reading, cuts: Sequence[int] | None) -> Sequence[int]:
-    """The cuts of the reading, or those that a person gives where it has none."""
-    if reading.cuts is not None:
+def _cuts_of(trainer: str, stated: Stated, cuts: Sequence[int] | None) -> Sequence[int]:
+    """The cuts that are stated, or those that a person gives where it has none."""
+    if stated.cuts is not None:
         if cuts is None:
-            return reading.cuts
+            return stated.cuts
         what = f"a layout of {trainer} itself says where stages begin"
         raise invalid("cuts", list(cuts), what, "leave them out")
-    stages = reading.stages or 1
+    stages = stated.stages or 1
     if cuts is None or len(cuts) + 1 != stages:
         raise PartoptError(
             f"the order is of {stages} stages, and does not say where they begin",

@@ -41,11 +41,10 @@ from partopt.trainers.read_back import offloaded_modules
 from partopt.trainers.reading import check_count, find_count, find_value, malformed, read_literal
 from partopt.trainers.trainer import (
     HEADS,
-    Configured,
     Lever,
-    Reading,
     ReadTraining,
     Says,
+    Stated,
     Text,
     Trainer,
     batch_of,
@@ -319,7 +318,7 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
 def _read_training(trainer: str) -> ReadTraining:
     """A reader of all of a transformer's training, with the stages of the pipeline's layout."""
 
-    def read(settings: Settings, devices: int) -> Configured:
+    def read(settings: Settings, devices: int) -> Stated:
         # or of a function that sets it, as `set_deepseek_v3_pipeline_model_parallel_layout`
         names = (path.rpartition(".")[2] for path in settings.values if "import." not in path)
         setters = [name for name in names if re.fullmatch(rf"(?!set_)\w+_{_LAYOUT}", name)]
@@ -329,7 +328,7 @@ def _read_training(trainer: str) -> ReadTraining:
     return read
 
 
-def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     """The cuts before the first layer of every segment but the first, and what else is said."""
     stripped, layout, batch = text.strip(), Layout(), None
     value: object = stripped
@@ -345,7 +344,7 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
         blocks += segment.count("t")
         last = blocks == count_blocks(parts)
         cuts.append(head if last else parts.index(Part(BLOCK, blocks)))
-    return Reading(cuts, layout, batch)
+    return Stated(cuts=cuts, layout=layout, batch=batch)
 
 
 def _read_rest(settings: Settings) -> Layout:

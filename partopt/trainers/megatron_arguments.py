@@ -36,7 +36,7 @@ from partopt.trainers.megatron_model import (
 )
 from partopt.trainers.megatron_names import count, find, note_arguments, note_unread
 from partopt.trainers.megatron_vocabulary import name_shape
-from partopt.trainers.trainer import Configured
+from partopt.trainers.trainer import Stated
 from partopt.transformer.config import named_transformer
 from partopt.transformer.offloading import TOGETHER
 
@@ -66,7 +66,7 @@ _UNPLANNED = ("32", "fp32", "float32", "32-true")  # formats
 
 def read_training(
     settings: Settings, devices: int, trainer: str, stated: Sequence[str] | None = None
-) -> Configured:
+) -> Stated:
     """A transformer's training on so many devices, as the arguments or fields of `trainer` say.
 
     `stated` are the letters of stages of a pipeline's layout, which goes before other arguments.
@@ -115,10 +115,10 @@ def read_training(
         modules=_modules(settings, notes) if recompute == "selective" else None,
         shard=shard,
     )
-    found = Configured(
+    found = Stated(
         model=model,
         sequence=sequence or 1,
-        global_batch=batch or 1,
+        batch=batch or 1,
         format=_format(settings, notes),
         layout=layout,
         facts=_facts(settings, t, p, trainer, model, notes),

@@ -14,10 +14,10 @@ from msgspec import structs
 from partopt.configurations.settings import read_settings
 from partopt.documents.engine import STATE
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Modelled
+from partopt.documents.transformer import Modelled, Transformer
 from partopt.errors import PartoptError
 from partopt.trainers.parts import FURTHER, Part, count_blocks
-from partopt.trainers.trainer import Configured, Trainer, batch_of
+from partopt.trainers.trainer import Stated, Trainer, batch_of
 from partopt.transformer.iteration import is_whole
 from partopt.transformer.offloading import copied_modules
 
@@ -48,24 +48,25 @@ def find_losses(plan: Plan, trainer: Trainer, parts: Sequence[Part], text: str) 
         found = trainer.read_training(read_settings(text), plan.topology.cluster.devices)
     except PartoptError as error:
         return Losses([fault.message for fault in error.parts])
+    assert found.model
     faults = [
         f"{name} is {planned}, it would be {said}"
-        for name, planned, said in _another_training(plan, about, parts, found)
+        for name, planned, said in _another_training(plan, about, found.model, parts, found)
         if planned != said
     ]
-    return Losses(faults, [*_numerics(about, found), *_facts(plan, about, trainer, found)])
+    return Losses(faults, [*_numerics(about, found.model), *_facts(plan, about, trainer, found)])
 
 
 def _another_training(
-    plan: Plan, about: Modelled, parts: Sequence[Part], found: Configured
+    plan: Plan, about: Modelled, model: Transformer, parts: Sequence[Part], found: Stated
 ) -> Iterator[tuple[str, object, object]]:
     """What a training is, as it is planned and as it is said."""
     for name in about.model.__struct_fields__:
         if name not in ("name", "numerics"):
-            yield f"`{name}` of the model", getattr(about.model, name), getattr(found.model, name)
+            yield f"`{name}` of the model", getattr(about.model, name), getattr(model, name)
     yield "the format", about.format, found.format
     yield "the sequence", about.sequence, found.sequence
-    yield "the batch", batch_of(plan), found.global_batch
+    yield "the batch", batch_of(plan), found.batch
     for name in _DEGREES:
         yield name, getattr(plan.layout, name) or 1, getattr(found.layout, name) or 1
     inside = [parts[stage.start : stage.stop] for stage in plan.stages]
@@ -83,8 +84,8 @@ def _another_training(
         yield "the stage of further tokens", [*where, last][0], said
 
 
-def _numerics(about: Modelled, found: Configured) -> Iterator[str]:
-    planned, said = about.model.numerics, found.model.numerics
+def _numerics(about: Modelled, model: Transformer) -> Iterator[str]:
+    planned, said = about.model.numerics, model.numerics
     if planned is None:
         yield "the plan does not say norms, biases and positions of the model: plan it again"
     elif said is not None:
@@ -94,7 +95,7 @@ def _numerics(about: Modelled, found: Configured) -> Iterator[str]:
                 yield f"yours to add: the model has {what}, which the text does not say"
 
 
-def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Configured) -> Iterator[str]:
+def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Stated) -> Iterator[str]:
     """Facts that the plan counts, and that the trainer does not have or cannot be told."""
     practice, engine = trainer.run_with(found.facts)
     if plan.layout.scatters_early:

@@ -16,7 +16,7 @@ from partopt.documents.stage import Shard
 from partopt.errors import PartoptError, unknown
 from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.reading import cuts_of_blocks, find_count, find_value, malformed, read_numbers
-from partopt.trainers.trainer import BLOCKS, Reading, Says, Text, Trainer, arguments_text
+from partopt.trainers.trainer import BLOCKS, Says, Stated, Text, Trainer, arguments_text
 
 _BALANCED = "inference runs forwards alone; the plan balances forwards and backwards"
 _SPLITS = "transformer.h.4,transformer.h.8"
@@ -45,10 +45,10 @@ def _server(name: str, title: str, tried: str, flags: tuple[str, str], source: s
         notes = [f"start the server with {given}", _BALANCED]
         return Text(f"export {variable}={','.join(map(str, blocks))}\n", notes=notes)
 
-    def read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+    def read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
         counts = read_numbers(text, variable, _COUNTS)
         tp = find_count(read_settings(text), flags[1].removeprefix("--").replace("-", "_"))
-        return Reading(cuts_of_blocks(counts, parts), Layout(tp=tp))
+        return Stated(cuts=cuts_of_blocks(counts, parts), layout=Layout(tp=tp))
 
     return Trainer(
         name=name,
@@ -94,7 +94,7 @@ def _split_faults(plan: Plan) -> list[str]:
     return found + _shared_ranks(plan)
 
 
-def _read_splits(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+def _read_splits(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     """The cuts before the first layers of these names."""
     value = find_value(read_settings(text), "split_points")
     names = text.replace(",", " ").split() if value is None else value
@@ -120,7 +120,7 @@ def _read_splits(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Rea
             "name each layer once, in the order of the profile, and not the first",
             code="parts-out-of-order",
         )
-    return Reading(cuts)
+    return Stated(cuts=cuts)
 
 
 VLLM = _server(

@@ -20,7 +20,7 @@ from partopt.schedules.entry import Schedule
 from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import to_csv
 from partopt.trainers.parts import Part
-from partopt.trainers.trainer import Reading, Says, Text, Trainer, plain
+from partopt.trainers.trainer import Says, Stated, Text, Trainer, plain
 
 _MOST = 1_000_000  # microbatches times stages of an order
 _FORWARD = re.compile(r"\(?([0-9]{1,7})F[0-9]")
@@ -113,7 +113,7 @@ def _write_order(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     return Text(csv_of(plan))
 
 
-def _read_order(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+def _read_order(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     """P and the order; where the stages begin is not in the file."""
     rows = _rows(text)
     actions = _ACTION.findall(text)
@@ -135,9 +135,8 @@ def _read_order(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Read
             ranks = places.ranks_of(entry.shape, P, S // P)
             placed = places.Placement(ranks, P, M, warmup=warmups)
             if len(ranks) == S and _rows(to_csv(order(entry.name, placed), placed)) == rows:
-                return Reading(
-                    None,
-                    Layout(pp=P, schedule=entry.name),
+                return Stated(
+                    layout=Layout(pp=P, schedule=entry.name),
                     stages=S,
                     microbatches=M,
                     warmups=warmups,

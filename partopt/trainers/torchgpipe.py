@@ -10,7 +10,7 @@ from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, read_numbers
-from partopt.trainers.trainer import Reading, Says, Text, Trainer, arguments_text
+from partopt.trainers.trainer import Says, Stated, Text, Trainer, arguments_text
 
 _EXAMPLE = "[5, 3, 3, 3]"
 
@@ -28,7 +28,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     )
 
 
-def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     """`balance` has the layers of every stage."""
     counts = read_numbers(text, "balance", _EXAMPLE)
     check_stages(counts, "layers", len(layers))
@@ -36,7 +36,7 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     always = settings.known("checkpoint") == "always"
     cuts = list(itertools.accumulate(counts[:-1]))
     layout = Layout(recompute="always" if always else None, schedule="gpipe")
-    return Reading(cuts, layout, microbatches=find_count(settings, "chunks"))
+    return Stated(cuts=cuts, layout=layout, microbatches=find_count(settings, "chunks"))
 
 
 TORCHGPIPE = Trainer(

@@ -39,10 +39,9 @@ from partopt.trainers.reading import (
 from partopt.trainers.torch import SYNCHRONOUS, TORCH, csv_faults, csv_of
 from partopt.trainers.trainer import (
     PARTS,
-    Configured,
     Lever,
-    Reading,
     Says,
+    Stated,
     Text,
     Trainer,
     batch_of,
@@ -294,14 +293,15 @@ def _modules(parts: Sequence[Part]) -> str:
     return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 
-def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     """The cuts before the first module of every stage but the first."""
     settings = read_settings(text)
     value: object = read_literal(text) or find_value(settings, _FIELD) or text.split()
     stages = [[_part(name) for name in names] for names in _stages(value)]
     _check(stages, list(dict.fromkeys(parts)))
     cuts = [parts.index(stage[0]) for stage in stages[1:]]
-    return Reading(cuts, _read_rest(settings), find_count(settings, "global_batch_size"))
+    batch = find_count(settings, "global_batch_size")
+    return Stated(cuts=cuts, layout=_read_rest(settings), batch=batch)
 
 
 def _read_rest(settings: Settings) -> Layout:
@@ -321,7 +321,7 @@ def _read_rest(settings: Settings) -> Layout:
     )
 
 
-def _read_training(settings: Settings, devices: int) -> Configured:
+def _read_training(settings: Settings, devices: int) -> Stated:
     """All of a transformer's training, as a configuration, its TOML or a command line says it."""
     notes = list[str]()
     degree = {
@@ -344,10 +344,10 @@ def _read_training(settings: Settings, devices: int) -> Configured:
     if blocks is None and p > 1 and named != "1f1b":
         layers = settings.count("pipeline_parallel_layers_per_stage", default=0)
         chunks = -(-(model.blocks + 2) // (p * layers)) if layers else 2
-    return Configured(
+    return Stated(
         model=model,
         sequence=sequence,
-        global_batch=batch,
+        batch=batch,
         format=_format(settings),
         layout=Layout(
             tp=t,

@@ -83,42 +83,34 @@ class Text:
         return list(files)
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What a configuration says.
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What a configuration says of a training.
 
-    `cuts` are the first layers of all stages but the first, None where only their order is in the
-    text; `batch` samples are an iteration. A text that is the order of a schedule has `stages` and
+    `layout` are the parts that it says, `batch` samples an iteration, `facts` those of the trainer
+    that are not its defaults, as `--with` names them; `notes` tell what is taken otherwise than it
+    says. On a profile `cuts` are the first layers of all stages but the first, None where only
+    their order is in the text. A text that is the order of a schedule has `stages` and
     `microbatches` of a pipeline, and `warmups` where they are not the schedule's usual ones.
+
+    Without a profile there is a `model`, trained on a `sequence` in a `format`, and the layout has
+    all parts but `dp` and `schedule`; `blocks` are those of stages where the text says them, and
+    `further_stage` is the one that predicts further tokens, by default the last.
     """
 
-    cuts: Sequence[int] | None
     layout: Layout = field(default_factory=Layout)
     batch: int | None = None
+    facts: Mapping[str, object] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    cuts: Sequence[int] | None = None
     stages: int | None = None
     microbatches: int | None = None
     warmups: Sequence[int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Configured:
-    """What a configuration says of a transformer's training, without a profile.
-
-    `layout` has all parts but `dp` and `schedule`, `facts` are those of the trainer that are not
-    its defaults, as `--with` names them. `blocks` are those of stages where it says them, and
-    `further_stage` the one that predicts further tokens, by default the last.
-    `notes` tell what is taken otherwise than it says.
-    """
-
-    model: Transformer
-    sequence: int
-    global_batch: int
-    format: Format
-    layout: Layout
-    facts: Mapping[str, object] = field(default_factory=dict)
+    model: Transformer | None = None
+    sequence: int = 1
+    format: Format = "bfloat16"
     blocks: Sequence[int] | None = None
     further_stage: int | None = None
-    notes: Sequence[str] = ()
 
 
 class Lever(NamedTuple):
@@ -148,8 +140,8 @@ class Lever(NamedTuple):
 
 
 Write = Callable[[Plan, Sequence[Part], str], Text]
-Read = Callable[[str, Sequence[str], Sequence[Part]], Reading]
-ReadTraining = Callable[[Settings, int], Configured]
+Read = Callable[[str, Sequence[str], Sequence[Part]], Stated]
+ReadTraining = Callable[[Settings, int], Stated]
 Words = Callable[[Plan], Mapping[str, object]]
 
 

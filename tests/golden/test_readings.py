@@ -99,7 +99,7 @@ def find(case: str) -> dict[str, object]:
         if table == "layouts":
             layout = read_layout(trainer, text, transformer())
             said = {"cuts": [*layout.cuts], "pipeline": layout.pipeline_size}
-            return {"layout": str(said | {"options": _words(layout.reading.layout)})}
+            return {"layout": str(said | {"options": _words(layout.stated.layout)})}
         asked, notes = read_job(trainer, text, Topology.load("dgx-h100", 4), **options)
     except PartoptError as refused:
         return {"refused": [f"{part.message} ({part.code}) {part.hint}" for part in refused.parts]}

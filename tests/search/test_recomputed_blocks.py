@@ -140,7 +140,7 @@ def test_the_best_plan_of_a_trainer_is_verified_written_and_read_again(to, sched
     plan.save(str(tmp_path / "plan.json"))
     assert po.Plan.load(str(tmp_path / "plan.json")) == plan
     layout = po.read_layout(to, po.export_plan(plan, to).main, profile)
-    assert layout.reading.layout.recompute == plan.layout.recompute
+    assert layout.stated.layout.recompute == plan.layout.recompute
     assert [0, *layout.cuts] == [stage.start for stage in plan.stages]
 
 
