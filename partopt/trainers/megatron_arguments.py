@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -601,6 +602,49 @@ def _offloaded(settings: Settings, fields: bool, notes: list[str]) -> float:
     return round(min(1.0, max(0.0, share)), 2)
 
 
+def _is_on(settings: Settings, *names: str, default: bool = False) -> bool:
+    """Whether a switch is on that has one of the names, or is by default where none is said."""
+    stated = any(settings.value(name) is not None for name in names)
+    return settings.has(*names) if stated else default
+
+
+def _facts_of_deepspeed(settings: Settings) -> dict[str, object]:
+    stated = {
+        ("attention", "flash"): settings.has("use_flash_attn", "use_flash_attn_v1", *_FLASH),
+        ("ends", "blocks"): _ends(settings)[0],
+        ("gradients", "float32"): settings.has("bf16.enabled", "bf16") and not settings.has(*_ZERO),
+    }
+    return {name: value for (name, value), holds in stated.items() if holds}
+
+
+def _has_narrow_gradients(settings: Settings, fields: bool, flat: bool) -> bool:
+    """Whether gradients are kept and reduced in the format of parameters."""
+    wide = _is_on(settings, "accumulate_allreduce_grads_in_fp32")  # which --bf16 has by itself
+    said = [  # all of which are asked for, so that none is noted as not read
+        _is_on(settings, "grad_reduce_in_bf16"),
+        settings.find("grad_reduce_in_fp32") is False,
+        settings.find("main_grads_dtype") in ("bf16", "fp16", "bfloat16"),
+        not fields and settings.has("fp16") and not wide,
+    ]
+    return not re.search("32", str(settings.find(MAIN_GRADIENTS))) if flat else any(said)
+
+
+def _exchange(settings: Settings) -> str:
+    """How tokens go to their experts: by copies of a backend, or in one exchange of all."""
+    backend = settings.find("moe_flex_dispatcher_backend", "flex_dispatcher_backend")
+    copies = _is_on(settings, "moe_enable_deepep")
+    copies = copies or settings.find("moe_token_dispatcher_type") == "flex"
+    if not copies and not settings.has("flex_dispatcher_backend"):  # Bridge's function applies it
+        return "alltoall"
+    return "hybridep" if backend == "hybridep" else "deepep"
+
+
+def _note_capacity(settings: Settings) -> Iterator[str]:
+    if settings.find("moe_expert_capacity_factor") not in (None, 1):
+        flag = settings.show("moe_expert_capacity_factor")
+        yield f"{flag}: tokens are counted to be spread evenly over experts"
+
+
 def _facts(
     settings: Settings,
     t: int,
@@ -610,66 +654,41 @@ def _facts(
     notes: list[str],
 ) -> dict[str, object]:
     """Facts of the trainer that are not its defaults."""
-    found: dict[str, object] = {}
     if trainer == "deepspeed":
-        if settings.has("use_flash_attn", "use_flash_attn_v1", *_FLASH):
-            found["attention"] = "flash"
-        if _ends(settings)[0]:
-            found["ends"] = "blocks"
-        if settings.has("bf16.enabled", "bf16") and not settings.has(*_ZERO):
-            found["gradients"] = "float32"
-        return found
-
-    def on(*names: str, default: bool = False) -> bool:
-        stated = any(settings.value(name) is not None for name in names)
-        return settings.has(*names) if stated else default
-
-    fields = trainer == "megatron-bridge"
-    fused = on("cross_entropy_loss_fusion", default=fields)
-    backend = settings.find("moe_flex_dispatcher_backend", "flex_dispatcher_backend")
-    copies = on("moe_enable_deepep") or settings.find("moe_token_dispatcher_type") == "flex"
-    copies = copies or settings.has("flex_dispatcher_backend")  # Bridge's function applies it
-    overlaps = on("overlap_grad_reduce", "overlap_grad_sync", default=fields)
+        return _facts_of_deepspeed(settings)
+    on, fields = partial(_is_on, settings), trainer == "megatron-bridge"
     flat = _has_fsdp(settings) and _shard(settings, trainer) in ("gradients", "parameters")
-    kept = settings.find("main_grads_dtype")
-    narrow = on("grad_reduce_in_bf16") or settings.find("grad_reduce_in_fp32") is False
-    narrow = narrow or kept in ("bf16", "fp16", "bfloat16")
-    whole = on("accumulate_allreduce_grads_in_fp32")  # which --bf16 has by itself
-    narrow = narrow or (not fields and settings.has("fp16") and not whole)
-    if flat:
-        notes += _note_fsdp(settings)
-        overlaps, narrow = True, not re.search("32", str(settings.find(MAIN_GRADIENTS)))
-    waits = on("no_overlap_p2p_communication") or settings.find("overlap_p2p_comm") is False
-    if fused != fields:
-        found["loss"] = "fused" if fused else "plain"
-    capacity = settings.find("moe_expert_capacity_factor")
-    if capacity not in (None, 1):
-        flag = settings.show("moe_expert_capacity_factor")
-        notes.append(f"{flag}: tokens are counted to be spread evenly over experts")
-    graphs, optimizer = _graphs(settings, bool(model.experts), notes), find(settings, "optimizer")
-    share = _offloaded(settings, fields, notes)
+    notes += _note_fsdp(settings) if flat else ()
+    notes += _note_capacity(settings)
+    overlaps = on("overlap_grad_reduce", "overlap_grad_sync", default=fields) or flat
+    fused = on("cross_entropy_loss_fusion", default=fields)
+    padded = on("moe_pad_expert_input_to_capacity") and settings.has("moe_expert_capacity_factor")
+    graphs, exchange = _graphs(settings, bool(model.experts), notes), _exchange(settings)
+    optimizer, share = find(settings, "optimizer"), _offloaded(settings, fields, notes)
+    offload, state = _offload(settings, notes), _state_bytes(settings)
+    unoverlapped = on("no_overlap_p2p_communication") or settings.find("overlap_p2p_comm") is False
+    bucket = settings.count("ddp_bucket_size", "bucket_size", default=0) or 0
+    ends = "blocks" if all(_ends(settings)) else "stage"
     stated = {
+        ("loss", "fused" if fused else "plain"): fused != fields,
         ("graphs", graphs): graphs != "none",
         ("routing", "balanced"): on("moe_router_force_load_balancing"),
-        ("routing", "capacity"): on("moe_pad_expert_input_to_capacity") and bool(capacity),
+        ("routing", "capacity"): padded,
         ("fused-experts", "yes"): bool(model.experts) and on("use_transformer_engine_op_fuser"),
         ("fsdp", "yes"): flat,
         ("muon", "yes"): isinstance(optimizer, str) and "muon" in optimizer,
-        ("offload", offload := _offload(settings, notes)): bool(offload),
-        ("optimizer_bytes", state := _state_bytes(settings)): state != STATE,
+        ("offload", offload): bool(offload),
+        ("optimizer_bytes", state): state != STATE,
         ("optimizer-offload", f"{share:g}"): share > 0,
         ("offload-overlap", "yes"): share > 0 and on(OFFLOAD[2]),
         ("tp-overlap", "yes"): on("tp_comm_overlap", "ub_tp_comm_overlap") and t > 1,
         ("exchange-overlap", "yes"): on("overlap_moe_expert_parallel_comm"),
-        ("exchange", "hybridep" if backend == "hybridep" else "deepep"): copies,
+        ("exchange", exchange): exchange != "alltoall",
         ("sequence-parallel", "no"): t > 1 and not find(settings, "sequence_parallel"),
         ("allreduce", "blocking"): not overlaps,
-        ("gradients", "parameters"): narrow,
-        ("waits", "1f1b,interleaved"): waits,
+        ("gradients", "parameters"): _has_narrow_gradients(settings, fields, flat),
+        ("waits", "1f1b,interleaved"): unoverlapped,
+        ("ends", ends): p > 1,
+        ("bucket", bucket * BUCKET_ITEM): bucket > 0,
     }
-    found |= {name: value for (name, value), said in stated.items() if said}
-    if p > 1:
-        found["ends"] = "blocks" if all(_ends(settings)) else "stage"
-    if bucket := settings.count("ddp_bucket_size", "bucket_size", default=0):
-        found["bucket"] = bucket * BUCKET_ITEM
-    return found
+    return {name: value for (name, value), holds in stated.items() if holds}
