@@ -89,7 +89,7 @@ class Check(documents.StrictStruct, frozen=True, kw_only=True):
     `worst` is the one that has the largest.
     """
 
-    compared: Literal["gradients", "changes"]  # changes of weights: of an asynchronous plan
+    compared: Literal["gradients", "changes"]  # changes of weights: in older files
     loss_error: Share
     largest_error: Share
     worst: str

@@ -118,13 +118,14 @@ def count_microbatches(training: PlannedTraining, pipeline: RankTraining) -> dic
 def check_room(training: PlannedTraining, context: Context, device: torch.device) -> None:
     """Raise PartoptError, on every rank, where `device` of rank 0 does not hold the whole model.
 
-    Counted are weights and gradients, and those that rank 0 has there besides. Activations come to
-    it.
+    Counted are weights and gradients, and those that rank 0 has there besides, of an asynchronous
+    plan with the weights before and the sums so far. Activations come to it.
     """
-    plan = training.plan
+    plan, copies = training.plan, 2 + 2 * training.asynchronous
     needed_bytes = 2 * plan.profile.parameter_bytes
     if device == context.device:
-        needed_bytes += sum(2 * stage.parameter_bytes for stage in plan.stages if 0 in stage.ranks)
+        held_bytes = sum(stage.parameter_bytes for stage in plan.stages if 0 in stage.ranks)
+        needed_bytes += copies * held_bytes
     room_bytes = context.gather(free_bytes(device))[0]
     if needed_bytes > room_bytes:
         where = "the host" if device.type == "cpu" else "one GPU"

@@ -329,7 +329,12 @@ def test_a_model_that_the_device_does_not_hold_is_told_of_before_anything_starts
     whole, own = (
         2 * each for each in (plan.profile.parameter_bytes, plan.stages[0].parameter_bytes)
     )
-    for device, needed in (("cpu", whole), ("cuda", whole + own)):
+    for device, stale, needed in (
+        ("cpu", False, whole),
+        ("cuda", False, whole + own),
+        ("cuda", True, whole + 2 * own),  # with the weights before, and sums of gradients
+    ):
+        monkeypatch.setattr(PlannedTraining, "asynchronous", stale)
         room[device] = needed
         check.check_room(training, context, torch.device(device, 0))
         room[device] = needed - 1
