@@ -111,8 +111,8 @@ def members_crossed(ranks: Sequence[int], topology: Topology) -> dict[int, int]:
     """n_k of the levels k at which some two of `ranks` part, by ascending k."""
     crossed, members = {}, array_of(ranks)
     for k, level in enumerate(topology.levels, start=1):
-        members, inside = np.unique(members // level.size, return_counts=True)
-        crossed[k] = int(inside.max())
+        inside = np.bincount(members // level.size)
+        crossed[k], members = int(inside.max()), np.flatnonzero(inside)
     return {k: n for k, n in crossed.items() if n > 1}
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
 from partopt.cost.collectives import allreduce_over, exposed
 from partopt.cost.memory import recomputes_apart
-from partopt.cost.messages import Ports, crossing, cut_ports, hold_s, port_size
+from partopt.cost.messages import crossing, cut_ports, hold_s, port_size
 from partopt.cost.sharding import early_bytes, exchange_by, exchange_topology
 from partopt.documents.plan import Estimate, Plan
 from partopt.documents.stage import Load, Stage
@@ -22,6 +22,10 @@ from partopt.schedules.placement import STRAIGHT
 # C        compute seconds of a stage for one microbatch on one replica
 # r        replicas of a stage
 # M        microbatches of an iteration; n of them on the replica with the most
+# port     of level k and a member of it: of all members where the level is a bus
+
+Port = tuple[int, int]
+Ports = dict[Port, float]  # seconds per microbatch in which a port is busy
 
 
 def estimate_of(plan: Plan, one_device_s: float) -> Estimate:
@@ -64,26 +68,36 @@ def _loads(plan: Plan) -> Iterator[Load]:
         yield Load("all-reduce", s, left)
         if M is None and plan.engine.allreduce == "blocking":
             yield Load("compute and all-reduce", s, computing + exchanging)
-    users = [
-        cut_ports(
-            *(before.ranks, after.ranks, (after.input_bytes + after.gradient_bytes) / 2),
-            *(plan.topology, M),
-        )
-        for before, after in pairwise(stages)
-    ]
+    users = [_cut_s(before, after, plan) for before, after in pairwise(stages)]
     for c, ports in enumerate(users, start=1):
         yield Load("cut", c, max(ports.values(), default=0.0))
     users += [_ring_s(stage, plan) for stage in stages if M is None]
-    together: Ports = {}
-    for ports in users:
-        for port, seconds in ports.items():
-            together[port] = together.get(port, 0.0) + seconds
+    together = _sum(use for ports in users for use in ports.items())
     busiest = max(together, key=lambda port: together[port], default=None)
     if busiest and sum(busiest in ports for ports in users) > 1:
         k, member = busiest
         size = port_size(k, plan.topology)
         behind = [any(rank // size == member for rank in stage.ranks) for stage in stages]
         yield Load("ports", behind.index(True), together[busiest])
+
+
+def _cut_s(before: Stage, after: Stage, plan: Plan) -> Ports:
+    """Seconds per microbatch in which the messages between two stages keep ports busy."""
+    size_bytes = (after.input_bytes + after.gradient_bytes) / 2
+    used = cut_ports(before.ranks, after.ranks, size_bytes, plan.topology, plan.microbatches)
+    return _sum(
+        ((k, member), busy_s)
+        for k, members, seconds in used
+        for member, busy_s in zip(members.tolist(), seconds.tolist(), strict=True)
+    )
+
+
+def _sum(uses: Iterable[tuple[Port, float]]) -> Ports:
+    """Ports with all that keeps them busy."""
+    found: Ports = {}
+    for port, seconds in uses:
+        found[port] = found.get(port, 0.0) + seconds
+    return found
 
 
 def _ring_s(stage: Stage, plan: Plan) -> Ports:

@@ -6,8 +6,7 @@ The algorithms of all-reduces are in `partopt.cost.collectives`.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,8 @@ from partopt.documents.topology import Level, Topology
 
 TURNS = 1024  # of replicas on both sides of a cut, that are looked at
 
+Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-# by level and member: a port is of a member, or where the level is a bus of all
-Ports = dict[tuple[int, int], float]
 
 
 def transfer_s(size_bytes: float, k: int, topology: Topology) -> float:
@@ -82,21 +80,21 @@ def cut_ports(
     size_bytes: float,
     topology: Topology,
     most: int | None = None,
-) -> Ports:
+) -> Iterator[tuple[int, Integers, Floats]]:
     """Seconds per microbatch in which the messages over a cut keep ports busy.
 
-    So many bytes go over it one way, the mean of both ways, which a port of both directions carries
-    or more in one of them. A device that passes to itself uses none. `most` is as in `crossing`.
+    They are given with their ports: the level, and its members, or where it is a bus the components
+    of them; those out before those in. So many bytes go over the cut one way, the mean of both
+    ways, which a port of both directions carries or more in one of them. A device that passes to
+    itself uses none. `most` is as in `crossing`.
     """
     source, target, level = crossing(before, after, topology, most)
-    found: Ports = {}
     for k in np.unique(level[level > 0]).tolist():
         turn_s = size_bytes / port_rate(k, topology) / len(level)
         for side in (source,) if topology.levels[k - 1].bus else (source, target):
-            members = Counter((side[level == k] // port_size(k, topology)).tolist())
-            for member, n in members.items():
-                found[k, member] = found.get((k, member), 0.0) + n * turn_s
-    return found
+            passing = side[level == k] // port_size(k, topology)
+            members, many = np.unique(passing, return_counts=True)
+            yield k, members, many * turn_s
 
 
 def hold_s(size_bytes: Any, messages: Any, level: Level, serial: bool) -> Any:

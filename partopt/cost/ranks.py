@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-def spaced(ranks: Iterable[int]) -> Sequence[int]:
+def spaced(ranks: NDArray[np.int64]) -> Sequence[int]:
     """Ranks as a range where they ascend evenly, else as a tuple."""
-    given = tuple(ranks)
-    step = given[1] - given[0] if len(given) > 1 else 1
-    even = range(given[0], given[0] + step * len(given), step) if step > 0 else ()
-    return even if tuple(even) == given else given
+    first, steps = int(ranks[0]), np.diff(ranks)
+    step = int(steps[0]) if len(steps) else 1
+    if step > 0 and (steps == step).all():
+        return range(first, first + step * len(ranks), step)
+    return tuple(ranks.tolist())
+
+
+def join(groups: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The ranks of some groups, one after the other."""
+    return groups[0] if len(groups) == 1 else spaced(np.concatenate(list(map(array_of, groups))))
 
 
 def copies_of(ranks: Sequence[int], first: int, copies: int, stride: int) -> Sequence[int]:
     """Ranks so many times, the copies `stride` apart; the first by as many copies from `ranks`."""
-    by = range(first * stride, (first + copies) * stride, stride)
-    return spaced(rank + offset for offset in by for rank in ranks)
+    if len(ranks) == 1:
+        return range(ranks[0] + first * stride, ranks[0] + (first + copies) * stride, stride)
+    return spaced(np.add.outer(np.arange(first, first + copies) * stride, array_of(ranks)).ravel())
 
 
 def array_of(ranks: Sequence[int]) -> NDArray[np.int64]:

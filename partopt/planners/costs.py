@@ -14,7 +14,6 @@ takes about as long as its slowest stage, and the simulator says how long.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -242,17 +241,18 @@ class StageCosts:
 
     def ports_s(self, shape: Shape) -> float:
         """Seconds a microbatch for which the messages of all stages keep the busiest port busy."""
-        topology, load = self.problem.topology, Counter[tuple[int, int]]()
-        ranks, bounds, W = shape.ranks, shape.bounds, self.W
+        topology, bounds = self.problem.topology, shape.bounds
+        load, ranks = np.zeros((len(topology.levels), topology.devices)), shape.ranks
         for cut, one, other in zip(bounds[1:], ranks, ranks[1:], strict=False):
-            load.update(cut_ports(one, other, float(self.traffic[cut]), topology))
+            for k, members, seconds in cut_ports(one, other, float(self.traffic[cut]), topology):
+                load[k - 1, members] += seconds
         if self.M is None:  # the exchanges of stages that share a port add up
             for ring, i, j in zip(ranks, bounds, bounds[1:], strict=False):
                 for k, slope in self.problem.allreduce_over(ring).slopes.items():
-                    busy_s = slope * float(W[i, j]) / len(ring)
-                    for member in np.unique(array_of(ring) // port_size(k, topology)).tolist():
-                        load[k, member] += busy_s
-        return max(load.values(), default=0.0)
+                    busy_s = slope * float(self.W[i, j]) / len(ring)
+                    # once, of however many ranks a port is
+                    load[k - 1, array_of(ring) // port_size(k, topology)] += busy_s
+        return float(load.max(initial=0.0))
 
     # ---- the arrays ---------------------------------------------------------------------------
 
@@ -345,16 +345,17 @@ class StageCosts:
             if not rate or math.isinf(rate):
                 continue
             size = port_size(k, topology)
+            ports = topology.devices // size
             outer = enumerate(rates[k - 1 :], start=k)
             ring = sum(level_rate * slopes.get(x, 0.0) for x, level_rate in outer) / rate / r
-            members, many = np.unique(at // size, return_counts=True)
-            leave = [
-                np.full(len(members), bool(side))
-                & ((k == 1) | ~np.isin(members, array_of(side) // size))
-                for side in (before, after)
-            ]
-            bytes_s = many / r / rate * leave
-            found |= {(one, other, ring) for one, other in bytes_s.T.tolist()}
+            kinds = 4 * np.bincount(at // size, minlength=ports)
+            for side, bit in ((before, 2), (after, 1)):
+                leave = np.full(ports, bool(side))
+                leave[array_of(side if k > 1 else ()) // size] = False
+                kinds += bit * leave
+            for kind in np.unique(kinds[kinds > 3]).tolist():
+                byte_s = kind // 4 / r / rate
+                found.add((byte_s * (kind // 2 % 2), byte_s * (kind % 2), ring))
         return tuple(sorted(found))
 
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, product
 
+import numpy as np
+
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, are_consecutive
-from partopt.cost.ranks import copies_of, spaced
+from partopt.cost.ranks import copies_of, join, spaced
 from partopt.documents.topology import Topology
 
 PLACES = 64  # of a layout, at most
@@ -143,7 +145,7 @@ class Shape:
 @cache
 def ranks_of(places: Places) -> Sequence[int]:
     """The ranks of some places, evenly spaced ones as a range."""
-    return spaced(rank for place in places for rank in place)
+    return join(places)
 
 
 def shape_of(partition: Partition, devices: int) -> Shape:
@@ -163,6 +165,6 @@ def shape_of(partition: Partition, devices: int) -> Shape:
     bounds = (0, *(stage.stop for stage in partition.stages))
     modes = tuple(stage.recompute for stage in partition.stages)
     w = math.gcd(*counts, *idle) if devices > SINGLE else 1
-    places = tuple(spaced(order[k : k + w]) for k in range(0, devices, w))
+    places = tuple(map(spaced, np.array(order).reshape(-1, w)))
     counts, gaps = (tuple(many // w for many in widths) for widths in (counts, idle))
     return Shape(places, bounds, counts, gaps, modes)
