@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.ranks import array_of
 from partopt.documents.topology import Level, Topology
 
 # beta_k     bytes/s of one link of one level-k member, one direction
@@ -60,8 +61,8 @@ def parting_levels(source: Integers, target: Integers, topology: Topology) -> In
 
 
 def crossing(
-    before: Sequence[int] | Integers,
-    after: Sequence[int] | Integers,
+    before: Sequence[int],
+    after: Sequence[int],
     topology: Topology,
     most: int | None = None,
 ) -> tuple[Integers, Integers, Integers]:
@@ -70,7 +71,7 @@ def crossing(
     They are of `most` microbatches, and of `TURNS`, at most.
     """
     turns = np.arange(min(math.lcm(len(before), len(after)), most or TURNS, TURNS))
-    source, target = (np.array(ranks)[turns % len(ranks)] for ranks in (before, after))
+    source, target = (array_of(ranks)[turns % len(ranks)] for ranks in (before, after))
     return source, target, parting_levels(source, target, topology)
 
 
@@ -89,12 +90,12 @@ def cut_ports(
     itself uses none. `most` is as in `crossing`.
     """
     source, target, level = crossing(before, after, topology, most)
-    for k in np.unique(level[level > 0]).tolist():
+    for k in sorted(set(level.tolist()) - {0}):
         turn_s = size_bytes / port_rate(k, topology) / len(level)
         for side in (source,) if topology.levels[k - 1].bus else (source, target):
-            passing = side[level == k] // port_size(k, topology)
-            members, many = np.unique(passing, return_counts=True)
-            yield k, members, many * turn_s
+            many = np.bincount(side[level == k] // port_size(k, topology))
+            members = np.flatnonzero(many)
+            yield k, members, many[members] * turn_s
 
 
 def hold_s(size_bytes: Any, messages: Any, level: Level, serial: bool) -> Any:

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 def spaced(ranks: NDArray[np.int64]) -> Sequence[int]:
     """Ranks as a range where they ascend evenly, else as a tuple."""
-    first, steps = int(ranks[0]), np.diff(ranks)
-    step = int(steps[0]) if len(steps) else 1
-    if step > 0 and (steps == step).all():
+    first = int(ranks[0])
+    if len(ranks) == 1:
+        return range(first, first + 1)
+    steps = np.diff(ranks)
+    if (step := int(steps[0])) > 0 and (steps == step).all():
         return range(first, first + step * len(ranks), step)
     return tuple(ranks.tolist())
 

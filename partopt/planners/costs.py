@@ -353,8 +353,8 @@ class StageCosts:
                 leave = np.full(ports, bool(side))
                 leave[array_of(side if k > 1 else ()) // size] = False
                 kinds += bit * leave
-            for kind in np.unique(kinds[kinds > 3]).tolist():
-                byte_s = kind // 4 / r / rate
+            for kind in np.flatnonzero(np.bincount(kinds)[4:]).tolist():
+                byte_s = (kind // 4 + 1) / r / rate
                 found.add((byte_s * (kind // 2 % 2), byte_s * (kind % 2), ring))
         return tuple(sorted(found))
 
