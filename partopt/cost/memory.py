@@ -102,9 +102,9 @@ def kept_by(plan: Plan) -> Kept:
     return kept_of(plan.optimizer, plan.engine, plan.shard, sixteen_bit, plan.microbatches, copies)
 
 
-def recomputes_apart(plan: Plan) -> bool:
+def recomputes_apart(of: Plan | Problem) -> bool:
     """Whether stages recompute while they wait for the gradient, not within the backward."""
-    return schedule(plan.schedule).recomputes and not plan.engine.recomputes_blocks
+    return schedule(of.schedule).recomputes and not of.engine.recomputes_blocks
 
 
 def shares(kept: Kept, replicas: Any) -> tuple[Any, Any, Any]:

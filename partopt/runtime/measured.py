@@ -18,7 +18,6 @@ import numpy as np
 from msgspec import UNSET, structs
 from numpy.typing import NDArray
 
-from partopt.cost.memory import recomputes_apart
 from partopt.documents.engine import OF_TORCH, OWN, TORCH, Engine
 from partopt.documents.plan import Plan
 from partopt.documents.training_run import (
@@ -38,9 +37,9 @@ from partopt.schedules.placement import placement_of
 from partopt.simulator.conditions import Conditions, apply_conditions
 from partopt.simulator.execution import Execution, execute
 from partopt.simulator.kernel import simulate
+from partopt.simulator.runs import work_of
 from partopt.simulator.steady import steady_state
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
-from partopt.simulator.work import work_of
 
 BUSY = 1.5  # processes that want to run, over cores, above which a machine is busy
 _NS = 1e-9
@@ -245,7 +244,7 @@ def measured_execution(
         partial(_transfers, orders, times),
         _collectives(orders, times),
     )
-    work = work_of(plan, recomputes_apart(plan))
+    work = work_of(plan)
     if not schedule(plan.schedule).asynchronous:
         return Execution(plan, orders, work, timeline, None, 0.0, float(timeline.makespan))
     steady = steady_state(timeline, [stage.replicas for stage in plan.stages])
@@ -322,6 +321,7 @@ def with_measured_times(measured: Execution) -> Execution:
         seconds=np.ones((len(KINDS), len(work.ranks))),
         scale=timeline.end - timeline.start,
         topology=structs.replace(work.topology, levels=levels),
+        pipeline=None,
     )
     found = simulate(measured.order, timed)
     return dataclasses.replace(measured, work=timed, timeline=found, end_s=float(found.makespan))

@@ -18,15 +18,15 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from partopt.cost.memory import recomputes_apart
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Level
 from partopt.runtime.actions import Route
 from partopt.runtime.context import Context
 from partopt.schedules.order import A, B, F, I, Order
 from partopt.simulator.kernel import simulate
+from partopt.simulator.runs import work_of
 from partopt.simulator.timeline import Timeline
-from partopt.simulator.work import Work, work_of
+from partopt.simulator.work import Work
 
 _NS_PER_S = 1e9
 
@@ -123,7 +123,7 @@ def _work(plan: Plan) -> Work:
 
     Messages are as slow as the slowest between any two replicas.
     """
-    work, topology = work_of(plan, recomputes_apart(plan)), plan.topology
+    work, topology = work_of(plan), plan.topology
     every = [[*before, *behind] for before, behind in itertools.pairwise([[], *work.ranks])]
     crossed = [topology.common_level(min(ranks), max(ranks)) for ranks in every]
     levels = [topology.levels[max(k, 1) - 1] for k in crossed]

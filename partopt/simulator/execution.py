@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,27 +14,22 @@ from numpy.typing import NDArray
 
 from partopt.cost.estimate import idle_share
 from partopt.cost.figures import figures_of
-from partopt.cost.memory import recomputes_apart
 from partopt.cost.pricing import under, with_counts_of, with_steps_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import LevelTime
 from partopt.documents.stage import device_bytes
 from partopt.errors import PartoptError
-from partopt.schedules import ACTION_LIMIT, order, schedule
+from partopt.schedules import ACTION_LIMIT, schedule
 from partopt.schedules.order import F, I, Order, in_flight
-from partopt.schedules.placement import STRAIGHT, Placement, placement_of
+from partopt.schedules.placement import STRAIGHT, placement_of
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.kernel import simulate
 from partopt.simulator.memory import peak_memory_bytes
 from partopt.simulator.metrics import Shares, level_use, shares
-from partopt.simulator.steady import (
-    Steady,
-    is_long,
-    microbatches_at_first,
-    steady_state,
-)
+from partopt.simulator.runs import NumberedPlan, Runs, number_plan, work_of
+from partopt.simulator.steady import Steady, microbatches_at_first
 from partopt.simulator.timeline import Timeline
-from partopt.simulator.work import Work, work_of
+from partopt.simulator.work import Work
 
 _ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
 _ROUNDING = 1e-12
@@ -43,8 +39,8 @@ _ROUNDING = 1e-12
 class Execution:
     """A plan, and the run of an iteration or, asynchronous, of many microbatches.
 
-    `start_s` to `end_s` is one iteration or, asynchronous, one cycle of its steady state. Where one
-    pipeline stands for all of the plan's, the run is of that `pipeline`, which is its plan.
+    `start_s` to `end_s` is one iteration or, asynchronous, one cycle of its steady state. The run
+    is of one pipeline, which stands for `copies` that are alike.
     """
 
     plan: Plan
@@ -54,17 +50,7 @@ class Execution:
     steady: Steady | None
     start_s: float
     end_s: float
-    pipeline: Plan | None = None
-
-    @property
-    def executed(self) -> Plan:
-        """The plan that was run: the plan itself, or that of one of its pipelines."""
-        return self.pipeline or self.plan
-
-    @property
-    def copies(self) -> int:
-        """How many pipelines the run stands for."""
-        return self.plan.stages[0].replicas // self.executed.stages[0].replicas
+    copies: int = 1
 
     @property
     def makespan_s(self) -> float:
@@ -114,7 +100,7 @@ class Execution:
     @cached_property
     def peak_memory_bytes(self) -> NDArray[np.int64]:
         """Bytes that every rank holds at most, shape (ranks,)."""
-        return peak_memory_bytes(self.order, self.executed)
+        return peak_memory_bytes(self.order, self.plan, self.work.ranks)
 
 
 def execute(plan: Plan, microbatches: int | None = None) -> Execution:
@@ -123,7 +109,7 @@ def execute(plan: Plan, microbatches: int | None = None) -> Execution:
     It runs for one iteration or, asynchronous, for `microbatches`, by default as many as it takes
     to settle. Raises PartoptError where the schedule deadlocks or cannot run the plan.
     """
-    return _execute(plan, plan, work_of(plan, recomputes_apart(plan)), microbatches)
+    return _execute(plan, *number_plan(plan, whole=True), microbatches)
 
 
 def execute_pipeline(plan: Plan) -> Execution:
@@ -131,46 +117,19 @@ def execute_pipeline(plan: Plan) -> Execution:
 
     Raises PartoptError where that is too long to simulate, too.
     """
-    work = work_of(plan, recomputes_apart(plan))
-    found = work.links.pipeline(tuple(map(tuple, work.ranks)), plan.microbatches)
-    if found.copies == 1:
-        check_actions(plan)
-        return _execute(plan, plan, work)
-    stages = [
-        replace(stage, ranks=list(group), replicas=len(group))
-        for stage, group in zip(plan.stages, found.ranks, strict=True)
-    ]
-    M, small = plan.microbatches, found.links.topology
-    topology = replace(plan.topology, devices=small.devices, levels=small.levels)
-    alone = replace(plan, stages=stages, topology=topology, microbatches=M and M // found.copies)
-    check_actions(plan, alone)
-    return _execute(plan, alone, work.of_pipeline(found))
+    runs, numbers = number_plan(plan)
+    check_actions(plan, runs.first_count(numbers))
+    return _execute(plan, runs, numbers)
 
 
-def _execute(plan: Plan, part: Plan, work: Work, microbatches: int | None = None) -> Execution:
-    """Execute `part`, the plan or one of its pipelines."""
-    entry, replicas = schedule(plan.schedule), [stage.replicas for stage in part.stages]
-    alone = None if part is plan else part
-    if not entry.asynchronous:
-        actions = order(plan.schedule, _placement_of(part, plan))
-        timeline = simulate(actions, work)
-        return Execution(plan, actions, work, timeline, None, 0.0, float(timeline.makespan), alone)
-    count = microbatches or first_microbatches(part)
-    while True:
-        actions = order(plan.schedule, _placement_of(part, plan, count))
-        timeline = simulate(actions, work)
-        steady = steady_state(timeline, replicas)
-        if microbatches or steady.settled or is_long(count, replicas):
-            span = steady.start_s, steady.end_s
-            return Execution(plan, actions, work, timeline, steady, *span, alone)
-        count *= 2
-
-
-def _placement_of(part: Plan, plan: Plan, microbatches: int | None = None) -> Placement:
-    """The placement of one pipeline, which exchanges gradients with the others of the plan."""
-    found = placement_of(part, microbatches)
-    tied = [stage.replicas > 1 or stage.tied_exchange_s > 0 for stage in plan.stages]
-    return dataclasses.replace(found, tied=tied)
+def _execute(
+    plan: Plan, runs: Runs, numbers: NumberedPlan, microbatches: int | None = None
+) -> Execution:
+    """Execute a plan in numbers."""
+    run, steady = runs.settle(numbers, microbatches)
+    timeline, copies = run.timeline, numbers.pipeline.copies
+    span = (steady.start_s, steady.end_s) if steady else (0.0, float(timeline.makespan))
+    return Execution(plan, run.order, run.work, timeline, steady, *span, copies)
 
 
 def first_microbatches(plan: Plan) -> int:
@@ -207,18 +166,18 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
     waits = (name, alike) if plan.waits else ()  # as under the plan's schedule
     synchronous = synchronous.with_engine(allreduce="overlap", waits=waits)
     counted = with_counts_of(actions, synchronous, schedule(alike))
-    work = work_of(counted.with_layout(schedule=alike), False)
+    work = work_of(counted.with_layout(schedule=alike))
     timeline = simulate(actions, work)
     return Execution(counted, actions, work, timeline, None, 0.0, float(timeline.makespan))
 
 
-def check_actions(plan: Plan, part: Plan | None = None) -> None:
+def check_actions(plan: Plan, count: int | None = None) -> None:
     """Raise PartoptError where an iteration, or settling, is too long to simulate.
 
-    Of one pipeline of the plan, where that stands for all.
+    It passes `count` microbatches, by default those of all pipelines of the plan.
     """
-    S, M, part = len(plan.stages), plan.microbatches, part or plan
-    if 2 * S * (part.microbatches or first_microbatches(part)) <= ACTION_LIMIT:
+    S, M = len(plan.stages), plan.microbatches
+    if 2 * S * (count or M or first_microbatches(plan)) <= ACTION_LIMIT:
         return
     if M is not None:
         raise PartoptError(
@@ -300,7 +259,11 @@ def with_memory(execution: Execution) -> Plan:
     plan, peaks = execution.plan, execution.peak_memory_bytes
     # by the first stage of a device: the most that any of its replicas needs
     missing: dict[int, int] = {}
-    for rank, held in execution.executed.stages_by_rank().items():
+    by_rank = defaultdict[int, list[int]](list)
+    for s, ranks in enumerate(execution.work.ranks):
+        for rank in ranks:
+            by_rank[rank].append(s)
+    for rank, held in by_rank.items():
         more = int(peaks[rank]) - device_bytes([plan.stages[s] for s in held])
         missing[held[0]] = max(missing.get(held[0], more), more)
     stages = list(plan.stages)

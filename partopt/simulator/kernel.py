@@ -24,7 +24,7 @@ from partopt.cost.compiled import compiled
 from partopt.errors import PartoptError
 from partopt.schedules.order import A, B, F, I, Order, U
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
-from partopt.simulator.work import Costs, Links, Work
+from partopt.simulator.work import Work
 
 # R, S, G   ranks, stages, microbatches
 # way       0 for activations, which go forward, 1 for gradients
@@ -129,6 +129,7 @@ class Run(NamedTuple):
     """
 
     order: Order
+    work: Work
     actions: Actions
     devices: Devices
     network: Network
@@ -151,45 +152,47 @@ class Run(NamedTuple):
         last = self.actions.end.max(initial=0.0), self.done[:, 3].max(initial=0.0)
         return float(max(last))
 
+    @property
+    def timeline(self) -> Timeline:
+        """When everything ran. Raises PartoptError where devices wait for ever."""
+        if self.is_stuck:
+            raise deadlock_error(self.order, self.devices.next.tolist())
+        done = self.done[np.lexsort((self.done[:, 1], self.done[:, 0]))]
+        stage, number = done[:, :2].astype(np.int32).T
+        collectives = Collectives(stage, number, done[:, 2], done[:, 3])
+        times = self.actions.start, self.actions.end
+        transfers = partial(_transfers, self.work, self.network)
+        return Timeline(self.order, *times, transfers, collectives)
+
 
 def simulate(order: Order, work: Work) -> Timeline:
     """Execute `order` at the costs of `work`. Raises PartoptError where it deadlocks."""
-    executed = run_order(order, work.costs(order), work.links, work.serial, work.blocking)
-    if executed.is_stuck:
-        raise deadlock_error(order, executed.devices.next.tolist())
-    done = executed.done[np.lexsort((executed.done[:, 1], executed.done[:, 0]))]
-    stage, number = done[:, :2].astype(np.int32).T
-    collectives = Collectives(stage, number, done[:, 2], done[:, 3])
-    start, end = executed.actions.start, executed.actions.end
-    return Timeline(order, start, end, partial(_transfers, work, executed.network), collectives)
+    return run_order(order, work).timeline
 
 
 def run_order(
-    order: Order,
-    costs: Costs,
-    links: Links,
-    serial: bool,
-    blocking: bool,
-    limit_s: float = np.inf,
-    follows_s: Floats | None = None,
+    order: Order, work: Work, limit_s: float = np.inf, follows_s: Floats | None = None
 ) -> Run:
-    """Execute `order` at these costs; `serial` and `blocking` are as for `Work`.
+    """Execute `order` at the costs of `work`.
 
     It is broken off as soon as a rank passes `limit_s` with all that it has left to do or with
     `follows_s`, the seconds that follow the last backward of a stage, shape (S,).
     """
-    R, S, G = order.ranks, len(costs.tied_s), int(order.microbatch.max(initial=0)) + 1
+    R, S, G = order.ranks, len(work.tied_s), int(order.microbatch.max(initial=0)) + 1
+    links, rings = work.links, work.rings
+    ports, seconds = links.ports, np.ascontiguousarray(work.seconds)
+    exchanged = order.stage[order.kind == A]
     actions = Actions(
         *(order.kind, order.stage, order.microbatch, order.joined, order.rows),
-        *(costs.seconds, costs.action_s, np.zeros(len(order.kind)), np.zeros(len(order.kind))),
+        *(seconds, work.action_s(order), np.zeros(len(order.kind)), np.zeros(len(order.kind))),
         left_s=np.zeros(0 if follows_s is None else len(order.kind)),
     )
     if follows_s is not None:
         of_actions = order.rows, order.kind, order.stage, order.joined
-        fill_left(actions.left_s, *of_actions, costs.seconds, follows_s)
+        fill_left(actions.left_s, *of_actions, seconds, follows_s)
     devices = Devices(
-        rank_of=costs.rank_of,
-        replica_first=costs.replica_first,
+        rank_of=work.groups.rank_of,
+        replica_first=work.groups.replica_first,
         next=order.rows[:-1].copy(),
         free=np.zeros(R),
         running=np.zeros(R, dtype=np.bool_),
@@ -197,13 +200,12 @@ def run_order(
         look=np.concatenate([np.arange(R), np.zeros(R + 4, dtype=np.int64)]),
         looks=np.full(1, R),
     )
-    ports, rings, exchanged = links.ports, costs.rings, order.stage[order.kind == A]
     network = Network(
         *(ports.sizes, ports.first, ports.bus, ports.bandwidth, ports.latency),
         lane_first=links.lanes,
         lane_free=np.zeros(int(links.lanes[-1])),
         carried=np.zeros(ports.count),
-        crossing=costs.crossing,
+        crossing=work.crossing,
         arrived=np.full((2, S, G), np.inf),
         sent=np.full((2, S, G), np.nan),
     )
@@ -215,7 +217,7 @@ def run_order(
         served=np.zeros(ports.count, dtype=np.int64),
         counted=np.zeros(ports.count),
         latency=rings.latency_s,
-        tied=costs.tied_s,
+        tied=work.tied_s,
         tail=rings.tail_s,
         head_start=rings.head_start_s,
         ready=np.zeros(S),
@@ -230,8 +232,9 @@ def run_order(
     )
     most = 3 * R + S + 2
     heap = Heap(np.zeros(most), np.zeros(most, dtype=np.int64), np.zeros(1, dtype=np.int64))
-    is_late = run(actions, devices, network, exchanges, heap, serial, blocking, float(limit_s))
-    return Run(order, actions, devices, network, exchanges, is_late)
+    waits = work.serial, work.blocking
+    is_late = run(actions, devices, network, exchanges, heap, *waits, float(limit_s))
+    return Run(order, work, actions, devices, network, exchanges, is_late)
 
 
 def _transfers(work: Work, network: Network) -> Transfers:

@@ -54,16 +54,19 @@ def memory_over_time(timeline: Timeline, plan: Plan, rank: int) -> Series:
     )
 
 
-def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
-    """The most bytes that every rank holds at once, shape (ranks,).
+def peak_memory_bytes(
+    order: Order, plan: Plan, ranks: Sequence[Sequence[int]] | None = None
+) -> Integers:
+    """The most bytes that every rank of an order holds at once, shape (ranks,).
 
-    A stage keeps its stash from the start of a forward to the end of the backward or, where that is
-    split, of W, and from I to W what lies between these. A stage that is recomputed whole keeps its
-    input alone, in the buffer that it came in; and the stash from the start of R, or of the
-    backward where the schedule has no R. The order suffices without times: a rank
-    runs one action after the other, and two joined ones both take before either gives back.
+    `ranks` are as in `base_memory_bytes`. A stage keeps its stash from the start of a forward to
+    the end of the backward or, where that is split, of W, and from I to W what lies between these.
+    A stage that is recomputed whole keeps its input alone, in the buffer that it came in; and the
+    stash from the start of R, or of the backward where the schedule has no R. The order suffices
+    without times: a rank runs one action after the other, and two joined ones both take before
+    either gives back.
     """
-    return base_memory_bytes(plan)[: order.ranks] + peaks(order, _stashing(order, plan))
+    return base_memory_bytes(plan, ranks)[: order.ranks] + peaks(order, _stashing(order, plan))
 
 
 def peaks(order: Order, steps: Steps) -> Integers:
@@ -86,18 +89,19 @@ def fill_peaks(kind, stage, joined, rows, taken, given, most):
                 level, owed = level - owed, 0
 
 
-def base_memory_bytes(plan: Plan) -> Integers:
+def base_memory_bytes(plan: Plan, ranks: Sequence[Sequence[int]] | None = None) -> Integers:
     """Bytes that every rank of the topology holds throughout, shape (devices,).
 
     These are weights, gradients, optimizer state, buffers, and room for the backward that takes
-    most while it runs.
+    most while it runs. Where one of the plan's pipelines stands for all, `ranks` are those of its
+    stages.
     """
     memory = [stage.memory for stage in plan.stages]
-    ranks = np.array([rank for stage in plan.stages for rank in stage.ranks])
+    ranks = ranks or [stage.ranks for stage in plan.stages]
+    rank_of = np.array([rank for group in ranks for rank in group])
     beside = np.array([part.transient_bytes for part in memory])
     held = np.array([part.total_bytes - part.activations_bytes for part in memory]) - beside
-    replicas = [len(stage.ranks) for stage in plan.stages]
-    return base_bytes(ranks, replicas, held, beside, plan.topology.devices)
+    return base_bytes(rank_of, list(map(len, ranks)), held, beside, plan.topology.devices)
 
 
 def base_bytes(

@@ -6,7 +6,7 @@ Together with the order, they are all that a simulation needs to know of the pla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from partopt.cost.alike import one_of_alike
 from partopt.cost.collectives import HIERARCHICAL, AllReduce, allreduce_over, tail_share
 from partopt.cost.ranks import array_of
-from partopt.cost.sharding import Exchange, early_bytes, exchange_by, exchange_topology, half_s
-from partopt.documents.plan import Plan
+from partopt.cost.sharding import Exchange, half_s
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
-from partopt.schedules import schedule
 from partopt.schedules.order import KINDS, B, F, I, Order
 
 # S   stages
@@ -251,18 +249,6 @@ class Rings(NamedTuple):
     tail_s: Floats  # that are left when the last backward has ended, shape (S,)
 
 
-class Costs(NamedTuple):
-    """All that an order is executed at, in arrays."""
-
-    rank_of: Integers  # ranks of stage s: rank_of[replica_first[s] : replica_first[s + 1]]
-    replica_first: Integers  # shape (S + 1,)
-    seconds: Floats  # of every kind of action on every stage, shape (kinds, S)
-    action_s: Floats  # of every action, in place of those; empty where they are the same
-    crossing: Floats  # bytes over every cut, forward and back, shape (2, S + 1)
-    rings: Rings
-    tied_s: Floats  # of exchanges with other stages, shape (S,)
-
-
 class Early(NamedTuple):
     """How a stage exchanges gradients beside its last backward."""
 
@@ -296,22 +282,17 @@ class Work:
     messages: Floats | None = None
     # times the seconds of every action of an order, shape (actions,); empty where all are 1
     scale: Floats = field(default_factory=lambda: np.ones(0))
+    pipeline: Pipeline | None = None  # of these ranks, where its links are known
 
     @cached_property
     def links(self) -> Links:
         """What the topology links."""
-        return Links(self.topology)
+        return self.pipeline.links if self.pipeline else Links(self.topology)
 
     @property
     def ports(self) -> Ports:
         """The ports of the topology."""
         return self.links.ports
-
-    def of_pipeline(self, found: Pipeline) -> Work:
-        """The work of one of the pipelines."""
-        work = replace(self, ranks=found.ranks, topology=found.links.topology)
-        work.__dict__.update(links=found.links, groups=found.groups)
-        return work
 
     @property
     def allreduces(self) -> list[AllReduce]:
@@ -328,6 +309,8 @@ class Work:
     @cached_property
     def groups(self) -> Groups:
         """The ranks of all stages."""
+        if self.pipeline:
+            return self.pipeline.groups
         return self.links.groups(tuple(map(tuple, self.ranks)))
 
     @cached_property
@@ -335,14 +318,6 @@ class Work:
         """Bytes of a microbatch over every cut, forward and back, shape (2, S + 1)."""
         return np.array(
             [self.cut_bytes, self.cut_bytes if self.back_bytes is None else self.back_bytes]
-        )
-
-    def costs(self, order: Order) -> Costs:
-        """All that an order is executed at."""
-        rank_of, replica_first, *_ = self.groups
-        seconds, action_s = np.ascontiguousarray(self.seconds), self.action_s(order)
-        return Costs(
-            rank_of, replica_first, seconds, action_s, self.crossing, self.rings, self.tied_s
         )
 
     def action_s(self, order: Order) -> Floats:
@@ -367,35 +342,6 @@ class Work:
             return np.zeros(0)
         counts = np.ones_like(self.crossing) if self.messages is None else self.messages
         return self.links.handling_s(order, self.groups, counts, self.crossing)
-
-
-def work_of(plan: Plan, recompute_apart: bool) -> Work:
-    """The work of `plan`.
-
-    `recompute_apart`: the schedule has actions R; otherwise a backward includes its recomputation.
-    """
-    exchange, stages = exchange_by(plan), plan.stages
-    early = plan.microbatches is not None and plan.engine.allreduce == "overlap"
-    bucket = early_bytes(plan.engine.bucket_bytes, exchange, early)
-    seconds = [action_seconds(stage, plan.topology, exchange, recompute_apart) for stage in stages]
-    return Work(
-        ranks=[stage.ranks for stage in stages],
-        seconds=np.array(seconds).T,
-        cut_bytes=np.array([*[stage.input_bytes for stage in stages], 0.0]),
-        back_bytes=np.array([*[stage.gradient_bytes for stage in stages], 0.0]),
-        messages=np.array(
-            [
-                [*[float(stage.messages) for stage in stages], 0.0],
-                [*[float(stage.back_messages) for stage in stages], 0.0],
-            ]
-        ),
-        gradient_bytes=np.array([float(stage.trained_bytes) for stage in stages]),
-        tied_s=np.array([stage.tied_exchange_s for stage in stages]),
-        topology=exchange_topology(plan.topology, exchange),
-        serial=plan.waits,
-        blocking=plan.engine.allreduce == "blocking" and plan.microbatches is None,
-        early=[early_of(stage, bucket, schedule(plan.schedule).split) for stage in stages],
-    )
 
 
 def early_of(stage: Stage, bucket_bytes: float, split: bool) -> Early:

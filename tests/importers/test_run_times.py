@@ -10,7 +10,7 @@ from partopt.errors import PartoptError
 from partopt.importers.times import spread
 from partopt.schedules import schedule
 from partopt.schedules.order import B, F, I, U, W
-from partopt.simulator.work import work_of
+from partopt.simulator.runs import work_of
 from tests.helpers import flat, measurement, profile_of
 
 ONTO = profile_of(
@@ -81,7 +81,7 @@ def test_planning_again_and_simulating_takes_what_the_run_took(name, recompute, 
     before = plan_of(**options)
     again = import_run(run_of(before), STEPPING if asynchronous else ONTO)
     plan = plan_of(again, **options)
-    seconds = work_of(plan, schedule(name).recomputes).seconds
+    seconds = work_of(plan).seconds
     for s, (forward, backward, weight, _) in enumerate(TAKEN):
         within = forward if plan.stages[s].recompute and not schedule(name).recomputes else 0.0
         assert plan.stages[s].recompute == (recompute == "always")

@@ -11,8 +11,8 @@ from partopt.documents.stage import Memory, Reserve, Stage
 from partopt.documents.topology import Topology
 from partopt.schedules.placement import Placement, ranks_of
 from partopt.simulator.kernel import simulate
+from partopt.simulator.runs import work_of
 from partopt.simulator.timeline import Timeline
-from partopt.simulator.work import work_of
 from tests.helpers import flat
 
 MEMORY = Memory(
@@ -120,7 +120,7 @@ def simulated(plan: Plan, microbatches: int) -> Timeline:
         [stage.recompute for stage in plan.stages],
     )
     order = schedules.order(plan.schedule, layout)
-    return simulate(order, work_of(plan, schedules.SCHEDULES[plan.schedule].recomputes))
+    return simulate(order, work_of(plan))
 
 
 def example(

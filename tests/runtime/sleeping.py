@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from partopt.documents.plan import Plan
 from partopt.replay.stage import Crossing
-from partopt.schedules import schedule
 from partopt.schedules.order import B, F, I, R, W
-from partopt.simulator.work import work_of
+from partopt.simulator.runs import work_of
 
 _AWAKE_S = 0.0003  # Linux wakes a process 0.1 to 0.2 ms too late
 
@@ -24,7 +23,7 @@ class SleepingStage:
     """A stage that sleeps; its gradients have the bytes of the plan's and are zeros."""
 
     def __init__(self, plan: Plan, s: int, scale: float = 1.0) -> None:
-        work = work_of(plan, schedule(plan.schedule).recomputes)
+        work = work_of(plan)
         own = plan.stages[s]
         self.seconds: list[float] = (work.seconds[:, s] * scale).tolist()  # by kind
         self.receives = _crossings(own.input_bytes, own.gradient_bytes) if s > 0 else []
