@@ -53,7 +53,9 @@ def port_size(k: int, topology: Topology) -> int:
     return topology.group_size(k if topology.levels[k - 1].bus else k - 1)
 
 
-def parting_levels(source: Integers, target: Integers, topology: Topology) -> Integers:
+def parting_levels(
+    source: NDArray[np.integer[Any]], target: NDArray[np.integer[Any]], topology: Topology
+) -> Integers:
     """The levels at which ranks part from others, 0 for the same; arrays of one shape."""
     sizes = [topology.group_size(k) for k in range(len(topology.levels) + 1)]
     levels: Integers = np.sum([source // size != target // size for size in sizes], axis=0)
@@ -94,8 +96,9 @@ def cut_ports(
         turn_s = size_bytes / port_rate(k, topology) / len(level)
         for side in (source,) if topology.levels[k - 1].bus else (source, target):
             many = np.bincount(side[level == k] // port_size(k, topology))
-            members = np.flatnonzero(many)
-            yield k, members, many[members] * turn_s
+            busy_s = many.astype(np.float64) * turn_s
+            members = np.flatnonzero(busy_s).astype(np.int64)
+            yield k, members, busy_s[members]
 
 
 def hold_s(size_bytes: Any, messages: Any, level: Level, serial: bool) -> Any:

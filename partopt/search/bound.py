@@ -17,7 +17,7 @@ from msgspec import structs
 from partopt.cost.collectives import algorithm_number, byte_in_level_s, choose
 from partopt.cost.messages import port_rates
 from partopt.cost.problem import EXCHANGE, FREE, NONE, Problem, certify
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, seconds_of
 from partopt.planners.costs import StageCosts, Table
 from partopt.schedules import schedule
 from partopt.units import format_bytes
@@ -112,9 +112,8 @@ def certify_simulated(plan: Plan, lower_s: float, problem: Problem) -> Plan:
     """
     if not plan.fits:
         return structs.replace(plan, certificate=None)
-    predicted = plan.predicted
-    seconds = predicted.period_s if predicted.iteration_s is None else predicted.iteration_s
-    return structs.replace(plan, certificate=certify(seconds, lower_s, scope(problem), PROOF))
+    certificate = certify(seconds_of(plan), lower_s, scope(problem), PROOF)
+    return structs.replace(plan, certificate=certificate)
 
 
 def scope(problem: Problem) -> str:

@@ -148,9 +148,9 @@ class Simulations:
         if not (entry.split or entry.recomputes or entry.shape != STRAIGHT):
             return int((sum(parts.values()) + numbers.transient_bytes).max())
         del parts["activations_bytes"]
-        sizes = sum(parts.values()), numbers.transient_bytes
-        sizes += numbers.stash_bytes, numbers.split_stash_bytes
-        throughout, transient, stash, parting = (size.astype(np.int64) for size in sizes)
+        beside = numbers.transient_bytes, numbers.stash_bytes, numbers.split_stash_bytes
+        sizes = np.array([sum(parts.values()), *beside]).astype(np.int64)
+        throughout, transient, stash, parting = sizes
         _, _, links, groups = plan.pipeline
         given = groups.rank_of, plan.passing, throughout, transient
         base = base_bytes(*given, links.ports.devices)

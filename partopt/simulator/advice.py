@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from partopt.cost.messages import parting_levels
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import Finding, Varied
 from partopt.documents.stage import stages_text
@@ -147,7 +148,7 @@ class Case:
     def slowest_level(self) -> Level:
         """The cluster's level on which messages spend most of the time."""
         sent, work = self.execution.timeline.transfers, self.execution.work
-        crossed = work.ports.levels_between(sent.source, sent.destination)
+        crossed = parting_levels(sent.source, sent.destination, work.topology)
         levels = work.topology.own_levels
         seconds = np.bincount(crossed - 1, sent.end - sent.start, minlength=len(levels))
         return levels[int(seconds.argmax())]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.messages import parting_levels
 from partopt.documents.simulation import LevelTime
 from partopt.schedules.order import A, B, F, I, U
 from partopt.simulator.timeline import Timeline
@@ -144,7 +145,7 @@ def _transfers(
     sent, ports = timeline.transfers, work.ports
     inside = (sent.end > start_s) & (sent.start < end_s)
     source, destination = sent.source[inside], sent.destination[inside]
-    k = ports.levels_between(source, destination)
+    k = parting_levels(source, destination, work.topology)
     gradients = sent.kind[inside] != F
     size = work.crossing[gradients.astype(np.int64), sent.stage[inside] + ~gradients]
     start, arrived = sent.start[inside], sent.end[inside] <= end_s

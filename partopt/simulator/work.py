@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.alike import one_of_alike
 from partopt.cost.collectives import HIERARCHICAL, AllReduce, allreduce_over, tail_share
+from partopt.cost.messages import parting_levels
 from partopt.cost.ranks import array_of
 from partopt.cost.sharding import Exchange, half_s
 from partopt.documents.stage import Stage
@@ -49,16 +50,6 @@ class Ports:
     def count(self) -> int:
         """Ports in all."""
         return int(self.first[-1])
-
-    def levels_between(self, first: NDArray[np.int32], second: NDArray[np.int32]) -> Integers:
-        """`Topology.common_level` of every rank of `first` and its counterpart in `second`.
-
-        It has their shape, and is 0 for a rank and itself.
-        """
-        levels = np.zeros(first.shape, dtype=np.int64)
-        for size in self.sizes:
-            levels += first // size != second // size
-        return levels
 
     def of_ranks(self, ranks: NDArray[np.int32], k: Integers, side: int) -> Integers:
         """The port out (side 0) or in (side 1) of every rank at its level in `k`.
@@ -188,7 +179,7 @@ class Links:
                 at = np.isin(order.kind, kinds) & (other >= 0) & (other < len(replicas))
                 to, cut = other[at], np.maximum(order.stage, other)[at]
                 peer = rank_of[first[to] + order.microbatch[at] % replicas[to]]
-                k = self.ports.levels_between(rank[at], peer)
+                k = parting_levels(rank[at], peer, self.topology)
                 taken = messages[way, cut] * overhead[k] + crossing[way, cut] * copy[k]
                 seconds[at] += np.where(k > 0, taken, 0.0)
         return seconds
