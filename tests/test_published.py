@@ -21,6 +21,7 @@ def test_they_are_as_near_as_is_stated():
     assert [row for row in rows() if not row.holds] == [] != rows()
 
 
+@pytest.mark.slow
 def test_the_documents_state_the_tables_their_rows_and_their_tolerances():
     text = section(read("accuracy.md"), "Published numbers")
     for table, group in groupby(rows(), key=lambda row: row.table):

@@ -30,6 +30,7 @@ def imported(partopt, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_graph_becomes_a_profile_and_then_a_plan(partopt, imported, tmp_path):
     outcome = imported(GRAPH, "--microbatch-size", 128)
     assert (outcome.code, outcome.out) == (0, "")

@@ -31,6 +31,7 @@ def script(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_a_script_stands_beside_the_best_layout(partopt, script, tmp_path):
     plan = tmp_path / "plan.json"
     done = partopt("import", "megatron", script, *CLUSTER, "--set", "TP=4", "-o", plan)
@@ -61,6 +62,7 @@ def test_what_the_script_does_not_say_is_asked_for(partopt, script):
     assert "--set TP=VALUE" in done.err
 
 
+@pytest.mark.slow
 def test_options_replace_what_the_script_says(partopt, script):
     words = "--set", "TP=2", "--global-batch", 32, "--sequence", 2048, "--layout", "pp=2", "--json"
     plan = json.loads(partopt("import", "megatron", script, *CLUSTER, *words).out)
@@ -68,6 +70,7 @@ def test_options_replace_what_the_script_says(partopt, script):
     assert plan["transformer"]["sequence"] == 2048
 
 
+@pytest.mark.slow
 def test_a_layout_that_does_not_fit_is_written_with_exit_code_1(partopt, script, tmp_path):
     plan = tmp_path / "plan.json"
     words = "--set", "TP=1", "--memory", "40GB", "-o", plan
@@ -76,6 +79,7 @@ def test_a_layout_that_does_not_fit_is_written_with_exit_code_1(partopt, script,
     assert "the layout does not fit: a device needs" in done.err
 
 
+@pytest.mark.slow
 def test_a_function_of_a_program_is_named_behind_the_file(partopt, tmp_path):
     path = tmp_path / "configs.py"
     text = "def llama3_{0}():\n    return C(hf_assets_path='Llama-3-{1}',\n"

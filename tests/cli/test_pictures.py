@@ -125,6 +125,7 @@ def test_a_picture_of_a_scaling_is_its_output(partopt, profile_file, topology_fi
     assert outcome.code == 2 and "use -o scaling.svg" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_stretch_of_a_timeline(partopt, plan_file, tmp_path):
     plan, whole, part = plan_file, tmp_path / "whole.svg", tmp_path / "part.svg"
     assert partopt("simulate", plan, "-o", whole).code == 0

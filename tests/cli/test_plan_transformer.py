@@ -45,6 +45,7 @@ def test_a_written_plan_is_shown_with_the_arithmetic_of_a_block_and_verified(par
     assert partopt("show", path, "--verify").code != 0
 
 
+@pytest.mark.slow
 @pytest.mark.levers
 def test_what_is_left_open_is_chosen_and_the_others_stand_beside(partopt):
     page = partopt("plan", *ASKED).out
@@ -69,6 +70,7 @@ def test_json_has_the_layout_and_the_speed(partopt):
     assert 0.3 < figures["mfu"] < 0.7
 
 
+@pytest.mark.slow
 def test_what_is_known_to_be_off_is_said(partopt, tmp_path):
     raw = json.loads(Path(find_shipped("llama3-8b", "models")).read_text())
     odd = tmp_path / "odd.json"
@@ -103,6 +105,7 @@ def test_options_of_a_layout_may_stand_alone(partopt):
     assert json.loads(whole) == json.loads(apart)
 
 
+@pytest.mark.slow
 def test_a_layout_that_does_not_fit_is_shown_and_not_written(partopt, tmp_path):
     path = tmp_path / "plan.json"
     done = partopt("plan", *ASKED, "--layout", "tp=1", "--memory", "25GB", "-o", path)
@@ -185,6 +188,7 @@ def test_where_nothing_fits_the_hint_is_a_command_with_which_something_does(
     assert partopt(*shlex.split(command)).code == 0 and plan.exists()
 
 
+@pytest.mark.slow
 def test_where_nothing_ever_fits_that_is_said(partopt):
     done = partopt("plan", *ASKED, "--memory", "3GB")
     assert done.code == 1 and "no layout fits: a device needs" in done.err
@@ -342,6 +346,7 @@ def test_no_option_is_ignored(partopt, command, parameter):
     command.check(partopt, parameter)
 
 
+@pytest.mark.slow
 @pytest.mark.levers
 def test_switches_that_help_are_told_and_taken(partopt):
     options = *MODEL, "--for", "megatron", "--global-batch", "32", "--sequence", "8192"
@@ -358,6 +363,7 @@ def test_switches_that_help_are_told_and_taken(partopt):
         assert all(lever["changes_numbers"] and not numbers for lever in taken["levers"])
 
 
+@pytest.mark.slow
 def test_sizes_of_a_cluster_are_a_table_with_days_and_money(partopt, tmp_path):
     options = "llama3-8b", "--topology", "dgx-h100", "--for", "megatron", "--global-batch", "64"
     options += "--sequence", "4096"
@@ -373,6 +379,7 @@ def test_sizes_of_a_cluster_are_a_table_with_days_and_money(partopt, tmp_path):
     assert f"--servers {rows['chosen'] // 8} " in done.err and "1-2" not in done.err
 
 
+@pytest.mark.slow
 def test_a_deadline_that_no_size_keeps_is_told_with_the_nearest_below_the_table(partopt):
     run = "--servers", "1-2", "--tokens", "15T", "--days", "30"
     done = partopt("plan", *ASKED, *run)
@@ -419,6 +426,7 @@ def test_the_best_switches_are_of_a_trainer(partopt):
     assert done.code == 2 and "add --for megatron" in done.err
 
 
+@pytest.mark.slow
 def test_so_many_devices_are_planned_on(partopt):
     options = "mixtral-8x7b", "--topology", "gb200-nvl72", "--servers", "1", "--for", "megatron"
     options += "--global-batch", "512", "--sequence", "4096"

@@ -101,6 +101,7 @@ def test_a_profile_of_the_closed_form_itself_changes_nothing(layout, trainer, at
     assert scaled.parts == pytest.approx(plain.parts, rel=1e-6)
 
 
+@pytest.mark.slow
 @examples(20)
 @given(
     forward=st.floats(0.2, 5),
@@ -217,6 +218,7 @@ def test_estimated_times_are_not_measured_ones():
         plan_layout(job_of(calibrate=own))
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_was_measured_and_is_verified_by_that():
     plan = plan_layout(job_of("tp=2,pp=2", calibrate=measured("tp=2,dp=4", forward=1.2)))
     plain = plan_layout(job_of("tp=2,pp=2"))
@@ -235,6 +237,7 @@ ASKED = "llama3-8b", "--topology", "dgx-h100", "--servers", "1", "--for", "megat
 ASKED = *ASKED, "--global-batch", "64", "--sequence", "4096"
 
 
+@pytest.mark.slow
 def test_the_page_says_of_every_number_whether_it_was_measured_scaled_or_computed(
     partopt, tmp_path
 ):
@@ -339,6 +342,7 @@ def test_one_measured_block_does_not_say_how_long_blocks_of_other_kinds_take():
         plan_layout(named)
 
 
+@pytest.mark.slow
 def test_files_of_kinds_are_told_apart_by_their_names(partopt, tmp_path):
     asked = "plan", "glm-4.5-air", *ASKED[1:]
     for name, profile in kinds_of(measured("tp=1,ep=8,dp=8", **KINDS)).items():

@@ -31,6 +31,7 @@ def job_of(devices=4, **options):
     return Job(uniform_profile(6), flat(devices), **{"memory": "1 MB", "effort": "quick"} | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", STATE_BYTES)
 @pytest.mark.parametrize("devices", [1, 4])
 def test_what_replicas_share_and_then_the_optimizer_take_ever_less(devices, optimizer):
@@ -43,6 +44,7 @@ def test_what_replicas_share_and_then_the_optimizer_take_ever_less(devices, opti
     assert {own.shard for own in tried[len(shards) :]} <= {shards[-1] if shards else None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "freed"),
     [

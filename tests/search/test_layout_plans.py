@@ -250,6 +250,7 @@ def test_torchtitan_is_told_the_context_and_what_is_made_again():
     assert "activation_checkpoint = SelectiveAC.Config()\n" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["megatron", "megatron-bridge", "torchtitan", "deepspeed"])
 @pytest.mark.parametrize("chunks", [1, 5])
 def test_the_schedule_of_a_layout_is_kept(trainer, chunks):
@@ -284,6 +285,7 @@ def test_what_is_freer_is_not_slower(trainer, narrower):
         assert getattr(stated, name) in (None, getattr(narrow.layout, name))
 
 
+@pytest.mark.slow
 def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
     asked = job_of("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,chunks=5")
     told = []
@@ -354,6 +356,7 @@ def test_a_scale_a_block_came_with_blackwell(form):
                 solve(asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "model", "cluster", "servers", "batch"),
     [
@@ -392,6 +395,7 @@ def test_a_plan_of_several_kinds_is_simulated_as_it_is_computed(model, layout, f
     assert plan.peak_memory_bytes <= plan.transformer.closed_bytes * 1.01
 
 
+@pytest.mark.slow
 def test_what_is_left_out_by_rule_is_kept_and_said():
     facts = {"graphs": "none"}  # which large microbatches make up for
     asked = job_of("qwen3-30b-a3b", 1, "megatron", 1024, 2048, "", facts=facts)
@@ -427,6 +431,7 @@ def test_a_page_has_one_time_and_one_memory():
     assert "sends inside a server for sends between servers" in " ".join(page.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "more"), [(3, True), (6, False)])
 def test_more_layouts_are_simulated_where_simulations_part(monkeypatch, place, more):
     """One that is simulated comes down to the first: so may those that are as far from it."""
@@ -468,6 +473,7 @@ def test_no_narrower_question_is_answered_better(draw, capsys):
     assert not failures, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_others_stand_beside_a_plan_and_the_best_beside_a_layout_of_today():
     asked = free("pp=1", memory="60 GB")
     best = best_of(asked)
@@ -483,6 +489,7 @@ def test_others_stand_beside_a_plan_and_the_best_beside_a_layout_of_today():
     check_others(compared.plan, asked)
 
 
+@pytest.mark.slow
 def test_a_layout_of_today_is_beside_those_that_cannot_have_its_facts():
     """`tp-overlap` needs tp > 1, which the best layout may lack."""
     facts = {"tp-overlap": "yes"}

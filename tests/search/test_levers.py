@@ -28,7 +28,7 @@ from partopt.transformer.layouts import layouts
 from partopt.transformer.rates import PLANNED, USABLE
 from tests.examples import PROFILE
 
-pytestmark = pytest.mark.levers
+pytestmark = [pytest.mark.slow, pytest.mark.levers]
 
 
 def job_of(model, servers, batch, sequence, trainer="megatron", **options):

@@ -22,6 +22,8 @@ from partopt.search.scaling import scale, scale_servers
 from partopt.search.sizes import Sizes, find_fewer, find_frontier, find_servers
 from partopt.transformer.layouts import find_layouts
 
+pytestmark = pytest.mark.slow
+
 
 def asked(model="llama3-8b", servers=1, topology="dgx-h100", **options):
     return Job(
@@ -31,7 +33,6 @@ def asked(model="llama3-8b", servers=1, topology="dgx-h100", **options):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("weak", [False, True])
 def test_a_row_is_the_best_plan_on_that_many_devices(weak):
     found = scale(asked(), [8, 16], weak)
@@ -69,7 +70,6 @@ def fits(question, servers):
     return search_layouts(question.with_(topology=topology))[0].fits
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "servers"),
     [({"model": "llama3-70b", "sequence": 8192}, 3), ({"memory": "14 GB"}, 2)],
@@ -89,7 +89,6 @@ def test_the_least_is_looked_for_from_a_number_on():
     assert find_servers(alone) is None  # replicas hold all of it, on however many
 
 
-@pytest.mark.slow
 def test_no_number_below_the_least_is_passed_over():
     """Of GPT-3 175B on V100, every number of servers by itself."""
     question = asked(
@@ -225,7 +224,6 @@ def every_size(model, topology, trainer, batch, most):
     return job, found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question[0])
 def test_no_size_that_is_not_shown_is_better_for_a_deadline_or_a_budget(question):
     job, seconds = every_size(*question)
@@ -243,7 +241,6 @@ def test_no_size_that_is_not_shown_is_better_for_a_deadline_or_a_budget(question
         assert seconds[servers] < seconds[other] or costs[servers] < costs[other]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question[0])
 def test_fewer_servers_are_nearly_the_best_number_of_all_that_are_fewer(question):
     job, seconds = every_size(*question)
