@@ -256,6 +256,15 @@ class _ScriptReader:
                 return self.choose(pairs)
             case {"Type": "CaseClause", "Word": word, "Items": items}:
                 return self.choose(self.match_case(without_unset(self.text(word)), items))
+            case {"Type": "WhileClause" | "ForClause"}:
+                self.loop_as_written(node)
+            case {"Type": "FuncDecl", "Name": {"Value": name}, "Body": body}:
+                self.functions[name] = body
+        return True
+
+    def loop_as_written(self, node: Node) -> None:
+        """Run a loop, over words or while a condition holds."""
+        match node:
             case {"Type": "WhileClause", "Cond": condition, "Do": body}:
 
                 def holds() -> bool | None:
@@ -278,9 +287,6 @@ class _ScriptReader:
                     return None if value is None else value != 0
 
                 self.loop(goes_on, body, "a loop", step=loop.get("Post"))
-            case {"Type": "FuncDecl", "Name": {"Value": name}, "Body": body}:
-                self.functions[name] = body
-        return True
 
     def advance(self, name: str, rest: Iterator[str]) -> bool | None:
         """Give a variable the next word; whether there is one."""

@@ -81,16 +81,7 @@ def read_training(
     }
     t, c, p = degree["tensor_model"], degree["context"], degree["pipeline_model"]
     model = _model(settings, trainer, t, notes)
-    name, usual = "expert_tensor_parallel_size", 1 if trainer == "deepspeed" else t
-    unsaid = fields and model.experts and not settings.states(name)
-    if unsaid and settings.unread:  # as Bridge's recipes have
-        notes.append(f"{name}: 1, as in recipes of Bridge")
-        usual = 1
-    split = count(settings, name, usual) or 1
-    dispatcher = settings.find("moe_token_dispatcher_type") or ("" if fields else "allgather")
-    if model.experts and dispatcher == "allgather":
-        flag = settings.show("moe_token_dispatcher_type")
-        notes.append(f"{flag}: allgather is counted as alltoall")
+    split = _split_of_experts(settings, trainer, model, t, notes)
     microbatch = count(settings, "micro_batch_size")
     steps = settings.count("gradient_accumulation_steps", default=1) or 1  # DeepSpeed's
     samples = (microbatch or 1) * max(1, devices // (t * c * p)) * steps
@@ -108,7 +99,7 @@ def read_training(
         tp=t,
         cp=c,
         ep=degree["expert_model"] if model.experts else 1,
-        etp=split if model.experts and split > 1 else None,
+        etp=split,
         pp=p,
         chunks=chunks,
         microbatch=microbatch or 1,
@@ -130,6 +121,24 @@ def read_training(
     if settings.faults:
         raise PartoptError.together(settings.faults)
     return found
+
+
+def _split_of_experts(
+    settings: Settings, trainer: str, model: Transformer, t: int, notes: list[str]
+) -> int | None:
+    """The ranks that share an expert; None where there are no experts, or they are whole."""
+    fields, name = trainer == "megatron-bridge", "expert_tensor_parallel_size"
+    usual = 1 if trainer == "deepspeed" else t
+    unsaid = fields and model.experts and not settings.states(name)
+    if unsaid and settings.unread:  # as Bridge's recipes have
+        notes.append(f"{name}: 1, as in recipes of Bridge")
+        usual = 1
+    split = count(settings, name, usual) or 1
+    dispatcher = settings.find("moe_token_dispatcher_type") or ("" if fields else "allgather")
+    if model.experts and dispatcher == "allgather":
+        flag = settings.show("moe_token_dispatcher_type")
+        notes.append(f"{flag}: allgather is counted as alltoall")
+    return split if model.experts and split > 1 else None
 
 
 def _check_letters(settings: Settings, letters: str, model: Transformer) -> None:
@@ -201,20 +210,30 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     if latent:
         unturned = usual("head_size", 192) - usual("latent", latent).rotary
         shape["head_size"] = (count(settings, "qk_head_dim", unturned) or 0) + latent.rotary
-    first, period = _expert_blocks(settings, trainer, blocks, base) if experts > 1 else (blocks, 1)
-    if first < blocks:
-        base = base if usual("experts") else None  # else experts are as wide as the feed-forward
-        otherwise = {"experts_per_token": 1 if trainer == "deepspeed" else 2, "expert_ffn": width}
-        shape |= {
-            field: count(settings, name, usual(field, otherwise.get(field, 0)))
-            for name, field in EXPERTS.items()
-        }
-        shape |= {"experts": experts, "dense_first": first, "experts_period": period}
-        if not first and period == 1:  # no block is dense
-            shape["ffn"] = base.ffn if base else 0
+    if experts > 1:
+        shape |= _experts(settings, trainer, experts, shape, base)
     if settings.faults:
         raise PartoptError.together(settings.faults)
     return name_shape(settings, shape, ranks, notes)
+
+
+def _experts(
+    settings: Settings, trainer: str, experts: int, shape: dict[str, Any], base: Transformer | None
+) -> dict[str, Any]:
+    """What of the shape is of experts; nothing where no block has some."""
+    first, period = _expert_blocks(settings, trainer, shape["blocks"], base)
+    if first >= shape["blocks"]:
+        return {}
+    usual = {"experts_per_token": 1 if trainer == "deepspeed" else 2, "expert_ffn": shape["ffn"]}
+    named = base if base and base.experts else None  # else they are as wide as the feed-forward
+    found: dict[str, Any] = {
+        field: count(settings, name, getattr(named, field) if named else usual.get(field, 0))
+        for name, field in EXPERTS.items()
+    }
+    found |= {"experts": experts, "dense_first": first, "experts_period": period}
+    if not first and period == 1:  # no block is dense
+        found["ffn"] = named.ffn if named else 0
+    return found
 
 
 def _latent(settings: Settings, base: Transformer | None, fields: bool) -> Latent | None:
