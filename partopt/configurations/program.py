@@ -253,18 +253,8 @@ class Program:
                     if name in scope:
                         return scope[name]
                 return Called(name) if name in self.imported else mark(name)
-            case ast.Attribute(value=owner, attr=name):
-                holder = self.evaluate(owner)
-                if isinstance(holder, ProgramObject):
-                    if base and name not in holder:  # what a name is given, to set fields of it
-                        self.set(holder, name, ProgramObject(mark(_path(node))))
-                    return holder[name] if name in holder else mark(_path(node))
-                path = _path(node)
-                self.spend(path.count("."))
-                is_local = _is_unknown(holder) and not isinstance(holder, Called)
-                is_constant = path and not (is_local and path[0].islower())
-                is_constant = is_constant or path.startswith("torch.")
-                return path.removeprefix("torch.") if is_constant else mark(path or name)
+            case ast.Attribute():
+                return self.attribute(node, base)
             case ast.Subscript(value=owner, slice=key):
                 holder, index = self.evaluate(owner), self.evaluate(key)
                 with suppress(TypeError, LookupError):
@@ -300,6 +290,19 @@ class Program:
             case ast.Call():
                 return self.call(node, base)
         return _unknown(node)
+
+    def attribute(self, node: ast.Attribute, base: bool) -> Any:
+        """The field of an object, or the name of a constant of another module."""
+        name, holder, path = node.attr, self.evaluate(node.value), _path(node)
+        if isinstance(holder, ProgramObject):
+            if base and name not in holder:  # what a name is given, to set fields of it
+                self.set(holder, name, ProgramObject(mark(path)))
+            return holder[name] if name in holder else mark(path)
+        self.spend(path.count("."))
+        is_local = _is_unknown(holder) and not isinstance(holder, Called)
+        is_constant = path and not (is_local and path[0].islower())
+        is_constant = is_constant or path.startswith("torch.")
+        return path.removeprefix("torch.") if is_constant else mark(path or name)
 
     def join(self, values: Sequence[Any], decides: bool) -> Any:
         """The value of `and` or `or`: the first that decides it, else the last."""

@@ -163,13 +163,7 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
 
     heads = count(settings, "num_attention_heads", usual("heads")) or 1
     hidden = count(settings, "hidden_size", usual("hidden")) or 1
-    gated = (
-        settings.has("swiglu", "gated_linear_unit")
-        or settings.find("activation", "activation_func") in _GATED
-        or usual("gated", False)
-    )
-    dense = hidden * 8 // 3 // 64 * 64 if gated and not fields else 4 * hidden
-    gated = gated or settings.has("quick_geglu")
+    gated, dense = _feed_forward(settings, hidden, usual("gated", False), fields)
     groups = count(settings, "num_query_groups", usual("kv_heads", heads)) or heads
     if not _has_groups(settings, fields or base is not None) and groups != heads:
         flag, needed = map(settings.show, ("num_query_groups", "group_query_attention"))
@@ -215,6 +209,14 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     if settings.faults:
         raise PartoptError.together(settings.faults)
     return name_shape(settings, shape, ranks, notes)
+
+
+def _feed_forward(settings: Settings, hidden: int, usual: bool, fields: bool) -> tuple[bool, int]:
+    """Whether a feed-forward is gated, and its width where that is not said."""
+    gated = settings.has("swiglu", "gated_linear_unit")
+    gated = gated or settings.find("activation", "activation_func") in _GATED or usual
+    width = hidden * 8 // 3 // 64 * 64 if gated and not fields else 4 * hidden
+    return gated or settings.has("quick_geglu"), width
 
 
 def _experts(
