@@ -527,18 +527,6 @@ class Challenger(documents.StrictStruct, frozen=True, kw_only=True):
     fits_chance: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
-class Fewer(documents.StrictStruct, frozen=True, kw_only=True):
-    """So many of a cluster's `devices` that are faster than all of them.
-
-    The best layout on it takes `iteration_s` by the closed form, `saved` of that on all.
-    """
-
-    devices: Count
-    iteration_s: Seconds
-    saved: float
-    layout: Layout
-
-
 class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     """What the profile of a plan was computed from: a `model`, and the `practice` of its trainer.
 
@@ -550,7 +538,7 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     faster; `left_out` is one that would be the fastest and is not believed. An iteration takes
     `freely_s` with blocks that are cut freely, where that is less, and `by_count_s` with unequal
     ones cut by count. Switches that help have their `levers`, one by one; and all
-    `together`. A `challenger` is worth a try; `fewer` devices may be faster.
+    `together`. A `challenger` is worth a try.
     """
 
     model: Transformer
@@ -571,4 +559,3 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     levers: list[Worth] = []
     together: Worth | msgspec.UnsetType = msgspec.UNSET
     challenger: Challenger | msgspec.UnsetType = msgspec.UNSET
-    fewer: Fewer | msgspec.UnsetType = msgspec.UNSET

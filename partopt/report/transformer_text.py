@@ -12,7 +12,6 @@ from partopt.documents.plan import Plan, needed_bytes, seconds_of
 from partopt.documents.transformer import (
     BITS,
     Challenger,
-    Fewer,
     Kind,
     LayoutBeside,
     Modelled,
@@ -429,8 +428,8 @@ def _left_out(plan: Plan, left: LayoutBeside) -> str:
 
 
 def lever_lines(plan: Plan, about: Modelled) -> Lines:
-    """What else is faster: switches of the trainer, a layout that is worth a try, fewer devices."""
-    lines = [*with_label("also", _also(about)), *_others(plan, about)]
+    """What else is faster: switches of the trainer, a layout that is worth a try."""
+    lines = [*with_label("also", _also(about)), *_others(about)]
     return [(label, style().spell(line)) for label, line in lines]
 
 
@@ -448,7 +447,7 @@ def doubts_of(lever: Worth) -> list[str]:
     return ["changes numbers"] * lever.changes_numbers + ["unverified"] * (not lever.verified)
 
 
-def worth_text(lever: Worth | Challenger | Fewer) -> str:
+def worth_text(lever: Worth | Challenger) -> str:
     """`-13.4 %, 58.6 s (tp 8, pp 4)`; of what makes the first layout fit, that it does."""
     saved = "fits" if lever.saved is UNSET else f"{-lever.saved:+.1%}"
     return f"{saved}, {format_seconds(lever.iteration_s)} ({_degrees(lever.layout)})"
@@ -461,18 +460,14 @@ def _degrees(layout: Layout) -> str:
     return ", ".join([*words, f"pp {_pipeline(layout)}"])
 
 
-def _others(plan: Plan, about: Modelled) -> Lines:
-    """A layout that is worth a try; and fewer devices, where these are faster."""
+def _others(about: Modelled) -> Lines:
+    """A layout that is worth a try."""
     lines: Lines = []
     if challenger := about.challenger:
         saved, chance = challenger.saved, challenger.fits_chance
         text = f"{abs(saved):.1%} {'faster' if saved > 0 else 'slower as computed'}, "
         text += f"if it fits ({chance:.0%})" if chance < 1 else "and it fits"
         lines.append(("try", f"{layout_name(challenger.layout)}: {text}"))
-    if fewer := about.fewer:
-        text = f"{fewer.devices} of {plan.topology.cluster.devices} devices: {fewer.saved:.1%}"
-        text += f" faster ({_degrees(fewer.layout)}): `devices={fewer.devices}`"
-        lines.append(("fewer", text))
     return lines
 
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-
-from msgspec import UNSET, UnsetType
 
 from partopt.cost.problem import Progress, ignore_progress
-from partopt.documents.transformer import Fewer
-from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search.layout_questions import question_of, training_for, without_graphs
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import Estimate
-from partopt.transformer.layouts import Found, any_fits, find_fastest
+from partopt.transformer.layouts import any_fits, find_fastest
 
 MOST = 16_384  # devices of the clusters that are tried
-_FASTER = 0.01  # of the time: for less no device is left idle
 
 
 class Sizes:
@@ -88,36 +82,3 @@ def find_frontier(
         if found := sizes.find_fastest(devices, cost / devices):
             cost, seconds[size] = devices * found.seconds, found.seconds
     return [n for n in sorted(seconds) if all(seconds[n] < seconds[o] for o in seconds if o < n)]
-
-
-def find_fewer(job: Job, found: Found) -> Fewer | UnsetType:
-    """Fewer of a cluster's devices, where as many are faster than all.
-
-    Tried are, for every power of two, the most devices, or servers, that are a multiple of it: what
-    batches and blocks divide by. All of these are more than half, and there are none below a power
-    of two. A layout on as many is estimated only if its blocks alone are faster than the best until
-    then, in the closed form of which all else is more.
-    """
-    sizes, whole = Sizes(job), job.topology.cluster.devices
-    fewer: Fewer | UnsetType = UNSET
-    if not found.fitting:
-        return fewer
-    best_s, servers = found.fitting[0].seconds, whole // sizes.inside
-    beat_s = (1 - _FASTER) * best_s
-    tried = {sizes.inside * size for size in _round_down(servers)} | {*_round_down(whole)}
-    for devices in sorted(tried - {whole}, reverse=True):
-        with suppress(PartoptError):  # they fill no servers evenly, or the layout is for all
-            if other := sizes.find_fastest(devices, beat_s):
-                beat_s = other.seconds
-                fewer = Fewer(
-                    devices=devices,
-                    iteration_s=beat_s,
-                    saved=1 - beat_s / best_s,
-                    layout=other.layout,
-                )
-    return fewer
-
-
-def _round_down(n: int) -> Iterator[int]:
-    """The largest multiple of every power of two up to n, n itself among them."""
-    return (n >> k << k for k in range(n.bit_length()))

@@ -20,10 +20,9 @@ from partopt.options import AUTO
 from partopt.search import contest
 from partopt.search.effort import SearchParams
 from partopt.search.jobs import job_for
-from partopt.search.layout_plans import as_planned, search_layouts, with_modelled
+from partopt.search.layout_plans import as_planned, search_layouts
 from partopt.search.levers import with_levers
 from partopt.search.rows import Row, order_of, search_planners, search_rows
-from partopt.search.sizes import find_fewer
 from partopt.search.trainer_limits import Expressible, check_model, parts_of, restrict
 from partopt.search.variants import ANY, Variant, Within
 from partopt.trainers import TRAINERS
@@ -104,9 +103,7 @@ def _solve_transformer(job: Job, progress: Progress, levers: bool) -> Result:
     """The plan of the best layout, which itself says what stands beside it."""
 
     def finish(plan: Plan, found: Found) -> Plan:
-        asked = as_planned(job, plan)
-        plan = with_levers(asked, plan, found)
-        return with_modelled(plan, fewer=find_fewer(asked, found))
+        return with_levers(as_planned(job, plan), plan, found)
 
     def result_of(plan: Plan) -> Result:
         return Result(plan, (), tuple(job.notes), (plan,))

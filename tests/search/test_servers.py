@@ -19,7 +19,7 @@ from partopt.search.layout_questions import estimate_layouts, question_of, train
 from partopt.search.levers import Switches
 from partopt.search.runs import price_runs
 from partopt.search.scaling import scale, scale_servers
-from partopt.search.sizes import Sizes, find_fewer, find_frontier, find_servers
+from partopt.search.sizes import Sizes, find_frontier, find_servers
 from partopt.transformer.layouts import find_layouts
 
 pytestmark = pytest.mark.slow
@@ -241,20 +241,6 @@ def test_no_size_that_is_not_shown_is_better_for_a_deadline_or_a_budget(question
         assert seconds[servers] < seconds[other] or costs[servers] < costs[other]
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question[0])
-def test_fewer_servers_are_nearly_the_best_number_of_all_that_are_fewer(question):
-    job, seconds = every_size(*question)
-    for servers in range(question[-1] // 2, question[-1] + 1):
-        fewer = {other: seconds[other] for other in seconds if servers / 2 < other < servers}
-        if servers not in seconds or not fewer:
-            continue
-        resized = job.with_(topology=job.topology.resize(8 * servers))
-        found = find_fewer(resized, estimate_layouts(resized))
-        best_s = min(min(fewer.values()), 0.99 * seconds[servers])
-        assert (found.iteration_s if found else 0.99 * seconds[servers]) <= 1.01 * best_s
-        assert not found or found.iteration_s == seconds[found.devices // 8]
-
-
 def test_sizes_that_nothing_beats_are_rows_beside_powers_of_two():
     found = scale_servers(asked("llama3-8b", 13, global_batch=96), 5, 13)
     times = {row.devices: row.iteration_s for row in found.rows}
@@ -262,19 +248,3 @@ def test_sizes_that_nothing_beats_are_rows_beside_powers_of_two():
     assert {40, 64, 104, 96} <= times.keys()  # the first, 8, the most; and 12, which is faster
     assert times[96] < times[104]
     assert "9 looked at" in render_scaling(found)
-
-
-def test_fewer_devices_are_told_where_they_are_faster():
-    question = asked("mixtral-8x7b", 1, "gb200-nvl72", global_batch=512)
-    found = find_fewer(question, estimate_layouts(question))
-    assert found.devices == 64
-    smaller = question.with_(topology=question.topology.resize(64))
-    best = estimate_layouts(smaller).fitting[0]
-    assert (found.iteration_s, found.layout) == (best.seconds, best.layout)
-    assert not find_fewer(smaller, estimate_layouts(smaller))
-    even = question.with_(global_batch=576)
-    assert not find_fewer(even, estimate_layouts(even))
-    racks = asked("mixtral-8x7b", 3, "gb200-nvl72", global_batch=512)
-    assert find_fewer(racks, estimate_layouts(racks)).devices == 144
-    fixed = even.with_(layout=Layout(dp=9))
-    assert not find_fewer(fixed, estimate_layouts(fixed))

@@ -26,7 +26,7 @@ from partopt.documents.training_run import (
     RunRank,
     StageSeconds,
 )
-from partopt.documents.transformer import Challenger, Fewer, Worth
+from partopt.documents.transformer import Challenger, Worth
 from tests.helpers import chain_profile, two_level, uniform_profile
 from tests.transformer.helpers import LLAMA as TINY
 
@@ -91,7 +91,6 @@ def levered(flags: list[str], tried: float = 0.1) -> Plan:
         levers=[worth([flag], place) for place, flag in enumerate(flags)],
         together=worth(flags, len(flags)),
         challenger=Challenger(**other, **needs),
-        fewer=Fewer(iteration_s=0.9 * seconds, saved=0.1, layout=layout, devices=2),
     )
     return replace(plan, transformer=about)
 
