@@ -39,14 +39,8 @@ from partopt.transformer.as_profile import (
     stage_starts,
 )
 from partopt.transformer.block import Training
-from partopt.transformer.iteration import (
-    Degrees,
-    Estimate,
-    estimate,
-    find_faults,
-    share_bytes,
-    stages_of,
-)
+from partopt.transformer.faults import find_faults
+from partopt.transformer.iteration import Degrees, Estimate, estimate, share_bytes, stages_of
 from partopt.transformer.layouts import Found
 
 # layouts that are simulated, the fastest that differ: some, and as many as may yet be the fastest

@@ -15,7 +15,8 @@ from partopt.search.calibration import calibrate_kinds
 from partopt.trainers import TRAINERS
 from partopt.transformer.as_profile import rates_of
 from partopt.transformer.block import Training
-from partopt.transformer.iteration import find_faults, is_whole
+from partopt.transformer.faults import find_faults
+from partopt.transformer.iteration import is_whole
 from partopt.transformer.layouts import ROOM, Found, Question, find_layouts, shard_of
 
 _SCHEDULES = ("1f1b", "interleaved")  # of a stage a device, and of several: chunks

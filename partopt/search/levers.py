@@ -32,7 +32,8 @@ from partopt.trainers import TRAINERS
 from partopt.trainers.trainer import Lever
 from partopt.transformer.block import Training
 from partopt.transformer.chances import expected_gain, fits_chance
-from partopt.transformer.iteration import Estimate, estimate, find_faults, is_whole
+from partopt.transformer.faults import find_faults
+from partopt.transformer.iteration import Estimate, estimate, is_whole
 from partopt.transformer.layouts import Found, find_fastest, first_fitting
 from partopt.transformer.rates import PLANNED
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 from partopt.documents.engine import STATE, Layout
 from partopt.documents.transformer import BITS, Kind, Transformer
-from partopt.errors import PartoptError
 from partopt.transformer.block import Block, Shape, Training
-from partopt.transformer.offloading import BLOCKS, TOGETHER, copied_modules
+from partopt.transformer.offloading import BLOCKS, copied_modules
 from partopt.transformer.rates import COLLECTIVE_S, Seconds
 from partopt.transformer.unequal_stages import cut_units, ends_of, pace_s
 
@@ -127,117 +126,6 @@ class Degrees(NamedTuple):
     def sharers(self) -> int:
         """Ranks with the same parameters: replicas, and those that share their context."""
         return self.n * self.c
-
-
-def find_faults(work: Training, layout: Layout, batch: int) -> Iterator[PartoptError]:
-    """Why a layout cannot be run, or is not computed, with the part of the layout.
-
-    It may not divide what it should, ask for what the trainer does not have, or lack what another
-    part or a fact needs.
-    """
-    for part, what in _faults(work, Degrees.of(work, layout, batch), layout, batch):
-        hint = "change that part of the layout"
-        message = f"layout.{part}: {what}"
-        yield PartoptError(message, hint, code="unsupported-layout", part=part)
-
-
-def _faults(
-    work: Training, degrees: Degrees, layout: Layout, batch: int
-) -> Iterator[tuple[str, str]]:
-    (t, c, e, p, v, n, m, shape, _), model, practice = degrees, work.model, work.practice
-    engine, s, server = work.engine, work.sequence, work.rates.server
-    if model.heads % t:
-        yield "tp", f"{model.heads} heads are not a multiple of {t}"
-    elif model.kv_heads % t and not (work.repeats_keys and t % model.kv_heads == 0):
-        yield "tp", f"{model.kv_heads} heads of keys are not a multiple of {t}"
-    for width in {model.ffn, model.shared_ffn}:
-        if width % t:
-            yield "tp", f"a feed-forward of {width} is not a multiple of {t}"
-    if practice.sequence_parallel and t > 1 and s % (t * c):
-        yield "tp", f"{s} tokens are not a multiple of {t} x {c}"
-    if t > server:
-        yield "tp", f"{t} ranks are more than the {server} of a server, which is not computed"
-    elif not work.rates.holds(t * c):
-        yield "cp", f"groups of {t} x {c} ranks neither fill nor divide servers of {server}"
-    if c > 1 and s % (2 * c):
-        yield "cp", f"{s} tokens, half a rank's at a time, are not a multiple of {2 * c}"
-    if (model.experts or 1) % e:
-        yield "ep", f"{model.experts or 1} experts are not a multiple of {e}"
-    if t * c * n % degrees.spread:
-        what = f"the {t * c * n} ranks of a stage, tp x cp x dp, are not a multiple of"
-        yield "ep" if t * c * n % e else "etp", f"{what} {degrees.spread}"
-    if model.expert_ffn % shape.etp or (shape.etp > 1 and not model.experts):
-        yield "etp", f"experts of {model.expert_ffn} are not a multiple of {shape.etp}"
-    if batch % (n * shape.b):
-        what = f"{batch} samples, in microbatches of {shape.b}, are not a multiple of"
-        yield "dp", f"{what} {n * shape.b}"
-    ends = 2 if practice.ends in ("blocks", "fewer") else 0
-    if practice.ends == "free" and work.is_unequal:
-        ends = 2 + bool(model.further)
-    if p * v > model.blocks + ends:
-        yield "pp", f"{p} x {v} stages of {model.blocks} blocks"
-    stated, further = stated_blocks(practice.ends), further_stage(practice.ends)
-    empty = [not n for i, n in enumerate(stated) if i not in (0, further, len(stated) - 1)]
-    wrong = len(stated) != p * v or sum(stated) != model.blocks or any(empty)
-    if stated and (wrong or (further is not None and not model.further)):
-        yield "ends", f"{practice.ends[:60]} are not {p} x {v} stages of {model.blocks} blocks"
-    if p > 1 and model.tied and not work.parts_ties:
-        yield "pp", "embedding and head share their weight, which this trainer keeps in one stage"
-    if v > 1 and p == 1:
-        yield "chunks", f"{v} stages on each of one device, which is no pipeline: pp > 1"
-    elif v > 1 and m % p:
-        yield "chunks", f"{m} microbatches are not a multiple of {p} devices"
-    if layout.schedule not in (None, "interleaved" if v > 1 else "1f1b"):
-        yield "schedule", f"{layout.schedule} with chunks={v}"
-    if layout.shard is not None and layout.shard not in engine.shard:
-        yield "shard", f"{layout.shard}: the trainer has {', '.join(engine.shard)}"
-    elif practice.optimizer_offload and layout.shard not in (None, "optimizer"):
-        yield "shard", "optimizer-offload needs shard=optimizer"
-    elif practice.flat_shards:
-        yield from (("shard", what) for what in _flat_faults(work, layout))
-    elif layout.shard == "parameters" and p > 1:
-        what = "a stage keeps what a backward gathers, and whole gradients: gather once (gradients)"
-        yield "shard", what
-    elif layout.shard == "none" and c > 1 and "parameters" in engine.shard:
-        yield "shard", "context parallel ranks share parameters in any case"
-    if practice.host_shards and (p > 1 or layout.shard == "none"):
-        yield "shard", "cpu-offload is of shares of gradients or parameters, computed for pp=1"
-    again = layout.recompute or "never"
-    if layout.modules and again != "selective":
-        yield "modules", "blocks make modules again with recompute=selective"
-    elif layout.modules and practice.selective != "attention":
-        yield "modules", "the trainer makes operations again, or blocks"
-    if again == "selective" and again not in engine.recompute:
-        yield "recompute", "the trainer makes all of a block again or nothing"
-    elif again not in ("never", "selective") and not {"blocks", "stage"} & {*engine.recompute}:
-        yield "recompute", "the trainer makes nothing again"
-    if practice.tp_overlap == "buffers" and (t == 1 or not practice.sequence_parallel):
-        yield "tp", "tp-overlap needs tp > 1 and sequence-parallel"
-    if practice.dispatch_overlap and (degrees.spread == 1 or (p > 1 and v == 1)):
-        yield "ep", "exchange-overlap needs ep > 1 and, in a pipeline, chunks"
-    elif practice.dispatch_overlap and is_whole(again):
-        yield "recompute", "exchange-overlap makes no blocks again"
-    if practice.graphs in ("router", "attention") and is_whole(again):
-        yield "recompute", f"graphs={practice.graphs} hold parts of blocks that are made again"
-    if shape.offload and practice.graphs == "full":
-        yield "offload", "graphs=full wait for copies to the host, which is not computed"
-    elif practice.fused_experts and len(TOGETHER & {*shape.offload}) == 1:
-        yield "offload", f"fused-experts copy what {'+'.join(sorted(TOGETHER))} save, or nothing"
-
-
-def _flat_faults(work: Training, layout: Layout) -> Iterator[str]:
-    """What flat shards of gradients or parameters do not go with."""
-    practice, what = work.practice, "gradients and parameters in shares"
-    if not layout.shares_gradients:
-        return
-    if (layout.pp or 1) > 1:
-        yield f"{what} make a stage's output a view, which pipelines do not free: pp=1"
-    if practice.graphs in ("router", "attention"):
-        yield f"{what} have hooks, which graphs={practice.graphs} do not hold"
-    if practice.dispatch_overlap:
-        yield f"{what} have buffers of two blocks, and exchange-overlap needs more"
-    if practice.muon:
-        yield f"{what} are stepped by Adam alone"
 
 
 def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf) -> Estimate:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from heapq import heapify, heappop, heappush
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from msgspec import structs
@@ -14,12 +13,12 @@ from msgspec import structs
 from partopt.documents.engine import MODULES, Layout
 from partopt.documents.stage import Shard
 from partopt.transformer.block import Shape, Training
+from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import (
     PASS_S,
     Degrees,
     Estimate,
     estimate,
-    find_faults,
     is_whole,
     iteration_s,
     state_bytes,
@@ -34,6 +33,7 @@ EXPERTS_MICROBATCH = 2
 ROOM = 0.85  # of a device's memory, what layouts of experts take at most: people's 0.5 to 0.9
 ENOUGH = 16  # layouts of other degrees that fit, behind which no slower ones are estimated
 FEWER = 40  # layouts of which fewer blocks are made again, the fastest
+_OF_WAYS = ("shard", "modules", "recompute", "offload")  # parts that they may not go with
 MISSING = 1.3  # of the limit: what needs more is not among what nearly fits
 
 
@@ -76,25 +76,23 @@ def find_layouts(work: Training, question: Question) -> Found:
     microbatches where no graphs hold what the host starts; and blocks are made again only where
     nothing fits without.
     """
-    devices, batch, limit, fixed, partly, room = question
+    _, batch, limit, fixed, partly, room = question
     room = limit if room is None or not work.model.experts else min(room, limit)
-    every, fastest, ways = list[Estimate](), dict[Layout, float](), _ways(work, fixed)
-    most = MISSING * limit
-    open_cores = cores(work, devices, batch, fixed, most)
-    bounds = ((least_s(work, core, batch), core) for core in open_cores)
-    for bound_s, core in sorted(bounds, key=lambda pair: pair[0]):
+    every, fastest, most = list[Estimate](), dict[Layout, float](), MISSING * limit
+    for bound_s, laid in walk(work, question, most, partial(least_s, work, batch=batch)):
         if len(fastest) >= ENOUGH and bound_s > sorted(fastest.values())[ENOUGH - 1]:
             break
-        laid = [*_with_ways(work, core, batch, ways)]
-        least = estimate(work, laid[-1], batch, most) if laid else None
-        if least and least.memory_bytes > most:
+        if estimate(work, laid[-1], batch, most).memory_bytes > most:
             laid = laid[-1:]
         for layout in laid:
             candidate = estimate(work, layout, batch, most)
             every.append(candidate)
             if candidate.memory_bytes > room or not _is_usual(work, layout, fixed):
                 continue
-            degrees = structs.replace(core, chunks=None, microbatch=None, schedule=None)
+            degrees = structs.replace(
+                layout,
+                **dict.fromkeys(("chunks", "microbatch", "schedule", "recompute", "modules")),
+            )
             fastest[degrees] = min(candidate.seconds, fastest.get(degrees, math.inf))
             if work.model.experts:
                 break  # what is made again beyond takes longer
@@ -130,7 +128,7 @@ def find_layouts(work: Training, question: Question) -> Found:
     if fitting:
         least = min(every, key=lambda candidate: candidate.memory_bytes)
     else:
-        least = _find_least(work, devices, batch, fixed, ways)
+        least = _find_least(work, question)
     left_out = [candidate for candidate in known if candidate.seconds < first_s]
     return Found(fitting, lacking, len(every), least, left_out)
 
@@ -144,35 +142,25 @@ def find_fastest(
     the first with which it fits. Otherwise as the first of `find_layouts`. None where that takes
     as long, or there is none.
     """
-    devices, batch, limit, fixed, partly, room = question
+    _, batch, limit, fixed, partly, room = question
     first, last, found = works[0], works[-1], None
     experts = bool(last.model.experts)
-    ways, places, rules = _ways(last, fixed), itertools.count(), [(limit, False)]
+    ways, rules = _ways(last, fixed), [(limit, False)]
     if partly and not experts and len(ways) > 1:
         ways[-1:-1] = _ways_by_modules(last)
     if experts:
         rules = [(min(room or limit, limit), True), (limit, True), *rules]
     for most, usual in rules:
         known = not experts  # that one fits, without which the next rule counts
-        # by what it takes at least: its blocks alone; then what it takes if nothing is freed
-        queue: list[tuple[float, int, Layout, list[Layout]]] = [
-            (least_s(last, core, batch, piped=True), next(places), core, [])
-            for core in cores(last, devices, batch, fixed, most)
-        ]
-        heapify(queue)
-        while queue and (queue[0][0] < below or not known):
-            _, _, core, laid = heappop(queue)
-            if not laid:
-                laid = [
-                    layout
-                    for layout in _with_ways(last, core, batch, ways)
-                    if not usual or _is_usual(last, layout, fixed)
-                ]
-                if any(
-                    estimate(last, end, batch, 0.0).memory_bytes <= most
-                    for end in (*laid[-1:], *laid[:1])
-                ):
-                    heappush(queue, (iteration_s(first, laid[0], batch), next(places), core, laid))
+        bound = partial(least_s, last, batch=batch, piped=True)
+        for least, every in walk(last, question, most, bound, ways):
+            if known and least >= below:
+                break
+            laid = [one for one in every if not usual or _is_usual(last, one, fixed)]
+            if known and laid and iteration_s(first, laid[0], batch) >= below:
+                continue
+            ends = (*laid[-1:], *laid[:1])
+            if all(estimate(last, end, batch, 0.0).memory_bytes > most for end in ends):
                 continue
             for layout in laid:
                 fewer: Layout | None = layout
@@ -242,33 +230,26 @@ def least_s(work: Training, core: Layout, batch: int, piped: bool = False) -> fl
     return (1 + straggling(degrees.devices)) * whole_s
 
 
-def _find_least(
-    work: Training, devices: int, batch: int, fixed: Layout, ways: Sequence[Layout]
-) -> Estimate | None:
+def _find_least(work: Training, question: Question) -> Estimate | None:
     """The layout that needs least; those are tried whose state alone is less."""
-    found: Estimate | None = None
-    held = [
-        (state_bytes(work, Degrees.of(work, core, batch)), core)
-        for core in cores(work, devices, batch, fixed)
-    ]
-    for state, core in sorted(held, key=lambda pair: pair[0]):
-        if found and state > found.memory_bytes:
+    found, batch = list[Estimate](), question.batch
+
+    def state(core: Layout) -> float:
+        return state_bytes(work, Degrees.of(work, core, batch))
+
+    for bytes_, laid in walk(work, question, math.inf, state):
+        if found and bytes_ > found[0].memory_bytes:
             break
-        for layout in [*_with_ways(work, core, batch, ways)][-1:]:
-            other = estimate(work, layout, batch)
-            found = min(found or other, other, key=lambda one: one.memory_bytes)
-    return found
+        found = [min([*found, estimate(work, laid[-1], batch)], key=lambda one: one.memory_bytes)]
+    return found[0] if found else None
 
 
 def any_fits(work: Training, question: Question) -> bool:
     """Whether a layout that a question asks for fits."""
-    devices, batch, limit, fixed, *_ = question
-    ways = _ways(work, fixed)
-    for core in cores(work, devices, batch, fixed, limit):
-        for least in [*_with_ways(work, core, batch, ways)][-1:]:
-            if estimate(work, least, batch, 0.0).memory_bytes <= limit:
-                return True
-    return False
+    return any(
+        estimate(work, laid[-1], question.batch, 0.0).memory_bytes <= question.limit
+        for _, laid in walk(work, question, question.limit)
+    )
 
 
 def _fewer_again(work: Training, layout: Layout, batch: int, limit: float) -> Layout | None:
@@ -306,30 +287,46 @@ def _usual(
     return [one for one in usual if one.memory_bytes <= room] or usual or [*fitting]
 
 
+def walk(
+    work: Training,
+    question: Question,
+    most: float = math.inf,
+    bound: Callable[[Layout], float] | None = None,
+    ways: Iterable[Layout] = (),
+) -> Iterator[tuple[float, list[Layout]]]:
+    """The layouts of a question, those together that differ in what is made again alone.
+
+    Of these the first takes least time, and the last needs least memory. None surely needs more
+    than `most` bytes. With a `bound` of what all of some have at least, those come in its order,
+    and it is yielded, too. `ways` to recompute are by default all that are open.
+    """
+    ways = ways or _ways(work, question.fixed)
+    found: Iterable[tuple[float, Layout]] = ((0.0, core) for core in cores(work, question, most))
+    if bound is not None:
+        found = sorted(((bound(core), core) for _, core in found), key=lambda pair: pair[0])
+    for least, core in found:
+        if laid := [*_with_ways(work, core, question.batch, ways)]:
+            yield least, laid
+
+
 def layouts(work: Training, devices: int, batch: int, fixed: Layout) -> Iterator[Layout]:
     """Every layout on all devices with the parts that are `fixed`, which the trainer can run."""
-    ways = _ways(work, fixed)
-    for core in cores(work, devices, batch, fixed):
-        yield from _with_ways(work, core, batch, ways)
+    for _, laid in walk(work, Question(devices, batch, math.inf, fixed)):
+        yield from laid
 
 
-def cores(
-    work: Training, devices: int, batch: int, fixed: Layout, most: float = math.inf
-) -> Iterator[Layout]:
+def cores(work: Training, question: Question, most: float = math.inf) -> Iterator[Layout]:
     """The layouts but for what is made again, and those that surely need more than `most` bytes."""
+    devices, batch, _, fixed, *_ = question
     model, server = work.model, work.rates.server
 
     def allow(name: str, values: Iterable[int]) -> list[int]:
         asked = getattr(fixed, name)
         return list(values) if asked is None else [asked]
 
-    def can_be(t: int, c: int) -> bool:
-        faults = find_faults(work, Layout(tp=t, cp=c), batch)
-        return not {"tp", "cp"} & {fault.fields["part"] for fault in faults}
-
     for t in allow("tp", _divisors(server)):
         for c in allow("cp", _divisors(max(1, devices // t), MOST_CONTEXT)):
-            if not can_be(t, c):
+            if any(find_faults(work, Layout(tp=t, cp=c), batch, ("tp", "cp"))):
                 continue
             for p in allow("pp", _divisors(devices // (t * c))):
                 n, rest = divmod(devices, t * c * p)
@@ -393,7 +390,7 @@ def _with_ways(
     """A layout with those of the ways to recompute that it can have."""
     for way in ways:
         full = structs.replace(core, recompute=way.recompute, modules=way.modules)
-        if not any(find_faults(work, full, batch)):
+        if not any(find_faults(work, full, batch, _OF_WAYS)):
             yield full
 
 

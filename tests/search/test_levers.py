@@ -23,7 +23,8 @@ from partopt.trainers import TRAINERS, export_plan
 from partopt.transformer.as_profile import estimate_again
 from partopt.transformer.chances import APART, fits_chance
 from partopt.transformer.config import load_transformer
-from partopt.transformer.iteration import estimate, find_faults
+from partopt.transformer.faults import find_faults
+from partopt.transformer.iteration import estimate
 from partopt.transformer.layouts import layouts
 from partopt.transformer.rates import PLANNED, USABLE
 from tests.examples import PROFILE

@@ -14,6 +14,7 @@ from partopt.documents.transformer import Kept, Loss, Scores
 from partopt.errors import PartoptError
 from partopt.transformer.as_profile import profile_of, stage_starts
 from partopt.transformer.block import Shape
+from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import (
     HOST_S,
     PASS_S,
@@ -21,7 +22,6 @@ from partopt.transformer.iteration import (
     STRAGGLER,
     Degrees,
     estimate,
-    find_faults,
     host_bytes,
     makespan_s,
     once_s,

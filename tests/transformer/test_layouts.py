@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.transformer import Scores
-from partopt.transformer.iteration import Estimate, estimate, find_faults
+from partopt.transformer.faults import find_faults
+from partopt.transformer.iteration import Estimate, estimate
 from partopt.transformer.layouts import (
     ENOUGH,
     EXPERTS_MICROBATCH,

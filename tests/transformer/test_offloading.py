@@ -11,7 +11,8 @@ from partopt.documents.engine import Layout
 from partopt.documents.transformer import Latent
 from partopt.errors import PartoptError
 from partopt.transformer.block import Shape
-from partopt.transformer.iteration import estimate, find_faults, host_bytes
+from partopt.transformer.faults import find_faults
+from partopt.transformer.iteration import estimate, host_bytes
 from partopt.transformer.offloading import BLOCKS, copied_modules
 from partopt.transformer.rates import MEMORY
 from tests.transformer.helpers import EXPERTS, LLAMA, RATES, training
