@@ -24,10 +24,10 @@ import partopt
 from partopt import Layout, PartoptError, Plan, Topology, export_plan
 from partopt.documents.files import shipped_names
 from partopt.documents.transformer import BITS, Transformer
+from partopt.importers.hugging_face import load_transformer, read_transformer
 from partopt.job import Job
 from partopt.search.jobs import read_job
 from partopt.search.judging import plan_layout
-from partopt.transformer.config import load_transformer, read_transformer
 
 TRAINERS = ("megatron", "megatron-bridge", "torchtitan", "deepspeed")
 TOPOLOGIES = ("dgx-h100", "dgx-a100", "gb200-nvl72")

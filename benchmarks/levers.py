@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.search.layout_questions import estimate_layouts
 from partopt.search.levers import take_best
-from partopt.transformer.config import load_transformer
 
 # cluster, servers, batch, sequence
 QUESTIONS = {

@@ -47,7 +47,7 @@ MIRRORS = {
             f"test_{kind}.py"
             for kind in ("plan", "profile", "topology", "device", "groups", "shipped", "recorded")
         ),
-        *("profiler/test_repeat.py", "importers/test_run.py", "transformer/test_model.py"),
+        *("profiler/test_repeat.py", "importers/test_run.py", "importers/test_hugging_face.py"),
     ],
     "html_report": ["report/test_web.py"],
     "links": ["links/test_links.py", "cli/test_measure_links.py"],

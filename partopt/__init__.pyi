@@ -57,6 +57,6 @@ from partopt.trainers import (
 from partopt.trainers.layout import TrainerLayout as TrainerLayout, read_layout as read_layout
 from partopt.trainers.trainer import Trainer as Trainer
 from partopt.transformer.as_profile import find_profile as find_profile
-from partopt.transformer.config import find_transformer as find_transformer
+from partopt.importers.hugging_face import find_transformer as find_transformer
 
 __version__: str

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "profiler": DOCUMENTS | {"cost"},  # what ranks exchange while a layer runs takes time, too
     "simulator": PLANNING | {"options"},
     "report": PLANNING | {"simulator", "transformer"},
-    "trainers": PLANNING | {"registry", "options", "transformer", "configurations"},
+    "trainers": PLANNING | {"registry", "options", "transformer", "configurations", "importers"},
     "search": PLANNING
     | {"options", "job", "planners", "simulator", "transformer"}
     | {"configurations", "trainers"},

@@ -12,10 +12,10 @@ from partopt.cost.memory import reserve_of
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.stage import Reserve
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.options import MOST_BYTES
 from partopt.search.compare import compare
-from partopt.transformer.config import load_transformer
 from tests.helpers import (
     chain_profile,
     flat,

@@ -18,7 +18,7 @@ import msgspec
 import partopt as po
 from partopt.documents.device import shipped_device
 from partopt.documents.files import shipped_names
-from partopt.transformer.config import load_transformer
+from partopt.importers.hugging_face import load_transformer
 from tests.golden.jobs import JOBS, plan_by_hand
 from tests.golden.records import condensed, record_test
 from tests.helpers import ROOT

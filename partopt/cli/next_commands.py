@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from partopt.cli.options import repeat_words
 from partopt.cli.terminal import say
 from partopt.cli.words import flags_of
+
+if TYPE_CHECKING:
+    from partopt.documents.profile import Profile
 
 # what follows what was made, `{}` its file or name
 NEXT: Final = {
@@ -50,3 +53,25 @@ def command_of(
     kept = repeat_words(set(given) - changes.keys())
     written = ["-o", output] if output else []
     return shlex.join(["partopt", verb, *words, *kept, *flags_of(changes), *written])
+
+
+def next_cluster(profile: Profile) -> str:
+    """The topology to name in a command that plans `profile`: of its device where one is shipped.
+
+    An estimate can be planned on no other.
+    """
+    device = profile.estimated_for or profile.device.name
+    return _cluster_of(device) or ("dgx-a100" if profile.estimated is None else "CLUSTER")
+
+
+def _cluster_of(device: str) -> str | None:
+    """The first shipped topology of such devices."""
+    from partopt.documents.device import same_device
+    from partopt.documents.files import shipped_folder, shipped_names
+    from partopt.documents.topology import Topology
+
+    for name in shipped_names("topologies"):
+        path = str(shipped_folder("topologies") / f"{name}.yaml")
+        if same_device(Topology.load(path).device.name, device):
+            return name
+    return None

@@ -15,7 +15,7 @@ import click
 import partopt
 from partopt import documents
 from partopt.cli import stopping, words
-from partopt.cli.next_commands import say_next
+from partopt.cli.next_commands import next_cluster, say_next
 from partopt.cli.options import FILE, is_given, option, parse_assignments, parse_pairs, set_option
 from partopt.cli.terminal import progress, say
 from partopt.errors import PartoptError
@@ -149,7 +149,6 @@ def command(model: str | None, output: str | None, force: bool, **given: Any) ->
         measured = _measure_and_save(model, given, output, force)
         if output == "-" or not _writes():
             return
-        from partopt.documents.device import next_cluster
         from partopt.report.profile_text import render_sizes
 
         say(render_sizes(measured))

@@ -8,7 +8,7 @@ import click
 
 import partopt
 from partopt.cli import options
-from partopt.cli.next_commands import NEXT, say_next
+from partopt.cli.next_commands import NEXT, next_cluster, say_next
 from partopt.cli.terminal import progress, say
 from partopt.cli.words import print_notes
 from partopt.documents.files import find_shipped
@@ -61,7 +61,6 @@ def command(
       partopt show plan.json --profile gpt.json -o plan.svg
     """
     from partopt import documents
-    from partopt.documents.device import next_cluster
     from partopt.documents.kinds import read_document
     from partopt.documents.topology import Topology
 

@@ -24,14 +24,14 @@ _OWN_FLAGS = {
     "all_layers": "--all",
     "facts": "--with",
     "for": "--for",
-    "layout": "--layout",
 }
+_NOT_TYPED = {"engine", "block_bounds", "trainer"}  # options of a job that have no flag
 _OPTIONS = (  # beside those of a job
-    "servers warmup bandwidth latency links device devices dtype granularity steps autocast "
-    "compile resume repeat name force scaling weak estimate calibrate "
-    "jitter slow seed draws backend rate check save every ranks "
-    "engine per_server sizes accept_poor map pipeline_size profile "
-    "forward backward weight_gradient transfer activations sequence days budget price"
+    "servers warmup bandwidth latency links device devices granularity steps autocast "
+    "compile resume repeat name force scaling weak estimate jitter slow seed draws "
+    "backend rate check save every ranks engine per_server sizes accept_poor map "
+    "pipeline_size profile forward backward weight_gradient transfer activations days "
+    "budget price"
 )
 VERBS = {
     "solve": "partopt plan",
@@ -50,7 +50,7 @@ def flags() -> dict[str, str]:
     """The flags of all options of the library, by their names."""
     from partopt.options import kinds
 
-    names = [*_OPTIONS.split(), *(name for name, kind in kinds().items() if kind.flag)]
+    names = [*_OPTIONS.split(), *(kinds().keys() - _NOT_TYPED)]
     return {name: f"--{name.replace('_', '-')}" for name in names} | _OWN_FLAGS
 
 

@@ -317,24 +317,6 @@ def check_device(profile: Profile, topology: Topology) -> None:
     )
 
 
-def cluster_of(device: str) -> str | None:
-    """The first shipped topology of such devices."""
-    for name in shipped_names("topologies"):
-        path = str(shipped_folder("topologies") / f"{name}.yaml")
-        if same_device(Topology.load(path).device.name, device):
-            return name
-    return None
-
-
-def next_cluster(profile: Profile) -> str:
-    """The topology to name in a command that plans `profile`: of its device where one is shipped.
-
-    An estimate can be planned on no other.
-    """
-    device = profile.estimated_for or profile.device.name
-    return cluster_of(device) or ("dgx-a100" if profile.estimated is None else "CLUSTER")
-
-
 def _command(profile: Profile, topology: Topology) -> str:
     """The command that makes `profile` for the device of `topology`, as far as it says how."""
     model, found = profile.model, shipped_device(topology.device.name)

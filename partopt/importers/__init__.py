@@ -1,7 +1,8 @@
-"""Importers: profiles measured by other programs. One file each, and one line in the registry here.
+"""Importers: profiles that other programs measured, and configurations of transformers.
 
-An importer is a function `read(content: str, where: str, name: str, microbatch_size: int | None) ->
-Profile`, imported when it is first used.
+A program whose profiles are read has a file, and a line in the registry here. An importer is a
+function `read(content: str, where: str, name: str, microbatch_size: int | None) -> Profile`,
+imported when it is first used.
 """
 
 from __future__ import annotations

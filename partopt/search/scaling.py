@@ -138,9 +138,9 @@ def scaling_of(plans: Sequence[Plan]) -> Scaling:
 
 def _scaling_row(plan: Plan, first: Plan) -> ScalingRow:
     devices, predicted, of_layout = plan.topology.devices, plan.predicted, plan.transformer
-    gain, part, share = predicted.speedup_over_one_device, UNSET, UNSET
+    gain = predicted.speedup_over_one_device
+    part, share = _largest_loss(plan) if of_layout else (UNSET, UNSET)
     if of_layout:
-        part, share = _largest_loss(plan)
         devices = plan.topology.cluster.devices
         gain = first.topology.cluster.devices * predicted.samples_per_s
         gain /= first.predicted.samples_per_s

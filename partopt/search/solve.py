@@ -150,7 +150,7 @@ def _solve_by_planner(job: Job, name: str, progress: Progress) -> Result:
 
     def until_then(last: Row | None) -> Result | None:
         found = row or last
-        return found and Result(found.best, (), (), tuple(found.by_variant))
+        return Result(found.best, (), (), tuple(found.by_variant)) if found else None
 
     with found_until_then(until_then):
         row = search_planners(job, [name], progress)

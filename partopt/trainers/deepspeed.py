@@ -14,6 +14,7 @@ from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Loss, Modelled, Practice, Scores
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import like_shipped, read_transformer, write_config
 from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, malformed, read_numbers
@@ -26,7 +27,6 @@ from partopt.trainers.trainer import (
     plain,
     rank_order,
 )
-from partopt.transformer.config import like_shipped, read_transformer, write_config
 
 _EXAMPLE = "0,5,8,11,14"
 

@@ -20,6 +20,7 @@ from partopt.documents.engine import MODULES, STATE, Layout
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import OFFLOADED, Format, Latent, Numerics, Transformer
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import named_transformer
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
     EXPERTS,
@@ -38,7 +39,6 @@ from partopt.trainers.megatron_model import (
 from partopt.trainers.megatron_names import count, find, note_arguments, note_unread
 from partopt.trainers.megatron_vocabulary import name_shape
 from partopt.trainers.trainer import Stated
-from partopt.transformer.config import named_transformer
 from partopt.transformer.offloading import TOGETHER
 
 _OF_BERT = r"(?m)^[^#\n]*pretrain_bert\.py"

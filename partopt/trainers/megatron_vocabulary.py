@@ -10,7 +10,7 @@ from partopt.configurations.marks import strip_marks
 from partopt.configurations.settings import Settings
 from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError
-from partopt.transformer.config import alike_shipped, load_transformer
+from partopt.importers.hugging_face import alike_shipped, load_transformer
 
 # words of a tokenizer, by what its type, its name or its file is called: the first that matches
 _TOKENIZERS = {

@@ -24,6 +24,13 @@ from partopt.documents.transformer import (
     Transformer,
 )
 from partopt.errors import PartoptError, unknown
+from partopt.importers.hugging_face import (
+    like_shipped,
+    load_transformer,
+    named_transformer,
+    read_transformer,
+    write_config,
+)
 from partopt.options import AUTO
 from partopt.schedules import schedule
 from partopt.schedules.placement import LOOPED, STRAIGHT
@@ -47,13 +54,6 @@ from partopt.trainers.trainer import (
     batch_of,
     pipeline_size,
     plain,
-)
-from partopt.transformer.config import (
-    like_shipped,
-    load_transformer,
-    named_transformer,
-    read_transformer,
-    write_config,
 )
 
 _FIELD = "module_fqns_per_model_part"

@@ -125,10 +125,8 @@ def find_layouts(work: Training, question: Question) -> Found:
         if candidate.memory_bytes > limit and candidate.seconds < first_s
     ]
     lacking.sort(key=lambda candidate: candidate.memory_bytes)
-    if fitting:
-        least = min(every, key=lambda candidate: candidate.memory_bytes)
-    else:
-        least = _find_least(work, question)
+    needs = min(every, key=lambda candidate: candidate.memory_bytes) if fitting else None
+    least = needs or _find_least(work, question)
     left_out = [candidate for candidate in known if candidate.seconds < first_s]
     return Found(fitting, lacking, len(every), least, left_out)
 

@@ -20,6 +20,7 @@ from partopt.documents.stage import Figures
 from partopt.documents.topology import Topology
 from partopt.documents.training_run import Check as Compared
 from partopt.documents.transformer import LayoutBeside
+from partopt.importers.hugging_face import load_transformer
 from partopt.report import clusters, pages, plan_text, run_text
 from partopt.report import doctor_text as doctor
 from partopt.report import plans_text as plans
@@ -31,7 +32,6 @@ from partopt.report.text import page_style
 from partopt.runtime.link_fit import fit_links, levels_of
 from partopt.simulator import execute
 from partopt.simulator.variation import flows_of
-from partopt.transformer.config import load_transformer
 from tests.helpers import ROOT, chain_profile, flat, limited, measurement, out_of_memory, profile_of
 from tests.links.synthetic import level_samples
 from tests.links.synthetic import measurement as measured_links

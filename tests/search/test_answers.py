@@ -12,12 +12,12 @@ from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Calibration, MeasuredBlock
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.search import verify as verifying
 from partopt.search.judging import judge_layout, plan_layout
 from partopt.search.solve import solve
 from partopt.transformer.as_profile import find_profile
-from partopt.transformer.config import load_transformer
 from tests.search.alterations import alterations
 from tests.transformer.helpers import EXPERTS, LLAMA
 

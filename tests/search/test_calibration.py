@@ -16,13 +16,13 @@ from partopt.documents.profile import Group
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Calibration, MeasuredBlock
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.report.plans_text import render_plan
 from partopt.search.judging import plan_layout
 from partopt.search.layout_questions import fill_layout, training_for
 from partopt.transformer.as_profile import profile_again, profile_of
 from partopt.transformer.block import Shape
-from partopt.transformer.config import load_transformer
 from partopt.transformer.iteration import estimate
 from tests.examples import examples
 from tests.transformer.helpers import KINDS as KINDS_MODEL

@@ -16,6 +16,7 @@ from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.report.transformer_text import layout_table, render
 from partopt.search.judging import judge_layout, plan_layout
@@ -31,7 +32,6 @@ from partopt.search.layout_questions import training_for
 from partopt.search.solve import solve
 from partopt.trainers import export_plan
 from partopt.transformer.as_profile import estimate_again, profile_again, training_of
-from partopt.transformer.config import load_transformer
 from partopt.transformer.iteration import HOST_S, estimate, once_s
 from partopt.units import format_bytes, format_seconds
 
@@ -526,5 +526,13 @@ def test_of_experts_small_microbatches_come_first():
 
 
 def test_no_layout_is_told_with_what_would_be_one():
-    with pytest.raises(PartoptError, match="tp x cp x pp x dp are 6 devices"):
+    with pytest.raises(PartoptError, match="tp x cp x pp x dp are 6 devices") as error:
         solve(free("tp=3,pp=2"))
+    assert (error.value.code, error.value.exit_code) == ("invalid-option", 2)
+
+
+def test_no_layout_is_an_answer_where_parts_are_open():
+    with pytest.raises(PartoptError, match="with what is open at 1") as error:
+        solve(job_of("llama3-8b", 1, "megatron", 9, 4096, "tp=1,cp=1,pp=1"))
+    assert "layout.dp: 9 samples" in error.value.message
+    assert (error.value.code, error.value.exit_code) == ("no-plan", 1)

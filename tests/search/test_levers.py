@@ -12,6 +12,7 @@ from partopt import find_profile, verify
 from partopt.documents.engine import Layout
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.report.transformer_text import render, render_change, render_parts
 from partopt.search.jobs import job_for
@@ -22,7 +23,6 @@ from partopt.search.solve import solve
 from partopt.trainers import TRAINERS, export_plan
 from partopt.transformer.as_profile import estimate_again
 from partopt.transformer.chances import APART, fits_chance
-from partopt.transformer.config import load_transformer
 from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import estimate
 from partopt.transformer.layouts import layouts

@@ -13,11 +13,12 @@ from msgspec.structs import replace
 
 import partopt as po
 from partopt.cost.pricing import price
-from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition
+from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, ignore_progress
 from partopt.documents.profile import SharedParameter
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
 from partopt.search.solve import solve
+from partopt.search.trainer_limits import Expressible, restrict
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS, export_plan, writers
 from partopt.trainers.parts import find_parts
@@ -180,6 +181,36 @@ def test_ranks_of_pipelines_are_numbered_as_the_trainer_has_them(to, family, ran
     plan = solve(job.with_(trainer=to)).plan
     assert (plan.family, [list(stage.ranks) for stage in plan.stages]) == (family, ranks)
     assert po.verify(plan, job.profile).verified
+
+
+def test_a_stage_that_recomputes_does_so_once_its_ranks_are_in_a_row():
+    """Of accelerate, whose stages choose by themselves, and lie on devices in their order."""
+    trainer, job = TRAINERS["accelerate"], stated(1, "accelerate", recompute="auto")
+    job = po.job_for(job, "accelerate")
+    for again in itertools.product([True, False], repeat=2):
+        stages = [
+            Assignment(a, b, range(rank, rank + 1), recompute=recompute)
+            for (a, b), rank, recompute in zip([(0, 4), (4, 10)], [1, 0], again, strict=True)
+        ]
+        plan = simulate_plan(price(Partition(CONTIGUOUS, stages), job.problem, "manual"))
+        [said] = Expressible(job, trainer, [], ignore_progress).put_all([plan])
+        assert [[*stage.ranks] for stage in said.stages] == [[0], [1]]
+        assert tuple(stage.recompute for stage in said.stages) == again
+        assert Expressible(job, trainer, [], ignore_progress).put_all([said]) == [said]
+
+
+@pytest.mark.parametrize("to", TRAINERS)
+@pytest.mark.parametrize("layout", [po.Layout(), po.Layout(dp=2), po.Layout(dp=1)])
+def test_replicas_are_restricted_to_what_the_trainer_has(to, layout):
+    """One a stage, or equally many where a planner is named; what the job states stays."""
+    trainer, own = TRAINERS[to], {"layout": layout, "planner": "optimal"}
+    job, within = restrict(stated(1, to, **own), trainer, find_parts(NAMES))
+    one, equal = (trainer.says.replicas == word for word in ("one", "equal"))
+    assert within.equal == equal
+    assert job.layout.dp == (1 if one and layout.dp is None else layout.dp)
+    stated_words = {None: "free", 1: "none", 2: "uniform"}
+    restricted = {"one": "none", "equal": "uniform"}.get(trainer.says.replicas, "free")
+    assert job.replication == (stated_words[layout.dp] if layout.dp else restricted)
 
 
 def test_a_split_of_ones_own_is_taken_or_refused():

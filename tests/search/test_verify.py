@@ -19,6 +19,7 @@ from partopt.documents.plan import Certificate, Plan
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Calibration, MeasuredBlock
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import find_transformer
 from partopt.job import Job
 from partopt.planners import PLANNERS
 from partopt.schedules import SCHEDULES
@@ -29,7 +30,6 @@ from partopt.search.judging import plan_layout
 from partopt.search.variants import Variant
 from partopt.search.verify import claim, verify
 from partopt.transformer.as_profile import profile_again
-from partopt.transformer.config import find_transformer
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, two_level, uniform_profile
 from tests.search.plans import KINDS, manual, plan_of

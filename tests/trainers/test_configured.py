@@ -18,18 +18,18 @@ from partopt.documents.plan import seconds_of
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Latent
 from partopt.errors import PartoptError
-from partopt.job import Job
-from partopt.search import judging
-from partopt.search.jobs import read_job
-from partopt.search.judging import _changes, judge_layout
-from partopt.trainers import TRAINERS, export_plan
-from partopt.transformer.config import (
+from partopt.importers.hugging_face import (
     like_shipped,
     load_transformer,
     named_transformer,
     read_transformer,
     write_config,
 )
+from partopt.job import Job
+from partopt.search import judging
+from partopt.search.jobs import read_job
+from partopt.search.judging import _changes, judge_layout
+from partopt.trainers import TRAINERS, export_plan
 from partopt.transformer.offloading import TOGETHER, copied_modules
 from tests.helpers import rows
 from tests.trainers.models import plan_layout

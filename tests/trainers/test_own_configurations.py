@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from partopt import Layout, Topology, export_plan
+from partopt.importers.hugging_face import load_transformer
 from partopt.search.jobs import read_job
-from partopt.transformer.config import load_transformer
 from tests.trainers.models import plan_layout
 from tests.trainers.own_code import needs
 

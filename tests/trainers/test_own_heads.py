@@ -17,11 +17,11 @@ import pytest
 
 from benchmarks.exports import Case, drawn
 from partopt import PartoptError, Plan, Topology, export_plan
+from partopt.importers.hugging_face import load_transformer
 from partopt.search import judging
 from partopt.search.jobs import read_job
 from partopt.trainers.megatron_model import LATENT
 from partopt.trainers.read_back import offloaded_modules
-from partopt.transformer.config import load_transformer
 from tests.trainers.models import plan_layout
 from tests.trainers.own_code import installed
 from tests.trainers.test_own_configurations import CASES, OWN

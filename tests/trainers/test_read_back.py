@@ -9,13 +9,13 @@ from msgspec import structs
 
 from benchmarks.exports import drawn, judge
 from partopt import Layout, PartoptError, export_plan
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.search import judging
 from partopt.search.jobs import read_job
 from partopt.trainers import TRAINERS
 from partopt.trainers.parts import find_parts
 from partopt.trainers.read_back import find_losses
-from partopt.transformer.config import load_transformer
 from tests.examples import examples
 from tests.trainers.models import plan_layout
 from tests.trainers.readers import assigned

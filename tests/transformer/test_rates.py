@@ -9,7 +9,7 @@ from partopt.documents.device import shipped_file
 from partopt.documents.files import shipped_names
 from partopt.documents.topology import AllReduceRates, Topology
 from partopt.errors import PartoptError
-from partopt.transformer.config import load_transformer
+from partopt.importers.hugging_face import load_transformer
 from partopt.transformer.rates import COLLECTIVE_S, HOP_S, MEMORY, SUSTAINED, TAKEN, Rates, clock
 from tests.transformer.helpers import RATES
 

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from partopt import PartoptError, Topology
 from partopt.documents.engine import Layout
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.search.layout_plans import simulate_layout
 from partopt.search.layout_questions import estimate_layouts, fill_layout, training_for
 from partopt.transformer.block import Shape
-from partopt.transformer.config import load_transformer
 from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import FSDP_STEP, HOST_SUM, RESERVED, estimate
 from partopt.transformer.layouts import Question, find_layouts

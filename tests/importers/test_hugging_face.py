@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from partopt.documents.files import find_shipped, shipped_names
 from partopt.documents.transformer import Kind, Numerics, Transformer
 from partopt.errors import PartoptError
-from partopt.transformer import config
-from partopt.transformer.config import (
+from partopt.importers import hugging_face as config
+from partopt.importers.hugging_face import (
     load_transformer,
     named_transformer,
     read_transformer,
