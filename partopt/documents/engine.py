@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -89,6 +89,23 @@ OF_TORCH = Engine(
 )
 
 
+class BlockRecomputation(NamedTuple):
+    """What of a block is made again: nothing, some of it, or "always" all.
+
+    "selective" is what the trainer means by it, or these `modules`. A stage may make only its first
+    so many `blocks` again. "auto" is anything else.
+    """
+
+    way: Literal["never", "selective", "always", "auto"]
+    blocks: int | None = None
+    modules: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether whole blocks are made again."""
+        return self.way in ("always", "auto")
+
+
 class Layout(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """How a model lies on devices, as trainers say it; None where nothing says it.
 
@@ -111,6 +128,14 @@ class Layout(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=Tr
     modules: Annotated[str, msgspec.Meta(pattern=rf"^{_ANY}(\+{_ANY})*$")] | None = None
     shard: Shard | None = None
     schedule: str | None = None
+
+    @property
+    def recomputation(self) -> BlockRecomputation:
+        """What of a block is made again: nothing where the layout does not say it."""
+        modules = tuple(self.modules.split("+")) if self.modules else ()
+        if isinstance(self.recompute, int):
+            return BlockRecomputation("always", self.recompute, modules)
+        return BlockRecomputation(self.recompute or "never", None, modules)
 
     @property
     def shares_gradients(self) -> bool:

@@ -30,7 +30,6 @@ from partopt.transformer.iteration import (
     Degrees,
     has_odd_widths,
     host_bytes,
-    is_whole,
     stages_of,
 )
 from partopt.transformer.layouts import ROOM
@@ -402,7 +401,7 @@ def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) 
             f"experts on fewer than {PUBLISHED_RANKS} ranks are not verified: no published run has "
             "them so, and they come out 5 to 10 % too fast"
         )
-    if about.model.experts and is_whole(layout.recompute) and about.asked.recompute is None:
+    if about.model.experts and layout.recomputation.is_whole and about.asked.recompute is None:
         yield "whole blocks are made again: no layout fits without"
     if about.model.sinks:
         yield "attention with sinks is not known: published runs take 1.45 times as long"
@@ -416,7 +415,7 @@ def _trust(plan: Plan, about: Modelled, basis: str, parts: Mapping[str, float]) 
 
 def _left_out(plan: Plan, left: LayoutBeside) -> str:
     """Why a layout that fits is not believed."""
-    if is_whole(left.layout.recompute):
+    if left.layout.recomputation.is_whole:
         return "nobody makes whole blocks of experts again while others fit"
     limit_bytes = (plan.memory_limit_bytes or 0) + plan.reserve.size_bytes
     device_bytes = limit_bytes / PLANNED

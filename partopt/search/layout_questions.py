@@ -16,7 +16,6 @@ from partopt.trainers import TRAINERS
 from partopt.transformer.as_profile import rates_of
 from partopt.transformer.block import Training
 from partopt.transformer.faults import find_faults
-from partopt.transformer.iteration import is_whole
 from partopt.transformer.layouts import ROOM, Found, Question, find_layouts, shard_of
 
 _SCHEDULES = ("1f1b", "interleaved")  # of a stage a device, and of several: chunks
@@ -31,11 +30,10 @@ def training_for(job: Job) -> Training:
     assert isinstance(job.model, Transformer) and job.sequence
     if job.trainer == PARTOPT:
         raise job.lacks("for")
-    trainer, again, format = TRAINERS.lookup(job.trainer), job.layout.recompute, job.dtype
-    format = format or "bfloat16"
-    if isinstance(again, int) and trainer.says.recomputed != "first":
+    trainer, format = TRAINERS.lookup(job.trainer), job.dtype or "bfloat16"
+    if (blocks := job.layout.recomputation.blocks) and trainer.says.recomputed != "first":
         what, hint = f"{job.trainer} makes all blocks again or none", "write recompute=always"
-        raise invalid("layout", f"recompute={again}", what, hint)
+        raise invalid("layout", f"recompute={blocks}", what, hint)
     if format not in trainer.says.formats:
         what = f"{job.trainer} trains in {', '.join(trainer.says.formats)}"
         raise invalid("dtype", format, what, "choose one of these")
@@ -77,12 +75,11 @@ def usual_facts(job: Job) -> dict[str, str]:
     Where the layout asks for gradients or parameters in shares they may be, without such graphs.
     """
     assert isinstance(job.model, Transformer)
-    choices, again = TRAINERS.lookup(job.trainer).choices, job.layout.recompute
+    choices, again = TRAINERS.lookup(job.trainer).choices, job.layout.recomputation
     facts = {"ends": "free"} if job.model.is_unequal else {}
-    inside = "moe" not in (job.layout.modules or "").split("+")
     if job.layout.shares_gradients or job.facts.get("fsdp") == "yes":
         facts["fsdp"] = "yes"
-    elif job.model.experts and not is_whole(again) and inside:
+    elif job.model.experts and not again.is_whole and "moe" not in again.modules:
         facts["graphs"] = "attention"
     return {name: value for name, value in facts.items() if value in choices.get(name, {})}
 

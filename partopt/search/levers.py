@@ -33,7 +33,7 @@ from partopt.trainers.trainer import Lever
 from partopt.transformer.block import Training
 from partopt.transformer.chances import expected_gain, fits_chance
 from partopt.transformer.faults import find_faults
-from partopt.transformer.iteration import Estimate, estimate, is_whole
+from partopt.transformer.iteration import Estimate, estimate
 from partopt.transformer.layouts import Found, find_fastest, first_fitting
 from partopt.transformer.rates import PLANNED
 
@@ -318,6 +318,6 @@ def find_challenger(job: Job, found: Found) -> Challenger | UnsetType:
 def _is_alike(layout: Layout, other: Layout) -> bool:
     """Whether layouts differ in chunks alone, or in how many blocks are made again."""
     alike = structs.replace(layout, chunks=other.chunks, schedule=other.schedule)
-    return is_whole(alike.recompute) == is_whole(other.recompute) and (
+    return alike.recomputation.is_whole == other.recomputation.is_whole and (
         structs.replace(alike, recompute=other.recompute) == other
     )

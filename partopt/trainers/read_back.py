@@ -18,7 +18,6 @@ from partopt.documents.transformer import Modelled, Transformer
 from partopt.errors import PartoptError
 from partopt.trainers.parts import FURTHER, Part, count_blocks
 from partopt.trainers.trainer import Stated, Trainer, batch_of
-from partopt.transformer.iteration import is_whole
 from partopt.transformer.offloading import copied_modules
 
 _DEGREES = ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch")
@@ -126,10 +125,10 @@ def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Stated) -> Iter
 
 def offloaded_modules(plan: Plan) -> list[str]:
     """The modules of a plan of a transformer that save in the host's memory."""
-    about, modules = plan.transformer, (plan.layout.modules or "").split("+")
-    if not about or is_whole(plan.layout.recompute):
+    about, again = plan.transformer, plan.layout.recomputation
+    if not about or again.is_whole:
         return []
-    return copied_modules(about.model, about.practice, modules)
+    return copied_modules(about.model, about.practice, again.modules)
 
 
 def _fact_of(trainer: Trainer, field: str, planned: object) -> str:

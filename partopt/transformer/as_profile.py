@@ -260,9 +260,9 @@ def ends_of_starts(model: Transformer, starts: Sequence[int]) -> str:
 def _blocks(work: Training, degrees: Degrees, layout: Layout) -> Sequence[Block]:
     """Every block; where a stage makes its first ones again, the others keep all."""
     shape, plain = degrees.shape, degrees.shape._replace(recompute="never")
-    if not isinstance(layout.recompute, int):
+    if not (most := layout.recomputation.blocks):
         return [work.block(shape, kind) for kind in work.kinds]
-    again = [k < layout.recompute for n in stage_counts(work, degrees) for k in range(n)]
+    again = [k < most for n in stage_counts(work, degrees) for k in range(n)]
     return [
         work.block(shape if made else plain, kind)
         for made, kind in zip(again, work.kinds, strict=True)

@@ -9,7 +9,7 @@ from partopt.documents.engine import Layout
 from partopt.documents.transformer import Practice, Transformer
 from partopt.errors import PartoptError
 from partopt.transformer.block import Training
-from partopt.transformer.iteration import Degrees, further_stage, is_whole, stated_blocks
+from partopt.transformer.iteration import Degrees, further_stage, stated_blocks
 from partopt.transformer.offloading import TOGETHER
 
 
@@ -177,16 +177,16 @@ def _modules(asked: _Asked) -> Iterator[str]:
 
 
 def _recompute(asked: _Asked) -> Iterator[str]:
-    practice, again, made = asked.practice, asked.layout.recompute, asked.work.engine.recompute
-    if again == "selective" and again not in made:
+    practice, again, made = asked.practice, asked.layout.recomputation, asked.work.engine.recompute
+    if again.way == "selective" and again.way not in made:
         yield "the trainer makes all of a block again or nothing"
-    elif is_whole(again) and not {"blocks", "stage"} & {*made}:
+    elif again.is_whole and not {"blocks", "stage"} & {*made}:
         yield "the trainer makes nothing again"
     spread, p, v = asked.degrees.spread, asked.degrees.p, asked.degrees.v
     overlaps = practice.dispatch_overlap and spread > 1 and not (p > 1 and v == 1)
-    if overlaps and is_whole(again):
+    if overlaps and again.is_whole:
         yield "exchange-overlap makes no blocks again"
-    if practice.graphs in ("router", "attention") and is_whole(again):
+    if practice.graphs in ("router", "attention") and again.is_whole:
         yield f"graphs={practice.graphs} hold parts of blocks that are made again"
 
 

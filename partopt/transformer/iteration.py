@@ -100,16 +100,13 @@ class Degrees(NamedTuple):
         """The degrees of a layout whose replicas share `batch` samples; "auto" says too little."""
         t, c, e, p = layout.tp or 1, layout.cp or 1, layout.ep or 1, layout.pp or 1
         v, n, b = layout.chunks or 1, layout.dp or 1, layout.microbatch or 1
-        again, recompute = 1.0, layout.recompute or "never"
-        if isinstance(recompute, int):
-            again, recompute = min(1.0, recompute * p * v / work.model.blocks), "always"
-        assert recompute != "auto"
-        modules = tuple(layout.modules.split("+")) if layout.modules else ()
-        offload = list[str]()
-        if work.practice.offload and not is_whole(recompute):
-            offload = copied_modules(work.model, work.practice, modules)
+        remade, offload = layout.recomputation, list[str]()
+        again = min(1.0, remade.blocks * p * v / work.model.blocks) if remade.blocks else 1.0
+        assert remade.way != "auto"
+        if work.practice.offload and not remade.is_whole:
+            offload = copied_modules(work.model, work.practice, remade.modules)
         fsdp, etp = layout.shares_gradients, layout.etp or 1
-        shape = Shape(b, t, c, e, recompute, fsdp, etp, modules, tuple(offload))
+        shape = Shape(b, t, c, e, remade.way, fsdp, etp, remade.modules, tuple(offload))
         return cls(t, c, e, p, v, n, batch // (n * b), shape, again)
 
     @property
@@ -158,11 +155,6 @@ def has_odd_widths(model: Transformer) -> bool:
     """Whether products have widths at which kernels are known to be slower than is computed."""
     widths = (model.hidden, model.ffn, model.expert_ffn, model.shared_ffn, model.q, model.kv)
     return any(width % WHOLE for width in widths)
-
-
-def is_whole(recompute: object) -> bool:
-    """Whether whole blocks are made again."""
-    return recompute not in (None, "never", "selective")
 
 
 def straggling(devices: int) -> float:

@@ -19,7 +19,6 @@ from partopt.transformer.iteration import (
     Degrees,
     Estimate,
     estimate,
-    is_whole,
     iteration_s,
     state_bytes,
     straggling,
@@ -274,7 +273,7 @@ def _is_usual(work: Training, layout: Layout, fixed: Layout) -> bool:
         return True
     microbatch, graphs = layout.microbatch or 1, work.practice.graphs != "none"
     small = graphs or fixed.microbatch is not None or microbatch <= EXPERTS_MICROBATCH
-    return small and (fixed.recompute is not None or not is_whole(layout.recompute))
+    return small and (fixed.recompute is not None or not layout.recomputation.is_whole)
 
 
 def _usual(
