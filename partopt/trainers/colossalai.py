@@ -68,8 +68,8 @@ def _said_again(again: object, counts: Sequence[int]) -> Recompute | int | None:
 
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     """`num_layers_per_stage` has the blocks of every stage."""
-    counts = read_numbers(text, "num_layers_per_stage", _EXAMPLE)
     settings = read_settings(text)
+    counts = read_numbers(settings, "num_layers_per_stage", _EXAMPLE)
     layout = Layout(
         tp=find_count(settings, "tp_size"),
         pp=find_count(settings, "pp_size"),

@@ -155,14 +155,14 @@ def _words(plan: Plan) -> dict[str, object]:
 
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     """Stage s has the layers from bound s up to bound s + 1."""
-    bounds = read_numbers(text, "BOUNDS", _EXAMPLE)
+    settings = read_settings(text)
+    bounds = read_numbers(settings, "BOUNDS", _EXAMPLE)
     if len(bounds) < 2 or bounds[0] != 0 or bounds != sorted(bounds):
         said = ",".join(map(str, bounds))
         what = f"{said}: not bounds, which rise from 0 to the number of layers"
         raise malformed(what, _EXAMPLE)
     counts = [stop - start for start, stop in itertools.pairwise(bounds)]
     check_stages(counts, "layers", len(layers))
-    settings = read_settings(text)
     layout = Layout(
         microbatch=find_count(settings, "train_micro_batch_size_per_gpu"),
         recompute="always" if find_count(settings, "activation_checkpoint_interval") else None,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from partopt.configurations.marks import unknown_names
 from partopt.configurations.program import Called
-from partopt.configurations.settings import Settings, read_settings
+from partopt.configurations.settings import Settings
 from partopt.errors import PartoptError
 from partopt.trainers.parts import BLOCK, Part, count_blocks
 
@@ -43,15 +43,13 @@ def read_literal(text: str) -> object:
         return None
 
 
-def read_numbers(text: str, name: str, example: str) -> list[int]:
+def read_numbers(settings: Settings, name: str, example: str) -> list[int]:
     """The numbers of a text that are all of it, or the value of `name` in it.
 
     Raises PartoptError for a text without numbers.
     """
-    stripped = text.strip()
-    value: object = (
-        stripped if _NUMBERS.fullmatch(stripped) else find_value(read_settings(text), name)
-    )
+    stripped = settings.text.strip()
+    value: object = stripped if _NUMBERS.fullmatch(stripped) else find_value(settings, name)
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         value = " ".join(value)
     if isinstance(value, str) and _NUMBERS.fullmatch(value.strip()):

@@ -46,8 +46,9 @@ def _server(name: str, title: str, tried: str, flags: tuple[str, str], source: s
         return Text(f"export {variable}={','.join(map(str, blocks))}\n", notes=notes)
 
     def read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
-        counts = read_numbers(text, variable, _COUNTS)
-        tp = find_count(read_settings(text), flags[1].removeprefix("--").replace("-", "_"))
+        settings = read_settings(text)
+        counts = read_numbers(settings, variable, _COUNTS)
+        tp = find_count(settings, flags[1].removeprefix("--").replace("-", "_"))
         return Stated(cuts=cuts_of_blocks(counts, parts), layout=Layout(tp=tp))
 
     return Trainer(

@@ -30,9 +30,9 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
 
 def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     """`balance` has the layers of every stage."""
-    counts = read_numbers(text, "balance", _EXAMPLE)
-    check_stages(counts, "layers", len(layers))
     settings = read_settings(text)
+    counts = read_numbers(settings, "balance", _EXAMPLE)
+    check_stages(counts, "layers", len(layers))
     always = settings.known("checkpoint") == "always"
     cuts = list(itertools.accumulate(counts[:-1]))
     layout = Layout(recompute="always" if always else None, schedule="gpipe")
