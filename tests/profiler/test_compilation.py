@@ -127,9 +127,14 @@ def test_a_model_that_comes_compiled_is_measured_under_its_own_names(graphs, how
     assert names(profile) == expected
     assert [name for name, _ in model.named_modules()] == before
     assert [module._compiled_call_impl for module in model.modules()] == calls
-    options = {"microbatch_sizes": [1], "steps": 1, "device": "cpu", "granularity": granularity}
-    named = measure(model, lambda size: torch.ones(size, 4), **options).model.name
-    assert named == "Sequential"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [torch.compile, in_parts, in_place])
+def test_a_model_that_comes_compiled_has_its_own_name(graphs, how):
+    options = {"microbatch_sizes": [1], "steps": 1, "device": "cpu"}
+    model = how(nn.Sequential(linear()))
+    assert measure(model, lambda size: torch.ones(size, 4), **options).model.name == "Sequential"
 
 
 @pytest.mark.slow
