@@ -59,8 +59,9 @@ MIRRORS = {
         *(f"gpu/test_{part}.py" for part in ("backends", "links", "processes", "rules", "run")),
     ],
     "search": ["cli/test_compare.py"],
-    "simulation": ["test_library.py", "simulator/test_conditions.py", *SIMULATED],
+    "simulation": ["test_library.py", "what_if/test_conditions.py", *SIMULATED],
     "simulator": SIMULATED,
+    "what_if": SIMULATED,
     "transformer": ["trainers/test_transformer.py", "cli/test_plan_transformer.py"],
 }
 SURVIVED, PREPARED_WRONGLY = 1, 2  # exit codes

@@ -21,6 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import partopt
+from partopt.documents.actions import KINDS
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Device as Measured
 from partopt.documents.profile import (
@@ -33,7 +34,7 @@ from partopt.documents.profile import (
 )
 from partopt.documents.topology import Device, Level, Topology
 from partopt.schedules import order, schedule
-from partopt.schedules.order import KINDS, in_flight
+from partopt.schedules.order import in_flight
 from partopt.schedules.placement import Placement, ranks_of
 from partopt.simulator.kernel import simulate
 from partopt.simulator.metrics import longest_span_s

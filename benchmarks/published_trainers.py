@@ -37,9 +37,10 @@ from benchmarks.published_rows import (
 )
 from partopt.documents.engine import Layout
 from partopt.errors import PartoptError
+from partopt.report.transformer_text import AGREES, ODD
 from partopt.transformer import block, experts, iteration, rates
 from partopt.transformer.chances import expected_gain, fits_chance
-from partopt.transformer.iteration import AGREES, ODD, Estimate, has_odd_widths
+from partopt.transformer.iteration import Estimate, has_odd_widths
 from partopt.transformer.rates import PLANNED, USABLE
 
 

@@ -10,9 +10,10 @@ from partopt.importers.repeat import repeat as repeat
 from partopt.importers.run_times import import_run as import_run
 from partopt.importers.torch_profile import import_times as import_times
 from partopt.job import Job as Job
-from partopt.library.html_report import write_report as write_report
-from partopt.library.simulation import Simulation as Simulation, simulate as simulate
-from partopt.library.trials import (
+from partopt.what_if.drawing import draw as draw
+from partopt.what_if.html_report import write_report as write_report
+from partopt.what_if.simulation import Simulation as Simulation, simulate as simulate
+from partopt.what_if.trials import (
     Trial as Trial,
     Uniform as Uniform,
     try_schedule as try_schedule,
@@ -27,7 +28,6 @@ from partopt.profiler import (
 )
 from partopt.profiler.conditions import describe_host as describe_host
 from partopt.profiler.estimating import estimate as estimate, estimate_source as estimate_source
-from partopt.report.pictures import draw as draw
 from partopt.runtime.run import run_source as run_source
 from partopt.runtime.link_measurement import prepare_links as prepare_links
 from partopt.runtime.measured import TrainingRun as TrainingRun

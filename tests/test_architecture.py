@@ -38,14 +38,14 @@ MAY_IMPORT = {
     "configurations": {"errors"},
     "profiler": DOCUMENTS | {"cost"},  # what ranks exchange while a layer runs takes time, too
     "simulator": PLANNING | {"options"},
-    "report": PLANNING | {"simulator", "transformer"},
+    "report": DOCUMENTS,  # a page computes nothing
     "trainers": PLANNING | {"registry", "options", "transformer", "configurations", "importers"},
     "search": PLANNING
     | {"options", "job", "planners", "simulator", "transformer"}
     | {"configurations", "trainers"},
     "replay": DOCUMENTS | {"profiler"},
-    "runtime": PLANNING | {"profiler", "replay", "simulator", "options"},
-    "library": PLANNING | {"options", "job", "planners", "simulator", "report"},
+    "runtime": PLANNING | {"profiler", "replay", "simulator", "options", "what_if"},
+    "what_if": PLANNING | {"options", "job", "planners", "simulator", "report"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = set(MAY_IMPORT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -84,19 +83,10 @@ def command(
 
 
 def _show(finished: partopt.TrainingRun, output: str | None, force: bool, as_json: bool) -> None:
-    from partopt.report import trace
     from partopt.report.run_text import render
 
     run = finished.document
-
-    def save(output: str, force: bool) -> None:
-        if Path(output).name.endswith(".trace.json"):
-            content = b"".join(trace.write(finished.measured.timeline, finished.measured.plan))
-            documents.write_bytes(output, content, force)
-        else:
-            run.save(output, force)
-
-    options.deliver(run, lambda: say(render(run)), output, force, as_json, save=save)
+    options.deliver(run, lambda: say(render(run)), output, force, as_json, save=finished.save)
     check = run.check
     if check is not None and not check.equal:
         raise PartoptError(

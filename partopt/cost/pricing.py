@@ -25,15 +25,15 @@ from partopt.cost.sharding import (
     exchange_topology,
     steps_in_backwards,
 )
+from partopt.documents.actions import B, F, I, W
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Certificate, Estimate, Plan, Predicted
+from partopt.documents.plan import Certificate, Estimate, Plan, Predicted, noam
 from partopt.documents.stage import Flow, FlowPer, Memory, Stage
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, schedule
 from partopt.schedules.entry import Counts, Replicas, Schedule
-from partopt.schedules.one_f_one_b import noam
-from partopt.schedules.order import B, F, I, Order, W
+from partopt.schedules.order import Order
 from partopt.schedules.placement import MIRRORED, STRAIGHT, placement_of
 
 # S   stages; s   one of them

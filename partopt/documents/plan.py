@@ -48,13 +48,29 @@ class Estimate(documents.StrictStruct, frozen=True, kw_only=True):
     loads: list[Load]
 
 
+class HeldBack(documents.StrictStruct, frozen=True, kw_only=True):
+    """The share by which memory makes a microbatch take longer, and both in words."""
+
+    slower: float
+    text: str
+
+
+class PortTime(documents.StrictStruct, frozen=True, kw_only=True):
+    """Seconds for which an all-reduce of a stage takes its ports of a level."""
+
+    stage: Index
+    level: str
+    seconds: Seconds
+
+
 class Predicted(documents.StrictStruct, frozen=True, kw_only=True):
     """What the simulator says of the plan, and beside it what the formulas `estimate`.
 
     `period_s` is per microbatch; `iteration_s` where synchronous. `bubble` is the idle share of the
     devices' time, and `bound_by` what keeps the period from being shorter: `compute of stage 2`.
     `formula_period_s` is the simulated period at the warm-up that the formula gives, where another
-    was found to be better.
+    was found to be better. `held_back` is what memory costs, where nothing else costs more, and
+    `allreduce_ports` how long ports are taken for a microbatch.
     """
 
     period_s: Positive
@@ -65,7 +81,20 @@ class Predicted(documents.StrictStruct, frozen=True, kw_only=True):
     speedup_over_one_device: Seconds
     bound_by: str
     formula_period_s: Seconds | None = None
+    held_back: HeldBack | msgspec.UnsetType = msgspec.UNSET
+    allreduce_ports: list[PortTime] | msgspec.UnsetType = msgspec.UNSET
     estimate: Estimate
+
+    @property
+    def binding_load(self) -> Load | None:
+        """The load that keeps the period from being shorter; None where it is something else."""
+        loads = self.estimate.loads
+        return next((load for load in loads if str(load) == self.bound_by), None)
+
+    @property
+    def binds(self) -> str:
+        """What keeps the period from being shorter, in words: memory, where it costs most."""
+        return f"memory: {self.held_back.text}" if self.held_back else self.bound_by
 
 
 class Certificate(documents.StrictStruct, frozen=True, kw_only=True):
@@ -375,6 +404,14 @@ class Proof(NamedTuple):
     label: str
 
 
+def noam(devices: int, input_replicas: int) -> int:
+    """Minibatches in flight per input-stage replica: ceil(P / r_0).
+
+    PipeDream, SOSP 2019, section 3.2.
+    """
+    return -(-devices // input_replicas)
+
+
 def seconds_of(plan: Plan) -> float:
     """Seconds of an iteration or, where there is none, of a microbatch."""
     return plan.predicted.iteration_s or plan.predicted.period_s
@@ -436,6 +473,7 @@ def _other_faults(plan: Plan) -> Iterator[PartoptError]:
             "every rank of a plan holds equally many stages",
         )
     yield from _flow_faults(plan)
+    yield from _port_faults(plan)
     for n, load in enumerate(plan.predicted.estimate.loads):
         if load.place >= len(plan.stages):
             place = f"predicted.estimate.loads[{n}].place"
@@ -472,6 +510,17 @@ def _rank_faults(plan: Plan, stage: Stage, place: str) -> Iterator[PartoptError]
 
 def _is_run(ranks: Sequence[int]) -> bool:
     return all(after == rank + 1 for rank, after in itertools.pairwise(ranks))
+
+
+def _port_faults(plan: Plan) -> Iterator[PartoptError]:
+    """Ports of stages or levels that do not exist."""
+    levels = [level.name for level in plan.topology.levels]
+    for n, port in enumerate(plan.predicted.allreduce_ports or []):
+        place = f"predicted.allreduce_ports[{n}]"
+        if port.stage >= len(plan.stages):
+            yield _fault(f"{place}.stage: {port.stage}, of {len(plan.stages)} stages")
+        if port.level not in levels:
+            yield _fault(f"{place}.level: no level {port.level}", f"known: {', '.join(levels)}")
 
 
 def _flow_faults(plan: Plan) -> Iterator[PartoptError]:

@@ -257,7 +257,7 @@ class ClosedForm(documents.StrictStruct, frozen=True, kw_only=True):
 
 
 class Tried(documents.StrictStruct, frozen=True, kw_only=True):
-    """A schedule as it ran.
+    """A schedule as it ran, and a `summary` of it.
 
     `chunks` are the stages of a device, `waits` tells whether devices wait for messages. `bubble`
     is the idle share of an iteration; an asynchronous schedule has none, its share is that of the
@@ -275,6 +275,7 @@ class Tried(documents.StrictStruct, frozen=True, kw_only=True):
     in_flight: InFlight
     activations: Annotated[list[Seconds], msgspec.Meta(min_length=1)]
     closed_form: ClosedForm
+    summary: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Refused(documents.StrictStruct, frozen=True, kw_only=True):

@@ -16,7 +16,8 @@ Share = Annotated[float, msgspec.Meta(ge=0)]
 class RanPlan(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """The plan that was run: the model, as its profile has it, and what the page of a run repeats.
 
-    `tokens_per_sample` and `estimated` are as in a plan's profile.
+    `tokens_per_sample` and `estimated` are as in a plan's profile; `measured_per` says of what the
+    seconds of the run are.
     """
 
     model: str
@@ -32,6 +33,7 @@ class RanPlan(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=T
     shard: Shard = "none"
     tokens_per_sample: Count | None = None
     estimated: str | None = None
+    measured_per: Literal["iteration", "microbatch"] | None = None
 
 
 class RankSeconds(documents.StrictStruct, frozen=True, kw_only=True):

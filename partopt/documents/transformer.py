@@ -500,7 +500,8 @@ class LayoutBeside(documents.StrictStruct, frozen=True, kw_only=True):
 
     `iteration_s` and `memory_bytes` of the fullest rank are `simulated`, or by the closed form. Of
     the parts of an iteration `part` is the one that differs most in the direction in which the
-    whole does, by `part_s` seconds. What does not fit may do so with a switch, `fits_with`.
+    whole does, by `part_s` seconds. What does not fit may do so with a switch, `fits_with`; a
+    `doubt` is why one that fits is not believed.
     """
 
     layout: Layout
@@ -511,6 +512,7 @@ class LayoutBeside(documents.StrictStruct, frozen=True, kw_only=True):
     part: str
     part_s: float
     fits_with: Worth | msgspec.UnsetType = msgspec.UNSET
+    doubt: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Challenger(documents.StrictStruct, frozen=True, kw_only=True):
@@ -527,14 +529,71 @@ class Challenger(documents.StrictStruct, frozen=True, kw_only=True):
     fits_chance: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
+class PartSeconds(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a part of a block takes; `scaled` by what was measured, or computed."""
+
+    name: str
+    forward_s: float
+    backward_s: float
+    scaled: bool = False
+
+
+class MeasuredScale(documents.StrictStruct, frozen=True, kw_only=True):
+    """What a measured block has, over what is computed of it: seconds, and bytes kept."""
+
+    forward: float
+    backward: float
+    kept: float
+
+
+class BlockParts(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
+    """A block of a `kind` on a rank, of a microbatch.
+
+    It is computed, measured, or of a shape that is `scaled` by what was. `again_s` are of what it
+    makes again, `products` the columns and rows of its weights, `kept_bytes` what it keeps.
+    """
+
+    kind: str
+    basis: Literal["computed", "scaled", "measured"]
+    scale: MeasuredScale | None = None
+    parts: list[PartSeconds]
+    forward_s: Seconds
+    backward_s: Seconds
+    again_s: Seconds = 0.0
+    products: list[tuple[float, float]]
+    kept_bytes: Bytes
+
+
+class ClosedForm(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the closed form of an iteration is made of.
+
+    `parts` are its seconds, of which those that are `scaled` are in what was measured of blocks.
+    Every one of the `stages` has a letter for what it holds: `E` embedding, `t` a block, `m` a
+    further token, `L` head. A rank has so many `tokens` of a microbatch; head, embedding and what
+    predicts a further token take `head_s`, `embedding_s` and `further_s` of it. `host_bytes` lie in
+    the memory of a server. Products of `odd_widths` take longer than is computed.
+    """
+
+    parts: dict[str, float]
+    scaled: list[str] = []
+    stages: Annotated[list[str], msgspec.Meta(min_length=1)]
+    tokens: Seconds
+    head_s: Seconds
+    embedding_s: Seconds
+    further_s: Seconds = 0.0
+    blocks: Annotated[list[BlockParts], msgspec.Meta(min_length=1)]
+    host_bytes: Bytes = 0
+    odd_widths: bool = False
+
+
 class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     """What the profile of a plan was computed from: a `model`, and the `practice` of its trainer.
 
     Samples have `sequence` tokens, products are in `format`; a `calibration` is what was measured
     of a block of a kind. The question fixed the parts of the layout that are in `asked`, and
     `facts` of the trainer. `layout` has the degrees that are in the profile, `closed_s` and
-    `closed_bytes` are seconds of an iteration and bytes of the fullest rank by the closed form. Of
-    `tried` layouts those `beside` it are the next that fit, and some that do not and would be
+    `closed_bytes` are seconds of an iteration and bytes of the fullest rank by the closed `form`.
+    Of `tried` layouts those `beside` it are the next that fit, and some that do not and would be
     faster; `left_out` is one that would be the fastest and is not believed. An iteration takes
     `freely_s` with blocks that are cut freely, where that is less, and `by_count_s` with unequal
     ones cut by count. Switches that help have their `levers`, one by one; and all
@@ -550,6 +609,7 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     facts: dict[str, str | int | float] = {}
     closed_s: Seconds
     closed_bytes: Count
+    form: ClosedForm | msgspec.UnsetType = msgspec.UNSET
     calibration: list[Calibration] = []
     tried: Count = 1
     freely_s: Seconds | msgspec.UnsetType = msgspec.UNSET

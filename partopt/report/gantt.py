@@ -14,12 +14,11 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.documents.actions import KINDS, WORDS, A, B, F, I, Slots
 from partopt.documents.simulation import DrawnTimeline, DrawnWindow, RankTimeline
 from partopt.printable import shorten
-from partopt.report.looks import WORDS, read_row, span_text, ticks
+from partopt.report.looks import read_row, span_text, ticks
 from partopt.report.text import style, width
-from partopt.schedules.order import KINDS, A, B, F, I
-from partopt.simulator.timeline import Slots
 from partopt.units import format_seconds
 
 # A cell is one character. What it shows is its look: the kind of the action, with ODD added in the

@@ -7,19 +7,8 @@ import re
 
 import numpy as np
 
+from partopt.documents.actions import KINDS, Slots
 from partopt.documents.simulation import DrawnWindow, RankTimeline
-from partopt.schedules.order import KINDS
-from partopt.simulator.timeline import Slots
-
-WORDS = {
-    "F": "forward",
-    "B": "backward",
-    "I": "backward of inputs",
-    "W": "backward of weights",
-    "R": "recomputation",
-    "A": "all-reduce",
-    "U": "optimizer step",
-}
 
 # All colours are Okabe and Ito's or shades of them, which colour-blind people can distinguish.
 

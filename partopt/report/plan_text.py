@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from partopt.documents.engine import PARTOPT, TORCH
-from partopt.documents.plan import Plan, needed_bytes, proof_of
+from partopt.documents.plan import Plan, needed_bytes, noam, proof_of
 from partopt.documents.stage import Load, Stage, stages_text
 from partopt.printable import shorten
 from partopt.report.phrases import (
@@ -31,8 +31,6 @@ from partopt.report.text import (
     width,
     with_label,
 )
-from partopt.schedules.one_f_one_b import noam
-from partopt.simulator.held_back import held_back
 from partopt.units import format_bytes, format_seconds
 
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the formula
@@ -200,10 +198,10 @@ def _loads(plan: Plan) -> Lines:
         return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
 
     predicted, others = plan.predicted, []
-    binds, held = predicted.bound_by, held_back(plan)
+    binds, bound = predicted.bound_by, predicted.binding_load
     for load in predicted.estimate.loads:
         share = load.seconds / predicted.period_s
-        if str(load) == binds:
+        if load is bound:
             binds = name(load) + (f", busy {percent(share)} of the time" if share < _ALL else "")
         elif load.what == "all-reduce" and plan.microbatches:  # nothing goes on beside it
             binds += f"; {load} adds {percent(share)}"
@@ -215,8 +213,8 @@ def _loads(plan: Plan) -> Lines:
     if limit is not None and peak <= limit:
         left = f"{percent(1 - peak / limit)} ({format_bytes(limit - peak)})"
         free.append(f"memory of {stages_text(plan.fullest_stages)} {left}")
-    if held is not None:
-        binds = f"memory: {held.text}"
+    if predicted.held_back:
+        binds = predicted.binds
     return [("binds", binds), *([("slack", ", ".join(free))] if free else [])]
 
 

@@ -28,8 +28,6 @@ from partopt.report.phrases import (
 )
 from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
 from partopt.report.transformer_text import degree_columns, render_change
-from partopt.schedules import schedule
-from partopt.schedules.placement import MIRRORED
 from partopt.units import format_bytes, format_count, format_number, format_seconds
 
 _TIMES = "x ONE, x DP: times one device, data parallelism."
@@ -221,8 +219,7 @@ def render_schedules(plans: Sequence[Plan]) -> str:
             return shorten(plan.shape, stretch(10))
         held = plan.stages_by_rank()
         chunks = len(next(iter(held.values())))
-        mirrored = schedule(plan.schedule).shape == MIRRORED
-        pipelines = plan.stages[0].replicas // (2 if mirrored else 1)
+        pipelines = plan.stages[0].replicas // plan.copies
         return f"{pipelines}x{len(held) // pipelines}" + (f"x{chunks}" if chunks > 1 else "")
 
     def recomputed(pair: Any) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from partopt.documents.training_run import Run
 from partopt.report.phrases import Lines, basis_lines, speed_text
 from partopt.report.text import Column, label_lines, table_of
-from partopt.schedules import schedule
 from partopt.units import format_bytes, format_seconds
 
 _ENGINES = {"torch": "torch's runtime", "partopt": "own engine"}
@@ -55,7 +54,7 @@ def _head(run: Run) -> Lines:
 
 def _whole(run: Run) -> str:
     """The period and the peak of the rank that held the most, predicted and measured."""
-    what = "microbatch" if schedule(run.plan.schedule).asynchronous else "iteration"
+    what: str = run.plan.measured_per or "period"
     rows: list[tuple[str, Callable[[float], str], float | None, float | None]] = [
         (what, format_seconds, run.predicted_s, run.measured_s),
         ("with the run's own times", format_seconds, run.own_times_s, run.measured_s),

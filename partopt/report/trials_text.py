@@ -8,7 +8,6 @@ from partopt.documents.simulation import ClosedForm, TrialDocument, Tried
 from partopt.report import gantt
 from partopt.report.phrases import Lines
 from partopt.report.text import Column, label_lines, paragraph, table_of
-from partopt.schedules import SCHEDULES, schedule
 from partopt.units import format_seconds
 
 _LISTED = 8  # devices whose numbers are all named
@@ -29,9 +28,8 @@ def render(document: TrialDocument) -> str:
     drawing = "The timeline has too many actions to be drawn."
     if document.timeline is not None:
         drawing = gantt.render(document.timeline)
-    known = tried.schedule in SCHEDULES
-    summary = f": {schedule(tried.schedule).summary}" if known else ""
-    head = [("schedule", tried.schedule + summary), ("pipeline", _pipeline(document, tried.chunks))]
+    named = f"{tried.schedule}: {tried.summary}" if tried.summary else tried.schedule
+    head = [("schedule", named), ("pipeline", _pipeline(document, tried.chunks))]
     return "\n\n".join([label_lines(head), drawing, label_lines(_outcome(document, tried))])
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.schedules.order import B, F, I, Order
+from partopt.documents.actions import B, F, I
+from partopt.schedules.order import Order
 
 Times = NDArray[np.int64]  # nanoseconds, shape (steps, actions of the rank); 0 where there is none
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partopt.cost.memory import CHANNELS
+from partopt.documents.actions import KINDS, U
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.device import HEADROOM, free_host_bytes
-from partopt.schedules.order import KINDS, U
 
 Made = TypeVar("Made")
 

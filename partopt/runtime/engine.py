@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
+from partopt.documents.actions import A, B, F, I, R, U, W
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.replay.stage import RunnableStage
@@ -39,7 +40,6 @@ from partopt.runtime.messages import Channel, Messages, check_cuts
 from partopt.runtime.postings import GradientExchange, waits_in_exchanges
 from partopt.runtime.updates import OptimizerOf, Tied, Updates, check_tied
 from partopt.schedules import order, schedule
-from partopt.schedules.order import A, B, F, I, R, U, W
 from partopt.schedules.placement import placement_of
 
 

@@ -18,6 +18,8 @@ import numpy as np
 from msgspec import UNSET, structs
 from numpy.typing import NDArray
 
+from partopt import documents
+from partopt.documents.actions import KINDS, A, B, F, I, R, U, W
 from partopt.documents.engine import OF_TORCH, OWN, TORCH, Engine
 from partopt.documents.plan import Plan
 from partopt.documents.training_run import (
@@ -32,14 +34,15 @@ from partopt.documents.training_run import (
 from partopt.runtime.actions import RankRecord, actions_of
 from partopt.runtime.training import PlannedTraining
 from partopt.schedules import ACTION_LIMIT, order, schedule
-from partopt.schedules.order import KINDS, A, B, F, I, Order, R, U, W
+from partopt.schedules.order import Order
 from partopt.schedules.placement import placement_of
-from partopt.simulator.conditions import Conditions, apply_conditions
+from partopt.simulator import trace
 from partopt.simulator.execution import Execution, execute
 from partopt.simulator.kernel import simulate
 from partopt.simulator.runs import work_of
 from partopt.simulator.steady import steady_state
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
+from partopt.what_if.conditions import Conditions, apply_conditions
 
 BUSY = 1.5  # processes that want to run, over cores, above which a machine is busy
 _NS = 1e-9
@@ -68,6 +71,17 @@ class TrainingRun:
     document: Run
     measured: Execution
 
+    def save(self, path: str, force: bool = False) -> None:
+        """Write the run or, to `.trace.json`, its median step as a trace for Perfetto.
+
+        An existing file is replaced only with `force`. PartoptError where it cannot be written.
+        """
+        if path.endswith(".trace.json"):
+            content = b"".join(trace.write(self.measured.timeline, self.measured.plan))
+            documents.write_bytes(path, content, force)
+        else:
+            self.document.save(path, force)
+
 
 def put_together(
     training: PlannedTraining, results: Sequence[RankResult], load: MachineLoad, backend: str
@@ -85,6 +99,7 @@ def put_together(
     document = Run(
         plan=RanPlan(
             model=plan.profile.name,
+            measured_per="microbatch" if training.asynchronous else "iteration",
             parameter_bytes=plan.profile.parameter_bytes,
             dtype=plan.profile.dtype,
             autocast=plan.profile.autocast,

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from partopt.documents.actions import B, F
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.replay.packing import Packing
@@ -23,7 +24,7 @@ from partopt.runtime.clock import RankClock
 from partopt.runtime.completions import Completions
 from partopt.runtime.context import Context, Direction, lost_connections
 from partopt.runtime.postings import Posting, cached_postings
-from partopt.schedules.order import B, F, Order
+from partopt.schedules.order import Order
 
 AHEAD = 3  # receives that are posted under gloo before they are used
 

@@ -18,11 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
+from partopt.documents.actions import A, B, F, I
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Level
 from partopt.runtime.actions import Route
 from partopt.runtime.context import Context
-from partopt.schedules.order import A, B, F, I, Order
+from partopt.schedules.order import Order
 from partopt.simulator.kernel import simulate
 from partopt.simulator.runs import work_of
 from partopt.simulator.timeline import Timeline

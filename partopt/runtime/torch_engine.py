@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
+from partopt.documents.actions import KINDS, A, B, F, I, R, U, W
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.replay.stage import Crossing, RunnableStage, check_made, with_gradient
@@ -37,7 +38,6 @@ from partopt.runtime.messages import direction_groups
 from partopt.runtime.postings import Posting, cached_postings
 from partopt.runtime.updates import OptimizerOf, Tied
 from partopt.schedules import order, schedule
-from partopt.schedules.order import KINDS, A, B, F, I, R, U, W
 from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import pipelines, to_csv
 

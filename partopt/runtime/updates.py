@@ -16,12 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from partopt.documents.actions import A
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.context import Context, lost_connections
 from partopt.runtime.versions import DoubleBuffered, Step, Versions, batch_of_stage, gradient_of
 from partopt.schedules import schedule
-from partopt.schedules.order import A, Order
+from partopt.schedules.order import Order
 
 
 class StageOptimizer(Protocol):

@@ -14,22 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.documents.actions import KINDS, A, B, F, I, R, U, W
 from partopt.errors import PartoptError
 from partopt.schedules.entry import Schedule
-from partopt.schedules.order import (
-    KINDS,
-    A,
-    B,
-    F,
-    I,
-    Integers,
-    Order,
-    R,
-    Row,
-    U,
-    W,
-    microbatch_numbers,
-)
+from partopt.schedules.order import Integers, Order, Row, microbatch_numbers
 from partopt.schedules.placement import Chunks, Place, Placement
 
 SHORT = 1024  # microbatches of a device, times its chunks: shorter rows are remembered

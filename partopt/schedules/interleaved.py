@@ -15,10 +15,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.documents.actions import F
 from partopt.errors import PartoptError
 from partopt.schedules.entry import FILLED_DRAIN, FLUSH, Bubble, Schedule
 from partopt.schedules.one_f_one_b import delay_weights
-from partopt.schedules.order import F, Row, microbatch_numbers, spell
+from partopt.schedules.order import Row, microbatch_numbers, spell
 from partopt.schedules.placement import LOOPED, Place
 
 # G   microbatches of a group

@@ -71,14 +71,6 @@ def downstream(factor: int) -> StageCounts:
     return counts
 
 
-def noam(devices: int, input_replicas: int) -> int:
-    """Minibatches in flight per input-stage replica: ceil(P / r_0).
-
-    PipeDream, SOSP 2019, section 3.2.
-    """
-    return -(-devices // input_replicas)
-
-
 def blocking_warmups(replicas: Sequence[int]) -> list[int]:
     """Warm-ups under pipedream with which devices that wait for their all-reduces cannot deadlock.
 

@@ -12,18 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.documents.actions import KINDS, B, F, I, R, U, W
+
 Integers = NDArray[np.int64]
 
-# F   forward of a microbatch
-# B   backward, whole
-# I   backward of the inputs alone        } a backward in two parts
-# W   backward of the weights alone       }
-# R   forward once more, from the stage's input, for a backward that kept nothing else
-# A   all-reduce of a stage's gradients over its replicas; its number is the round, not a microbatch
-# U   optimizer step of a stage
-
-KINDS = "FBIWRAU"
-F, B, I, W, R, A, U = range(len(KINDS))  # noqa: E741
 _KIND_OF = np.full(128, -1, dtype=np.int8)
 for _kind, _letter in enumerate(KINDS):
     _KIND_OF[ord(_letter)] = _KIND_OF[ord(_letter.lower())] = _kind

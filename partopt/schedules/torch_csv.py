@@ -13,9 +13,10 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.documents.actions import KINDS, A, R, U
 from partopt.errors import PartoptError
 from partopt.schedules.assemble import add_updates, check, write_rows
-from partopt.schedules.order import KINDS, A, Order, R, Row, U
+from partopt.schedules.order import Order, Row
 from partopt.schedules.placement import Placement, held_chunks
 
 # d   pipelines side by side; pipeline k gets the microbatches g with g mod d = k

@@ -36,6 +36,7 @@ from partopt.search.trainer_limits import restrict
 from partopt.search.variants import Within
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 from partopt.simulator.execution import simulate_plan
+from partopt.simulator.prediction import complete_prediction
 from partopt.trainers import TRAINERS, export_plan
 from partopt.trainers.layout import TrainerLayout
 from partopt.trainers.says import find_faults
@@ -98,7 +99,7 @@ def plan_layout(job: Job, layout: TrainerLayout | None = None) -> Plan:
     """
     if layout is None:
         training = training_for(job)
-        return simulate_layout(job, training, fill_layout(job, training))
+        return complete_prediction(simulate_layout(job, training, fill_layout(job, training)))
     check_planner(MANUAL, job.problem)
     warmups = layout.stated.warmups
 
@@ -108,7 +109,7 @@ def plan_layout(job: Job, layout: TrainerLayout | None = None) -> Plan:
             return simulate_with_best_warmup(plan)
         return simulate_at_warmup(plan, warmups)
 
-    return min(make_each(job.at_each_size(), plan_at), key=order_of)
+    return complete_prediction(min(make_each(job.at_each_size(), plan_at), key=order_of))
 
 
 def _recut(job: Job, free: Job, within: Within, plan: Plan, progress: Progress) -> Plan | None:

@@ -39,9 +39,11 @@ from partopt.transformer.as_profile import (
     stage_starts,
 )
 from partopt.transformer.block import Training
+from partopt.transformer.closed_form import closed_form_of
 from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import Degrees, Estimate, estimate, share_bytes, stages_of
-from partopt.transformer.layouts import Found
+from partopt.transformer.layouts import ROOM, Found
+from partopt.transformer.rates import PLANNED
 
 # layouts that are simulated, the fastest that differ: some, and as many as may yet be the fastest
 JUDGED, MOST_JUDGED = 4, 16
@@ -102,12 +104,26 @@ def search_layouts(
             progress("simulating layouts that are left out", done, MOST_JUDGED)
             left = simulate_layout(job, training, candidate.layout)
             if left.fits and seconds_of(left) < seconds_of(best):
-                best = with_modelled(best, left_out=beside_of(candidate, to, left, True))
+                row = beside_of(candidate, to, left, True)
+                doubt = _doubt_of(row, best)
+                best = with_modelled(best, left_out=structs.replace(row, doubt=doubt))
                 break
         if finish is not None:
             progress("estimating what else helps", 0, 1)
             best = finish(best, found)
     return best, found
+
+
+def _doubt_of(left: LayoutBeside, plan: Plan) -> str:
+    """Why a layout that fits is not believed."""
+    if left.layout.recomputation.is_whole:
+        return "nobody makes whole blocks of experts again while others fit"
+    device_bytes = ((plan.memory_limit_bytes or 0) + plan.reserve.size_bytes) / PLANNED
+    if device_bytes and left.memory_bytes > ROOM * device_bytes:
+        share = left.memory_bytes / device_bytes
+        left_free = f"and {1 - ROOM:.0%} are left free of experts: a limit of memory replaces that"
+        return f"it takes {share:.0%} of the memory, {left_free}"
+    return "nobody runs experts in so large microbatches, and their imbalance is not computed"
 
 
 def modelled_of(plan: Plan) -> Modelled:
@@ -232,6 +248,7 @@ def simulate_layout(job: Job, training: Training, layout: Layout) -> Plan:
         facts={name: value if isinstance(value, int) else str(value) for name, value in facts},
         closed_s=found.seconds,
         closed_bytes=round(found.memory_bytes),
+        form=closed_form_of(training, layout, batch, found),
         calibration=[*training.calibration],
     )
     problem = _problem(job, training, found).with_(transformer=modelled)

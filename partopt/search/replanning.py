@@ -27,7 +27,8 @@ from partopt.schedules.placement import STRAIGHT, chunks_of, placement_of
 from partopt.search.bound import certify_simulated
 from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.execution import check_actions
-from partopt.transformer.as_profile import modelled_again
+from partopt.simulator.prediction import complete_prediction
+from partopt.transformer.closed_form import modelled_again
 
 # a user's split; the grids of `schedule=auto`, which are not decided by one planner
 UNPROVED = ("manual", "grid")
@@ -60,7 +61,8 @@ class Recomputation:
     def simulated(self) -> Plan:
         """The plan's stages, priced and simulated at its warm-ups."""
         priced = price(self.partition, self.problem, self.plan.planner)
-        return simulate_at_warmup(priced, [stage.warmup for stage in self.plan.stages])
+        found = simulate_at_warmup(priced, [stage.warmup for stage in self.plan.stages])
+        return complete_prediction(found) if self.plan.predicted.allreduce_ports else found
 
     @cached_property
     def decision(self) -> Decision:

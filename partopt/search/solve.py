@@ -25,6 +25,7 @@ from partopt.search.levers import with_levers
 from partopt.search.rows import Row, order_of, search_planners, search_rows
 from partopt.search.trainer_limits import Expressible, check_model, parts_of, restrict
 from partopt.search.variants import ANY, Variant, Within
+from partopt.simulator.prediction import complete_prediction
 from partopt.trainers import TRAINERS
 from partopt.trainers.parts import Part
 from partopt.trainers.says import find_faults
@@ -106,7 +107,7 @@ def _solve_transformer(job: Job, progress: Progress, levers: bool) -> Result:
         return with_levers(as_planned(job, plan), plan, found)
 
     def result_of(plan: Plan) -> Result:
-        return Result(plan, (), tuple(job.notes), (plan,))
+        return _result(plan, [], job.notes)
 
     with found_until_then(lambda plan: plan and result_of(plan)):
         return result_of(search_layouts(job, progress, finish if levers else None)[0])
@@ -133,7 +134,7 @@ def _of_rows(job: Job, rows: Sequence[Row]) -> Result:
     """The best plan of the rows, and others beside it."""
     if job.schedule == AUTO:
         best, *others = as_fixed([row.best for row in rows])
-        return Result(best, tuple(others), tuple(job.notes), (best,))
+        return _result(best, others, job.notes)
     (row,) = rows
     others = [plan for plan in row.plans.values() if plan is not row.best]
     others.sort(key=lambda other: -other.predicted.samples_per_s)
@@ -141,7 +142,7 @@ def _of_rows(job: Job, rows: Sequence[Row]) -> Result:
     sizes: dict[int, Plan] = {}
     for plan in row.by_variant:
         sizes.setdefault(plan.microbatch_size, plan)
-    return Result(best, tuple(others), (*job.notes, *row.notes), tuple(sizes.values()))
+    return _result(best, others, [*job.notes, *row.notes], [*sizes.values()])
 
 
 def _solve_by_planner(job: Job, name: str, progress: Progress) -> Result:
@@ -150,7 +151,7 @@ def _solve_by_planner(job: Job, name: str, progress: Progress) -> Result:
 
     def until_then(last: Row | None) -> Result | None:
         found = row or last
-        return Result(found.best, (), (), tuple(found.by_variant)) if found else None
+        return _result(found.best, [], [], found.by_variant) if found else None
 
     with found_until_then(until_then):
         row = search_planners(job, [name], progress)
@@ -158,7 +159,16 @@ def _solve_by_planner(job: Job, name: str, progress: Progress) -> Result:
     notes = [*job.notes, *row.notes, *_note_data_parallel(row.best, plans)]
     others = sorted(plans.values(), key=lambda other: -other.predicted.samples_per_s)
     best, *others = as_fixed([row.best, *others])
-    return Result(best, tuple(others), tuple(notes), tuple(row.by_variant))
+    return _result(best, others, notes, row.by_variant)
+
+
+def _result(
+    best: Plan, others: Sequence[Plan], notes: Sequence[Note], by_size: Sequence[Plan] = ()
+) -> Result:
+    """The best plan, whose prediction is completed, beside others; `by_size` is by default it."""
+    plan = complete_prediction(best)
+    sizes = [plan if sized is best else sized for sized in by_size or [best]]
+    return Result(plan, tuple(others), tuple(notes), tuple(sizes))
 
 
 def as_fixed(plans: Sequence[Plan]) -> list[Plan]:
@@ -237,7 +247,7 @@ def _ranked(plans: Sequence[Plan], job: Job, notes: Sequence[Note]) -> Result:
         stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
         distinct.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
     best, *slower = as_fixed(list(distinct.values()))
-    return Result(best, tuple(slower), tuple(notes), (best,))
+    return _result(best, slower, notes)
 
 
 def _inference(trainer: Trainer) -> Note:

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from partopt.cost.estimate import idle_share
 from partopt.cost.figures import figures_of
 from partopt.cost.pricing import under, with_counts_of, with_steps_of
+from partopt.documents.actions import F, I
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import LevelTime
 from partopt.documents.stage import device_bytes
 from partopt.errors import PartoptError
 from partopt.schedules import ACTION_LIMIT, schedule
-from partopt.schedules.order import F, I, Order, in_flight
+from partopt.schedules.order import Order, in_flight
 from partopt.schedules.placement import STRAIGHT, placement_of
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.kernel import simulate

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
+from partopt.documents.actions import A, B, F, I, U
 from partopt.errors import PartoptError
-from partopt.schedules.order import A, B, F, I, Order, U
+from partopt.schedules.order import Order
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import Work
 

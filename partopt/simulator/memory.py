@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
+from partopt.documents.actions import KINDS, B, F, I, R, W
 from partopt.documents.plan import Plan
-from partopt.schedules.order import KINDS, B, F, I, Order, R, W
+from partopt.schedules.order import Order
 from partopt.simulator.timeline import Timeline
 
 # S   stages; s   one of them

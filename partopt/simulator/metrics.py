@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.messages import parting_levels
+from partopt.documents.actions import A, B, F, I, U
 from partopt.documents.simulation import LevelTime
-from partopt.schedules.order import A, B, F, I, U
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work
 

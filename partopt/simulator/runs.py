@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from partopt.cost.memory import Kept, kept_by, recomputes_apart
 from partopt.cost.problem import Problem
 from partopt.cost.sharding import early_bytes, exchange_of, exchange_topology
+from partopt.documents.actions import KINDS
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
 from partopt.schedules import order, schedule
 from partopt.schedules.entry import Counts
-from partopt.schedules.order import KINDS, Order
+from partopt.schedules.order import Order
 from partopt.schedules.placement import Placement
 from partopt.simulator.kernel import Run, run_order
 from partopt.simulator.steady import (

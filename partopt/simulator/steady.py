@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.schedules.order import B, F, I, in_flight
+from partopt.documents.actions import B, F, I
+from partopt.schedules.order import in_flight
 from partopt.simulator.timeline import Timeline
 
 # G   microbatches that passed

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.documents.actions import Slots
 from partopt.schedules.order import Order
 
 Times = NDArray[Any]  # seconds: float64, or Fractions of the exact reference
@@ -66,21 +67,6 @@ class Timeline:
     def makespan(self) -> Any:
         """Seconds from the first start to the last end."""
         return max(self.end.max(), self.collectives.end.max(initial=0)) if len(self.end) else 0.0
-
-
-class Slots(NamedTuple):
-    """The actions of one rank, in order, n of them.
-
-    `chunk` numbers the rank's stages; `pair` is 1 and 2 for two joined ones, else 0.
-    """
-
-    kind: NDArray[np.int8]  # shape (n,)
-    stage: NDArray[np.int32]
-    microbatch: NDArray[np.int32]
-    chunk: NDArray[np.int64]
-    pair: NDArray[np.int8]
-    start: NDArray[np.float64]  # seconds
-    end: NDArray[np.float64]
 
 
 def slots(timeline: Timeline, rank: int) -> Slots:

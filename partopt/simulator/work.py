@@ -18,9 +18,10 @@ from partopt.cost.collectives import HIERARCHICAL, AllReduce, allreduce_over, ta
 from partopt.cost.messages import parting_levels
 from partopt.cost.ranks import array_of
 from partopt.cost.sharding import Exchange, half_s
+from partopt.documents.actions import KINDS, B, F, I
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
-from partopt.schedules.order import KINDS, B, F, I, Order
+from partopt.schedules.order import Order
 
 # S   stages
 # k   level, 1..L; its members are level-(k-1) components

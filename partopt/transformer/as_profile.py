@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
-
 from partopt.documents.device import shipped_device, shipped_file
 from partopt.documents.engine import Layout
 from partopt.documents.files import PathLike, shipped_names
@@ -116,13 +113,6 @@ def estimate_again(plan: Plan) -> Estimate:
     assert about
     batch = plan.microbatch_size * (plan.microbatches or 1)
     return estimate(training_of(plan, about), about.layout, batch)
-
-
-def modelled_again(plan: Plan) -> Modelled | UnsetType:
-    """What a plan's profile was computed from, and the closed form's seconds of it again."""
-    if not plan.transformer:
-        return UNSET
-    return replace(plan.transformer, closed_s=estimate_again(plan).seconds)
 
 
 def profile_of(work: Training, layout: Layout, batch: int) -> Profile:

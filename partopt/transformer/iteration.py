@@ -31,20 +31,7 @@ DISPATCH_BYTES = 2e9  # buffers of DeepEP and of HybridEP; assumed
 MORE_ROWS = 1.1  # of the mean, rows of experts at work
 OF_STATE = ("parameters", "gradients", "optimizer")
 LASTING = (*OF_STATE, "in shares", "buffers")  # allocated once
-# what benchmarks/published_trainers.py --left-out says of runs that no constant was fitted to; and
-# a check of an earlier version, on runs of ten tables that were kept apart while it was built
-TRUST = (
-    "on published runs that no constant was fitted to, half within 4.1 %, one of twenty off by "
-    "more than 14 %; on 680 dense runs kept apart, of an earlier version, half within 5.1 %, one "
-    "of twenty off by more than 25 %"
-)
-TRUST_IN_EXPERTS = (
-    "on published runs of a model that no constant was fitted to, half within 7.4 %, one of twenty "
-    "off by more than 27 %"
-)
-ODD = "widths that are no multiple of 64"  # which kernels are slower at than is computed
 WHOLE = 64
-AGREES = 0.02  # of the time: a simulation that is so near confirms the closed form
 # fitted
 STRAGGLER = 0.004  # the slowest of twice as many devices: runs of NeMo, 8 to 2,304 H100
 FEW = 8  # devices that were fitted on

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 # F[j]   sum over chunks of the slowest stage, of units [0, j)
 
 Units = tuple[float, ...]
-_FEW = 3  # equal stages that are written out
 
 
 @lru_cache(maxsize=4096)
@@ -87,11 +85,3 @@ def ends_of(counts: Sequence[int], blocks: int, further: int) -> str:
     bounds = itertools.accumulate(counts, initial=0)
     stages = [letters[start:stop] for start, stop in itertools.pairwise(bounds)]
     return "-".join(f"{stage.count('t')}{'m' * ('m' in stage)}" for stage in stages)
-
-
-def cut_text(stages: Sequence[str]) -> str:
-    """Stages of letters as Megatron writes them: `Et*3|(tt|)*29m|L`."""
-    short = [re.sub(r"(t)\1{2,}", lambda run: f"t*{len(run[0])}", stage) for stage in stages]
-    runs = [(stage, len(list(run))) for stage, run in itertools.groupby(short[:-1])]
-    several = (f"({stage}|)*{n}" if n > _FEW else f"{stage}|" * n for stage, n in runs)
-    return "".join(several) + short[-1]

@@ -13,7 +13,7 @@ import pytest
 
 from partopt import documents
 from partopt.documents.plan import Plan
-from partopt.library import simulation
+from partopt.what_if import simulation
 from tests.helpers import changed, flat, run_process
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from partopt.documents.actions import KINDS
 from partopt.documents.plan import Plan
 from partopt.runtime import engine as own_engine
 from partopt.runtime import postings
@@ -28,7 +29,7 @@ from partopt.runtime.messages import Channel
 from partopt.runtime.postings import Posting
 from partopt.runtime.torch_engine import TorchRun, TorchStage
 from partopt.runtime.updates import Sum, Updates
-from partopt.schedules.order import KINDS, Order
+from partopt.schedules.order import Order
 from tests.gpu.device import FakeDevice, installed
 from tests.runtime import stages
 from tests.runtime.cases import Case, Engine, run_case

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
+from partopt.documents.actions import KINDS
 from partopt.documents.engine import OWN
 from partopt.runtime.engine import execute
 from partopt.runtime.postings import postings_of
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.schedules import SCHEDULES
-from partopt.schedules.order import KINDS
 from partopt.schedules.placement import MIRRORED, STRAIGHT
 from partopt.simulator.execution import execute as simulate
 from tests.gpu.programs import COMPUTE, RECEIVE, SEND, program_of

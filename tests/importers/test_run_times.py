@@ -5,11 +5,11 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import Job, import_run, solve
+from partopt.documents.actions import B, F, I, U, W
 from partopt.documents.training_run import Run, StageSeconds
 from partopt.errors import PartoptError
 from partopt.importers.times import spread
 from partopt.schedules import schedule
-from partopt.schedules.order import B, F, I, U, W
 from partopt.simulator.runs import work_of
 from tests.helpers import flat, measurement, profile_of
 

@@ -31,7 +31,7 @@ from partopt.report import trials_text as trials
 from partopt.report.text import page_style
 from partopt.runtime.link_fit import fit_links, levels_of
 from partopt.simulator import execute
-from partopt.simulator.variation import flows_of
+from partopt.what_if.variation import flows_of
 from tests.helpers import ROOT, chain_profile, flat, limited, measurement, out_of_memory, profile_of
 from tests.links.synthetic import level_samples
 from tests.links.synthetic import measurement as measured_links

@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from partopt.cost.pricing import under
+from partopt.documents.actions import KINDS, B, F
 from partopt.documents.simulation import DrawnWindow
 from partopt.report.gantt import render
 from partopt.report.looks import tick_label, ticks
 from partopt.report.text import page_style
-from partopt.schedules.order import KINDS, B, F, Order
-from partopt.simulator.document import drawn_timeline, drawn_windows
+from partopt.schedules.order import Order
 from partopt.simulator.execution import execute
 from partopt.simulator.timeline import (
     Collectives,
@@ -26,6 +26,7 @@ from partopt.simulator.timeline import (
     slots,
 )
 from partopt.units import parse_seconds
+from partopt.what_if.document import drawn_timeline, drawn_windows
 from tests.helpers import flat
 from tests.report.timelines import example, plan_of, simulated
 

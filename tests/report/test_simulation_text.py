@@ -17,9 +17,9 @@ from partopt.report.text import page_style
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute
-from partopt.simulator.advice import findings
-from partopt.simulator.document import document_of, drawn_windows
 from partopt.units import format_seconds
+from partopt.what_if.advice import findings
+from partopt.what_if.document import document_of, drawn_windows
 from tests.helpers import flat, two_level
 from tests.report.timelines import plan_of
 

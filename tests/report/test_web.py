@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 import partopt as po
 from partopt.cost.problem import certify
+from partopt.documents.actions import A
 from partopt.errors import PartoptError
-from partopt.library import html_report
 from partopt.report.text import page_style
 from partopt.report.transformer_text import layout_name
-from partopt.schedules.order import A
+from partopt.what_if import html_report
 from tests.helpers import chain_profile, flat, two_level
 from tests.report.pictures.cases import levered, transformer
 

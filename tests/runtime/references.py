@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from partopt.documents.actions import A, B, F
 from partopt.documents.plan import Plan
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
-from partopt.schedules.order import A, B, F, Order
+from partopt.schedules.order import Order
 from partopt.schedules.placement import placement_of
 from tests.runtime.cases import Case, optimizer_of
 from tests.runtime.stages import whole_loss, whole_model

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from partopt.documents.actions import B, F, I, R, W
 from partopt.documents.plan import Plan
 from partopt.replay.stage import Crossing
-from partopt.schedules.order import B, F, I, R, W
 from partopt.simulator.runs import work_of
 
 _AWAKE_S = 0.0003  # Linux wakes a process 0.1 to 0.2 ms too late

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from partopt.documents.actions import A, B, F, I, U
 from partopt.errors import PartoptError
-from partopt.report import trace
 from partopt.runtime import torch_engine
 from partopt.runtime.actions import actions_of
 from partopt.runtime.measured import measured_execution, with_measured_times
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.runtime.updates import tied_stages
 from partopt.schedules import SCHEDULES, order
-from partopt.schedules.order import A, B, F, I, U
 from partopt.schedules.placement import placement_of
+from partopt.simulator import trace
 from partopt.simulator.execution import execute as simulate
 from tests.replay.odd_cuts import CUTS
 from tests.runtime.cases import (

@@ -2,13 +2,13 @@
 
 import pytest
 
+from partopt.documents.actions import B, F
 from partopt.documents.engine import OF_TORCH, OWN, PARTOPT, TORCH
 from partopt.documents.training_run import MachineLoad
 from partopt.runtime.actions import RankRecord, actions_of
 from partopt.runtime.measured import RankResult, as_run, put_together
 from partopt.runtime.training import PlannedTraining
 from partopt.schedules import order
-from partopt.schedules.order import B, F
 from partopt.schedules.placement import placement_of
 from partopt.simulator.execution import execute
 from tests.helpers import flat

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from partopt.documents.actions import B, F
 from partopt.errors import PartoptError
 from partopt.replay.packing import Packing
 from partopt.replay.stage import Crossing
@@ -11,7 +12,6 @@ from partopt.runtime.context import Context, Progress
 from partopt.runtime.engine import execute
 from partopt.runtime.messages import check_cuts
 from partopt.runtime.updates import Tied
-from partopt.schedules.order import B, F
 from partopt.simulator.execution import execute as simulate
 from tests.runtime.plans import looped, straight
 from tests.runtime.sleeping import SleepingStage

@@ -6,10 +6,10 @@ import statistics
 
 import pytest
 
+from partopt.documents.actions import KINDS
 from partopt.runtime.actions import RankRecord, actions_of
 from partopt.runtime.measured import stage_seconds
 from partopt.schedules import order
-from partopt.schedules.order import KINDS
 from partopt.schedules.placement import placement_of
 from tests.runtime.plans import straight
 

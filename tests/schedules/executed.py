@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from partopt.documents.actions import KINDS
 from partopt.schedules import SCHEDULES, order
-from partopt.schedules.order import KINDS, Order
+from partopt.schedules.order import Order
 from partopt.schedules.placement import LOOPED, STRAIGHT, Placement, ranks_of
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work

@@ -7,10 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
+from partopt.documents.actions import KINDS
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.assemble import check
-from partopt.schedules.order import KINDS, Order, spell
+from partopt.schedules.order import Order, spell
 from partopt.schedules.placement import Placement
 from tests.schedules.executed import built, chunks, layout_of, spelled, straight
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partopt.documents.actions import KINDS
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.assemble import check
 from partopt.schedules.one_f_one_b import blocking_warmups
-from partopt.schedules.order import KINDS, spell
+from partopt.schedules.order import spell
 from partopt.schedules.placement import STRAIGHT, Placement
 from partopt.simulator.work import Work
 from tests.examples import examples

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from partopt.cost.collectives import ALGORITHMS
+from partopt.documents.actions import KINDS, A, U
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 from partopt.schedules import SCHEDULES, order, refusal
-from partopt.schedules.order import KINDS, A, Order, U
+from partopt.schedules.order import Order
 from partopt.schedules.placement import LOOPED, MIRRORED, STRAIGHT, VEE, Placement, ranks_of
 from partopt.simulator.work import Early, Work
 from tests.helpers import flat

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from partopt.schedules.order import A, B, F, I, Order, U
+from partopt.documents.actions import A, B, F, I, U
+from partopt.schedules.order import Order
 from partopt.simulator.kernel import deadlock_error
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import Work

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from partopt.cost.pricing import under
+from partopt.documents.actions import A
 from partopt.documents.engine import Engine
 from partopt.documents.topology import AllReduceRates
-from partopt.schedules.order import A
 from partopt.simulator import execute
 from tests.cost.test_estimate_and_simulation import FLAT, contiguous, problems
 from tests.examples import examples

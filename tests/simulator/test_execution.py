@@ -16,10 +16,10 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import CHUNKS, LOOPED, ranks_of
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execute, simulate_plan
-from partopt.simulator.advice import Pipeline, idle_share, pipeline_of
-from partopt.simulator.document import document_of
 from partopt.simulator.execution import execute_csv, placement_of
 from partopt.simulator.metrics import longest_span_s
+from partopt.what_if.advice import Pipeline, idle_share, pipeline_of
+from partopt.what_if.document import document_of
 from tests.helpers import chain_profile, flat, two_level
 from tests.report.timelines import plan_of as stages_of
 from tests.simulator.plans import chunked, plan_of

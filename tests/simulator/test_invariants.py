@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 
 from partopt.cost.collectives import allreduce_over, allreduce_s
+from partopt.documents.actions import A, B, F, I, W
 from partopt.errors import PartoptError
-from partopt.schedules.order import A, B, F, I, W
 from partopt.simulator.kernel import simulate
 from partopt.simulator.metrics import shares
 from partopt.simulator.work import ports_of

@@ -12,10 +12,10 @@ from partopt import Job, planners, schedules, simulate, solve
 from partopt.cost.chain import chain_of
 from partopt.cost.pricing import under
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
+from partopt.documents.actions import B, F, I, R, W
 from partopt.documents.engine import OWN, Engine
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
-from partopt.schedules.order import B, F, I, R, W
 from partopt.schedules.placement import STRAIGHT, Placement
 from partopt.simulator.execution import execute, simulate_plan
 from partopt.simulator.memory import (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from partopt.schedules.order import B, F
+from partopt.documents.actions import B, F
 from partopt.simulator.metrics import level_use
 from partopt.simulator.timeline import Collectives, Transfers
 from partopt.simulator.work import Work, ports_of

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from partopt.cost.pricing import under
+from partopt.documents.actions import F
 from partopt.documents.engine import Engine
-from partopt.schedules.order import F
 from partopt.simulator import execute
 from partopt.simulator.metrics import shares
 from tests.examples import examples

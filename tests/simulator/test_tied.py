@@ -12,7 +12,7 @@ from partopt.documents.stage import Flow
 from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execute
-from partopt.simulator.advice import findings
+from partopt.what_if.advice import findings
 from tests.helpers import flat
 from tests.simulator.plans import plan_of
 

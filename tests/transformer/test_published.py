@@ -14,7 +14,7 @@ from benchmarks import published_rows
 from benchmarks import published_trainers as published
 from benchmarks.published_rows import USUAL, simulated_of
 from partopt.errors import PartoptError
-from partopt.transformer.iteration import TRUST, TRUST_IN_EXPERTS
+from partopt.report.transformer_text import TRUST, TRUST_IN_EXPERTS
 from tests.docs.documents import read, rows, section
 from tests.helpers import ROOT
 

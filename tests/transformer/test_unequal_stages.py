@@ -16,10 +16,11 @@ from benchmarks.published_rows import USUAL, ends_of, layout_of, topology_of, tr
 from partopt.documents.engine import Layout
 from partopt.documents.plan import seconds_of
 from partopt.job import Job
+from partopt.report.transformer_text import cut_text
 from partopt.search.layout_plans import move_unequal_cuts, simulate_layout
 from partopt.transformer.as_profile import ends_of_starts, stage_starts
 from partopt.transformer.iteration import Degrees, estimate, stages_of
-from partopt.transformer.unequal_stages import cut_text, cut_units, pace_s
+from partopt.transformer.unequal_stages import cut_units, pace_s
 from partopt.transformer.unequal_stages import ends_of as ends_of_counts
 from tests.transformer.helpers import KINDS, training
 

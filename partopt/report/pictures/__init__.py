@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from partopt import documents
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
+from partopt.documents.simulation import DrawnTimeline, SimulationDocument
 from partopt.documents.tables import Comparison, Scaling
 from partopt.documents.training_run import Run
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.report.pictures.sheet import Picture
-    from partopt.simulator.execution import Execution
 
 Drawable = Profile | Plan | Comparison | Scaling | Run
 KINDS = [kind for kind, document in DOCUMENTS.items() if document in get_args(Drawable)]
 FORMS = ("svg", "pdf", "png")
 
 
-def draw(
-    document: Drawable,
-    path: str | os.PathLike[str],
-    *,
-    profile: Profile | None = None,
-    alternatives: Sequence[Plan] = (),
-    force: bool = False,
-) -> None:
-    """Draw a document, and write it whole or not at all; the extension of `path` chooses the form.
+class Layers(NamedTuple):
+    """What the layers of a profile take of a microbatch, one by one; shapes (N,).
 
-    It is `.svg`, `.pdf` or `.png`. A plan is drawn with the layers of its `profile`, or without it
-    with its stages alone; and with the speed and memory of `alternatives`, plans of the same
-    problem. Raises PartoptError for a document without a picture, for other extensions, for a
-    `profile` that is not the plan's, and over an existing file unless `force`.
+    `sent_bytes` cross the cut after a layer; `compute_s` are the seconds of all.
     """
-    path = os.fspath(path)
-    form = check(path, force)
-    documents.write_bytes(path, picture_of(document, profile, alternatives).render(form), force)
+
+    microbatch_size: int
+    forward_s: NDArray[np.float64]
+    backward_s: NDArray[np.float64]
+    parameter_bytes: NDArray[np.float64]
+    stash_bytes: NDArray[np.float64]
+    sent_bytes: NDArray[np.float64]
+    compute_s: float
 
 
 def check(path: str, force: bool = False, beside: Sequence[str] = ()) -> str:
@@ -66,17 +63,17 @@ def check_kind(kind: str, file: str, more: str = "") -> None:
 
 
 def picture_of(
-    document: Drawable,
-    profile: Profile | None = None,
-    alternatives: Sequence[Plan] = (),
+    document: Drawable, layers: Layers | None = None, alternatives: Sequence[Plan] = ()
 ) -> Picture:
-    """The picture of a document. Raises PartoptError as `draw` does."""
-    from partopt.report.pictures import plan_sheet, scaling_sheet, tables
-    from partopt.report.pictures import profile_sheet as layers
+    """The picture of a document, of a plan with `alternatives` and, as of a profile, its `layers`.
+
+    Raises PartoptError for a document without a picture.
+    """
+    from partopt.report.pictures import plan_sheet, profile_sheet, scaling_sheet, tables
 
     draw: dict[type, Callable[[Any], Picture]] = {
-        Plan: lambda plan: plan_sheet.picture(plan, profile, alternatives),
-        Profile: layers.picture,
+        Plan: lambda plan: plan_sheet.picture(plan, layers, alternatives),
+        Profile: lambda profile: profile_sheet.picture(profile, layers),  # type: ignore[arg-type]
         Comparison: tables.comparison_picture,
         Scaling: scaling_sheet.picture,
         Run: tables.run_picture,
@@ -87,11 +84,11 @@ def picture_of(
 
 
 def draw_timeline(
-    execution: Execution, form: str, window: tuple[float, float] | None = None
+    plan: Plan, simulation: SimulationDocument, drawn: DrawnTimeline, form: str
 ) -> bytes:
-    """The timeline of an execution, or the seconds of it in `window`, as "svg", "pdf" or "png".
+    """What is `drawn` of the timeline of a plan, as "svg", "pdf" or "png".
 
-    Raises PartoptError for another form, and where there is nothing or too much to draw.
+    Raises PartoptError for another form.
     """
     from partopt.report.pictures import timeline_sheet as timeline
 
@@ -102,4 +99,4 @@ def draw_timeline(
             code="unsupported-format",
             form=form,
         )
-    return timeline.picture(execution, window).render(form)
+    return timeline.picture(plan, simulation, drawn).render(form)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from partopt.cost.collectives import allreduce_over
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.report.looks import ink, stage_colour
@@ -77,14 +76,14 @@ def _sent(plan: Plan, cut: int) -> Iterator[Message]:
 def _reduced_s(plan: Plan) -> Iterator[tuple[Port, float]]:
     """The ports of every all-reduce, and the seconds of a microbatch for which it takes them."""
     topology = plan.topology
-    for stage in plan.stages:
-        size = stage.trained_bytes / (plan.microbatches or stage.replicas)
-        for k, slope in allreduce_over(stage.ranks, topology).slopes.items():
-            members = {rank // topology.group_size(k - 1) for rank in stage.ranks}
-            joined = Counter(c // topology.levels[k - 1].size for c in members)
-            for c in members:
-                if joined[c // topology.levels[k - 1].size] > 1:
-                    yield (k, c), slope * size
+    levels = {level.name: k for k, level in enumerate(topology.levels, 1)}
+    for taken in plan.predicted.allreduce_ports or []:
+        k, ranks = levels[taken.level], plan.stages[taken.stage].ranks
+        members = {rank // topology.group_size(k - 1) for rank in ranks}
+        joined = Counter(c // topology.levels[k - 1].size for c in members)
+        for c in members:
+            if joined[c // topology.levels[k - 1].size] > 1:
+                yield (k, c), taken.seconds
 
 
 def _busy(plan: Plan, messages: Iterable[Message]) -> dict[Port, float]:

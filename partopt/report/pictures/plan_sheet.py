@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,14 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from partopt.cost.chain import Chain, chain_of
 from partopt.documents.plan import Plan
-from partopt.documents.profile import Profile
 from partopt.documents.stage import Stage, stages_text
-from partopt.errors import PartoptError
 from partopt.report.looks import MEMORY, ink, stage_colour
 from partopt.report.phrases import format_ranks, recomputed_text
-from partopt.report.pictures import cluster, tables
+from partopt.report.pictures import Layers, cluster, tables
 from partopt.report.pictures.sheet import (
     GREY,
     LEFT,
@@ -42,7 +38,6 @@ from partopt.report.pictures.sheet import (
 )
 from partopt.report.plan_text import device_parts
 from partopt.report.transformer_text import layout_name
-from partopt.simulator.held_back import held_back
 from partopt.units import format_bytes, format_seconds
 
 _TIMES, _STRIP, _MEMORY, _GAP, _LINE = 1.0, 0.16, 1.1, 0.14, 0.13  # inches
@@ -52,21 +47,8 @@ _WIDEST = 0.7  # inches of a bar of memory
 _TOLD = 16  # stages that the description names
 
 
-def picture(
-    plan: Plan,
-    profile: Profile | None = None,
-    alternatives: Sequence[Plan] = (),
-) -> Picture:
-    """The layers of `profile`, or without it the stages; the cluster; the memory; other plans.
-
-    Raises PartoptError for a profile that the plan was not made from.
-    """
-    if profile is not None and profile.sha256() != plan.profile.sha256:
-        raise PartoptError(
-            f"the plan was not made from this profile of {profile.model.name}",
-            "give the plan's own `profile`, or none",
-            code="plan-of-another-profile",
-        )
+def picture(plan: Plan, layers: Layers | None = None, alternatives: Sequence[Plan] = ()) -> Picture:
+    """The `layers`, or without them the stages; the cluster; the memory; other plans."""
     stages = [
         f"stage {s}: layers {stage.start}-{stage.stop - 1}, ranks {format_ranks(stage.ranks)}"
         for s, stage in enumerate(plan.stages[:_TOLD])
@@ -74,12 +56,12 @@ def picture(
     more = len(plan.stages) - len(stages)
     about = (
         f"A plan of {len(plan.stages)} stages: layers and cuts, the cluster with the devices of "
-        f"each stage, and what fills their memory. It is bound by {_binds(plan)}. "
+        f"each stage, and what fills their memory. It is bound by {plan.predicted.binds}. "
         f"{'; '.join(stages)}{f'; and {more} more' if more else ''}."
     )
     predicted = plan.predicted
     head = heading(plan, about, plan.microbatches, predicted.period_s, predicted.bubble)
-    return Picture(head, partial(_draw, plan, profile, alternatives))
+    return Picture(head, partial(_draw, plan, layers, alternatives))
 
 
 def heading(
@@ -106,32 +88,26 @@ def heading(
     return Heading.of(parts, about, plan.profile.estimated)
 
 
-def _binds(plan: Plan) -> str:
-    held = held_back(plan)
-    return plan.predicted.bound_by if held is None else f"memory: {held.text}"
-
-
-def _bound_place(plan: Plan, what: str) -> int:
-    """The stage (`of`) or the cut (`before`) that keeps the period from being shorter, else -1."""
-    found = re.search(rf"{what} stage (\d+)", plan.predicted.bound_by)
-    return -1 if found is None else int(found[1])
+def _bound_place(plan: Plan, cut: bool) -> int:
+    """The stage, or the cut before it, that keeps the period from being shorter; else -1."""
+    bound = plan.predicted.binding_load
+    return bound.place if bound is not None and (bound.what == "cut") == cut else -1
 
 
 def _draw(
     plan: Plan,
-    profile: Profile | None,
+    layers: Layers | None,
     alternatives: Sequence[Plan],
     heading: Heading,
 ) -> Sheet:
     sheet = Sheet(heading)
-    binds = f"bound by {_binds(plan)}"
+    binds = f"bound by {plan.predicted.binds}"
     how = "forward above, backward below the axis"
     sheet.text(LEFT, sheet.down, fit(binds, sheet.inside - 2.5, SIZE), color=RED)
     sheet.text(LEFT + sheet.inside, sheet.down, how, color=GREY, size=SMALL, ha="right")
     sheet.down += _LINE
     times = sheet.panel(_TIMES)
-    chain = None if profile is None else chain_of(profile, plan.microbatch_size)
-    _draw_times(times, plan, chain)
+    _draw_times(times, plan, layers)
     sheet.down += 0.03
     strip = sheet.panel(_STRIP)
     _draw_stages(strip, plan, sheet.inside)
@@ -140,7 +116,7 @@ def _draw(
             sheet.add_tooltip(axes, stage.start, stage.stop, _describe_stage(s, stage))
     sheet.down += _GAP
     used = cluster.port_use(plan)
-    cluster.draw(sheet, plan, used, _bound_place(plan, "of"))
+    cluster.draw(sheet, plan, used, _bound_place(plan, cut=False))
     for line in pack(cluster.use_lines(plan, used), sheet.width - 0.2, SIZE):
         sheet.text(0.1, sheet.down + 0.02, line)
         sheet.down += _LINE
@@ -159,11 +135,11 @@ def _draw(
     return sheet
 
 
-def _draw_times(axes: Axes, plan: Plan, chain: Chain | None) -> None:
+def _draw_times(axes: Axes, plan: Plan, profiled: Layers | None) -> None:
     """Forward above and backward below the axis, in the colours of the stages.
 
-    They are of the layers of `chain`; without it, of stages, as wide as they have layers. Cuts are
-    as thick as busy, and red where they bind; of very many that alone is drawn.
+    They are of the layers that were `profiled`; without them, of stages, as wide as they have
+    layers. Cuts are as thick as busy, and red where they bind; of very many that alone is drawn.
     """
     layers, sizes = plan.stages[-1].stop, np.array([len(stage.layers) for stage in plan.stages])
     colours = np.array([stage_colour(s) for s in range(len(sizes))])
@@ -171,9 +147,9 @@ def _draw_times(axes: Axes, plan: Plan, chain: Chain | None) -> None:
     widths = sizes
     up: Floats = np.array([stage.forward_s for stage in plan.stages])
     down: Floats = np.array([stage.backward_s for stage in plan.stages])
-    if chain is not None:
+    if profiled is not None:
         middles, widths = np.arange(layers) + 0.5, np.ones(layers, dtype=int)
-        up, down, colours = chain.f, chain.g, np.repeat(colours, sizes)
+        up, down, colours = profiled.forward_s, profiled.backward_s, np.repeat(colours, sizes)
     _draw_coloured(axes, colours, middles, up + down, widths, -down, layers)
     axes.axhline(0, color="black", linewidth=0.5)
     axes.set_xlim(0, layers)
@@ -181,7 +157,7 @@ def _draw_times(axes: Axes, plan: Plan, chain: Chain | None) -> None:
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
     seconds_axis(axes, "time")
-    bound, cuts = _bound_place(plan, "before"), cluster.cut_use(plan)
+    bound, cuts = _bound_place(plan, cut=True), cluster.cut_use(plan)
     if len(cuts) > _CROWDED:
         cuts = {cut: share for cut, share in cuts.items() if cut == bound}
     axes.vlines(
@@ -200,7 +176,7 @@ def _draw_stages(axes: Axes, plan: Plan, inches: float) -> None:
 
     The layers take so many `inches`.
     """
-    layers, bound = plan.stages[-1].stop, _bound_place(plan, "of")
+    layers, bound = plan.stages[-1].stop, _bound_place(plan, cut=False)
     axes.set_xlim(0, layers)
     axes.set_ylim(0, 1)
     axes.set_axis_off()
@@ -309,7 +285,7 @@ def _handles(plan: Plan) -> dict[str, Any]:
     }
     busy = "link, as thick as its bytes over its rate"
     handles[busy] = Line2D([], [], color="black", linewidth=2.5)
-    binds = max(_bound_place(plan, "of"), _bound_place(plan, "before")) >= 0
+    binds = max(_bound_place(plan, cut=False), _bound_place(plan, cut=True)) >= 0
     marks = ["what binds"] * binds + ["exceeds the limit"] * (not plan.fits)
     if marks:
         handles[" or ".join(marks)] = Patch(facecolor="white", edgecolor=RED, linewidth=1.2)

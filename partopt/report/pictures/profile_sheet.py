@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from partopt.cost.chain import Chain, chain_of
 from partopt.documents.profile import Profile
 from partopt.report.folds import Fold, fold
 from partopt.report.looks import COLOURS
+from partopt.report.phrases import count_text
+from partopt.report.pictures import Layers
 from partopt.report.pictures.sheet import (
     BLUE,
     COLUMN,
@@ -83,26 +84,26 @@ def columns_from(alike: Sequence[Hashable]) -> Columns:
     return columns
 
 
-def picture(profile: Profile) -> Picture:
+def picture(profile: Profile, layers: Layers) -> Picture:
     """The model, its layers, and what a microbatch takes of which device."""
-    chain = chain_of(profile)
+    count = len(layers.forward_s)
     parts = [
         profile.model.name,
-        f"{chain.layers} layer{'s' if chain.layers > 1 else ''}",
+        count_text(count, "layer"),
         f"{format_bytes(profile.parameter_bytes())} of {profile.dtype}",
         profile.device.name,
-        f"microbatch {chain.microbatch_size}: {format_seconds(chain.compute_s(0, chain.layers))}",
+        f"microbatch {layers.microbatch_size}: {format_seconds(layers.compute_s)}",
     ]
     about = (
         "The layers of a model from left to right: their times, what they hold and what they send."
     )
-    if chain.layers > 1:
-        about += f" Fewest bytes cross the cut after layer {np.argmin(chain.a[1:-1])}."
+    if count > 1:
+        about += f" Fewest bytes cross the cut after layer {np.argmin(layers.sent_bytes[:-1])}."
     heading = Heading.of(parts, about, profile.estimated_for)
-    return Picture(heading, partial(_draw, profile, chain, columns_of(profile)))
+    return Picture(heading, partial(_draw, profile, layers, columns_of(profile)))
 
 
-def _draw(profile: Profile, chain: Chain, columns: Columns, heading: Heading) -> Sheet:
+def _draw(profile: Profile, profiled: Layers, columns: Columns, heading: Heading) -> Sheet:
     """Forward above and backward below the axis, weights above stash, and bytes at the cuts."""
     count = len(columns.layers)
     width = min(PANEL, max(COLUMN, _COLUMN * count))
@@ -121,19 +122,17 @@ def _draw(profile: Profile, chain: Chain, columns: Columns, heading: Heading) ->
         down = sheet.down - 0.02
         sheet.line([(LEFT + end, down) for end in ends], color="black", linewidth=0.8)
     panels = [sheet.panel(_TIME, width)]
-    _draw_bars(panels[0], columns, chain.f, _FORWARD, -chain.g, _BACKWARD)
+    _draw_bars(panels[0], columns, profiled.forward_s, _FORWARD, -profiled.backward_s, _BACKWARD)
     seconds_axis(panels[0], "time")
     sheet.down += _GAP
-    alone = range(chain.layers)
-    weights = np.array([chain.parameter_bytes(layer, layer + 1) for layer in alone])
-    stash = np.array([chain.stash_bytes(layer, layer + 1) for layer in alone])
     panels.append(sheet.panel(_HELD, width))
+    weights, stash = profiled.parameter_bytes, profiled.stash_bytes
     _draw_bars(panels[1], columns, weights, BLUE, -stash, _STASH)
     bytes_axis(panels[1], "held")
-    if chain.layers > 1:
+    if len(profile.layers) > 1:
         sheet.down += _GAP
         panels.append(sheet.panel(_SENT, width))
-        _draw_sent(panels[2], chain, columns)
+        _draw_sent(panels[2], profiled, columns)
     step = max(1, int(np.ceil(0.1 * count / width)))
     firsts = [layers[0] for layers in columns.layers[::step]]
     names = [fit(f"{n} {profile.layers[n].name}", _NAMES, _LETTERS) for n in firsts]
@@ -141,11 +140,11 @@ def _draw(profile: Profile, chain: Chain, columns: Columns, heading: Heading) ->
         axes.set_xlim(-0.5, count - 0.5)
         axes.tick_params(axis="x", bottom=False, labelbottom=False)
         for place, layers in enumerate(columns.layers):
-            sheet.add_tooltip(axes, place - 0.5, place + 0.5, _describe(profile, chain, layers))
+            sheet.add_tooltip(axes, place - 0.5, place + 0.5, _describe(profile, profiled, layers))
     panels[-1].tick_params(axis="x", bottom=True, labelbottom=True, pad=1)
     panels[-1].set_xticks(range(0, count, step), names, rotation=90, fontsize=_LETTERS)
     sheet.down += 0.1 + max(text_width(name, _LETTERS) for name in names)
-    sheet.legend(_handles(chain.layers > 1, bool(columns.folds)))
+    sheet.legend(_handles(len(profile.layers) > 1, bool(columns.folds)))
     return sheet
 
 
@@ -173,9 +172,10 @@ def _draw_bars(
     axes.spines["bottom"].set_visible(False)
 
 
-def _draw_sent(axes: Axes, chain: Chain, columns: Columns) -> None:
+def _draw_sent(axes: Axes, layers: Layers, columns: Columns) -> None:
     """The bytes over the cut after every column as a step line, the fewest with a dot."""
-    sent, best = chain.a[1:], int(np.argmin(chain.a[1:-1]))
+    sent = layers.sent_bytes
+    best = int(np.argmin(sent[:-1]))
     mean = _spread(sent, columns)[0]
     cuts = np.arange(len(mean)) + 0.5
     axes.step(cuts[:-1], mean[:-1], where="mid", color="black", linewidth=1.0)
@@ -185,17 +185,17 @@ def _draw_sent(axes: Axes, chain: Chain, columns: Columns) -> None:
     bytes_axis(axes, "sent")
 
 
-def _describe(profile: Profile, chain: Chain, layers: list[int]) -> str:
+def _describe(profile: Profile, profiled: Layers, layers: list[int]) -> str:
     """The first layer of a column, and of how many more it is."""
     n = layers[0]
     parts = [
         f"layer {n} {profile.layers[n].name}",
         *([f"and {len(layers) - 1} like it"] if len(layers) > 1 else []),
-        f"forward {format_seconds(chain.f[n])}",
-        f"backward {format_seconds(chain.g[n])}",
-        f"weights {format_bytes(chain.parameter_bytes(n, n + 1))}",
-        f"stash {format_bytes(chain.stash_bytes(n, n + 1))}",
-        f"sends {format_bytes(chain.a[n + 1])}",
+        f"forward {format_seconds(profiled.forward_s[n])}",
+        f"backward {format_seconds(profiled.backward_s[n])}",
+        f"weights {format_bytes(profiled.parameter_bytes[n])}",
+        f"stash {format_bytes(profiled.stash_bytes[n])}",
+        f"sends {format_bytes(profiled.sent_bytes[n])}",
     ]
     return ", ".join(parts)
 

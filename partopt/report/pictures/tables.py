@@ -40,7 +40,6 @@ from partopt.report.pictures.sheet import (
 )
 from partopt.report.run_text import error
 from partopt.report.transformer_text import layout_name, layout_table
-from partopt.schedules import schedule
 from partopt.units import format_bytes, format_count, format_rate, format_seconds
 
 # inches: of axes, of the names beside them, of a name; the lowest axes of points
@@ -210,13 +209,13 @@ def handles_of_points(points: Sequence[PlanPoint]) -> dict[str, Any]:
 def run_picture(run: Run) -> Picture:
     """The whole as bars, and below it a panel for every part that takes time: a bar a rank."""
     plan = run.plan
-    unit = "a microbatch" if schedule(plan.schedule).asynchronous else "an iteration"
+    units = {"microbatch": " a microbatch", "iteration": " an iteration", None: ""}
     parts = (
         plan.model,
         plan.schedule,
         f"{len(run.ranks)} ranks",
         f"{plan.microbatches} microbatches",
-        f"measured {format_seconds(run.measured_s)} {unit}",
+        f"measured {format_seconds(run.measured_s)}{units[plan.measured_per]}",
         f"predicted {format_seconds(run.predicted_s)}",
         f"error {error(run.predicted_s, run.measured_s)}",
     )

@@ -9,9 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from partopt.documents.simulation import DrawnTimeline, DrawnWindow
-from partopt.errors import PartoptError
-from partopt.report.looks import COLOURS, WORDS, ink, read_row, ticks
+from partopt.documents.actions import KINDS, WORDS, A, Slots, U
+from partopt.documents.plan import Plan
+from partopt.documents.simulation import DrawnTimeline, SimulationDocument
+from partopt.report.looks import COLOURS, ink, read_row, ticks
 from partopt.report.phrases import basis_lines
 from partopt.report.pictures.plan_sheet import heading
 from partopt.report.pictures.sheet import (
@@ -27,10 +28,6 @@ from partopt.report.pictures.sheet import (
     Sheet,
     draw_boxes,
 )
-from partopt.schedules.order import KINDS, A, U
-from partopt.simulator.document import drawn_timeline, drawn_windows
-from partopt.simulator.execution import Execution
-from partopt.simulator.timeline import Slots
 from partopt.units import format_bytes, format_seconds
 
 _LEFT, _RIGHT = 0.42, 0.86  # inches beside the rows
@@ -40,49 +37,24 @@ _BUSY, _PEAK = 0.33, 0.78  # inches from the rows to the right ends of two colum
 _GAP, _THIN = 0.08, 0.2  # of a row: above and below its boxes, and the height of an all-reduce
 _DIGIT = 0.62  # width of a digit, of its size
 _SMALLEST, _LARGEST, _MOST_NUMBERS = 4.5, 6.0, 3_000  # points of a microbatch's number
-_ROWS, _COLUMNS = 64, 140  # of the ranks that are drawn; a character of a terminal is three points
-_MOST = 10_000  # actions of them
 
 
-def picture(execution: Execution, window: tuple[float, float] | None = None) -> Picture:
-    """The timeline of an execution, or the seconds of it in `window`.
+def picture(plan: Plan, simulation: SimulationDocument, drawn: DrawnTimeline) -> Picture:
+    """The window of a timeline that is `drawn`, of the `simulation` of a plan.
 
-    Beside every row are the share of the time at work and the most memory that the rank holds. Of a
-    timeline of very many actions the beginning is drawn. Raises PartoptError where there is nothing
-    or too much to draw.
+    Beside every row are the share of the time at work and the most memory that the rank holds.
     """
-    windows = drawn_windows(execution, _COLUMNS)
-    spans = [(windows[0].begin_s, windows[-1].end_s), (windows[0].begin_s, windows[0].end_s)]
-    for begin, end in spans if window is None else [window]:
-        shown = DrawnWindow(what="all", begin_s=begin, end_s=end)
-        drawn = drawn_timeline(execution.timeline, [shown], _ROWS, _MOST)
-        if drawn is not None:
-            break
-    else:
-        raise PartoptError(
-            f"a figure of more than {_MOST:,} actions is more than anyone can see",
-            "choose a shorter window",
-            code="too-many-actions",
-            limit=_MOST,
-        )
-    if not any(rank.start_s and rank.start_s[0] < end for rank in drawn.ranks):
-        raise PartoptError(
-            "there is nothing to draw",
-            "choose a window in which something happens",
-            code="nothing-to-draw",
-        )
-    plan, ranks = execution.plan, len(execution.plan.stages_by_rank())
     about = (
-        f"Timeline of {ranks} ranks and {execution.microbatches} microbatches: a row for each "
-        "rank, a box for each of its actions."
+        f"Timeline of {len(simulation.ranks)} ranks and {simulation.microbatches} microbatches: a "
+        "row for each rank, a box for each of its actions."
     )
-    period = execution.period_s, execution.bubble
+    period = simulation.period_s, simulation.bubble
     return Picture(
-        heading(plan, about, execution.microbatches, *period), partial(_draw, execution, drawn)
+        heading(plan, about, simulation.microbatches, *period), partial(_draw, simulation, drawn)
     )
 
 
-def _draw(execution: Execution, drawn: DrawnTimeline, heading: Heading) -> Sheet:
+def _draw(simulation: SimulationDocument, drawn: DrawnTimeline, heading: Heading) -> Sheet:
     rows, window = [read_row(rank) for rank in drawn.ranks], drawn.windows[0]
     actions = Slots._make(np.concatenate(column) for column in zip(*rows, strict=True))
     y = np.repeat(np.arange(len(rows)), [len(slots.kind) for slots in rows])
@@ -96,7 +68,7 @@ def _draw(execution: Execution, drawn: DrawnTimeline, heading: Heading) -> Sheet
             break
     sheet = Sheet(heading, outer)
     sheet.down += _ABOVE
-    _write_ends(sheet, execution, drawn, _LEFT + wide, row)
+    _write_ends(sheet, simulation, drawn, _LEFT + wide, row)
     axes = sheet.axes(_LEFT, wide, row * len(rows))
     axes.set_xlim(window.begin_s, window.end_s)
     axes.set_ylim(len(rows), 0)
@@ -109,11 +81,11 @@ def _draw(execution: Execution, drawn: DrawnTimeline, heading: Heading) -> Sheet
             handles[A] = COLOURS["A"][0]
     _label_axes(axes, drawn, row, 8 if outer == FULL else 5)
     sheet.down += _AXIS
-    remarks = [text for _, text in basis_lines(execution.plan.profile.estimated)]
+    remarks = [text for _, text in basis_lines(simulation.estimated)]
     if actions.chunk.any():
         remarks.insert(0, "every second stage of a rank is darker")
-    if window.end_s < execution.makespan_s and window.begin_s == 0:
-        part = format_seconds(window.end_s), format_seconds(execution.makespan_s)
+    if window.end_s < simulation.makespan_s and window.begin_s == 0:
+        part = format_seconds(window.end_s), format_seconds(simulation.makespan_s)
         remarks.insert(0, f"the first {part[0]} of {part[1]}")
     for text in filter(None, [drawn.note, *remarks]):
         sheet.text(outer / 2, sheet.down, text, ha="center", size=SMALL)
@@ -186,15 +158,15 @@ def _step(row: float) -> int:
 
 
 def _write_ends(
-    sheet: Sheet, execution: Execution, drawn: DrawnTimeline, right: float, row: float
+    sheet: Sheet, simulation: SimulationDocument, drawn: DrawnTimeline, right: float, row: float
 ) -> None:
     """At every row's end the share of the time at work, and the most bytes that the rank holds."""
-    shares = execution.shares.compute_s / (execution.end_s - execution.start_s)
-    peaks = execution.peak_memory_bytes
-    columns = [(_BUSY, "busy", [f"{shares[rank.rank]:.0%}" for rank in drawn.ranks])]
-    if peaks.any():
-        texts = [format_bytes(int(peaks[rank.rank])) for rank in drawn.ranks]
-        columns.append((_PEAK, "peak", texts))
+    by_rank = {rank.rank: rank for rank in simulation.ranks}
+    ranks = [by_rank[rank.rank] for rank in drawn.ranks]
+    busy = [f"{rank.compute_s / simulation.window_s:.0%}" for rank in ranks]
+    columns = [(_BUSY, "busy", busy)]
+    if simulation.peak_memory_bytes:
+        columns.append((_PEAK, "peak", [format_bytes(rank.peak_memory_bytes) for rank in ranks]))
     look: Any = {"size": SMALL, "ha": "right"}
     for beside, name, texts in columns:
         sheet.text(right + beside, sheet.down - 0.03, name, va="bottom", color=GREY, **look)

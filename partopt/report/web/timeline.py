@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from partopt.documents.actions import KINDS, WORDS, U
 from partopt.documents.simulation import DrawnTimeline
-from partopt.report.looks import COLOURS, WORDS, ink, read_row, span_text
-from partopt.schedules.order import KINDS, U
+from partopt.report.looks import COLOURS, ink, read_row, span_text
 from partopt.units import format_seconds
 
 _TICKS = 2_000_000  # in a window: finer than any screen at any zoom

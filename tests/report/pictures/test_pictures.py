@@ -15,10 +15,10 @@ import partopt as po
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.report.looks import COLOURS, MEMORY, stage_colour
-from partopt.report.pictures import picture_of
 from partopt.report.pictures.sheet import Heading, Sheet, style
 from partopt.report.pictures.tables import PlanPoint, draw_points
 from partopt.units import format_count
+from partopt.what_if.drawing import picture_of
 from tests.helpers import ROOT, flat, limited, two_level, uniform_profile
 from tests.report import timelines
 from tests.report.pictures import cases

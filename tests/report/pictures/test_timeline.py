@@ -8,9 +8,11 @@ from msgspec.structs import replace
 from partopt.cost.pricing import under
 from partopt.errors import PartoptError
 from partopt.report.looks import COLOURS
-from partopt.report.pictures import draw_timeline as render
+from partopt.report.pictures import draw_timeline
 from partopt.simulator.execution import execute
 from partopt.units import format_bytes
+from partopt.what_if import document
+from partopt.what_if.document import document_of, figure_timeline
 from tests.helpers import flat
 from tests.report import timelines
 from tests.report.pictures.drawn import Drawn
@@ -38,6 +40,18 @@ def executed(case, **changes):
     return execute(under(replace(CASES[case](), **changes)))
 
 
+def render(execution, form, window=None):
+    found, shown = document_of(execution, execution.plan, []), figure_timeline(execution, window)
+    return draw_timeline(execution.plan, found, shown, form)
+
+
+def picture_of(execution, window=None):
+    from partopt.report.pictures.timeline_sheet import picture
+
+    found = document_of(execution, execution.plan, [])
+    return picture(execution.plan, found, figure_timeline(execution, window))
+
+
 def texts_of(execution, *window):
     svg = render(execution, "svg", *window).decode()
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
@@ -45,9 +59,7 @@ def texts_of(execution, *window):
 
 def drawn(case, monkeypatch, **changes):
     """The figure of a case, laid out."""
-    from partopt.report.pictures.timeline_sheet import picture
-
-    return Drawn(picture(executed(case, **changes)), monkeypatch)
+    return Drawn(picture_of(executed(case, **changes)), monkeypatch)
 
 
 @pytest.mark.slow
@@ -161,12 +173,10 @@ def test_a_window_is_what_is_drawn():
 
 @pytest.mark.slow
 def test_of_very_many_actions_the_beginning_is_drawn_and_too_much_is_refused(monkeypatch):
-    from partopt.report.pictures import timeline_sheet as timeline
-
     execution = executed("large")
-    monkeypatch.setattr(timeline, "_MOST", 1_000)
+    monkeypatch.setattr(document, "_FIGURE_ACTIONS", 1_000)
     assert any(re.fullmatch(r"the first [0-9.]+ ms of .*", text) for text in texts_of(execution))
-    monkeypatch.setattr(timeline, "_MOST", 10)
+    monkeypatch.setattr(document, "_FIGURE_ACTIONS", 10)
     with pytest.raises(PartoptError, match="more than 10 actions is more than anyone can see"):
         render(execution, "svg")
 
@@ -188,9 +198,7 @@ def test_rows_end_in_the_share_at_work_and_the_most_memory():
 
 @pytest.mark.slow
 def test_a_rank_that_is_idle_in_the_window_has_its_band(monkeypatch):
-    from partopt.report.pictures.timeline_sheet import picture
-
-    sheet = Drawn(picture(executed("1f1b"), (0.0, 5e-4)), monkeypatch)
+    sheet = Drawn(picture_of(executed("1f1b"), (0.0, 5e-4)), monkeypatch)
     [axes] = sheet.figure.axes
     bands = axes.patches[0].get_path().get_extents()
     assert (bands.y0, bands.y1) == pytest.approx((0.08, 3.92))

@@ -1,19 +1,22 @@
-"""What memory costs a plan: it is simulated again without what it does in order to fit."""
+"""What a plan predicts beside its simulation: what memory costs it, and how long ports are taken.
+
+What memory costs is found by simulating the plan again without what it does in order to fit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from partopt.cost.collectives import allreduce_over
 from partopt.cost.pricing import under
-from partopt.documents.plan import Plan
+from partopt.documents.plan import HeldBack, Plan, PortTime
 from partopt.documents.stage import stages_text
 from partopt.errors import PartoptError
-from partopt.schedules import SCHEDULES
+from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.placement import STRAIGHT
-from partopt.simulator.conditions import Conditions, apply_conditions
 from partopt.simulator.execution import execute, first_microbatches
 
 NOTICED = 0.05  # of the time: smaller shares are within measurement error
@@ -21,11 +24,20 @@ MOST_ACTIONS = 300_000  # of an execution that is repeated with changes
 _ENDLESS = 1e18  # bytes/s of links that take no time
 
 
-class HeldBack(NamedTuple):
-    """The share by which memory makes a microbatch take longer, and both in words."""
+def complete_prediction(plan: Plan) -> Plan:
+    """The simulated plan, predicting what memory costs it, and what all-reduces take of ports."""
+    held, ports = held_back(plan) or UNSET, [*_allreduce_ports(plan)]
+    predicted = replace(plan.predicted, held_back=held, allreduce_ports=ports)
+    return replace(plan, predicted=predicted)
 
-    slower: float
-    text: str
+
+def _allreduce_ports(plan: Plan) -> Iterator[PortTime]:
+    """Seconds of a microbatch for which the all-reduce of every stage takes ports of a level."""
+    for s, stage in enumerate(plan.stages):
+        size = stage.trained_bytes / (plan.microbatches or stage.replicas)
+        for k, slope in allreduce_over(stage.ranks, plan.topology).slopes.items():
+            level = plan.topology.levels[k - 1].name
+            yield PortTime(stage=s, level=level, seconds=slope * size)
 
 
 def held_back(plan: Plan) -> HeldBack | None:
@@ -48,7 +60,7 @@ def held_back(plan: Plan) -> HeldBack | None:
     slower = now_s / then_s - 1 if then_s > 0 else 0.0
     if slower <= NOTICED or then_s > min(others):
         return None
-    return HeldBack(slower, f"{' and '.join(texts)}, to fit: {slower:.0%} slower")
+    return HeldBack(slower=slower, text=f"{' and '.join(texts)}, to fit: {slower:.0%} slower")
 
 
 def _without_limit(plan: Plan) -> tuple[Plan, list[str]]:
@@ -81,9 +93,15 @@ def _without_limit(plan: Plan) -> tuple[Plan, list[str]]:
 
 def _without_others(plan: Plan) -> Iterator[Plan]:
     """The plan on links that take no time, and with stages that take equally long."""
-    levels = [level.name for level in plan.topology.own_levels]
-    free = Conditions(bandwidth=dict.fromkeys(levels, _ENDLESS), latency=dict.fromkeys(levels, 0.0))
-    yield apply_conditions(plan, free, MOST_ACTIONS)
+    topology, warmups = plan.topology, [stage.warmup for stage in plan.stages]
+    levels = [
+        replace(level, bandwidth_bytes_per_s=_ENDLESS, latency_s=0.0)
+        for level in topology.cluster.levels
+    ]
+    free = replace(topology.cluster, levels=levels)
+    free = free.in_groups(topology.group_ranks, topology.group_copies)
+    takes_warmup = schedule(plan.schedule).takes_warmup
+    yield under(plan, topology=free, warmups=warmups if takes_warmup else None)
     mean_s = sum(stage.compute_s for stage in plan.stages) / len(plan.stages_by_rank())
     stages = []
     for stage in plan.stages:

@@ -13,11 +13,12 @@ from partopt import documents
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.simulation import Finding
-from partopt.library.simulation import simulate
 from partopt.report import web
 from partopt.report.pages import text_of
-from partopt.report.pictures import Drawable, picture_of
-from partopt.simulator.document import drawn_timeline, drawn_windows
+from partopt.report.pictures import Drawable
+from partopt.what_if.document import drawn_timeline, drawn_windows
+from partopt.what_if.drawing import picture_of
+from partopt.what_if.simulation import simulate
 
 _ROWS = 64  # ranks of the timeline
 _ACTIONS = 40_000  # of these ranks: 1 MB of the page

@@ -26,10 +26,10 @@ from partopt.schedules import ACTION_LIMIT, SCHEDULES, schedule
 from partopt.schedules.entry import SLOTS
 from partopt.schedules.one_f_one_b import downstream
 from partopt.schedules.placement import MIRRORED, STRAIGHT
-from partopt.simulator.conditions import Conditions
 from partopt.simulator.execution import Execution
-from partopt.simulator.held_back import MOST_ACTIONS, NOTICED, held_back
+from partopt.simulator.prediction import MOST_ACTIONS, NOTICED, held_back
 from partopt.units import format_bandwidth, format_bytes, format_seconds
+from partopt.what_if.conditions import Conditions
 
 # of the time unless said otherwise
 BUSY = 0.9  # of a port: above, a late message delays those behind it

@@ -14,10 +14,9 @@ import numpy as np
 from msgspec import json
 from numpy.typing import NDArray
 
+from partopt.documents.actions import KINDS, WORDS, A, B, F, I, U
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.report.looks import WORDS
-from partopt.schedules.order import KINDS, A, B, F, I, U
 from partopt.simulator.memory import Series, in_flight_over_time, memory_over_time
 from partopt.simulator.timeline import Timeline, slots, working_ranks
 

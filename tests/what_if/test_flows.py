@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from partopt import planners
 from partopt.cost.pricing import under
 from partopt.cost.problem import problem_of
-from partopt.simulator import variation as module
 from partopt.simulator.execution import execute
-from partopt.simulator.variation import FLOW_SLOWER as SLOWER
-from partopt.simulator.variation import flows_of
+from partopt.what_if import variation as module
+from partopt.what_if.variation import FLOW_SLOWER as SLOWER
+from partopt.what_if.variation import flows_of
 from tests.helpers import BLOCKING, chain_profile, flat, two_level
 
 MB = 10**6

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 import partopt
 from partopt.documents.stage import Reserve
 from partopt.errors import PartoptError
-from partopt.simulator.conditions import Conditions, apply_conditions
+from partopt.what_if.conditions import Conditions, apply_conditions
 from tests.helpers import flat, limited
 from tests.simulator.plans import chunked, plan_of
 

@@ -9,8 +9,8 @@ import partopt
 from partopt.cost.pricing import under
 from partopt.report.plan_text import render
 from partopt.simulator import execute
-from partopt.simulator.advice import BUSY, FULL, WORTH
-from partopt.simulator.held_back import NOTICED, _without_limit, _without_others, held_back
+from partopt.simulator.prediction import NOTICED, _without_limit, _without_others, held_back
+from partopt.what_if.advice import BUSY, FULL, WORTH
 from tests.helpers import chain_profile, flat
 from tests.report.timelines import plan_of
 from tests.simulator import plans

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.figures import figures_of
+from partopt.documents.actions import KINDS, A, B, F, I, Slots, U
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import (
     DrawnTimeline,
@@ -26,11 +27,11 @@ from partopt.documents.simulation import (
     SimulationDocument,
     Varied,
 )
+from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
-from partopt.schedules.order import KINDS, A, B, F, I, U
 from partopt.simulator.execution import Execution
 from partopt.simulator.metrics import longest_span_s
-from partopt.simulator.timeline import Slots, Timeline, drawn_ranks, exchanges, slots
+from partopt.simulator.timeline import Timeline, drawn_ranks, exchanges, slots
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
 Seconds = NDArray[np.float64]
@@ -41,6 +42,8 @@ ROWS = 32  # ranks on a page
 COLUMNS = 68  # characters of a row on a page of 80
 DRAWN_LIMIT = 100_000  # actions of all drawn ranks: 5 MB of a document
 _NARROWEST, _READABLE = 3, 6  # characters of a turn that may be drawn, and that name its actions
+# of a figure: ranks, actions of them, and columns of a terminal's characters, three points each
+_FIGURE_ROWS, _FIGURE_ACTIONS, _FIGURE_COLUMNS = 64, 10_000, 140
 # of a window: so much after it is kept too, since the last column of a page ends later
 _AFTER = 1 / 8
 
@@ -244,6 +247,37 @@ def drawn_timeline(
         note=note,
         ranks=[_rank(timeline, rank, drawn, shown) for rank, drawn in inside.items()],
     )
+
+
+def figure_timeline(
+    execution: Execution, window: tuple[float, float] | None = None
+) -> DrawnTimeline:
+    """What a figure draws: the timeline, or the seconds of it in `window`.
+
+    Of a timeline of very many actions that is the beginning. Raises PartoptError where there is
+    nothing or too much to draw.
+    """
+    windows = drawn_windows(execution, _FIGURE_COLUMNS)
+    spans = [(windows[0].begin_s, windows[-1].end_s), (windows[0].begin_s, windows[0].end_s)]
+    for begin, end in spans if window is None else [window]:
+        shown = DrawnWindow(what="all", begin_s=begin, end_s=end)
+        drawn = drawn_timeline(execution.timeline, [shown], _FIGURE_ROWS, _FIGURE_ACTIONS)
+        if drawn is not None:
+            break
+    else:
+        raise PartoptError(
+            f"a figure of more than {_FIGURE_ACTIONS:,} actions is more than anyone can see",
+            "choose a shorter window",
+            code="too-many-actions",
+            limit=_FIGURE_ACTIONS,
+        )
+    if not any(rank.start_s and rank.start_s[0] < end for rank in drawn.ranks):
+        raise PartoptError(
+            "there is nothing to draw",
+            "choose a window in which something happens",
+            code="nothing-to-draw",
+        )
+    return drawn
 
 
 def _overlaps(start: Seconds, end: Seconds, windows: Seconds) -> NDArray[np.bool_]:

@@ -25,16 +25,16 @@ from partopt.documents.topology import Device as ClusterDevice
 from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError, invalid
 from partopt.job import Job
-from partopt.library.simulation import Simulation, simulate
 from partopt.options import CHUNKS, check_count, parse_bytes
 from partopt.schedules import ACTION_LIMIT, SCHEDULES, refusal, schedule
 from partopt.schedules.entry import Times
 from partopt.schedules.placement import CHUNKS as CHUNKS_OF
 from partopt.schedules.placement import LOOPED, STRAIGHT
-from partopt.simulator.document import drawn_timeline, drawn_windows
 from partopt.simulator.execution import Execution
 from partopt.simulator.memory import base_memory_bytes
 from partopt.units import format_seconds
+from partopt.what_if.document import drawn_timeline, drawn_windows
+from partopt.what_if.simulation import Simulation, simulate
 
 # P   devices; v   stages on a device; M   microbatches
 # t   times of one stage
@@ -221,6 +221,7 @@ class Trial:
             in_flight=execution.peak_in_flight.tolist(),
             activations=[size / whole for size in kept.tolist()],
             closed_form=closed_form(name, pipeline, execution),
+            summary=schedule(name).summary,
         )
 
     def save(self, path: str, force: bool = False) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from partopt.errors import PartoptError
-from partopt.report import trace
+from partopt.simulator import trace
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
 from tests.helpers import flat, two_level
 from tests.report.timelines import example, plan_of, simulated

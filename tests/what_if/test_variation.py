@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
-from partopt.library.simulation import simulate as simulate_plan
-from partopt.simulator.advice import slow_rank
 from partopt.simulator.execution import execute
 from partopt.simulator.kernel import simulate
-from partopt.simulator.variation import MOST_RANKS, Variation, _Runs, vary
+from partopt.what_if.advice import slow_rank
+from partopt.what_if.simulation import simulate as simulate_plan
+from partopt.what_if.variation import MOST_RANKS, Variation, _Runs, vary
 from tests.examples import examples
 from tests.simulator.cases import case, consecutive
 from tests.simulator.plans import plan_of

@@ -16,21 +16,21 @@ from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.documents.tables import Flows
 from partopt.errors import PartoptError, invalid, unknown
 from partopt.options import with_facts
-from partopt.report import trace
 from partopt.report.pictures import draw_timeline
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import to_csv
-from partopt.simulator.advice import Trials, findings
-from partopt.simulator.conditions import (
+from partopt.simulator import trace
+from partopt.simulator.execution import Execution, execute, execute_csv, microbatches_in
+from partopt.what_if.advice import Trials, findings
+from partopt.what_if.conditions import (
     Conditions,
     apply_conditions,
     change_network,
     check_size,
 )
-from partopt.simulator.document import document_of
-from partopt.simulator.execution import Execution, execute, execute_csv, microbatches_in
-from partopt.simulator.variation import flows_of, variation_of, vary
+from partopt.what_if.document import document_of, figure_timeline
+from partopt.what_if.variation import flows_of, variation_of, vary
 
 FORMS = (".json", ".svg", ".pdf", ".png", ".csv")  # what a simulation is saved as
 
@@ -101,7 +101,9 @@ class Simulation:
         It shows the seconds from and to which `window` goes, by default all, or of very many
         actions the beginning.
         """
-        return draw_timeline(self.execution, form, window)
+        document = document_of(self.execution, self.planned, [])
+        drawn = figure_timeline(self.execution, window)
+        return draw_timeline(self.plan, document, drawn, form)
 
     @staticmethod
     def form_of(path: str) -> str:
@@ -126,9 +128,9 @@ def simulate(
     """Execute `plan` on the cluster for which it was made, or under other `conditions`.
 
     The stages stay as they are. The conditions are the fields of
-    `partopt.simulator.conditions.Conditions`; with `jitter` ("5%", or a ratio) or `slow` (factors
+    `partopt.what_if.conditions.Conditions`; with `jitter` ("5%", or a ratio) or `slow` (factors
     by rank) it is also executed where action times vary, as
-    `partopt.simulator.variation.Variation` says. `save_as` is where the simulation will be saved,
+    `partopt.what_if.variation.Variation` says. `save_as` is where the simulation will be saved,
     if it will, whose form may hold less than the 20 million actions that are simulated at most.
     Raises PartoptError where the conditions contradict each other, the plan cannot run that way,
     has too many actions, or takes no time; `fields["where"]` is "plan" where the plan is at fault.

@@ -1,1 +1,0 @@
-"""What the library offers beside planning: simulations, trials, reports."""
