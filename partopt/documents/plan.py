@@ -49,7 +49,7 @@ class Estimate(documents.StrictStruct, frozen=True, kw_only=True):
 
 
 class HeldBack(documents.StrictStruct, frozen=True, kw_only=True):
-    """The share by which memory makes a microbatch take longer, and both in words."""
+    """By which share a microbatch takes longer, `slower`, to fit in memory; and both in words."""
 
     slower: float
     text: str

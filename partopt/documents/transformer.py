@@ -539,7 +539,10 @@ class PartSeconds(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
 
 
 class MeasuredScale(documents.StrictStruct, frozen=True, kw_only=True):
-    """What a measured block has, over what is computed of it: seconds, and bytes kept."""
+    """What a measured block has, over what is computed of it.
+
+    `forward` and `backward` are of its seconds, `kept` of the bytes that it keeps.
+    """
 
     forward: float
     backward: float
@@ -549,8 +552,9 @@ class MeasuredScale(documents.StrictStruct, frozen=True, kw_only=True):
 class BlockParts(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """A block of a `kind` on a rank, of a microbatch.
 
-    It is computed, measured, or of a shape that is `scaled` by what was. `again_s` are of what it
-    makes again, `products` the columns and rows of its weights, `kept_bytes` what it keeps.
+    It is computed, measured, or of a shape that is scaled by what was, with that `scale`. `parts`
+    are those that take time, `again_s` are of what it makes again, `products` the columns and rows
+    of its weights, `kept_bytes` what it keeps.
     """
 
     kind: str

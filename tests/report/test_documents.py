@@ -256,7 +256,11 @@ RENDERED = {
         engine="torch",
         remarks=["slow", "two"],
         plan=replace(
-            cases.run(2).plan, tokens_per_sample=100, estimated="H100", schedule="pipedream"
+            cases.run(2).plan,
+            tokens_per_sample=100,
+            estimated="H100",
+            schedule="pipedream",
+            measured_per="microbatch",
         ),
     ),
     "a machine": lambda: doctor.render(machine()),

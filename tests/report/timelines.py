@@ -7,7 +7,7 @@ from typing import Any
 from partopt import schedules
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Estimate, Plan, Predicted, ProfileReference, Request
-from partopt.documents.stage import Memory, Reserve, Stage
+from partopt.documents.stage import Load, Memory, Reserve, Stage
 from partopt.documents.topology import Topology
 from partopt.schedules.placement import Placement, ranks_of
 from partopt.simulator.kernel import simulate
@@ -102,7 +102,7 @@ def plan_of(
                 iteration_s=None,
                 one_device_s=3e-3,
                 bound_by="compute of stage 0",
-                loads=[],
+                loads=[Load(what="compute", place=0, seconds=3e-3)],
             ),
         ),
         certificate=None,

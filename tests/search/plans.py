@@ -11,6 +11,7 @@ from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan, RunnerUp
 from partopt.search.contest import plan_alone
 from partopt.search.effort import SearchParams
+from partopt.simulator.prediction import complete_prediction
 from tests.helpers import BLOCKING, chain_profile, flat, two_level, uniform_profile, with_memory_of
 from tests.search.problems import best_by_schedule
 
@@ -44,7 +45,8 @@ def plan_of(name: str, profile: dict[str, Any] | None = None, **options: Any) ->
     )
     topology = options.pop("topology", two_level(2, 2, memory_bytes=10**9))
     problem = problem_of(chain, topology, **options)
-    return plan_alone(name, problem, SearchParams.at("quick"))[0], problem
+    plan = plan_alone(name, problem, SearchParams.at("quick"))[0]
+    return complete_prediction(plan), problem
 
 
 def grid(**options: Any) -> Made:

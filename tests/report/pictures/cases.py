@@ -182,6 +182,7 @@ def run(ranks: int, model: str = "chain") -> Run:
 
     sizes = {"parameter_bytes": 10**6, "microbatch_size": 1, "microbatches": 8}
     names = {"dtype": "float32", "sha256": "", "schedule": "1f1b", "topology": "flat"}
+    names["measured_per"] = "iteration"
     measured = {"steps": 2, "steps_s": [0.1, 0.1], "losses": [1.0, 0.9], "samples_per_s": 80.0}
     measured |= {"predicted_s": 0.09, "measured_s": 0.1, "own_times_s": 0.095}
     took = {"modules": ["a"], "recompute": False, "forward_s": 1e-3, "backward_s": 2e-3}
