@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from msgspec import UNSET
+
 from partopt import planners
 from partopt.cost.pricing import price
 from partopt.cost.problem import (
@@ -62,7 +64,8 @@ class Recomputation:
         """The plan's stages, priced and simulated at its warm-ups."""
         priced = price(self.partition, self.problem, self.plan.planner)
         found = simulate_at_warmup(priced, [stage.warmup for stage in self.plan.stages])
-        return complete_prediction(found) if self.plan.predicted.allreduce_ports else found
+        completed = self.plan.predicted.allreduce_ports is not UNSET
+        return complete_prediction(found) if completed else found
 
     @cached_property
     def decision(self) -> Decision:
