@@ -348,6 +348,9 @@ class StageCosts:
             ports = topology.devices // size
             outer = enumerate(rates[k - 1 :], start=k)
             ring = sum(level_rate * slopes.get(x, 0.0) for x, level_rate in outer) / rate / r
+            if size == 1:  # a port carries the messages of one rank, all of which leave it
+                found.add((bool(before) / r / rate, bool(after) / r / rate, ring))
+                continue
             kinds = 4 * np.bincount(at // size, minlength=ports)
             for side, bit in ((before, 2), (after, 1)):
                 leave = np.full(ports, bool(side))
