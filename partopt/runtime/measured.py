@@ -336,7 +336,7 @@ def with_measured_times(measured: Execution) -> Execution:
         seconds=np.ones((len(KINDS), len(work.ranks))),
         scale=timeline.end - timeline.start,
         topology=structs.replace(work.topology, levels=levels),
-        pipeline=None,
+        known=None,
     )
     found = simulate(measured.order, timed)
     return dataclasses.replace(measured, work=timed, timeline=found, end_s=float(found.makespan))

@@ -180,7 +180,7 @@ def run_order(
     `follows_s`, the seconds that follow the last backward of a stage, shape (S,).
     """
     R, S, G = order.ranks, len(work.tied_s), int(order.microbatch.max(initial=0)) + 1
-    links, rings = work.links, work.rings
+    (_, _, links, groups), rings = work.pipeline, work.rings
     ports, seconds = links.ports, np.ascontiguousarray(work.seconds)
     exchanged = order.stage[order.kind == A]
     actions = Actions(
@@ -192,8 +192,8 @@ def run_order(
         of_actions = order.rows, order.kind, order.stage, order.joined
         fill_left(actions.left_s, *of_actions, seconds, follows_s)
     devices = Devices(
-        rank_of=work.groups.rank_of,
-        replica_first=work.groups.replica_first,
+        rank_of=groups.rank_of,
+        replica_first=groups.replica_first,
         next=order.rows[:-1].copy(),
         free=np.zeros(R),
         running=np.zeros(R, dtype=np.bool_),

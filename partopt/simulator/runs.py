@@ -35,7 +35,7 @@ from partopt.simulator.steady import (
     microbatches_at_first,
     steady_of,
 )
-from partopt.simulator.work import Early, Links, Pipeline, Work, action_seconds, early_of
+from partopt.simulator.work import Links, Pipeline, Work, action_seconds, early_of
 
 KEPT_ACTIONS = 1_000_000  # of orders that are remembered
 ROUNDING = 1e-9  # of a limit of seconds: what rounding may change
@@ -58,7 +58,7 @@ class Numbers(NamedTuple):
     whole: Floats  # 1 where the stage keeps its input alone
     messages: Floats
     back_messages: Floats
-    head_start_s: Floats  # as in `partopt.simulator.work.Early`
+    head_start_s: Floats  # as of `early_of`
     tail: Floats
 
 
@@ -132,20 +132,22 @@ class Runs:
         """The plan of stages with these rows, counts and exchanges with other stages."""
         columns = np.ascontiguousarray(np.array(rows).T)
         numbers = Numbers(*columns[len(KINDS) :])
-        messages = numbers.messages, numbers.back_messages
+        crossing, messages = np.zeros((2, 2, len(rows) + 1))
+        crossing[0, :-1], crossing[1, :-1] = numbers.input_bytes, numbers.back_bytes
+        messages[0, :-1], messages[1, :-1] = numbers.messages, numbers.back_messages
         work = Work(
             ranks=pipeline.ranks,
             seconds=columns[: len(KINDS)],
-            cut_bytes=np.append(numbers.input_bytes, 0.0),
+            cut_bytes=crossing[0],
             gradient_bytes=numbers.trained_bytes,
             tied_s=np.array(tied_s),
             topology=pipeline.links.topology,
             serial=self.waits,
             blocking=self.blocking,
-            early=list(map(Early, numbers.head_start_s.tolist(), numbers.tail.tolist())),
-            back_bytes=np.append(numbers.back_bytes, 0.0),
-            messages=np.array([np.append(count, 0.0) for count in messages]),
-            pipeline=pipeline,
+            early=columns[-2:],
+            back_bytes=crossing[1],
+            messages=messages,
+            known=pipeline,
         )
         return NumberedPlan(pipeline, counts, numbers, work)
 

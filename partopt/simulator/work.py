@@ -123,7 +123,7 @@ class Groups(NamedTuple):
     latency_s: Floats  # shape (S,)
 
     def rings(self, sizes: Floats, head_start_s: Floats, tail: Floats) -> Rings:
-        """The all-reduces of `sizes` bytes in every stage; the others are as in `Early`."""
+        """The all-reduces of `sizes` bytes in every stage; the others are as of `early_of`."""
         entries, (port, slope, turn) = self.entries, self[3:6]
         if not sizes.all():  # what has no bytes holds no port
             held = np.repeat(sizes > 0, entries)
@@ -241,13 +241,6 @@ class Rings(NamedTuple):
     tail_s: Floats  # that are left when the last backward has ended, shape (S,)
 
 
-class Early(NamedTuple):
-    """How a stage exchanges gradients beside its last backward."""
-
-    head_start_s: float  # by which the exchange may begin before the backward ends
-    tail: float  # the share of it that comes after that end
-
-
 @dataclass(frozen=True, eq=False)
 class Work:
     """Costs of actions and messages, and whether the devices wait for messages.
@@ -267,19 +260,34 @@ class Work:
     topology: Topology
     serial: bool = False
     blocking: bool = False
-    early: Sequence[Early] = ()  # of every stage; empty where all exchanges wait for the backward
+    # how stages exchange gradients beside their last backward, as of `early_of`, shape (2, S);
+    # None: all wait for it
+    early: Floats | None = None
     # bytes of gradients that go back over every cut, shape (S + 1,); None: as many as come
     back_bytes: Floats | None = None
     # messages over every cut, forward and back, shape (2, S + 1); None: always one
     messages: Floats | None = None
     # times the seconds of every action of an order, shape (actions,); empty where all are 1
-    scale: Floats = field(default_factory=lambda: np.ones(0))
-    pipeline: Pipeline | None = None  # of these ranks, where its links are known
+    scale: Floats = field(default_factory=lambda: np.zeros(0))
+    known: Pipeline | None = None  # `pipeline`, where it was looked up before
 
     @cached_property
+    def pipeline(self) -> Pipeline:
+        """The ranks, on what the topology links."""
+        if self.known:
+            return self.known
+        links = Links(self.topology)
+        return Pipeline(1, self.ranks, links, links.groups(tuple(map(tuple, self.ranks))))
+
+    @property
     def links(self) -> Links:
         """What the topology links."""
-        return self.pipeline.links if self.pipeline else Links(self.topology)
+        return self.pipeline.links
+
+    @property
+    def groups(self) -> Groups:
+        """The ranks of all stages."""
+        return self.pipeline.groups
 
     @property
     def ports(self) -> Ports:
@@ -294,16 +302,8 @@ class Work:
     @cached_property
     def rings(self) -> Rings:
         """The all-reduces of all stages."""
-        early = self.early or [Early(0.0, 0.0)] * len(self.ranks)
-        head_start_s, tail = np.array(early, dtype=np.float64).T.copy()
-        return self.groups.rings(self.gradient_bytes, head_start_s, tail)
-
-    @cached_property
-    def groups(self) -> Groups:
-        """The ranks of all stages."""
-        if self.pipeline:
-            return self.pipeline.groups
-        return self.links.groups(tuple(map(tuple, self.ranks)))
+        early = np.zeros((2, len(self.ranks))) if self.early is None else self.early
+        return self.groups.rings(self.gradient_bytes, *early)
 
     @cached_property
     def crossing(self) -> Floats:
@@ -336,12 +336,16 @@ class Work:
         return self.links.handling_s(order, self.groups, counts, self.crossing)
 
 
-def early_of(stage: Stage, bucket_bytes: float, split: bool) -> Early:
-    """How a stage exchanges gradients in such buckets, backwards whole or `split` in two parts."""
+def early_of(stage: Stage, bucket_bytes: float, split: bool) -> tuple[float, float]:
+    """How a stage exchanges gradients in such buckets, backwards whole or `split` in two parts.
+
+    Seconds by which the exchange may begin before the last backward ends, and the share of it that
+    comes after that end.
+    """
     tail = float(tail_share(stage.trained_bytes, bucket_bytes))
     if tail == 1.0:
-        return Early(0.0, 0.0)
-    return Early((stage.backward_weight_s if split else stage.backward_s) * (1.0 - tail), tail)
+        return 0.0, 0.0
+    return (stage.backward_weight_s if split else stage.backward_s) * (1.0 - tail), tail
 
 
 def action_seconds(

@@ -20,7 +20,7 @@ from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.order import Order
 from partopt.schedules.placement import LOOPED, MIRRORED, STRAIGHT, VEE, Placement, ranks_of
-from partopt.simulator.work import Early, Work
+from partopt.simulator.work import Work
 from tests.helpers import flat
 
 # the first four make many ties; sums of the others depend on their order
@@ -145,7 +145,7 @@ def cases(
     options = {
         "serial": draw(st.booleans()),
         "blocking": entry.asynchronous and draw(st.booleans()),
-        "early": [] if entry.asynchronous else draw(early(S)),
+        "early": None if entry.asynchronous else draw(early(S)),
         "back_bytes": draw(st.sampled_from([None, np.array([0.0, *drawn(S - 1), 0.0])])),
         "messages": np.array([drawn(S + 1), drawn(S + 1)]) if draw(st.booleans()) else None,
     } | fixed
@@ -167,14 +167,12 @@ def handled(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def early(draw: st.DrawFn, S: int) -> list[Early]:
+def early(draw: st.DrawFn, S: int) -> np.ndarray[Any, Any] | None:
     """Exchanges beside the last backward, or after it."""
     starts = draw(st.lists(COSTS, min_size=S, max_size=S))
     tails = draw(st.lists(st.sampled_from([0.25, 0.5, 1 / 3]), min_size=S, max_size=S))
-    each = [
-        Early(*pair) if pair[0] else Early(0.0, 0.0) for pair in zip(starts, tails, strict=True)
-    ]
-    return each if draw(st.booleans()) else []
+    pairs = [pair if pair[0] else (0.0, 0.0) for pair in zip(starts, tails, strict=True)]
+    return np.array(pairs, dtype=float).T.copy() if draw(st.booleans()) else None
 
 
 @st.composite
@@ -222,6 +220,6 @@ def scaled(work: Work, factor: float) -> Work:
         back_bytes=None if work.back_bytes is None else factor * work.back_bytes,
         gradient_bytes=factor * work.gradient_bytes,
         tied_s=factor * work.tied_s,
-        early=[own._replace(head_start_s=factor * own.head_start_s) for own in work.early],
+        early=None if work.early is None else work.early * [[factor], [1.0]],
         topology=structs.replace(work.topology, levels=levels),
     )
