@@ -14,10 +14,10 @@ from partopt.cost.collectives import allreduce_s
 from partopt.cost.messages import transfer_s
 from partopt.cost.pricing import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
+from partopt.documents.plan import noam
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.planners.pipedream import cut_s, stage_s
-from partopt.schedules.one_f_one_b import noam
 from tests.docs.documents import NAMES, blocks, read
 from tests.helpers import ROOT
 

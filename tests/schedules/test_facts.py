@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from partopt import schedules
 from partopt.documents.actions import B, F, I, R, W
+from partopt.documents.plan import noam
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.entry import Counts, Schedule
-from partopt.schedules.one_f_one_b import blocking_warmups, downstream, noam
+from partopt.schedules.one_f_one_b import blocking_warmups, downstream
 from partopt.schedules.order import in_flight
 from partopt.schedules.placement import STRAIGHT, VEE, Placement
 from tests.examples import examples
