@@ -97,22 +97,7 @@ def find_layouts(work: Training, question: Question) -> Found:
                 break  # what is made again beyond takes longer
     fitting = [candidate for candidate in every if candidate.memory_bytes <= limit]
     if partly and fixed.recompute is None:
-        without = {
-            candidate.layout for candidate in fitting if candidate.layout.recompute == "never"
-        }
-        again = [
-            candidate
-            for candidate in fitting
-            if candidate.layout.recompute == "always"
-            and structs.replace(candidate.layout, recompute="never") not in without
-        ]
-        alike = [] if work.model.experts else _ways_by_modules(work)
-        for candidate in sorted(again, key=lambda candidate: candidate.seconds)[:FEWER]:
-            fewer = _fewer_again(work, candidate.layout, batch, limit) or candidate.layout
-            fitting += [estimate(work, fewer, batch)] if fewer != candidate.layout else []
-            some = _with_ways(work, candidate.layout, batch, alike)
-            made = (estimate(work, layout, batch) for layout in some)
-            fitting += [one for one in made if one.memory_bytes <= limit][:1]
+        fitting += _partly_again(work, fitting, batch, limit)
     fitting.sort(key=lambda candidate: candidate.seconds)
     known = fitting
     if work.model.experts:
@@ -128,6 +113,26 @@ def find_layouts(work: Training, question: Question) -> Found:
     least = needs or _find_least(work, question)
     left_out = [candidate for candidate in known if candidate.seconds < first_s]
     return Found(fitting, lacking, len(every), least, left_out)
+
+
+def _partly_again(
+    work: Training, fitting: Sequence[Estimate], batch: int, limit: float
+) -> Iterator[Estimate]:
+    """Those that fit only with all blocks made again, the fastest, with fewer; and with modules."""
+    kept = {found.layout for found in fitting if found.layout.recompute == "never"}
+    again = [
+        found
+        for found in fitting
+        if found.layout.recompute == "always"
+        and structs.replace(found.layout, recompute="never") not in kept
+    ]
+    ways = [] if work.model.experts else _ways_by_modules(work)
+    for layout in [found.layout for found in sorted(again, key=lambda one: one.seconds)[:FEWER]]:
+        fewer = _fewer_again(work, layout, batch, limit)
+        if fewer and fewer != layout:
+            yield estimate(work, fewer, batch)
+        made = (estimate(work, one, batch) for one in _with_ways(work, layout, batch, ways))
+        yield from [one for one in made if one.memory_bytes <= limit][:1]
 
 
 def find_fastest(

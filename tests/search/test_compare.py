@@ -1,4 +1,4 @@
-"""Plans side by side, figure by figure."""
+"""Plans side by side, figure by figure: of planners, and on several numbers of devices."""
 
 from __future__ import annotations
 
