@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import shutil
@@ -30,6 +31,7 @@ _LONGEST = 200_000  # letters of a script
 _MOST = 10_000  # its words and signs, every one of which is a node of a kilobyte or two
 _SIGNS = re.compile(r"[\s;&|$`({]+")
 _SECONDS = 30  # of shfmt
+_GROUPS = 50  # braces of a word that are looked at
 _BRACES = re.compile(r"\\.|[{},]|[^\\{},]+", re.S)
 _RANGE = re.compile(r"(-?[0-9]{1,6})\.\.(-?[0-9]{1,6})(?:\.\.-?([0-9]{1,6}))?")
 
@@ -127,22 +129,29 @@ def expand_braces(parts: Sequence[Node]) -> Iterator[Sequence[Node]]:
         texts = [] if literal is None else _BRACES.findall(literal)
         atoms += [{"Type": "Lit", "Value": text} for text in texts] if texts else [part]
     signs = [atom["Value"] if atom["Type"] == "Lit" else "" for atom in atoms]
-    begin = 0
-    for end, sign in enumerate(signs):
-        begin = end if sign == "{" else begin
-        if sign != "}" or signs[begin] != "{":
+    opening = (n for n, sign in enumerate(signs) if sign == "{")
+    for begin in itertools.islice(opening, _GROUPS):
+        depths = itertools.accumulate((sign == "{") - (sign == "}") for sign in signs[begin:])
+        end = begin + len([*itertools.takewhile(bool, depths)])
+        if end == len(signs):  # nothing closes it
             continue
-        inside, commas = atoms[begin + 1 : end], [begin]
-        commas += [k for k in range(begin + 1, end) if signs[k] == ","]
-        ways = [atoms[a + 1 : b] for a, b in zip(commas, [*commas[1:], end], strict=True)]
-        if len(inside) == 1 and (bounds := _RANGE.fullmatch(signs[begin + 1])):
-            first, last = int(bounds[1]), int(bounds[2])
-            step = max(1, int(bounds[3] or 1)) * (1 if last >= first else -1)
-            numbers = range(first, last + (1 if step > 0 else -1), step)[:1000]
-            ways = [[{"Type": "Lit", "Value": str(n)}] for n in numbers]
-        elif len(ways) == 1:
-            begin = 0
-            continue
-        for way in ways:
-            yield [*atoms[:begin], *way, *atoms[end + 1 :]]
-        return
+        ways = _alternatives(atoms[begin + 1 : end], signs[begin + 1 : end])
+        if ways:
+            yield from ([*atoms[:begin], *way, *atoms[end + 1 :]] for way in ways)
+            return
+
+
+def _alternatives(atoms: Sequence[Node], signs: Sequence[str]) -> list[Sequence[Node]]:
+    """What stands between the commas of braces, or the numbers of a range; none for others."""
+    if len(signs) == 1 and (bounds := _RANGE.fullmatch(signs[0])):
+        first, last = int(bounds[1]), int(bounds[2])
+        step = max(1, int(bounds[3] or 1)) * (1 if last >= first else -1)
+        numbers = range(first, last + (1 if step > 0 else -1), step)[:1000]
+        return [[{"Type": "Lit", "Value": str(n)}] for n in numbers]
+    depth, commas = 0, [-1]
+    for n, sign in enumerate(signs):
+        depth += (sign == "{") - (sign == "}")
+        commas += [n] * (sign == "," and not depth)
+    if len(commas) == 1:
+        return []
+    return [atoms[a + 1 : b] for a, b in itertools.pairwise([*commas, len(signs)])]

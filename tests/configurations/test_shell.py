@@ -49,6 +49,14 @@ SCRIPTS = {
     "case of anything": "M=8B; case $M in 7B) H=1 ;; *) H=2 ;; esac; train $H",
     "nested": "A=1\nif [ $A = 1 ]; then\n if [ $A = 2 ]; then B=2; else B=3; fi\n C=4\nfi\n"
     "train $B $C",
+    "elements that begin with signs": 'A=(--f [0]*3+[1]*58 =x\n  [1] y)\ntrain "${A[@]}"',
+    "braces": "A=x; train {1..9..4} {3..1} a{b,c{d,e}}f {a}{$A,2} '{1,2}' \\{1,2} {x,{y {,z} {1..a}"
+    " {a,b}{1,2}",
+    "loops in numbers": "for ((i = 0, n = 1; i < 3; i++)); do ((n *= 2)); done; let m=n+1 k=m%2\n"
+    "train $i $n $m $k $((0x1f + 010 + 2#101)) $((n > 7 ? n-- : 0)) $n $((1 << 3 | 1)) $((-7 / 2))",
+    "changes of values": "F=/a/b.tar.gz; train ${F##*/} ${F%.*} ${F%%.*} ${F/a/x} ${F//a} ${F:3:1}"
+    " ${F: -2} ${F/#\\/a/_} ${F/%gz/z} ${#F}",
+    "elements by their places": "A=(a b); A[1]=c; A[5]=d; i=1; train ${A[i]} ${A[$i-1]} ${A[-1]}",
     "a function": 'f() {\n  local y=2\n  A="--x $y"\n}\nf\ntrain $A',
     "assigned before": "A=1 B=2 true\nC=3 train --x 4",
     "several on a line": "A=1;B=2\tC=3; train $A$B$C;true",
@@ -293,6 +301,7 @@ def test_where_a_branch_may_not_be_taken_what_it_sets_is_not_known():
             'O="--a <PATH TO FILE> \\\n--b 1"\nsh -c "train $O"',
             {"a": ["<PATH TO FILE>"], "b": ["1"]},
         ),
+        ("train --a <PATH TO FILE> --b '<AS IS>'", {"a": ["<PATH TO FILE>"], "b": ["<AS IS>"]}),
         ("mpirun -np 8 -x E=$E train --a $B --b 1 2>&1 | tee x", {"a": ["2"], "b": ["1"]}),
         ("cd x || exit 1\nmkdir -p y && train --a 1 --b 2 &", {"a": ["1"], "b": ["2"]}),
     ],
@@ -398,6 +407,14 @@ def test_what_does_too_much_is_refused_soon(name):
     began = sum(os.times()[:4])  # of the processor, that of shfmt, too
     with pytest.raises(PartoptError, match=r"too much|too deep"):
         read_script(HOSTILE[name], {})
+    assert sum(os.times()[:4]) - began < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["{" * 90_000, "{," * 4_000, "{a}" * 4_000, "x" * 90_000])
+def test_a_long_word_is_read_soon(word):
+    began = sum(os.times()[:4])
+    assert words_read(f"train {word}") == [word]
     assert sum(os.times()[:4]) - began < 5
 
 
