@@ -500,5 +500,4 @@ def _check_iteration(options: Options, example: str) -> None:
             example,
             code="microbatches-needed",
             option="schedule",
-            schedule=options.schedule,
         )

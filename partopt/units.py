@@ -186,7 +186,7 @@ def _finite(text: object, value: float) -> float:
 
 
 def _fault(text: object, what: str, hint: str) -> PartoptError:
-    return PartoptError(f"'{text}'{what}", hint, code="malformed-quantity", quantity=str(text))
+    return PartoptError(f"'{text}'{what}", hint, code="malformed-quantity")
 
 
 def _scale(value: float, unit: str) -> str:

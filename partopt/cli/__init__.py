@@ -80,7 +80,7 @@ class Verbs(click.Group):
             if ctx.resilient_parsing:
                 return None
             what = f"partopt {cmd_name}: no such command"
-            raise unknown(what, cmd_name, VERBS, code="unknown-command", command=cmd_name)
+            raise unknown(what, cmd_name, VERBS, code="unknown-command")
         command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
         return command
 

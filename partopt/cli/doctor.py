@@ -70,7 +70,6 @@ def command(output: str, force: bool, as_json: bool) -> None:
             f"{output} has the last lines of each: send it along",
             ANSWER_IS_NO,
             code="doctor-failed",
-            failed=found.failed,
         )
 
 

@@ -49,10 +49,9 @@ class _Formats(click.Group):
                 "partopt import run: a run is of partopt's own",
                 "partopt profile --from-run RUN --onto PROFILE",
                 code="unknown-format",
-                name=cmd_name,
             )
         what, known = f'unknown format "{cmd_name}"', self.list_commands(ctx)
-        raise unknown(what, cmd_name, known, code="unknown-format", name=cmd_name)
+        raise unknown(what, cmd_name, known, code="unknown-format")
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command of the format; an option of the other kind is said to be that."""

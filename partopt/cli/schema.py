@@ -28,5 +28,5 @@ def command(name: str) -> None:
 
     if name not in DOCUMENTS:
         what = f"{name}: no such format"
-        raise unknown(what, name, DOCUMENTS, code="unknown-document", kind=name)
+        raise unknown(what, name, DOCUMENTS, code="unknown-document")
     say(json.dumps(msgspec.json.schema(DOCUMENTS[name]), indent=1))

@@ -79,9 +79,7 @@ def command(
             _verify(document, file, profile, as_json)
         elif verify or profile:
             flag, wrong = ("--verify", f"{file} is a {kind}") if verify else _UNUSED_PROFILE
-            raise PartoptError(
-                f"{flag}: {wrong}", "partopt show --verify PLAN", code="not-a-plan", kind=kind
-            )
+            raise PartoptError(f"{flag}: {wrong}", "partopt show --verify PLAN", code="not-a-plan")
         elif as_json:
             if isinstance(document, Topology):
                 document = document.file()
@@ -165,9 +163,7 @@ def _draw(
 
     check_kind(kind, file, "; a timeline: partopt simulate PLAN -o timeline.svg")
     if profile is not None and kind != "plan":
-        raise PartoptError(
-            f"--profile: {file} is a {kind}", "drop --profile", code="not-a-plan", kind=kind
-        )
+        raise PartoptError(f"--profile: {file} is a {kind}", "drop --profile", code="not-a-plan")
     of_plan = options.profile_to_draw(document, profile) if kind == "plan" else None
     partopt.draw(document, output, profile=of_plan, force=force)
     options.say_wrote(output)

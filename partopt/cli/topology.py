@@ -179,7 +179,6 @@ def _finish(
             "`accept_poor=True` writes it all the same",
             ANSWER_IS_NO,
             code="poor-fit",
-            error=far.error,
         )
     assert Topology.parse(links.text.encode(), output) == links.topology
     with stopping.not_stopped():

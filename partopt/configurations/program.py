@@ -88,7 +88,6 @@ class Program:
                 f"no function {function}",
                 f"choose {', '.join(self.functions) or 'none: there are no functions'}",
                 code="no-such-function",
-                name=function,
             )
         made = dict[str, tuple[dict[str, object], list[str]]]()
         for name in names:

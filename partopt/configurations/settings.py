@@ -210,7 +210,7 @@ class _Document:
             self.count += _size(value) if isinstance(value, list) else 1
             if self.count > _MOST or path.count(".") > _DEEP:
                 what = f"{path[:40]}: the document has too many values, or too deep in each other"
-                raise PartoptError(what, "write it out", code="malformed-script", path=path[:40])
+                raise PartoptError(what, "write it out", code="malformed-script")
             if key in _OTHERS:
                 self.unread += _files(value)
             if isinstance(value, str) and "${" not in value:

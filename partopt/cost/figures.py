@@ -121,6 +121,4 @@ def _above_peak(where: str, flops: float, peak: float, device: str) -> PartoptEr
         "the times are too short or are another device's: profile the model again, without "
         "`calibrate`",
         code="above-peak",
-        flops_per_s=flops,
-        peak=peak,
     )

@@ -78,7 +78,6 @@ def under(
             f"{name} needs a number of microbatches",
             "add `microbatches=64`",
             code="microbatches-missing",
-            schedule=name,
         )
     changed = plan
     if not warmups or topology or fields or (name, M) != (plan.schedule, plan.microbatches):

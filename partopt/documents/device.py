@@ -181,7 +181,7 @@ def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:
         if bool(number.get("source")) == bool(number.get("assumed")):
             what = f"{path}: needs a source or an assumption, and not both"
             hint = 'write {value: .., source: "data sheet, page"} or {value: .., assumed: "why"}'
-            yield PartoptError(what, hint, code="uncited-number", path=path)
+            yield PartoptError(what, hint, code="uncited-number")
     training = raw.get("training")
     training = training if isinstance(training, dict) else {}
     for path, names, known in (
@@ -312,8 +312,6 @@ def check_device(profile: Profile, topology: Topology) -> None:
         f"estimate it for {device}: {_command(profile, topology)}",
         code="estimated-for-another-device",
         option="topology",
-        device=device,
-        estimated=profile.estimated.device,
     )
 
 

@@ -62,7 +62,6 @@ def find_shipped(given: PathLike, *kinds: str) -> str:
         known,
         listed,
         code="no-such-file",
-        path=given,
     )
 
 
@@ -134,7 +133,7 @@ def check_form(path: PathLike, forms: Sequence[str], hint: str = "") -> str:
     if form not in forms:
         message = f"{path}: unsupported format {form or 'without an extension'}"
         hint = hint or f"choose {', '.join(forms)}"
-        raise PartoptError(message, hint, code="unsupported-format", form=form)
+        raise PartoptError(message, hint, code="unsupported-format")
     return form
 
 

@@ -387,7 +387,6 @@ class Plan(documents.Document, frozen=True, kw_only=True):
             "`stages_of` lists them",
             code="no-such-stage",
             rank=rank,
-            chunk=chunk,
         )
 
 

@@ -381,7 +381,7 @@ def _is_newer(raw: object, known: str, where: str) -> bool:
         hint = f'this partopt reads "{known}"'
     else:
         return int(match["minor"] or 0) > int(expected["minor"] or 0)
-    raise PartoptError(message, hint, code="unknown-schema", found=found, expected=known)
+    raise PartoptError(message, hint, code="unknown-schema")
 
 
 def _malformed(content: bytes, reason: str, schema: str) -> PartoptError:

@@ -213,9 +213,6 @@ class Topology(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
                 f"{devices} devices do not fill {self.name}: {groups}",
                 f"choose {below} or {above}, for example",
                 code="unfit-devices",
-                devices=devices,
-                below=below,
-                above=above,
             )
         left, levels = devices, []
         for level in inner:
@@ -429,7 +426,6 @@ def group_levels(levels: Sequence[Level], ranks: int, copies: int = 1) -> list[L
         "choose a cluster whose inner levels a group fills, or divides; here groups can have "
         f"{', '.join(map(str, sorted(fitting)[:8]))} ranks",
         code="unfit-group",
-        ranks=ranks,
     )
 
 

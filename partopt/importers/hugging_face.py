@@ -220,7 +220,6 @@ def read_transformer(content: bytes, where: str, name: str) -> Transformer:
             f"{where}: model_type: {kind} is not known",
             f"{did_you_mean(kind, _KINDS)}; {_HINT}",
             code="unsupported-model",
-            model_type=kind,
         )
     made = _Reader(raw, _KINDS[kind]).read(name)
     documents.refuse(made.faults(), where)
@@ -352,7 +351,7 @@ def _other_blocks(raw: dict[str, Any]) -> Iterator[PartoptError]:
     if isinstance(kinds, list) and any(kind != 1 for kind in kinds):
         found["attn_type_list"] = "blocks of linear attention"
     for path, what in found.items():
-        yield PartoptError(f"{path}: {what}", _HINT, code="unsupported-model", path=path)
+        yield PartoptError(f"{path}: {what}", _HINT, code="unsupported-model")
 
 
 class _Reader:
@@ -453,7 +452,7 @@ class _Reader:
         return period
 
     def _refuse(self, path: str, what: str) -> None:
-        error = PartoptError(f"{path}: {what}", _HINT, code="unsupported-model", path=path)
+        error = PartoptError(f"{path}: {what}", _HINT, code="unsupported-model")
         self.faults.append(error)
 
     def _numerics(self) -> Numerics:

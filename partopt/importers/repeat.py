@@ -283,7 +283,6 @@ def _find(profile: Profile, blocks: str, count: int) -> _Series:
         "such as transformer.h",
         code="not-repeatable",
         option="repeat",
-        value=blocks,
     )
 
 

@@ -71,7 +71,6 @@ def _check(run: Run, onto: Profile, where: str) -> None:
                 f"{where}: a run of another model than {onto.model.name}: they differ in {what}",
                 "give the profile that the plan was made from",
                 code="run-of-another-model",
-                differs=what,
             )
 
 

@@ -260,7 +260,6 @@ def _load(path: PathLike) -> Trace:
             f"{where}: more than {LARGEST >> 20} MiB",
             "record fewer steps: torch.profiler.schedule(wait=1, warmup=1, active=5)",
             code="trace-too-large",
-            path=where,
         )
     try:
         trace = msgspec.json.decode(content, type=Trace, strict=False)

@@ -149,9 +149,6 @@ def check_schedule(planner: str, name: str) -> Planner:
         f"`schedule={name}`: {why}",
         f"use {', '.join(f'`planner={other}`' for other in able)}",
         code="planner-cannot-plan-for-schedule",
-        planner=planner,
-        schedule=name,
-        planners=able,
     )
 
 

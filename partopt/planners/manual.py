@@ -32,8 +32,6 @@ def _check_cuts(cuts: list[int], problem: Problem) -> None:
                 f"`cuts={cuts}`: {cut} is out of place",
                 f"give ascending layer numbers from 1 to {layers - 1}",
                 code="cut-out-of-place",
-                cuts=cuts,
-                cut=cut,
             )
     for cut in cuts:
         tied = problem.tied_group_across(cut)
@@ -43,9 +41,6 @@ def _check_cuts(cuts: list[int], problem: Problem) -> None:
                 f"share {', '.join(tied.names)}",
                 "cut elsewhere, or let stages exchange: `tied=exchange`",
                 code="tied-layers-parted",
-                cuts=cuts,
-                cut=cut,
-                layers=list(tied.members),
             )
 
 
@@ -57,21 +52,16 @@ def _check_replicas(replicas: list[int], stages: int, problem: Problem) -> None:
             f"`replicas`: {len(replicas)} counts for {stages} stages",
             f"give {stages}, one for each stage",
             code="replicas-per-stage",
-            replicas=replicas,
-            stages=stages,
         )
     if min(replicas) < 1:
         raise PartoptError(
             f"`replicas`: {min(replicas)} is not a number of devices",
             "give each stage at least one",
             code="replicas-per-stage",
-            replicas=replicas,
         )
     if sum(replicas) > places:
         raise PartoptError(
             f"`replicas`: {sum(replicas)} devices needed, {places} there",
             "give fewer replicas, or a larger topology",
             code="too-few-devices",
-            replicas=replicas,
-            devices=places,
         )

@@ -246,7 +246,6 @@ def nothing_fits(problem: Problem) -> PartoptError:
             "ask for another number of stages, or for none: leave out `stages`",
             ANSWER_IS_NO,
             code="no-plan",
-            stages=request.stages,
         )
     may_recompute = request.recompute != "never"
     more = "" if may_recompute else ", or let stages recompute (`recompute=auto`)"
@@ -257,5 +256,4 @@ def nothing_fits(problem: Problem) -> PartoptError:
         f"give {'smaller microbatches, ' if smaller else ''}larger devices or more of them{more}",
         ANSWER_IS_NO,
         code="no-plan-fits",
-        memory_bytes=problem.memory_bytes,
     )

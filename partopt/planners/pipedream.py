@@ -132,8 +132,6 @@ def _check_size(problem: Problem) -> None:
             f"pipedream: {N} layers and a level of {max(sizes)}; {why}",
             'profile coarser layers (`granularity="block"`), or choose another planner',
             code="chain-too-long",
-            layers=N,
-            level_size=max(sizes),
         )
 
 

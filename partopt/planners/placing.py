@@ -49,8 +49,6 @@ def stage_count(problem: Problem) -> int:
             f"{problem.schedule}: cannot form a multiple of {multiple} stages on {limit} {what}",
             "choose another schedule: `schedule=1f1b`",
             code="stages-impossible",
-            schedule=problem.schedule,
-            multiple=multiple,
         )
     if problem.request.stages is None:
         return largest
@@ -68,8 +66,6 @@ def _check_stages(
                 f"{stages} stages for {limit} {what}",
                 f"ask for at most {largest}: `stages={largest}`",
                 code="too-many-stages",
-                stages=stages,
-                limit=limit,
             )
     if stages % multiple:
         nearest = min(-(-stages // multiple) * multiple, largest)
@@ -77,8 +73,6 @@ def _check_stages(
             f"{stages} stages: {name} takes a multiple of {multiple}",
             f"`stages={nearest}`",
             code="stages-not-a-multiple",
-            stages=stages,
-            multiple=multiple,
         )
 
 
@@ -98,9 +92,6 @@ def place(partition: Partition, problem: Problem, planner: str) -> Partition:
             "give each stage equally many replicas: `planner=gpipe`; or choose a schedule that "
             "runs them: `schedule=1f1b`",
             code="unequal-replicas",
-            schedule=problem.schedule,
-            planner=planner,
-            replicas=replicas,
         )
     if entry.shape == STRAIGHT:
         return partition
@@ -111,16 +102,12 @@ def place(partition: Partition, problem: Problem, planner: str) -> Partition:
             f"{stage_multiple(problem)}",
             "cut into as many as that, or choose `planner=gpipe`",
             code="stages-not-a-multiple",
-            stages=S,
-            multiple=stage_multiple(problem),
         )
     if S // v * d > problem.topology.devices:
         raise PartoptError(
             f"{S // v * d} devices needed, {problem.topology.devices} there",
             "give fewer replicas or stages",
             code="too-few-devices",
-            devices=problem.topology.devices,
-            needed=S // v * d,
         )
     ranks = ranks_of(entry.shape, S // v, v, d)
     stages = [

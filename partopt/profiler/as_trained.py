@@ -149,7 +149,6 @@ def _explain(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
                 "it runs without `compile`; on a CPU the compiler needs a C++ compiler (g++)",
                 code="compile-failed",
                 option="compile",
-                unit=name,
             ) from error
 
     return called

@@ -233,7 +233,6 @@ def build_within_memory(
                 "`dtype=bfloat16`, or `estimate`, which needs no memory",
                 ANSWER_IS_NO,
                 code="out-of-memory",
-                bytes=needed_bytes,
             )
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

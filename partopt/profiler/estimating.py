@@ -282,8 +282,6 @@ class Estimator(Measurer):
                 f"these it takes {sum(shares.values()):.0%} of the time",
                 "measure the model: leave out `estimate`",
                 code="no-rule",
-                operations=list(shares),
-                share=sum(shares.values()),
             )
 
     def _explain(self, error: Exception, inputs: Inputs) -> NoReturn:
@@ -298,7 +296,6 @@ class Estimator(Measurer):
                 "`estimate`",
                 code="reads-values",
                 module=where,
-                operation=str(error.func),
             ) from error
         with self._faked():
             check_step(model, inputs, self.subject.loss_fn)

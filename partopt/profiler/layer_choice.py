@@ -192,7 +192,7 @@ def _matching(called: set[str], globs: Sequence[str]) -> set[str]:
             as_deep = [name for name in names if name.count(".") == glob.count(".")]
             what = f"`units={glob}`: matches no module that the forward calls"
             known = (as_deep or names)[:12]
-            raise unknown(what, glob, known, code="no-such-unit", option="units", value=glob)
+            raise unknown(what, glob, known, code="no-such-unit", option="units")
         chosen.update(found)
     return chosen
 

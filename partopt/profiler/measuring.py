@@ -294,7 +294,6 @@ class Measurer:
                 f"{first.microbatch_size}",
                 "make one module of all that depends on the data, and name it: `units`",
                 code="calls-vary",
-                microbatch_sizes=[first.microbatch_size, size],
             )
 
 
@@ -342,7 +341,6 @@ def profile_of(
             f"try {smaller if sizes[0] == 1 else 'a smaller size: `microbatch_sizes=[1]`'}",
             ANSWER_IS_NO,
             code="out-of-memory",
-            microbatch_sizes=list(sizes),
         )
 
 

@@ -451,7 +451,6 @@ def _combine(structure: Structure, group: RankGroup) -> Structure:
                     "each rank holds its part of every layer: build the same modules on all of "
                     "them",
                     code="ranks-disagree",
-                    layer=layer,
                     rank=rank,
                 )
     fullest = max(

@@ -109,7 +109,6 @@ def check_model(model: object, example_inputs: object, loss_fn: object) -> None:
             f"the model is of type {type(model).__name__}, not an nn.Module",
             "give an instance of nn.Module; `measure_source` takes a file that builds one",
             code="not-a-module",
-            type=type(model).__name__,
         )
     if not callable(example_inputs):
         raise PartoptError(

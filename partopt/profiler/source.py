@@ -154,7 +154,6 @@ def find_model(
             "add example_inputs(batch_size), which returns a tensor, a tuple or a dict: the "
             "model's inputs for one microbatch",
             code="no-example-inputs",
-            path=place,
         )
     loss_fn, data, optimizer = (
         getattr(module, name, None) for name in ("loss_fn", "data", "optimizer")
@@ -188,7 +187,7 @@ def _import_file(place: str, path: Path) -> ModuleType:
         with contextlib.suppress(OSError, ValueError):  # a name that is too long
             near = sorted(file.name for file in path.parent.glob("*.py"))
         hint = did_you_mean(path.name, near) if near else "give the path of a Python file"
-        raise PartoptError(f"{place}: no such file", hint, code="no-such-file", path=place)
+        raise PartoptError(f"{place}: no such file", hint, code="no-such-file")
     spec = importlib.util.spec_from_file_location(f"partopt_model_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -205,7 +204,7 @@ def _import_dotted(place: str) -> ModuleType:
         known = importlib.util.find_spec(place)
     if known is None:
         message = f"{place}: no such file or module"
-        raise PartoptError(message, _TARGETS, code="no-such-file", path=place)
+        raise PartoptError(message, _TARGETS, code="no-such-file")
     with explain(place):
         return with_torchvision(functools.partial(importlib.import_module, place))
 
@@ -230,20 +229,18 @@ def _look_up(
             attribute,
             [name for name in public if name in {*modules, *defined}],
             code="no-such-model",
-            entry=f"{place}:{attribute}",
         )
     classes = (name for name in defined if inspect.isclass(public[name]))
     sole = modules or [name for name in classes if issubclass(public[name], nn.Module)]
     names = [name for name in _LOOKED_UP if name in public] or sole
     if not names:
         message = f"{place}: has no build function and no model"
-        raise PartoptError(message, _CONTRACT, code="no-such-model", path=place)
+        raise PartoptError(message, _CONTRACT, code="no-such-model")
     if len(names) > 1 and names is sole:
         raise PartoptError(
             f"{place}: has {len(sole)} modules: {', '.join(sole)}",
             f"name one: {place}:{sole[0]}",
             code="ambiguous-model",
-            names=sole,
         )
     return names[0]
 
@@ -271,8 +268,6 @@ def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
                 f"{entry}: is a module already built, it takes no arguments",
                 "leave out `arguments`, or offer a build function",
                 code="unknown-argument",
-                entry=entry,
-                arguments=list(given),
             )
         return
     parameters = inspect.signature(found).parameters.values()
@@ -289,7 +284,6 @@ def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
                 did_you_mean(name, list(named)) if named else "it takes none",
                 code="unknown-argument",
                 option="arguments",
-                value=name,
             )
     for name, needed in named.items():
         if needed and name not in given:
@@ -297,13 +291,11 @@ def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
                 f'{entry}: needs the argument "{name}"',
                 f"add {name}=... to `arguments`",
                 code="missing-argument",
-                entry=entry,
-                argument=name,
             )
 
 
 def _not_a_module(entry: str, what: str) -> PartoptError:
-    return PartoptError(f"{entry}: {what}", _CONTRACT, code="not-a-module", entry=entry)
+    return PartoptError(f"{entry}: {what}", _CONTRACT, code="not-a-module")
 
 
 def _kind(value: object) -> str:
@@ -334,7 +326,6 @@ def explain(where: str) -> Iterator[None]:
                 f"{where}: needs {missing}, which is not installed",
                 from_clone if missing in _EXTRAS else f"pip install {missing}",
                 code="not-installed",
-                package=missing,
             ) from error
         raise PartoptError(
             f"{where}: {describe(error)}", "correct the model file", code="model-code-failed"

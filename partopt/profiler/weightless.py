@@ -209,7 +209,6 @@ def fake_parameters(
                 f'the parameter "{name}" has no shape before the first forward',
                 "an estimate needs its shapes: build it without lazy modules",
                 code="lazy-parameter",
-                parameter=name,
             )
     return replace_tensors(
         model, memoize(lambda parameter: fake_parameter(mode, parameter, device, dtype))

@@ -54,7 +54,6 @@ def check_cuts(record: Record, cuts: Iterable[int]) -> None:
                 "move the boundary, or keep these layers in one stage with `units` or "
                 "`granularity`",
                 code="cannot-cut",
-                cut=cut,
                 layers=[record.layers[layer].name for layer in layers],
             )
 

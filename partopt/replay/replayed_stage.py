@@ -99,7 +99,6 @@ class StageModule(nn.Module):
                     f'the parameter "{name}" of layers {start} to {stop - 1} has no values',
                     "call `materialise` with the names of the stage's parameters",
                     code="no-weights",
-                    parameter=name,
                 )
         self.stage, self.stages = place
         self._before, self._behind = cut_before(record, start), cut_before(record, stop)

@@ -97,7 +97,6 @@ def _find(model: nn.Module, name: str) -> nn.Module:
             name,
             [known for known, _ in model.named_modules() if known],
             code="no-such-unit",
-            value=name,
         ) from error
 
 

@@ -137,7 +137,6 @@ def check_room(training: PlannedTraining, context: Context, device: torch.device
             else "check a model of fewer layers, planned the same way",
             ANSWER_IS_NO,
             code="out-of-memory",
-            bytes=needed_bytes,
         )
 
 

@@ -106,7 +106,6 @@ def last_checkpoint(folder: Path) -> Path:
             f"{folder}: no whole checkpoint in it",
             "give the folder that `save` named",
             code="no-checkpoint",
-            path=str(folder),
         )
     return found[-1]
 
@@ -185,5 +184,4 @@ def check_folder(folder: Path) -> None:
             f"{folder}: cannot be written to: {error.strerror}",
             "choose another folder",
             code="not-writable",
-            path=str(folder),
         ) from error

@@ -140,7 +140,6 @@ def stage_module(
             f"give `stage={held[0]}`",
             code="no-such-stage",
             rank=rank,
-            stage=stage,
         )
     found = model if isinstance(model, ModelSource) else find_model(model, arguments)
     try:

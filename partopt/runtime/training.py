@@ -131,7 +131,6 @@ class PlannedTraining:
                     f"{stage.parameter_bytes} in the plan",
                     "give the arguments of the model that was profiled, or plan for this one",
                     code="other-model",
-                    stage=s,
                 )
         return record, {name for name, parameter in known.items() if parameter.requires_grad}
 

@@ -69,15 +69,12 @@ def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None
                 f"`microbatches={microbatches}`: must be at least 1",
                 "use `microbatches=1` or more",
                 code="too-few-microbatches",
-                microbatches=microbatches,
-                minimum=1,
             )
         if microbatches * v > ROW_LIMIT:
             raise PartoptError(
                 f"`microbatches={microbatches}`: more than a device's order can hold",
                 f"use `microbatches={ROW_LIMIT // v}` or fewer",
                 code="too-many-actions",
-                microbatches=microbatches,
                 limit=ROW_LIMIT // v,
             )
         if CHUNKS.get(entry.shape, v) != v:
@@ -85,9 +82,6 @@ def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None
                 f"`chunks={v}`: {name} puts {CHUNKS[entry.shape]} on each device",
                 "interleaved takes any number of chunks",
                 code="wrong-chunks",
-                schedule=name,
-                chunks=v,
-                needed=CHUNKS[entry.shape],
             )
         placement = Placement(ranks_of(entry.shape, P, v), P, microbatches)
         chunks, v = chunks_of(placement, entry.shape)
@@ -110,7 +104,6 @@ def order(name: str, placement: Placement) -> Order:
             f"{M} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
             "give fewer `microbatches`",
             code="too-many-actions",
-            microbatches=M,
             limit=ACTION_LIMIT,
         )
     chunks, v = chunks_of(placement, entry.shape, entry.uneven)
@@ -144,8 +137,6 @@ def _warmups(entry: Schedule, placement: Placement) -> Sequence[int]:
                 f"stage {s} does {stated} forwards first; under {entry.name} it does {usual[s]}",
                 f"re-run `solve`; schedules whose warm-up is free: {free}",
                 code="other-warmup",
-                stage=s,
-                warmup=stated,
             )
     return usual
 
@@ -167,8 +158,6 @@ def _places(
             f"{M} microbatches do not divide among {r} replicas",
             f"use a multiple of {r} microbatches",
             code="microbatches-not-divisible",
-            microbatches=M,
-            replicas=r,
         )
     keys, first, which = np.unique(
         2 * chunks.stage[::v].astype(np.int64) + fewer[:, 0],

@@ -202,6 +202,4 @@ def _refuse(order: Order, wrong: Integers, what: str, hint: str) -> None:
 
 
 def _invalid(rank: int, action: str, what: str, hint: str) -> PartoptError:
-    return PartoptError(
-        f"rank {rank}: {action} {what}", hint, code="invalid-order", rank=rank, action=action
-    )
+    return PartoptError(f"rank {rank}: {action} {what}", hint, code="invalid-order", rank=rank)

@@ -26,7 +26,6 @@ def row(place: Place) -> Row:
             f"{place.P} devices do not divide into two equal halves",
             f"use {place.P + 1} devices, or `schedule=dualpipev`",
             code="odd-devices",
-            devices=place.P,
         )
     if place.M < place.P:
         raise _too_few(2 * place.M, 2 * place.P, f"two copies of {place.P} stages")
@@ -47,8 +46,6 @@ def _too_few(microbatches: int, minimum: int, what: str) -> PartoptError:
         f"{microbatches} microbatches do not fill {what}",
         f"use `microbatches={minimum}` or more",
         code="too-few-microbatches",
-        microbatches=microbatches,
-        minimum=minimum,
     )
 
 

@@ -48,8 +48,6 @@ def group_size(P: int, M: int) -> int:
             f"they fill {P} devices",
             f"use a multiple of {P}, for example `microbatches={M // P * P}`",
             code="microbatches-not-divisible",
-            microbatches=M,
-            devices=P,
         )
     return M // rounds
 

@@ -130,7 +130,6 @@ def chunks_of(placement: Placement, shape: str, uneven: bool = False) -> tuple[C
             "the schedule needs equally many replicas of every stage",
             "plan with `replication=uniform` or `replication=none`",
             code="unequal-replicas",
-            replicas=placement.replicas,
         )
     chunks = held_chunks(placement, copies=2 if shape == MIRRORED else 1)
     counts = np.bincount(chunks.rank)
@@ -140,7 +139,6 @@ def chunks_of(placement: Placement, shape: str, uneven: bool = False) -> tuple[C
             f"the schedule needs {needed}; the stages of the plan lie otherwise",
             "plan for this schedule with `solve`",
             code="wrong-layout",
-            shape=shape,
         )
     return chunks, int(counts.max())
 

@@ -56,7 +56,6 @@ def to_csv(order: Order, placement: Placement) -> str:
                 f"pipelines 0 and {k} of {d} have different orders",
                 f"torch gives every group one order: use a multiple of {d} microbatches",
                 code="unlike-pipelines",
-                pipelines=d,
             )
     return texts[0]
 
@@ -77,8 +76,6 @@ def from_csv(text: str, placement: Placement, asynchronous: bool = False) -> Ord
             f"{len(lines)} rows for the {P} ranks of a pipeline",
             "write one row for each rank, even an empty one",
             code="wrong-rows",
-            rows=len(lines),
-            ranks=P,
         )
     local = [_parse(line, number) for number, line in enumerate(lines, start=1)]
     rows = [np.zeros((4, 0), dtype=np.int32)] * placement.devices
@@ -110,7 +107,6 @@ def pipelines(placement: Placement) -> list[list[int]]:
             f"torch cannot execute unequal replicas: {'-'.join(map(str, placement.replicas))}",
             "plan with `replication=uniform` or `replication=none`",
             code="unequal-replicas",
-            replicas=placement.replicas,
         )
     found = [
         list(dict.fromkeys(ranks[k] for ranks in placement.ranks))
@@ -142,8 +138,6 @@ def _parse(line: str, number: int) -> NDArray[np.int32]:
                 f'row {number}, cell {place}: unrecognised action "{written}"',
                 _HINT,
                 code="unrecognised-action",
-                row=number,
-                cell=place,
             )
         parts = found.groups()
         for n in range(0, len(parts), 3):

@@ -63,8 +63,6 @@ def check_planner(name: str, problem: Problem) -> None:
                 f"{OPTIONS[feature]}: the planner {name} does not look at it",
                 f"choose {', '.join(f'`planner={other}`' for other in using)}",
                 code="option-ignored",
-                planner=name,
-                feature=feature,
             )
 
 
@@ -262,6 +260,5 @@ def contestants(problem: Problem) -> list[str]:
             f"`schedule={problem.schedule}`: no planner has {options} with it",
             "drop one of these options",
             code="no-planner",
-            schedule=problem.schedule,
         )
     return [name for name in able if name != "manual"]

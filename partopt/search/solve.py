@@ -235,7 +235,6 @@ def solve_within(
             "give other devices or another number of microbatches, or choose the schedule",
             ANSWER_IS_NO,
             code="no-plan",
-            target=trainer.name,
         )
     return _ranked(plans, job, notes)
 

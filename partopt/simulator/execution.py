@@ -185,7 +185,6 @@ def check_actions(plan: Plan, count: int | None = None) -> None:
             f"{M} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
             "give fewer `microbatches`",
             code="too-many-actions",
-            microbatches=M,
             limit=ACTION_LIMIT,
         )
     raise PartoptError(

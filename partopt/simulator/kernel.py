@@ -271,7 +271,6 @@ def deadlock_error(order: Order, reached: Sequence[int]) -> PartoptError:
         "an action needs its input from an action that comes first in its own rank's row",
         code="deadlock",
         rank=first,
-        action=action,
     )
 
 

@@ -64,7 +64,7 @@ def export_plan(
     trainer = TRAINERS.lookup(to)
     if trainer.write is None:
         what = f"nothing is written for {to}"
-        raise unknown(what, to, writers(), code="unknown-trainer", name=to)
+        raise unknown(what, to, writers(), code="unknown-trainer")
     layers = [name for stage in plan.stages for name in stage.modules]
     parts = parts_of(layers, trainer, rules)
     _refuse(plan, to, find_faults(plan, trainer, parts))

@@ -112,8 +112,6 @@ class TrainerLayout:
                 "choose another `pipeline_size`, or `schedule=interleaved` for several stages on "
                 "each device",
                 code="stages-not-a-multiple",
-                stages=S,
-                devices=P,
             )
         return S // P
 
@@ -124,8 +122,6 @@ class TrainerLayout:
                 f"{P} devices needed, {devices} there",
                 "choose a larger topology",
                 code="too-few-devices",
-                devices=devices,
-                needed=P,
             )
         if self.trainer.says.replicas == "one":
             return 1
@@ -134,8 +130,6 @@ class TrainerLayout:
                 f"{devices} devices are not a multiple of the {P} of a pipeline",
                 f"choose a topology of {devices // P * P} devices",
                 code="devices-not-a-multiple",
-                devices=devices,
-                multiple=P,
             )
         return devices // P
 
@@ -178,8 +172,6 @@ def read_layout(
             f"{profile.group_ranks}",
             "give a profile of such a group: `partopt profile` measures or estimates one",
             code="other-group",
-            layout=tp,
-            profile=profile.group_ranks,
         )
     return TrainerLayout(
         trainer=reader,
@@ -206,6 +198,5 @@ def _cuts_of(trainer: str, stated: Stated, cuts: Sequence[int] | None) -> Sequen
             f"give the {stages - 1} first layers of all but the first: `cuts=[5, 9]`",
             code="missing-option" if cuts is None else "wrong-length",
             option="cuts",
-            stages=stages,
         )
     return list(cuts)

@@ -392,7 +392,6 @@ def _check(segments: Sequence[str], parts: Sequence[Part]) -> None:
             "has none",
             "leave the segment out, or move layers to it",
             code="empty-stage",
-            stage=segments.index(""),
         )
     if "m" in letters:
         raise PartoptError(
@@ -414,7 +413,6 @@ def _check(segments: Sequence[str], parts: Sequence[Part]) -> None:
                 f"the profile has no {kind}",
                 f"say which layers it is: `map=NAME={kind}`",
                 code="other-layers",
-                kind=kind,
             )
     check_count(letters.count("t"), "blocks", count_blocks(parts))
 

@@ -313,7 +313,7 @@ def _expert_blocks(
 
 def _refuse_order(settings: Settings, name: str) -> None:
     what = f"{settings.show(name)}: blocks of two kinds, neither the first nor every n-th: "
-    fault = PartoptError(f"{what}not planned", "leave it out", code="unsupported-model", path=name)
+    fault = PartoptError(f"{what}not planned", "leave it out", code="unsupported-model")
     settings.faults.append(fault)
 
 

@@ -92,7 +92,7 @@ def note_arguments(settings: Settings) -> Iterator[str]:
     for what, names in _REFUSED.items():
         for name in [name for name in names.split() if settings.has(name)][:1]:
             message = f"{settings.show(name)}: {what}: not planned"
-            fault = PartoptError(message, "leave it out", code="unsupported-model", path=name)
+            fault = PartoptError(message, "leave it out", code="unsupported-model")
             settings.faults.append(fault)
     for what, names in _NOT_COUNTED.items():
         said = filter(settings.has, names.split())

@@ -41,13 +41,12 @@ def refuse_others(settings: Settings, trainer: str) -> None:
     name = _find_other(settings)
     if name:
         what = f"the configuration is of {name}, which is not read"
-        raise PartoptError(what, _HINT, code="unsupported-trainer", name=name)
+        raise PartoptError(what, _HINT, code="unsupported-trainer")
     if trainer == "megatron" and settings.form == "script" and settings.has("deepspeed"):
         raise PartoptError(
             "--deepspeed: the script is of Megatron-DeepSpeed",
             "partopt import deepspeed",
             code="unsupported-trainer",
-            name="deepspeed",
         )
 
 

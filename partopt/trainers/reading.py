@@ -24,7 +24,6 @@ def find_value(settings: Settings, name: str) -> object:
             f"{name} is computed, and nothing is executed here",
             "print it, and give what is printed",
             code="computed-layout",
-            name=name,
         )
     return value
 
@@ -76,7 +75,6 @@ def check_stages(counts: Sequence[int], what: str, there: int) -> None:
                 f"stage {s} has no {what}, and a stage of a plan has some",
                 "leave it out, or give it some",
                 code="empty-stage",
-                stage=s,
             )
     check_count(sum(counts), what, there)
 
@@ -88,8 +86,6 @@ def check_count(said: int, what: str, there: int) -> None:
             f"the layout has {said} {what}, the profile {there}",
             "give the profile of the same model",
             code="other-layers",
-            layout=said,
-            profile=there,
         )
 
 

@@ -108,11 +108,7 @@ def _read_splits(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Sta
         ]
         if not inside:
             raise unknown(
-                f"{name}: the profile has no such layer",
-                name,
-                layers,
-                code="no-such-layer",
-                name=name,
+                f"{name}: the profile has no such layer", name, layers, code="no-such-layer"
             )
         cuts.append(inside[0])
     if cuts != sorted(set(cuts)) or 0 in cuts:

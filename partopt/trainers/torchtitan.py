@@ -510,7 +510,6 @@ def _part(name: str) -> Part:
             name,
             [*_PARTS, "layers.0"],
             code="malformed-layout",
-            name=name,
         )
     return Part(BLOCK, int(block[1])) if block else Part(_PARTS[name])
 

@@ -75,7 +75,6 @@ def rates_of(topology: Topology) -> Rates:
             device,
             shipped_names("devices"),
             code="unknown-rates",
-            device=device,
         )
     return Rates.of(found[1], topology)
 

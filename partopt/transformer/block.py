@@ -147,7 +147,6 @@ class Training:
                 f"{self.rates.device}: its way to the host's memory is not known",
                 "leave `optimizer-offload` out",
                 code="unknown-rates",
-                device=self.rates.device,
             )
         if self.practice.offload:
             known.append(("offload", ["offload"] if self.rates.host_link else []))
@@ -158,16 +157,12 @@ class Training:
                     name,
                     names,
                     code="unknown-rates",
-                    device=self.rates.device,
-                    name=name,
                 )
         if self.practice.host_shards and not (self.rates.host_link and self.rates.host_memory):
             raise PartoptError(
                 f"{self.rates.device}: what copies to its host's memory reach is not known",
                 "leave `cpu-offload=yes` out",
                 code="unknown-rates",
-                device=self.rates.device,
-                name="host_link",
             )
 
     def having(self, practice: Practice, engine: Engine) -> Training:

@@ -82,7 +82,6 @@ class Rates:
                 f"{file.name}: its file has no `training`: what trainers achieve is not known",
                 "docs/formats.md has an example",
                 code="unknown-rates",
-                device=file.name,
             )
         inner, *outer = topology.cluster.levels
         port = ring = float("inf")

@@ -77,7 +77,6 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
             "add `microbatches=64`",
             code="microbatches-needed",
             option="schedule",
-            schedule=name,
         )
     engine = with_facts(plan.engine, conditions.facts)
     if entry.asynchronous and engine.buffers == "all":
@@ -125,7 +124,6 @@ def change_network(topology: Topology, conditions: Conditions) -> Topology:
                     names,
                     code="unknown-level",
                     option=option,
-                    level=level,
                 )
             try:
                 fields[level][attribute] = parse(given)
@@ -206,7 +204,6 @@ def check_size(plan: Plan, name: str, microbatches: int | None, most_actions: in
             f"actions, more than {most_actions:,}",
             f"`microbatches={max(1, most_actions // actions)}` or fewer",
             code="too-many-actions",
-            microbatches=count,
         )
 
 

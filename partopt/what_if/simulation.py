@@ -161,7 +161,6 @@ def _run(plan: Plan, most_actions: int, conditions: Conditions) -> Execution:
             SCHEDULES,
             code="unknown-schedule",
             where="plan",
-            schedule=plan.schedule,
         )
     changed = apply_conditions(plan, conditions, most_actions)
     try:

@@ -58,7 +58,6 @@ def check_kind(kind: str, file: str, more: str = "") -> None:
             f"{file}: a {kind} has no picture",
             f"these have one: {', '.join(KINDS)}{more}",
             code="no-picture",
-            kind=kind,
         )
 
 
@@ -97,6 +96,5 @@ def draw_timeline(
             f"unsupported format '.{form}' of a figure",
             f"choose {', '.join(f'.{name}' for name in FORMS)}",
             code="unsupported-format",
-            form=form,
         )
     return timeline.picture(plan, simulation, drawn).render(form)
