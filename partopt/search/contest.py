@@ -83,9 +83,6 @@ class Contest:
         named: bool = False,
     ) -> None:
         self.names, self.variant, self.shown, self.named = list(names), variant, shown, named
-        if shown is not None and OPTIMAL in self.names:
-            # the plans of `straight` are among those of `optimal`
-            self.names = [name for name in self.names if name != "straight"]
         self.optimal: Improvement | None = None
         self.grid: GridSearch | None = None
         self._refused: dict[str, PartoptError] = {}
@@ -222,11 +219,11 @@ def plan_alone(
 def _rivals(problem: Problem, named: Sequence[str]) -> Iterable[Partition]:
     """What planners decide that are not `named` and look at what is asked, or may keep to it.
 
-    All stages recompute alike. The plans of `straight` are among those of `optimal`.
+    All stages recompute alike.
     """
     needed = required_features(problem) - {"uniform", "none", "auto"}
     for name in able_planners(needed, problem.schedule):
-        if name not in ("manual", "straight", OPTIMAL, *named):
+        if name not in ("manual", OPTIMAL, *named):
             with suppress(PartoptError):
                 yield planners.decide(name, problem.recompute_alike()).partition
 

@@ -273,7 +273,7 @@ OPTIONS = {
     "microbatches": "8",
     "microbatch_size": "2",
     "chunks": "4",
-    "planner": "straight",
+    "planner": "gpipe",
     "cuts": "5,9",
     "replicas": "1,2,1",
     "stages": "2",
