@@ -228,8 +228,8 @@ UNKNOWN = Predicted(
 
 def sum_layers(stage: Assignment, problem: Problem) -> Stage:
     """The sums over the layers of a stage, which has no counts, no memory and no exchanges yet."""
-    r, again, first = len(stage.ranks), problem.recomputes(stage), problem.first_again(stage)
-    alike = problem.chain, stage.start, stage.stop, r, again, first
+    again, first = problem.recomputes(stage), problem.first
+    alike = problem.chain, stage.start, stage.stop, len(stage.ranks), again, first
     key = "layers", *alike, problem.kept, problem.engine.messages
     sums: Stage = problem.known.once(key, lambda: _sum_layers(stage, problem))
     return replace(sums, ranks=list(stage.ranks))
@@ -243,7 +243,7 @@ def _sum_layers(stage: Assignment, problem: Problem) -> Stage:
     if chain.stepping is None and total:  # replicas that share the state step shares of it
         sharers = shares(problem.kept, len(stage.ranks))[-1]
         step_s = trained / total * chain.optimizer_s / sharers
-    blocks, first = chain.blocks if recompute else None, problem.first_again(stage)
+    blocks, first = chain.blocks if recompute else None, problem.first
     if blocks is None:
         again_s, transient = forward if recompute else 0.0, chain.transient(split=False)(i, j)
         remade = Remade(again_s, chain.stash_bytes(i, j), 0.0, transient)

@@ -273,10 +273,6 @@ class Problem:
         """Whether a stage recomputes its activations."""
         return self.recompute_by_default if stage.recompute is None else stage.recompute
 
-    def first_again(self, stage: Assignment) -> int | None:
-        """How many blocks a stage makes again if it recomputes, `None` for all."""
-        return self.first if stage.first is None else stage.first
-
 
 # what a problem requests of its plan, and all that it may be asked for by name
 REQUESTED = frozenset(Request.__struct_fields__)
@@ -352,15 +348,13 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
 class Assignment:
     """Layers [start, stop) on `ranks`; replica k is `ranks[k]`.
 
-    `recompute` is `None` where it is as the problem says, `first` likewise: how many blocks are
-    made again.
+    `recompute` is `None` where it is as the problem says.
     """
 
     start: int
     stop: int
     ranks: Sequence[int]
     recompute: bool | None = None
-    first: int | None = None
 
 
 @dataclass(frozen=True)
@@ -426,13 +420,13 @@ def certify(
 def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:
     """The partition of `plan`.
 
-    It says which stages recompute, and how many of their blocks, only with `recompute_per_stage`,
-    where a problem leaves that to the partition.
+    It says which stages recompute only with `recompute_per_stage`, where a problem leaves that to
+    the partition.
     """
     stages = [
-        Assignment(stage.start, stage.stop, stage.ranks, stage.recompute, stage.first_again)
-        if recompute_per_stage
-        else Assignment(stage.start, stage.stop, stage.ranks)
+        Assignment(
+            stage.start, stage.stop, stage.ranks, stage.recompute if recompute_per_stage else None
+        )
         for stage in plan.stages
     ]
     return Partition(plan.family, stages)

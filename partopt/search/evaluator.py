@@ -135,9 +135,7 @@ class CutEvaluator(Evaluator[Bounds]):
         for s, stage in enumerate(self.stages):
             for rank in stage.ranks:
                 self.passes[number[rank], s] += M // len(stage.ranks)
-        recomputed = [
-            problem.recomputes(stage) and not problem.first_again(stage) for stage in self.stages
-        ]
+        recomputed = [problem.recomputes(stage) and not problem.first for stage in self.stages]
         # or less than it is
         self.prefixes = [problem.chain.busy_prefix(again) for again in recomputed]
 
@@ -148,7 +146,7 @@ class CutEvaluator(Evaluator[Bounds]):
     def partition(self, plan: Bounds) -> Partition:
         """The partition between these boundaries."""
         moved = [
-            Assignment(start, stop, stage.ranks, stage.recompute, stage.first)
+            Assignment(start, stop, stage.ranks, stage.recompute)
             for stage, (start, stop) in zip(self.stages, pairwise(plan), strict=True)
         ]
         return replace(self.whole, stages=moved)

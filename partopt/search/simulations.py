@@ -96,7 +96,7 @@ class Simulations:
     def _row(self, stage: Assignment, ranks: Sequence[int]) -> NDArray[np.float64]:
         """The row of a stage, made once."""
         lie = ranks if self._gathers else len(ranks)
-        key = stage.start, stage.stop, stage.recompute, stage.first, lie
+        key = stage.start, stage.stop, stage.recompute, lie
         if key not in self._rows:
             self._rows[key] = self.runs.row(sum_layers(stage, self.problem))
         return self._rows[key]

@@ -225,9 +225,8 @@ def solve_within(
         firsts: dict[object, int] = {}  # by number of stages, the best
         for place, plan in enumerate(plans):
             firsts.setdefault((plan.schedule, len(plan.stages)), place)
-        improve = said.improve if job.planner_name is None else said.recompute_fewer
-        for place in list(firsts.values())[:_STARTS]:
-            plans[place] = improve(plans[place])
+        for place in list(firsts.values())[:_STARTS] if job.planner_name is None else ():
+            plans[place] = said.improve(plans[place])
     if not plans:
         faults = dict.fromkeys(f for plan in found for f in find_faults(plan, trainer, parts))
         raise PartoptError(

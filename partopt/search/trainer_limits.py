@@ -34,7 +34,6 @@ from partopt.options import AUTO, MANUAL
 from partopt.search.bound import certify_simulated
 from partopt.search.cuts import move_cuts
 from partopt.search.effort import SearchParams
-from partopt.search.recomputed_blocks import recompute_less
 from partopt.search.rows import order_of
 from partopt.search.variants import Within
 from partopt.simulator.execution import simulate_plan
@@ -83,8 +82,7 @@ class Expressible:
         return None
 
     def improve(self, plan: Plan) -> Plan:
-        """With fewer blocks made again, and cuts moved in the simulator, where that helps."""
-        plan = self.recompute_fewer(plan)
+        """With cuts moved in the simulator, where that helps."""
         problem, start = problem_from_plan(plan, self.job.profile), plan
         problem = problem.with_(progress=self.progress)
         if plan.planner not in _SEARCHED:
@@ -93,18 +91,7 @@ class Expressible:
         moved = move_cuts(start, problem, SearchParams.at(self.job.effort))
         if not self._can_say(moved) or order_of(moved) >= order_of(plan):
             return plan
-        return self.recompute_fewer(_with_bound_of(start, moved, problem))
-
-    def recompute_fewer(self, plan: Plan) -> Plan:
-        """With as few blocks made again as fit, where the trainer says how many and the job not."""
-        job, says = self.job, self.trainer.says.recomputed
-        if (
-            job.recompute not in (None, "auto")
-            or says == "all"
-            or not plan.engine.recomputes_blocks
-        ):
-            return plan
-        return recompute_less(plan, problem_from_plan(plan, job.profile), alike=says == "first")
+        return _with_bound_of(start, moved, problem)
 
     def _can_say(self, plan: Plan) -> bool:
         return not any(find_faults(plan, self.trainer, self.parts))
