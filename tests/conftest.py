@@ -132,8 +132,11 @@ def spending(
     params: SearchParams, before: SearchParams | None, other: SearchParams, part: float = 1.0
 ) -> SearchParams:
     """The effort with the budgets of another one, or a part of them."""
-    budgets = {name: getattr(other, name) * part for name in ("budget", "grid_budget")}
-    return replace(params, before=before, **budgets)
+    plans, grids = (
+        replace(own, budget=like.budget * part)
+        for own, like in ((params.plans, other.plans), (params.grids, other.grids))
+    )
+    return replace(params, before=before, plans=plans, grids=grids)
 
 
 class Outcome(NamedTuple):

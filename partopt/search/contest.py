@@ -25,8 +25,7 @@ from partopt.planners.layouts import PLACES
 from partopt.schedules import schedule
 from partopt.search.bound import lower_bound_s
 from partopt.search.effort import SearchParams
-from partopt.search.grids import GRID, GridSearch
-from partopt.search.improve import Improvement
+from partopt.search.improve import GRID, GridSearch, Improvement
 from partopt.search.variants import Variant
 from partopt.search.warmup import simulate_with_best_warmup
 
@@ -106,7 +105,7 @@ class Contest:
         others = variant.fewer if variant.problem.topology.levels[-1].size.bit_count() > 1 else []
         alike = [variant, *(other for other in others if other.coarse[1] == cells)]
         every = (grid for other in alike for grid in other.grids)
-        return GridSearch(variant.plain, sorted(every, key=lambda grid: grid.estimate_s), cells)
+        return GridSearch(variant, sorted(every, key=lambda grid: grid.estimate_s))
 
     def plans_at(self, params: SearchParams, time_to_beat_s: float = math.inf) -> Plans:
         """The simulated plans at an effort; notes say which planners refuse, and why.

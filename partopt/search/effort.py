@@ -15,8 +15,24 @@ class AnnealingParams:
 
     hot: float  # how much worse, relative, a step is at first that is taken now and then
     cold: float  # and at last
-    patience: int  # steps in a row of which none is simulated: then there is little left to see
+    # steps in a row for every stage of which none is simulated: then there is little left to see
+    patience: int
     steps: int = 20  # for a unit of the budget; most are ruled out
+
+    def of_stages(self, stages: int) -> AnnealingParams:
+        """Those of a plan of so many stages, with its whole patience."""
+        return replace(self, patience=self.patience * stages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalParams:
+    """How much a search of plans looks at that begins with some and goes on by steps."""
+
+    budget: float
+    starts: float  # the share of it for plans as they are at first
+    of_kind: int = 1  # starts that are kept of every kind
+    rounds: tuple[int, ...]  # plans that are annealed in every one, at one budget
+    annealing: AnnealingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +47,14 @@ class SearchParams:
     reach: float = 1.04  # times the best estimate: slower ones, also than found plans, are left out
     close: float = 1.07  # times the fastest: a schedule or variant that is slower is left at that
     # plans of the planner `optimal`
-    budget: float
-    starts: float = 0.2  # the share of it for plans as the dynamic program has them
-    rounds: tuple[int, ...] = (12, 4, 1)  # plans that are annealed in every one, at one budget
+    plans: LocalParams
     equal: int = 16  # equal pipelines with which they begin, too
     fewer: int = 24  # plans on fewer servers with which it begins, of every number of them
     hoped: float = 0.1  # above what is to be beaten: starts that are slower are not annealed
     fine: int = 1000  # ranges of layers, between which the cuts of the best are chosen again
-    annealing: AnnealingParams = AnnealingParams(hot=0.05, cold=0.002, patience=60)  # for a stage
-    # plans of grids
-    grid_budget: float
-    grid_starts: float = 0.5  # the share of it for grids as they are estimated
-    grid_reach: float = 1.3  # times the best estimate: a grid beyond is not simulated
-    grid_rounds: tuple[int, ...] = (6, 2)  # grids whose cuts are annealed in every round
-    # cuts
-    cut_budget: float = 600.0  # where those of one plan are moved
-    cut_annealing: AnnealingParams = AnnealingParams(hot=0.01, cold=0.001, patience=300)
+    # plans of grids, and the cuts of one plan
+    grids: LocalParams
+    cut_budget: float = 600.0
 
     @classmethod
     def at(cls, effort: str) -> SearchParams:
@@ -59,7 +67,26 @@ class SearchParams:
         return (*(self.before.stages if self.before else ()), self)
 
 
-QUICK = SearchParams(variants=2, budget=500.0, grid_budget=700.0)
-NORMAL = replace(QUICK, before=QUICK, variants=3, budget=1800.0)
-THOROUGH = replace(NORMAL, before=NORMAL, variants=6, budget=25_000.0, grid_budget=7000.0)
+_PLANS = LocalParams(
+    budget=500.0,
+    starts=0.2,
+    rounds=(12, 4, 1),
+    annealing=AnnealingParams(hot=0.05, cold=0.002, patience=60),
+)
+_GRIDS = LocalParams(
+    budget=700.0,
+    starts=0.5,
+    of_kind=6,
+    rounds=(6, 2),
+    annealing=AnnealingParams(hot=0.01, cold=0.001, patience=30),
+)
+QUICK = SearchParams(variants=2, plans=_PLANS, grids=_GRIDS)
+NORMAL = replace(QUICK, before=QUICK, variants=3, plans=replace(_PLANS, budget=1800.0))
+THOROUGH = replace(
+    NORMAL,
+    before=NORMAL,
+    variants=6,
+    plans=replace(_PLANS, budget=25_000.0),
+    grids=replace(_GRIDS, budget=7000.0),
+)
 BY_EFFORT = {"quick": QUICK, "normal": NORMAL, "thorough": THOROUGH}

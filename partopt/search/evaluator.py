@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from partopt.cost.problem import Assignment, Partition
+from partopt.cost.problem import Assignment, Partition, Problem
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Bounds, Shape
 from partopt.search.simulations import Simulations
@@ -29,8 +28,8 @@ class Evaluator(ABC, Generic[T]):
     after it was broken off.
     """
 
-    def __init__(self, simulations: Simulations) -> None:
-        self.simulations, self.problem, self.spent = simulations, simulations.problem, 0.0
+    def __init__(self, problem: Problem) -> None:
+        self.simulations, self.problem, self.spent = Simulations(problem), problem, 0.0
         self._known = dict[Hashable, tuple[float, float]]()  # seconds, and what was allowed
 
     @abstractmethod
@@ -40,6 +39,13 @@ class Evaluator(ABC, Generic[T]):
     @abstractmethod
     def lower_bound_s(self, plan: T, allowed_s: float = inf) -> float:
         """Seconds that no simulation goes below by much, or more than `allowed_s`."""
+
+    def best(self, plan: T, allowed_s: float = inf) -> tuple[float, T]:
+        """The seconds of a start at what is chosen for it alone, and the plan.
+
+        They are `allowed_s` where they are no less.
+        """
+        return min(allowed_s, self.seconds(plan, allowed_s)), plan
 
     def _once(
         self, key: Hashable, make: Callable[[], Partition], warmups: Warmups, allowed_s: float
@@ -55,26 +61,30 @@ class Evaluator(ABC, Generic[T]):
 
 
 class Candidate(NamedTuple):
-    """A plan and its warm-up, with the seconds of a microbatch; infinite where it does not fit.
+    """Stages on places, and their warm-up.
 
     `warmup_rule` is a number of `WARMUP_RULES`; by `extra_warmup` the warm-ups of stages differ.
     """
 
-    seconds: float
     shape: Shape
     warmup_rule: int = 0
     extra_warmup: tuple[int, ...] = ()
+
+    @property
+    def stages(self) -> int:
+        """S."""
+        return self.shape.stages
 
 
 class PlanEvaluator(Evaluator[Candidate]):
     """Evaluates any stages on places, at warm-ups that their schedule may have."""
 
     def __init__(self, costs: StageCosts) -> None:
-        super().__init__(Simulations(costs.problem))
+        super().__init__(costs.problem)
         self.costs, self.entry = costs, costs.entry
 
     def seconds(self, plan: Candidate, allowed_s: float = inf) -> float:
-        """As of any evaluator; what the candidate says of its seconds does not count."""
+        """As of any evaluator."""
         warmups = self.warmups(plan) if self.entry.takes_warmup else None
         return self._once((plan.shape, warmups), plan.shape.partition, warmups, allowed_s)
 
@@ -87,15 +97,15 @@ class PlanEvaluator(Evaluator[Candidate]):
         """The numbers of the warm-ups that plans may have."""
         return range(len(WARMUP_RULES) if self.entry.takes_warmup else 1)
 
-    def best(self, shape: Shape, allowed_s: float = inf) -> Candidate:
-        """A plan at its best warm-up; its seconds are `allowed_s` where they are no less."""
-        best = Candidate(allowed_s, shape)
+    def best(self, plan: Candidate, allowed_s: float = inf) -> tuple[float, Candidate]:
+        """The plan at the best of the `warmup_rules`."""
+        best_s, best = allowed_s, plan
         for rule in self.warmup_rules:
-            other = Candidate(inf, shape, rule)
-            seconds = self.seconds(other, best.seconds)
-            if seconds < best.seconds:
-                best = other._replace(seconds=seconds)
-        return best
+            other = plan._replace(warmup_rule=rule)
+            seconds = self.seconds(other, best_s)
+            if seconds < best_s:
+                best_s, best = seconds, other
+        return best_s, best
 
     def warmups(self, plan: Candidate) -> tuple[int, ...]:
         """Forwards of every stage before its first backward."""
@@ -121,38 +131,61 @@ class PlanEvaluator(Evaluator[Candidate]):
         )
 
 
-class CutEvaluator(Evaluator[Bounds]):
-    """Evaluates the stages of one partition, cut anywhere; devices run their schedule's order."""
+class PlacedStages:
+    """The stages of one partition, which keep their ranks wherever they are cut."""
 
-    def __init__(self, partition: Partition, simulations: Simulations) -> None:
-        super().__init__(simulations)
-        self.whole, problem = partition, self.problem
+    def __init__(self, partition: Partition, problem: Problem) -> None:
+        self.whole, self.M = partition, problem.microbatches or 1
         self.stages = [replace(stage, ranks=tuple(stage.ranks)) for stage in partition.stages]
         devices = sorted({rank for stage in self.stages for rank in stage.ranks})
-        M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
+        number = {rank: k for k, rank in enumerate(devices)}
         # microbatches of every stage on every device, shape (devices, S)
         self.passes = np.zeros((len(devices), len(self.stages)))
         for s, stage in enumerate(self.stages):
             for rank in stage.ranks:
-                self.passes[number[rank], s] += M // len(stage.ranks)
+                self.passes[number[rank], s] += self.M // len(stage.ranks)
         recomputed = [problem.recomputes(stage) and not problem.first for stage in self.stages]
         # or less than it is
         self.prefixes = [problem.chain.busy_prefix(again) for again in recomputed]
 
-    def seconds(self, plan: Bounds, allowed_s: float = inf) -> float:
-        """As of any evaluator."""
-        return self._once(plan, partial(self.partition, plan), None, allowed_s)
-
-    def partition(self, plan: Bounds) -> Partition:
+    def partition(self, bounds: Bounds) -> Partition:
         """The partition between these boundaries."""
         moved = [
             Assignment(start, stop, stage.ranks, stage.recompute)
-            for stage, (start, stop) in zip(self.stages, pairwise(plan), strict=True)
+            for stage, (start, stop) in zip(self.stages, pairwise(bounds), strict=True)
         ]
         return replace(self.whole, stages=moved)
 
-    def lower_bound_s(self, plan: Bounds, allowed_s: float = inf) -> float:
+    def busiest_s(self, bounds: Bounds) -> float:
         """Seconds a microbatch for which the busiest device computes."""
-        spans = zip(self.prefixes, pairwise(plan), strict=True)
+        spans = zip(self.prefixes, pairwise(bounds), strict=True)
         seconds = [prefix[stop] - prefix[start] for prefix, (start, stop) in spans]
-        return float((self.passes @ seconds).max()) / (self.problem.microbatches or 1)
+        return float((self.passes @ seconds).max()) / self.M
+
+
+class Cuts(NamedTuple):
+    """Stages that keep their ranks, between S + 1 boundaries."""
+
+    placed: PlacedStages
+    bounds: Bounds
+
+    @property
+    def stages(self) -> int:
+        """S."""
+        return len(self.bounds) - 1
+
+    def partition(self) -> Partition:
+        """The stages on their ranks."""
+        return self.placed.partition(self.bounds)
+
+
+class CutEvaluator(Evaluator[Cuts]):
+    """Evaluates stages of any ranks, cut anywhere; devices run their schedule's order."""
+
+    def seconds(self, plan: Cuts, allowed_s: float = inf) -> float:
+        """As of any evaluator."""
+        return self._once(plan, plan.partition, None, allowed_s)
+
+    def lower_bound_s(self, plan: Cuts, allowed_s: float = inf) -> float:
+        """Seconds a microbatch for which the busiest device computes."""
+        return plan.placed.busiest_s(plan.bounds)

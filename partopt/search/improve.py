@@ -1,30 +1,139 @@
-"""The plan of `optimal`: those of the dynamic program and of others, improved in the simulator."""
+"""The best of some plans, improved in the simulator by steps from one to the next."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from math import inf
+from typing import Generic, Protocol, TypeVar
 
 from partopt.cost.pricing import price
 from partopt.cost.problem import Partition, Problem, share_of
 from partopt.documents.plan import Plan
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
-from partopt.planners.layouts import Places, shape_of
+from partopt.planners.grids import ROOMY, GridPlan
+from partopt.planners.layouts import Shape, shape_of
+from partopt.search import cuts, steps
+from partopt.search.annealing import anneal
 from partopt.search.bound import certify_simulated
-from partopt.search.effort import SearchParams
-from partopt.search.evaluator import Candidate, PlanEvaluator
-from partopt.search.steps import anneal_plans, valid
+from partopt.search.effort import LocalParams, SearchParams
+from partopt.search.evaluator import (
+    Candidate,
+    CutEvaluator,
+    Cuts,
+    Evaluator,
+    PlacedStages,
+    PlanEvaluator,
+)
 from partopt.search.variants import Variant
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
+from partopt.simulator.execution import simulate_plan
 
+REACH = 1.3  # times the best estimate: a grid beyond is not simulated
 NEARLY = 1e-3  # above the bound: nearer, nothing better is looked for
+GRID = "grid"  # the planner that plans of grids name
+
+
+class Staged(Protocol):
+    """A plan on its way, of so many stages."""
+
+    @property
+    def stages(self) -> int:
+        """S."""
+
+
+T = TypeVar("T", bound=Staged)
+
+
+class LocalSearch(Generic[T]):
+    """Plans that are simulated as they are, and the best of them annealed.
+
+    It goes on from one effort to the next. `starts` are the plans with which it begins, the most
+    promising first; of every `kind` the best are kept. It ends at a plan of `enough_s` seconds.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator[T],
+        neighbour: Callable[[T, random.Random], T | None],
+        kind: Callable[[T], Hashable],
+        enough_s: float = 0.0,
+    ) -> None:
+        self.evaluator, self.neighbour, self.enough_s = evaluator, neighbour, enough_s
+        self.kind = kind
+        self.starts: Iterator[T] = iter(())
+        self.found: list[tuple[float, T]] = []  # seconds and plans that fit, the fastest first
+        self._kinds: dict[Hashable, list[tuple[float, T]]] = {}
+        self._spent = 0.0  # for starts
+        self._rng = random.Random(0)
+
+    @property
+    def best_s(self) -> float:
+        """Seconds of the fastest plan."""
+        return self.found[0][0] if self.found else inf
+
+    def search_further(self, params: LocalParams, hoped_s: float = inf) -> None:
+        """Search until the budget is spent in all; nothing is annealed above `hoped_s`."""
+        self._try_starts(params)
+        if self.best_s < hoped_s:
+            self._anneal(params.budget - self.evaluator.spent, params)
+
+    def _try_starts(self, params: LocalParams) -> None:
+        """Simulate the starts until their share of the budget is spent."""
+        report_progress = share_of(self.evaluator.problem.progress, "simulating starts", 0, 1)
+        while self.best_s > self.enough_s:
+            limit = params.budget * (params.starts if self.found else 1.0)
+            before = self.evaluator.spent
+            report_progress(min(1.0, self._spent / limit))
+            if self._spent > limit or (start := next(self.starts, None)) is None:
+                break
+            self._keep(start, params.of_kind)
+            self._spent += self.evaluator.spent - before
+
+    def _keep(self, start: T, most: int) -> None:
+        """Keep a start that is one of so many of its kind."""
+        alike = self._kinds.setdefault(self.kind(start), [])
+        full = len(alike) == most
+        allowed_s = alike[-1][0] if full else inf
+        found = self.evaluator.best(start, allowed_s)
+        if found[0] < allowed_s:
+            if full and (last := alike.pop()) in self.found:
+                self.found.remove(last)
+            for kept in (alike, self.found):
+                kept.append(found)
+                kept.sort(key=_seconds)
+
+    def _anneal(self, budget: float, params: LocalParams) -> None:
+        """Anneal the best plans, ever fewer of them."""
+        rounds, progress = params.rounds, self.evaluator.problem.progress
+        for number, many in enumerate(rounds):
+            share, total = budget / len(rounds) / many, len(rounds) * many
+            for place, (_, plan) in enumerate(self.found[:many]):
+                self.found[place] = anneal(
+                    plan,
+                    self._propose,
+                    self.evaluator,
+                    params.annealing.of_stages(plan.stages),
+                    share,
+                    self.enough_s,
+                    share_of(progress, "annealing", number * many + place, total),
+                )
+            self.found.sort(key=_seconds)
+
+    def _propose(self, now: T) -> tuple[float, T | None]:
+        other = self.neighbour(now, self._rng)
+        return self._rng.random(), other
+
+
+def _seconds(found: tuple[float, object]) -> float:
+    return found[0]
 
 
 class Improvement:
-    """The search for the best plan of one variant, which goes on from one effort to the next.
+    """The search for the best plan of one variant by the planner `optimal`.
 
     It begins with the plans of the dynamic program and with `others`; none is below `lower_s`
     seconds of a microbatch. Raises PartoptError where no plan fits by the formulas.
@@ -38,13 +147,33 @@ class Improvement:
         self.problem, self.cells, self.starts = problem, variant.coarse[1], variant.starts
         if not self.starts:
             raise optimal.nothing_fits(problem)
-        self.evaluator, self.others = PlanEvaluator(variant.costs), list(others)
-        self.lower_s, self.enough_s = lower_s, max(lower_s, 0.0) * (1 + NEARLY)
-        self.found: list[Candidate] = []  # the fastest first
-        self._rng, self._stages = random.Random(0), 0
-        # starts that were looked at, what that took, and the best of every kind
-        self._tried, self._spent = 0, 0.0
-        self._of_kind: dict[tuple[int, Places], Candidate] = {}
+        self.evaluator, self.lower_s, self._stages = PlanEvaluator(variant.costs), lower_s, 0
+        self.search = LocalSearch(
+            self.evaluator,
+            lambda now, rng: steps.neighbour(now, self.evaluator, rng),
+            lambda plan: (plan.stages, plan.shape.places),
+            enough_s=max(lower_s, 0.0) * (1 + NEARLY),
+        )
+        self.search.starts = self._promising(others)
+
+    def _promising(self, others: Iterable[Partition]) -> Iterator[Candidate]:
+        """The plans that may be the fastest, those that are estimated to be so first."""
+        costs = self.evaluator.costs
+        shapes = dict.fromkeys([*self.starts, *self._shapes_of(others)])
+        for shape in sorted(shapes, key=costs.estimate_s):
+            if costs.slowest_s(shape) < self.search.best_s:
+                yield Candidate(shape)
+
+    def _shapes_of(self, others: Iterable[Partition]) -> Iterator[Shape]:
+        """Plans of others that cut where this chain may be cut, and with better cuts."""
+        costs, devices = self.evaluator.costs, self.problem.topology.devices
+        for partition in others:
+            if {stage.stop for stage in partition.stages} <= set(self.cells):
+                shape = shape_of(partition.on_cells(self.cells), devices)
+                if not costs.chooses_recompute:
+                    shape = replace(shape, recompute=(None,) * shape.stages)
+                if steps.valid(shape, costs):
+                    yield from filter(None, (shape, optimal.recut(costs, shape)))
 
     def best_plan(self, params: SearchParams, time_to_beat_s: float) -> Plan:
         """The best simulated plan at an effort.
@@ -54,9 +183,10 @@ class Improvement:
         problem, cells, self.params = self.problem, self.cells, params
         if self.lower_s < time_to_beat_s:
             for stage in params.stages[self._stages :]:
-                self._search_further(stage, time_to_beat_s)
-        if self.found:
-            return self._certify(self._plan_of(self.found[0]))
+                self.search.search_further(stage.plans, time_to_beat_s * (1 + stage.hoped))
+                self._stages += 1
+        if self.search.found:
+            return self._best()
         many = 3 if self.lower_s < time_to_beat_s else 1
         every = (_price(s.partition().on_layers(cells), problem) for s in self.starts[:many])
         plans = [simulate_with_best_warmup(priced, params, problem.progress) for priced in every]
@@ -64,10 +194,11 @@ class Improvement:
 
     def plan_so_far(self) -> Plan | None:
         """The best plan that was found, also in a search that is interrupted."""
-        found = [plan for plan in (*self.found, *self._of_kind.values()) if plan.seconds < inf]
-        if not found:
-            return None
-        return self._certify(self._plan_of(min(found, key=lambda plan: plan.seconds)))
+        return self._best() if self.search.found else None
+
+    def _best(self) -> Plan:
+        _, best = self.search.found[0]
+        return self._certify(self._plan_of(best))
 
     def _certify(self, plan: Plan) -> Plan:
         """A plan that was found, with the bound."""
@@ -90,79 +221,6 @@ class Improvement:
             key=lambda other: (other.fits, other.predicted.samples_per_s),
         )
 
-    @property
-    def best_s(self) -> float:
-        """Seconds of the fastest plan."""
-        return self.found[0].seconds if self.found else inf
-
-    def _search_further(self, params: SearchParams, time_to_beat_s: float) -> None:
-        """Search until the budget is spent in all."""
-        self._try_starts(params)
-        if not self._stages:
-            self._try_others()
-        if self.best_s < time_to_beat_s * (1 + params.hoped):
-            self._anneal(params.budget - self.evaluator.spent, params)
-        self._stages += 1
-
-    def _try_starts(self, params: SearchParams) -> None:
-        """Simulate plans that may be the fastest; of every layout and number of stages the best."""
-        evaluator, budget = self.evaluator, params.budget
-        best_s, before = self.best_s, evaluator.spent
-        better: dict[tuple[int, Places], Candidate] = {}
-        for shape in self.starts[self._tried :]:
-            spent = self._spent + evaluator.spent - before
-            limit = params.starts * budget if best_s < inf else budget
-            if spent > limit or best_s <= self.enough_s:
-                break
-            self._tried += 1
-            self.problem.progress("simulating starts", self._tried, len(self.starts))
-            if evaluator.costs.slowest_s(shape) < best_s:
-                key = shape.stages, shape.places
-                allowed_s = self._of_kind[key].seconds if key in self._of_kind else inf
-                best = evaluator.best(shape, allowed_s)
-                if best.seconds < allowed_s:
-                    self._of_kind[key] = better[key] = best
-                best_s = min(best_s, best.seconds)
-        self._spent += evaluator.spent - before
-        self._keep(better.values())
-
-    def _try_others(self) -> None:
-        """As `_try_starts`, of plans of others that cut where this chain may be cut."""
-        costs, devices, found = self.evaluator.costs, self.problem.topology.devices, []
-        for partition in self.others:
-            if not {stage.stop for stage in partition.stages} <= set(self.cells):
-                continue
-            shape = shape_of(partition.on_cells(self.cells), devices)
-            if not costs.chooses_recompute:
-                shape = replace(shape, recompute=(None,) * shape.stages)
-            if valid(shape, costs):
-                found += [
-                    self.evaluator.best(other)
-                    for other in dict.fromkeys([shape, optimal.recut(costs, shape)])
-                    if other is not None and costs.slowest_s(other) < self.best_s
-                ]
-        best: dict[tuple[int, Places], Candidate] = {}
-        for plan in sorted(found, key=lambda plan: plan.seconds):
-            best.setdefault((plan.shape.stages, plan.shape.places), plan)
-        self._keep(best.values())
-
-    def _anneal(self, budget: float, params: SearchParams) -> None:
-        """Anneal the best plans, ever fewer of them."""
-        rounds = params.rounds
-        for number, many in enumerate(rounds):
-            share, total = budget / len(rounds) / many, len(rounds) * many
-            for done, plan in enumerate(self.found[:many]):
-                part = number * many + done
-                report_progress = share_of(self.problem.progress, "annealing", part, total)
-                limits = params.annealing, share, self.enough_s, report_progress
-                self.found[done] = anneal_plans(plan, self.evaluator, self._rng, *limits)
-            self.found.sort(key=lambda plan: plan.seconds)
-
-    def _keep(self, found: Iterable[Candidate]) -> None:
-        """Add plans that fit to those found."""
-        fitting = [plan for plan in found if plan.seconds < inf]
-        self.found = sorted([*self.found, *fitting], key=lambda plan: plan.seconds)
-
 
 def _price(partition: Partition, problem: Problem) -> Plan:
     return price(partition, problem, "optimal")
@@ -178,3 +236,41 @@ def _recut_finely(
     shapes = [shape, optimal.recut(evaluator.costs, shape)]
     tried = [rough._replace(shape=other) for other in shapes if other is not None]
     return min(tried, key=evaluator.seconds), evaluator, bounds
+
+
+class GridSearch:
+    """The search for the best plan on grids of a variant, whose cuts it moves."""
+
+    def __init__(self, variant: Variant, estimates: Sequence[GridPlan]) -> None:
+        self.problem, (stated, self.cells) = variant.plain, variant.coarse
+        self.estimates, self._stages = estimates, 0
+        self.grids: dict[PlacedStages, GridPlan] = {}
+        self.evaluator = CutEvaluator(stated)
+        self.search = LocalSearch(self.evaluator, cuts.neighbour, lambda plan: GRID)
+        self.search.starts = self._fitting()
+
+    def _fitting(self) -> Iterator[Cuts]:
+        """The grids, as they are cut for the memory, as long as one may be the best."""
+        for plan in self.estimates:
+            if self.search.found and plan.estimate_s > REACH * self.estimates[0].estimate_s:
+                return
+            placed = PlacedStages(plan.partition, self.evaluator.problem)
+            self.grids[placed] = plan
+            ways = [Cuts(placed, other.bounds) for other in plan.within(ROOMY)]
+            fitting = (way for way in ways if len(ways) == 1 or self.evaluator.seconds(way) < inf)
+            yield from islice(fitting, 1)
+
+    def best_plan(self, params: SearchParams, time_to_beat_s: float = inf) -> Plan | None:
+        """The best simulated plan at an effort; None where none of them fits."""
+        for stage in params.stages[self._stages :]:
+            self.search.search_further(stage.grids)
+            self._stages += 1
+        return self.plan_so_far()
+
+    def plan_so_far(self) -> Plan | None:
+        """The best simulated plan that was found; None where none of them fits."""
+        if not self.search.found:
+            return None
+        _, best = self.search.found[0]
+        stated = self.problem.with_(chunks=self.grids[best.placed].grid.v)
+        return simulate_plan(price(best.partition().on_layers(self.cells), stated, GRID))

@@ -1,4 +1,4 @@
-"""Steps that change a plan in one place, and annealing by them."""
+"""Steps that change a plan in one place."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import random
 from dataclasses import replace
 from typing import TypeVar
 
-from partopt.cost.problem import NONE, ReportShare, ignore_share
+from partopt.cost.problem import NONE
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
 from partopt.planners.optimal import recut
-from partopt.search.annealing import anneal
-from partopt.search.effort import AnnealingParams
 from partopt.search.evaluator import Candidate, PlanEvaluator
 
 STEPS = (1, 2, 3, 5, 8, 13, 21)  # layers by which a cut moves
@@ -24,30 +22,9 @@ KINDS = ("cut",) * 9 + ("give",) * 6 + ("swap", "swap", "split", "split", "merge
 T = TypeVar("T")
 
 
-def anneal_plans(
-    begin: Candidate,
-    evaluator: PlanEvaluator,
-    rng: random.Random,
-    params: AnnealingParams,
-    budget: float,
-    enough_s: float,
-    report_progress: ReportShare = ignore_share,
-) -> Candidate:
-    """The best plan that steps from one lead to; the other arguments are as of `anneal`."""
-
-    def propose(now: Candidate) -> tuple[float, Candidate | None]:
-        other = neighbour(now, evaluator, rng)
-        return rng.random(), other
-
-    params = replace(params, patience=params.patience * begin.shape.stages)
-    limits = params, budget, enough_s, report_progress
-    seconds, best = anneal(begin, propose, evaluator, *limits)
-    return best._replace(seconds=seconds)
-
-
 def neighbour(now: Candidate, evaluator: PlanEvaluator, rng: random.Random) -> Candidate | None:
     """A plan near this one, not simulated yet; None where the step leads to none."""
-    stages = now.shape.stages
+    stages = now.stages
     if evaluator.entry.takes_warmup and rng.random() < TURNED:
         s = rng.randrange(stages)
         if rng.random() >= NUDGED:

@@ -1,7 +1,7 @@
 """What a job leaves open beside cuts, replicas and warm-ups: its variants, the best estimate first.
 
 A variant is a problem under one schedule, at one microbatch size, with one way to recompute and to
-share state. Equal pipelines in closed form (`partopt.search.grids`) say how fast it may be.
+share state. Equal pipelines in closed form (`partopt.planners.grids`) say how fast it may be.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from partopt.errors import PartoptError, make_each
 from partopt.job import Job
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
+from partopt.planners.grids import GridPlan, grids
 from partopt.planners.layouts import Shape
 from partopt.planners.placing import stage_count
 from partopt.schedules import schedule
-from partopt.search.grids import GridPlan, grids
 
 ROOMY = 0.9  # of the memory: a plan that needs no more has no use for recomputation
 BINDS = 1.002  # times what is estimated without a limit: memory costs at least so much

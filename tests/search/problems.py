@@ -42,7 +42,8 @@ def spending(*budgets: float) -> SearchParams:
     params = None
     for effort, budget in zip(EFFORTS, budgets, strict=True):
         stated = SearchParams.at(effort)
-        params = replace(stated, before=params, budget=budget, grid_budget=budget)
+        plans, grids = (replace(own, budget=budget) for own in (stated.plans, stated.grids))
+        params = replace(stated, before=params, plans=plans, grids=grids)
     assert params
     return params
 

@@ -13,7 +13,7 @@ from partopt.search.annealing import anneal
 from partopt.search.effort import BY_EFFORT, NORMAL, QUICK, THOROUGH
 from partopt.search.evaluator import Evaluator
 
-PARAMS = QUICK.cut_annealing
+PARAMS = QUICK.grids.annealing.of_stages(10)
 BEST = 17
 
 
@@ -86,5 +86,5 @@ def test_every_effort_goes_on_where_the_one_before_it_ends():
     assert THOROUGH.stages == (QUICK, NORMAL, THOROUGH)
     for less, more in ((QUICK, NORMAL), (NORMAL, THOROUGH)):
         assert more.before == less
-        assert less.budget < more.budget and less.grid_budget <= more.grid_budget
+        assert less.plans.budget < more.plans.budget and less.grids.budget <= more.grids.budget
         assert less.variants < more.variants

@@ -12,7 +12,7 @@ from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
 from partopt.search import contest
 from partopt.search.effort import SearchParams
-from partopt.search.grids import GRID
+from partopt.search.improve import GRID
 from partopt.search.variants import Variant
 from tests.examples import examples
 from tests.helpers import BLOCKING, chain_profile, flat, two_level, uniform_profile

@@ -19,7 +19,8 @@ from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape, layouts_of
 from partopt.schedules import SCHEDULES
-from partopt.search import contest, improve, steps
+from partopt.search import contest, improve
+from partopt.search.annealing import anneal
 from partopt.search.bound import lower_bound_s
 from partopt.search.effort import SearchParams
 from partopt.search.evaluator import Candidate, PlanEvaluator
@@ -113,20 +114,21 @@ def test_annealing_improves_what_the_dynamic_program_finds():
 
 
 @pytest.mark.parametrize(("heat", "climbs"), [(1e-9, False), (1.0, True)])
-def test_annealing_climbs_where_it_is_hot_and_gives_the_best_that_it_was_at(
-    monkeypatch, heat, climbs
-):
+def test_annealing_climbs_where_it_is_hot_and_gives_the_best_that_it_was_at(heat, climbs):
     problem = slow(9, flat(4, 2e9), schedule="gpipe", microbatches=8)
     evaluator = PlanEvaluator(StageCosts(problem))
-    begin = evaluator.best(optimal.plans(evaluator.costs)[-1])
-    params = replace(SearchParams.at("quick").annealing, hot=heat, cold=heat)
-    at: list[Candidate] = []
-    monkeypatch.setattr(
-        steps, "neighbour", lambda now, *rest: at.append(now) or neighbour(now, *rest)
-    )
-    found = steps.anneal_plans(begin, evaluator, random.Random(0), params, 100.0, 0.0)
+    _, begin = evaluator.best(Candidate(optimal.plans(evaluator.costs)[-1]))
+    params = replace(SearchParams.at("quick").plans.annealing, hot=heat, cold=heat)
+    at, rng = list[Candidate](), random.Random(0)
+
+    def propose(now: Candidate) -> tuple[float, Candidate | None]:
+        at.append(now)
+        other = neighbour(now, evaluator, rng)
+        return rng.random(), other
+
+    best_s, _ = anneal(begin, propose, evaluator, params.of_stages(begin.stages), 100.0)
     seconds = [evaluator.seconds(plan) for plan in at]
-    assert found.seconds == min(seconds)
+    assert best_s == min(seconds)
     assert (seconds != sorted(seconds, reverse=True)) == climbs
 
 
@@ -150,7 +152,7 @@ def test_more_effort_spends_more(monkeypatch):
 def test_nothing_is_improved_that_cannot_win(monkeypatch, share):
     """What is to be beaten is below the bound, or so little above that no plan is near it."""
     problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 2, schedule="gpipe", microbatches=8)
-    monkeypatch.setattr(improve, "anneal_plans", lambda *_: pytest.fail("annealed"))
+    monkeypatch.setattr(improve, "anneal", lambda *_: pytest.fail("annealed"))
     beat_s = share * lower_bound_s(problem)
     plan, _ = contest.plan_alone("optimal", problem, SearchParams.at("quick"), beat_s)
     assert plan.predicted.period_s > (1 + SearchParams.at("quick").hoped) * beat_s
@@ -193,7 +195,7 @@ def test_the_deepest_warm_up_fills_the_room_that_there_is():
     places = tuple((rank,) for rank in range(3))
     shape = Shape(places, (0, 1, 2, 3), (1, 1, 1), (0, 0, 0), (None,) * 3)
     evaluator = PlanEvaluator(StageCosts(given))
-    assert evaluator.warmups(Candidate(inf, shape, evaluator.warmup_rules[-1])) == (1, 1, 0)
+    assert evaluator.warmups(Candidate(shape, evaluator.warmup_rules[-1])) == (1, 1, 0)
 
 
 @pytest.mark.slow
@@ -204,7 +206,7 @@ def test_a_warm_up_fits_and_takes_in_no_more_than_comes(given, seed):
     starts = optimal.plans(evaluator.costs)
     if not starts or not evaluator.entry.takes_warmup:
         return
-    found = Candidate(inf, rng.choice(starts))
+    found = Candidate(rng.choice(starts))
     for _ in range(30):
         found = neighbour(found, evaluator, rng) or found
         warmups = evaluator.warmups(found)

@@ -16,7 +16,7 @@ from partopt.cost.problem import Progress
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.errors import Interrupted, PartoptError
-from partopt.search import grids, improve
+from partopt.search import improve
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.any_effort]
@@ -177,7 +177,7 @@ def test_a_plan_that_is_too_long_to_be_simulated_whole_is_none(monkeypatch):
     def too_long(self):
         raise PartoptError("too long", code="too-many-actions")
 
-    for search in (improve.Improvement, grids.GridSearch):
+    for search in (improve.Improvement, improve.GridSearch):
         monkeypatch.setattr(search, "plan_so_far", too_long)
     job = po.Job(sized(1), two_level(2, 2), schedule="1f1b", microbatches=8)
     found = [*interruptions(lambda progress: po.solve(job, progress))]

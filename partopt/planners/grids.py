@@ -1,8 +1,7 @@
 """Grids of equal pipelines side by side: all that a problem allows, under its schedule.
 
-Each is cut where its devices have about as much work, and estimated by a closed form. Under
-schedules with several stages on a device the best of them are annealed in the simulator; under
-others they begin the search of `partopt.search.improve`.
+Each is cut where its devices have about as much work, and estimated by a closed form. The search
+begins with the best of them (`partopt.search.improve`).
 
     N      layers; S   stages of a pipeline
     P      devices; d   pipelines; p   devices of one; v   stages of a device
@@ -25,7 +24,6 @@ from numpy.typing import NDArray
 from partopt.cost.collectives import allreduce_over, exposed
 from partopt.cost.memory import memory_table, ranges_bytes
 from partopt.cost.messages import parting_levels, port_rate, port_size
-from partopt.cost.pricing import price
 from partopt.cost.problem import (
     CONTIGUOUS,
     NESTED,
@@ -33,28 +31,20 @@ from partopt.cost.problem import (
     Assignment,
     Partition,
     Problem,
-    share_of,
 )
 from partopt.cost.ranks import array_of
 from partopt.cost.sharding import ALLREDUCE, Exchange, exchange_topology, half_ways
-from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.planners.layouts import Bounds
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
 from partopt.schedules.placement import CHUNKS, MIRRORED, STRAIGHT, ranks_of
-from partopt.search.cuts import anneal_cuts
-from partopt.search.effort import SearchParams
-from partopt.search.evaluator import CutEvaluator
-from partopt.search.simulations import Simulations
-from partopt.simulator.execution import simulate_plan
 
 STAGES = 128  # of a pipeline, at most
 ROOMY = 1.05  # of the limit: what is estimated to need more memory is not simulated
 EACH, FEWER = 12, 1.15  # stages on a device: all numbers up to it, and their ratio above
 EVERY, TRIED = 200, 8  # ways to cut up to which all are looked at where memory is short
 MANY, BUSY = 64, 0.75  # of so many devices this share has work at least; of more all have
-GRID = "grid"  # the planner that plans of grids name
 SPLIT = 1 / 3  # of the bubble that is left where backwards are in two parts
 
 Floats = NDArray[np.float64]
@@ -68,7 +58,6 @@ class Splits:
         self.C = self.chain.busy_prefix(problem.recompute_by_default)
         self.needs = lru_cache(maxsize=None)(self._needs)
         self.of_least_squares = lru_cache(maxsize=None)(self._of_least_squares)
-        self.simulations = Simulations(problem)
 
     def plain(self, S: int) -> Bounds | None:
         """The boundaries of S stages by least squares without a limit of memory, or None.
@@ -307,8 +296,7 @@ class GridPlan:
         if limit is None or self.needs_bytes.max() <= ROOMY * limit:
             return self.estimate_s
         if not entry.takes_warmup:
-            other = self.within(ROOMY)
-            return math.inf if other is None else other.estimate_s
+            return min((other.estimate_s for other in self.within(ROOMY)), default=math.inf)
         one, two = (self._needs([self.bounds], [held] * self.grid.p) for held in (1, 2))
         if one.max() > ROOMY * limit:
             return math.inf
@@ -350,40 +338,32 @@ class GridPlan:
             bounds[c + 1] = steps[forward, c]
         return tuple(bounds.tolist())
 
-    def within(self, roomy: float) -> GridPlan | None:
-        """The plan, cut for the memory where it has to be; None where that is not enough.
+    def within(self, roomy: float) -> list[GridPlan]:
+        """The plan, cut for the memory where it has to be: what may fit, the fastest first.
 
         What needs up to `roomy` times the limit may fit.
         """
         limit, entry = self.problem.memory_bytes, SCHEDULES[self.problem.schedule]
         if limit is None or self.needs_bytes.max() <= roomy * limit:
-            return self
+            return [self]
         N, S = self.splits.N, len(self.bounds) - 1
         if math.comb(N - 1, S - 1) <= EVERY:
             every = [(0, *cuts, N) for cuts in combinations(range(1, N), S - 1)]
             fitting = self._needs(every, self.held).max(axis=1) <= roomy * limit
             able = [replace(self, bounds=bounds) for bounds in compress(every, fitting)]
-            able.sort(key=lambda plan: plan.estimate_s)
-            fits = (plan for plan in able[:TRIED] if self.evaluator.seconds(plan.bounds) < math.inf)
-            return next(fits, None)
+            return sorted(able, key=lambda plan: plan.estimate_s)[:TRIED]
         if self.needs_bytes.mean() > roomy * limit:
-            return None
+            return []
         part = limit / CHUNKS.get(entry.shape, self.grid.v)
-        least = self.splits.of_least_squares(max(self.held), self.grid.d, part)
-        bounds = least.get(S)
+        bounds = self.splits.of_least_squares(max(self.held), self.grid.d, part).get(S)
         other = replace(self, bounds=bounds) if bounds else self
-        return other if other.needs_bytes.max() <= roomy * limit else None
+        return [other] if other.needs_bytes.max() <= roomy * limit else []
 
     @property
     def partition(self) -> Partition:
         """Its stages on their ranks."""
         stages = zip(self.bounds, self.bounds[1:], self.grid.ranks, strict=False)
         return Partition(self.grid.family, [Assignment(*stage) for stage in stages])
-
-    @cached_property
-    def evaluator(self) -> CutEvaluator:
-        """Simulates other cuts of it, too."""
-        return CutEvaluator(self.partition, self.splits.simulations)
 
 
 def grids_of(
@@ -459,73 +439,3 @@ def _chunks(most: int, asked: int | None) -> list[int]:
     while found and found[-1] < most:
         found.append(min(most, math.ceil(found[-1] * FEWER)))
     return found
-
-
-class GridSearch:
-    """The search for the best plan on grids, which goes on from one effort to the next.
-
-    `estimates` are the grids of `problem` by their estimates, on a chain of ranges between `cells`.
-    """
-
-    def __init__(
-        self, problem: Problem, estimates: Sequence[GridPlan], cells: Sequence[int]
-    ) -> None:
-        self.problem, self.estimates, self.cells = problem, estimates, cells
-        self._stages = 0
-        self._tried, self._spent = 0, 0.0  # grids that were looked at, and what that took
-        self._pool: list[tuple[float, GridPlan]] = []  # the best that fit, with their seconds
-        self._plans = dict[tuple[Grid, Bounds], Plan]()
-
-    def best_plan(self, params: SearchParams) -> Plan | None:
-        """The best simulated plan at an effort; None where none of them fits."""
-        for stage in params.stages[self._stages :]:
-            before = stage.before.grid_budget if stage.before else 0.0
-            self._try_grids(stage)
-            self._anneal((1 - stage.grid_starts) * (stage.grid_budget - before), stage)
-            self._stages += 1
-        return self.plan_so_far()
-
-    def plan_so_far(self) -> Plan | None:
-        """The best simulated plan that was found; None where none of them fits."""
-        if not self._pool:
-            return None
-        _, best = min(self._pool, key=lambda pair: pair[0])
-        key = best.grid, best.bounds
-        if key not in self._plans:
-            stated = self.problem.with_(chunks=best.grid.v)
-            partition = best.partition.on_layers(self.cells)
-            self._plans[key] = simulate_plan(price(partition, stated, GRID))
-        return self._plans[key]
-
-    def _try_grids(self, params: SearchParams) -> None:
-        """Simulate grids as they are estimated, the best first."""
-        budget, most = params.grid_starts * params.grid_budget, params.grid_rounds[0]
-        for plan in self.estimates[self._tried :]:
-            beyond = plan.estimate_s > params.grid_reach * self.estimates[0].estimate_s
-            if self._pool and (beyond or self._spent > budget):
-                break
-            self.problem.progress("simulating grids", self._tried, len(self.estimates))
-            self._tried += 1
-            fitting = plan.within(ROOMY)
-            if fitting is not None:
-                full = len(self._pool) >= most  # of those that may be annealed
-                allowed_s = max(pair[0] for pair in self._pool) if full else math.inf
-                seconds = fitting.evaluator.seconds(fitting.bounds, allowed_s)
-                self._spent += fitting.evaluator.spent
-                if seconds < allowed_s:
-                    self._pool = sorted([*self._pool, (seconds, fitting)], key=lambda pair: pair[0])
-                    del self._pool[most:]
-
-    def _anneal(self, budget: float, params: SearchParams) -> None:
-        """Anneal the cuts of the best, ever fewer of them."""
-        rounds = params.grid_rounds
-        for number, many in enumerate(rounds):
-            self._pool.sort(key=lambda pair: pair[0])
-            share = budget / len(rounds) / max(1, min(many, len(self._pool)))
-            for place, (seconds, plan) in enumerate(self._pool[:many]):
-                part, parts = number * many + place, len(rounds) * many
-                report_progress = share_of(self.problem.progress, "annealing cuts", part, parts)
-                limits = params.cut_annealing, share, report_progress
-                best_s, bounds = anneal_cuts(plan.bounds, plan.evaluator, *limits)
-                if best_s < seconds:
-                    self._pool[place] = best_s, replace(plan, bounds=bounds)
