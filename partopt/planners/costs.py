@@ -86,11 +86,6 @@ class StageCosts:
         """Whether stages choose to recompute; without a limit of memory that only takes time."""
         return self.problem.recompute_per_stage and self.problem.memory_bytes is not None
 
-    @property
-    def short(self) -> bool:
-        """Whether memory may keep warm-ups, which plans choose, from filling the devices."""
-        return self.entry.takes_warmup and self.problem.memory_bytes is not None
-
     @cached_property
     def even(self) -> bool:
         """Whether all stages have as many replicas."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,10 +118,8 @@ def layout_plans(
             runs = [[S] for S in fitting if costs.fewest_stages(r, S) <= S]
         else:
             runs = [fitting] if fitting else []
-        for stages, full in product(runs, (False, True) if costs.short else (False,)):
-            yield from slowest_fastest(
-                costs, places, sizes, stages, full, replicas, report_progress
-            )
+        for stages in runs:
+            yield from slowest_fastest(costs, places, sizes, stages, replicas, report_progress)
 
 
 def slowest_fastest(
@@ -129,15 +127,13 @@ def slowest_fastest(
     places: Places,
     sizes: Sequence[int],
     stages: Sequence[int],
-    full: bool = False,
     replicas: int | None = None,
     report_progress: ReportShare = ignore_share,
 ) -> Iterator[Shape]:
     """For every number of `stages` the plan on `places` whose slowest stage is fastest.
 
     A stage has one of `sizes` places, and as many `replicas` where that is given; with one size
-    idle places come in as many. `full`: of plans whose stages have room for the microbatches that
-    fill all the devices behind them.
+    idle places come in as many.
     """
     N, U, S, step = costs.N, len(places), max(stages), math.gcd(*sizes)
     T = np.full((U + 1, S + 1, N + 1), np.inf)
@@ -150,9 +146,6 @@ def slowest_fastest(
         for r in _widths(places[U - q :], sizes, replicas):
             for again in costs.modes:
                 table = costs.parts(places, U - q, U - q + r, again, S)
-                if full:
-                    filling = _filling(costs, places, U - q, U - q + r)
-                    table = table._replace(least=max(table.least, float(filling)))
                 most, taken = min(S, q - r + 1), (r, int(again))
                 relax(table, taken, T[q - r], T[q], choice[q], most, suffix)
     for wanted in stages:
@@ -178,13 +171,6 @@ def _widths(places: Places, sizes: Sequence[int], replicas: int | None) -> Itera
     width = len(places[0])
     equal = next((r for r, place in enumerate(places) if len(place) != width), len(places))
     return (r for r in sizes if r <= equal and replicas in (None, r * width))
-
-
-def _filling(costs: StageCosts, places: Places, first: int, end: int) -> int:
-    """Microbatches of a stage's replica that fill the devices behind it."""
-    replicas, behind = (sum(map(len, part)) for part in (places[first:end], places[end:]))
-    most = -(-costs.M // replicas) if costs.M else costs.N + behind
-    return min(-(-behind // replicas) + 1, most)
 
 
 def _backtrack(

@@ -7,7 +7,7 @@ of its dynamic program and with those of the other planners (`partopt.search.imp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from partopt import planners
 from partopt.cost.pricing import price
-from partopt.cost.problem import Decision, Partition, Problem
+from partopt.cost.problem import Decision, Problem
 from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
@@ -166,18 +166,15 @@ class Contest:
         """The search for the best plan of the planner `optimal`."""
         variant, cells = self.variant, self.variant.coarse[1]
         planners.check_schedule(OPTIMAL, variant.problem.schedule)
-        others = [decision.partition for decision in self._decisions.values()]
-        if self.named:
-            others += _rivals(variant.problem, self.names)
+        decided = [decision.partition for decision in self._decisions.values()]
         equal = (grid.partition.on_layers(cells) for grid in variant.grids[: params.equal])
         fewer = (
             shape.partition().on_layers(other.coarse[1])
             for other in (variant.fewer if variant.problem.topology.devices <= PLACES else ())
             for shape in other.starts[: params.fewer]
         )
-        return Improvement(
-            variant, [*others, *equal, *fewer], lower_bound_s(variant.problem), params
-        )
+        others = [*decided, *equal, *fewer]
+        return Improvement(variant, others, lower_bound_s(variant.problem), params)
 
     def _is_left_out(self, name: str, plans: dict[str, Plan]) -> bool:
         """Whether a planner's partition is not estimated to be faster than the best of `plans`.
@@ -213,18 +210,6 @@ def plan_alone(
     """
     plans, notes = Contest([name], Variant(problem), named=True).plans_at(params, time_to_beat_s)
     return plans[name], notes
-
-
-def _rivals(problem: Problem, named: Sequence[str]) -> Iterable[Partition]:
-    """What planners decide that are not `named` and look at what is asked, or may keep to it.
-
-    All stages recompute alike.
-    """
-    needed = required_features(problem) - {"uniform", "none", "auto"}
-    for name in able_planners(needed, problem.schedule):
-        if name not in ("manual", OPTIMAL, *named):
-            with suppress(PartoptError):
-                yield planners.decide(name, problem.recompute_alike()).partition
 
 
 def _simulate(name: str, decision: Decision, problem: Problem, params: SearchParams) -> Plan:

@@ -67,8 +67,7 @@ class LocalSearch(Generic[T]):
         self.starts: Iterator[T] = iter(())
         self.found: list[tuple[float, T]] = []  # seconds and plans that fit, the fastest first
         self._kinds: dict[Hashable, list[tuple[float, T]]] = {}
-        self._spent = 0.0  # for starts
-        self._rng = random.Random(0)
+        self._spent, self._rng = 0.0, random.Random(0)  # for starts; for steps
 
     @property
     def best_s(self) -> float:
@@ -124,8 +123,7 @@ class LocalSearch(Generic[T]):
             self.found.sort(key=_seconds)
 
     def _propose(self, now: T) -> tuple[float, T | None]:
-        other = self.neighbour(now, self._rng)
-        return self._rng.random(), other
+        return self._rng.random(), self.neighbour(now, self._rng)
 
 
 def _seconds(found: tuple[float, object]) -> float:
@@ -213,13 +211,7 @@ class Improvement:
             best, evaluator, cells = _recut_finely(best, problem, cells, self.params.fine)
         problem.progress("simulating the best", 1, 2)
         plan = _price(best.shape.partition().on_layers(cells), problem)
-        if not evaluator.entry.takes_warmup:
-            return simulate_with_best_warmup(plan, self.params, problem.progress)
-        return max(
-            simulate_at_warmup(plan, evaluator.warmups(best)),
-            simulate_with_best_warmup(plan, self.params, problem.progress),
-            key=lambda other: (other.fits, other.predicted.samples_per_s),
-        )
+        return simulate_at_warmup(plan, evaluator.warmups(best))
 
 
 def _price(partition: Partition, problem: Problem) -> Plan:
