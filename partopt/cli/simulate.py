@@ -202,18 +202,17 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
 
 
 def _does_not_fit(document: SimulationDocument, plan: str) -> PartoptError:
-    from partopt.units import format_bytes
+    from partopt.report.phrases import excess_text
 
     fullest, limit = document.fullest, document.memory_limit_bytes
     assert limit is not None
-    peak = fullest.peak_memory_bytes
     [fault] = [found for found in document.advice if found.code == "memory"]
     hint = f"with `memory={limit} B` `solve` keeps within that where any plan does"
     if fault.verb:
         hint = f"{fault.change}: {shlex.join(change_command(plan, fault))}"
     return PartoptError(
-        f"the plan does not fit: rank {fullest.rank} needs {format_bytes(peak)}, "
-        f"which exceeds the limit by {format_bytes(peak - limit)}",
+        f"the plan does not fit: rank {fullest.rank} "
+        f"{excess_text(fullest.peak_memory_bytes, limit)}",
         hint,
         ANSWER_IS_NO,
         code="does-not-fit",

@@ -169,11 +169,9 @@ def does_not_fit(plan: partopt.Plan, job: partopt.Job, hint: str) -> PartoptErro
 def excess(plan: partopt.Plan) -> str:
     """By how much a plan does not fit, and where."""
     from partopt.documents.stage import stages_text
-    from partopt.units import format_bytes
+    from partopt.report.phrases import excess_text
 
-    limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes
+    limit = plan.memory_limit_bytes
     assert limit is not None
-    return (
-        f"a device of {stages_text(plan.fullest_stages)} needs {format_bytes(peak)}, "
-        f"which exceeds the limit by {format_bytes(peak - limit)}"
-    )
+    over = excess_text(plan.peak_memory_bytes, limit)
+    return f"a device of {stages_text(plan.fullest_stages)} {over}"

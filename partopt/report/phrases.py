@@ -119,6 +119,12 @@ def against_limit(peak_bytes: int, limit_bytes: int | None) -> str:
     return f", {peak_bytes / limit_bytes:.0%} of {limit}"
 
 
+def excess_text(peak_bytes: int, limit_bytes: int) -> str:
+    """What follows a device that does not fit: what it needs, and by how much that is too much."""
+    over = format_bytes(peak_bytes - limit_bytes)
+    return f"needs {format_bytes(peak_bytes)}, which exceeds the limit by {over}"
+
+
 def speedup_text(ratio: float, topology: Topology) -> str:
     """`14.75 times one device`, or times one group."""
     N = topology.group_ranks
