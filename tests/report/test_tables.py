@@ -16,6 +16,7 @@ from partopt.report.plans_text import (
     render_schedules,
 )
 from partopt.schedules import SCHEDULES
+from partopt.schedules.placement import MIRRORED
 from partopt.search.compare import comparison_of
 from partopt.search.scaling import scaling_of
 from tests.helpers import measurement, profile_of
@@ -180,7 +181,7 @@ def lines(plans):
         (plan_of([4], schedule="gpipe", microbatches=4), "4x1", "1x4"),
         (chunked("interleaved", 2, 3, 8, 2), "2x2x3", "1x8"),
         (chunked("zbv", 3, 2, 8), "1x3x2", "1x8"),
-        (chunked("dualpipe", 2, 1, 16, 2), "2x2x2", "1x16"),
+        (structs.replace(chunked("dualpipe", 2, 1, 16, 2), family=MIRRORED), "2x2x2", "1x16"),
     ],
 )
 def test_the_grid_multiplies_to_the_stages_on_all_devices(plan, grid, batch):
@@ -217,6 +218,7 @@ def test_schedules_fit_the_page_whatever_the_numbers(name, seconds, size):
         predicted=predicted,
         stages=devices,
         microbatches=65536,
+        family=MIRRORED if name == "dualpipe" else plan.family,
     )
     assert all(len(line) <= 80 for line in lines([large, plan]))
     assert ("4096x4" if name == "dualpipe" else "8192x2") in lines([large, plan])[1]

@@ -116,16 +116,6 @@ def test_schedules_are_chosen_among_those_of_the_trainer(to):
     )
 
 
-def test_a_split_of_ones_own_recomputes_as_few_blocks_as_fit():
-    own = {"cuts": [6], "replicas": [1, 1], "optimizer": "sgd"}
-    never, one = (solve(stated(3, "megatron", recompute=how, **own)).plan for how in ("never", 1))
-    assert one.peak_memory_bytes < never.peak_memory_bytes
-    own["memory"] = one.peak_memory_bytes
-    plan = solve(stated(3, "megatron", recompute="auto", **own)).plan
-    assert (plan.planner, plan.layout.recompute, plan.fits) == ("manual", 1, True)
-    assert po.verify(plan, model(3)).verified
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_cuts_that_the_simulator_moved_are_verified(seed):
