@@ -73,6 +73,7 @@ ROWS: list[tuple[str, int, tuple[int, ...], float, dict[str, Any]]] = [
     ("gpipe", 3000, (64,), 1.0, {"stages": 64}),
     ("gpipe", 6000, (64,), 0.0, {"stages": 64}),
     ("torchgpipe", 3000, (64,), 0.0, {"stages": 64}),
+    ("straight", 1000, (8, 8), 0.0, {}),
 ]
 COMMANDS = [
     (["--help"], 0.2),

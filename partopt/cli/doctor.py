@@ -142,7 +142,7 @@ def _diagnose(folder: Path) -> Diagnosis:
     trial.run("profile", [partopt, "profile", MODEL, "--microbatch", "4,8", "-o", "profile.json"])
 
     def plan(name: str, cluster: str, file: str) -> None:
-        shape = ["--planner", "gpipe", "--schedule", "1f1b", "--microbatches", "4", "-o", file]
+        shape = ["--planner", "straight", "--schedule", "1f1b", "--microbatches", "4", "-o", file]
         known = ["profile.json", "--topology", cluster]
         trial.run(name, [partopt, "plan", *known, *shape], "profile.json")
 

@@ -89,6 +89,12 @@ _BUILTIN: dict[str, Planner | str] = {
         _BALANCES | {"fewer"},
         _any,
     ),
+    "straight": Planner(
+        "partopt.planners.straight",
+        "the best pipeline without replication",
+        _SINGLE,
+        _overlapping,
+    ),
     "data_parallel": Planner(
         "partopt.planners.data_parallel", "the whole model on every device", frozenset({"uniform"})
     ),

@@ -100,6 +100,14 @@ class StageCosts:
 
     # ---- of stages on their places ------------------------------------------------------------
 
+    def stage(self, places: Places, first: int, end: int, recompute: bool, stages: int) -> Table:
+        """Seconds of a stage on places [first, end), of a plan of so many stages.
+
+        Where backwards are in two parts, of the first stage: later ones have less room.
+        """
+        table = self.parts(places, first, end, recompute, stages)
+        return np.where(table.room >= table.least, table.seconds, np.inf)
+
     def parts(
         self, places: Places, first: int, end: int, recompute: bool, stages: int, s: int = 0
     ) -> StageTable:

@@ -82,6 +82,9 @@ class Contest:
         named: bool = False,
     ) -> None:
         self.names, self.variant, self.shown, self.named = list(names), variant, shown, named
+        if shown is not None and OPTIMAL in self.names:
+            # the plans of `straight` are among those of `optimal`
+            self.names = [name for name in self.names if name != "straight"]
         self.optimal: Improvement | None = None
         self.grid: GridSearch | None = None
         self._refused: dict[str, PartoptError] = {}

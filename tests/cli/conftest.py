@@ -20,7 +20,7 @@ def plan_file(partopt, profile_file, topology_file, tmp_path):
             tmp_path / name,
             "--force",
         )
-        assert partopt("plan", *arguments, *(given or ("--planner", "gpipe"))).code == 0
+        assert partopt("plan", *arguments, *(given or ("--planner", "straight"))).code == 0
         return str(tmp_path / name)
 
     return write
@@ -29,5 +29,5 @@ def plan_file(partopt, profile_file, topology_file, tmp_path):
 @pytest.fixture
 def synchronous(plan_file):
     return plan_file(
-        "--planner", "gpipe", "--schedule", "1f1b", "--microbatches", 16, name="sync.json"
+        "--planner", "straight", "--schedule", "1f1b", "--microbatches", 16, name="sync.json"
     )

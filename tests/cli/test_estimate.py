@@ -140,8 +140,8 @@ def test_a_plan_of_a_measured_profile_says_nothing_of_it(
 
 
 RESULTS = [
-    "compare PROFILE --topology CLUSTER --planner gpipe",
-    "plan PROFILE --topology CLUSTER --planner gpipe --scaling 2,4",
+    "compare PROFILE --topology CLUSTER --planner straight",
+    "plan PROFILE --topology CLUSTER --planner straight --scaling 2,4",
     "simulate PLAN",
     "simulate PLAN --latency all=1ms",
     "show --verify PLAN --profile PROFILE",
@@ -178,7 +178,7 @@ def test_every_result_says_what_it_rests_on(
         "CLUSTER": h100s_file,
         "PLAN": str(tmp_path / "plan.json"),
     }
-    planned = "--planner", "gpipe", "-o", files["PLAN"]
+    planned = "--planner", "straight", "-o", files["PLAN"]
     assert partopt("plan", files["PROFILE"], "--topology", files["CLUSTER"], *planned).code == 0
     words = [files.get(word, word) for word in command.split()]
     given = partopt(*words, "--json")
@@ -242,7 +242,7 @@ def test_an_estimate_is_planned_on_no_other_device(
     assert estimated.model == made.model
     assert estimated.dtype == made.dtype
     assert [each.microbatch_size for each in estimated.measurements] == [1, 2]
-    assert partopt("plan", again, "--topology", "dgx-a100", "--planner", "gpipe").code == 0
+    assert partopt("plan", again, "--topology", "dgx-a100", "--planner", "straight").code == 0
 
 
 def test_an_estimate_is_made_again_for_the_device_of_the_cluster(

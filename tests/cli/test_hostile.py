@@ -72,7 +72,7 @@ def without_a_stage(plan: bytes, s: int) -> bytes:
 
 
 def test_a_plan_without_its_first_stage_has_one_fault(partopt, plan_file, tmp_path):
-    content = Path(plan_file("--planner", "gpipe")).read_bytes()
+    content = Path(plan_file("--planner", "straight")).read_bytes()
     (tmp_path / "cut.json").write_bytes(without_a_stage(content, 0))
     outcome = partopt("show", tmp_path / "cut.json")
     assert outcome.code == 2
@@ -81,7 +81,7 @@ def test_a_plan_without_its_first_stage_has_one_fault(partopt, plan_file, tmp_pa
 
 
 def test_faults_that_differ_in_numbers_alone_are_shown_once(partopt, plan_file, tmp_path):
-    content = Path(plan_file("--planner", "gpipe")).read_bytes()
+    content = Path(plan_file("--planner", "straight")).read_bytes()
     flows = [flow | {"level": "x"} for flow in json.loads(content)["communication"]]
     (tmp_path / "f.json").write_bytes(changed(content, "communication", to=flows))
     outcome = partopt("show", tmp_path / "f.json")
@@ -101,7 +101,7 @@ def test_faults_that_differ_in_numbers_alone_are_shown_once(partopt, plan_file, 
     ],
 )
 def test_traffic_that_cannot_be_is_refused(partopt, plan_file, tmp_path, field, value, fault):
-    content = Path(plan_file("--planner", "gpipe")).read_bytes()
+    content = Path(plan_file("--planner", "straight")).read_bytes()
     (tmp_path / "f.json").write_bytes(changed(content, "communication", 0, field, to=value))
     outcome = partopt("export", tmp_path / "f.json", "--to", "flows")
     assert outcome.code == 2

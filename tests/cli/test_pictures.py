@@ -101,7 +101,7 @@ def test_tables_are_written_as_documents_and_as_pictures(
 ):
     profile, cluster = profile_file(uniform_profile(8)), topology_file()
     verbs = {
-        "compare": ["--planner", "gpipe", "--planner", "lingvo"],
+        "compare": ["--planner", "gpipe", "--planner", "straight"],
         "plan": ["--planner", "gpipe", "--scaling", "1,2"],
     }
     for verb, given in verbs.items():

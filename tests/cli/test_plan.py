@@ -121,7 +121,7 @@ def test_no_layers(partopt, topology_file):
     assert (outcome.code, outcome.errors) == (2, ["-: layers: expected a list of length >= 1"])
 
 
-@pytest.mark.parametrize("planner", ["optimal", "gpipe", "torchgpipe", "lingvo"])
+@pytest.mark.parametrize("planner", ["optimal", "gpipe", "torchgpipe", "lingvo", "straight"])
 @pytest.mark.parametrize(
     ("layers", "devices", "message"),
     [(3, 8, "5 stages for 3 layers"), (8, 3, "5 stages for 3 devices")],
@@ -174,7 +174,7 @@ MISTAKES = rows(r"""
 CHANGES_NOTHING = rows("""
     --stages 2 --planner pipedream | --stages: the planner pipedream does not look at it
     --stages 2 --planner data_parallel | --stages: the planner data_parallel does not look at it
-    --cost parameters --planner optimal | --cost: the planner optimal does not look at it
+    --cost parameters --planner straight | --cost: the planner straight does not look at it
     --replication none --planner pipedream |
         --replication none: the planner pipedream does not look at it
     --replication none --planner data_parallel |
@@ -285,7 +285,7 @@ class TestWhatDoesNotFit:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("memory", ["12 GB", "5 GB", "2 GB"])
-    @pytest.mark.parametrize("planner", ["gpipe", "pipedream", "data_parallel"])
+    @pytest.mark.parametrize("planner", ["gpipe", "pipedream", "straight", "data_parallel"])
     @pytest.mark.parametrize(
         "schedule",
         ["pipedream", *(f"gpipe --{all}" for all in ("global-batch 16", "microbatches 4")), LONG],

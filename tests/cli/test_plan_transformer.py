@@ -273,7 +273,7 @@ OPTIONS = {
     "microbatches": "8",
     "microbatch_size": "2",
     "chunks": "4",
-    "planner": "gpipe",
+    "planner": "straight",
     "cuts": "5,9",
     "replicas": "1,2,1",
     "stages": "2",

@@ -38,7 +38,7 @@ def test_the_report_is_on_standard_output_and_what_to_do_next_beside_it(partopt,
 
 def test_the_simulation_confirms_what_the_plan_predicts(partopt, plan_file):
     for given in (
-        ("--planner", "gpipe"),
+        ("--planner", "straight"),
         ("--planner", "pipedream"),
         ("--planner", "gpipe", "--schedule", "gpipe", "--microbatches", 8),
     ):

@@ -61,7 +61,7 @@ def run_all(partopt, folder: Path, name: str, file: str):
     yield partopt("show", profile)
     yield partopt("topology", "show", cluster)
     job = (profile, "--topology", cluster)
-    yield partopt("plan", *job, "--planner", "gpipe", "-o", plan, "--force")
+    yield partopt("plan", *job, "--planner", "straight", "-o", plan, "--force")
     yield partopt("compare", *job, *(["--plan", plan] if plan.exists() else []))
     yield partopt("simulate", plan)
     yield partopt("show", folder / "cluster.yaml", profile)

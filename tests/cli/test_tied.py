@@ -21,7 +21,7 @@ def planned(partopt, profile_file, topology_file):
     "options",
     [
         ["--replication", "none"],
-        ["--schedule", "1f1b", "--microbatches", 8, "--planner", "gpipe"],
+        ["--schedule", "1f1b", "--microbatches", 8, "--planner", "straight"],
     ],
 )
 def test_tied_layers_are_parted_or_kept_together(planned, options):

@@ -21,7 +21,7 @@ COMMANDS = f"""
 plan p.json --topology c.yaml --cuts 8 --replicas 1,1 --for megatron --global-batch 8
 plan p.json --topology c.yaml --cuts 8 --replicas 2,1 --for vllm
 compare p.json --topology c.yaml --planner gpipe --memory '1 MB'
-compare p.json --topology c.yaml --planner gpipe --planner lingvo --json
+compare p.json --topology c.yaml --planner gpipe --planner straight --json
 compare p.json --topology c.yaml --layout 'megatron:Et*6|t*6L' --schedule 1f1b --microbatches 4
 simulate plan.json
 simulate plan.json -o trace.json

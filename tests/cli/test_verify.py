@@ -116,7 +116,7 @@ def test_the_checks_as_a_document(partopt, planned, tmp_path):
 
 
 def test_a_profile_of_ones_own_is_given(partopt, profile_file, plan_file):
-    path = plan_file("--planner", "gpipe")
+    path = plan_file("--planner", "straight")
     without = partopt("show", "--verify", path)
     assert (without.code, without.out) == (2, "")
     assert without.errors == [f"{path}: its profile, of chain, does not come with partopt"]
@@ -141,7 +141,7 @@ def test_another_profile_fails(partopt, profile_file, plan_file):
     other = profile_file(
         chain_profile([1e-3] * 8, [2e-3] * 7 + [3e-3], [10**6] * 8, [10**6] * 8), name="other.json"
     )
-    outcome = partopt("show", "--verify", plan_file("--planner", "gpipe"), "--profile", other)
+    outcome = partopt("show", "--verify", plan_file("--planner", "straight"), "--profile", other)
     assert outcome.code == 1
     assert outcome.errors[0].endswith("not verified: profile, numbers")
     assert outcome.hints == ["give the plan's own: --profile FILE"]

@@ -264,7 +264,7 @@ def test_so_many_that_it_takes_to_settle(partopt, plan_file, monkeypatch):
 @pytest.mark.parametrize(
     "given",
     [
-        ("--planner", "gpipe"),
+        ("--planner", "straight"),
         ("--planner", "data_parallel"),
         ("--cuts", "6", "--replicas", "3,1"),
     ],

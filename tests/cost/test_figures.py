@@ -49,7 +49,7 @@ def priced(topology, price):
 
 
 def plan_of(profile, topology, **options):
-    found = planners.plan("gpipe", problem_of(profile, topology, **options))
+    found = planners.plan("straight", problem_of(profile, topology, **options))
     return simulate_plan(found)
 
 
@@ -131,7 +131,7 @@ def test_no_plan_does_more_operations_than_its_devices_can():
     impossible = at_rate(1490e12)
     assert flops_of(impossible, Topology.load("dgx-a100")) == (None, None)  # another device's
     with pytest.raises(PartoptError, match=r"chain: 497 Tflop/s a device, above 495 Tflop/s"):
-        solve(Job(impossible, cluster, planner="gpipe"))
+        solve(Job(impossible, cluster, planner="straight"))
 
 
 def test_a_plan_whose_speed_is_above_the_peak_of_its_devices_is_refused():
@@ -208,12 +208,14 @@ def test_tables_are_in_tokens_where_every_row_knows_them():
 
 
 def test_a_comparison_with_a_price_says_what_it_buys():
-    plans = {"gpipe": plan_of(counted(), priced(flat(2), 2.5))}
+    plans = {"straight": plan_of(counted(), priced(flat(2), 2.5))}
     text = render_comparison(comparison_of(plans, None))
     assert "price    2.50 a device an hour, 5.00 for all" in text
     assert "PER 1.00" in text
     assert "VAR" not in text
-    assert "VAR" in render_comparison(comparison_of({"gpipe": plan_of(counted(), flat(2))}, None))
+    assert "VAR" in render_comparison(
+        comparison_of({"straight": plan_of(counted(), flat(2))}, None)
+    )
 
 
 def test_a_scaling_names_the_fastest_and_the_cheapest_that_fit():

@@ -164,8 +164,8 @@ def test_the_fewest_stages_are_those_of_all_cuts(model, recompute, r, memory):
     )
     costs, places = StageCosts(given), tuple((rank,) for rank in range(10))
     for S in range(1, 6):
-        parts = [costs.parts(places, 0, r, again, S) for again in costs.modes]
-        tables = np.min([np.where(t.room >= t.least, t.seconds, np.inf) for t in parts], axis=0)
+        modes = [costs.stage(places, 0, r, again, S) for again in costs.modes]
+        tables = np.min(modes, axis=0)
         every = (
             (k, (0, *cuts, 5)) for k in range(1, 6) for cuts in combinations(range(1, 5), k - 1)
         )

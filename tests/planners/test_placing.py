@@ -111,7 +111,7 @@ def test_planners_that_balance_plan_for_them(name, planner, devices):
 
 
 @pytest.mark.parametrize("name", CHUNKED)
-@pytest.mark.parametrize("planner", ["pipedream", "data_parallel"])
+@pytest.mark.parametrize("planner", ["pipedream", "straight", "data_parallel"])
 def test_planners_of_one_stage_a_device_refuse_them(name, planner):
     with pytest.raises(
         PartoptError, match="puts one stage on each device, this schedule has several"

@@ -99,6 +99,7 @@ USED = {
     "gpipe": {"stages", "uniform", "none", "costs"},
     "torchgpipe": {"stages", "uniform", "none", "costs"},
     "lingvo": {"stages", "uniform", "none", "costs", "fewer"},
+    "straight": {"stages", "uniform", "none"},
     "data_parallel": {"uniform"},
     "manual": {"cuts"},
 }
@@ -117,7 +118,7 @@ def test_what_a_planner_uses_is_required_where_it_is_asked_for_and_kept_to(name)
         assert feature != "none" or set(replicas) == {1}
 
 
-@pytest.mark.parametrize("name", ["optimal", "gpipe", "torchgpipe", "lingvo"])
+@pytest.mark.parametrize("name", ["optimal", "gpipe", "torchgpipe", "lingvo", "straight"])
 @pytest.mark.parametrize("stages, what", [(8, "7 layers"), (7, "4 devices")])
 def test_more_stages_than_layers_or_devices_are_refused(name, stages, what):
     problem = problem_of(profile(7), topology((4, 1e6)), stages=stages)
@@ -193,7 +194,7 @@ def test_every_split_of_ones_own_is_the_plan(cuts):
 
 def test_fewer_places_to_cut_are_never_faster():
     free, bound = (
-        planners.plan("gpipe", problem_of(profile(20), topology((4, 1e6)), cut_at=cuts))
+        planners.plan("straight", problem_of(profile(20), topology((4, 1e6)), cut_at=cuts))
         for cuts in (None, [0, 5, 9])
     )
     assert free.predicted.period_s <= bound.predicted.period_s

@@ -94,6 +94,7 @@ KINDS: dict[str, Callable[[], Made]] = {
     "optimal, in shares": lambda: plan_of("optimal", shard="parameters", **SYNCHRONOUS),
     "optimal, equal replicas": lambda: plan_of("optimal", replication="uniform", **SYNCHRONOUS),
     "pipedream": lambda: plan_of("pipedream"),
+    "straight": lambda: plan_of("straight", stages=4),
     "data_parallel": lambda: plan_of("data_parallel"),
     "gpipe": lambda: plan_of("gpipe", stages=4, costs=[1.0, 2.0, 3.0, 1.0, 1.0, 1.0]),
     "interleaved": lambda: plan_of("gpipe", schedule="interleaved", microbatches=4, chunks=1),

@@ -61,9 +61,9 @@ def test_a_plan_for_other_microbatches_is_compared_at_the_best_warm_up_for_these
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_row_of_a_scaling_counts_ranks_of_groups_and_the_speed_of_each(ranks):
     profile = replace(uniform_profile(8), group=Group(ranks=2) if ranks == 2 else None)
-    plans = scale_plans(Job(profile, flat(8), planner="gpipe"), [2, 4], False)
+    plans = scale_plans(Job(profile, flat(8), planner="straight"), [2, 4], False)
     for row, own in zip(scaling_of(plans).rows, plans, strict=True):
         assert row.devices == own.topology.devices * own.topology.group_ranks
         assert row.efficiency == own.predicted.speedup_over_one_device / own.topology.devices
-        assert (row.planner, row.shape, row.fits) == ("gpipe", own.shape, True)
+        assert (row.planner, row.shape, row.fits) == ("straight", own.shape, True)
     assert [row.devices for row in scaling_of(plans).rows] == [2, 4]

@@ -79,13 +79,13 @@ def test_of_equal_plans_the_first_is_the_best():
     ("options", "able"),
     [
         ({}, AUTOMATIC),
-        ({"stages": 2}, {"optimal", "gpipe", "torchgpipe", "lingvo"}),
+        ({"stages": 2}, {"optimal", "gpipe", "torchgpipe", "lingvo", "straight"}),
         ({"costs": [1.0] * 8}, {"gpipe", "torchgpipe", "lingvo"}),
         ({"schedule": "zbv", "microbatches": 8}, {"gpipe", "torchgpipe", "lingvo", "grid"}),
         ({"schedule": "dualpipe", "microbatches": 8}, {"gpipe", "torchgpipe", "lingvo", "grid"}),
         ({"schedule": "zb-h1", "microbatches": 8}, AUTOMATIC),
         ({"schedule": "1f1b-eager", "microbatches": 8}, AUTOMATIC),
-        ({"replication": "none"}, {"optimal", "gpipe", "torchgpipe", "lingvo"}),
+        ({"replication": "none"}, {"optimal", "gpipe", "torchgpipe", "lingvo", "straight"}),
         ({"replication": "uniform"}, AUTOMATIC - {"pipedream"}),
         ({"recompute": "auto"}, {"optimal"}),
     ],
@@ -130,6 +130,17 @@ def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
         pytest.approx(4.5),
     )
     assert planners.plan("manual", stated).predicted.period_s == pytest.approx(3.0)
+
+
+def test_a_planner_whose_plans_are_among_those_of_optimal_is_not_asked_unless_shown(monkeypatch):
+    stated, asked = problem_of(uniform_profile(3), flat(12)), []
+    decide = planners.decide
+    monkeypatch.setattr(planners, "decide", lambda *a: asked.append(a[0]) or decide(*a))
+    names = contest.contestants(stated)
+    assert "straight" not in plans_of(names, stated, ["optimal"]).plans
+    assert "straight" not in asked
+    assert "straight" in plans_of(names, stated).plans
+    assert "straight" in asked
 
 
 def test_uniform_layers_on_one_device():

@@ -27,8 +27,8 @@ def test_each_plan_is_the_best_on_its_own_number_of_devices():
 
 
 def test_a_planner_that_is_named_makes_every_plan():
-    plans = scaled(flat(4), [2, 4], planner="gpipe")
-    assert [plan.planner for plan in plans] == ["gpipe"] * 2
+    plans = scaled(flat(4), [2, 4], planner="straight")
+    assert [plan.planner for plan in plans] == ["straight"] * 2
 
 
 def test_weak_scaling_grows_the_batch_with_the_devices():

@@ -18,7 +18,9 @@ def told(result):
     return [note for note in result.notes if note.code == "data-parallel-faster"]
 
 
-@pytest.mark.parametrize("planner", ["gpipe", "torchgpipe", "lingvo", "manual", "pipedream"])
+@pytest.mark.parametrize(
+    "planner", ["gpipe", "torchgpipe", "lingvo", "straight", "manual", "pipedream"]
+)
 @pytest.mark.parametrize("schedule", [{}, {"schedule": "1f1b", "microbatches": 16}])
 def test_data_parallelism_is_told_of_where_it_is_faster(planner, schedule):
     result = solved(UNEVEN, planner, flat(4, 100e9), **schedule)
@@ -40,7 +42,7 @@ def test_it_is_not_told_of_where_it_does_not_fit_or_is_slower():
     assert told(solved(heavy, "gpipe", flat(4, 100e9, memory_bytes=whole - 1))) == []
     [note] = told(solved(heavy, "gpipe", flat(4, 100e9, memory_bytes=10 * whole)))
     assert note.text.endswith("faster and fits: `planner=data_parallel`")
-    assert told(solved(uniform_profile(8), "gpipe", flat(4, 1e6))) == []
+    assert told(solved(uniform_profile(8), "straight", flat(4, 1e6))) == []
 
 
 def test_nor_beside_the_other_planners():

@@ -332,7 +332,7 @@ def test_a_worse_plan_with_a_certificate_of_its_own_is_found_out():
     assert check.text == "another bound is found"
 
 
-@pytest.mark.parametrize("name", ["gpipe", "torchgpipe", "lingvo", "pipedream"])
+@pytest.mark.parametrize("name", ["gpipe", "torchgpipe", "lingvo", "straight", "pipedream"])
 @pytest.mark.filterwarnings("ignore:lingvo")
 def test_a_quick_planners_plan_with_its_cuts_moved_is_found_out(name):
     """Its numbers are those of its own stages, and its certificate is the planner's; but these are

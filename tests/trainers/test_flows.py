@@ -68,7 +68,7 @@ def test_the_document_is_shown(partopt, plan_file, tmp_path):
 
 
 def test_a_plan_without_flows(partopt, plan_file, tmp_path):
-    path = plan_file("--planner gpipe --stages 1")
+    path = plan_file("--planner straight --stages 1")
     assert partopt("export", path, "--to", "flows").out.count("\n") == 1
     partopt("export", path, "--to", "flows", "-o", tmp_path / "flows.json")
     assert "flows    none" in partopt("show", tmp_path / "flows.json").out

@@ -55,8 +55,8 @@ CLUSTERS = [
     two_level(2, 4, 2e9, 1e9, outer_bus=True),
 ]
 PLANS = [
-    {"planner": "gpipe", "schedule": "pipedream"},
-    {"planner": "gpipe", "schedule": "1f1b", "microbatches": 16},
+    {"planner": "straight", "schedule": "pipedream"},
+    {"planner": "straight", "schedule": "1f1b", "microbatches": 16},
     {"cuts": [3], "replicas": [3, 1]},
     {"cuts": [4], "replicas": [2, 2]},
 ]
@@ -88,7 +88,7 @@ def test_an_all_reduce_takes_ports_as_its_algorithm_does_whatever_the_order(algo
 
 
 def test_a_cut_is_as_busy_as_its_port():
-    plan = po.solve(po.Job(uniform_profile(8), flat(2), planner="gpipe")).plan
+    plan = po.solve(po.Job(uniform_profile(8), flat(2), planner="straight")).plan
     assert cut_use(plan) == {1: pytest.approx(port_use(plan)[1, 0])}
 
 
