@@ -22,7 +22,7 @@ def test_the_report_is_on_standard_output_and_what_to_do_next_beside_it(partopt,
     outcome = partopt("simulate", path)
     assert outcome.code == 0
     for part in (
-        "plan     gpipe: 4 stages",
+        "plan     straight: 4 stages",
         "RANK  |0 s",
         "F0",
         "WORK",
