@@ -165,6 +165,10 @@ class Schedule:
         """Time of an iteration in closed form, where `bubble` holds; by default in slots."""
         return self.stages_a_device(v) * M * (t.F + t.B) + self.bubble.of(P, v, M, t)
 
+    def idle_share(self, P: int, v: int, M: int) -> float:
+        """Share of an iteration for which devices wait, where F = I = W."""
+        return self.bubble.of(P, v, M, SLOTS) / self.makespan(P, v, M)
+
 
 class Replicas(list[int]):
     """The replicas of every stage; what is asked of every stage in turn is added up once."""

@@ -75,6 +75,22 @@ def placement_of(plan: Plan, microbatches: int | None = None) -> Placement:
     )
 
 
+def pipeline_of(plan: Plan, shape: str) -> tuple[int, int, int]:
+    """P, v and the microbatches of one of the equal pipelines of a synchronous plan.
+
+    Balanced stages with unequal replicas fill as one pipeline of all devices does, one behind the
+    other: 15-1 passes its first 15 microbatches on at once, and the last stage works through them
+    alone.
+    """
+    assert plan.microbatches is not None
+    held = plan.stages_by_rank()
+    devices, v, S = len(held), len(next(iter(held.values()))), len(plan.stages)
+    if len({stage.replicas for stage in plan.stages}) > 1:
+        return devices, v, plan.microbatches
+    P = S if shape == MIRRORED else S // v
+    return P, v, max(1, plan.microbatches * P // devices)
+
+
 class Place(NamedTuple):
     """One device in its pipeline: what a schedule needs to know to write its row.
 

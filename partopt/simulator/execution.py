@@ -103,6 +103,12 @@ class Execution:
         """Bytes that every rank holds at most, shape (ranks,)."""
         return peak_memory_bytes(self.order, self.plan, self.work.ranks)
 
+    @property
+    def fits(self) -> bool:
+        """Whether every device has room for the most that it holds at once."""
+        limit = self.plan.memory_limit_bytes
+        return limit is None or int(self.peak_memory_bytes.max()) <= limit
+
 
 def execute(plan: Plan, microbatches: int | None = None) -> Execution:
     """Execute `plan` under its schedule.

@@ -1,17 +1,13 @@
 """Findings on an execution: where time or memory goes, in numbers, and a change that helps.
 
-Nothing is advised that was not executed: a change has options of `simulate`, and the gain and the
-price that are stated are those of the plan executed with them. The stages stay as they are, so that
-no change speaks against what a planner has proved of them.
+A finding comes with changes of the cluster or of the job, as options of `simulate`. They are tried:
+the plan is executed with them, its stages as they are, and what is stated is that execution's.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,10 +18,9 @@ from partopt.documents.simulation import Finding, Varied
 from partopt.documents.stage import stages_text
 from partopt.documents.topology import Level
 from partopt.errors import PartoptError
-from partopt.schedules import ACTION_LIMIT, SCHEDULES, schedule
-from partopt.schedules.entry import SLOTS
+from partopt.schedules import ACTION_LIMIT, SCHEDULES
 from partopt.schedules.one_f_one_b import downstream
-from partopt.schedules.placement import MIRRORED, STRAIGHT
+from partopt.schedules.placement import STRAIGHT, pipeline_of
 from partopt.simulator.execution import Execution
 from partopt.simulator.prediction import MOST_ACTIONS, NOTICED, held_back
 from partopt.units import format_bandwidth, format_bytes, format_seconds
@@ -40,21 +35,15 @@ SHORT_FORWARD_S = 2e-3  # a stage of some dozen kernels, 10 us each to launch, i
 _COUNTS = 5e-4  # slowness of a rank that costs less is not named, and ranks within it are alike
 _DEEPER = (1, 2, 3)  # times the warm-up of 1F1B
 
-Goal = Literal["faster", "fits", "settles"]
-
-
-class Change(NamedTuple):
-    """Options to change, what else they take, in words, and what the change is for."""
-
-    options: Mapping[str, Any]
-    more: str = ""
-    goal: Goal = "faster"
+# the options of `simulate` that a change takes, and what else it takes, in words
+Change = tuple[Mapping[str, Any], str]
 
 
 class Point(NamedTuple):
-    """What a finding rests on, and the changes that may help, in the order of preference.
+    """What a finding rests on, `value` in `unit`, and the changes that may help.
 
-    `value` is in `unit`. One that is made `for_its_change` is nothing to point at without.
+    The first that helps is advised, or of a fault, and of a point that is made `for_its_change`,
+    the fastest. Without a change that helps, such a point is left out.
     """
 
     code: str
@@ -74,84 +63,39 @@ class Trials:
     run: Callable[[Conditions], Execution]
 
     def successes(
-        self, now: Execution, changes: Sequence[Change]
-    ) -> Iterator[tuple[Change, dict[str, Any], Execution]]:
-        """Those of `changes` to the execution `now` that do what they are for.
+        self, point: Point, now: Execution
+    ) -> Iterator[tuple[str, dict[str, Any], Execution]]:
+        """The changes of `point` to the execution `now` that do what they are for.
 
-        Each has all the options that `simulate` is called with, and the execution under them.
+        Each is what it takes, all options with it, and the execution under them, which fits.
         """
-        for change in changes if len(now.order.kind) <= MOST_ACTIONS else ():
-            options = self._with(change.options)
-            with suppress(PartoptError):  # the plan cannot run that way
+        for change, takes in point.changes if len(now.order.kind) <= MOST_ACTIONS else ():
+            options = self._with(change)
+            try:
                 then = self.run(Conditions(**options))
-                limit = then.plan.memory_limit_bytes
-                if limit is not None and int(then.peak_memory_bytes.max()) > limit:
-                    continue
-                if change.goal == "settles":
-                    achieved = then.steady is not None and then.steady.settled
-                else:
-                    achieved = change.goal == "fits" or then.period_s * (1 + WORTH) <= now.period_s
-                if achieved:
-                    yield change, options, then
+            except PartoptError:  # the plan cannot run so
+                continue
+            if point.code == "unsettled":
+                helps = then.steady is not None and then.steady.settled
+            else:
+                helps = point.severity == "fault" or then.period_s * (1 + WORTH) <= now.period_s
+            if helps and then.fits:
+                yield takes, options, then
 
-    def _with(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """All that was given, with `options` in place of it; those by level one by one.
+    def _with(self, change: Mapping[str, Any]) -> dict[str, Any]:
+        """All that was given, with `change` in place of it; options by level one by one.
 
         A warm-up is one of a schedule, and goes with it.
         """
-        given = {name: value for name, value in vars(self.given).items() if value not in (None, {})}
-        if "schedule" in options:
-            given.pop("warmup", None)
-        by_level = {
-            name: {**given[name], **value}
-            for name, value in options.items()
-            if isinstance(value, Mapping) and name in given
+        options = {
+            name: value for name, value in vars(self.given).items() if value not in (None, {})
         }
-        return {**given, **options, **by_level}
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """An execution, and the rank, the levels and the shares of time that findings are about."""
-
-    execution: Execution
-
-    @property
-    def plan(self) -> Plan:
-        """The plan that was executed."""
-        return self.execution.plan
-
-    @property
-    def window_s(self) -> float:
-        """Seconds of the iteration or, asynchronous, of one cycle of the steady state."""
-        return self.execution.end_s - self.execution.start_s
-
-    @cached_property
-    def rank(self) -> int:
-        """The working rank that waits least for others to compute: its delays delay all ranks."""
-        ranks = sorted(self.plan.stages_by_rank())
-        return ranks[int(np.argmin(self.execution.shares.idle_s[ranks]))]
-
-    @cached_property
-    def transfer_share(self) -> float:
-        """Share of the time for which that rank waits for messages."""
-        return float(self.execution.shares.transfer_s[self.rank]) / self.window_s
-
-    @cached_property
-    def overloaded(self) -> list[tuple[Level, float]]:
-        """The cluster's levels with a port that is busy nearly all of the time, and the share."""
-        levels = self.execution.work.topology.own_levels
-        shares = [use.transfer_share + use.allreduce_share for use in self.execution.level_use]
-        return [(level, share) for level, share in zip(levels, shares, strict=True) if share > BUSY]
-
-    @cached_property
-    def slowest_level(self) -> Level:
-        """The cluster's level on which messages spend most of the time."""
-        sent, work = self.execution.timeline.transfers, self.execution.work
-        crossed = parting_levels(sent.source, sent.destination, work.topology)
-        levels = work.topology.own_levels
-        seconds = np.bincount(crossed - 1, sent.end - sent.start, minlength=len(levels))
-        return levels[int(seconds.argmax())]
+        if "schedule" in change:
+            options.pop("warmup", None)
+        for name, value in change.items():
+            by_level = isinstance(value, Mapping)
+            options[name] = {**options.get(name, {}), **value} if by_level else value
+        return options
 
 
 def findings(
@@ -159,90 +103,85 @@ def findings(
 ) -> list[Finding]:
     """All findings: faults first, then losses, then risks.
 
-    Changes are advised only with `trials`, and only once; `varied` is what becomes of the
-    execution where devices vary.
+    Changes are advised only with `trials`; `varied` is what becomes of the execution where devices
+    vary.
     """
-    case = Case(execution)
     looks = (
         _memory,
         _unsettled,
         _imbalance,
         _few_microbatches,
-        _transfers,
-        _allreduces,
-        _few_in_flight,
-        _busy_ports,
-        _other_schedules,
-        _idle_ranks,
+        _waits,
+        _schedule,
+        _idle,
         _launches,
     )
-    points = [point for look in looks for point in look(case)]
+    points = [point for look in looks for point in look(execution)]
     points += slow_rank(varied, execution.steady is None) if varied else []
-    advised = (_advise(point, execution, trials) for point in points)
-    found = [finding for finding in advised if finding is not None]
-    return sorted(found, key=lambda finding: ("fault", "loss", "risk").index(finding.severity))
+    points.sort(key=lambda point: ("fault", "loss", "risk").index(point.severity))
+    advised = [_advise(point, execution, trials) for point in points]
+    return [finding for finding in advised if finding is not None]
 
 
 def _advise(point: Point, now: Execution, trials: Trials | None) -> Finding | None:
-    """The finding of a point, with the first change that helps, or the fastest of alike ones.
-
-    None of a point that is made for its change alone, where that does not help.
-    """
-    tried = trials.successes(now, point.changes) if trials is not None else iter(())
-    alike = point.severity == "fault" or point.for_its_change
-    best = min(tried, key=lambda run: run[2].period_s, default=None) if alike else next(tried, None)
+    """The finding of a point, with the change that is advised, if one helps."""
+    helping = trials.successes(point, now) if trials is not None else iter(())
+    fastest = point.severity == "fault" or point.for_its_change
+    best = (
+        min(helping, key=lambda run: run[2].period_s, default=None)
+        if fastest
+        else next(helping, None)
+    )
     if best is None and point.for_its_change:
         return None
-    options, texts, speedup, peak = dict[str, Any](), list[str](), None, None
-    if best is not None:
-        change, options, then = best
+    takes, options, then = best or ("", {}, None)
+    speedup, peak, gains = None, None, [takes] if takes else []
+    if then is not None:
         speedup = now.period_s / then.period_s
         peak, before = (int(run.peak_memory_bytes.max()) for run in (then, now))
-        gains = (
-            f"{abs(speedup - 1):.1%} {'faster' if speedup > 1 else 'slower'}",
-            f"{peak / max(before, 1) - 1:+.1%} memory",
-        )
-        texts = [text for text in gains if not text.lstrip("+-").startswith("0.0%")]
-        texts += [change.more] if change.more else []
+        speed = f"{abs(speedup - 1):.1%} {'faster' if speedup > 1 else 'slower'}"
+        memory = f"{peak / max(before, 1) - 1:+.1%} memory"
+        gains = [text for text in (speed, memory) if text.lstrip("+-")[:4] != "0.0%"] + gains
     return Finding(
         code=point.code,
         severity=point.severity,
         value=point.value,
         unit=point.unit,
         text=point.text,
-        verb="" if best is None else "simulate",
+        verb="" if then is None else "simulate",
         options=options,
-        change=", ".join(texts),
+        change=", ".join(gains),
         speedup=speedup,
         peak_memory_bytes=peak,
     )
 
 
-def _memory(case: Case) -> Iterator[Point]:
-    limit = case.plan.memory_limit_bytes
+def _memory(run: Execution) -> Iterator[Point]:
+    limit, peaks = run.plan.memory_limit_bytes, run.peak_memory_bytes
     if limit is None:
         return
-    peaks = case.execution.peak_memory_bytes
     rank, peak = int(peaks.argmax()), int(peaks.max())
     needs = f"rank {rank} needs {format_bytes(peak)}"
-    held = held_back(case.plan) if peak <= limit else None
-    if held is not None:
+    if peak > limit:
+        text = (
+            f"{needs}, {peak / limit:.0%} of {format_bytes(limit)}, and exceeds the limit by "
+            f"{format_bytes(peak - limit)}"
+        )
+        changes = [(change, "it fits") for change in _other_schedules(run.plan)]
+        yield Point("memory", "fault", peak / limit, "of the limit", text, changes)
+    elif (held := held_back(run.plan)) is not None:
         text = f"{held.text}; {needs} of {format_bytes(limit)}"
         yield Point("memory", "loss", held.slower, "slower", text)
     elif peak > FULL * limit:
         text = f"{needs}, {peak / limit:.0%} of {format_bytes(limit)}"
-        if peak > limit:
-            text += f", and exceeds the limit by {format_bytes(peak - limit)}"
-        changes = _schedules(case, "fits") if peak > limit else []
-        severity: Literal["fault", "risk"] = "fault" if peak > limit else "risk"
-        yield Point("memory", severity, peak / limit, "of the limit", text, changes)
+        yield Point("memory", "risk", peak / limit, "of the limit", text)
 
 
-def _schedules(case: Case, goal: Goal) -> list[Change]:
-    """The other schedules of the plan's kind, with as many stages on a device, to be tried."""
-    planned = SCHEDULES.get(case.plan.schedule)
+def _other_schedules(plan: Plan) -> list[dict[str, str]]:
+    """The other schedules of the plan's kind, with as many stages on a device."""
+    planned = SCHEDULES.get(plan.schedule)
     return [
-        Change({"schedule": name}, "it fits" if goal == "fits" else "", goal)
+        {"schedule": name}
         for name, entry in SCHEDULES.items()
         if planned is not None
         and name != planned.name
@@ -250,24 +189,22 @@ def _schedules(case: Case, goal: Goal) -> list[Change]:
     ]
 
 
-def _unsettled(case: Case) -> Iterator[Point]:
-    steady, passed = case.execution.steady, case.execution.microbatches
-    if steady is None or steady.settled:
+def _unsettled(run: Execution) -> Iterator[Point]:
+    passed = run.microbatches
+    if run.steady is None or run.steady.settled:
         return
-    more = min(4 * passed, ACTION_LIMIT // (2 * len(case.plan.stages)))
+    more = min(4 * passed, ACTION_LIMIT // (2 * len(run.plan.stages)))
+    changes = [({"microbatches": more}, "a steady state")] if more > passed else []
     text = f"{passed} microbatches do not settle into a steady state: the period is their mean pace"
-    settling = [Change({"microbatches": more}, "a steady state", "settles")]
-    changes = settling if more > passed else []
     yield Point("unsettled", "risk", passed, "microbatches", text, changes)
 
 
-def _imbalance(case: Case) -> Iterator[Point]:
+def _imbalance(run: Execution) -> Iterator[Point]:
     """How far the devices that hold the slowest stages are above the mean."""
-    plan = case.plan
-    devices = Counter(tuple(held) for held in plan.stages_by_rank().values())
+    plan, devices = run.plan, run.plan.devices_by_stages()
     seconds = {held: sum(plan.stages[s].compute_s for s in held) / n for held, n in devices.items()}
     slowest = max(seconds, key=lambda held: seconds[held])
-    mean = sum(seconds[held] * n for held, n in devices.items()) / devices.total()
+    mean = sum(seconds[held] * n for held, n in devices.items()) / sum(devices.values())
     if mean and seconds[slowest] > mean * (1 + NOTICED):
         ratio, takes = seconds[slowest] / mean, "takes" if len(slowest) == 1 else "together take"
         text = (
@@ -277,79 +214,93 @@ def _imbalance(case: Case) -> Iterator[Point]:
         yield Point("imbalance", "loss", ratio, "of the mean", text)
 
 
-def _few_microbatches(case: Case) -> Iterator[Point]:
-    plan, planned = case.plan, SCHEDULES.get(case.plan.schedule)
+def _few_microbatches(run: Execution) -> Iterator[Point]:
+    plan, planned = run.plan, SCHEDULES.get(run.plan.schedule)
     if plan.microbatches is None or planned is None or planned.one_at_a_time:
         return
-    of, d = pipeline_of(plan), len(plan.stages_by_rank())
-    enough = ENOUGH_MICROBATCHES * of.P
-    if len(plan.stages) == 1 or enough <= of.M:
+    (P, v, M), devices = pipeline_of(plan, planned.shape), len(plan.stages_by_rank())
+    enough = ENOUGH_MICROBATCHES * P
+    if len(plan.stages) == 1 or enough <= M:
         return
-    now, then = idle_share(plan.schedule, of), idle_share(plan.schedule, of._replace(M=enough))
-    M, per_device = enough * d // of.P, plan.microbatches / d
+    now, then = planned.idle_share(P, v, M), planned.idle_share(P, v, enough)
+    more = enough * devices // P
     text = (
-        f"{plan.microbatches} microbatches for {d} devices: equal stages wait for {now:.1%} of the "
-        f"time, with {M} for {then:.1%}"
+        f"{plan.microbatches} microbatches for {devices} devices: equal stages wait for {now:.1%} "
+        f"of the time, with {more} for {then:.1%}"
     )
-    changes = [Change({"microbatches": M}, f"a batch of {M * plan.microbatch_size} samples")]
+    changes = [({"microbatches": more}, f"a batch of {more * plan.microbatch_size} samples")]
+    per_device = plan.microbatches / devices
     yield Point("microbatches", "loss", per_device, "microbatches a device", text, changes)
 
 
-class Pipeline(NamedTuple):
-    """One of the equal pipelines of a plan."""
+def _waits(run: Execution) -> Iterator[Point]:
+    """What the rank waits for that waits least for others, and ports that may delay all."""
+    plan, shares, window_s = run.plan, run.shares, run.end_s - run.start_s
+    ranks, levels = sorted(plan.stages_by_rank()), run.work.topology.own_levels
+    rank = ranks[int(np.argmin(shares.idle_s[ranks]))]
+    use = [use.transfer_share + use.allreduce_share for use in run.level_use]
+    busy = {level.name: share for level, share in zip(levels, use, strict=True) if share > BUSY}
 
-    P: int  # devices
-    v: int  # stages that a device holds
-    M: int  # microbatches that pass through in an iteration
-
-
-def pipeline_of(plan: Plan) -> Pipeline:
-    """The pipeline of a synchronous plan.
-
-    Balanced stages with unequal replicas fill as one pipeline of all devices does, one behind the
-    other: 15-1 passes its first 15 microbatches on at once, and the last stage works through them
-    alone.
-    """
-    assert plan.microbatches is not None
-    held = plan.stages_by_rank()
-    devices, v = len(held), len(next(iter(held.values())))
-    if len({stage.replicas for stage in plan.stages}) > 1:
-        return Pipeline(devices, v, plan.microbatches)
-    mirrored = schedule(plan.schedule).shape == MIRRORED
-    P = len(plan.stages) if mirrored else len(plan.stages) // v
-    return Pipeline(P, v, max(1, plan.microbatches * P // devices))
-
-
-def idle_share(name: str, of: Pipeline) -> float:
-    """Share of an iteration for which devices wait under the schedule `name`, in closed form.
-
-    Stages are equal with F = I = W, messages take no time, and the optimizer's step is left out.
-    """
-    entry = schedule(name)
-    return entry.bubble.of(*of, SLOTS) / entry.makespan(*of)
-
-
-def _transfers(case: Case) -> Iterator[Point]:
-    """Messages that the least idle rank waits for."""
-    share = case.transfer_share
+    share = float(shares.transfer_s[rank]) / window_s
     if share > NOTICED:
+        level = _slowest_level(run)
         text = (
-            f"rank {case.rank}, which waits least for others, waits for messages {share:.1%} of "
-            f"the time, most of them on level {case.slowest_level.name}"
+            f"rank {rank}, which waits least for others, waits for messages {share:.1%} of the "
+            f"time, most of them on level {level.name}"
         )
-        changes = list(_faster(case, case.slowest_level, share))
+        changes = [*_hide_messages(run, level, busy.pop(level.name, 0.0) * window_s, share)]
         yield Point("transfers", "loss", share, "of the time", text, changes)
+    # idle time at the end makes an all-reduce cheaper by as much
+    share = float(shares.allreduce_s[rank] - shares.end_s[rank]) / window_s
+    if share > NOTICED:
+        s = plan.stages_by_rank()[rank][0]
+        replicas = plan.stages[s].replicas
+        held = f"with {replicas} replicas" if replicas > 1 else "with tied parameters"
+        text = f"rank {rank}, of stage {s} {held}, waits for all-reduces {share:.1%} of the time"
+        busiest = levels[int(np.argmax([use.allreduce_share for use in run.level_use]))]
+        changes = [*_hide_allreduces(plan), _widen(busiest, 2.0)]
+        yield Point("all-reduce", "loss", share, "of the time", text, changes)
+    share = float(shares.idle_s[rank]) / window_s
+    if run.steady and run.steady.settled and max(use) <= BUSY and share > NOTICED:
+        text = (
+            f"every device waits for others for {share:.1%} of the time or more: too few "
+            "microbatches are in flight"
+        )
+        yield Point("in-flight", "loss", share, "of the time", text, [*_deepen_warmups(plan)])
+    # by so much what waits for a port could go faster
+    stretch = max(1.0, run.period_s / plan.slowest_device_s) if plan.slowest_device_s else 1.0
+    for level in levels:
+        if (share := busy.get(level.name, 0.0)) > BUSY:
+            text = (
+                f"a port of level {level.name} is busy for {share:.1%} of the time with transfers "
+                "and all-reduces"
+            )
+            more = {"links": {level.name: level.links + 1}}
+            changes = [(more, "more links"), _widen(level, share / BUSY * stretch)]
+            yield Point("port", "risk", share, "of the time", text, changes)
 
 
-def _faster(case: Case, level: Level, share: float) -> Iterator[Change]:
-    """What might keep devices from waiting for messages on a level, first what costs least."""
-    plan, planned = case.plan, SCHEDULES.get(case.plan.schedule)
+def _slowest_level(run: Execution) -> Level:
+    """The cluster's level on which messages spend most of the time."""
+    sent, topology = run.timeline.transfers, run.work.topology
+    crossed = parting_levels(sent.source, sent.destination, topology)
+    levels = topology.own_levels
+    seconds = np.bincount(crossed - 1, sent.end - sent.start, minlength=len(levels))
+    return levels[int(seconds.argmax())]
+
+
+def _hide_messages(run: Execution, level: Level, port_s: float, share: float) -> Iterator[Change]:
+    """What might keep devices from waiting for messages on a level, first what costs least.
+
+    They wait for `share` of the time; a port of the level that is nearly always busy is so for
+    `port_s`.
+    """
+    plan, planned = run.plan, SCHEDULES.get(run.plan.schedule)
     if plan.waits:
-        yield Change({"facts": {"waits": "none"}}, "where the trainer sends while it computes")
-    computing_s = float(case.execution.shares.compute_s.max())
-    for full, busy in case.overloaded:
-        if full is level and computing_s > 0:
-            yield _widen(level, busy * case.window_s / (BUSY * computing_s))
+        yield {"facts": {"waits": "none"}}, "where the trainer sends while it computes"
+    computing_s = float(run.shares.compute_s.max())
+    if port_s and computing_s > 0:
+        yield _widen(level, port_s / (BUSY * computing_s))
     if planned is not None and not planned.asynchronous and planned.shape == STRAIGHT:
         # the forwards of the first of two stages before its first backward, of eight microbatches
         usual = {
@@ -359,14 +310,25 @@ def _faster(case: Case, level: Level, share: float) -> Iterator[Change]:
         }
         deeper = [name for name, first in usual.items() if first > usual[planned.name]]
         for name in deeper[:1]:
-            yield Change({"schedule": name}, "more microbatches in flight hide the latency")
-    if case.execution.steady is not None:
-        yield from _deepen(case)
-    sent = case.execution.timeline.transfers
+            yield {"schedule": name}, "more microbatches in flight hide the latency"
+    if run.steady is not None:
+        yield from _deepen_warmups(plan)
+    sent = run.timeline.transfers
     if 2 * level.latency_s > float((sent.end - sent.start).max(initial=0.0)):
         latency = {level.name: format_seconds(level.latency_s * NOTICED / share)}
-        yield Change({"latency": latency}, "a network of less latency")
+        yield {"latency": latency}, "a network of less latency"
     yield _widen(level, max(2.0, share / NOTICED))
+
+
+def _hide_allreduces(plan: Plan) -> Iterator[Change]:
+    """What might keep devices from waiting for all-reduces, first what costs least."""
+    if plan.engine.allreduce == "blocking":
+        older = "where the trainer can use gradients that are a round older"
+        yield {"facts": {"allreduce": "overlap"}}, older
+    if plan.microbatches is not None:
+        M = 2 * plan.microbatches
+        batch = f"a batch of {M * plan.microbatch_size} samples: one exchange for twice the work"
+        yield {"microbatches": M}, batch
 
 
 def _widen(level: Level, factor: float) -> Change:
@@ -374,107 +336,48 @@ def _widen(level: Level, factor: float) -> Change:
     rate = level.bandwidth_bytes_per_s * factor
     digit = 10.0 ** (np.floor(np.log10(rate)) - 1)
     wide = format_bandwidth(float(np.ceil(rate / digit - 1e-9) * digit))
-    return Change({"bandwidth": {level.name: wide}}, "a faster network")
+    return {"bandwidth": {level.name: wide}}, "a faster network"
 
 
-def _deepen(case: Case) -> Iterator[Change]:
+def _deepen_warmups(plan: Plan) -> Iterator[Change]:
     """Deeper warm-ups: those of 1F1B, and multiples of them."""
-    stages = case.plan.stages
-    now, replicas = [stage.warmup for stage in stages], [stage.replicas for stage in stages]
+    now, replicas = zip(*((stage.warmup, stage.replicas) for stage in plan.stages), strict=True)
     for factor in _DEEPER:
-        deeper = [downstream(factor)(s, replicas, None).warmup for s in range(len(stages))]
+        deeper = [downstream(factor)(s, replicas, None).warmup for s in range(len(now))]
         if any(then > before for then, before in zip(deeper, now, strict=True)):
             more = f"{deeper[0] + 1} microbatches in flight on each device of the first stage"
-            yield Change({"warmup": deeper}, f"{more} instead of {now[0] + 1}")
+            yield {"warmup": deeper}, f"{more} instead of {now[0] + 1}"
 
 
-def _allreduces(case: Case) -> Iterator[Point]:
-    """All-reduces that the least idle rank waits for."""
-    shares, plan = case.execution.shares, case.plan
-    # idle time at the end makes it cheaper by as much
-    share = float(shares.allreduce_s[case.rank] - shares.end_s[case.rank]) / case.window_s
-    if share <= NOTICED:
-        return
-    s = plan.stages_by_rank()[case.rank][0]
-    replicas = plan.stages[s].replicas
-    held = f"with {replicas} replicas" if replicas > 1 else "with tied parameters"
-    changes = []  # first what costs least
-    if plan.engine.allreduce == "blocking":
-        older = "where the trainer can use gradients that are a round older"
-        changes.append(Change({"facts": {"allreduce": "overlap"}}, older))
-    if plan.microbatches is not None:
-        M = 2 * plan.microbatches
-        batch = f"a batch of {M * plan.microbatch_size} samples: one exchange for twice the work"
-        changes.append(Change({"microbatches": M}, batch))
-    busiest = int(np.argmax([use.allreduce_share for use in case.execution.level_use]))
-    changes.append(_widen(plan.topology.own_levels[busiest], 2.0))
-    text = f"rank {case.rank}, of stage {s} {held}, waits for all-reduces {share:.1%} of the time"
-    yield Point("all-reduce", "loss", share, "of the time", text, changes)
-
-
-def _few_in_flight(case: Case) -> Iterator[Point]:
-    """Too few microbatches in flight, where nothing else holds up the devices."""
-    steady = case.execution.steady
-    if steady is None or not steady.settled or case.overloaded:
-        return
-    share = float(case.execution.shares.idle_s[case.rank]) / case.window_s
-    if share > NOTICED:
-        text = (
-            f"every device waits for others for {share:.1%} of the time or more: too few "
-            "microbatches are in flight"
-        )
-        yield Point("in-flight", "loss", share, "of the time", text, list(_deepen(case)))
-
-
-def _busy_ports(case: Case) -> Iterator[Point]:
-    """Ports that have little time left, other than those that messages are waited for."""
-    waiting = case.slowest_level if case.transfer_share > NOTICED else None
-    for level, share in case.overloaded:
-        if level is waiting:
-            continue
-        # by so much what waits for the port could go faster
-        slowest_s = case.plan.slowest_device_s
-        stretch = max(1.0, case.execution.period_s / slowest_s) if slowest_s else 1.0
-        text = (
-            f"a port of level {level.name} is busy for {share:.1%} of the time with transfers and "
-            "all-reduces"
-        )
-        more = Change({"links": {level.name: level.links + 1}}, "more links")
-        changes = [more, _widen(level, share / BUSY * stretch)]
-        yield Point("port", "risk", share, "of the time", text, changes)
-
-
-def _other_schedules(case: Case) -> Iterator[Point]:
+def _schedule(run: Execution) -> Iterator[Point]:
     """A schedule that the stages can run on their present ranks, and that is faster."""
-    plan = case.plan
-    planned = SCHEDULES.get(plan.schedule)
-    if planned is None or planned.asynchronous or len(plan.stages) == 1:
+    planned = SCHEDULES.get(run.plan.schedule)
+    if planned is None or planned.asynchronous or len(run.plan.stages) == 1:
         return
-    faster = [
-        change
-        for change in _schedules(case, "faster")
-        if SCHEDULES[change.options["schedule"]].split != planned.split or planned.one_at_a_time
+    changes = [
+        (change, "")
+        for change in _other_schedules(run.plan)
+        if SCHEDULES[change["schedule"]].split != planned.split or planned.one_at_a_time
     ]
-    bubble = case.execution.bubble
-    text = f"under {plan.schedule} the devices compute nothing for {bubble:.1%} of the time"
-    yield Point("schedule", "loss", bubble, "of the time", text, faster, for_its_change=True)
+    text = f"under {planned.name} the devices compute nothing for {run.bubble:.1%} of the time"
+    yield Point("schedule", "loss", run.bubble, "of the time", text, changes, True)
 
 
-def _idle_ranks(case: Case) -> Iterator[Point]:
-    plan, idle = case.plan, len(case.plan.idle_ranks)
+def _idle(run: Execution) -> Iterator[Point]:
+    topology, idle = run.plan.topology, len(run.plan.idle_ranks)
     if idle:
-        group_ranks = plan.topology.group_ranks
-        text = f"{idle * group_ranks} of {plan.topology.devices * group_ranks} devices have no work"
+        ranks = topology.group_ranks
+        text = f"{idle * ranks} of {topology.devices * ranks} devices have no work"
         yield Point("idle-ranks", "loss", idle, "ranks", text)
 
 
-def _launches(case: Case) -> Iterator[Point]:
+def _launches(run: Execution) -> Iterator[Point]:
     """Launches on the slowest stage; where another stage is short, its device waits anyway."""
-    plan = case.plan
-    pace = max(plan.stages, key=lambda stage: stage.compute_s / stage.replicas)
+    stages = run.plan.stages
+    pace = max(stages, key=lambda stage: stage.compute_s / stage.replicas)
     if 0 < pace.forward_s < SHORT_FORWARD_S:
         text = (
-            f"the forward of stage {plan.stages.index(pace)}, the slowest, takes "
+            f"the forward of stage {stages.index(pace)}, the slowest, takes "
             f"{format_seconds(pace.forward_s)} a microbatch, less than "
             f"{format_seconds(SHORT_FORWARD_S)}: launching its kernels may take longer"
         )

@@ -59,7 +59,6 @@ def document_of(
     `varied` is what becomes of it where devices vary.
     """
     plan, steady, peak = execution.plan, execution.steady, int(execution.peak_memory_bytes.max())
-    limit = plan.memory_limit_bytes
     return SimulationDocument(
         model=plan.profile.name,
         layers=plan.stages[-1].stop,
@@ -83,7 +82,7 @@ def document_of(
         window_start_s=execution.start_s,
         window_end_s=execution.end_s,
         peak_memory_bytes=peak,
-        fits=limit is None or peak <= limit,
+        fits=execution.fits,
         changed=changes(before, plan),
         planned=Planned(
             period_s=before.predicted.period_s,

@@ -68,8 +68,7 @@ class Simulation:
     @property
     def fits(self) -> bool:
         """Whether every device has room for the most that it holds at once."""
-        limit = self.plan.memory_limit_bytes
-        return limit is None or int(self.execution.peak_memory_bytes.max()) <= limit
+        return self.execution.fits
 
     def save(
         self,

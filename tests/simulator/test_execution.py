@@ -13,12 +13,11 @@ from partopt.documents.files import find_shipped
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.schedules import SCHEDULES
-from partopt.schedules.placement import CHUNKS, LOOPED, ranks_of
+from partopt.schedules.placement import CHUNKS, LOOPED, STRAIGHT, pipeline_of, ranks_of
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execute, simulate_plan
 from partopt.simulator.execution import execute_csv, placement_of
 from partopt.simulator.metrics import longest_span_s
-from partopt.what_if.advice import Pipeline, idle_share, pipeline_of
 from partopt.what_if.document import document_of
 from tests.helpers import chain_profile, flat, two_level
 from tests.report.timelines import plan_of as stages_of
@@ -114,16 +113,16 @@ def test_equal_stages_idle_as_the_closed_form_says(name, d):
     shape = SCHEDULES[name].shape
     v = CHUNKS.get(shape, 3 if shape == LOOPED else 1)
     plan = under(stages_of(name, ranks_of(shape, 4, v, d), 12 * d, **FREE))
-    assert pipeline_of(plan) == Pipeline(4, v, 12)
-    assert execute(plan).bubble == pytest.approx(idle_share(name, Pipeline(4, v, 12)), abs=1e-9)
+    assert pipeline_of(plan, shape) == (4, v, 12)
+    assert execute(plan).bubble == pytest.approx(SCHEDULES[name].idle_share(4, v, 12), abs=1e-9)
 
 
 def test_unequal_replicas_fill_as_one_pipeline_of_all_devices():
     plan = under(stages_of("1f1b", [[0, 1, 2], [3]], 30, **FREE))
     wide = msgspec.structs.replace(plan.stages[0], compute_s=9e-3, forward_s=3e-3, backward_s=6e-3)
     plan = msgspec.structs.replace(plan, stages=[wide, plan.stages[1]])
-    assert pipeline_of(plan) == Pipeline(4, 1, 30)
-    assert execute(plan).bubble == pytest.approx(idle_share("1f1b", Pipeline(4, 1, 30)), abs=0.03)
+    assert pipeline_of(plan, STRAIGHT) == (4, 1, 30)
+    assert execute(plan).bubble == pytest.approx(SCHEDULES["1f1b"].idle_share(4, 1, 30), abs=0.03)
 
 
 PROFILE = Profile.load(find_shipped("gpt.cpu.float32", "profiles"))
