@@ -118,8 +118,8 @@ def _facts(trainer: partopt.Trainer) -> Iterator[tuple[str, str]]:
 
 def _document(trainer: partopt.Trainer) -> dict[str, Any]:
     """All that is known of a trainer, but for the functions."""
-    known = ("name", "summary", "tried", "schedules", "says", "engine", "practice", "sources")
-    return {name: getattr(trainer, name) for name in known}
+    known = ("name", "summary", "tried", "schedules", "says", "engine", "practice")
+    return {name: getattr(trainer, name) for name in known} | {"sources": {**trainer.sources}}
 
 
 def _practice(trainer: partopt.Trainer) -> dict[str, Any]:

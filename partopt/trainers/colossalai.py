@@ -9,6 +9,7 @@ from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.reading import cuts_of_blocks, find_count, read_numbers
+from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
     BLOCKS,
     Says,
@@ -99,22 +100,7 @@ COLOSSALAI = Trainer(
         recompute=("none", "blocks"),
         shard=("none", "optimizer"),
     ),
-    sources={
-        "schedules": "pipeline/schedule/one_f_one_b.py: P - 1 - p forwards first",
-        "cuts": "pipeline/stage_manager.py: num_layers_per_stage",
-        "degrees": "shardformer/policies: heads by tensor_parallel_size",
-        "orders": "booster/plugin/hybrid_parallel_plugin.py: dp_outside",
-        "waits": "pipeline/schedule/one_f_one_b.py: overlap_p2p=False",
-        "messages": "pipeline/p2p.py: an operation for each tensor of a batch_isend_irecv",
-        "gradients": "autograd's own; zero/low_level reduces in the parameters' format",
-        "allreduce": "booster/plugin/hybrid_parallel_plugin.py, execute_pipeline: sync_dp_grads "
-        "behind the last backward",
-        "buffers": "pipeline/p2p.py: a tensor is made when it is received",
-        "recompute": "shardformer/shard/grad_ckpt_config.py: num_ckpt_layers_per_stage",
-        "shard": "booster/plugin/hybrid_parallel_plugin.py: zero_stage 0 or 1 with pipelines",
-        "optimizer_bytes": "amp/naive_amp/mixed_precision_optimizer.py: a float32 copy beside the "
-        "moments, as partopt counts it",
-    },
+    sources=Sources("colossalai"),
     write=_write,
     suffix=".py",
     faults=_faults,

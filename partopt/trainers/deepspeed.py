@@ -18,6 +18,7 @@ from partopt.importers.hugging_face import like_shipped, read_transformer, write
 from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, malformed, read_numbers
+from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
     Lever,
     Says,
@@ -259,35 +260,7 @@ DEEPSPEED = Trainer(
         "ends": {name: {"ends": name} for name in ("stage", "blocks")},
     },
     levers=(Lever((("attention", "flash"),), "--use-flash-attn-v2", verified=True),),
-    sources={
-        "schedules": "runtime/pipe/schedule.py, TrainSchedule: P - 1 - p forwards first",
-        "cuts": "runtime/pipe/module.py, _partition_layers: bounds of layers",
-        "degrees": "runtime/pipe/topology.py: an axis `model`",
-        "formats": "runtime/config.py: fp16 and bf16; products in 8 bits are the layers' own",
-        "orders": "runtime/pipe/topology.py, ProcessTopology: axes",
-        "waits": "runtime/pipe/p2p.py: send and recv, none asynchronous",
-        "messages": "runtime/pipe/engine.py, _exec_send_activations: tensor by tensor",
-        "gradients": "runtime/engine.py, get_data_types: the model's, unless grad_accum_dtype",
-        "allreduce": "runtime/pipe/schedule.py: ReduceGrads behind the last step",
-        "buffers": "runtime/pipe/engine.py: one that each message is copied from",
-        "recompute": "runtime/pipe/module.py: activation_checkpoint_interval layers together",
-        "shard": "runtime/pipe/engine.py: ZeRO 2 and 3 are incompatible with pipelines",
-        "optimizer_bytes": "runtime/bf16_optimizer.py: a float32 copy beside the moments, as "
-        "partopt counts it",
-        "loss": "Megatron-DeepSpeed, core/tensor_parallel/cross_entropy.py: as Megatron's, counted",
-        "attention": "Megatron-DeepSpeed, arguments.py: --use-flash-attn-v2 is off",
-        "scores": "Megatron-DeepSpeed, model/fused_softmax.py: scale, mask and softmax in one "
-        "kernel (4), dropout (5); both and their masks backward (11); softmax, mask, both kept",
-        "sequence_parallel": "Megatron-DeepSpeed, arguments.py: --sequence-parallel is off",
-        "tp_overlap": "bigscience's Megatron-DeepSpeed, mpu/mappings.py: the backward of "
-        "_CopyToModelParallelRegion waits for its all-reduce",
-        "sums": "runtime/pipe/engine.py: autograd adds to the gradient that there is",
-        "ends": "Megatron-DeepSpeed, model/gpt_model.py: partition_method type:transformer, blocks "
-        "evenly; bigscience's --pp-partition-method type:transformer|embedding, these too",
-        "keeps_outputs": "runtime/pipe/engine.py, pipe_buffers: a stage's outputs stay",
-        "buffer_bytes": "runtime/zero/stage_1_and_2.py: three buckets of 5e8 elements, beside "
-        "CUDA's context and buffers of NCCL; assumed",
-    },
+    sources=Sources("deepspeed"),
     write=_write,
     suffix=".py",
     read=_read,

@@ -39,6 +39,7 @@ from partopt.trainers.megatron_model import (
 from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
 from partopt.trainers.read_back import offloaded_modules
 from partopt.trainers.reading import check_count, find_count, find_value, malformed, read_literal
+from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
     HEADS,
     Lever,
@@ -500,80 +501,7 @@ MEGATRON = Trainer(
             values=("experts", "all"),
         ),
     ),
-    sources={
-        "schedules": "core/pipeline_parallel/schedules.py, get_pp_rank_microbatches: P - 1 - p "
-        "forwards first; interleaved 2 (P - 1 - p) + (v - 1) P",
-        "cuts": "core/transformer/pipeline_parallel_layer_layout.py: embedding, decoder, loss",
-        "degrees": "core/transformer/transformer_config.py; Megatron-LM, training/arguments.py: "
-        "--expert-tensor-parallel-size is that of tensors by default",
-        "orders": "core/parallel_state.py: tp-cp-ep-dp-pp, or --use-tp-pp-dp-mapping",
-        "waits": "core/pipeline_parallel/schedules.py: 1F1B refuses overlap_p2p_comm, which "
-        "Megatron-LM, training/arguments.py, has by default where stages interleave",
-        "messages": "core/pipeline_parallel/p2p_communication.py: one tensor of hidden states",
-        "gradients": "Megatron-LM, training/arguments.py, validate_args: --bf16 accumulates and "
-        "reduces in float32, unless --grad-reduce-in-bf16",
-        "allreduce": "core/distributed/distributed_data_parallel_config.py: overlap_grad_reduce",
-        "bucket_bytes": "core/distributed/distributed_data_parallel.py: 40 million parameters, "
-        "from 40 replicas on 1 million for each",
-        "buffers": "core/pipeline_parallel/p2p_communication.py: torch.empty for each message",
-        "recompute": "core/transformer/transformer_block.py, _checkpointed_forward: the first "
-        "recompute_num_layers of each stage, or all one by one",
-        "shard": "core/optimizer/distrib_optimizer.py: --use-distributed-optimizer",
-        "fsdp": "Megatron-LM, training/arguments.py: --use-megatron-fsdp is off",
-        "flat_shards": "core/distributed/fsdp, param_and_grad_buffer.py: buffers of model weights, "
-        "of main weights in float32 and of main gradients, by block (mcore_fsdp_adapter.py), two "
-        "with --fsdp-double-buffer. Its hooks (megatron_fsdp.py) make a view of a stage's output, "
-        "at which core/pipeline_parallel/schedules.py, deallocate_output_tensor, stops",
-        "optimizer_bytes": "core/optimizer/optimizer.py, Float16OptimizerWithFloat16Params: a "
-        "float32 copy beside the moments, as partopt counts it; others by exp_avg_dtype, "
-        "exp_avg_sq_dtype, main_params_dtype of core/optimizer/optimizer_config.py",
-        "passes": "core/fusions: norms read and write once (4; 6), bias, dropout and residual are "
-        "one kernel (7; 5 for the mask beside 6 for the sum), rotary and SwiGLU likewise; counted",
-        "kept": "Korthikanti et al., 2022, table 2; for others the same list, counted: inputs of "
-        "norms and products, q, k, v, turned q, attention's output, gate, up, their product, masks",
-        "loss": "core/tensor_parallel/cross_entropy.py: a cast, a maximum, a difference, an "
-        "exponential, a sum, a quotient, a product, a cast back; counted. With "
-        "--cross-entropy-loss-fusion one kernel forward and one backward",
-        "attention": "Transformer Engine, attention/dot_product_attention/utils.py: on Hopper and "
-        "Blackwell cuDNN's before FlashAttention-2",
-        "joined_queries": "core/transformer/attention.py: linear_qkv",
-        "joined_gate": "core/transformer/mlp.py: linear_fc1 is twice as wide where gated",
-        "sequence_parallel": "Megatron-LM, training/arguments.py: --sequence-parallel, which "
-        "experts need, and the examples have",
-        "regathers": "core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncComm: "
-        "backward gathers the input again",
-        "tp_overlap": "core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncComm: the "
-        "gather under the input's gradient, the scatter or all-reduce under the weight's; "
-        "Megatron-LM, training/arguments.py: --tp-comm-overlap is off",
-        "sums": "core/tensor_parallel/layers.py: gradient_accumulation_fusion, on by default",
-        "exchange": "core/distributed/param_and_grad_buffer.py: reduce_scatter or all_reduce",
-        "sends": "core/pipeline_parallel/p2p_communication.py: a rank's part of the sequence",
-        "ends": "core/transformer/pipeline_parallel_layer_layout.py: as the layout says, which is "
-        "written; core/transformer/transformer_block.py, get_num_layers_to_build: without one "
-        "blocks evenly, --account-for-embedding-in-pipeline-split and -loss- as a block each",
-        "selective": "core/transformer/attention.py, _checkpointed_attention_forward: core_attn",
-        "stops_early": "core/tensor_parallel/random.py, CheckpointFunction: all of a block",
-        "conversion": "Transformer Engine, DelayedScaling: read for the maximum (2), read again, "
-        "written with its transpose (4); counted",
-        "dispatch": "Megatron-LM, training/arguments.py: --moe-token-dispatcher-type alltoall",
-        "dispatch_bytes": "core/transformer/moe/token_dispatcher.py: hidden states in 16 bits",
-        "fused_experts": "Megatron-LM, training/arguments.py: --use-transformer-engine-op-fuser is "
-        "off",
-        "routing": "Megatron-LM, training/arguments.py: --moe-router-force-load-balancing is off",
-        "muon": "Megatron-LM, training/arguments.py: --optimizer adam",
-        "optimizer_offload": "core/optimizer/cpu_offloading/hybrid_optimizer.py: so many "
-        "parameters have a copy, moments and gradient in float32 on the host, for torch's AdamW",
-        "offload_overlap": "the same, step: all gradients, the host's step, all parameters; with "
-        "--overlap-cpu-optimizer-d2h-h2d parameter by parameter, copies on other streams",
-        "offload": "core/pipeline_parallel/fine_grained_activation_offload.py; Megatron-LM, "
-        "training/arguments.py: --fine-grained-activation-offloading is off",
-        "dispatch_overlap": "the same: --overlap-moe-expert-parallel-comm is off",
-        "launches": "operations of core/transformer as they are read there; those of experts, "
-        "their router and their exchange are fitted on published runs",
-        "graphs": "core/transformer/transformer_config.py: cuda_graph_impl is none, "
-        "cuda_graph_modules (before, cuda_graph_scope) says of what",
-        "buffer_bytes": "CUDA's context, buffers of NCCL, a workspace of cuBLAS; assumed",
-    },
+    sources=Sources("megatron"),
     write=_write_arguments,
     suffix=".sh",
     faults=_faults,
@@ -614,13 +542,7 @@ BRIDGE = dataclasses.replace(
     name="megatron-bridge",
     summary="Megatron Bridge: a function that sets the fields of a configuration",
     tried="Megatron Core 0.16.1; Megatron Bridge 0.3.1, its fields",
-    sources=MEGATRON.sources
-    | {
-        "waits": "Megatron Bridge, training/comm_overlap.py: overlap_p2p_comm with chunks alone",
-        "gradients": "Megatron Bridge, training/mixed_precision.py, bf16_mixed",
-        "allreduce": "Megatron Bridge, recipes/common.py: overlap_grad_reduce",
-        "loss": "Megatron Bridge, models/gpt_provider.py: cross_entropy_loss_fusion is on",
-    },
+    sources=Sources("megatron", "megatron-bridge"),
     practice=replace(PRACTICE, loss=FUSED),
     levers=[lever._replace(flag=_FLAGS.get(lever.flag, lever.flag)) for lever in MEGATRON.levers],
     recipes=RECIPES,

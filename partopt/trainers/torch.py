@@ -20,6 +20,7 @@ from partopt.schedules.entry import Schedule
 from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import to_csv
 from partopt.trainers.parts import Part
+from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import Says, Stated, Text, Trainer, plain
 
 _MOST = 1_000_000  # microbatches times stages of an order
@@ -169,18 +170,6 @@ def _candidates(
         yield from ((entry, warmups) for entry in able if entry.takes_warmup)
 
 
-_SOURCES = {
-    "schedules": "distributed/pipelining/schedules.py, _PipelineScheduleRuntime: any order",
-    "waits": "distributed/pipelining/schedules.py, _PipelineScheduleRuntime: sends and receives "
-    "are posted, and waited for where they are needed",
-    "in_turn": "distributed/pipelining/schedules.py, OVERLAP_F_B: the forward, then the backward",
-    "messages": "distributed/pipelining/stage.py: an operation for each tensor",
-    "gradients": "autograd's own, in the number format of the parameters",
-    "allreduce": "partopt.runtime.torch_engine: behind the last backward",
-    "buffers": "distributed/pipelining/stage.py: args_recv_info of every microbatch",
-    "recompute": "partopt.runtime: a stage keeps its input",
-    "shard": "partopt.runtime.own_loop: whole parameters are stepped",
-}
 TORCH = Trainer(
     name="torch",
     summary="torch: a program for torchrun on torch's pipeline runtime, for any model",
@@ -188,7 +177,7 @@ TORCH = Trainer(
     schedules=SYNCHRONOUS,
     says=Says(recomputed="each", orders=()),
     engine=OF_TORCH,
-    sources=_SOURCES,
+    sources=Sources("torch"),
     write=_write,
     suffix=".py",
     faults=csv_faults,
@@ -200,12 +189,7 @@ TORCH_CSV = Trainer(
     schedules=SYNCHRONOUS,
     says=Says(recomputed="each", orders=(), degrees={"tp": "as the stages are made"}),
     engine=OF_TORCH,
-    sources=_SOURCES
-    | {
-        "degrees": "a stage is any module",
-        "recompute": "as the stages are made",
-        "allreduce": "the loop's own",
-    },
+    sources=Sources("torch", "torch-csv"),
     write=_write_order,
     suffix=".csv",
     faults=csv_faults,

@@ -10,6 +10,7 @@ from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, find_count, read_numbers
+from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import Says, Stated, Text, Trainer, arguments_text
 
 _EXAMPLE = "[5, 3, 3, 3]"
@@ -46,16 +47,7 @@ TORCHGPIPE = Trainer(
     schedules={"gpipe": "GPipe"},
     says=Says(replicas="one", orders=("stages",), ties=False),
     engine=Engine(messages="split", allreduce="blocking", recompute=("none", "stage")),
-    sources={
-        "schedules": "pipeline.py, clock_cycles",
-        "waits": "pipeline.py, stream.py: copies run on streams of their own",
-        "messages": "copy.py: Copy copies each tensor of a microbatch",
-        "gradients": "autograd's own, in the number format of the parameters",
-        "allreduce": "gpipe.py: one replica, nothing is exchanged",
-        "buffers": "copy.py: a tensor is made when it is copied",
-        "recompute": "checkpoint.py: a partition keeps its input; gpipe.py: checkpoint=",
-        "shard": "gpipe.py: one replica",
-    },
+    sources=Sources("torchgpipe"),
     write=_write,
     suffix=".py",
     read=_read,

@@ -43,7 +43,8 @@ from partopt.trainers.reading import (
     malformed,
     read_literal,
 )
-from partopt.trainers.torch import SYNCHRONOUS, TORCH, csv_faults, csv_of
+from partopt.trainers.sources import Sources
+from partopt.trainers.torch import SYNCHRONOUS, csv_faults, csv_of
 from partopt.trainers.trainer import (
     PARTS,
     Lever,
@@ -650,54 +651,7 @@ TORCHTITAN = Trainer(
         ),
         Lever((("cpu-offload", "yes"),), "--training.enable_cpu_offload", frees=True),
     ),
-    sources=TORCH.sources
-    | {
-        "schedules": "distributed/pipeline_parallel.py, _build_pipeline_schedule: torch's by name, "
-        "or a CSV",
-        "cuts": "distributed/pipeline_parallel.py: module_fqns_per_model_part",
-        "degrees": "distributed/parallel_dims.py",
-        "orders": "distributed/parallel_dims.py, build_mesh: pp is the outermost",
-        "formats": "config/configs.py: mixed_precision_param is bfloat16 or float32; converters",
-        "waits": "torch 2.13, Schedule1F1B: waits for each send and receive; the runtime, which "
-        "runs the others, where they are needed",
-        "gradients": "config/configs.py: mixed_precision_reduce is float32",
-        "allreduce": "torch 2.13, pipelining/stage.py: gradients of FSDP are reduced when a "
-        "stage's last backward has ended",
-        "recompute": "distributed/activation_checkpoint.py: SelectiveAC, FullAC, of every block",
-        "shard": "distributed/fsdp.py: fully_shard; fsdp_reshard_after_forward. In pipelines torch "
-        "2.13, pipelining/stage.py, backward_maybe_with_nosync, keeps what a backward gathered and "
-        "whole gradients, so that `always` gathers a stage once a microbatch for at most the "
-        "activations of one",
-        "optimizer_bytes": "components/optimizer/optimizer.py: AdamW of float32 parameters",
-        "passes": "models/common: RMSNorm, rotary in complex float32 (20), silu and product (4 + "
-        "6; 6 + 12), each operation a kernel; with --compile each chain is one, counted",
-        "kept": "the tensors that autograd saves of these operations, counted",
-        "loss": "components/loss.py: cross_entropy of logits cast to float32; counted",
-        "compiled": "config/configs.py, CompileConfig: enable is off",
-        "tp_overlap": "config/configs.py: enable_async_tensor_parallel is off",
-        "attention": "models/common/attention.py, ScaledDotProductAttention: cuDNN's before "
-        "torch's flash attention; FlexAttention, its models' default from 0.3 on, is not counted",
-        "joined_queries": "models/common/attention.py, QKVLinear: wq, wk, wv; FusedQKVLinear, "
-        "which its models have from 0.3 on, is not counted",
-        "joined_gate": "models/common/feed_forward.py: w1, w3",
-        "regathers": "distributed/tensor_parallel: DTensor keeps what was gathered",
-        "sums": "autograd, where parameters are not in shares",
-        "ends": "distributed/pipeline_parallel.py: pipeline_parallel_first_stage_less_layers and "
-        "pipeline_parallel_last_stage_less_layers, a block each",
-        "selective": "distributed/activation_checkpoint.py: per-op, every second product is kept",
-        "kept_selective": "the same: the input, q, v, attention's output, the gate",
-        "stops_early": "distributed/activation_checkpoint.py: early_stop, which is off",
-        "shard_copies": "torch, distributed/fsdp/_fully_shard/_fsdp_collectives.py: what is "
-        "gathered is copied out forward and backward (4 each), gradients are copied in",
-        "flat_shards": "torch, distributed/fsdp/_fully_shard/_fsdp_param.py: a float32 parameter "
-        "is alone in its shares",
-        "host_shards": "config/configs.py: enable_cpu_offload is off; torch 2.13, "
-        "distributed/fsdp/_fully_shard: shares in float32 are copied in before they are gathered, "
-        "gradients out behind their scatter, which the host waits for and adds from the second "
-        "microbatch on (foreach_reduce); fused AdamW reads 16 and writes 12 bytes a parameter, "
-        "clipping 12",
-        "conversion": "torchao, float8: compiled, the maximum is taken where a tensor is made",
-    },
+    sources=Sources("torch", "torchtitan"),
     write=_write,
     suffix=".py",
     faults=_faults,

@@ -155,7 +155,8 @@ class Trainer:
     how it runs a transformer by default, None where that is not known; `choices` are what its
     options change of that, by their names and values. `levers` are those that may be worth it, and
     `recipes` the facts that its authors set, by the name of the recipe and the model. `sources` has
-    one for every fact of `engine`, of `practice`, and for what `says` needs.
+    one for every fact of `engine`, of `practice`, and for what `says` needs; sources.yaml has those
+    of shipped trainers.
 
     `write(plan, parts, stem)` makes the text in a file that ends in `suffix`; `parts` say what each
     layer is, where `says.cuts` asks for it; `stem` names the file without its ending, for files
@@ -171,7 +172,7 @@ class Trainer:
     schedules: Mapping[str, str | None] | None
     says: Says
     engine: Engine
-    sources: dict[str, str]
+    sources: Mapping[str, str]
     practice: Practice | None = None
     choices: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
     levers: Sequence[Lever] = ()
