@@ -119,18 +119,26 @@ class Settings:
         A fault where it is none, or is missing.
         """
         before = len(self.faults)
-        value = self.find(*names)
-        if value is None and len(self.faults) == before and default is None:
+        number = self.number(*names, least=int(default != 0))
+        if number is None and len(self.faults) == before and default is None:
             self.refuse_missing(names[0])
+        return default if number is None else number
+
+    def number(self, *names: str, least: int = 1) -> int | None:
+        """The whole number of one of the names, None where none has one.
+
+        A fault where it is another value, or less.
+        """
+        value = self.find(*names)
         if value is None:
-            return default
+            return None
         number = value if isinstance(value, int) and not isinstance(value, bool) else -1
-        if (default != 0) <= number < _LARGE:
+        if least <= number < _LARGE:
             return number
         kind = "positive" if number == 0 else "plausible" if number > 0 else "whole"
         what = f"{self.show(names[0])}: {str(value)!r:.60} is not a {kind} number"
-        self.faults.append(PartoptError(what, "give a number", code="invalid-value", path=names[0]))
-        return default
+        self._refuse(PartoptError(what, "give a number", code="invalid-value", path=names[0]))
+        return None
 
     def refuse_missing(self, name: str, why: str = "") -> None:
         """Note that a value is needed that the text does not have."""
@@ -150,7 +158,10 @@ class Settings:
         given = unknown[0] if re.fullmatch(r"\w+", unknown[0]) else name
         hint = f"give it: `arguments={given}=VALUE`"
         what = f"{self.show(name)}: depends on {variables}, which the text does not say"
-        fault = PartoptError(what, hint, code="unknown-variable", path=name)
+        self._refuse(PartoptError(what, hint, code="unknown-variable", path=name))
+
+    def _refuse(self, fault: PartoptError) -> None:
+        """Note what a value is refused for, once."""
         if fault.message not in [known.message for known in self.faults]:
             self.faults.append(fault)
 

@@ -8,7 +8,7 @@ from partopt.configurations.settings import read_settings
 from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part, count_blocks
-from partopt.trainers.reading import cuts_of_blocks, find_count, read_numbers
+from partopt.trainers.reading import cuts_of_blocks, read_numbers
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
     BLOCKS,
@@ -72,13 +72,13 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     settings = read_settings(text)
     counts = read_numbers(settings, "num_layers_per_stage", _EXAMPLE)
     layout = Layout(
-        tp=find_count(settings, "tp_size"),
-        pp=find_count(settings, "pp_size"),
-        microbatch=find_count(settings, "microbatch_size"),
+        tp=settings.number("tp_size"),
+        pp=settings.number("pp_size"),
+        microbatch=settings.number("microbatch_size"),
         recompute=_said_again(settings.known("num_ckpt_layers_per_stage"), counts),
-        shard="optimizer" if find_count(settings, "zero_stage") == 1 else None,
+        shard="optimizer" if settings.number("zero_stage") == 1 else None,
     )
-    microbatches = find_count(settings, "num_microbatches")
+    microbatches = settings.number("num_microbatches")
     return Stated(cuts=cuts_of_blocks(counts, parts), layout=layout, microbatches=microbatches)
 
 

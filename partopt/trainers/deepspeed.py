@@ -17,7 +17,7 @@ from partopt.errors import PartoptError
 from partopt.importers.hugging_face import like_shipped, read_transformer, write_config
 from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.parts import Part
-from partopt.trainers.reading import check_stages, find_count, malformed, read_numbers
+from partopt.trainers.reading import check_stages, malformed, read_numbers
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
     Lever,
@@ -164,13 +164,22 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
         raise malformed(what, _EXAMPLE)
     counts = [stop - start for start, stop in itertools.pairwise(bounds)]
     check_stages(counts, "layers", len(layers))
-    layout = Layout(
-        microbatch=find_count(settings, "train_micro_batch_size_per_gpu"),
-        recompute="always" if find_count(settings, "activation_checkpoint_interval") else None,
-        shard="optimizer" if find_count(settings, "zero_optimization.stage") == 1 else None,
+    steps = settings.number("gradient_accumulation_steps")
+    return Stated(cuts=bounds[1:-1], layout=_read_layout(settings), microbatches=steps)
+
+
+def _read_layout(settings: Settings) -> Layout:
+    """What a module that is written here says of a layout; what it does not say is None."""
+    names, sizes = settings.find("axes"), _numbers(settings, "dims")
+    axes = dict(zip(map(str, names), sizes, strict=False)) if isinstance(names, list) else {}
+    return Layout(
+        tp=axes.get("model"),
+        pp=axes.get("pipe"),
+        dp=axes.get("data"),
+        microbatch=settings.number("train_micro_batch_size_per_gpu"),
+        recompute="always" if settings.has("activation_checkpoint_interval") else None,
+        shard="optimizer" if settings.find("zero_optimization.stage") == 1 else None,
     )
-    steps = find_count(settings, "gradient_accumulation_steps")
-    return Stated(cuts=bounds[1:-1], layout=layout, microbatches=steps)
 
 
 def _read_training(settings: Settings, devices: int) -> Stated:
@@ -179,10 +188,8 @@ def _read_training(settings: Settings, devices: int) -> Stated:
     if not isinstance(config, dict):
         return _of_script(read_training(settings, devices, "deepspeed"), settings)
     model = read_transformer(json.dumps(config).encode(), "MODEL", "model")
-    bounds, sizes = _numbers(settings, "BOUNDS"), _numbers(settings, "dims")
-    names, zero = settings.find("axes"), settings.find("zero_optimization")
-    axes = dict(zip(map(str, names), sizes, strict=False)) if isinstance(names, list) else {}
-    size = settings.count("train_micro_batch_size_per_gpu") or 1
+    bounds, stated = _numbers(settings, "BOUNDS"), _read_layout(settings)
+    size = stated.microbatch or settings.count("train_micro_batch_size_per_gpu") or 1
     steps = settings.count("gradient_accumulation_steps") or 1
     sequence = settings.count("SEQUENCE") or 1
     if settings.faults:
@@ -194,15 +201,14 @@ def _read_training(settings: Settings, devices: int) -> Stated:
     return Stated(
         model=like_shipped(model) or model,
         sequence=sequence,
-        batch=size * steps * axes.get("data", 1),
+        batch=size * steps * (stated.dp or 1),
         format="float16" if settings.states("fp16") else "bfloat16",
-        layout=Layout(
-            tp=axes.get("model", 1),
-            pp=axes.get("pipe", 1),
-            dp=axes.get("data"),
-            microbatch=size,
-            recompute="always" if settings.has("activation_checkpoint_interval") else "never",
-            shard="optimizer" if zero == {"stage": 1} else "none",
+        layout=replace(
+            stated,
+            tp=stated.tp or 1,
+            pp=stated.pp or 1,
+            recompute=stated.recompute or "never",
+            shard=stated.shard or "none",
         ),
         facts={"attention": "flash"} if settings.has("FLASH_ATTENTION") else {},
         blocks=blocks,

@@ -18,11 +18,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from partopt.configurations.settings import Settings, read_settings
-from partopt.documents.engine import Engine, Layout, Recompute
+from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Practice
 from partopt.errors import PartoptError
-from partopt.trainers.megatron_arguments import FUSED_EXPERTS, read_training
+from partopt.trainers.megatron_arguments import (
+    FUSED_EXPERTS,
+    read_layout,
+    read_recomputation,
+    read_training,
+)
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
     FUSED,
@@ -38,7 +43,7 @@ from partopt.trainers.megatron_model import (
 )
 from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
 from partopt.trainers.read_back import offloaded_modules
-from partopt.trainers.reading import check_count, find_count, find_value, malformed, read_literal
+from partopt.trainers.reading import check_count, find_value, malformed, read_literal
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
     HEADS,
@@ -336,7 +341,7 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     if not _BARE.fullmatch(stripped):
         settings, value = read_settings(text), read_literal(stripped)
         value = find_value(settings, _LAYOUT) if value is None else value
-        layout, batch = _read_rest(settings), find_count(settings, "global_batch_size")
+        layout, batch = _beside_profile(settings), settings.number("global_batch_size")
     segments, blocks = _segments(value), 0
     _check(segments, parts)
     head = next(i for i, part in enumerate(parts) if part.kind in (NORM, HEAD))  # one there
@@ -348,19 +353,11 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     return Stated(cuts=cuts, layout=layout, batch=batch)
 
 
-def _read_rest(settings: Settings) -> Layout:
-    """What a script or a program says beside the segments."""
-    recompute: Recompute | int | None = None
-    if settings.known("recompute_granularity") == "full":
-        blocks = settings.known("recompute_method") == "block"
-        recompute = find_count(settings, "recompute_num_layers") if blocks else "always"
-    return Layout(
-        tp=find_count(settings, "tensor_model_parallel_size"),
-        pp=find_count(settings, "pipeline_model_parallel_size"),
-        microbatch=find_count(settings, "micro_batch_size"),
-        recompute=recompute,
-        shard="optimizer" if settings.known("use_distributed_optimizer") is True else None,
-    )
+def _beside_profile(settings: Settings) -> Layout:
+    """What a text says of a layout whose model is a profile, which has other ways by default."""
+    said, again = read_layout(settings), read_recomputation(settings, 1, _MOST, [])
+    shard = said.shard if said.shard == "optimizer" else None
+    return replace(said, shard=shard, recompute=None if again in ("never", "selective") else again)
 
 
 def _segments(value: object) -> list[str]:

@@ -9,14 +9,14 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
 from partopt.configurations.marks import unknown_names
 from partopt.configurations.program import Called
 from partopt.configurations.settings import Settings, read_settings
-from partopt.documents.engine import MODULES, STATE, Layout
+from partopt.documents.engine import MODULES, STATE, Layout, Recompute
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import OFFLOADED, Format, Latent, Numerics, Transformer
 from partopt.errors import PartoptError
@@ -36,7 +36,7 @@ from partopt.trainers.megatron_model import (
     YARN,
     usual_numerics,
 )
-from partopt.trainers.megatron_names import count, find, note_arguments, note_unread
+from partopt.trainers.megatron_names import count, find, note_arguments, note_unread, number
 from partopt.trainers.megatron_vocabulary import name_shape
 from partopt.trainers.trainer import Stated
 from partopt.transformer.offloading import TOGETHER
@@ -74,17 +74,13 @@ def read_training(
     Raises PartoptError with all that is missing, and for what is not planned.
     """
     fields = trainer == "megatron-bridge"  # whose defaults are others than those of arguments
-    notes, shard = list(note_arguments(settings)), _shard(settings, trainer)
-    degree = {
-        name: count(settings, f"{name}_parallel_size", 1) or 1
-        for name in ("tensor_model", "context", "pipeline_model", "expert_model")
-    }
-    t, c, p = degree["tensor_model"], degree["context"], degree["pipeline_model"]
+    notes, said = list(note_arguments(settings)), read_layout(settings, trainer)
+    t, c, p = said.tp or 1, said.cp or 1, said.pp or 1
     model = _model(settings, trainer, t, notes)
     split = _split_of_experts(settings, trainer, model, t, notes)
-    microbatch = count(settings, "micro_batch_size")
+    microbatch = said.microbatch or count(settings, "micro_batch_size") or 1
     steps = settings.count("gradient_accumulation_steps", default=1) or 1  # DeepSpeed's
-    samples = (microbatch or 1) * max(1, devices // (t * c * p)) * steps
+    samples = microbatch * max(1, devices // (t * c * p)) * steps
     batch = count(settings, "global_batch_size", None if fields else samples)
     sequence = count(settings, "seq_length")
     noop = _noop_blocks(settings)
@@ -94,18 +90,18 @@ def read_training(
         _check_letters(settings, "".join(stated), model)
         chunks, blocks = max(1, len(stated) // p), [stage.count("t") for stage in stated]
     most = max(blocks) if blocks else -(-model.blocks // (p * chunks))
-    recompute = _recompute(settings, chunks, most, notes)
-    layout = Layout(
+    recompute = read_recomputation(settings, chunks, most, notes)
+    layout = structs.replace(
+        said,
         tp=t,
         cp=c,
-        ep=degree["expert_model"] if model.experts else 1,
+        ep=said.ep if model.experts and said.ep else 1,
         etp=split,
         pp=p,
         chunks=chunks,
-        microbatch=microbatch or 1,
+        microbatch=microbatch,
         recompute=recompute,
         modules=_modules(settings, notes) if recompute == "selective" else None,
-        shard=shard,
     )
     found = Stated(
         model=model,
@@ -121,6 +117,18 @@ def read_training(
     if settings.faults:
         raise PartoptError.together(settings.faults)
     return found
+
+
+def read_layout(settings: Settings, trainer: str = "megatron") -> Layout:
+    """What is said of a layout beside its stages and what they recompute, None where nothing is."""
+    return Layout(
+        shard=_shard(settings, trainer),
+        tp=number(settings, "tensor_model_parallel_size"),
+        cp=number(settings, "context_parallel_size"),
+        pp=number(settings, "pipeline_model_parallel_size"),
+        ep=number(settings, "expert_model_parallel_size"),
+        microbatch=number(settings, "micro_batch_size"),
+    )
 
 
 def _split_of_experts(
@@ -466,7 +474,9 @@ def _stages(
     ]
 
 
-def _recompute(settings: Settings, chunks: int, most: int, notes: list[str]) -> Any:
+def read_recomputation(
+    settings: Settings, chunks: int, most: int, notes: list[str]
+) -> Recompute | Literal["selective"] | int:
     """What is made again, in stages of `most` blocks."""
     how, method = find(settings, "recompute_granularity"), find(settings, "recompute_method")
     number = count(settings, "recompute_num_layers", 1) or 1

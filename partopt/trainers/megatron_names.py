@@ -87,6 +87,11 @@ def count(settings: Settings, name: str, default: int | None = None) -> int | No
     return settings.count(name, *_NAMES.get(name, ()), default=default)
 
 
+def number(settings: Settings, name: str) -> int | None:
+    """The whole number of an argument by any of its names; None where nothing says it."""
+    return settings.number(name, *_NAMES.get(name, ()))
+
+
 def note_arguments(settings: Settings) -> Iterator[str]:
     """What is not counted as it is written; a fault for what is not planned."""
     for what, names in _REFUSED.items():

@@ -28,12 +28,6 @@ def find_value(settings: Settings, name: str) -> object:
     return value
 
 
-def find_count(settings: Settings, name: str) -> int | None:
-    """The whole number of a setting, from 1 to nine digits; None where it has none."""
-    value = settings.known(name)
-    return value if type(value) is int and 1 <= value < 10**9 else None
-
-
 def read_literal(text: str) -> object:
     """The value of a text that is a literal of Python; None where it is none."""
     try:

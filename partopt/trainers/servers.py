@@ -15,7 +15,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
 from partopt.errors import PartoptError, unknown
 from partopt.trainers.parts import Part, count_blocks
-from partopt.trainers.reading import cuts_of_blocks, find_count, find_value, malformed, read_numbers
+from partopt.trainers.reading import cuts_of_blocks, find_value, malformed, read_numbers
 from partopt.trainers.trainer import BLOCKS, Says, Stated, Text, Trainer, arguments_text
 
 _BALANCED = "inference runs forwards alone; the plan balances forwards and backwards"
@@ -48,7 +48,7 @@ def _server(name: str, title: str, tried: str, flags: tuple[str, str], source: s
     def read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
         settings = read_settings(text)
         counts = read_numbers(settings, variable, _COUNTS)
-        tp = find_count(settings, flags[1].removeprefix("--").replace("-", "_"))
+        tp = settings.number(flags[1].removeprefix("--").replace("-", "_"))
         return Stated(cuts=cuts_of_blocks(counts, parts), layout=Layout(tp=tp))
 
     return Trainer(

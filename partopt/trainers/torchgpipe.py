@@ -9,7 +9,7 @@ from partopt.configurations.settings import read_settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part
-from partopt.trainers.reading import check_stages, find_count, read_numbers
+from partopt.trainers.reading import check_stages, read_numbers
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import Says, Stated, Text, Trainer, arguments_text
 
@@ -37,7 +37,7 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     always = settings.known("checkpoint") == "always"
     cuts = list(itertools.accumulate(counts[:-1]))
     layout = Layout(recompute="always" if always else None, schedule="gpipe")
-    return Stated(cuts=cuts, layout=layout, microbatches=find_count(settings, "chunks"))
+    return Stated(cuts=cuts, layout=layout, microbatches=settings.number("chunks"))
 
 
 TORCHGPIPE = Trainer(

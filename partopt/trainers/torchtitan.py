@@ -38,7 +38,6 @@ from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blo
 from partopt.trainers.reading import (
     check_count,
     check_stages,
-    find_count,
     find_value,
     malformed,
     read_literal,
@@ -120,6 +119,11 @@ _NAMING = (
     "tokenizer_path",
     "job.description",
 )  # say which model it is
+# fields of the parts of a layout
+_DEGREES = {
+    part: f"{name}_parallel_degree"
+    for part, name in {"tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline"}.items()
+}
 _CSV = 'str(Path(__file__).with_name("{stem}.csv"))'
 
 
@@ -183,10 +187,9 @@ def _parallelism(plan: Plan, pipeline: Mapping[str, object]) -> dict[str, object
     """The fields of `config.parallelism`, those of a pipeline among them."""
     layout, d, shares = plan.layout, plan.stages[0].replicas, plan.shard != "none"
     return {
-        "tensor_parallel_degree": layout.tp or 1,
-        "context_parallel_degree": layout.cp or 1,
-        **({"expert_parallel_degree": layout.ep} if (layout.ep or 1) > 1 else {}),
-        "pipeline_parallel_degree": pipeline_size(plan),
+        **{_DEGREES[part]: getattr(layout, part) or 1 for part in ("tp", "cp")},
+        **({_DEGREES["ep"]: layout.ep} if (layout.ep or 1) > 1 else {}),
+        _DEGREES["pp"]: pipeline_size(plan),
         **pipeline,
         "data_parallel_replicate_degree": 1 if shares else d,
         "data_parallel_shard_degree": d if shares else 1,
@@ -301,46 +304,52 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
     stages = [[_part(name) for name in names] for names in _stages(value)]
     _check(stages, list(dict.fromkeys(parts)))
     cuts = [parts.index(stage[0]) for stage in stages[1:]]
-    batch = find_count(settings, "global_batch_size")
-    return Stated(cuts=cuts, layout=_read_rest(settings), batch=batch)
+    batch = settings.number("global_batch_size")
+    return Stated(cuts=cuts, layout=_beside_profile(settings), batch=batch)
 
 
-def _read_rest(settings: Settings) -> Layout:
-    """What a configuration says beside the stages; commands give its fields as words."""
-    named = _SCHEDULES.get(str(settings.known("pipeline_parallel_schedule")))
-    sharded = (find_count(settings, "data_parallel_shard_degree") or 1) > 1
+def _read_layout(settings: Settings, notes: list[str]) -> Layout:
+    """What is said of a layout beside its stages and what replicas share, None where nothing is."""
+    degrees: dict[str, Any] = {part: settings.number(name) for part, name in _DEGREES.items()}
+    return Layout(
+        **degrees,
+        microbatch=settings.number("pipeline_parallel_microbatch_size"),
+        recompute=_recompute(settings, notes),
+    )
+
+
+def _beside_profile(settings: Settings) -> Layout:
+    """What a text says of a layout whose model is a profile, which has other ways by default."""
+    said, named = _read_layout(settings, []), str(settings.known("pipeline_parallel_schedule"))
+    sharded = (settings.number("data_parallel_shard_degree") or 1) > 1
     gathers = settings.known("fsdp_reshard_after_forward") == "always"
     in_file = settings.value("pipeline_parallel_schedule_csv") not in (None, "")
-    return Layout(
-        tp=find_count(settings, "tensor_parallel_degree"),
-        pp=find_count(settings, "pipeline_parallel_degree"),
-        microbatch=find_count(settings, "pipeline_parallel_microbatch_size"),
-        recompute="always" if _recompute(settings, []) == "always" else None,
+    return structs.replace(
+        said,
+        recompute="always" if said.recompute == "always" else None,
         shard=("parameters" if gathers else "gradients") if sharded else None,
         # an order in a file has no name: a person gives it
-        schedule=AUTO if in_file else named,
+        schedule=AUTO if in_file else _SCHEDULES.get(named),
     )
 
 
 def _read_training(settings: Settings, devices: int) -> Stated:
     """All of a transformer's training, as a configuration, its TOML or a command line says it."""
     notes = list[str]()
-    degree = {
-        name: settings.count(f"{name}_parallel_degree", default=1) or 1
-        for name in ("tensor", "context", "pipeline", "expert")
-    }
-    t, c, p = degree["tensor"], degree["context"], degree["pipeline"]
+    said = _read_layout(settings, notes)
+    t, c, p = said.tp or 1, said.cp or 1, said.pp or 1
     replicas = max(1, devices // (t * c * p))
     model = _model(settings)
     sequence = _stated(settings, ("seq_len", "training.max_context_length"), 2048, notes)
-    size, batch = _batch(settings, p, replicas, sequence, notes)
+    size, batch = _batch(settings, said, replicas, sequence, notes)
     if settings.faults or model is None:
         raise PartoptError.together(settings.faults)
     blocks = _blocks(settings, model)
-    said = str(settings.find("pipeline_parallel_schedule") or "1F1B")
-    named = _SCHEDULES.get(said, said)
+    schedule_name = str(settings.find("pipeline_parallel_schedule") or "1F1B")
+    named = _SCHEDULES.get(schedule_name, schedule_name)
     if p > 1 and named not in ("1f1b", "interleaved"):
-        notes.append(f"pipeline_parallel_schedule: {said} is counted as 1F1B, of as many stages")
+        what = "is counted as 1F1B, of as many stages"
+        notes.append(f"pipeline_parallel_schedule: {schedule_name} {what}")
     chunks = len(blocks) // p if blocks else 1
     if blocks is None and p > 1 and named != "1f1b":
         layers = settings.count("pipeline_parallel_layers_per_stage", default=0)
@@ -350,14 +359,14 @@ def _read_training(settings: Settings, devices: int) -> Stated:
         sequence=sequence,
         batch=batch,
         format=_format(settings),
-        layout=Layout(
+        layout=structs.replace(
+            said,
             tp=t,
             cp=c,
-            ep=degree["expert"],
+            ep=said.ep or 1,
             pp=p,
             chunks=max(1, chunks),
             microbatch=size,
-            recompute=_recompute(settings, notes),
             shard=_shard(settings, p, replicas if c == 1 else c * replicas, notes),
         ),
         facts=_facts(settings),
@@ -374,21 +383,20 @@ def _stated(settings: Settings, names: Sequence[str], usual: int, notes: list[st
 
 
 def _batch(
-    settings: Settings, p: int, replicas: int, sequence: int, notes: list[str]
+    settings: Settings, said: Layout, replicas: int, sequence: int, notes: list[str]
 ) -> tuple[int, int]:
     """Samples of a microbatch and of an iteration, in samples or, after 0.3.0, in tokens."""
-    stated = settings.find("global_batch_size")
+    stated, piped = settings.find("global_batch_size"), (said.pp or 1) > 1
     if any(map(settings.states, _TOKENS)):
         tokens = _stated(settings, _TOKENS[:1], 16384, notes)
         size, step = max(1, tokens // sequence), settings.find(_TOKENS[1])
         if tokens % sequence:
             notes.append(f"{_TOKENS[0]}: {tokens:,} are counted as {size} of {sequence:,}")
-        local = size * (settings.count("num_pp_microbatches", default=1) or 1 if p > 1 else 1)
+        local = size * (settings.count("num_pp_microbatches", default=1) or 1 if piped else 1)
         stated = step // sequence if stated is None and isinstance(step, int) else stated
     else:
         local = _stated(settings, ("local_batch_size", "training.batch_size"), 8, notes)
-        size = settings.count("pipeline_parallel_microbatch_size", default=1) or 1
-        size = size if p > 1 else local
+        size = said.microbatch or 1 if piped else local
     return size, stated if isinstance(stated, int) and stated > 0 else local * replicas
 
 
@@ -568,21 +576,14 @@ def _words(plan: Plan) -> dict[str, object]:
     """The keys of TOML that say a layout, which are fields and flags, too."""
     layout, about = plan.layout, plan.transformer
     again = {"never": "none", "selective": "selective"}.get(str(layout.recompute), "full")
-    keeps, shares = layout.shard != "parameters", layout.shard != "none"
     piped = (layout.pp or 1) > 1
-    degrees = {
-        "tensor": layout.tp,
-        "context": layout.cp,
-        "expert": layout.ep,
-        "pipeline": layout.pp,
-    }
-    parallelism = {
-        **{f"{name}_parallel_degree": degree for name, degree in degrees.items()},
+    pipeline = {
         "pipeline_parallel_schedule": _NAMED_ORDERS.get(plan.schedule) if piped else None,
         "pipeline_parallel_microbatch_size": layout.microbatch if piped else None,
-        "data_parallel_replicate_degree": 1 if shares else layout.dp,
-        "data_parallel_shard_degree": layout.dp if shares else 1,
-        "fsdp_reshard_after_forward": "never" if keeps else "always",
+    }
+    parallelism = {
+        **{field: getattr(layout, part) for part, field in _DEGREES.items()},
+        **_parallelism(plan, pipeline),
         "enable_async_tensor_parallel": bool(about and about.practice.tp_overlap == "async"),
     }
     return {

@@ -8,7 +8,6 @@ from partopt.configurations.settings import read_settings
 from partopt.errors import PartoptError
 from partopt.trainers import TRAINERS, readers
 from partopt.trainers.layout import read_layout
-from partopt.trainers.reading import find_count
 from tests.helpers import flat, uniform_profile
 from tests.trainers.models import transformer
 
@@ -213,6 +212,6 @@ def test_every_trainer_that_reads_has_an_example_and_says_what_it_is():
 
 def test_a_flag_that_ends_like_another_is_another():
     script = "--ffn-hidden-size 4096 --hidden-size 1024"
-    assert find_count(read_settings(script), "hidden_size") == 1024
-    assert find_count(read_settings("--ffn-hidden-size 4096"), "hidden_size") is None
-    assert find_count(read_settings("hidden-size: 1024"), "hidden_size") == 1024
+    assert read_settings(script).number("hidden_size") == 1024
+    assert read_settings("--ffn-hidden-size 4096").number("hidden_size") is None
+    assert read_settings("hidden-size: 1024").number("hidden_size") == 1024
