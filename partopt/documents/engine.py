@@ -21,6 +21,7 @@ Recomputation = Literal["none", "selective", "blocks", "stage"]
 Recompute = Literal["never", "always", "auto"]  # whether stages do, and which
 Messages = Literal["packed", "split"]
 AllReduce = Literal["overlap", "blocking"]
+_INSIDE = ("tp", "cp", "ep", "etp", "recompute", "modules")  # parts inside the layers of a profile
 OF_SCHEDULES = ("waits", "in_turn")  # facts of an engine that name schedules
 STATE = 12  # bytes of an optimizer's state for a parameter: a float32 copy and two moments
 
@@ -149,8 +150,13 @@ class Layout(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def with_inside(self, inside: Layout) -> Layout:
         """The layout with what is inside the layers of its profile: degrees, recomputation."""
-        names = ("tp", "cp", "ep", "etp", "recompute", "modules")
-        return msgspec.structs.replace(self, **{name: getattr(inside, name) for name in names})
+        parts = {name: getattr(inside, name) for name in _INSIDE}
+        return msgspec.structs.replace(self, **parts)
+
+    def inside_text(self) -> str:
+        """What is inside the layers of a profile, and the microbatch, as `parse` reads it."""
+        names = (*_INSIDE, "microbatch")
+        return ",".join(f"{name}={value}" for name in names if (value := getattr(self, name)))
 
     @classmethod
     def parse(cls, text: str) -> Layout:

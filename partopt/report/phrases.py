@@ -9,7 +9,7 @@ import msgspec
 
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument
-from partopt.documents.stage import Figures, Stage
+from partopt.documents.stage import Figures
 from partopt.documents.tables import Run
 from partopt.documents.topology import Level, Topology
 from partopt.printable import shorten
@@ -49,13 +49,6 @@ def head(of: Plan | SimulationDocument) -> str:
             ("plan", f"{of.planner}: {plan}"),
         ]
     )
-
-
-def recomputed_text(stage: Stage) -> str:
-    """What is made again of a stage."""
-    if stage.first_again is not None:
-        return f"{stage.first_again} of {stage.blocks} blocks recomputed"
-    return "recomputed" if stage.recompute else "kept"
 
 
 def cluster_lines(topology: Topology) -> Lines:

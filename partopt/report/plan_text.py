@@ -9,6 +9,7 @@ from partopt.documents.engine import PARTOPT, TORCH
 from partopt.documents.plan import Plan, needed_bytes, noam, proof_of
 from partopt.documents.stage import Load, Stage, stages_text
 from partopt.printable import shorten
+from partopt.report.layout_words import where_again
 from partopt.report.phrases import (
     Lines,
     against_limit,
@@ -139,7 +140,7 @@ def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
         less = "with less than that a device, this plan would not fit"
         yield "pipeline", f"none is needed: {whole}; {less}"
     if plan.layout.recompute not in ("never", "always"):
-        yield "", f"activations recomputed in {_recomputed(plan)}"
+        yield "", f"activations recomputed in {where_again(plan)}"
     if plan.idle_ranks:
         group_ranks = plan.topology.group_ranks
         idle, devices = len(plan.idle_ranks) * group_ranks, plan.topology.devices * group_ranks
@@ -152,19 +153,6 @@ def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "objective", f"{format_seconds(certificate.objective_s)}, {certificate.status}"
         yield "proof", proof.line
     yield from basis_lines(plan.profile.estimated)
-
-
-def _recomputed(plan: Plan) -> str:
-    """Where activations are recomputed: in some stages, or the first blocks of these."""
-    recomputing = [s for s, stage in enumerate(plan.stages) if stage.recompute]
-    counts = [plan.stages[s].blocks_again for s in recomputing]
-    where = stages_text(recomputing)
-    if isinstance(plan.layout.recompute, int):
-        counts, where = [plan.layout.recompute], "each stage"
-    elif all(plan.stages[s].first_again is None for s in recomputing):
-        return shorten(where, 40)
-    first = "block" if counts == [1] else f"{shorten('-'.join(map(str, counts)), 20)} blocks"
-    return f"the first {first} of {shorten(where, 40)}"
 
 
 def _trainer(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.tables import Comparison, Scaling, ScalingRow
 from partopt.printable import shorten
 from partopt.report import plan_text, transformer_text
+from partopt.report.layout_words import again_text, degree_columns, grid_text
 from partopt.report.phrases import (
     any_price,
     basis_lines,
@@ -27,7 +28,7 @@ from partopt.report.phrases import (
     tokens_per_sample,
 )
 from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
-from partopt.report.transformer_text import degree_columns, render_change
+from partopt.report.transformer_text import render_change
 from partopt.units import format_bytes, format_count, format_number, format_seconds
 
 _TIMES = "x ONE, x DP: times one device, data parallelism."
@@ -213,29 +214,20 @@ def render_schedules(plans: Sequence[Plan]) -> str:
     unequal replicas of the stages; BATCH: samples of a microbatch x M.
     """
 
-    def grid(pair: Any) -> str:
-        plan: Plan = pair[0]
-        if len({stage.replicas for stage in plan.stages}) > 1:
-            return shorten(plan.shape, stretch(10))
-        held = plan.stages_by_rank()
-        chunks = len(next(iter(held.values())))
-        pipelines = plan.stages[0].replicas // plan.copies
-        return f"{pipelines}x{len(held) // pipelines}" + (f"x{chunks}" if chunks > 1 else "")
-
-    def recomputed(pair: Any) -> str:
-        how = pair[0].layout.recompute
-        return f"first {how}" if isinstance(how, int) else "some" if how == "auto" else str(how)
-
     speed, rows = _rated(plans)
     return table_of(
         rows,
         [
             Column("SCHEDULE", lambda pair: pair[0].schedule, "whole"),
-            Column("GRID", grid, "text"),
+            Column(
+                "GRID",
+                lambda pair: grid_text(pair[0], shorten(pair[0].shape, stretch(10))),
+                "text",
+            ),
             Column(
                 "BATCH", lambda pair: f"{pair[0].microbatch_size}x{pair[0].microbatches}", "text"
             ),
-            Column("RECOMP.", recomputed, "text", spare=1),
+            Column("RECOMP.", lambda pair: again_text(pair[0]), "text", spare=1),
             Column(
                 "ITERATION",
                 lambda pair: format_seconds(pair[0].predicted.iteration_s or 0.0),

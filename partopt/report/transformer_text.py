@@ -19,6 +19,7 @@ from partopt.documents.transformer import (
     Modelled,
     Worth,
 )
+from partopt.report.layout_words import degree_columns, degrees_text, layout_name, layout_text
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan_text import memory_lines
 from partopt.report.text import Column, label_lines, paragraph, style, table_of, with_label
@@ -41,7 +42,6 @@ PUBLISHED_RANKS = 8  # over which experts lie in published runs, and more
 _LEAST = 0.005  # of an iteration: smaller parts are added up
 _APART = 0.002  # of an iteration: parts that differ less are not shown
 _FEW = 3  # equal stages that are written out
-_AGAIN = {"never": "-", "always": "all", "selective": "some"}
 _NAMES = {
     "tensor": "tensor exchange",
     "context": "context exchange",
@@ -137,21 +137,6 @@ def _fits(layout: Layout, worth: Worth, first: LayoutBeside) -> str:
     return f"{layout_name(layout)} fits with {' '.join(worth.flags)}: {change:+.1%}{doubt}"
 
 
-def degree_columns(experts: bool) -> list[Column]:
-    """The parts of the layout of a row, of experts too if there are some."""
-    return [
-        Column("TP", lambda row: str(row.layout.tp)),
-        Column("CP", lambda row: str(row.layout.cp)),
-        *([Column("EP", lambda row: str(row.layout.ep))] if experts else []),
-        Column("PP", lambda row: _pipeline(row.layout)),
-        Column("DP", lambda row: str(row.layout.dp)),
-        Column("MB", lambda row: str(row.layout.microbatch)),
-        Column(
-            "AGAIN", lambda row: _AGAIN.get(str(row.layout.recompute), str(row.layout.recompute))
-        ),
-    ]
-
-
 def render_change(plan: Plan, best: Plan, changes: Sequence[tuple[str, str, str]]) -> str:
     """A layout beside the best one: times, what it loses, and `changes` of the configuration.
 
@@ -209,12 +194,8 @@ def _in_a_line(plan: Plan) -> str:
     """Seconds, MFU and layout of a plan."""
     mfu = plan.predicted.figures.mfu if plan.predicted.figures else None
     simulated_s = seconds_of(plan)
-    words = [format_seconds(simulated_s), f"MFU {mfu:.1%}" if mfu else "", layout_text(plan)]
+    words = [format_seconds(simulated_s), f"MFU {mfu:.1%}" if mfu else "", layout_text(plan.layout)]
     return ", ".join([word for word in words if word] + ([] if plan.fits else ["DOES NOT FIT"]))
-
-
-def _pipeline(layout: Layout) -> str:
-    return f"{layout.pp}x{layout.chunks}" if (layout.chunks or 1) > 1 else str(layout.pp)
 
 
 def _forms(plan: Plan, other: Plan) -> Iterator[tuple[Mapping[str, float], Mapping[str, float]]]:
@@ -231,28 +212,6 @@ def _grown_part(plan: Plan, best: Plan) -> Iterator[str]:
         grown = {name: ours.get(name, 0.0) - theirs.get(name, 0.0) for name in names}
         name, more = max(grown.items(), key=lambda item: item[1])
         yield f"{_NAMES.get(name, name)} {more / sum(theirs.values()):+.1%}"
-
-
-def layout_name(layout: Layout) -> str:
-    """A layout in few letters: `tp 8, pp 4x5, dp 2`, and what is not 1 or never."""
-    words = [_degrees(layout), f"dp {layout.dp}", f"mb {layout.microbatch}"]
-    again = _AGAIN.get(str(layout.recompute), f"{layout.recompute} blocks")
-    again = layout.modules or again
-    return ", ".join(words + ([] if again == "-" else [f"{again} again"]))
-
-
-def layout_text(plan: Plan) -> str:
-    """The layout of a plan in words: `tp 8, pp 4 x 5 chunks, dp 1, microbatch 1`."""
-    layout = plan.layout
-    chunks = f" x {layout.chunks} chunks" if (layout.chunks or 1) > 1 else ""
-    degrees = ((name, getattr(layout, name) or 1) for name in ("cp", "ep", "etp"))
-    rare = [f"{name} {degree}" for name, degree in degrees if degree > 1]
-    again = layout.recompute
-    said = f"recompute {again} blocks" if isinstance(again, int) else f"recompute {again}"
-    said += f" {layout.modules}" if layout.modules else ""
-    words = [f"tp {layout.tp}", *rare, f"pp {layout.pp}{chunks}", f"dp {layout.dp}"]
-    words += [f"microbatch {layout.microbatch}", said, f"shard {layout.shard}"]
-    return ", ".join(word for word in words if word)
 
 
 def _head(plan: Plan, about: Modelled) -> Lines:
@@ -273,7 +232,7 @@ def _head(plan: Plan, about: Modelled) -> Lines:
         ("model", f"{model.name}: {', '.join(sizes)}"),
         ("", f"sequence {about.sequence:,}, {about.format}"),
         *cluster_lines(plan.topology.cluster),
-        ("plan", f"{plan.trainer}: {layout_text(plan)}{graphs}"),
+        ("plan", f"{plan.trainer}: {layout_text(plan.layout)}{graphs}"),
     ]
 
 
@@ -434,14 +393,7 @@ def doubts_of(lever: Worth) -> list[str]:
 def worth_text(lever: Worth | Challenger) -> str:
     """`-13.4 %, 58.6 s (tp 8, pp 4)`; of what makes the first layout fit, that it does."""
     saved = "fits" if lever.saved is UNSET else f"{-lever.saved:+.1%}"
-    return f"{saved}, {format_seconds(lever.iteration_s)} ({_degrees(lever.layout)})"
-
-
-def _degrees(layout: Layout) -> str:
-    """Those of a layout that are not of its replicas: `tp 8, pp 4x5`."""
-    rare = [(name, getattr(layout, name) or 1) for name in ("cp", "ep", "etp")]
-    words = [f"tp {layout.tp}", *(f"{name} {value}" for name, value in rare if value > 1)]
-    return ", ".join([*words, f"pp {_pipeline(layout)}"])
+    return f"{saved}, {format_seconds(lever.iteration_s)} ({degrees_text(lever.layout)})"
 
 
 def _others(about: Modelled) -> Lines:

@@ -128,7 +128,7 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
     return Profile(
         model=Model(
             name=model.name,
-            arguments={"layout": layout_text(layout)},
+            arguments={"layout": layout.inside_text()},
             tokens_per_sample=work.sequence,
         ),
         device=Device(name=work.rates.device, type="cuda"),
@@ -256,9 +256,3 @@ def _blocks(work: Training, degrees: Degrees, layout: Layout) -> Sequence[Block]
         work.block(shape if made else plain, kind)
         for made, kind in zip(again, work.kinds, strict=True)
     ]
-
-
-def layout_text(layout: Layout) -> str:
-    """The degrees that a profile has in it, in words."""
-    names = ("tp", "cp", "ep", "etp", "recompute", "modules", "microbatch")
-    return ",".join(f"{name}={value}" for name in names if (value := getattr(layout, name)))

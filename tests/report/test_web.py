@@ -16,8 +16,8 @@ import partopt as po
 from partopt.cost.problem import certify
 from partopt.documents.actions import A
 from partopt.errors import PartoptError
+from partopt.report.layout_words import layout_name
 from partopt.report.text import page_style
-from partopt.report.transformer_text import layout_name
 from partopt.what_if import html_report
 from tests.helpers import chain_profile, flat, two_level
 from tests.report.pictures.cases import levered, transformer

@@ -13,8 +13,9 @@ from matplotlib.patches import Patch, Rectangle
 
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage, stages_text
+from partopt.report.layout_words import layout_name, stage_again
 from partopt.report.looks import MEMORY, ink, stage_colour
-from partopt.report.phrases import format_ranks, recomputed_text
+from partopt.report.phrases import format_ranks
 from partopt.report.pictures import Layers, cluster, tables
 from partopt.report.pictures.sheet import (
     GREY,
@@ -37,7 +38,6 @@ from partopt.report.pictures.sheet import (
     text_width,
 )
 from partopt.report.plan_text import device_parts
-from partopt.report.transformer_text import layout_name
 from partopt.units import format_bytes, format_seconds
 
 _TIMES, _STRIP, _MEMORY, _GAP, _LINE = 1.0, 0.16, 1.1, 0.14, 0.13  # inches
@@ -223,7 +223,7 @@ def _describe_stage(s: int, stage: Stage) -> str:
         f"ranks {format_ranks(stage.ranks)}",
         f"forward {format_seconds(stage.forward_s)}",
         f"backward {format_seconds(stage.backward_s)}",
-        *([recomputed_text(stage)] if stage.recompute else []),
+        *([stage_again(stage)] if stage.recompute else []),
     ]
     return ", ".join(parts)
 

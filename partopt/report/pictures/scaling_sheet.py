@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from partopt.documents.tables import Scaling, ScalingRow
+from partopt.report.layout_words import layout_name
 from partopt.report.phrases import count_text, run_text, speed_text, speeds, tokens_per_sample
 from partopt.report.pictures.sheet import (
     BLUE,
@@ -27,7 +28,6 @@ from partopt.report.pictures.sheet import (
     stack_labels,
     ticks,
 )
-from partopt.report.transformer_text import layout_name
 from partopt.units import format_count
 
 # inches: of the axes, right of them, between them, of a line of shapes, of the widest shape

@@ -15,6 +15,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.tables import Comparison, ComparisonRow
 from partopt.documents.training_run import Run
 from partopt.documents.transformer import LayoutBeside
+from partopt.report.layout_words import layout_name
 from partopt.report.looks import COLOURS
 from partopt.report.phrases import (
     basis_lines,
@@ -39,7 +40,7 @@ from partopt.report.pictures.sheet import (
     ticks,
 )
 from partopt.report.run_text import error
-from partopt.report.transformer_text import layout_name, layout_table
+from partopt.report.transformer_text import layout_table
 from partopt.units import format_bytes, format_count, format_rate, format_seconds
 
 # inches: of axes, of the names beside them, of a name; the lowest axes of points

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from partopt import __version__
 from partopt.documents.plan import Plan, RunnerUp, proof_of
 from partopt.documents.simulation import DrawnTimeline, Finding, SimulationDocument
+from partopt.report.layout_words import layout_name
 from partopt.report.looks import MEMORY
 from partopt.report.phrases import (
     against_limit,
@@ -27,7 +28,7 @@ from partopt.report.phrases import (
 from partopt.report.plan_text import stage_columns
 from partopt.report.simulation_text import LEVELS, describe_shares, group_devices, share_columns
 from partopt.report.text import Column, label_lines, style
-from partopt.report.transformer_text import layout_name, layout_table, lever_lines
+from partopt.report.transformer_text import layout_table, lever_lines
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_seconds
 
