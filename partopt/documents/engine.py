@@ -102,6 +102,11 @@ class BlockRecomputation(NamedTuple):
     modules: tuple[str, ...] = ()
 
     @property
+    def granularity(self) -> Literal["none", "selective", "full"]:
+        """Nothing, parts of blocks or whole blocks, as Megatron and those after it call them."""
+        return "full" if self.is_whole else "none" if self.way == "never" else "selective"
+
+    @property
     def is_whole(self) -> bool:
         """Whether whole blocks are made again."""
         return self.way in ("always", "auto")

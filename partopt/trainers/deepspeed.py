@@ -101,7 +101,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         notes.append(f"{', '.join(tied)}: stages share it, so its layers go in as TiedLayerSpec")
     if about:
         # Megatron-DeepSpeed's way: every block is made again by itself
-        interval = int(plan.layout.recompute != "never")
+        interval = int(plan.layout.recomputation.granularity != "none")
         notes.append(
             f"yours to add: the layers of MODEL, over {plan.layout.tp or 1} tensor parallel ranks; "
             "data, a tokenizer, optimizer, checkpoints"
@@ -140,7 +140,7 @@ def _model(about: Modelled) -> str:
 def _words(plan: Plan) -> dict[str, object]:
     """The flags of Megatron-DeepSpeed that say a layout."""
     layout, about = plan.layout, plan.transformer
-    again = layout.recompute != "never"
+    again = layout.recomputation.granularity != "none"
     ends = about.practice.ends if about else "stage"
     return {
         "--tensor-model-parallel-size": layout.tp,

@@ -127,14 +127,13 @@ def _devices(plan: Plan) -> str:
 
 def _recomputation(plan: Plan) -> dict[str, Any]:
     """Granularity, method and number of layers: the first ones of a stage, or one by one all."""
-    recompute = plan.layout.recompute
-    if recompute in ("never", "selective"):
-        modules = plan.layout.modules
-        granularity = recompute if recompute == "selective" else None
-        found = {"granularity": granularity, "method": None, "num_layers": None}
-        return found | ({"modules": modules.split("+")} if modules else {})
-    method, layers = ("block", recompute) if isinstance(recompute, int) else ("uniform", 1)
-    return {"granularity": "full", "method": method, "num_layers": layers}
+    again = plan.layout.recomputation
+    if again.is_whole:
+        method, layers = ("uniform", 1) if again.blocks is None else ("block", again.blocks)
+        return {"granularity": "full", "method": method, "num_layers": layers}
+    granularity = None if again.granularity == "none" else again.granularity
+    found = {"granularity": granularity, "method": None, "num_layers": None}
+    return found | ({"modules": [*again.modules]} if again.modules else {})
 
 
 def _offload(plan: Plan) -> list[str]:

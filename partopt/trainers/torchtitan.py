@@ -124,6 +124,8 @@ _DEGREES = {
     part: f"{name}_parallel_degree"
     for part, name in {"tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline"}.items()
 }
+# what makes activations again, and how much
+_CHECKPOINTING = {"none": "", "selective": "SelectiveAC", "full": "FullAC"}
 _CSV = 'str(Path(__file__).with_name("{stem}.csv"))'
 
 
@@ -140,9 +142,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     M, about = plan.microbatches or 1, plan.transformer
     order = _NAMED_ORDERS.get(plan.schedule)
     named = order is not None and M // d >= P  # its 1F1B needs them
-    again = "FullAC" if plan.stages[0].recompute else ""
-    if about:
-        again = {"never": "", "selective": "SelectiveAC"}.get(str(plan.layout.recompute), "FullAC")
+    again = _CHECKPOINTING[plan.layout.recomputation.granularity]
     imports = [] if named else ["from pathlib import Path\n"]
     if again:
         imports.append(f"from torchtitan.distributed.activation_checkpoint import {again}\n")
@@ -575,7 +575,6 @@ COMPILED: dict[str, Any] = {
 def _words(plan: Plan) -> dict[str, object]:
     """The keys of TOML that say a layout, which are fields and flags, too."""
     layout, about = plan.layout, plan.transformer
-    again = {"never": "none", "selective": "selective"}.get(str(layout.recompute), "full")
     piped = (layout.pp or 1) > 1
     pipeline = {
         "pipeline_parallel_schedule": _NAMED_ORDERS.get(plan.schedule) if piped else None,
@@ -590,7 +589,7 @@ def _words(plan: Plan) -> dict[str, object]:
         **{f"parallelism.{name}": value for name, value in parallelism.items()},
         "training.enable_cpu_offload": bool(about and about.practice.host_shards),
         "training.local_batch_size": None if piped else layout.microbatch,
-        "activation_checkpoint.mode": again,
+        "activation_checkpoint.mode": layout.recomputation.granularity,
         "compile.enable": bool(about and about.practice.compiled),
     }
 
