@@ -15,8 +15,8 @@ import partopt
 from partopt.cli import options, planning
 from partopt.cli.next_commands import say_next
 from partopt.cli.terminal import progress, say
-from partopt.cli.words import change_command
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.cli.words import change_command, exceeds_limit
+from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.documents.simulation import SimulationDocument
@@ -202,18 +202,9 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
 
 
 def _does_not_fit(document: SimulationDocument, plan: str) -> PartoptError:
-    from partopt.report.phrases import excess_text
-
     fullest, limit = document.fullest, document.memory_limit_bytes
-    assert limit is not None
     [fault] = [found for found in document.advice if found.code == "memory"]
     hint = f"with `memory={limit} B` `solve` keeps within that where any plan does"
     if fault.verb:
         hint = f"{fault.change}: {shlex.join(change_command(plan, fault))}"
-    return PartoptError(
-        f"the plan does not fit: rank {fullest.rank} "
-        f"{excess_text(fullest.peak_memory_bytes, limit)}",
-        hint,
-        ANSWER_IS_NO,
-        code="does-not-fit",
-    )
+    return exceeds_limit(f"rank {fullest.rank}", fullest.peak_memory_bytes, limit, hint)

@@ -153,25 +153,25 @@ def hint_at_fitting(
 
 
 def does_not_fit(plan: partopt.Plan, job: partopt.Job, hint: str) -> PartoptError:
-    """The error of a plan that does not fit."""
+    """The error of a plan of the job that does not fit."""
     from partopt.documents.engine import Layout
     from partopt.documents.plan import needed_bytes
+    from partopt.documents.stage import stages_text
     from partopt.units import format_bytes
 
-    what = f"the plan does not fit: {excess(plan)}"
-    if plan.transformer:
-        free, limit = plan.transformer.asked == Layout(), format_bytes(job.limit_bytes or 0)
-        what = "no layout fits" if free else "the layout does not fit"
-        what += f": a device needs {format_bytes(needed_bytes(plan))} of {limit}"
+    if not plan.transformer:
+        where = f"a device of {stages_text(plan.fullest_stages)}"
+        return exceeds_limit(where, plan.peak_memory_bytes, plan.memory_limit_bytes, hint)
+    free, limit = plan.transformer.asked == Layout(), format_bytes(job.limit_bytes or 0)
+    needed = f"a device needs {format_bytes(needed_bytes(plan))} of {limit}"
+    what = f"{'no layout fits' if free else 'the layout does not fit'}: {needed}"
     return PartoptError(what, hint, ANSWER_IS_NO, code="does-not-fit")
 
 
-def excess(plan: partopt.Plan) -> str:
-    """By how much a plan does not fit, and where."""
-    from partopt.documents.stage import stages_text
+def exceeds_limit(where: str, peak_bytes: int, limit_bytes: int | None, hint: str) -> PartoptError:
+    """The error of a plan that needs more than the limit on a device: `where`, and how much."""
     from partopt.report.phrases import excess_text
 
-    limit = plan.memory_limit_bytes
-    assert limit is not None
-    over = excess_text(plan.peak_memory_bytes, limit)
-    return f"a device of {stages_text(plan.fullest_stages)} {over}"
+    assert limit_bytes is not None
+    what = f"the plan does not fit: {where} {excess_text(peak_bytes, limit_bytes)}"
+    return PartoptError(what, hint, ANSWER_IS_NO, code="does-not-fit")

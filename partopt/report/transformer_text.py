@@ -22,7 +22,15 @@ from partopt.documents.transformer import (
 from partopt.report.layout_words import degree_columns, degrees_text, layout_name, layout_text
 from partopt.report.phrases import Lines, cluster_lines, price_lines, speed_lines, speed_text
 from partopt.report.plan_text import memory_lines
-from partopt.report.text import Column, label_lines, paragraph, style, table_of, with_label
+from partopt.report.text import (
+    DOES_NOT_FIT,
+    Column,
+    label_lines,
+    paragraph,
+    style,
+    table_of,
+    with_label,
+)
 from partopt.units import format_bytes, format_seconds
 
 # what benchmarks/published_trainers.py --left-out says of runs that no constant was fitted to; and
@@ -195,7 +203,7 @@ def _in_a_line(plan: Plan) -> str:
     mfu = plan.predicted.figures.mfu if plan.predicted.figures else None
     simulated_s = seconds_of(plan)
     words = [format_seconds(simulated_s), f"MFU {mfu:.1%}" if mfu else "", layout_text(plan.layout)]
-    return ", ".join([word for word in words if word] + ([] if plan.fits else ["DOES NOT FIT"]))
+    return ", ".join([word for word in words if word] + ([] if plan.fits else [DOES_NOT_FIT]))
 
 
 def _forms(plan: Plan, other: Plan) -> Iterator[tuple[Mapping[str, float], Mapping[str, float]]]:
