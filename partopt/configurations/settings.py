@@ -55,7 +55,7 @@ class Settings:
     A value that depends on something the text does not have is marked with the name of that. What
     is asked for and missing is noted in `faults`, names that are asked for in `asked`. `unread` are
     the files and functions that may set more than is read, and `variables` those of a script, which
-    are no flags.
+    are no flags. `synonyms` are other names of a setting, for `find` and what asks it.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Settings:
         self.values, self.form, self.text = dict(values), form, text
         self.faults, self.asked = list[PartoptError](), set[str]()
         self.unread, self.variables = list(dict.fromkeys(unread)), frozenset(variables)
+        self.synonyms: Mapping[str, Sequence[str]] = {}
         self._found: dict[str, object] = {}
         for path, value in self.values.items():
             parts = path.split(".")
@@ -80,14 +81,11 @@ class Settings:
 
         One that is not known is a fault, and None.
         """
-        for name, value in [(name, self.value(name)) for name in names]:
-            if value is None:
-                continue
-            if isinstance(value, str) and (unknown := unknown_names(value)):
-                self._refuse_unknown(name, unknown)
-                return None
-            return value
-        return None
+        name, value = self._first(names)
+        if isinstance(value, str) and (unknown := unknown_names(value)):
+            self._refuse_unknown(name, unknown)
+            return None
+        return value
 
     def value(self, name: str) -> object:
         """The value of a name, or the mark of one that is not known; None where it has none."""
@@ -96,22 +94,29 @@ class Settings:
 
     def known(self, name: str) -> object:
         """The value of a name; None where it has none, or none that is known."""
-        value = self.value(name)
+        _, value = self._first([name])
         return None if isinstance(value, str) and unknown_names(value) else value
+
+    def _first(self, names: Sequence[str]) -> tuple[str, object]:
+        """The first of the names and their synonyms that has a value, with that; None without."""
+        named = [other for name in names for other in (name, *self.synonyms.get(name, ()))]
+        values = [(name, self.value(name)) for name in named]
+        return next((found for found in values if found[1] is not None), (names[0], None))
 
     def states(self, name: str) -> bool:
         """Whether the text gives the name a value, be it none."""
         return name in self._found
 
-    def has(self, *names: str) -> bool:
+    def has(self, *names: str, default: bool = False) -> bool:
         """Whether one of the names has a value that is not false, zero, none or an empty text.
 
-        Behind a flag alone a variable that is set nowhere is nothing, as in bash.
+        Where none has a value it is as by `default`. Behind a flag alone a variable that is set
+        nowhere is nothing, as in bash.
         """
         if any(is_unset(str(self.value(name) or "")) for name in names):
             return True
         value = self.find(*names)
-        return bool(value) and value != "none"
+        return default if value is None else bool(value) and value != "none"
 
     def count(self, *names: str, default: int | None = None) -> int | None:
         """The whole number of one of the names, zero where that is the default.

@@ -41,6 +41,7 @@ from partopt.trainers.megatron_model import (
     model_arguments,
     usual_numerics,
 )
+from partopt.trainers.megatron_names import FIELDS, SYNONYMS
 from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
 from partopt.trainers.read_back import offloaded_modules
 from partopt.trainers.reading import check_count, find_value, malformed, read_literal
@@ -224,33 +225,19 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     return Text(f"{head}\nPARTOPT_ARGS=(\n{lines}\n)\n", notes=notes)
 
 
-# where the configuration of Bridge has an argument, if not in `model` under the same name
-_FIELDS = {
-    "num_experts": "model.num_moe_experts",
-    "swiglu": "model.gated_linear_unit",
-    "norm_epsilon": "model.layernorm_epsilon",
-    "use_rope_scaling": "model.rope_scaling",
-    "fp8_format": "model.fp8",
-    "fp4_format": "model.fp4",
-    "micro_batch_size": "train.micro_batch_size",
-    "global_batch_size": "train.global_batch_size",
-    "overlap_grad_reduce": "ddp.overlap_grad_reduce",
-    "overlap_param_gather": "ddp.overlap_param_gather",
-    "use_distributed_optimizer": "ddp.use_distributed_optimizer",
-    "ddp_bucket_size": "ddp.bucket_size",
-    **{
-        name: f"optimizer.{name}"
-        for name in ("optimizer", "use_precision_aware_optimizer", *STATES[6.0], *OFFLOAD)
-    },
-    "use_tp_pp_dp_mapping": "dist.use_tp_pp_dp_mapping",
-    "use_megatron_fsdp": "ddp.use_megatron_fsdp",
-    "ckpt_format": "checkpoint.ckpt_format",
-    **{
-        name: f"ddp.{name}"
-        for name in ("data_parallel_sharding_strategy", "fsdp_double_buffer", MAIN_GRADIENTS)
-    },
-    MAIN_PARAMETERS: f"ddp.{MAIN_PARAMETERS}",
+# where the configuration of Bridge has an argument, if not in `model`
+_PARTS = {
+    "train": ("micro_batch_size", "global_batch_size"),
+    "ddp": (
+        *("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer"),
+        *("ddp_bucket_size", "use_megatron_fsdp", "data_parallel_sharding_strategy"),
+        *("fsdp_double_buffer", MAIN_GRADIENTS, MAIN_PARAMETERS),
+    ),
+    "optimizer": ("optimizer", "use_precision_aware_optimizer", *STATES[6.0], *OFFLOAD),
+    "dist": ("use_tp_pp_dp_mapping",),
+    "checkpoint": ("ckpt_format",),
 }
+_PART_OF = {name: part for part, names in _PARTS.items() for name in names}
 # arguments that turn off what is a field of Bridge's
 _OPPOSITE = {
     "disable_bias_linear": "model.add_bias_linear",
@@ -296,7 +283,8 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
             fields[_OPPOSITE[name]] = not value
         elif name not in _OF_SCRIPTS and value is not None:
             formats = name in STATES[6.0] or name.endswith("_dtype")
-            fields[_FIELDS.get(name, f"model.{name}")] = _TYPES[value] if formats else value
+            field = f"{_PART_OF.get(name, 'model')}.{FIELDS.get(name, name)}"
+            fields[field] = _TYPES[value] if formats else value
     if about:
         fields["mixed_precision"] = _RECIPES[about.format]
         fields["dataset.seq_length"] = about.sequence
@@ -354,6 +342,7 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
 
 def _beside_profile(settings: Settings) -> Layout:
     """What a text says of a layout whose model is a profile, which has other ways by default."""
+    settings.synonyms = SYNONYMS
     said, again = read_layout(settings), read_recomputation(settings, 1, _MOST, [])
     shard = said.shard if said.shard == "optimizer" else None
     return replace(said, shard=shard, recompute=None if again in ("never", "selective") else again)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from msgspec import structs
@@ -36,7 +35,7 @@ from partopt.trainers.megatron_model import (
     YARN,
     usual_numerics,
 )
-from partopt.trainers.megatron_names import count, find, note_arguments, note_unread, number
+from partopt.trainers.megatron_names import SYNONYMS, note_arguments, note_unread
 from partopt.trainers.megatron_vocabulary import name_shape
 from partopt.trainers.trainer import Stated
 from partopt.transformer.offloading import TOGETHER
@@ -74,15 +73,16 @@ def read_training(
     Raises PartoptError with all that is missing, and for what is not planned.
     """
     fields = trainer == "megatron-bridge"  # whose defaults are others than those of arguments
+    settings.synonyms = SYNONYMS
     notes, said = list(note_arguments(settings)), read_layout(settings, trainer)
     t, c, p = said.tp or 1, said.cp or 1, said.pp or 1
     model = _model(settings, trainer, t, notes)
     split = _split_of_experts(settings, trainer, model, t, notes)
-    microbatch = said.microbatch or count(settings, "micro_batch_size") or 1
+    microbatch = said.microbatch or settings.count("micro_batch_size") or 1
     steps = settings.count("gradient_accumulation_steps", default=1) or 1  # DeepSpeed's
     samples = microbatch * max(1, devices // (t * c * p)) * steps
-    batch = count(settings, "global_batch_size", None if fields else samples)
-    sequence = count(settings, "seq_length")
+    batch = settings.count("global_batch_size", default=None if fields else samples)
+    sequence = settings.count("seq_length")
     noop = _noop_blocks(settings)
     chunks = _chunks(settings, model.blocks + len(noop), p)
     blocks = _stages(settings, model.blocks + len(noop), p, chunks, noop)
@@ -109,7 +109,7 @@ def read_training(
         batch=batch or 1,
         format=_format(settings, notes),
         layout=layout,
-        facts=_facts(settings, t, p, trainer, model, notes),
+        facts=_facts(settings, layout, trainer, model, notes),
         blocks=blocks,
         further_stage=next((s for s, stage in enumerate(stated or ()) if "m" in stage), None),
         notes=[*notes, *note_unread(settings)],
@@ -123,11 +123,11 @@ def read_layout(settings: Settings, trainer: str = "megatron") -> Layout:
     """What is said of a layout beside its stages and what they recompute, None where nothing is."""
     return Layout(
         shard=_shard(settings, trainer),
-        tp=number(settings, "tensor_model_parallel_size"),
-        cp=number(settings, "context_parallel_size"),
-        pp=number(settings, "pipeline_model_parallel_size"),
-        ep=number(settings, "expert_model_parallel_size"),
-        microbatch=number(settings, "micro_batch_size"),
+        tp=settings.number("tensor_model_parallel_size"),
+        cp=settings.number("context_parallel_size"),
+        pp=settings.number("pipeline_model_parallel_size"),
+        ep=settings.number("expert_model_parallel_size"),
+        microbatch=settings.number("micro_batch_size"),
     )
 
 
@@ -141,7 +141,7 @@ def _split_of_experts(
     if unsaid and settings.unread:  # as Bridge's recipes have
         notes.append(f"{name}: 1, as in recipes of Bridge")
         usual = 1
-    split = count(settings, name, usual) or 1
+    split = settings.count(name, default=usual) or 1
     dispatcher = settings.find("moe_token_dispatcher_type") or ("" if fields else "allgather")
     if model.experts and dispatcher == "allgather":
         flag = settings.show("moe_token_dispatcher_type")
@@ -169,22 +169,22 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     def usual(field: str, otherwise: Any = None) -> Any:
         return getattr(base, field) if base else otherwise
 
-    heads = count(settings, "num_attention_heads", usual("heads")) or 1
-    hidden = count(settings, "hidden_size", usual("hidden")) or 1
+    heads = settings.count("num_attention_heads", default=usual("heads")) or 1
+    hidden = settings.count("hidden_size", default=usual("hidden")) or 1
     gated, dense = _feed_forward(settings, hidden, usual("gated", False), fields)
-    groups = count(settings, "num_query_groups", usual("kv_heads", heads)) or heads
+    groups = settings.count("num_query_groups", default=usual("kv_heads", heads)) or heads
     if not _has_groups(settings, fields or base is not None) and groups != heads:
         flag, needed = map(settings.show, ("num_query_groups", "group_query_attention"))
         notes.append(f"{flag} has no effect without {needed}")
         groups = heads
-    width = count(settings, "ffn_hidden_size", usual("ffn", dense)) or 0
-    experts = count(settings, "num_experts", usual("experts", 0)) or 0
+    width = settings.count("ffn_hidden_size", default=usual("ffn", dense)) or 0
+    experts = settings.count("num_experts", default=usual("experts", 0)) or 0
     apart = settings.has("untie_embeddings_and_output_weights")
     share = settings.find("share_embeddings_and_output_weights") if fields else None
     tied = usual("tied", True) and not apart if share is None else bool(share)
     rotary = settings.find("position_embedding_type") in ("rope", "yarn")
     rotary = rotary or settings.has("use_rotary_position_embeddings") or usual("rotary", False)
-    blocks = count(settings, "num_layers", usual("blocks")) or 1
+    blocks = settings.count("num_layers", default=usual("blocks")) or 1
     blocks = min(blocks - len(_noop_blocks(settings)), _MOST + 1)  # more are refused
     window, full_period = _window(settings, blocks, base)
     latent = _latent(settings, base, fields)
@@ -193,7 +193,7 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
         "hidden": hidden,
         "heads": heads,
         "kv_heads": heads if latent else groups,
-        "head_size": count(settings, "kv_channels", usual("head_size", hidden // heads)),
+        "head_size": settings.count("kv_channels", default=usual("head_size", hidden // heads)),
         "ffn": width,
         "vocabulary": usual("vocabulary", 0),
         "gated": gated,
@@ -211,7 +211,7 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     }
     if latent:
         unturned = usual("head_size", 192) - usual("latent", latent).rotary
-        shape["head_size"] = (count(settings, "qk_head_dim", unturned) or 0) + latent.rotary
+        shape["head_size"] = (settings.count("qk_head_dim", default=unturned) or 0) + latent.rotary
     if experts > 1:
         shape |= _experts(settings, trainer, experts, shape, base)
     if settings.faults:
@@ -221,8 +221,8 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
 
 def _feed_forward(settings: Settings, hidden: int, usual: bool, fields: bool) -> tuple[bool, int]:
     """Whether a feed-forward is gated, and its width where that is not said."""
-    gated = settings.has("swiglu", "gated_linear_unit")
-    gated = gated or settings.find("activation", "activation_func") in _GATED or usual
+    gated = settings.has("swiglu")
+    gated = gated or settings.find("activation") in _GATED or usual
     width = hidden * 8 // 3 // 64 * 64 if gated and not fields else 4 * hidden
     return gated or settings.has("quick_geglu"), width
 
@@ -237,7 +237,7 @@ def _experts(
     usual = {"experts_per_token": 1 if trainer == "deepspeed" else 2, "expert_ffn": shape["ffn"]}
     named = base if base and base.experts else None  # else they are as wide as the feed-forward
     found: dict[str, Any] = {
-        field: count(settings, name, getattr(named, field) if named else usual.get(field, 0))
+        field: settings.count(name, default=getattr(named, field) if named else usual.get(field, 0))
         for name, field in EXPERTS.items()
     }
     found |= {"experts": experts, "dense_first": first, "experts_period": period}
@@ -254,7 +254,8 @@ def _latent(settings: Settings, base: Transformer | None, fields: bool) -> Laten
     usual = {name: getattr(named, LATENT[name], pair[fields]) for name, pair in _LATENT.items()}
     if settings.states("q_lora_rank") and settings.value("q_lora_rank") is None:
         usual["q_lora_rank"] = 0
-    return Latent(**{LATENT[name]: count(settings, name, usual[name]) or 0 for name in usual})
+    ranks = {LATENT[name]: settings.count(name, default=usual[name]) or 0 for name in usual}
+    return Latent(**ranks)
 
 
 def _further(settings: Settings, usual: int) -> int:
@@ -268,7 +269,7 @@ def _has_groups(settings: Settings, usual: bool) -> bool:
     """Whether queries share keys and values; a fault where a checkpoint says among how many."""
     flagged = settings.has("group_query_attention", "num_key_value_heads")
     of_checkpoint = settings.has("use_checkpoint_args")
-    if of_checkpoint and not find(settings, "num_query_groups"):
+    if of_checkpoint and not settings.find("num_query_groups"):
         why = "the checkpoint says it, by --use-checkpoint-args"
         settings.refuse_missing("num_query_groups", why)
     return usual or flagged or of_checkpoint
@@ -373,23 +374,21 @@ def _read_numerics(
     named = base.numerics if base else None
     usual = named or structs.replace(usual_numerics(gated), norm="layer", bias="all")
 
-    def number(default: float, *names: str) -> float:
-        values = [settings.known(name) for name in names]
-        return next(
-            (value for value in values if isinstance(value, int | float) and value > 0), default
-        )
+    def number(name: str, default: float) -> float:
+        value = settings.known(name)
+        return value if isinstance(value, int | float) and value > 0 else default
 
     def said(name: str, default: object) -> object:
         value = settings.known(name)
         return default if value is None else value
 
     norms = {word.lower(): norm for norm, word in NORMS.items()}
-    scaled = said("use_rope_scaling", said("rope_scaling", named and bool(usual.rotary_scaling)))
-    factor = number(FACTOR, "rope_scaling_factor")
+    scaled = said("use_rope_scaling", named and bool(usual.rotary_scaling))
+    factor = number("rope_scaling_factor", FACTOR)
     scaling = LLAMA3 | {"factor": factor} if scaled else {}
     if latent and (named is None or settings.known("rope_type")):
         scaling = {"rope_type": "yarn"} | {
-            word: number(usual_scaling, name)
+            word: number(name, usual_scaling)
             for (name, word), usual_scaling in zip(YARN.items(), _YARN[fields], strict=True)
         }
         if settings.known("rope_type") == "rope" or scaling["factor"] == 1:
@@ -402,13 +401,13 @@ def _read_numerics(
     return structs.replace(
         usual,
         norm=norms.get(str(settings.known("normalization")).lower(), usual.norm),
-        epsilon=number(usual.epsilon, "norm_epsilon", "layernorm_epsilon"),
+        epsilon=number("norm_epsilon", usual.epsilon),
         # of latent attention they are those of what is compressed
         query_key_norms=bool(said("qk_layernorm", usual.query_key_norms)) and not latent,
         activation="relu2" if settings.known("squared_relu") else usual.activation,
         bias="all" if every else "queries" if queries else "none",
-        rotary_base=number(usual.rotary_base, "rotary_base"),
-        rotary_share=number(usual.rotary_share, "rotary_percent", "rotary_percentage"),
+        rotary_base=number("rotary_base", usual.rotary_base),
+        rotary_share=number("rotary_percent", usual.rotary_share),
         rotary_scaling=scaling,
     )
 
@@ -425,14 +424,14 @@ def _noop_blocks(settings: Settings) -> list[int]:
 
 def _chunks(settings: Settings, blocks: int, p: int) -> int:
     """Stages on a device, by any of the arguments that say it."""
-    found = count(settings, "num_virtual_stages_per_pipeline_rank", 1) or 1
+    found = settings.count("num_virtual_stages_per_pipeline_rank", default=1) or 1
     size = settings.count("num_layers_per_virtual_pipeline_stage", default=0)
     return max(1, (blocks + sum(_ends(settings))) // (p * size)) if size else found
 
 
 def _ends(settings: Settings) -> tuple[bool, bool]:
     """Whether the embedding counts as a block, and the head."""
-    embedding = "embed" in str(find(settings, "partition_method")).lower()
+    embedding = "embed" in str(settings.find("partition_method")).lower()
     first, last = map(settings.has, _ENDS)
     return first or embedding, last or embedding
 
@@ -442,8 +441,8 @@ def _stages(
 ) -> list[int] | None:
     """Blocks of every stage where they are not shared out evenly; None where they are."""
     listed = settings.find("num_layer_list")
-    first = count(settings, "num_layers_in_first_pipeline_stage", 0)
-    last = count(settings, "num_layers_in_last_pipeline_stage", 0)
+    first = settings.count("num_layers_in_first_pipeline_stage", default=0)
+    last = settings.count("num_layers_in_last_pipeline_stage", default=0)
     ends = _ends(settings)
     if p == 1 or p * v > blocks + sum(ends):  # which is refused
         return None
@@ -478,8 +477,8 @@ def read_recomputation(
     settings: Settings, chunks: int, most: int, notes: list[str]
 ) -> Recompute | Literal["selective"] | int:
     """What is made again, in stages of `most` blocks."""
-    how, method = find(settings, "recompute_granularity"), find(settings, "recompute_method")
-    number = count(settings, "recompute_num_layers", 1) or 1
+    how, method = settings.find("recompute_granularity"), settings.find("recompute_method")
+    number = settings.count("recompute_num_layers", default=1) or 1
     unsaid = settings.unread and not settings.states("recompute_granularity")
     if unsaid and settings.has("recompute_modules"):  # a function that is not read says how
         how = "selective"
@@ -535,7 +534,7 @@ def _shard(settings: Settings, trainer: str) -> Shard:
         return "optimizer" if stage == 1 or settings.has("bf16.enabled", "bf16") else "none"
     said = settings.value("use_distributed_optimizer") is not None
     shared = settings.has("use_distributed_optimizer") if said else None
-    if _has_fsdp(settings):  # which has it by itself
+    if settings.has("use_megatron_fsdp"):  # which has it by itself
         usual = STRATEGIES["none" if trainer == "megatron-bridge" else "parameters"]
         stated = settings.find("data_parallel_sharding_strategy") or usual
         found = [shard for shard, strategy in STRATEGIES.items() if strategy == stated]
@@ -548,10 +547,6 @@ def _shard(settings: Settings, trainer: str) -> Shard:
     if shared is None and trainer == "megatron-bridge":
         shared = settings.find("optim.name") in (None, "distributed_fused_adam")
     return "optimizer" if shared else "none"
-
-
-def _has_fsdp(settings: Settings) -> bool:
-    return settings.has("use_megatron_fsdp", "use_custom_fsdp")
 
 
 def _note_fsdp(settings: Settings) -> Iterator[str]:
@@ -571,14 +566,14 @@ def _note_fsdp(settings: Settings) -> Iterator[str]:
 def _format(settings: Settings, notes: list[str]) -> Format:
     names = ["mixed_precision", "plugins", "precision"]
     if settings.find("fp8") is not False:  # NeMo's, beside which the others say nothing
-        names += ["fp4_format", "fp4", "fp8_recipe", "fp8_format", "fp8", "fp8_hybrid", "fp8_e4m3"]
+        names += ["fp4_format", "fp8_recipe", "fp8_format", "fp8_hybrid", "fp8_e4m3"]
     words = list[str]()
     for name in filter(settings.has, names):
         word = settings.find(name)
         if isinstance(word, Called):  # precision("fp8")
             word = f"{word} {settings.known(f'{name}.{word}')}"
         words.append(f"{name} {word}".lower() if word is True else str(word).lower())
-    if settings.has("fp4_format", "fp4"):  # of which there is one recipe
+    if settings.has("fp4_format"):  # of which there is one recipe
         return "nvfp4"
     for form, recipes in _FORMATS.items():
         for word in words:
@@ -596,7 +591,7 @@ def _format(settings: Settings, notes: list[str]) -> Format:
 def _graphs(settings: Settings, experts: bool, notes: list[str]) -> str:
     """What graphs of CUDA hold of a block."""
     impl, name = settings.find("cuda_graph_impl"), "cuda_graph_scope"
-    said = settings.find(name, "cuda_graph_modules")
+    said = settings.find(name)
     scope = {*(said if isinstance(said, list) else re.split(r"[ ,]+", str(said or "full")))}
     on = impl not in (None, "none") or settings.has("enable_cuda_graph", "external_cuda_graph")
     if impl == "full_iteration" or "full_iteration" in scope:
@@ -615,7 +610,7 @@ def _state_bytes(settings: Settings) -> float:
     """Bytes of an optimizer's state for a parameter: a copy and two moments, in their formats."""
     if not settings.has("use_precision_aware_optimizer") or settings.has(OFFLOAD[0]):
         return STATE
-    main = (MAIN_PARAMETERS,) if _has_fsdp(settings) else ()
+    main = (MAIN_PARAMETERS,) if settings.has("use_megatron_fsdp") else ()
     said = [settings.find(*main * (name == "main_params_dtype"), name) for name in STATES[6.0]]
     narrow = [re.search(r"8|16", str(word or "")) for word in said]
     return sum(int(width[0]) / 8 if width else 4.0 for width in narrow)
@@ -633,12 +628,6 @@ def _offloaded(settings: Settings, fields: bool, notes: list[str]) -> float:
     return round(min(1.0, max(0.0, share)), 2)
 
 
-def _is_on(settings: Settings, *names: str, default: bool = False) -> bool:
-    """Whether a switch is on that has one of the names, or is by default where none is said."""
-    stated = any(settings.value(name) is not None for name in names)
-    return settings.has(*names) if stated else default
-
-
 def _facts_of_deepspeed(settings: Settings) -> dict[str, object]:
     stated = {
         ("attention", "flash"): settings.has("use_flash_attn", "use_flash_attn_v1", *_FLASH),
@@ -650,9 +639,9 @@ def _facts_of_deepspeed(settings: Settings) -> dict[str, object]:
 
 def _has_narrow_gradients(settings: Settings, fields: bool, flat: bool) -> bool:
     """Whether gradients are kept and reduced in the format of parameters."""
-    wide = _is_on(settings, "accumulate_allreduce_grads_in_fp32")  # which --bf16 has by itself
+    wide = settings.has("accumulate_allreduce_grads_in_fp32")  # which --bf16 has by itself
     said = [  # all of which are asked for, so that none is noted as not read
-        _is_on(settings, "grad_reduce_in_bf16"),
+        settings.has("grad_reduce_in_bf16"),
         settings.find("grad_reduce_in_fp32") is False,
         settings.find("main_grads_dtype") in ("bf16", "fp16", "bfloat16"),
         not fields and settings.has("fp16") and not wide,
@@ -662,8 +651,8 @@ def _has_narrow_gradients(settings: Settings, fields: bool, flat: bool) -> bool:
 
 def _exchange(settings: Settings) -> str:
     """How tokens go to their experts: by copies of a backend, or in one exchange of all."""
-    backend = settings.find("moe_flex_dispatcher_backend", "flex_dispatcher_backend")
-    copies = _is_on(settings, "moe_enable_deepep")
+    backend = settings.find("moe_flex_dispatcher_backend")
+    copies = settings.has("moe_enable_deepep")
     copies = copies or settings.find("moe_token_dispatcher_type") == "flex"
     if not copies and not settings.has("flex_dispatcher_backend"):  # Bridge's function applies it
         return "alltoall"
@@ -677,28 +666,23 @@ def _note_capacity(settings: Settings) -> Iterator[str]:
 
 
 def _facts(
-    settings: Settings,
-    t: int,
-    p: int,
-    trainer: str,
-    model: Transformer,
-    notes: list[str],
+    settings: Settings, layout: Layout, trainer: str, model: Transformer, notes: list[str]
 ) -> dict[str, object]:
     """Facts of the trainer that are not its defaults."""
     if trainer == "deepspeed":
         return _facts_of_deepspeed(settings)
-    on, fields = partial(_is_on, settings), trainer == "megatron-bridge"
-    flat = _has_fsdp(settings) and _shard(settings, trainer) in ("gradients", "parameters")
+    on, fields, flat = settings.has, trainer == "megatron-bridge", layout.shares_gradients
+    t, p = layout.tp or 1, layout.pp or 1
     notes += _note_fsdp(settings) if flat else ()
     notes += _note_capacity(settings)
-    overlaps = on("overlap_grad_reduce", "overlap_grad_sync", default=fields) or flat
+    overlaps = on("overlap_grad_reduce", default=fields) or flat
     fused = on("cross_entropy_loss_fusion", default=fields)
     padded = on("moe_pad_expert_input_to_capacity") and settings.has("moe_expert_capacity_factor")
     graphs, exchange = _graphs(settings, bool(model.experts), notes), _exchange(settings)
-    optimizer, share = find(settings, "optimizer"), _offloaded(settings, fields, notes)
+    optimizer, share = settings.find("optimizer"), _offloaded(settings, fields, notes)
     offload, state = _offload(settings, notes), _state_bytes(settings)
     unoverlapped = on("no_overlap_p2p_communication") or settings.find("overlap_p2p_comm") is False
-    bucket = settings.count("ddp_bucket_size", "bucket_size", default=0) or 0
+    bucket = settings.count("ddp_bucket_size", default=0) or 0
     ends = "blocks" if all(_ends(settings)) else "stage"
     stated = {
         ("loss", "fused" if fused else "plain"): fused != fields,
@@ -712,10 +696,10 @@ def _facts(
         ("optimizer_bytes", state): state != STATE,
         ("optimizer-offload", f"{share:g}"): share > 0,
         ("offload-overlap", "yes"): share > 0 and on(OFFLOAD[2]),
-        ("tp-overlap", "yes"): on("tp_comm_overlap", "ub_tp_comm_overlap") and t > 1,
+        ("tp-overlap", "yes"): on("tp_comm_overlap") and t > 1,
         ("exchange-overlap", "yes"): on("overlap_moe_expert_parallel_comm"),
         ("exchange", exchange): exchange != "alltoall",
-        ("sequence-parallel", "no"): t > 1 and not find(settings, "sequence_parallel"),
+        ("sequence-parallel", "no"): t > 1 and not settings.find("sequence_parallel"),
         ("allreduce", "blocking"): not overlaps,
         ("gradients", "parameters"): _has_narrow_gradients(settings, fields, flat),
         ("waits", "1f1b,interleaved"): unoverlapped,

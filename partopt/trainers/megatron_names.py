@@ -9,11 +9,21 @@ from partopt.configurations.program import Called
 from partopt.configurations.settings import Settings
 from partopt.errors import PartoptError
 
-# other names of arguments: NeMo's, Bridge's, Megatron-DeepSpeed's, MindSpeed's
-_NAMES: dict[str, tuple[str, ...]] = {
+# names of Megatron Bridge's fields that are others than those of the arguments
+FIELDS = {
+    "num_experts": "num_moe_experts",
+    "swiglu": "gated_linear_unit",
+    "norm_epsilon": "layernorm_epsilon",
+    "use_rope_scaling": "rope_scaling",
+    "fp8_format": "fp8",
+    "fp4_format": "fp4",
+    "ddp_bucket_size": "bucket_size",
+}
+# other names of arguments: Bridge's, NeMo's, Megatron-DeepSpeed's, MindSpeed's
+SYNONYMS: dict[str, tuple[str, ...]] = {name: (field,) for name, field in FIELDS.items()} | {
     "num_layers": ("encoder_num_layers",),
+    "activation": ("activation_func",),
     "num_query_groups": ("num_key_value_heads",),
-    "num_experts": ("num_moe_experts",),
     "moe_router_topk": ("topk",),
     "seq_length": ("encoder_seq_length",),
     "micro_batch_size": ("train_micro_batch_size_per_gpu", "mbs"),
@@ -34,6 +44,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "num_layers_in_first_pipeline_stage": ("decoder_first_pipeline_num_layers",),
     "num_layers_in_last_pipeline_stage": ("decoder_last_pipeline_num_layers",),
     "partition_method": ("pp_partition_method",),
+    "overlap_grad_reduce": ("overlap_grad_sync",),
+    "rotary_percent": ("rotary_percentage",),
+    "use_megatron_fsdp": ("use_custom_fsdp",),
+    "tp_comm_overlap": ("ub_tp_comm_overlap",),
+    "moe_flex_dispatcher_backend": ("flex_dispatcher_backend",),
+    "cuda_graph_scope": ("cuda_graph_modules",),
 }
 # what is refused, and what is not counted as it is written, by names of arguments
 _REFUSED = {
@@ -77,21 +93,6 @@ _HOLDS = (dict, Called)  # what has settings in it
 _SHOWN = 12  # names in a note
 
 
-def find(settings: Settings, name: str) -> object:
-    """The value of an argument by any of its names."""
-    return settings.find(name, *_NAMES.get(name, ()))
-
-
-def count(settings: Settings, name: str, default: int | None = None) -> int | None:
-    """The whole number of an argument by any of its names."""
-    return settings.count(name, *_NAMES.get(name, ()), default=default)
-
-
-def number(settings: Settings, name: str) -> int | None:
-    """The whole number of an argument by any of its names; None where nothing says it."""
-    return settings.number(name, *_NAMES.get(name, ()))
-
-
 def note_arguments(settings: Settings) -> Iterator[str]:
     """What is not counted as it is written; a fault for what is not planned."""
     for what, names in _REFUSED.items():
@@ -112,7 +113,7 @@ def note_arguments(settings: Settings) -> Iterator[str]:
     if gathered != settings.has("use_megatron_fsdp") and (gathered or settings.has("fp8_format")):
         how = "in 16 bits" if gathered else "in the format of products"
         yield f"{settings.show('fp8_param_gather')}: parameters are counted as gathered {how}"
-    optimizer = find(settings, "optimizer")
+    optimizer = settings.find("optimizer")
     if isinstance(optimizer, str) and not re.search("adam|muon", optimizer.lower()):
         yield f"{settings.show('optimizer')}: its state is counted as Adam's"
 
