@@ -142,8 +142,24 @@ class Settings:
             return number
         kind = "positive" if number == 0 else "plausible" if number > 0 else "whole"
         what = f"{self.show(names[0])}: {str(value)!r:.60} is not a {kind} number"
-        self._refuse(PartoptError(what, "give a number", code="invalid-value", path=names[0]))
+        self.refuse(what, "give a number", "invalid-value", path=names[0])
         return None
+
+    def words(self, name: str) -> list[str]:
+        """The words of a value: a list's, or those that blanks and commas part in a text."""
+        value = self.find(name)
+        words = value if isinstance(value, list) else re.split(r"[ ,]+", str(value or ""))
+        return [str(word) for word in words if word != ""]
+
+    def refuse(self, what: str, hint: str, code: str, **where: str) -> None:
+        """Note a fault, once."""
+        if what not in [fault.message for fault in self.faults]:
+            self.faults.append(PartoptError(what, hint, code=code, **where))
+
+    def check(self) -> None:
+        """Raise a PartoptError with all faults, if there are any."""
+        if self.faults:
+            raise PartoptError.together(self.faults)
 
     def refuse_missing(self, name: str, why: str = "") -> None:
         """Note that a value is needed that the text does not have."""
@@ -151,7 +167,7 @@ class Settings:
         if self.unread and not why:
             what += f"; {', '.join(self.unread[:2])} may, which is not read"
         hint = f"give it: `arguments={name}=N`"
-        self.faults.append(PartoptError(what, hint, code="missing-setting", path=name))
+        self.refuse(what, hint, "missing-setting", path=name)
 
     def show(self, name: str) -> str:
         """A name as the text writes it."""
@@ -163,12 +179,7 @@ class Settings:
         given = unknown[0] if re.fullmatch(r"\w+", unknown[0]) else name
         hint = f"give it: `arguments={given}=VALUE`"
         what = f"{self.show(name)}: depends on {variables}, which the text does not say"
-        self._refuse(PartoptError(what, hint, code="unknown-variable", path=name))
-
-    def _refuse(self, fault: PartoptError) -> None:
-        """Note what a value is refused for, once."""
-        if fault.message not in [known.message for known in self.faults]:
-            self.faults.append(fault)
+        self.refuse(what, hint, "unknown-variable", path=name)
 
 
 def read_settings(

@@ -13,7 +13,6 @@ from partopt.configurations.settings import Settings, read_settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Loss, Modelled, Practice, Scores
-from partopt.errors import PartoptError
 from partopt.importers.hugging_face import like_shipped, read_transformer, write_config
 from partopt.trainers.megatron_arguments import read_training
 from partopt.trainers.parts import Part
@@ -192,8 +191,7 @@ def _read_training(settings: Settings, devices: int) -> Stated:
     size = stated.microbatch or settings.count("train_micro_batch_size_per_gpu") or 1
     steps = settings.count("gradient_accumulation_steps") or 1
     sequence = settings.count("SEQUENCE") or 1
-    if settings.faults:
-        raise PartoptError.together(settings.faults)
+    settings.check()
     blocks = None
     if bounds:
         inside = [min(max(bound - 1, 0), model.blocks) for bound in bounds]
@@ -222,7 +220,7 @@ def _numbers(settings: Settings, name: str) -> list[int]:
         return []
     if not all(type(number) is int for number in value):
         what = f"{name}: {value!r} are not whole numbers"
-        settings.faults.append(PartoptError(what, "give numbers", code="invalid-value", path=name))
+        settings.refuse(what, "give numbers", "invalid-value", path=name)
         return []
     return value
 

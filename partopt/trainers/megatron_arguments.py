@@ -18,7 +18,6 @@ from partopt.configurations.settings import Settings, read_settings
 from partopt.documents.engine import MODULES, STATE, Layout, Recompute
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import OFFLOADED, Format, Latent, Numerics, Transformer
-from partopt.errors import PartoptError
 from partopt.importers.hugging_face import named_transformer
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
@@ -114,8 +113,7 @@ def read_training(
         further_stage=next((s for s, stage in enumerate(stated or ()) if "m" in stage), None),
         notes=[*notes, *note_unread(settings)],
     )
-    if settings.faults:
-        raise PartoptError.together(settings.faults)
+    settings.check()
     return found
 
 
@@ -159,7 +157,7 @@ def _check_letters(settings: Settings, letters: str, model: Transformer) -> None
     )
     message = what.format(*said, model.blocks, model.further)
     hint = "a layout begins with its one E, and ends with its one L"
-    settings.faults.append(PartoptError(message, hint, code="unsupported-layout"))
+    settings.refuse(message, hint, "unsupported-layout")
 
 
 def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Transformer:
@@ -214,8 +212,7 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
         shape["head_size"] = (settings.count("qk_head_dim", default=unturned) or 0) + latent.rotary
     if experts > 1:
         shape |= _experts(settings, trainer, experts, shape, base)
-    if settings.faults:
-        raise PartoptError.together(settings.faults)
+    settings.check()
     return name_shape(settings, shape, ranks, notes)
 
 
@@ -321,9 +318,8 @@ def _expert_blocks(
 
 
 def _refuse_order(settings: Settings, name: str) -> None:
-    what = f"{settings.show(name)}: blocks of two kinds, neither the first nor every n-th: "
-    fault = PartoptError(f"{what}not planned", "leave it out", code="unsupported-model")
-    settings.faults.append(fault)
+    what = "blocks of two kinds, neither the first nor every n-th: not planned"
+    settings.refuse(f"{settings.show(name)}: {what}", "leave it out", "unsupported-model")
 
 
 def _flags(settings: Settings, name: str, blocks: int) -> list[bool] | int | None:
@@ -339,7 +335,7 @@ def _flags(settings: Settings, name: str, blocks: int) -> list[bool] | int | Non
     if isinstance(value, int) and value > 0:
         return value
     what = f"{settings.show(name)}: {text[:60]!r} does not say which of {blocks} blocks"
-    settings.faults.append(PartoptError(what, "give a number", code="invalid-value", path=name))
+    settings.refuse(what, "give a number", "invalid-value", path=name)
     return None
 
 
@@ -355,8 +351,7 @@ def _window(settings: Settings, blocks: int, base: Transformer | None) -> tuple[
     found = re.match(r"[\[(]?'?(-1|[0-9]{1,9})'?([ ,\])]|$)", str(before))
     if found is None:
         what = f"{settings.show('window_size')}: {before!r} is not a number of tokens"
-        fault = PartoptError(what, "give a number", code="invalid-value", path="window_size")
-        settings.faults.append(fault)
+        settings.refuse(what, "give a number", "invalid-value", path="window_size")
         return 0, 0
     window, skips = int(found[1]) + 1, _flags(settings, name, blocks)
     if isinstance(skips, list):
@@ -464,7 +459,7 @@ def _stages(
         said = "-".join(map(str, counts[:16])) or "none"
         what = f"stages of {said} blocks are not {p} x {v} of {blocks}"
         hint = "check the blocks that are said of stages"
-        settings.faults.append(PartoptError(what, hint, code="unsupported-layout"))
+        settings.refuse(what, hint, "unsupported-layout")
         return None
     starts = [0, *itertools.accumulate(counts)]
     return [
@@ -500,12 +495,10 @@ def read_recomputation(
 
 def _modules(settings: Settings, notes: list[str]) -> str | None:
     """What of a block is made again by name; None for attention's scores, Megatron's default."""
-    said = settings.find("recompute_modules")
-    names = said if isinstance(said, list) else re.split(r"[ ,]+", str(said or ""))
-    unknown = [name for name in filter(None, names) if name not in MODULES]
-    if unknown:
+    names = settings.words("recompute_modules")
+    if unknown := [name for name in names if name not in MODULES]:
         flag = settings.show("recompute_modules")
-        notes.append(f"{flag}: {', '.join(map(str, unknown))} is not counted as made again")
+        notes.append(f"{flag}: {', '.join(unknown)} is not counted as made again")
     return "+".join(name for name in names if name in MODULES) or None
 
 
@@ -513,8 +506,7 @@ def _offload(settings: Settings, notes: list[str]) -> str:
     """The modules that save in the host's memory, joined by +."""
     if not settings.has("fine_grained_activation_offloading"):
         return ""
-    said = settings.find("offload_modules")
-    names = {*(said if isinstance(said, list) else re.split(r"[ ,]+", str(said or "")))} - {""}
+    names = {*settings.words("offload_modules")}
     if unknown := names - {*OFFLOADED, FUSED_EXPERTS}:
         flag = settings.show("offload_modules")
         notes.append(f"{flag}: {', '.join(sorted(unknown))} is not counted as offloaded")
@@ -526,10 +518,8 @@ def _shard(settings: Settings, trainer: str) -> Shard:
     if trainer == "deepspeed":
         stage = settings.find(*_ZERO)
         if stage not in (None, 0, 1):
-            what = (
-                f"ZeRO stage {stage}: plans are for DeepSpeed's pipelines, of stages 0 and 1 alone"
-            )
-            settings.faults.append(PartoptError(what, "give stage 1", code="unsupported-layout"))
+            what = "plans are for DeepSpeed's pipelines, of stages 0 and 1 alone"
+            settings.refuse(f"ZeRO stage {stage}: {what}", "give stage 1", "unsupported-layout")
         # of bfloat16 in stage 0 replicas share the float32 state (runtime/bf16_optimizer.py)
         return "optimizer" if stage == 1 or settings.has("bf16.enabled", "bf16") else "none"
     said = settings.value("use_distributed_optimizer") is not None
@@ -541,7 +531,7 @@ def _shard(settings: Settings, trainer: str) -> Shard:
         if not found:
             flag = settings.show("data_parallel_sharding_strategy")
             what, hint = f"{flag}: unknown {stated}", f"choose {', '.join(STRATEGIES.values())}"
-            settings.faults.append(PartoptError(what, hint, code="invalid-value"))
+            settings.refuse(what, hint, "invalid-value")
         return found[0] if found else "none"
     shared = shared or settings.known("optimizer") == "dist_muon" or shared
     if shared is None and trainer == "megatron-bridge":
@@ -591,8 +581,7 @@ def _format(settings: Settings, notes: list[str]) -> Format:
 def _graphs(settings: Settings, experts: bool, notes: list[str]) -> str:
     """What graphs of CUDA hold of a block."""
     impl, name = settings.find("cuda_graph_impl"), "cuda_graph_scope"
-    said = settings.find(name)
-    scope = {*(said if isinstance(said, list) else re.split(r"[ ,]+", str(said or "full")))}
+    scope = {*settings.words(name)}
     on = impl not in (None, "none") or settings.has("enable_cuda_graph", "external_cuda_graph")
     if impl == "full_iteration" or "full_iteration" in scope:
         return "full"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from partopt.configurations.program import Called
 from partopt.configurations.settings import Settings
-from partopt.errors import PartoptError
 
 # names of Megatron Bridge's fields that are others than those of the arguments
 FIELDS = {
@@ -98,8 +97,7 @@ def note_arguments(settings: Settings) -> Iterator[str]:
     for what, names in _REFUSED.items():
         for name in [name for name in names.split() if settings.has(name)][:1]:
             message = f"{settings.show(name)}: {what}: not planned"
-            fault = PartoptError(message, "leave it out", code="unsupported-model")
-            settings.faults.append(fault)
+            settings.refuse(message, "leave it out", "unsupported-model")
     for what, names in _NOT_COUNTED.items():
         said = filter(settings.has, names.split())
         yield from (f"{settings.show(name)}: {what}" for name in said)

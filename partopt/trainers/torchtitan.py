@@ -342,8 +342,8 @@ def _read_training(settings: Settings, devices: int) -> Stated:
     model = _model(settings)
     sequence = _stated(settings, ("seq_len", "training.max_context_length"), 2048, notes)
     size, batch = _batch(settings, said, replicas, sequence, notes)
-    if settings.faults or model is None:
-        raise PartoptError.together(settings.faults)
+    settings.check()
+    assert model
     blocks = _blocks(settings, model)
     schedule_name = str(settings.find("pipeline_parallel_schedule") or "1F1B")
     named = _SCHEDULES.get(schedule_name, schedule_name)
@@ -405,9 +405,8 @@ def _blocks(settings: Settings, model: Transformer) -> list[int] | None:
     parts = settings.find(_FIELD)
     if isinstance(parts, list) and parts:
         return [sum(map(bool, map(_BLOCK.fullmatch, names))) for names in _stages(parts)]
-    points = settings.find("pipeline_parallel_split_points")
-    names = points if isinstance(points, list) else str(points or "").split(",")
-    found = [int(match[1]) for match in map(_BLOCK.fullmatch, map(str, names)) if match]
+    names = settings.words("pipeline_parallel_split_points")
+    found = [int(match[1]) for match in map(_BLOCK.fullmatch, names) if match]
     bounds = [0, *found, model.blocks]
     return [stop - start for start, stop in itertools.pairwise(bounds)] if found else None
 
@@ -434,7 +433,7 @@ def _model(settings: Settings) -> Transformer | None:
             return structs.replace(model, further=0)
     what = f"the model is {names[0] if names else 'not named'}, none that partopt has"
     hint = "name it: `arguments=hf_assets_path=llama3-8b`, or another of models/"
-    settings.faults.append(PartoptError(what, hint, code="missing-setting"))
+    settings.refuse(what, hint, "missing-setting")
     return None
 
 
