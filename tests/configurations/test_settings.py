@@ -241,13 +241,6 @@ def test_counts_are_whole_and_what_is_missing_is_said_at_once():
     assert "--d: the configuration does not say it" in messages
 
 
-def test_a_zero_is_refused_but_where_it_is_the_default():
-    found = read_settings("run --a 0 --b 0 --c 1")
-    assert found.count("a", default=0) == 0 and not found.faults
-    assert found.count("b", default=3) == 3
-    assert [own.message for own in found.faults] == ["--b: '0' is not a positive number"]
-
-
 def test_a_program_is_not_executed(tmp_path):
     witness = tmp_path / "executed"
     read_settings(f"open({str(witness)!r}, 'w')\nx = 1\n")

@@ -1,7 +1,6 @@
 """What is written for each trainer: twelve blocks in four stages of 4, 3, 3 and 2."""
 
 import ast
-import shlex
 import subprocess
 
 import pytest
@@ -273,13 +272,6 @@ def test_a_file_is_written_with_those_beside_it_or_not_at_all(tmp_path):
     names = text.save(str(tmp_path / "mine.py"), force=True)
     assert names == [str(tmp_path / "mine.py"), str(tmp_path / "mine.csv")]
     assert (tmp_path / "mine.csv").read_text() == text.beside[".csv"]
-
-
-def test_shell_words_are_quoted():
-    line = next(
-        line for line in written(UNEVEN, "megatron").splitlines() if "parallel-layout" in line
-    )
-    assert shlex.split(line)[1] == "Et*4|t*3|t*3|t*2L"
 
 
 @pytest.mark.parametrize(

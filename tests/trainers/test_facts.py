@@ -117,13 +117,7 @@ def test_engines_do_what_their_sources_say(trainer):
     assert (own.optimizer_bytes, own.reserve_bytes) == (None, None)
 
 
-def test_megatron_adds_up_gradients_in_float32_and_waits_under_1f1b_alone():
-    """The facts whose lack made plans of Megatron too small and too fast."""
-    for name in ("megatron", "megatron-bridge"):
-        engine = TRAINERS[name].engine
-        assert engine.gradients == "float32"
-        assert "1f1b" in engine.waits
-        assert "interleaved" not in engine.waits
-        assert engine.bucket_bytes == 4 * 40_000_000
+def test_megatron_reduces_40_million_parameters_at_once_and_bridge_has_sources_of_its_own():
+    assert {TRAINERS[name].engine.bucket_bytes for name in PRACTICED[:2]} == {4 * 40_000_000}
     for fact in ("waits", "gradients", "allreduce"):
         assert "Megatron Bridge, " in TRAINERS["megatron-bridge"].sources[fact]

@@ -10,6 +10,7 @@ from partopt.search.jobs import read_job
 from partopt.search.judging import plan_layout
 from partopt.search.layout_questions import fill_layout, training_for
 from partopt.transformer.iteration import Degrees, stage_counts
+from tests.helpers import rows
 
 FLAGS = {
     "num-layers": 80, "hidden-size": 8192, "ffn-hidden-size": 28672, "num-attention-heads": 64,
@@ -150,13 +151,6 @@ def test_the_model_is_as_its_arguments_say(flags, values, without):
     assert {name: facts_of(asked)[name] for name in values} == values
 
 
-def test_a_dropout_that_is_not_said_is_as_by_default():
-    flags = "--hidden-dropout 0 --vocab-size 1000"
-    asked, _ = read(flags, "attention-dropout", "0", "hidden-dropout")
-    assert asked.model.dropout
-    assert not read("--vocab-size 1000")[0].model.dropout
-
-
 TRAININGS = [
     ("--recompute-activations", {"recompute": "selective"}, ""),
     ("--recompute-granularity selective", {"recompute": "selective"}, ""),
@@ -238,27 +232,25 @@ def test_stages_that_do_not_make_the_model_are_refused(flags, said):
         read(f"--vocab-size 32000 {flags}")
 
 
-NOTES = [
-    ("--rampup-batch-size 16 16 1000", "--rampup-batch-size: the batch is taken to be whole"),
-    ("--use-checkpoint-args", "--use-checkpoint-args: the checkpoint says the shape"),
-    ("--recompute-activations --recompute-modules mlp mhc", "--recompute-modules: mhc is not"),
-    (
-        "--fine-grained-activation-offloading --offload-modules core_attn gdp_qkv",
-        "--offload-modules: gdp_qkv is not counted as offloaded",
-    ),
-    ("--activation-offload-fraction 0.5", "all that modules save is counted as offloaded"),
-    ("--recompute-granularity full --recompute-num-layers 4", "recomputed one by one"),
-    ("--num-experts 8 --moe-expert-capacity-factor 1.25", "spread evenly over experts"),
-    ("--fancy-kernels 3", "not read, and may change time, memory or the model: --fancy-kernels"),
-    ("--fp32-residual-connection", "may change time, memory or the model: --fp32-residual"),
-    ("--no-bias-swiglu-fusion", "model: --no-bias-swiglu-fusion"),
-    ("--optimizer lion", "--optimizer: its state is counted as Adam's"),
-    ("--num-experts 8", "--moe-token-dispatcher-type: allgather is counted as alltoall"),
-    ("--fp8-format hybrid --fp8-param-gather", "gathered in 16 bits"),
-    ("--transformer-impl local", "attention is counted as a kernel that writes no scores"),
-    ("--attention-backend unfused", "attention is counted as a kernel that writes no scores"),
-    ("--position-embedding-type alibi", "--position-embedding-type: alibi is counted as learned"),
-]
+NOTES = rows("""
+    --rampup-batch-size 16 16 1000 | --rampup-batch-size: the batch is taken to be whole
+    --use-checkpoint-args | --use-checkpoint-args: the checkpoint says the shape
+    --recompute-activations --recompute-modules mlp mhc | --recompute-modules: mhc is not
+    --fine-grained-activation-offloading --offload-modules core_attn gdp_qkv |
+        --offload-modules: gdp_qkv is not counted as offloaded
+    --activation-offload-fraction 0.5 | all that modules save is counted as offloaded
+    --recompute-granularity full --recompute-num-layers 4 | recomputed one by one
+    --num-experts 8 --moe-expert-capacity-factor 1.25 | spread evenly over experts
+    --fancy-kernels 3 | not read, and may change time, memory or the model: --fancy-kernels
+    --fp32-residual-connection | may change time, memory or the model: --fp32-residual
+    --no-bias-swiglu-fusion | model: --no-bias-swiglu-fusion
+    --optimizer lion | --optimizer: its state is counted as Adam's
+    --num-experts 8 | --moe-token-dispatcher-type: allgather is counted as alltoall
+    --fp8-format hybrid --fp8-param-gather | gathered in 16 bits
+    --transformer-impl local | attention is counted as a kernel that writes no scores
+    --attention-backend unfused | attention is counted as a kernel that writes no scores
+    --position-embedding-type alibi | --position-embedding-type: alibi is counted as learned
+""")
 
 
 @pytest.mark.parametrize(("flags", "words"), NOTES)
@@ -301,26 +293,18 @@ def test_what_changes_nothing_is_passed_over():
     assert read(f"{SILENT} --vocab-size 32000")[1] == []
 
 
-REFUSED = [
-    (
-        "--tensor-model-parallel-size 0",
-        "tensor-model-parallel-size",
-        "'0' is not a positive number",
-    ),
-    ("--num-layers 0", "num-layers", "--num-layers: '0' is not a positive number"),
-    (
-        "--micro-batch-size 0",
-        "micro-batch-size",
-        "--micro-batch-size: '0' is not a positive number",
-    ),
-    ("--window-size 9,0 --window-attn-skip-freq [0]+[1]*79", "", "--window-attn-skip-freq: blocks"),
-    ("--num-experts 8 --moe-layer-freq [1,0]*40", "", "--moe-layer-freq: blocks of two kinds"),
-    ("--num-experts 8 --moe-layer-freq some", "", "'some' does not say which of 80 blocks"),
-    ("--hybrid-layer-pattern M*M", "", "blocks of several kinds"),
-    ("--use-checkpoint-args", "num-query-groups", "the checkpoint says it"),
-    ("--deepspeed --vocab-size 1000", "", "--deepspeed: the script is of Megatron-DeepSpeed"),
-    ("--use-torch-fsdp2", "num-layers", "FSDP2 in Megatron"),
-]
+REFUSED = rows("""
+    --tensor-model-parallel-size 0 | tensor-model-parallel-size | '0' is not a positive number
+    --num-layers 0 | num-layers | --num-layers: '0' is not a positive number
+    --micro-batch-size 0 | micro-batch-size | --micro-batch-size: '0' is not a positive number
+    --window-size 9,0 --window-attn-skip-freq [0]+[1]*79 | | --window-attn-skip-freq: blocks
+    --num-experts 8 --moe-layer-freq [1,0]*40 | | --moe-layer-freq: blocks of two kinds
+    --num-experts 8 --moe-layer-freq some | | 'some' does not say which of 80 blocks
+    --hybrid-layer-pattern M*M | | blocks of several kinds
+    --use-checkpoint-args | num-query-groups | the checkpoint says it
+    --deepspeed --vocab-size 1000 | | --deepspeed: the script is of Megatron-DeepSpeed
+    --use-torch-fsdp2 | num-layers | FSDP2 in Megatron
+""")
 
 
 @pytest.mark.parametrize(("flags", "without", "words"), REFUSED)

@@ -235,19 +235,6 @@ def test_megatron_is_told_other_activations_biases_and_shares():
     assert not {line for line in said if "rope-scaling" in line}
 
 
-def test_megatron_is_told_the_factor_of_the_rule_that_it_has():
-    """Llama 3.2's is 32; a scaling by another rule is not its own, and a note says so."""
-    scaling = load_transformer("llama3-8b").numerics.rotary_scaling
-    said = flags(exported("megatron", with_numerics(rotary_scaling=scaling | {"factor": 32})).main)
-    assert {"--use-rope-scaling", "--rope-scaling-factor 32"} <= said
-    other = {"rope_type": "yarn", "factor": 4.0}
-    text = exported("megatron", with_numerics(rotary_scaling=other))
-    assert not {line for line in flags(text.main) if "rope-scaling" in line}
-    assert f"yours to add: the model has rotary_scaling {other}, which the text does not say" in (
-        text.notes
-    )
-
-
 def test_megatron_is_told_a_shared_expert_and_that_experts_are_whole():
     model = structs.replace(load_transformer("mixtral-8x7b"), name="shared", shared_ffn=2048)
     said = flags(exported("megatron", model, "tp=2,ep=8").main)

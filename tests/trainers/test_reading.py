@@ -175,13 +175,6 @@ def test_what_is_no_layout_of_the_model_is_refused(trainer, text, message):
     assert raised.value.hint
 
 
-def test_a_program_is_not_executed(tmp_path):
-    witness = tmp_path / "executed"
-    text = f"open({str(witness)!r}, 'w')\nmodule_fqns_per_model_part = {TITAN}"
-    assert list(read_layout("torchtitan", text, transformer()).cuts) == CUTS
-    assert not witness.exists()
-
-
 def test_a_model_whose_names_do_not_say_what_they_are_needs_rules():
     model = transformer(2)
     with pytest.raises(PartoptError, match="the profile has no head"):
