@@ -24,6 +24,7 @@ from partopt.errors import PartoptError
 
 Form = Literal["script", "program", "document"]
 
+_NAMING = re.compile(r"[=:]|--\w|\bimport\b")  # in every text that gives something a value
 _WHOLE = re.compile(r"[+-]?[0-9](_?[0-9]){0,14}")
 _WORDS = {"true": True, "false": False, "none": None, "null": None, "": None}
 _FEW = 3  # flags of a command that trains
@@ -151,7 +152,7 @@ class Settings:
         words = value if isinstance(value, list) else re.split(r"[ ,]+", str(value or ""))
         return [str(word) for word in words if word != ""]
 
-    def refuse(self, what: str, hint: str, code: str, **where: str) -> None:
+    def refuse(self, what: str, hint: str, code: str, **where: Any) -> None:
         """Note a fault, once."""
         if what not in [fault.message for fault in self.faults]:
             self.faults.append(PartoptError(what, hint, code=code, **where))
@@ -192,11 +193,12 @@ def read_settings(
     where a program has several and none is named.
     """
     given = dict(given or {})
-    if len(text) > _LONGEST:
+    names = _NAMING.search(text) is not None
+    if names and len(text) > _LONGEST:
         what = f"a text of {len(text):,} letters is too long: no configuration has so many"
         raise PartoptError(what, "give the configuration alone", code="malformed-script")
     try:
-        read = _read(text, given, function)
+        read = _read(text, given, function) if names else _Read({}, "script")
     except RecursionError:
         what = "values or expressions lie too deep in each other"
         hint = "give the configuration alone"

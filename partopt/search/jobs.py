@@ -21,6 +21,7 @@ from partopt.search.trainer_limits import check_asked, parts_of
 from partopt.trainers import TRAINERS
 from partopt.trainers.others import refuse_others
 from partopt.trainers.parts import block_bounds
+from partopt.trainers.trainer import Asked
 from partopt.transformer.iteration import Degrees, stage_counts
 
 # settings of a configuration that stand for options of a job
@@ -96,8 +97,8 @@ def read_job(
     not planned.
     """
     reader = TRAINERS.lookup(trainer)
-    if reader.read_training is None:
-        able = [name for name, other in TRAINERS.items() if other.read_training is not None]
+    if not reader.read or not reader.practice:
+        able = [name for name, other in TRAINERS.items() if other.read and other.practice]
         raise PartoptError(
             f"{trainer}: its configurations do not say a transformer's shape",
             f"give a profile; or choose {', '.join(able)}",
@@ -117,7 +118,7 @@ def read_job(
             code="missing-option",
             option="profile",
         )
-    found = reader.read_training(settings, topology.cluster.devices)
+    found = reader.read(settings, Asked(devices=topology.cluster.devices))
     assert found.model
     stated = structs.asdict(layout_with(options.pop("layout", Layout()), options))
     stated = {name: value for name, value in stated.items() if value is not None}

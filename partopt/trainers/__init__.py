@@ -107,7 +107,8 @@ def parts_of(layers: Sequence[str], trainer: Trainer, rules: Sequence[str]) -> l
 def _differences(plan: Plan, trainer: Trainer) -> Iterator[str]:
     """Where the trainer does not do quite what the plan counts."""
     told = trainer.schedules is not None and plan.trainer != trainer.name
-    told = told and not (plan.transformer and trainer.read_training)  # whose text is read again
+    if plan.transformer and trainer.read and trainer.practice:  # whose text is read again
+        told = False
     facts = plan.engine.find_differences(trainer.engine, plan.schedule) if told else []
     if plan.transformer:  # whose state is counted in the layout
         facts = [fact for fact in facts if fact != "optimizer_bytes"]

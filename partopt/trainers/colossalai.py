@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partopt.configurations.settings import read_settings
+from partopt.configurations.settings import Settings
 from partopt.documents.engine import Engine, Layout, Recompute
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part, count_blocks
@@ -12,6 +12,7 @@ from partopt.trainers.reading import cuts_of_blocks, read_numbers
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
     BLOCKS,
+    Asked,
     Says,
     Stated,
     Text,
@@ -67,9 +68,8 @@ def _said_again(again: object, counts: Sequence[int]) -> Recompute | int | None:
     return "auto"
 
 
-def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
+def _read(settings: Settings, asked: Asked) -> Stated:
     """`num_layers_per_stage` has the blocks of every stage."""
-    settings = read_settings(text)
     counts = read_numbers(settings, "num_layers_per_stage", _EXAMPLE)
     layout = Layout(
         tp=settings.number("tp_size"),
@@ -78,8 +78,8 @@ def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
         recompute=_said_again(settings.known("num_ckpt_layers_per_stage"), counts),
         shard="optimizer" if settings.number("zero_stage") == 1 else None,
     )
-    microbatches = settings.number("num_microbatches")
-    return Stated(cuts=cuts_of_blocks(counts, parts), layout=layout, microbatches=microbatches)
+    cuts, microbatches = cuts_of_blocks(counts, asked.parts), settings.number("num_microbatches")
+    return Stated(cuts=cuts, layout=layout, microbatches=microbatches)
 
 
 COLOSSALAI = Trainer(

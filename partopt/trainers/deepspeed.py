@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from partopt.configurations.settings import Settings, read_settings
+from partopt.configurations.settings import Settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Loss, Modelled, Practice, Scores
@@ -19,6 +19,7 @@ from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, malformed, read_numbers
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
+    Asked,
     Lever,
     Says,
     Stated,
@@ -153,16 +154,17 @@ def _words(plan: Plan) -> dict[str, object]:
     }
 
 
-def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
-    """Stage s has the layers from bound s up to bound s + 1."""
-    settings = read_settings(text)
+def _read(settings: Settings, asked: Asked) -> Stated:
+    """Stage s has the layers from bound s up to bound s + 1, beside a profile; or a training."""
+    if not asked.layers:
+        return _read_training(settings, asked.devices)
     bounds = read_numbers(settings, "BOUNDS", _EXAMPLE)
     if len(bounds) < 2 or bounds[0] != 0 or bounds != sorted(bounds):
         said = ",".join(map(str, bounds))
         what = f"{said}: not bounds, which rise from 0 to the number of layers"
         raise malformed(what, _EXAMPLE)
     counts = [stop - start for start, stop in itertools.pairwise(bounds)]
-    check_stages(counts, "layers", len(layers))
+    check_stages(counts, "layers", len(asked.layers))
     steps = settings.number("gradient_accumulation_steps")
     return Stated(cuts=bounds[1:-1], layout=_read_layout(settings), microbatches=steps)
 
@@ -268,7 +270,6 @@ DEEPSPEED = Trainer(
     write=_write,
     suffix=".py",
     read=_read,
-    read_training=_read_training,
     words=_words,
     reads="DeepSpeed: a script of Megatron-DeepSpeed; or bounds of the stages, from 0 to the "
     "number of layers",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from partopt.configurations.settings import read_settings
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError, invalid, unknown
@@ -15,7 +16,7 @@ from partopt.schedules.entry import Schedule
 from partopt.schedules.placement import LOOPED
 from partopt.trainers import TRAINERS, parts_of, readers
 from partopt.trainers.parts import Part, block_bounds, describe
-from partopt.trainers.trainer import Stated, Trainer
+from partopt.trainers.trainer import Asked, Stated, Trainer
 
 # S   stages
 # P   devices of a pipeline
@@ -161,7 +162,7 @@ def read_layout(
         raise invalid("pipeline_size", pipeline_size, "must be a number of devices", "give 1..")
     layers = [layer.name for layer in profile.layers]
     parts = parts_of(layers, reader, rules)
-    stated = reader.read(text, layers, parts)
+    stated = reader.read(read_settings(text), Asked(layers, parts))
     said, tp = stated.layout.pp, stated.layout.tp
     if None not in (said, pipeline_size) and said != pipeline_size:
         what = f"the layout itself says {said}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partopt.configurations.settings import Settings, read_settings
+from partopt.configurations.settings import Settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Practice
@@ -48,8 +48,9 @@ from partopt.trainers.reading import check_count, find_value, malformed, read_li
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
     HEADS,
+    Asked,
     Lever,
-    ReadTraining,
+    Read,
     Says,
     Stated,
     Text,
@@ -308,36 +309,32 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     )
 
 
-def _read_training(trainer: str) -> ReadTraining:
-    """A reader of all of a transformer's training, with the stages of the pipeline's layout."""
+def _reader(trainer: str) -> Read:
+    """What reads texts of `trainer`, with the stages of the pipeline's layout."""
 
-    def read(settings: Settings, devices: int) -> Stated:
+    def read(settings: Settings, asked: Asked) -> Stated:
+        if asked.layers:
+            text = settings.text.strip()
+            value = text if _BARE.fullmatch(text) else read_literal(text)
+            segments = _segments(find_value(settings, _LAYOUT) if value is None else value)
+            layout, batch = _beside_profile(settings), settings.number("global_batch_size")
+            return Stated(cuts=_cuts(segments, asked.parts), layout=layout, batch=batch)
         # or of a function that sets it, as `set_deepseek_v3_pipeline_model_parallel_layout`
         names = (path.rpartition(".")[2] for path in settings.values if "import." not in path)
         setters = [name for name in names if re.fullmatch(rf"(?!set_)\w+_{_LAYOUT}", name)]
-        layout = settings.find(_LAYOUT, *setters[::-1])
-        return read_training(settings, devices, trainer, _segments(layout) if layout else None)
+        found = settings.find(_LAYOUT, *setters[::-1])
+        return read_training(settings, asked.devices, trainer, _segments(found) if found else None)
 
     return read
 
 
-def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
-    """The cuts before the first layer of every segment but the first, and what else is said."""
-    stripped, layout, batch = text.strip(), Layout(), None
-    value: object = stripped
-    if not _BARE.fullmatch(stripped):
-        settings, value = read_settings(text), read_literal(stripped)
-        value = find_value(settings, _LAYOUT) if value is None else value
-        layout, batch = _beside_profile(settings), settings.number("global_batch_size")
-    segments, blocks = _segments(value), 0
+def _cuts(segments: Sequence[str], parts: Sequence[Part]) -> list[int]:
+    """The first layer of every segment but the first."""
     _check(segments, parts)
     head = next(i for i, part in enumerate(parts) if part.kind in (NORM, HEAD))  # one there
-    cuts: list[int] = []
-    for segment in segments[:-1]:
-        blocks += segment.count("t")
-        last = blocks == count_blocks(parts)
-        cuts.append(head if last else parts.index(Part(BLOCK, blocks)))
-    return Stated(cuts=cuts, layout=layout, batch=batch)
+    there = count_blocks(parts)
+    before = itertools.accumulate(segment.count("t") for segment in segments[:-1])
+    return [head if blocks == there else parts.index(Part(BLOCK, blocks)) for blocks in before]
 
 
 def _beside_profile(settings: Settings) -> Layout:
@@ -490,8 +487,7 @@ MEGATRON = Trainer(
     write=_write_arguments,
     suffix=".sh",
     faults=_faults,
-    read=_read,
-    read_training=_read_training("megatron"),
+    read=_reader("megatron"),
     reads="Megatron-LM: a script or YAML of its arguments, or the layout of its pipeline",
     example=_EXAMPLE,
 )
@@ -533,7 +529,7 @@ BRIDGE = dataclasses.replace(
     recipes=RECIPES,
     write=_write_fields,
     suffix=".py",
-    read_training=_read_training("megatron-bridge"),
+    read=_reader("megatron-bridge"),
     reads="Megatron Bridge, NeMo: a recipe or YAML, or pipeline_model_parallel_layout",
     example='[["embedding", "decoder"], ["decoder", "loss"]]',
 )

@@ -17,7 +17,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.transformer import Modelled, Transformer
 from partopt.errors import PartoptError
 from partopt.trainers.parts import FURTHER, Part, count_blocks
-from partopt.trainers.trainer import Stated, Trainer, batch_of
+from partopt.trainers.trainer import Asked, Stated, Trainer, batch_of
 from partopt.transformer.offloading import copied_modules
 
 _DEGREES = ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch")
@@ -41,10 +41,11 @@ class Losses(NamedTuple):
 def find_losses(plan: Plan, trainer: Trainer, parts: Sequence[Part], text: str) -> Losses:
     """What a trainer's text for a plan of a transformer lacks, by reading it."""
     about = plan.transformer
-    if not about or trainer.read_training is None:
+    if not about or not trainer.read or not trainer.practice:
         return Losses()
+    asked = Asked(devices=plan.topology.cluster.devices)
     try:
-        found = trainer.read_training(read_settings(text), plan.topology.cluster.devices)
+        found = trainer.read(read_settings(text), asked)
     except PartoptError as error:
         return Losses([fault.message for fault in error.parts])
     assert found.model

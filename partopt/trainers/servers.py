@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
-from partopt.configurations.settings import read_settings
+from partopt.configurations.settings import Settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
 from partopt.errors import PartoptError, unknown
 from partopt.trainers.parts import Part, count_blocks
 from partopt.trainers.reading import cuts_of_blocks, find_value, malformed, read_numbers
-from partopt.trainers.trainer import BLOCKS, Says, Stated, Text, Trainer, arguments_text
+from partopt.trainers.trainer import BLOCKS, Asked, Says, Stated, Text, Trainer, arguments_text
 
 _BALANCED = "inference runs forwards alone; the plan balances forwards and backwards"
 _SPLITS = "transformer.h.4,transformer.h.8"
@@ -45,11 +45,10 @@ def _server(name: str, title: str, tried: str, flags: tuple[str, str], source: s
         notes = [f"start the server with {given}", _BALANCED]
         return Text(f"export {variable}={','.join(map(str, blocks))}\n", notes=notes)
 
-    def read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
-        settings = read_settings(text)
+    def read(settings: Settings, asked: Asked) -> Stated:
         counts = read_numbers(settings, variable, _COUNTS)
         tp = settings.number(flags[1].removeprefix("--").replace("-", "_"))
-        return Stated(cuts=cuts_of_blocks(counts, parts), layout=Layout(tp=tp))
+        return Stated(cuts=cuts_of_blocks(counts, asked.parts), layout=Layout(tp=tp))
 
     return Trainer(
         name=name,
@@ -95,10 +94,10 @@ def _split_faults(plan: Plan) -> list[str]:
     return found + _shared_ranks(plan)
 
 
-def _read_splits(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
+def _read_splits(settings: Settings, asked: Asked) -> Stated:
     """The cuts before the first layers of these names."""
-    value = find_value(read_settings(text), "split_points")
-    names = text.replace(",", " ").split() if value is None else value
+    layers, value = asked.layers, find_value(settings, "split_points")
+    names = settings.text.replace(",", " ").split() if value is None else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise malformed(f"split_points is {names!r}", _SPLITS)
     cuts: list[int] = []

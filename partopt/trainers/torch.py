@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from partopt.configurations.settings import Settings
 from partopt.documents import encode
 from partopt.documents.engine import OF_TORCH, Layout
 from partopt.documents.plan import Plan
@@ -21,7 +22,7 @@ from partopt.schedules.placement import placement_of
 from partopt.schedules.torch_csv import to_csv
 from partopt.trainers.parts import Part
 from partopt.trainers.sources import Sources
-from partopt.trainers.trainer import Says, Stated, Text, Trainer, plain
+from partopt.trainers.trainer import Asked, Says, Stated, Text, Trainer, plain
 
 _MOST = 1_000_000  # microbatches times stages of an order
 _FORWARD = re.compile(r"\(?([0-9]{1,7})F[0-9]")
@@ -114,10 +115,10 @@ def _write_order(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     return Text(csv_of(plan))
 
 
-def _read_order(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
+def _read_order(settings: Settings, asked: Asked) -> Stated:
     """P and the order; where the stages begin is not in the file."""
-    rows = _rows(text)
-    actions = _ACTION.findall(text)
+    rows = _rows(settings.text)
+    actions = _ACTION.findall(settings.text)
     if not actions:
         raise PartoptError(
             "no actions",

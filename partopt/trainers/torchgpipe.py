@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from partopt.configurations.settings import read_settings
+from partopt.configurations.settings import Settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, read_numbers
 from partopt.trainers.sources import Sources
-from partopt.trainers.trainer import Says, Stated, Text, Trainer, arguments_text
+from partopt.trainers.trainer import Asked, Says, Stated, Text, Trainer, arguments_text
 
 _EXAMPLE = "[5, 3, 3, 3]"
 
@@ -29,11 +29,10 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     )
 
 
-def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
+def _read(settings: Settings, asked: Asked) -> Stated:
     """`balance` has the layers of every stage."""
-    settings = read_settings(text)
     counts = read_numbers(settings, "balance", _EXAMPLE)
-    check_stages(counts, "layers", len(layers))
+    check_stages(counts, "layers", len(asked.layers))
     always = settings.known("checkpoint") == "always"
     cuts = list(itertools.accumulate(counts[:-1]))
     layout = Layout(recompute="always" if always else None, schedule="gpipe")

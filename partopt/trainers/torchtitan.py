@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from partopt.configurations.settings import Settings, read_settings
+from partopt.configurations.settings import Settings
 from partopt.documents.engine import OF_TORCH, Engine, Layout
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
@@ -46,6 +46,7 @@ from partopt.trainers.sources import Sources
 from partopt.trainers.torch import SYNCHRONOUS, csv_faults, csv_of
 from partopt.trainers.trainer import (
     PARTS,
+    Asked,
     Lever,
     Says,
     Stated,
@@ -297,15 +298,18 @@ def _modules(parts: Sequence[Part]) -> str:
     return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 
-def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Stated:
-    """The cuts before the first module of every stage but the first."""
-    settings = read_settings(text)
+def _read(settings: Settings, asked: Asked) -> Stated:
+    """The modules of every stage, beside a profile; or a training, in Python, TOML or a command."""
+    notes, text = list[str](), settings.text
+    said = _read_layout(settings, notes)
+    if not asked.layers:
+        return _read_training(settings, asked.devices, said, notes)
     value: object = read_literal(text) or find_value(settings, _FIELD) or text.split()
     stages = [[_part(name) for name in names] for names in _stages(value)]
-    _check(stages, list(dict.fromkeys(parts)))
-    cuts = [parts.index(stage[0]) for stage in stages[1:]]
+    _check(stages, list(dict.fromkeys(asked.parts)))
+    cuts = [asked.parts.index(stage[0]) for stage in stages[1:]]
     batch = settings.number("global_batch_size")
-    return Stated(cuts=cuts, layout=_beside_profile(settings), batch=batch)
+    return Stated(cuts=cuts, layout=_beside_profile(settings, said), batch=batch)
 
 
 def _read_layout(settings: Settings, notes: list[str]) -> Layout:
@@ -318,9 +322,9 @@ def _read_layout(settings: Settings, notes: list[str]) -> Layout:
     )
 
 
-def _beside_profile(settings: Settings) -> Layout:
+def _beside_profile(settings: Settings, said: Layout) -> Layout:
     """What a text says of a layout whose model is a profile, which has other ways by default."""
-    said, named = _read_layout(settings, []), str(settings.known("pipeline_parallel_schedule"))
+    named = str(settings.known("pipeline_parallel_schedule"))
     sharded = (settings.number("data_parallel_shard_degree") or 1) > 1
     gathers = settings.known("fsdp_reshard_after_forward") == "always"
     in_file = settings.value("pipeline_parallel_schedule_csv") not in (None, "")
@@ -333,10 +337,8 @@ def _beside_profile(settings: Settings) -> Layout:
     )
 
 
-def _read_training(settings: Settings, devices: int) -> Stated:
-    """All of a transformer's training, as a configuration, its TOML or a command line says it."""
-    notes = list[str]()
-    said = _read_layout(settings, notes)
+def _read_training(settings: Settings, devices: int, said: Layout, notes: list[str]) -> Stated:
+    """All of a transformer's training."""
     t, c, p = said.tp or 1, said.cp or 1, said.pp or 1
     replicas = max(1, devices // (t * c * p))
     model = _model(settings)
@@ -655,7 +657,6 @@ TORCHTITAN = Trainer(
     suffix=".py",
     faults=_faults,
     read=_read,
-    read_training=_read_training,
     words=_words,
     reads="torchtitan: a configuration module, TOML or command; or module_fqns_per_model_part",
     example=_EXAMPLE,

@@ -139,9 +139,20 @@ class Lever(NamedTuple):
         return self._replace(facts=facts, flag=self.flag.format(value), values=())
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a text is read for: a layout of a profile's `layers`, or a training on `devices`.
+
+    `parts` say what each layer is, where `cuts` of what the trainer says asks for it.
+    """
+
+    layers: Sequence[str] = ()
+    parts: Sequence[Part] = ()
+    devices: int = 0
+
+
 Write = Callable[[Plan, Sequence[Part], str], Text]
-Read = Callable[[str, Sequence[str], Sequence[Part]], Stated]
-ReadTraining = Callable[[Settings, int], Stated]
+Read = Callable[[Settings, Asked], Stated]
 Words = Callable[[Plan], Mapping[str, object]]
 
 
@@ -161,9 +172,9 @@ class Trainer:
     `write(plan, parts, stem)` makes the text in a file that ends in `suffix`; `parts` say what each
     layer is, where `says.cuts` asks for it; `stem` names the file without its ending, for files
     that name each other. It `trains`, or runs forwards alone. `faults` finds what else it cannot
-    say of a plan. `read(text, layers, parts)` reads a text, of which `reads` and `example` tell
-    what it is. `read_training(settings, devices)` reads all of a transformer's training; of its
-    plan `words(plan)` are the settings that people have, where these are not those that it writes.
+    say of a plan. `read(settings, asked)` reads a text, of which `reads` and `example` tell what it
+    is: layouts of profiles, and with a `practice` all of a transformer's training. Of its plan
+    `words(plan)` are the settings that people have, where these are not those that it writes.
     """
 
     name: str
@@ -182,7 +193,6 @@ class Trainer:
     trains: bool = True
     faults: Callable[[Plan], Sequence[str]] = lambda plan: ()
     read: Read | None = None
-    read_training: ReadTraining | None = None
     words: Words | None = None
     reads: str = ""
     example: str = ""
