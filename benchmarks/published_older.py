@@ -21,6 +21,7 @@ from partopt.trainers.megatron import FUSED
 from partopt.trainers.torchtitan import COMPILED, COMPILED_LOSS, EAGER, EAGER_LOSS
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.iteration import RESERVED, Estimate, estimate
+from partopt.transformer.operations import model_flops
 from partopt.transformer.rates import Rates
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared/data/published"
@@ -235,7 +236,7 @@ def llama3_405b() -> Iterator[Row]:
         )
         layout = Layout(tp=8, pp=16, chunks=4, dp=int(row["dp"]), microbatch=1, shard="optimizer")
         batch = int(row["global_batch"])
-        flops = model.flops(s) - 6 * s**2 * model.q * model.blocks
+        flops = model_flops(model, s) - 6 * s**2 * model.q * model.blocks
         found = batch * flops / estimate(work, layout, batch).seconds / gpus / 1e12
         yield f"{gpus} GPUs", float(row["tflops_per_gpu"]), found
 

@@ -157,22 +157,16 @@ class DeviceFile(documents.StrictStruct, frozen=True, kw_only=True):
 
     def numbers(self) -> Iterator[tuple[str, Quantity | Factor | Attention | Number]]:
         """Every number of the file with its path."""
-        yield from ((f"peaks.{name}", peak) for name, peak in self.peaks.items())
-        yield from (("bandwidth", self.bandwidth), ("launch", self.launch))
-        for field in msgspec.structs.fields(Efficiency):
-            yield f"efficiency.{field.name}", getattr(self.efficiency, field.name)
-        if training := self.training:
-            yield from ((f"training.peaks.{name}", peak) for name, peak in training.peaks.items())
-            yield from (
-                (f"training.products.{name}", number) for name, number in training.products.items()
-            )
-            kernels = training.attention.items()
-            yield from ((f"training.attention.{name}", number) for name, number in kernels)
-            yield from (("training.limit", training.limit), ("training.rated", training.rated))
-            yield "training.multiprocessors", training.multiprocessors
-            for name in ("host", "host_link", "host_memory"):
-                if number := getattr(training, name):
-                    yield f"training.{name}", number
+        yield from _cited(self)
+
+
+def _cited(of: msgspec.Struct | dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The numbers in a part of a file, those of a mapping by its keys."""
+    for name, entry in (of if isinstance(of, dict) else msgspec.structs.asdict(of)).items():
+        if isinstance(entry, _Cited):
+            yield f"{path}{name}", entry
+        elif isinstance(entry, msgspec.Struct | dict):
+            yield from _cited(entry, f"{path}{name}.")
 
 
 def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:

@@ -237,41 +237,6 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
         """Those that join a further token's embedding and what is predicted from."""
         return 2 * self.hidden**2
 
-    @property
-    def active_parameters(self) -> int:
-        """Those that multiply every token: the experts that it takes, and the head."""
-        inside = (
-            self.dense_parameters(kind) + self.taken_parameters * kind.experts
-            for kind in self.kinds()
-        )
-        return sum(inside) + self.end_parameters
-
-    @property
-    def taken_parameters(self) -> int:
-        """Those of the experts of a block that a token takes."""
-        return self.experts_per_token * self.matrices * self.hidden * self.expert_ffn
-
-    def scores(self, sequence: int, kind: Kind) -> float:
-        """Scores of a head on a sample that attention needs: half of the square where causal."""
-        if not kind.windowed or self.window >= sequence:
-            return sequence**2 / 2 if self.causal else float(sequence**2)
-        if self.chunked:
-            return sequence * self.window / 2
-        pairs = self.window * sequence - self.window**2 / 2
-        return pairs if self.causal else float(sequence**2)
-
-    def flops(self, sequence: int) -> float:
-        """Model operations on a sample, forward and backward, no recomputation.
-
-        6 a parameter and token, and attention over the whole square, as trainers report it
-        (Narayanan et al., SC 2021, appendix).
-        """
-        attention = 6 * sequence**2 * (self.q + self.values) * (self.blocks + self.further)
-        last = self.kinds()[-1]  # of this kind are blocks of further tokens, with a head
-        further = self.dense_parameters(last) + self.joining_parameters + self.end_parameters
-        further += last.experts * self.taken_parameters
-        return 6.0 * (self.active_parameters + self.further * further) * sequence + attention
-
 
 class Passes(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes that a block's passes over memory read and write, forward and backward.

@@ -43,6 +43,7 @@ from partopt.transformer.iteration import (
     straggling,
     working_bytes,
 )
+from partopt.transformer.operations import model_flops
 from partopt.transformer.rates import Rates
 from partopt.transformer.unequal_stages import ends_of
 
@@ -179,7 +180,7 @@ def _layers(work: Training, degrees: Degrees, layout: Layout) -> list[_Layer]:
     end = round(2 * model.end_parameters / t)  # a parameter of 16 bits
     # model operations as trainers count them: of one rank, a third of them forward
     headed = 2 * model.end_parameters * work.sequence * shape.b / group
-    inside = model.flops(work.sequence) * shape.b / 3 / group - (1 + model.further) * headed
+    inside = model_flops(model, work.sequence) * shape.b / 3 / group - (1 + model.further) * headed
     inside /= model.blocks + model.further
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     layers = [_Layer(EMBEDDING, "Embedding", end, first.embedding_s / 2, first.embedding_s / 2)]

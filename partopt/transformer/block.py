@@ -14,7 +14,7 @@ from msgspec import structs
 from partopt.documents.engine import Engine
 from partopt.documents.transformer import BITS, Calibration, Format, Kind, Practice, Transformer
 from partopt.errors import PartoptError, unknown
-from partopt.transformer import halves
+from partopt.transformer import halves, operations
 from partopt.transformer.experts import Experts
 from partopt.transformer.halves import Half, Product
 from partopt.transformer.offloading import moved_bytes
@@ -506,7 +506,7 @@ class Training:
         model, rates, scores, s = self.model, self.rates, self.practice.scores, self.sequence
         if scores is None:
             widths = model.q + model.values
-            flops = 2 * shape.b * model.scores(s, kind) * widths / (shape.t * shape.c)
+            flops = 2 * shape.b * operations.scores(model, s, kind) * widths / (shape.t * shape.c)
             seen = min(s, 2 * model.window) if kind.windowed else s
             latent = model.latent is not None
             return rates.attention_s(self.practice.attention, flops, seen / shape.c, latent)

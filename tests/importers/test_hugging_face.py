@@ -16,6 +16,7 @@ from partopt.importers.hugging_face import (
     read_transformer,
     write_config,
 )
+from partopt.transformer.operations import active_parameters, model_flops, scores, taken_parameters
 from tests.transformer.helpers import EXPERTS, GPT
 
 LLAMA = {
@@ -90,7 +91,7 @@ def test_models_are_found_by_their_published_names(text, name):
 
 @pytest.mark.parametrize("name", ACTIVE)
 def test_a_token_takes_as_many_parameters_as_their_authors_say(name):
-    assert load_transformer(name).active_parameters / 1e9 == pytest.approx(ACTIVE[name], rel=0.03)
+    assert active_parameters(load_transformer(name)) / 1e9 == pytest.approx(ACTIVE[name], rel=0.03)
 
 
 @pytest.mark.parametrize("name", shipped_names("models"))
@@ -285,22 +286,22 @@ def test_operations_of_a_token_are_six_a_parameter_and_attention():
     s = 2048
     block = 4 * 1024**2 + 2 * 1024 * 4096 + 2 * 1024
     whole = 4 * block + 32_000 * 1024
-    assert GPT.active_parameters == whole
-    assert GPT.flops(s) == 6 * whole * s + 12 * s * s * 1024 * 4
+    assert active_parameters(GPT) == whole
+    assert model_flops(GPT, s) == 6 * whole * s + 12 * s * s * 1024 * 4
     taken = 2 * 3 * 1024 * 512
     beside = EXPERTS.dense_parameters(EXPERTS.kinds()[0])
-    assert EXPERTS.active_parameters == 4 * (beside + taken) + 32_000 * 1024
+    assert active_parameters(EXPERTS) == 4 * (beside + taken) + 32_000 * 1024
 
 
 def test_scores_are_half_of_the_square_or_those_in_the_window():
     full, windowed = Kind(False, False), Kind(True, False)
-    assert GPT.scores(2048, full) == 2048**2 / 2
-    assert replace(GPT, causal=False).scores(2048, full) == 2048**2
+    assert scores(GPT, 2048, full) == 2048**2 / 2
+    assert scores(replace(GPT, causal=False), 2048, full) == 2048**2
     few = replace(GPT, window=512)
-    assert few.scores(2048, windowed) == 512 * 2048 - 512**2 / 2
-    assert few.scores(2048, full) == GPT.scores(2048, full)
-    assert replace(few, chunked=True).scores(2048, windowed) == 4 * 512**2 / 2
-    assert replace(GPT, window=4096).scores(2048, windowed) == GPT.scores(2048, full)
+    assert scores(few, 2048, windowed) == 512 * 2048 - 512**2 / 2
+    assert scores(few, 2048, full) == scores(GPT, 2048, full)
+    assert scores(replace(few, chunked=True), 2048, windowed) == 4 * 512**2 / 2
+    assert scores(replace(GPT, window=4096), 2048, windowed) == scores(GPT, 2048, full)
 
 
 def test_kinds_of_blocks_are_in_their_places():
@@ -376,10 +377,10 @@ def test_latent_attention_has_the_parameters_of_its_matrices():
 def test_operations_of_further_tokens_are_a_block_and_a_head_each():
     made = load_transformer("deepseek-v3")
     one = replace(made, further=0)
-    block = made.dense_parameters(made.kinds()[-1]) + made.taken_parameters
+    block = made.dense_parameters(made.kinds()[-1]) + taken_parameters(made)
     more = 6 * 4096 * (block + 2 * 7168**2 + made.end_parameters)
     more += 6 * 4096**2 * 128 * (192 + 128)
-    assert made.flops(4096) - one.flops(4096) == pytest.approx(more)
+    assert model_flops(made, 4096) - model_flops(one, 4096) == pytest.approx(more)
     # as the reports of Megatron count DeepSeek-V3: 260.6 G a token, causal half counted
-    half = made.flops(4096) / 4096 - 3 * 4096 * 128 * (192 + 128) * 62
+    half = model_flops(made, 4096) / 4096 - 3 * 4096 * 128 * (192 + 128) * 62
     assert half / 1e9 == pytest.approx(260.6, rel=0.01)
