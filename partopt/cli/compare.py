@@ -83,7 +83,7 @@ def _compare_planners(job: partopt.Job, asked: Mapping[str, Any]) -> tuple[Compa
     """
     plans = {path: partopt.Plan.load(path) for path in asked["files"]} | {
         name: _plan_of(trainer, layout, asked["rules"], job)
-        for name, (trainer, layout) in _named(asked["layouts"]).items()
+        for name, (trainer, layout) in _name_layouts(asked["layouts"]).items()
     }
 
     def plan_for(target: str, job: partopt.Job, tell: Tell) -> partopt.Plan:
@@ -108,7 +108,7 @@ def _say_next(
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
     if best in asked["files"]:
         say_next(shlex.join(["partopt", "show", best]))
-    elif best in (named := _named(asked["layouts"])):
+    elif best in (named := _name_layouts(asked["layouts"])):
         words, changes = [*named[best], "--profile", profile], {"schedule": job.schedule}
         say_next(command_of("import", words, [*given, "rules"], changes))
     else:
@@ -116,7 +116,7 @@ def _say_next(
         say_next(command_of("plan", [profile], given, by, "plan.json"))
 
 
-def _named(layouts: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _name_layouts(layouts: Sequence[str]) -> dict[str, tuple[str, str]]:
     """The trainer and the layout of `layouts`, by the names of their rows."""
     named: dict[str, tuple[str, str]] = {}
     for given in layouts:

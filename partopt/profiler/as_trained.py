@@ -49,11 +49,11 @@ def cast(
     """The function under autocast to `dtype`."""
 
     @functools.wraps(function)
-    def called(*arguments: Any, **options: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         with torch.autocast(device.type, dtype):
             return function(*arguments, **options)
 
-    return called
+    return call
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ def compile_units(units: Mapping[str, nn.Module]) -> Iterator[None]:
 
 def _explain(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(forward)
-    def called(*arguments: Any, **options: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         try:
             return forward(*arguments, **options)
         except Exception as error:
@@ -151,4 +151,4 @@ def _explain(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
                 option="compile",
             ) from error
 
-    return called
+    return call

@@ -17,6 +17,7 @@ import platform
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -269,7 +270,7 @@ def _training_bytes(model: nn.Module, dtype: torch.dtype, blocks: Collection[str
 # --- clocks ---------------------------------------------------------------------------------------
 
 
-class Clock:
+class Clock(ABC):
     """Takes stamps during a step, and turns them into seconds after it.
 
     `queues` says whether the host goes on while the device works: then a failure of the device
@@ -281,13 +282,15 @@ class Clock:
 
     def calibrate(self) -> None:
         """Learn what `hold` needs to know; waits for the device, and so is no part of a step."""
+        return
 
     def wait(self) -> None:
         """Wait until the device has done what was issued. Raises what it failed of."""
+        return
 
+    @abstractmethod
     def stamp(self) -> Any:
         """A mark of this moment, cheap enough to be taken between layers."""
-        raise NotImplementedError
 
     def intervals_s(self, stamps: Sequence[Any]) -> list[float]:
         """Seconds between every stamp and the next; waits for the device.
@@ -301,6 +304,7 @@ class Clock:
 
         What the host does meanwhile does not eat the lead that its launches have.
         """
+        return
 
     def idle_share(self) -> float | None:
         """Share of the wall time that is not in the intervals; None if unknown."""

@@ -198,7 +198,7 @@ class Estimator(Measurer):
         return Estimated(device=device.name, sha256=device.sha256, without_rule=self.without_rule)
 
     @contextlib.contextmanager
-    def placed(self) -> Iterator[None]:
+    def place(self) -> Iterator[None]:
         """The context in which the parameters are fake, and have gradients to add to."""
         model, settings = self.subject.model, self.subject.settings
         with (
@@ -215,7 +215,7 @@ class Estimator(Measurer):
             yield
 
     @contextlib.contextmanager
-    def _faked(self) -> Iterator[None]:
+    def _fake(self) -> Iterator[None]:
         """The context in which operations are fake, and those of the device; parameters are so."""
         with (
             weightless.without_log(),
@@ -229,7 +229,7 @@ class Estimator(Measurer):
         """The structure at full size."""
         subject, faked = self.subject, weightless.fake_inputs(inputs, self._mode)
         try:
-            with self._faked():
+            with self._fake():
                 tracker = self.tracker or track(subject, faked)
                 with no_cast_cache():
                     structure = observe(subject, faked, tracker)
@@ -253,9 +253,9 @@ class Estimator(Measurer):
         subject, clock = self.subject, self.clock
         faked = weightless.fake_inputs(inputs, self._mode)
         stepper = Stepper(subject.model, faked, subject.loss_fn, tracker, clock)
-        with self._faked(), clock:
+        with self._fake(), clock:
             clock.without_rule_s.clear()
-            times = stepper.instrumented()
+            times = stepper.time_layers()
             self._check_rules(times.step_s)
             steps = TimedSteps([times.step_s], [times], stepper.input_parts(1))  # all are equal
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
@@ -297,7 +297,7 @@ class Estimator(Measurer):
                 code="reads-values",
                 module=where,
             ) from error
-        with self._faked():
+        with self._fake():
             check_step(model, inputs, self.subject.loss_fn)
         raise error
 

@@ -41,7 +41,7 @@ from partopt.profiler.step import (
     LayerTimes,
     Stepper,
     check_step,
-    device_failed,
+    device_failure,
     share_gradients,
 )
 from partopt.profiler.summary import (
@@ -144,7 +144,7 @@ class Measurer:
         return None
 
     @contextlib.contextmanager
-    def placed(self) -> Iterator[None]:
+    def place(self) -> Iterator[None]:
         """The context in which the model lies on the device, ready to train."""
         model, settings = self.subject.model, self.subject.settings
         if any(parameter.is_meta for parameter in model.parameters()):
@@ -180,7 +180,7 @@ class Measurer:
             if not group.is_out_of_memory(error):
                 if is_device_failure(error):
                     where = f"at microbatch size {size}, after a first step of it had passed"
-                    raise device_failed(where, error, microbatch_size=size) from error
+                    raise device_failure(where, error, microbatch_size=size) from error
                 raise
             measurement = None
         if measurement is None:
@@ -243,7 +243,7 @@ class Measurer:
         for step in range(steps):
             settings.report(size, step, steps)
             bare_s.append(stepper.bare())
-            instrumented.append(stepper.instrumented())
+            instrumented.append(stepper.time_layers())
             self._clock_rate.sample()
         settings.report(size, steps, steps)
         if tracker.varied:
@@ -253,7 +253,9 @@ class Measurer:
             self.notes += note_missing_backwards(tracker, instrumented)
         # the backward of a compiled layer is one piece: a schedule's runtime would compile two
         parts = [] if settings.compile else stepper.input_parts(INPUT_GRADIENT_STEPS)
-        issued = [stepper.issued() for _ in range(ISSUED_STEPS if subject.clock.queues else 0)]
+        issued = [
+            stepper.time_launches() for _ in range(ISSUED_STEPS if subject.clock.queues else 0)
+        ]
         if not self._optimizer_tried:
             self._optimizer_s, self._optimizer_tried = self._time_optimizer(stepper), True
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
@@ -317,7 +319,7 @@ def profile_of(
         runner = measurer(ready, resumed)
         sizes, before = ready.settings.sizes, len(runner.measurements)
         try:
-            with runner.placed():
+            with runner.place():
                 for size in sizes:
                     runner.measure(size)
                     if ready.group.exchanges and ready.settings.keep is not None:
@@ -396,7 +398,7 @@ def _warm_up(stepper: Stepper, device: torch.device, group: RankGroup) -> tuple[
     if on_cuda:
         peak = max(group.gather(torch.cuda.max_memory_allocated(device)))
     for _ in range(2 if stepper.clock.queues else 1):  # one learns how long attaching hooks takes
-        stepper.instrumented()
+        stepper.time_layers()
     return peak, steady
 
 

@@ -267,7 +267,7 @@ class Recorder(Watch):
                 block.flow = StorageFlow(self.layer)
                 self._flows.append((block.flow, block))
 
-    def wrapped(self, call: Operation) -> None:
+    def note_wrapped(self, call: Operation) -> None:
         """Note what has a gradient of tensors that wrap others, whose parts do not say so."""
         for tensor in tensors_in([call.arguments, call.options]) if not self.backward else ():
             for part in storages_in(tensor) if tensor.requires_grad else ():

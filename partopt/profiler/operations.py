@@ -100,7 +100,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operation between `before` and `after`."""
         call = Operation(func, args, kwargs or {})
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            self.wrapped(call)
+            self.note_wrapped(call)
             return NotImplemented
         if func.namespace == "prim":  # a question to a fake tensor: where does it lie?
             return func(*args, **call.options)
@@ -109,7 +109,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.after(call)
         return call.result
 
-    def wrapped(self, call: Operation) -> None:
+    def note_wrapped(self, call: Operation) -> None:
         """Note an operation on tensors that wrap others."""
 
     def before(self, call: Operation) -> None:

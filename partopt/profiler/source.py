@@ -34,7 +34,13 @@ from partopt.documents import is_file
 from partopt.documents.profile import Model
 from partopt.errors import PartoptError, did_you_mean, invalid, unknown
 from partopt.profiler.device import is_out_of_memory
-from partopt.profiler.tensors import Loss, labelled, labelled_batches, loss_of_labels, takes_labels
+from partopt.profiler.tensors import (
+    Loss,
+    labelled_batches,
+    loss_of_labels,
+    split_labels,
+    takes_labels,
+)
 
 Made = TypeVar("Made")
 
@@ -103,7 +109,7 @@ class ModelSource:
         given = self._call(self.inputs_of, batch_size)
         if not self.has_labels:
             return given
-        return labelled(given, f"{self.place}: example_inputs({batch_size})")
+        return split_labels(given, f"{self.place}: example_inputs({batch_size})")
 
     def replica_data(self, rank: int, replicas: int) -> Any:
         """What the file's `data(rank, replicas)` gives: inputs of microbatches, to iterate over."""

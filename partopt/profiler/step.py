@@ -145,7 +145,7 @@ def check_step(
         if is_out_of_memory(error):
             raise
         if place is not None and is_device_failure(error):
-            raise device_failed(str(place), error, layer=place.name) from error
+            raise device_failure(str(place), error, layer=place.name) from error
         hint = (
             "are example_inputs what the model takes? labels beside them are for a "
             "loss_fn(output, labels)"
@@ -195,7 +195,7 @@ class _Place:
 USUAL_CAUSE = "an index that lies outside of a table is the usual cause"
 
 
-def device_failed(where: str, error: Exception, **fields: Any) -> PartoptError:
+def device_failure(where: str, error: Exception, **fields: Any) -> PartoptError:
     """The error of a device that failed at its work; `where` says which."""
     what = str(error).strip().partition("\n")[0]
     ranks = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -285,7 +285,7 @@ class Stepper:
         self._behind_s = max(self.last_bare_s - issued_s, 0.0)
         return self.last_bare_s
 
-    def instrumented(self) -> LayerTimes:
+    def time_layers(self) -> LayerTimes:
         """Seconds of every layer in a step.
 
         Hooks are attached between forward and backward, while no time is counted. A device with a
@@ -295,7 +295,7 @@ class Stepper:
         """
         return self._by_layers(self.clock)
 
-    def issued(self) -> LayerTimes:
+    def time_launches(self) -> LayerTimes:
         """Seconds of the host that every layer takes in a step.
 
         Before every layer the device is waited for, so that no launch waits for room in the queue.

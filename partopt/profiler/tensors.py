@@ -134,7 +134,7 @@ def loss_of_labels(loss_fn: Callable[..., Any]) -> Loss:
     return loss
 
 
-def labelled(given: Any, what: str) -> Labelled:
+def split_labels(given: Any, what: str) -> Labelled:
     """The inputs and labels in a pair. Raises PartoptError where `what` gave something else."""
     if isinstance(given, tuple | list) and len(given) == 2:
         return Labelled(*given)
@@ -155,11 +155,11 @@ def with_labels(
         return example_inputs, loss_fn
 
     def both(size: int) -> Labelled:
-        return labelled(example_inputs(size), f"example_inputs({size})")
+        return split_labels(example_inputs(size), f"example_inputs({size})")
 
     return both, loss_of_labels(loss_fn)
 
 
 def labelled_batches(batches: Any, what: str) -> Iterator[Labelled]:
     """The microbatches that a loader yields, as pairs."""
-    return (labelled(batch, what) for batch in batches)
+    return (split_labels(batch, what) for batch in batches)

@@ -77,7 +77,7 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
     def convert_fake(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
         # as `module.to` calls it: torch swaps fakes in place, and fails where modes refer to them
         @memoize
-        def converted(parameter: Tensor) -> Tensor:
+        def convert_one(parameter: Tensor) -> Tensor:
             with torch.no_grad():
                 return nn.Parameter(function(parameter), requires_grad=parameter.requires_grad)
 
@@ -87,7 +87,7 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
             holder._parameters[name] = None
         convert(module, function, recurse)
         for holder, name, parameter in slots:
-            setattr(holder, name, converted(parameter))
+            setattr(holder, name, convert_one(parameter))
         return module
 
     building = True
@@ -96,10 +96,10 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
         """The function, for modules that are imported now and keep it; now it does nothing."""
 
         @functools.wraps(initialise)
-        def called(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        def call(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
             return tensor if building else initialise(tensor, *arguments, **options)
 
-        return called
+        return call
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(replace_attribute(nn.Module, "register_parameter", register_fake))

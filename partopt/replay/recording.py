@@ -129,7 +129,7 @@ class _Recorder(TorchFunctionMode):
             dict(self._buffers.hidden()) | self._watch.hidden,
             _holders(self._model, self._layers, builder.events),
             None if self._weightless else frozenset(buffers.changed()),
-            _hooked(self._modules, self._layers) | self._functions,
+            _hook(self._modules, self._layers) | self._functions,
         )
 
     def _unit(self, name: str, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -213,7 +213,7 @@ class _Recorder(TorchFunctionMode):
         return output
 
 
-def _hooked(modules: Mapping[nn.Module, str], layers: Sequence[LayerKey]) -> dict[int, str]:
+def _hook(modules: Mapping[nn.Module, str], layers: Sequence[LayerKey]) -> dict[int, str]:
     """The full backward hooks on modules that are layers or hold some, by their first layer."""
     found: dict[int, str] = {}
     for module, name in modules.items():

@@ -219,12 +219,10 @@ def _paint(looks: Looks, texts: Sequence[str]) -> str:
     if not style().colour:
         return "".join(texts)
     ends = [0, *(np.flatnonzero(np.diff(looks)) + 1).tolist(), len(looks)]
-    return "".join(
-        _coloured("".join(texts[a:b]), int(looks[a])) for a, b in itertools.pairwise(ends)
-    )
+    return "".join(_colour("".join(texts[a:b]), int(looks[a])) for a, b in itertools.pairwise(ends))
 
 
-def _coloured(text: str, look: int) -> str:
+def _colour(text: str, look: int) -> str:
     if look == IDLE:
         return click.style(text, dim=True)
     return click.style(text, fg=16, bg=_BACKGROUNDS[KINDS[look % ODD]][look // ODD])
@@ -247,7 +245,7 @@ def _legend(looks: set[int], view: _View, idle: str) -> list[str]:
     marks = [(KINDS[kind], kind, WORDS[KINDS[kind]]) for kind in kinds]
     if IDLE in looks:
         marks.append((idle, IDLE, "idle"))
-    paint = _coloured if style().colour else lambda mark, look: mark
+    paint = _colour if style().colour else lambda mark, look: mark
     parts = [f"{paint(mark, look)} {word}" for mark, look, word in marks]
     parts.append(f"a character is {format_seconds(view.cell)}")
     if not view.names:

@@ -46,7 +46,7 @@ def render_plan(plan: Plan, by_size: Sequence[Plan] = (), *, arithmetic: bool = 
     return plan_text.render(plan, by_size)
 
 
-def _rated(rows: Sequence[Any]) -> tuple[Column, list[tuple[Any, float]]]:
+def _rate(rows: Sequence[Any]) -> tuple[Column, list[tuple[Any, float]]]:
     """The column of the speeds of `rows`, and these with their rates."""
     unit, rates = speeds([row.predicted if isinstance(row, Plan) else row for row in rows])
     column = Column(f"{unit.upper()}/S", lambda pair: format_number(pair[1]))
@@ -71,7 +71,7 @@ def render_comparison(comparison: Comparison) -> str:
         ratio = pair[0].speedup_over_data_parallel
         return "-" if ratio is None else f"{ratio:.2f}"
 
-    speed, rows = _rated(comparison.rows)
+    speed, rows = _rate(comparison.rows)
     table = table_of(
         rows,
         [
@@ -123,7 +123,7 @@ def render_scaling(scaling: Scaling) -> str:
         Column("SHAPE", lambda pair: shorten(pair[0].shape, stretch(9, 0.6)), "text"),
         Column("BOUND BY", lambda pair: pair[0].bound_by, "text"),
     ]
-    speed, rows = _rated(scaling.rows)
+    speed, rows = _rate(scaling.rows)
     gain = Column("x ONE", lambda pair: f"{pair[0].speedup_over_one_device:.2f}")
     if any_price(scaling.rows):
         gain = Column("PER 1.00", lambda pair: bought(pair[0].figures))
@@ -214,7 +214,7 @@ def render_schedules(plans: Sequence[Plan]) -> str:
     unequal replicas of the stages; BATCH: samples of a microbatch x M.
     """
 
-    speed, rows = _rated(plans)
+    speed, rows = _rate(plans)
     return table_of(
         rows,
         [

@@ -101,7 +101,7 @@ def table_of(rows: Iterable[Any], columns: Sequence[Column], gap: int = 2) -> st
         else:
             break
 
-    def padded(n: int, text: str) -> str:
+    def pad(n: int, text: str) -> str:
         if columns[n].kind == "number":
             return text.rjust(widths[n])
         if columns[n].kind == "whole" and text in _COLOURS:
@@ -109,7 +109,7 @@ def table_of(rows: Iterable[Any], columns: Sequence[Column], gap: int = 2) -> st
         return shorten(text, widths[n]).ljust(widths[n])
 
     lines = [
-        (" " * gap).join(padded(n, cells[n][line]) for n in shown).rstrip()
+        (" " * gap).join(pad(n, cells[n][line]) for n in shown).rstrip()
         for line in range(1 + len(rows))
     ]
     return "\n".join([click.style(lines[0], bold=True), *lines[1:]])

@@ -312,9 +312,9 @@ def _with_zero(function: Callable[..., Tensor], name: str, place: int) -> Callab
     """The function, with probability 0 whatever it is given."""
 
     @functools.wraps(function)
-    def called(*arguments: object, **options: object) -> Tensor:
+    def call(*arguments: object, **options: object) -> Tensor:
         if len(arguments) <= place:
             return function(*arguments, **options | {name: 0.0})
         return function(*arguments[:place], 0.0, *arguments[place + 1 :], **options)
 
-    return called
+    return call

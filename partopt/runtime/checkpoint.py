@@ -124,7 +124,7 @@ def resume(pipeline: RankTraining, checkpoint: Path) -> None:
         if not isinstance(about, TensorStorageMetadata) or about.size != tensor.shape:
             raise _other_model(checkpoint, f"has another shape of {name}")
     pipeline.make_optimizers()
-    for name, kept, parameter in _optimized(pipeline):
+    for name, kept, parameter in _find_optimized(pipeline):
         for entry, about in known.items():
             key = entry.removeprefix(f"optimizer.{name}.")
             if key == entry or "." in key or not isinstance(about, TensorStorageMetadata):
@@ -148,14 +148,14 @@ def _state(pipeline: RankTraining) -> dict[str, Tensor]:
     for stage in pipeline.stages.values():
         state |= {f"model.{name}": p.detach() for name, p in stage.held_parameters.items()}
         state |= {f"buffer.{name}": buffer for name, buffer in stage.changing_buffers.items()}
-    for name, kept, _ in _optimized(pipeline):
+    for name, kept, _ in _find_optimized(pipeline):
         for key, value in kept.items():
             if isinstance(value, Tensor):
                 state[f"optimizer.{name}.{key}"] = value
     return state
 
 
-def _optimized(pipeline: RankTraining) -> Iterator[tuple[str, dict[str, Any], nn.Parameter]]:
+def _find_optimized(pipeline: RankTraining) -> Iterator[tuple[str, dict[str, Any], nn.Parameter]]:
     """The parameters that this rank steps itself: name, state of the optimizer, parameter."""
     for s, optimizer in pipeline.optimizers.items():
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}

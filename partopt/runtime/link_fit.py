@@ -209,7 +209,7 @@ def _least_squares(A: Floats, y: Floats) -> Floats:
 def compare(measurement: LinkMeasurement, topology: Topology) -> Iterator[FitComparison]:
     """All measured figures that the topology speaks of, level by level."""
 
-    def reduced(samples: AllReduceSample, level: str, step: int) -> FitComparison:
+    def compare_allreduce(samples: AllReduceSample, level: str, step: int) -> FitComparison:
         ranks = range(0, samples.ranks * step, step)
         fitted, measured = allreduce_s(samples.size_bytes, ranks, topology), samples.seconds
         what = f"all-reduce of {samples.ranks}"
@@ -225,9 +225,9 @@ def compare(measurement: LinkMeasurement, topology: Topology) -> Iterator[FitCom
             fitted = level.message_s + size * level.copy_byte_s
             yield FitComparison(level.name, "its sender", size, measured, fitted, message.seconds)
         for exchange in samples.allreduces:
-            yield reduced(exchange, level.name, topology.group_size(place))
+            yield compare_allreduce(exchange, level.name, topology.group_size(place))
     for exchange in measurement.whole:
-        yield reduced(exchange, "all", 1)
+        yield compare_allreduce(exchange, "all", 1)
 
 
 def notes_of(measurement: LinkMeasurement, per_server: int) -> Iterator[Note]:

@@ -167,12 +167,12 @@ class TorchRun(RankRun):
             if action.kind == U:
                 self.context.progress.act(step, U, action.stage, 0, EXCHANGING)
                 self.updates.prepare(action.stage)
-                with self.timed(U, action.stage):
+                with self.time_action(U, action.stage):
                     self.updates.step(action.stage)
         self.updates.finish_exchanges()
 
     @contextlib.contextmanager
-    def timed(self, kind: int, s: int, m: int = 0) -> Iterator[None]:
+    def time_action(self, kind: int, s: int, m: int = 0) -> Iterator[None]:
         """The context of an action: when it begins and ends, by when it had its message."""
         action, record = self.by_microbatch[_whole(kind), s, m], self.record
         state = EXCHANGING if kind == A else COMPUTING
@@ -202,7 +202,7 @@ class TorchRun(RankRun):
     def exchange(self, s: int) -> None:
         """Begin to exchange the gradients of a stage, where it has replicas or something tied."""
         if action := self.by_microbatch.get((A, s, 0)):
-            with self.timed(A, s):
+            with self.time_action(A, s):
                 self.updates.take_gradients(s, action.microbatch)
                 self.begin_exchange(self.step, action)
 
@@ -284,7 +284,7 @@ class TorchStage(PipelineStage):
         is_local = not self.is_first and self._is_same_rank(s - 1)
         received = _take(self.args_recv_info[m], self.stage.receives, is_local)
         self.stage.prepare(self._number(m))  # in no time of the action
-        with self.run.timed(F, s, m):
+        with self.run.time_action(F, s, m):
             made = self.stage.forward(self._number(m), received)
         sent = tuple(self._outgoing(made, self.stage.sends, self.behind))
         if not self.is_last and not self._is_same_rank(s + 1):
@@ -304,7 +304,7 @@ class TorchStage(PipelineStage):
         is_local = not self.is_last and self._is_same_rank(s + 1)
         gradients = _take(infos, with_gradient(self.stage.sends), is_local)
         run = self.stage.backward if full_backward else self.stage.backward_input
-        with self.run.timed(B, s, m):
+        with self.run.time_action(B, s, m):
             found = run(self._number(m), gradients)
         expected, every = with_gradient(self.stage.receives), with_gradient(self.before)
         graded = iter(self._outgoing(found, expected, every))
@@ -314,7 +314,7 @@ class TorchStage(PipelineStage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run the backward of the weights alone of microbatch m = `bwd_chunk_id`."""
-        with self.run.timed(W, self.stage_index, bwd_chunk_id):
+        with self.run.time_action(W, self.stage_index, bwd_chunk_id):
             self.stage.backward_weight(self._number(bwd_chunk_id))
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:

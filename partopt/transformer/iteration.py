@@ -662,7 +662,9 @@ def _with_ends(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, f
     return dense + ends * work.model.end_parameters / degrees.t, experts
 
 
-def _stepped(work: Training, degrees: Degrees, layout: Layout, stage: Stage) -> tuple[float, float]:
+def _stepped_parts(
+    work: Training, degrees: Degrees, layout: Layout, stage: Stage
+) -> tuple[float, float]:
     """Parameters that a device holds whole of a stage, and those whose state it has."""
     dense, experts = _with_ends(work, degrees, stage)
     sharers = (degrees.sharers, _copies(degrees)) if layout.shard == "optimizer" else (1, 1)
@@ -686,7 +688,7 @@ def _stage_bytes(
     """Of device d with such a stage, which holds whole parameters."""
     model, practice, (t, _, _, p, v, _, _, shape, _) = work.model, work.practice, degrees
     T, (kept, whole) = work.tokens(shape), _kept_bytes(work, degrees, stage)
-    held, stepped = _stepped(work, degrees, layout, stage)
+    held, stepped = _stepped_parts(work, degrees, layout, stage)
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     if practice.loss.gathers and t > 1:  # those of the rank, and all of them
         logits += (2 / t + 2) * T * model.vocabulary
@@ -723,7 +725,7 @@ def host_bytes(work: Training, layout: Layout, batch: int) -> float:
         if practice.host_shards and degrees.shape.fsdp:
             on_host += share_bytes(work) * _shares(work, degrees, stage)
         elif practice.optimizer_offload:
-            stepped = _stepped(work, degrees, layout, stage)[1]
+            stepped = _stepped_parts(work, degrees, layout, stage)[1]
             on_host += practice.optimizer_offload * (STATE + 4) * stepped
         found.append(on_host)
     return min(work.rates.server, degrees.devices) * max(found)

@@ -350,10 +350,10 @@ def cores(work: Training, question: Question, most: float = math.inf) -> Iterato
                             continue
                         for v, b in itertools.product(chunks, microbatches):
                             full = structs.replace(some, shard=fixed.shard, chunks=v, microbatch=b)
-                            yield from _shared(work, full, batch)
+                            yield from _with_shards(work, full, batch)
 
 
-def _shared(work: Training, some: Layout, batch: int) -> Iterator[Layout]:
+def _with_shards(work: Training, some: Layout, batch: int) -> Iterator[Layout]:
     """A layout with every way to share state, where these are open."""
     if any(find_faults(work, structs.replace(some, recompute=None, modules=None), batch)):
         return

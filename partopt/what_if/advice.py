@@ -108,7 +108,7 @@ def findings(
     """
     looks = (
         _memory,
-        _unsettled,
+        _steady_state,
         _imbalance,
         _few_microbatches,
         _waits,
@@ -189,7 +189,7 @@ def _other_schedules(plan: Plan) -> list[dict[str, str]]:
     ]
 
 
-def _unsettled(run: Execution) -> Iterator[Point]:
+def _steady_state(run: Execution) -> Iterator[Point]:
     passed = run.microbatches
     if run.steady is None or run.steady.settled:
         return

@@ -167,10 +167,10 @@ class _Runs:
     def seconds(self, scale: Floats) -> float:
         """`Execution.time_s` with these factors; at the mean pace where it does not settle."""
         work = dataclasses.replace(self.execution.work, scale=scale)
-        return _executed(self.execution, self.order, work)[0]
+        return _execute(self.execution, self.order, work)[0]
 
 
-def _executed(execution: Execution, actions: Order, work: Work) -> tuple[float, bool]:
+def _execute(execution: Execution, actions: Order, work: Work) -> tuple[float, bool]:
     """`Execution.time_s` of other actions or work, and whether they settle."""
     timeline = simulate(actions, work)
     if execution.steady is None:
@@ -253,7 +253,7 @@ def _flow_time(flow: Flow, execution: Execution, tried: bool) -> FlowTime:
     critical = per_second = saved = None
     if tried:
         (slower_s, settled), (without_s, also) = (
-            _executed(execution, execution.order, _with_flow(flow, execution, share))
+            _execute(execution, execution.order, _with_flow(flow, execution, share))
             for share in (FLOW_SLOWER, _WITHOUT)
         )
         if settled and also:

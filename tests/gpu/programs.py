@@ -174,7 +174,7 @@ def _noted(program: list[Step], device: _Noted) -> Iterator[None]:
         program.append(Step(COMPUTE, what=f"{action.stage}{KINDS[action.kind]}{number}"))
         return made
 
-    timed = TorchRun.timed
+    timed = TorchRun.time_action
 
     @contextlib.contextmanager
     def timed_action(self, kind, s, m=0):
@@ -232,7 +232,7 @@ def _noted(program: list[Step], device: _Noted) -> Iterator[None]:
         for owner, name, value in (
             (own_engine, "check_cuts", lambda *_: None),
             (own_engine._Loop, "_compute", compute),
-            (TorchRun, "timed", timed_action),
+            (TorchRun, "time_action", timed_action),
             (Channel, "send", labelled(Channel.send)),
             (Channel, "receive", labelled(Channel.receive)),
             (TorchStage, "get_fwd_send_ops", labelled_batch("F", TorchStage.get_fwd_send_ops, 0)),

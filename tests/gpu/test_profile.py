@@ -15,7 +15,7 @@ from partopt.profiler import ProfilingStopped
 from partopt.profiler.conditions import ClockRate
 from partopt.profiler.device import CudaClock
 from partopt.profiler.measuring import profile_of
-from partopt.profiler.step import device_failed
+from partopt.profiler.step import device_failure
 from partopt.profiler.summary import note_device
 from partopt.report.profile_text import render_sizes
 from tests.forked import start_ranks
@@ -59,10 +59,10 @@ def test_ranks_of_a_group_are_not_told_to_wait_for_each_other(monkeypatch):
     dist = torch.distributed
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    error = device_failed("in a step", RuntimeError("CUDA error: device-side assert triggered"))
+    error = device_failure("in a step", RuntimeError("CUDA error: device-side assert triggered"))
     assert "profile one rank's part alone" in error.hint
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
-    error = device_failed("in a step", RuntimeError("CUDA error: device-side assert triggered"))
+    error = device_failure("in a step", RuntimeError("CUDA error: device-side assert triggered"))
     assert error.hint.endswith("CUDA_LAUNCH_BLOCKING=1 in the environment shows the line")
 
 

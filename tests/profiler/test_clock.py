@@ -148,12 +148,12 @@ def test_attaching_hooks_leaves_the_queue_as_full_as_it_was(device, monkeypatch,
     steps = queued(device, monkeypatch, host_s, device_s)
     for _ in range(2):
         steps.bare()
-    steps.instrumented()  # learns how long attaching takes
-    assert steps.instrumented().step_s == pytest.approx(steps.bare())
+    steps.time_layers()  # learns how long attaching takes
+    assert steps.time_layers().step_s == pytest.approx(steps.bare())
 
 
 def test_without_a_hold_the_backward_is_charged_for_a_queue_that_ran_dry(device, monkeypatch):
     steps = queued(device, monkeypatch, 0.01, 0.1, calibrated=False)
-    steps.instrumented()
-    assert steps.instrumented().backward_s == pytest.approx([0.1, 0.1, 0.1, 0.11])
-    assert steps.instrumented().step_s > steps.bare()
+    steps.time_layers()
+    assert steps.time_layers().backward_s == pytest.approx([0.1, 0.1, 0.1, 0.11])
+    assert steps.time_layers().step_s > steps.bare()

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from partopt.documents.profile import Layer, StashGroup
 from partopt.profiler.observation import Structure, _combine
-from partopt.profiler.step import device_failed
+from partopt.profiler.step import device_failure
 from tests.profiler.helpers import Parts, example, flows, linear, names, stash, structure
 
 
@@ -367,7 +367,7 @@ def test_a_device_that_fails_is_told_in_the_first_line_of_its_error():
     error = RuntimeError(
         "\nCUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
     )
-    failed = device_failed("in the forward of 2", error, layer="2")
+    failed = device_failure("in the forward of 2", error, layer="2")
     assert failed.message == (
         "the device failed in the forward of 2: CUDA error: device-side assert triggered"
     )

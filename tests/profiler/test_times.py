@@ -41,7 +41,7 @@ def stepper(model, inputs, granularity="leaf", clock=None, loss_fn=None):
 @pytest.mark.parametrize("build", CHAINS.values(), ids=CHAINS.keys())
 def test_the_layers_add_up_to_the_step_and_the_backward_takes_them_in_reverse(build):
     clock = Logged()
-    times = stepper(build(), torch.randn(3, 4), clock=clock).instrumented()
+    times = stepper(build(), torch.randn(3, 4), clock=clock).time_layers()
     (f_first, *_, f_last), (b_first, *_, b_last) = clock.phases
     assert sum(times.forward_s) == f_last - f_first
     assert sum(times.backward_s) == b_last - b_first
@@ -60,7 +60,7 @@ def test_the_layers_add_up_to_the_step_and_the_backward_takes_them_in_reverse(bu
 def test_intervals_are_charged_to_the_layer_that_runs():
     # stamps: forward 0 [a] 1 [b] 4, backward 9 [b] 16 [a] 25
     steps = stepper(nn.Sequential(linear(), linear()), torch.randn(1, 4))
-    times = steps.instrumented()
+    times = steps.time_layers()
     assert (times.forward_s, times.backward_s) == ([1, 3], [9, 7])
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in steps.model.modules())
 
@@ -84,16 +84,16 @@ def test_what_runs_between_units_belongs_to_the_one_before():
     steps = stepper(model, torch.randn(1, 4), clock=clock)
     begin = next(clock.stamps) + 1
     squares = [(begin + n) ** 2 for n in (0, 2, 3)]
-    assert steps.instrumented().forward_s == [squares[1] - squares[0], squares[2] - squares[1]]
+    assert steps.time_layers().forward_s == [squares[1] - squares[0], squares[2] - squares[1]]
     model.twice = True  # a call that was not numbered
-    assert len(steps.instrumented().forward_s) == 2
+    assert len(steps.time_layers().forward_s) == 2
 
 
 def test_gradients_of_an_instrumented_step_are_those_of_a_bare_one():
     source = example("gpt", layers=2, width=8, heads=2, context=4, vocabulary=11)
     model, gradients = source.build(), []
     steps = stepper(model, source.example_inputs(2), "auto", loss_fn=source.loss_fn)
-    for run in (steps.bare, steps.instrumented):
+    for run in (steps.bare, steps.time_layers):
         run()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     assert all(map(torch.equal, *gradients))
