@@ -80,13 +80,14 @@ _ALSO = ("trainer", "layout", "facts", "memory", "global_batch")
 FOR_TRANSFORMERS: Final = OF_TRANSFORMERS.union(PARTS, _ALSO)
 
 # headings in the help of planning verbs
-BATCH, STAGES, MEMORY = "Schedule and batch", "Stages", "Memory of a device"
+BATCH, STAGES, MEMORY, TRAINER = "Schedule and batch", "Stages", "Memory of a device", "Trainer"
 
 
 class Flag(NamedTuple):
     """How the command line shows an option: under which heading, and its value by which letter.
 
-    A `rare` one is in the whole help alone; a `split` is for planning, not for comparing.
+    A `rare` one is in the whole help alone; a `split` is for planning, not for comparing; one
+    `apart` is for the verbs that ask for it.
     """
 
     heading: str
@@ -94,6 +95,7 @@ class Flag(NamedTuple):
     help: str
     rare: bool = False
     split: bool = False
+    apart: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,12 +191,26 @@ class Options:
         Shard | None, Flag(MEMORY, "WORD", "ZeRO: optimizer, gradients, parameters.")
     ] = None
     block_bounds: Sequence[int] | None = None
-    layout: Layout = dataclasses.field(default_factory=Layout)
+    layout: Annotated[
+        Layout,
+        Flag(TRAINER, "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.", apart=True),
+    ] = dataclasses.field(default_factory=Layout)
     trainer: str = PARTOPT
     engine: Engine = OWN
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    sequence: int | None = None
-    dtype: Format | None = None
+    sequence: Annotated[
+        int | None, Flag(TRAINER, "S", "Tokens of a sample (k = 1024, M = 1024^2).", apart=True)
+    ] = None
+    dtype: Annotated[
+        Format | None,
+        Flag(
+            TRAINER,
+            "FORMAT",
+            "Of a configuration's products (default: bfloat16).",
+            rare=True,
+            apart=True,
+        ),
+    ] = None
     calibrate: Profile | Mapping[str, Profile | Calibration] | None = None
 
     @property

@@ -53,17 +53,20 @@ def options_of(verb, *names):
 def test_every_flag_is_as_its_option_is_declared(verb):
     found = options_of(*verb)
     for name in FLAGGED:
-        if kinds()[name].flag.split and verb != ("plan",):
+        option, kind = found.get(name), kinds()[name]
+        if (kind.flag.split and verb != ("plan",)) or (kind.flag.apart and verb == ("compare",)):
             continue
-        option, kind = found[name], kinds()[name]
         assert option.opts == [f"--{name.replace('_', '-')}"]
-        assert not getattr(Options, name) or option.default == getattr(Options, name)
+        default = getattr(Options, name, None)
+        assert not default or option.default == default
         assert option.multiple == (kind.items is str)
         assert tuple(getattr(option.type, "choices", ())) == kind.words
         assert isinstance(option.type, click.IntRange) == (kind.counts and not kind.words)
         if kind.counts:
             assert option.type.convert("7", option, None) == 7
-            with pytest.raises(click.BadParameter, match=r"one of|not a valid whole number"):
+            with pytest.raises(
+                click.BadParameter, match=r"one of|not a valid (whole number|number of tokens)"
+            ):
                 option.type.convert("x", option, None)
 
 
@@ -101,10 +104,10 @@ def test_facts_that_no_engine_has_are_refused(stated, message):
 
 
 def test_an_option_without_a_flag_of_its_name_is_set_by_others():
-    """By `--for`, `--layout` and `--with`; those of a transformer alone have flags of `plan`."""
-    others = {"block_bounds", "trainer", "engine", "layout", "facts", *OF_TRANSFORMERS}
+    """By `--for`, `--layout` and `--with`; `--calibrate` takes a file for every kind of block."""
+    others = {"block_bounds", "trainer", "engine", "facts", "calibrate"}
     assert kinds().keys() - set(FLAGGED) == others
-    assert {"target", "layout", "facts"} <= options_of("plan").keys()
+    assert {"target", "calibrate", "facts"} <= options_of("plan").keys()
 
 
 def test_a_problem_holds_an_option_once_by_its_own_name():

@@ -13,7 +13,6 @@ from partopt.cli import options, planning
 from partopt.cli.next_commands import command_of, say_next
 from partopt.cli.terminal import progress, say
 from partopt.cli.words import LARGER, as_flags, does_not_fit, hint_at_fitting, print_notes
-from partopt.documents.transformer import BITS
 from partopt.errors import PartoptError, unknown
 
 if TYPE_CHECKING:
@@ -201,13 +200,9 @@ class _Import(planning.Verb):
     "FILE|NAME",
     "The profile of the model that it cuts (default: a transformer, as LAYOUT says it).",
 )
-@options.option("--layout", "PART=N,..", "Without a profile: replace any part, such as tp=4,pp=2.")
-@options.option(
-    "--sequence", "S", "Without a profile: tokens of a sample (k = 1024).", options.TOKENS
-)
-@options.option(
-    "--dtype", "FORMAT", "Without a profile: of the products.", click.Choice(tuple(BITS))
-)
+@planning.flag_of("layout", "Without a profile: replace any part, such as tp=4,pp=2.")
+@planning.flag_of("sequence", "Without a profile: tokens of a sample (k = 1024).")
+@planning.flag_of("dtype", "Without a profile: of the products.")
 @options.option(
     "--set assignments",
     "NAME=VALUE",

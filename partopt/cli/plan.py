@@ -22,7 +22,7 @@ from partopt.cli.terminal import (
 )
 from partopt.cli.words import does_not_fit, hint_at_fitting, print_notes
 from partopt.documents.files import find_shipped
-from partopt.documents.transformer import BITS, Transformer
+from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError
 from partopt.options import AUTO
 
@@ -51,20 +51,10 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     "TRAINER",
     "The best that it can run, such as megatron.",
 )
-@options.option("--layout", "PART=N,..", "Fix any part of it, such as pp=4,chunks=2,dp=1.")
+@planning.flag_of("layout")
 @options.option("--beside", "PART=N,..", "Say where another layout's time goes, beside the best.")
-@options.option(
-    "--sequence",
-    "S",
-    "Tokens of a sample (k = 1024, M = 1024^2).",
-    options.TOKENS,
-)
-@options.option(
-    "--dtype",
-    "FORMAT",
-    "Of a configuration's products (default: bfloat16).",
-    click.Choice(tuple(BITS)),
-)
+@planning.flag_of("sequence")
+@planning.flag_of("dtype")
 @options.option(
     "--calibrate",
     "[KIND=]FILE",

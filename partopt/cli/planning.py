@@ -11,6 +11,7 @@ import click
 import partopt
 from partopt.cli.options import (
     COUNT,
+    TOKENS,
     Command,
     declare,
     integers,
@@ -23,7 +24,7 @@ from partopt.cli.terminal import say
 from partopt.cli.words import as_flags
 from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError
-from partopt.options import BATCH, MEMORY, STAGES, Options, kinds
+from partopt.options import BATCH, MEMORY, STAGES, TRAINER, Options, kinds
 
 _NOT_OF_JOB = ("topology", "servers", "target", "rules")
 _KINDS_OF_COST = ("time", "flops", "parameters")
@@ -33,12 +34,13 @@ _FLAGS = {name: kind.flag for name, kind in kinds().items() if kind.flag is not 
 # in --help-all alone
 _BESIDE = {
     "Cluster": "topology servers devices*",
-    "Trainer": "target targets layout layouts beside* sequence dtype* calibrate* facts* rules*",
+    TRAINER: "target targets layout layouts beside* sequence dtype calibrate* facts* rules*",
     BATCH: "",
     STAGES: "chosen files",
     MEMORY: "",
     "Numbers of devices": "scaling weak* tokens* days* budget* price*",
 }
+_COUNTS = {"sequence": TOKENS}  # numbers that people write otherwise
 _HELP_ALL = "partopt.help_all"  # in the context: whether all options are shown
 
 
@@ -109,18 +111,21 @@ class _Servers(click.IntRange):
         return sizes
 
 
-def flag_of(name: str) -> Callable[[Command], Command]:
-    """The flag of the option of a job of this name, as `partopt.options.Options` declares it."""
+def flag_of(name: str, help: str = "") -> Callable[[Command], Command]:
+    """The flag of the option of a job of this name, as `partopt.options.Options` declares it.
+
+    `help` says what it is of a verb where that is something else.
+    """
     kind, flag = kinds()[name], _FLAGS[name]
     value: Any = click.Choice(kind.words) if kind.words else None
     if kind.counts:
-        value = _WordOrNumber(kind.words) if kind.words else COUNT
+        value = _WordOrNumber(kind.words) if kind.words else _COUNTS.get(name, COUNT)
     return option(
         f"--{name.replace('_', '-')}",
         flag.letter,
-        as_flags(flag.help),
+        help or as_flags(flag.help),
         value,
-        default=getattr(Options, name) or None,
+        default=getattr(Options, name, None) or None,
         multiple=kind.items is str,
     )
 
@@ -135,7 +140,7 @@ job_options = declare(  # `state_job` turns their values into one
         required=True,
     ),
     option("--servers", "N", "Size of its outermost level.", _Servers(min=1)),
-    *(flag_of(name) for name, flag in _FLAGS.items() if not flag.split),
+    *(flag_of(name) for name, flag in _FLAGS.items() if not (flag.split or flag.apart)),
     with_option,
 )
 
