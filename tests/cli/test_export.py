@@ -8,7 +8,8 @@ import pytest
 from partopt.documents.plan import Plan
 from partopt.trainers import writers
 from tests.helpers import flat
-from tests.trainers.plans import BLOCKS, planned, transformer
+from tests.trainers.models import transformer
+from tests.trainers.plans import BLOCKS, planned
 
 COUNTS = "export VLLM_PP_LAYER_PARTITION=4,3,3,2\n"
 

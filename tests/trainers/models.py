@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
@@ -12,6 +13,9 @@ from partopt.documents.transformer import Format, Transformer
 from partopt.job import Job
 from partopt.search import judging
 from tests.helpers import uniform_profile
+
+BLOCKS = 12
+_LAST = ("ln_f", "lm_head")
 
 
 def plan_layout(
@@ -31,10 +35,16 @@ def plan_layout(
     return judging.plan_layout(asked)
 
 
-def transformer(blocks: int = 12, halves: bool = False) -> Profile:
-    """Two layers of embedding, `blocks` of one or two layers, final norm and head."""
-    names = ["wte", "wpe"]
-    for n in range(blocks):
-        names += [f"h.{n}.attn", f"h.{n}.mlp"] if halves else [f"h.{n}"]
-    names += ["ln_f", "lm_head"]
-    return uniform_profile(len(names), names=names)
+def names(blocks: int = BLOCKS, halves: bool = False) -> list[str]:
+    """Layers as GPT-2 names them: two of the embedding, the blocks, the norm and the head.
+
+    A block is a layer, or two.
+    """
+    parts = [".attn", ".mlp"] if halves else [""]
+    return ["wte", "wpe", *(f"h.{n}{part}" for n in range(blocks) for part in parts), *_LAST]
+
+
+def transformer(blocks: int = BLOCKS, halves: bool = False, **fields: Any) -> Profile:
+    """A profile of equal layers with these names."""
+    layers = names(blocks, halves)
+    return uniform_profile(len(layers), names=layers, **fields)

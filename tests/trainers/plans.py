@@ -12,24 +12,14 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.trainers import TRAINERS
-from tests.helpers import flat, uniform_profile
+from tests.helpers import flat
+from tests.trainers.models import BLOCKS, transformer
 
-BLOCKS = 12
 CUTS = [6, 9, 12]  # 4-3-3-2 blocks
 
 # options of `planned`: two stages on each device, two replicas of each stage
 LOOPS = {"cuts": [4, 6, 8, 10, 12, 13, 14], "cluster": flat(4), "schedule": "interleaved"}
 PAIRS = {"replicas": [2, 2, 2, 2], "microbatches": 16}
-
-
-def names(blocks: int = BLOCKS) -> list[str]:
-    """Layers as GPT-2 names them: two of the embedding, the blocks, the norm and the head."""
-    return ["wte", "wpe", *(f"h.{block}" for block in range(blocks)), "ln_f", "lm_head"]
-
-
-def transformer(blocks: int = BLOCKS, **fields: Any) -> Profile:
-    """A profile of equal layers with these names."""
-    return uniform_profile(blocks + 4, **({"names": names(blocks), "name": "gpt"} | fields))
 
 
 def planned(
@@ -47,7 +37,7 @@ def planned(
     if asked["schedule"] not in ("pipedream", "pipedream-2bw"):
         asked.setdefault("microbatches", 8)
     on = cluster or flat(sum(replicas))
-    return under(solve(Job(profile or transformer(), on, **asked)).plan)
+    return under(solve(Job(profile or transformer(name="gpt"), on, **asked)).plan)
 
 
 def planned_for(to: str, **options: Any) -> Plan:

@@ -4,7 +4,8 @@ import pytest
 
 from partopt import PartoptError, Profile, export_plan
 from partopt.trainers.parts import describe, find_parts
-from tests.trainers.plans import names, planned
+from tests.trainers.models import names
+from tests.trainers.plans import planned
 
 SHIPPED = {
     "gpt2-small.cpu.float32": [

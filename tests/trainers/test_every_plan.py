@@ -8,7 +8,8 @@ from partopt import PartoptError, Plan, export_plan
 from partopt.trainers import writers
 from tests.examples import examples
 from tests.helpers import flat
-from tests.trainers.plans import contents, names, planned, transformer
+from tests.trainers.models import names, transformer
+from tests.trainers.plans import contents, planned
 from tests.trainers.readers import COUNTS, HOLDS, assigned
 
 # schedules, the stages that a device has under them, and the trainers that have them

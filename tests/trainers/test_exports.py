@@ -18,15 +18,8 @@ from tests.bash import run_bash
 from tests.forked import Forked
 from tests.helpers import flat
 from tests.runtime.check_cases import MODEL
-from tests.trainers.plans import (
-    LOOPS,
-    PAIRS,
-    contents,
-    on_ranks,
-    planned,
-    recomputing,
-    transformer,
-)
+from tests.trainers.models import transformer
+from tests.trainers.plans import LOOPS, PAIRS, contents, on_ranks, planned, recomputing
 from tests.trainers.readers import COUNTS, HOLDS, assigned
 
 UNEVEN = planned()

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from partopt import export_plan
+from tests.trainers.models import names
 from tests.trainers.own_code import as_rank, needs
-from tests.trainers.plans import names, planned
+from tests.trainers.plans import planned
 from tests.trainers.readers import assigned
 
 pytestmark = [needs("accelerate"), pytest.mark.filterwarnings("ignore")]

@@ -18,8 +18,9 @@ from partopt.documents.profile import Group
 from partopt.schedules import order
 from partopt.schedules.placement import placement_of
 from tests.helpers import ROOT, flat
+from tests.trainers.models import transformer
 from tests.trainers.own_code import as_rank, needs
-from tests.trainers.plans import PAIRS, on_ranks, planned, transformer
+from tests.trainers.plans import PAIRS, on_ranks, planned
 
 pytestmark = [needs("deepspeed"), pytest.mark.filterwarnings("ignore")]
 

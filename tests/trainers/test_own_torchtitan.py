@@ -10,8 +10,9 @@ import torch
 
 from partopt import Plan, export_plan
 from tests.helpers import flat
+from tests.trainers.models import transformer
 from tests.trainers.own_code import as_rank, needs
-from tests.trainers.plans import PAIRS, contents, on_ranks, planned, transformer
+from tests.trainers.plans import PAIRS, contents, on_ranks, planned
 
 pytestmark = [needs("torchtitan", "triton"), pytest.mark.filterwarnings("ignore")]
 

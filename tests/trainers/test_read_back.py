@@ -22,7 +22,7 @@ from tests.trainers.readers import assigned
 
 
 @pytest.mark.slow
-@examples(60)
+@examples(200)
 @given(st.integers(0, 2**32))
 def test_what_is_drawn_is_the_same_training_or_says_what_it_is_not(seed):
     """`benchmarks/exports.py` draws many more."""

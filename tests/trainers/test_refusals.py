@@ -12,7 +12,8 @@ from partopt.documents.profile import Group
 from partopt.simulator.execution import execute
 from partopt.trainers import writers
 from tests.helpers import flat, uniform_profile
-from tests.trainers.plans import LOOPS, PAIRS, names, on_ranks, planned, recomputing, transformer
+from tests.trainers.models import names, transformer
+from tests.trainers.plans import LOOPS, PAIRS, on_ranks, planned, recomputing
 
 MEGATRON = {"megatron", "megatron-bridge"}
 ONLY_1F1B = {"deepspeed", "colossalai"}
