@@ -187,7 +187,10 @@ def _read_training(settings: Settings, devices: int) -> Stated:
     """All of a transformer's training: what is written here, or a script of Megatron-DeepSpeed."""
     config = settings.find("MODEL")
     if not isinstance(config, dict):
-        return _of_script(read_training(settings, devices, "deepspeed"), settings)
+        found = read_training(settings, devices, "deepspeed")
+        # without this option there is a pipeline, even of one stage
+        alone = settings.has("no_pipeline_parallel")
+        return dataclasses.replace(found, layout=replace(found.layout, pp=1)) if alone else found
     model = read_transformer(json.dumps(config).encode(), "MODEL", "model")
     bounds, stated = _numbers(settings, "BOUNDS"), _read_layout(settings)
     size = stated.microbatch or settings.count("train_micro_batch_size_per_gpu") or 1
@@ -225,12 +228,6 @@ def _numbers(settings: Settings, name: str) -> list[int]:
         settings.refuse(what, "give numbers", "invalid-value", path=name)
         return []
     return value
-
-
-def _of_script(found: Stated, settings: Settings) -> Stated:
-    """A script of Megatron-DeepSpeed: without its option there is a pipeline, even of one stage."""
-    alone = settings.has("no_pipeline_parallel")
-    return dataclasses.replace(found, layout=replace(found.layout, pp=1)) if alone else found
 
 
 DEEPSPEED = Trainer(

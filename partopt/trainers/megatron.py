@@ -153,6 +153,7 @@ def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
     overlaps = overlaps or layout.shares_gradients  # by itself
     muon = about.practice.muon if about else False  # which by its name shares its state
     waits = plan.schedule == "interleaved" and "interleaved" in plan.engine.waits
+    usual = not about or plan.engine.bucket_bytes == MEGATRON.engine.bucket_bytes
     return {
         **model_arguments(plan),
         "tensor_model_parallel_size": layout.tp or 1,
@@ -170,19 +171,12 @@ def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
         "optimizer": ("dist_muon" if shared else "muon") if muon else None,
         "overlap_grad_reduce": overlaps,
         "overlap_param_gather": overlaps and shared if about else None,
-        "ddp_bucket_size": _bucket(plan),
+        "ddp_bucket_size": None if usual else plan.engine.bucket_bytes // BUCKET_ITEM,
         "no_overlap_p2p_communication": waits,
         "use_tp_pp_dp_mapping": "stages" not in rank_order(plan),
         "use_megatron_fsdp": layout.shares_gradients if about else None,
         **(fsdp_arguments(plan) if layout.shares_gradients else {}),
     }
-
-
-def _bucket(plan: Plan) -> int | None:
-    """Parameters of a bucket, where it is not the usual one."""
-    bucket_bytes = plan.engine.bucket_bytes
-    usual = not plan.transformer or bucket_bytes == MEGATRON.engine.bucket_bytes
-    return None if usual else bucket_bytes // BUCKET_ITEM
 
 
 def _notes(plan: Plan) -> list[str]:

@@ -186,6 +186,8 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     blocks = min(blocks - len(_noop_blocks(settings)), _MOST + 1)  # more are refused
     window, full_period = _window(settings, blocks, base)
     latent = _latent(settings, base, fields)
+    stated = [settings.find(name) for name in ("hidden_dropout", "attention_dropout")]
+    dropouts = [usual("dropout", True) if value is None else value for value in stated]
     shape: dict[str, Any] = {
         "blocks": blocks,
         "hidden": hidden,
@@ -197,7 +199,7 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
         "gated": gated,
         "causal": usual("causal", not re.search(_OF_BERT, settings.text)),
         "rotary": rotary or latent is not None,
-        "dropout": _dropout(settings, usual("dropout", True)),
+        "dropout": any(map(bool, dropouts)),
         "tied": tied,
         "latent": latent,
         "window": window,
@@ -405,11 +407,6 @@ def _read_numerics(
         rotary_share=number("rotary_percent", usual.rotary_share),
         rotary_scaling=scaling,
     )
-
-
-def _dropout(settings: Settings, usual: bool) -> bool:
-    stated = [settings.find(name) for name in ("hidden_dropout", "attention_dropout")]
-    return any(usual if value is None else bool(value) for value in stated)
 
 
 def _noop_blocks(settings: Settings) -> list[int]:

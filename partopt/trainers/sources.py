@@ -11,11 +11,6 @@ import msgspec
 _FILE = Path(__file__).with_suffix(".yaml")
 
 
-@functools.cache
-def _load() -> dict[str, dict[str, str]]:
-    return msgspec.yaml.decode(_FILE.read_bytes(), type=dict[str, dict[str, str]])
-
-
 class Sources(Mapping[str, str]):
     """Sources of shipped trainers by the fact, the last before others; loaded when asked for."""
 
@@ -24,7 +19,8 @@ class Sources(Mapping[str, str]):
 
     @functools.cached_property
     def _found(self) -> dict[str, str]:
-        return {fact: said for name in self._trainers for fact, said in _load()[name].items()}
+        shipped = msgspec.yaml.decode(_FILE.read_bytes(), type=dict[str, dict[str, str]])
+        return {fact: said for name in self._trainers for fact, said in shipped[name].items()}
 
     def __getitem__(self, fact: str) -> str:
         return self._found[fact]
