@@ -41,7 +41,7 @@ from partopt.trainers.megatron_model import (
     model_arguments,
     usual_numerics,
 )
-from partopt.trainers.megatron_names import FIELDS, SYNONYMS
+from partopt.trainers.megatron_names import FIELDS, OPPOSITES, SYNONYMS
 from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
 from partopt.trainers.read_back import offloaded_modules
 from partopt.trainers.reading import check_count, find_value, malformed, read_literal
@@ -226,22 +226,15 @@ _PARTS = {
     "ddp": (
         *("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer"),
         *("ddp_bucket_size", "use_megatron_fsdp", "data_parallel_sharding_strategy"),
+        "grad_reduce_in_bf16",
         *("fsdp_double_buffer", MAIN_GRADIENTS, MAIN_PARAMETERS),
     ),
     "optimizer": ("optimizer", "use_precision_aware_optimizer", *STATES[6.0], *OFFLOAD),
     "dist": ("use_tp_pp_dp_mapping",),
     "checkpoint": ("ckpt_format",),
+    "rerun_state_machine": ("no_check_for_nan_in_loss_and_grad",),
 }
 _PART_OF = {name: part for part, names in _PARTS.items() for name in names}
-# arguments that turn off what is a field of Bridge's
-_OPPOSITE = {
-    "disable_bias_linear": "model.add_bias_linear",
-    "untie_embeddings_and_output_weights": "model.share_embeddings_and_output_weights",
-    "grad_reduce_in_bf16": "ddp.grad_reduce_in_fp32",
-    "no_bias_gelu_fusion": "model.bias_activation_fusion",
-    "no_check_for_nan_in_loss_and_grad": "rerun_state_machine.check_for_nan_in_loss",
-    "no_gradient_accumulation_fusion": "model.gradient_accumulation_fusion",
-}
 _RECIPES = {
     "bfloat16": "bf16_mixed",
     "float16": "fp16_mixed",
@@ -274,12 +267,10 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     for name, value in _arguments(plan, parts).items():
         if value is None and name in _NONE:
             fields[f"model.{name}"] = None
-        elif name in _OPPOSITE:
-            fields[_OPPOSITE[name]] = not value
         elif name not in _OF_SCRIPTS and value is not None:
+            field = f"{_PART_OF.get(name, 'model')}.{(FIELDS | OPPOSITES).get(name, name)}"
             formats = name in STATES[6.0] or name.endswith("_dtype")
-            field = f"{_PART_OF.get(name, 'model')}.{FIELDS.get(name, name)}"
-            fields[field] = _TYPES[value] if formats else value
+            fields[field] = not value if name in OPPOSITES else _TYPES[value] if formats else value
     if about:
         fields["mixed_precision"] = _RECIPES[about.format]
         fields["dataset.seq_length"] = about.sequence

@@ -34,7 +34,7 @@ from partopt.trainers.megatron_model import (
     YARN,
     usual_numerics,
 )
-from partopt.trainers.megatron_names import SYNONYMS, note_arguments, note_unread
+from partopt.trainers.megatron_names import SYNONYMS, note_arguments, note_unread, turns_off
 from partopt.trainers.megatron_vocabulary import name_shape
 from partopt.trainers.trainer import Stated
 from partopt.transformer.offloading import TOGETHER
@@ -544,9 +544,7 @@ def _note_fsdp(settings: Settings) -> Iterator[str]:
         yield f"{flag}: gradients are counted as exchanged in the format in which they are kept"
     if not settings.has("fsdp_double_buffer", "use_nccl_ub", "nccl_ub"):
         yield f"two blocks have buffers, as with {settings.show('fsdp_double_buffer')}"
-    if settings.has("no_gradient_accumulation_fusion"):
-        return
-    if settings.find("gradient_accumulation_fusion") is not False:
+    if not turns_off(settings, "no_gradient_accumulation_fusion"):
         yield "gradients are counted as copied, as without gradient accumulation fusion"
 
 
@@ -627,8 +625,7 @@ def _has_narrow_gradients(settings: Settings, fields: bool, flat: bool) -> bool:
     """Whether gradients are kept and reduced in the format of parameters."""
     wide = settings.has("accumulate_allreduce_grads_in_fp32")  # which --bf16 has by itself
     said = [  # all of which are asked for, so that none is noted as not read
-        settings.has("grad_reduce_in_bf16"),
-        settings.find("grad_reduce_in_fp32") is False,
+        turns_off(settings, "grad_reduce_in_bf16"),
         settings.find("main_grads_dtype") in ("bf16", "fp16", "bfloat16"),
         not fields and settings.has("fp16") and not wide,
     ]
@@ -667,7 +664,6 @@ def _facts(
     graphs, exchange = _graphs(settings, bool(model.experts), notes), _exchange(settings)
     optimizer, share = settings.find("optimizer"), _offloaded(settings, fields, notes)
     offload, state = _offload(settings, notes), _state_bytes(settings)
-    unoverlapped = on("no_overlap_p2p_communication") or settings.find("overlap_p2p_comm") is False
     bucket = settings.count("ddp_bucket_size", default=0) or 0
     ends = "blocks" if all(_ends(settings)) else "stage"
     stated = {
@@ -688,7 +684,7 @@ def _facts(
         ("sequence-parallel", "no"): t > 1 and not settings.find("sequence_parallel"),
         ("allreduce", "blocking"): not overlaps,
         ("gradients", "parameters"): _has_narrow_gradients(settings, fields, flat),
-        ("waits", "1f1b,interleaved"): unoverlapped,
+        ("waits", "1f1b,interleaved"): turns_off(settings, "no_overlap_p2p_communication"),
         ("ends", ends): p > 1,
         ("bucket", bucket * BUCKET_ITEM): bucket > 0,
     }

@@ -18,6 +18,16 @@ FIELDS = {
     "fp4_format": "fp4",
     "ddp_bucket_size": "bucket_size",
 }
+# fields that are off where these arguments turn something off
+OPPOSITES = {
+    "disable_bias_linear": "add_bias_linear",
+    "untie_embeddings_and_output_weights": "share_embeddings_and_output_weights",
+    "grad_reduce_in_bf16": "grad_reduce_in_fp32",
+    "no_bias_gelu_fusion": "bias_activation_fusion",
+    "no_check_for_nan_in_loss_and_grad": "check_for_nan_in_loss",
+    "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
+    "no_overlap_p2p_communication": "overlap_p2p_comm",
+}
 # other names of arguments: Bridge's, NeMo's, Megatron-DeepSpeed's, MindSpeed's
 SYNONYMS: dict[str, tuple[str, ...]] = {name: (field,) for name, field in FIELDS.items()} | {
     "num_layers": ("encoder_num_layers",),
@@ -90,6 +100,12 @@ _NO_MATTER = re.compile(
 )
 _HOLDS = (dict, Called)  # what has settings in it
 _SHOWN = 12  # names in a note
+
+
+def turns_off(settings: Settings, name: str) -> bool:
+    """Whether an argument of `OPPOSITES` is given, or its field is off."""
+    is_given = settings.has(name)
+    return settings.find(OPPOSITES[name]) is False or is_given
 
 
 def note_arguments(settings: Settings) -> Iterator[str]:
