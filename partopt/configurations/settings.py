@@ -124,9 +124,8 @@ class Settings:
 
         A fault where it is none, or is missing.
         """
-        before = len(self.faults)
         number = self.number(*names, least=int(default != 0))
-        if number is None and len(self.faults) == before and default is None:
+        if default is None and self._first(names)[1] is None:
             self.refuse_missing(names[0])
         return default if number is None else number
 

@@ -75,13 +75,13 @@ def read_training(
     settings.synonyms = SYNONYMS
     notes, said = list(note_arguments(settings)), read_layout(settings, trainer)
     t, c, p = said.tp or 1, said.cp or 1, said.pp or 1
-    model = _model(settings, trainer, t, notes)
-    split = _split_of_experts(settings, trainer, model, t, notes)
     microbatch = said.microbatch or settings.count("micro_batch_size") or 1
     steps = settings.count("gradient_accumulation_steps", default=1) or 1  # DeepSpeed's
     samples = microbatch * max(1, devices // (t * c * p)) * steps
     batch = settings.count("global_batch_size", default=None if fields else samples)
     sequence = settings.count("seq_length")
+    model = _model(settings, trainer, t, notes)
+    split = _split_of_experts(settings, trainer, model, t, notes)
     noop = _noop_blocks(settings)
     chunks = _chunks(settings, model.blocks + len(noop), p)
     blocks = _stages(settings, model.blocks + len(noop), p, chunks, noop)

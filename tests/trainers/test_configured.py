@@ -226,12 +226,13 @@ def test_what_is_given_goes_before_what_the_script_says():
 
 def test_all_that_is_missing_is_said_at_once():
     text = MEGATRON.replace("TP=${TP:-4}", "").replace("--hidden-size 4096", "--hidden-size $H")
-    text = text.replace("--num-layers 32", "")
+    text = text.replace("--num-layers 32", "").replace("--seq-length 8192", "")
     with pytest.raises(PartoptError) as raised:
         read("megatron", text)
     messages = [part.message for part in raised.value.parts]
     assert "--hidden-size: depends on H, which the text does not say" in messages
-    assert "--num-layers: the configuration does not say it" in messages
+    for name in ("num-layers", "seq-length"):
+        assert f"--{name}: the configuration does not say it" in messages
     assert all("`arguments=" in part.hint for part in raised.value.parts)
     rest = MEGATRON.replace("TP=${TP:-4}", "")
     with pytest.raises(PartoptError, match="--tensor-model-parallel-size: depends on TP"):
