@@ -162,6 +162,7 @@ def _check_letters(settings: Settings, letters: str, model: Transformer) -> None
 
 def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Transformer:
     """The shape: of a model that is named, with what is said otherwise, or as it is said."""
+    before = len(settings.faults)
     base, fields = _find_named(settings, notes), trainer == "megatron-bridge"
 
     def usual(field: str, otherwise: Any = None) -> Any:
@@ -214,7 +215,8 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
         shape["head_size"] = (settings.count("qk_head_dim", default=unturned) or 0) + latent.rotary
     if experts > 1:
         shape |= _experts(settings, trainer, experts, shape, base)
-    settings.check()
+    if len(settings.faults) > before:  # without which there is no shape
+        settings.check()
     return name_shape(settings, shape, ranks, notes)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from partopt import documents
 from partopt.configurations.marks import strip_marks
 from partopt.configurations.settings import Settings
 from partopt.documents.transformer import Transformer
@@ -54,7 +53,9 @@ def name_shape(
     """
     words, padded = _find_vocabulary(settings, shape["vocabulary"], shape["hidden"], ranks, notes)
     model = Transformer(name="model", **shape | {"vocabulary": padded or 1})
-    documents.refuse(model.faults(), "the model's shape")
+    if wrong := [fault.at("the model's shape") for fault in model.faults()]:
+        settings.faults += wrong
+        settings.check()
     alike = alike_shipped(model, "vocabulary")
     if words:
         return next((shipped for shipped in alike if shipped.vocabulary in (words, padded)), model)
