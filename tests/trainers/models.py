@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
-from partopt.documents.transformer import Format, Transformer
+from partopt.documents.transformer import Format, Latent, Transformer
 from partopt.job import Job
 from partopt.search import judging
 from tests.helpers import uniform_profile
 
 BLOCKS = 12
 _LAST = ("ln_f", "lm_head")
+
+
+def value_of(text: str) -> Any:
+    """What a cell of a table says in Python, or the word that it is."""
+    if text.startswith("Latent("):
+        return eval(text, {"Latent": Latent})
+    with suppress(ValueError, SyntaxError):
+        return ast.literal_eval(text)
+    return text
 
 
 def plan_layout(

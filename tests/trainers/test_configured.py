@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import json
 import re
-from contextlib import suppress
 
 import pytest
 from msgspec import structs
@@ -14,7 +12,6 @@ from msgspec import structs
 from partopt.documents.engine import Layout
 from partopt.documents.plan import seconds_of
 from partopt.documents.topology import Topology
-from partopt.documents.transformer import Latent
 from partopt.errors import PartoptError
 from partopt.importers.hugging_face import (
     like_shipped,
@@ -29,7 +26,7 @@ from partopt.search.jobs import read_job
 from partopt.search.judging import _changes, judge_layout
 from partopt.trainers import export_plan
 from tests.helpers import rows
-from tests.trainers.models import plan_layout
+from tests.trainers.models import plan_layout, value_of
 
 
 @functools.cache
@@ -128,15 +125,6 @@ TRAINING="--micro-batch-size 1 --global-batch-size $((NODES * 64)) --bf16"
 torchrun --nproc-per-node 8 --nnodes $NODES pretrain_gpt.py \\
     "${MODEL_ARGS[@]}" ${PARALLEL[@]} $TRAINING --use-distributed-optimizer --save $1
 """
-
-
-def value_of(text):
-    """What a cell of a table says in Python, or the word that it is."""
-    if text.startswith("Latent("):
-        return eval(text, {"Latent": Latent})
-    with suppress(ValueError, SyntaxError):
-        return ast.literal_eval(text)
-    return text
 
 
 def read(trainer, text, **options):

@@ -17,7 +17,8 @@ from partopt.trainers import TRAINERS
 from partopt.trainers.parts import find_parts
 from partopt.trainers.read_back import find_losses
 from tests.examples import examples
-from tests.trainers.models import plan_layout
+from tests.helpers import rows
+from tests.trainers.models import plan_layout, value_of
 from tests.trainers.readers import assigned
 
 
@@ -30,114 +31,88 @@ def test_what_is_drawn_is_the_same_training_or_says_what_it_is_not(seed):
     assert outcome in ("same", "noted", "refused", "no plan"), what
 
 
-def exported(trainer, model="llama3-8b", layout="tp=2", form="bfloat16", to=None, **facts):
-    model = load_transformer(model) if isinstance(model, str) else model
-    facts = {name.replace("_", "-"): value for name, value in facts.items()}
-    return export_plan(plan_layout(trainer, model, layout, form, facts), to or trainer)
+def model_of(text):
+    """A model of `models/`, some of whose fields, or of its numerics, are others."""
+    name, *changes = text.split()
+    made = load_transformer(name)
+    for field, value in (change.split("=") for change in changes):
+        own = made if field in made.__struct_fields__ else made.numerics
+        changed = structs.replace(own, **{field: value_of(value)})
+        made = changed if own is made else structs.replace(made, numerics=changed)
+    return made
 
 
-REFUSED = [
-    ({"trainer": "megatron", "model": "bert-base"}, "`causal` of the model is False"),
-    ({"trainer": "megatron-bridge", "model": "bert-base"}, "`causal` of the model is False"),
-    (
-        {"trainer": "megatron", "form": "float16", "layout": "shard=none", "to": "torchtitan"},
-        "the format is float16, it would be bfloat16",
-    ),
-    (
-        {"trainer": "megatron", "form": "fp8", "to": "deepspeed"},
-        "the format is fp8, it would be bfloat16",
-    ),
-    (
-        {"trainer": "megatron", "layout": "tp=2,recompute=selective", "to": "deepspeed"},
-        "recomputation is selective, it would be always",
-    ),
-    (
-        {"trainer": "torchtitan", "layout": "tp=8,pp=2,shard=none"},
-        "what replicas share is none, it would be gradients",
-    ),
-]
+def exported(trainer, model="llama3-8b", layout="tp=2", form="bfloat16", to=None, facts=""):
+    given = {name: value_of(value) for name, value in (own.split("=") for own in facts.split())}
+    return export_plan(plan_layout(trainer, model_of(model), layout, form, given), to or trainer)
 
 
-@pytest.mark.parametrize(("asked", "why"), REFUSED)
-def test_another_training_is_refused(asked, why):
+# for whom it is planned, and written
+REFUSED = rows("""
+    megatron | megatron | bert-base | tp=2 | bfloat16 | `causal` of the model is False
+    megatron-bridge | megatron-bridge | bert-base | tp=2 | bfloat16 | `causal` of the model is False
+    megatron | torchtitan | llama3-8b | shard=none | float16 | float16, it would be bfloat16
+    megatron | deepspeed | llama3-8b | tp=2 | fp8 | the format is fp8, it would be bfloat16
+    megatron | deepspeed | llama3-8b | tp=2,recompute=selective | bfloat16 |
+        recomputation is selective, it would be always
+    torchtitan | torchtitan | llama3-8b | tp=8,pp=2,shard=none | bfloat16 |
+        what replicas share is none, it would be gradients
+""")
+OF_EXPERTS = rows("""
+    mixtral-8x7b | recompute=selective,modules=mla_up_proj | mla_up_proj without latent
+    llama4-scout | ep=8 | `chunked` of the model is True, it would be False
+    llama4-maverick | ep=8 | `chunked` of the model is True, it would be False
+""")
+for own in ("megatron", "megatron-bridge"):
+    REFUSED += [(own, own, model, layout, "bfloat16", why) for model, layout, why in OF_EXPERTS]
+
+
+@pytest.mark.parametrize(("trainer", "to", "model", "layout", "form", "why"), REFUSED)
+def test_another_training_is_refused(trainer, to, model, layout, form, why):
     with pytest.raises(PartoptError) as refused:
-        exported(**asked)
-    assert refused.value.code == "target-cannot-say"
-    assert f"{asked.get('to', asked['trainer'])} cannot say this plan of " in refused.value.message
-    assert why in refused.value.message
+        exported(trainer, model, layout, form, to)
+    assert {part.code for part in refused.value.parts} == {"target-cannot-say"}
+    messages = [part.message for part in refused.value.parts]
+    assert all(message.startswith(f"{to} cannot say this plan of ") for message in messages)
+    assert any(why in message for message in messages)
 
 
-def with_numerics(**fields):
-    model = load_transformer("llama3-8b")
-    return structs.replace(model, numerics=structs.replace(model.numerics, **fields))
+NOTED = rows("""
+    torchtitan | llama3-8b | bfloat16 | attention=torch |
+        the plan counts attention=torch, and the text of torchtitan does not say so
+    torchtitan | llama3-8b | bfloat16 | gradients=parameters |
+        the plan counts gradients=parameters, and the text of torchtitan does not say so
+    torchtitan | llama3-8b | bfloat16 | |
+        its models attend by FlexAttention; the plan counts cuDNN's kernel
+    torchtitan | mistral-7b | fp8 | |
+        make its model with CONVERTERS, without which it trains in bfloat16
+    megatron | llama3-8b activation=gelu | bfloat16 | |
+        yours to add: the model has activation gelu, which the text does not say
+    megatron | llama3-8b besides=residuals | bfloat16 | |
+        yours to add: the model has residuals, which the text does not say
+    megatron | llama3-8b numerics=None | bfloat16 | |
+        the plan does not say norms, biases and positions of the model: plan it again
+    megatron-bridge | llama3-8b | bfloat16 | messages=split |
+        the plan counts messages=split, and the text of megatron-bridge does not say so:
+        `partopt plan --for megatron-bridge`
+""")
 
 
-NOTED = [
-    (
-        {"trainer": "torchtitan", "attention": "torch"},
-        "the plan counts attention=torch, and the text of torchtitan does not say so",
-    ),
-    (
-        {"trainer": "torchtitan", "gradients": "parameters"},
-        "the plan counts gradients=parameters, and the text of torchtitan does not say so",
-    ),
-    (
-        {"trainer": "torchtitan"},
-        "its models attend by FlexAttention; the plan counts cuDNN's kernel",
-    ),
-    (
-        {"trainer": "torchtitan", "model": "mistral-7b", "form": "fp8"},
-        "make its model with CONVERTERS, without which it trains in bfloat16",
-    ),
-    (
-        {"trainer": "megatron", "model": with_numerics(activation="gelu")},
-        "yours to add: the model has activation gelu, which the text does not say",
-    ),
-    (
-        {"trainer": "megatron", "model": with_numerics(besides="parallel residuals")},
-        "yours to add: the model has parallel residuals, which the text does not say",
-    ),
-    (
-        {
-            "trainer": "megatron",
-            "model": structs.replace(load_transformer("llama3-8b"), numerics=None),
-        },
-        "the plan does not say norms, biases and positions of the model: plan it again",
-    ),
-    (
-        {"trainer": "megatron", "to": "megatron-bridge", "messages": "split"},
-        "the plan counts messages=split, and the text of megatron-bridge does not say so: "
-        "`partopt plan --for megatron-bridge`",
-    ),
-]
-
-
-@pytest.mark.parametrize(("asked", "note"), NOTED)
-def test_what_the_text_does_not_say_is_a_note(asked, note):
-    assert note in exported(**asked).notes
+@pytest.mark.parametrize(("to", "model", "form", "facts", "note"), NOTED)
+def test_what_the_text_does_not_say_is_a_note(to, model, form, facts, note):
+    trainer = "megatron" if "messages" in facts else to
+    assert note in exported(trainer, model, form=form, to=to, facts=facts).notes
 
 
 @pytest.mark.parametrize("trainer", ["megatron", "megatron-bridge", "torchtitan", "deepspeed"])
 def test_facts_that_nothing_depends_on_are_no_note(trainer):
     """Of one tensor parallel rank, and of a model without experts."""
-    facts = {"sequence-parallel": "no", "exchange": "deepep"}
-    own = facts if trainer.startswith("megatron") else {}
+    own = "sequence-parallel=no exchange=deepep" if trainer.startswith("megatron") else ""
     plain, text = (
-        exported(trainer, layout="tp=1,recompute=always", **given) for given in ({}, own)
+        exported(trainer, layout="tp=1,recompute=always", facts=given) for given in ("", own)
     )
     assert text.notes == plain.notes
     assert "tp_comm_overlap = True" not in text.main and "tp-comm-overlap" not in text.main
-
-
-def test_as_many_blocks_as_a_stage_has_are_all():
-    assert (
-        "--recompute-num-layers 1" in exported("megatron", layout="pp=8,chunks=4,recompute=1").main
-    )
-
-
-def test_a_stage_with_more_blocks_than_others_makes_as_many_again_as_is_said():
-    text = exported("megatron", layout="tp=2,pp=2,recompute=16").main
-    assert "Et*17|t*15L" in text and "--recompute-num-layers 16" in text
 
 
 def test_another_number_of_blocks_is_noticed():
@@ -149,10 +124,6 @@ def test_another_number_of_blocks_is_noticed():
         other = text.replace(f"{flag} 7", f"{flag} {blocks}")
         faults = find_losses(plan, TRAINERS["megatron"], parts, other).faults
         assert list(faults) == [f"recomputation is 7, it would be {said}"]
-
-
-def test_exchanges_are_hidden_where_there_are_any():
-    assert "--tp-comm-overlap" in flags(exported("megatron", tp_overlap="yes").main)
 
 
 def test_the_converters_of_a_model_that_is_none_of_its_own_are_read_again():
@@ -200,54 +171,38 @@ def flags(text):
     return {line.strip() for line in text.splitlines() if line.startswith("    --")}
 
 
-@pytest.mark.parametrize(
-    ("model", "has", "lacks"),
-    [
-        (
-            "llama3-8b",
-            {"--rotary-base 500000", "--use-rope-scaling", "--rope-scaling-factor 8.0"}
-            | {"--normalization RMSNorm", "--norm-epsilon 1e-05", "--disable-bias-linear"},
-            {"--qk-layernorm", "--add-qkv-bias"},
-        ),
-        (
-            "qwen3-8b",
-            {"--rotary-base 1000000", "--qk-layernorm", "--norm-epsilon 1e-06"},
-            {"--use-rope-scaling"},
-        ),
-        (
-            "gpt3-6.7b",
-            {"--normalization LayerNorm", "--norm-epsilon 1e-05"},
-            {"--rotary-base 10000", "--disable-bias-linear", "--squared-relu"},
-        ),
-    ],
-)
-def test_megatron_is_told_norms_biases_and_positions(model, has, lacks):
-    said = flags(exported("megatron", model).main)
-    assert has <= said
-    assert not lacks & said
+# model, layout and facts; arguments that are given, and those that are not
+TOLD = rows("""
+    llama3-8b | tp=2 | | --rotary-base 500000; --use-rope-scaling; --rope-scaling-factor 8.0;
+        --normalization RMSNorm; --norm-epsilon 1e-05; --disable-bias-linear |
+        --qk-layernorm; --add-qkv-bias
+    qwen3-8b | tp=2 | | --rotary-base 1000000; --qk-layernorm; --norm-epsilon 1e-06 |
+        --use-rope-scaling
+    gpt3-6.7b | tp=2 | | --normalization LayerNorm; --norm-epsilon 1e-05 |
+        --rotary-base; --disable-bias-linear; --squared-relu
+    llama3-8b activation=relu2 bias=queries rotary_share=0.5 rotary_scaling={} | tp=2 | |
+        --squared-relu; --add-qkv-bias; --disable-bias-linear; --rotary-percent 0.5 |
+        --use-rope-scaling; --rope-scaling-factor
+    mixtral-8x7b shared_ffn=2048 | tp=2,ep=8 | | --moe-shared-expert-intermediate-size 2048;
+        --ffn-hidden-size 14336; --expert-tensor-parallel-size 1 |
+    mixtral-8x7b shared_ffn=2048 | tp=1,ep=8 | | --swiglu | --expert-tensor-parallel-size
+    llama3-8b | tp=2 | tp-overlap=yes | --tp-comm-overlap |
+    llama3-8b | cp=2 | bucket=40MB | --ddp-bucket-size 10000000 |
+    llama3-8b | pp=8,chunks=4,recompute=1 | | --recompute-num-layers 1 |
+    llama3-8b | tp=2,pp=2,recompute=16 | | --recompute-num-layers 16;
+        --pipeline-model-parallel-layout 'Et*17|t*15L' |
+""")
 
 
-def test_megatron_is_told_other_activations_biases_and_shares():
-    model = with_numerics(activation="relu2", bias="queries", rotary_share=0.5, rotary_scaling={})
-    said = flags(exported("megatron", model).main)
-    assert {"--squared-relu", "--add-qkv-bias", "--disable-bias-linear"} <= said
-    assert "--rotary-percent 0.5" in said
-    assert not {line for line in said if "rope-scaling" in line}
+@pytest.mark.parametrize(("model", "layout", "facts", "has", "lacks"), TOLD)
+def test_megatron_is_told(model, layout, facts, has, lacks):
+    said = flags(exported("megatron", model, layout, facts=facts).main)
+    assert {*has.split("; ")} <= said
+    assert not [line for line in said if line.startswith(tuple(lacks.split("; ")) if lacks else ())]
 
 
-def test_megatron_is_told_a_shared_expert_and_that_experts_are_whole():
-    model = structs.replace(load_transformer("mixtral-8x7b"), name="shared", shared_ffn=2048)
-    said = flags(exported("megatron", model, "tp=2,ep=8").main)
-    assert {"--moe-shared-expert-intermediate-size 2048", "--ffn-hidden-size 14336"} <= said
-    assert "--expert-tensor-parallel-size 1" in said
-    alone = flags(exported("megatron", model, "tp=1,ep=8").main)
-    assert not {line for line in alone if "expert-tensor-parallel" in line}
-
-
-def test_megatron_is_told_a_bucket_in_parameters_and_how_kernels_are_started():
-    text = exported("megatron", layout="cp=2", bucket="40 MB").main
-    assert "--ddp-bucket-size 10000000" in flags(text)
-    assert "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1" in text
+def test_megatron_is_told_how_kernels_are_started():
+    assert "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1" in exported("megatron", layout="cp=2").main
     assert "CUDA_DEVICE" not in exported("megatron", layout="pp=2").main
 
 
@@ -323,28 +278,13 @@ def test_a_script_without_a_word_on_them_has_megatrons_own():
 
 def test_a_model_of_the_shape_alone_is_not_torchtitans_flavour():
     """Its flavours have positions and norms of their own."""
-    text = exported("torchtitan", with_numerics(rotary_base=1e4)).main
+    text = exported("torchtitan", "llama3-8b rotary_base=1e4").main
     assert "MODEL = {" in text
     assert "'rope_theta': 10000.0" in text
     assert "MODEL" not in exported("torchtitan").main
 
 
-@pytest.mark.parametrize("trainer", ["megatron", "megatron-bridge"])
-@pytest.mark.parametrize(
-    ("layout", "model", "said"),
-    [
-        ("recompute=selective,modules=mla_up_proj", "mixtral-8x7b", "mla_up_proj without latent"),
-        ("ep=8", "llama4-scout", "`chunked` of the model is True, it would be False"),
-        ("ep=8", "llama4-maverick", "`chunked` of the model is True, it would be False"),
-    ],
-)
-def test_what_a_text_does_not_say_of_experts_is_refused(trainer, layout, model, said):
-    with pytest.raises(PartoptError) as refused:
-        exported(trainer, load_transformer(model), layout)
-    assert any(said in fault.message for fault in refused.value.parts)
-
-
 @pytest.mark.parametrize("trainer", ["torchtitan", "deepspeed"])
 def test_a_trainer_that_cuts_no_expert_is_not_asked_to(trainer):
     with pytest.raises(PartoptError, match=r"etp=2`?: .* has no such part of a layout"):
-        exported(trainer, load_transformer("mixtral-8x7b"), "etp=2")
+        exported(trainer, "mixtral-8x7b", "etp=2")
