@@ -16,7 +16,6 @@ from partopt.errors import PartoptError
 from partopt.importers.hugging_face import (
     like_shipped,
     load_transformer,
-    named_transformer,
     read_transformer,
     write_config,
 )
@@ -312,10 +311,12 @@ def test_what_starts_fsdp_of_megatron_does_not_limit_connections():
     for layout, line in (
         ("shard=parameters,tp=2", "unset CUDA_DEVICE_MAX_CONNECTIONS"),
         ("tp=2", "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
+        ("cp=2", "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1"),
+        ("pp=2", ""),
     ):
         plan = plan_layout("megatron", model_of("llama3-8b"), layout, "bfloat16", {})
         written = export_plan(plan, "megatron")
-        assert line in written.main
+        assert line in written.main and ("CUDA_DEVICE" in written.main) == bool(line)
         assert any("may hide less" in note for note in written.notes) == ("unset" in line)
 
 
@@ -347,14 +348,6 @@ def test_a_scaling_of_positions_is_written_where_it_is_llamas(scaling, factor):
     assert (said and said[1]) == factor
     lacks = [note for note in written.notes if "the model has rotary_scaling" in note]
     assert bool(lacks) == (bool(scaling) and factor is None)
-
-
-def test_experts_with_biases_are_not_cut():
-    model = model_of("mixtral-8x7b")
-    model = structs.replace(model, numerics=structs.replace(model.numerics, bias="all"))
-    plan = plan_layout("megatron", model, "tp=2,ep=2,etp=2", "bfloat16", {})
-    with pytest.raises(PartoptError, match="does not cut experts that have biases"):
-        export_plan(plan, "megatron")
 
 
 def test_what_is_not_counted_is_said():
@@ -606,8 +599,6 @@ def test_a_script_of_megatron_deepspeed():
     asked, _ = read("deepspeed", DEEPSPEED)
     assert asked.model == model_of("llama3-8b") and asked.facts == {"attention": "flash"}
     assert (asked.layout.tp, asked.layout.pp, asked.layout.shard) == (4, 2, "optimizer")
-    with pytest.raises(PartoptError, match="ZeRO stage 3"):
-        read("deepspeed", DEEPSPEED.replace("ZERO=1", "ZERO=3"))
 
 
 def test_a_layout_alone_and_a_trainer_of_other_models_need_a_profile():
@@ -666,27 +657,6 @@ def test_what_a_trainer_does_not_have_is_not_in_its_best():
     best = judge_layout(asked).best
     assert (best.layout.cp, best.layout.ep, best.layout.chunks) == (1, 1, 1)
     assert export_plan(best, "deepspeed").main
-
-
-NAMES = rows("""
-    meta-llama/Meta-Llama-3-8B | llama3-8b
-    meta-llama/Llama-3.1-405B-Instruct | llama3-405b
-    llama31_70b_pretrain_config | llama3-70b
-    Qwen/Qwen3-30B-A3B | qwen3-30b-a3b
-    qwen3_0_6b | qwen3-0.6b
-    mistralai/Mixtral-8x7B-v0.1 | mixtral-8x7b
-    gpt3_1.3b | gpt3-1.3b
-    meta-llama/Llama-3.2-1B | None
-    Qwen3-80B | None
-""")
-
-
-@pytest.mark.parametrize(("text", "name"), NAMES)
-def test_models_by_the_names_that_people_give_them(text, name):
-    found = named_transformer(text)
-    assert str(found and found.name) == name
-    if found and name.startswith("llama3"):  # which Meta published twice
-        assert bool(found.numerics.rotary_scaling) == ("Llama-3-" not in text)
 
 
 @pytest.mark.parametrize(
@@ -850,7 +820,7 @@ def test_a_recipe_may_predict_no_further_tokens():
 
 
 def test_torchtitans_models_of_several_kinds_are_written_by_their_flavors():
-    """Without the further tokens, which none of its pipelines has; other blocks are refused."""
+    """Without the further tokens, which none of its pipelines has."""
     for name, flavor in (("deepseek-v3", "671B"), ("gpt-oss-20b", "20b")):
         model = structs.replace(load_transformer(name), further=0)
         plan = plan_layout("torchtitan", model, "pp=4,ep=4", "bfloat16", {})
@@ -859,13 +829,3 @@ def test_torchtitans_models_of_several_kinds_are_written_by_their_flavors():
         assert f'"layers.{model.blocks - 1}", "norm", "lm_head"]' in text
         again, _ = read("torchtitan", text)
         assert answer(judging.plan_layout(again)) == answer(plan)
-    for name, why in {
-        "deepseek-v3": "predicts further tokens, which its pipelines do not",
-        "glm-4.5-air": "predicts further tokens, which its pipelines do not",
-        "kimi-k2": "it has no model of such blocks",
-        "llama4-maverick": "it has no model of such blocks",
-        "moonlight-16b-a3b": "it has no model of such blocks",
-    }.items():
-        plan = plan_layout("torchtitan", load_transformer(name), "pp=4,ep=4", "bfloat16", {})
-        with pytest.raises(PartoptError, match=why):
-            export_plan(plan, "torchtitan")

@@ -57,11 +57,17 @@ REFUSED = rows("""
         recomputation is selective, it would be always
     torchtitan | torchtitan | llama3-8b | tp=8,pp=2,shard=none | bfloat16 |
         what replicas share is none, it would be gradients
+    torchtitan | torchtitan | deepseek-v3 | pp=4,ep=4 | bfloat16 | predicts further tokens, which
+    torchtitan | torchtitan | glm-4.5-air | pp=4,ep=4 | bfloat16 | predicts further tokens, which
+    torchtitan | torchtitan | kimi-k2 | pp=4,ep=4 | bfloat16 | it has no model of such blocks
+    torchtitan | torchtitan | llama4-maverick | pp=4,ep=4 | bfloat16 | has no model of such blocks
+    torchtitan | torchtitan | moonlight-16b-a3b | pp=4,ep=4 | bfloat16 | has no model of such blocks
 """)
 OF_EXPERTS = rows("""
     mixtral-8x7b | recompute=selective,modules=mla_up_proj | mla_up_proj without latent
     llama4-scout | ep=8 | `chunked` of the model is True, it would be False
     llama4-maverick | ep=8 | `chunked` of the model is True, it would be False
+    mixtral-8x7b bias=all | tp=2,ep=2,etp=2 | does not cut experts that have biases
 """)
 for own in ("megatron", "megatron-bridge"):
     REFUSED += [(own, own, model, layout, "bfloat16", why) for model, layout, why in OF_EXPERTS]
@@ -199,11 +205,6 @@ def test_megatron_is_told(model, layout, facts, has, lacks):
     said = flags(exported("megatron", model, layout, facts=facts).main)
     assert {*has.split("; ")} <= said
     assert not [line for line in said if line.startswith(tuple(lacks.split("; ")) if lacks else ())]
-
-
-def test_megatron_is_told_how_kernels_are_started():
-    assert "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1" in exported("megatron", layout="cp=2").main
-    assert "CUDA_DEVICE" not in exported("megatron", layout="pp=2").main
 
 
 def of_a_short_sequence(trainer, layout):
