@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from msgspec import structs
+
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Format, Latent, Transformer
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.search import judging
+from partopt.trainers import export_plan
+from partopt.trainers.trainer import Text
 from tests.helpers import uniform_profile
 
 BLOCKS = 12
@@ -44,6 +49,30 @@ def plan_layout(
         facts=facts,
     )
     return judging.plan_layout(asked)
+
+
+def model_of(text: str) -> Transformer:
+    """A model of `models/`, some of whose fields, or of its numerics, are others."""
+    name, *changes = text.split()
+    made = load_transformer(name)
+    for field, value in (change.split("=") for change in changes):
+        own = made if field in made.__struct_fields__ else made.numerics
+        changed = structs.replace(own, **{field: value_of(value)})
+        made = changed if own is made else structs.replace(made, numerics=changed)
+    return made
+
+
+def exported(
+    trainer: str,
+    model: str = "llama3-8b",
+    layout: str = "tp=2",
+    form: Format = "bfloat16",
+    to: str | None = None,
+    facts: str = "",
+) -> Text:
+    """What is written of the plan of a layout, for its trainer or for `to`."""
+    given = {name: value_of(value) for name, value in (own.split("=") for own in facts.split())}
+    return export_plan(plan_layout(trainer, model_of(model), layout, form, given), to or trainer)
 
 
 def names(blocks: int = BLOCKS, halves: bool = False) -> list[str]:

@@ -25,20 +25,12 @@ from partopt.search.jobs import read_job
 from partopt.search.judging import _changes, judge_layout
 from partopt.trainers import export_plan
 from tests.helpers import rows
-from tests.trainers.models import plan_layout, value_of
+from tests.trainers.models import exported, model_of, plan_layout, value_of
 
 
 @functools.cache
 def topology():
     return Topology.load("dgx-h100", 2)
-
-
-@functools.cache
-def model_of(name):
-    if name != "odd":
-        return told(load_transformer(name))
-    own = load_transformer("llama3-8b")
-    return structs.replace(own, name="model", blocks=12, ffn=11008, vocabulary=50_000)
 
 
 def told(model):
@@ -89,7 +81,7 @@ ROUND = rows("""
 def test_what_is_written_is_read_again_of_one(case):
     trainer, model, layout, form, said = case
     facts = {name: value_of(own) for name, own in (fact.split("=") for fact in said.split())}
-    plan = plan_layout(trainer, model_of(model), layout, form, facts)
+    plan = plan_layout(trainer, told(model_of(model)), layout, form, facts)
     text = export_plan(plan, trainer, stem="planned").main
     again, notes = read_job(trainer, text, topology())
     assert answer(judging.plan_layout(again)) == answer(plan) and not notes
@@ -97,8 +89,7 @@ def test_what_is_written_is_read_again_of_one(case):
 
 @pytest.mark.parametrize("trainer", ["megatron", "megatron-bridge"])
 def test_megatron_counts_a_window_without_the_token_itself(trainer):
-    model = structs.replace(model_of("llama3-8b"), window=1024)
-    text = export_plan(plan_layout(trainer, model, "pp=2", "bfloat16", {}), trainer).main
+    text = exported(trainer, "llama3-8b window=1024", "pp=2").main
     assert "1023, 0" in text or "1023,0" in text
     assert read_job(trainer, text, topology())[0].model.window == 1024
 
@@ -289,16 +280,12 @@ def test_shares_of_the_state_by_fsdp_are_those_of_the_distributed_optimizer():
 
 
 def test_fsdp_of_megatron_bridge_says_what_it_shares():
-    text = export_plan(
-        plan_layout("megatron-bridge", model_of("llama3-8b"), "shard=parameters", "bfloat16", {}),
-        "megatron-bridge",
-    ).main
+    text = exported("megatron-bridge", layout="shard=parameters").main
     said = "    config.ddp.data_parallel_sharding_strategy = 'optim_grads_params'\n"
     asked, _ = read("megatron-bridge", text)
     assert (asked.layout.shard, said in text) == ("parameters", True)
     assert read("megatron-bridge", text.replace(said, ""))[0].layout.shard == "none"
-    plain = plan_layout("megatron-bridge", model_of("llama3-8b"), "tp=1", "bfloat16", {})
-    assert "use_megatron_fsdp = False" in export_plan(plain, "megatron-bridge").main
+    assert "use_megatron_fsdp = False" in exported("megatron-bridge", layout="tp=1").main
 
 
 def test_pipelines_of_megatron_have_no_fsdp():
@@ -314,17 +301,13 @@ def test_what_starts_fsdp_of_megatron_does_not_limit_connections():
         ("cp=2", "\nexport CUDA_DEVICE_MAX_CONNECTIONS=1"),
         ("pp=2", ""),
     ):
-        plan = plan_layout("megatron", model_of("llama3-8b"), layout, "bfloat16", {})
-        written = export_plan(plan, "megatron")
+        written = exported("megatron", layout=layout)
         assert line in written.main and ("CUDA_DEVICE" in written.main) == bool(line)
         assert any("may hide less" in note for note in written.notes) == ("unset" in line)
 
 
 def test_shards_of_torchtitan_on_the_host_are_read_and_written():
-    plan = plan_layout(
-        "torchtitan", model_of("llama3-8b"), "shard=parameters", "bfloat16", {"cpu-offload": "yes"}
-    )
-    written = export_plan(plan, "torchtitan", stem="planned")
+    written = exported("torchtitan", layout="shard=parameters", facts="cpu-offload=yes")
     assert "config.training.enable_cpu_offload = True" in written.main
     assert any("OMP_NUM_THREADS" in note for note in written.notes)
     flags = "--module llama3 --config llama3_8b --training.enable_cpu_offload --training.seq_len"

@@ -5,7 +5,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 
 from benchmarks.exports import drawn, judge
 from partopt import Layout, PartoptError, export_plan
@@ -18,7 +17,7 @@ from partopt.trainers.parts import find_parts
 from partopt.trainers.read_back import find_losses
 from tests.examples import examples
 from tests.helpers import rows
-from tests.trainers.models import plan_layout, value_of
+from tests.trainers.models import exported, plan_layout
 from tests.trainers.readers import assigned
 
 
@@ -29,22 +28,6 @@ def test_what_is_drawn_is_the_same_training_or_says_what_it_is_not(seed):
     """`benchmarks/exports.py` draws many more."""
     outcome, what = judge(drawn(random.Random(seed)))
     assert outcome in ("same", "noted", "refused", "no plan"), what
-
-
-def model_of(text):
-    """A model of `models/`, some of whose fields, or of its numerics, are others."""
-    name, *changes = text.split()
-    made = load_transformer(name)
-    for field, value in (change.split("=") for change in changes):
-        own = made if field in made.__struct_fields__ else made.numerics
-        changed = structs.replace(own, **{field: value_of(value)})
-        made = changed if own is made else structs.replace(made, numerics=changed)
-    return made
-
-
-def exported(trainer, model="llama3-8b", layout="tp=2", form="bfloat16", to=None, facts=""):
-    given = {name: value_of(value) for name, value in (own.split("=") for own in facts.split())}
-    return export_plan(plan_layout(trainer, model_of(model), layout, form, given), to or trainer)
 
 
 # for whom it is planned, and written
