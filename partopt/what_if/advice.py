@@ -37,6 +37,8 @@ _DEEPER = (1, 2, 3)  # times the warm-up of 1F1B
 
 # the options of `simulate` that a change takes, and what else it takes, in words
 Change = tuple[Mapping[str, Any], str]
+# of one that helps: what else it takes, all options with it, and the execution under them
+Success = tuple[str, dict[str, Any], Execution]
 
 
 class Point(NamedTuple):
@@ -62,13 +64,8 @@ class Trials:
     given: Conditions
     run: Callable[[Conditions], Execution]
 
-    def successes(
-        self, point: Point, now: Execution
-    ) -> Iterator[tuple[str, dict[str, Any], Execution]]:
-        """The changes of `point` to the execution `now` that do what they are for.
-
-        Each is what it takes, all options with it, and the execution under them, which fits.
-        """
+    def successes(self, point: Point, now: Execution) -> Iterator[Success]:
+        """The changes of `point` to the execution `now` that do what they are for, and fit."""
         for change, takes in point.changes if len(now.order.kind) <= MOST_ACTIONS else ():
             options = self._with(change)
             try:
@@ -106,16 +103,7 @@ def findings(
     Changes are advised only with `trials`; `varied` is what becomes of the execution where devices
     vary.
     """
-    looks = (
-        _memory,
-        _steady_state,
-        _imbalance,
-        _few_microbatches,
-        _waits,
-        _schedule,
-        _idle,
-        _launches,
-    )
+    looks = (_memory, _pace, _balance, _batch, _waits, _schedule, _idle_ranks, _launches)
     points = [point for look in looks for point in look(execution)]
     points += slow_rank(varied, execution.steady is None) if varied else []
     points.sort(key=lambda point: ("fault", "loss", "risk").index(point.severity))
@@ -127,11 +115,8 @@ def _advise(point: Point, now: Execution, trials: Trials | None) -> Finding | No
     """The finding of a point, with the change that is advised, if one helps."""
     helping = trials.successes(point, now) if trials is not None else iter(())
     fastest = point.severity == "fault" or point.for_its_change
-    best = (
-        min(helping, key=lambda run: run[2].period_s, default=None)
-        if fastest
-        else next(helping, None)
-    )
+    found = sorted(helping, key=lambda run: run[2].period_s) if fastest else helping
+    best = next(iter(found), None)
     if best is None and point.for_its_change:
         return None
     takes, options, then = best or ("", {}, None)
@@ -189,7 +174,7 @@ def _other_schedules(plan: Plan) -> list[dict[str, str]]:
     ]
 
 
-def _steady_state(run: Execution) -> Iterator[Point]:
+def _pace(run: Execution) -> Iterator[Point]:
     passed = run.microbatches
     if run.steady is None or run.steady.settled:
         return
@@ -199,12 +184,12 @@ def _steady_state(run: Execution) -> Iterator[Point]:
     yield Point("unsettled", "risk", passed, "microbatches", text, changes)
 
 
-def _imbalance(run: Execution) -> Iterator[Point]:
+def _balance(run: Execution) -> Iterator[Point]:
     """How far the devices that hold the slowest stages are above the mean."""
     plan, devices = run.plan, run.plan.devices_by_stages()
     seconds = {held: sum(plan.stages[s].compute_s for s in held) / n for held, n in devices.items()}
     slowest = max(seconds, key=lambda held: seconds[held])
-    mean = sum(seconds[held] * n for held, n in devices.items()) / sum(devices.values())
+    mean = sum(stage.compute_s for stage in plan.stages) / sum(devices.values())
     if mean and seconds[slowest] > mean * (1 + NOTICED):
         ratio, takes = seconds[slowest] / mean, "takes" if len(slowest) == 1 else "together take"
         text = (
@@ -214,7 +199,7 @@ def _imbalance(run: Execution) -> Iterator[Point]:
         yield Point("imbalance", "loss", ratio, "of the mean", text)
 
 
-def _few_microbatches(run: Execution) -> Iterator[Point]:
+def _batch(run: Execution) -> Iterator[Point]:
     plan, planned = run.plan, SCHEDULES.get(run.plan.schedule)
     if plan.microbatches is None or planned is None or planned.one_at_a_time:
         return
@@ -363,7 +348,7 @@ def _schedule(run: Execution) -> Iterator[Point]:
     yield Point("schedule", "loss", run.bubble, "of the time", text, changes, True)
 
 
-def _idle(run: Execution) -> Iterator[Point]:
+def _idle_ranks(run: Execution) -> Iterator[Point]:
     topology, idle = run.plan.topology, len(run.plan.idle_ranks)
     if idle:
         ranks = topology.group_ranks
