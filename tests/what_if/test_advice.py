@@ -70,6 +70,15 @@ def test_what_is_found_on_one_side_of_its_boundary(code, there, not_there):
     assert code not in found(case(**{"topology": FAST, **not_there}))
 
 
+def test_launches_and_idle_ranks_say_their_numbers():
+    finding = found(case("zb-h1", topology=FAST, forward_s=1.99e-3))["launches"]
+    assert (finding.severity, finding.value, finding.unit) == ("risk", 1.99e-3, "s")
+    assert finding.text.startswith("the forward of stage 0, the slowest, takes 1.99 ms")
+    finding = found(case(topology=flat(6, 1e12)))["idle-ranks"]
+    assert (finding.severity, finding.value, finding.unit) == ("loss", 2, "ranks")
+    assert finding.text == "2 of 6 devices have no work"
+
+
 def test_imbalance_says_which_stage():
     finding = found(case(topology=FAST, slower={2: 2.0, 1: 1.2}))["imbalance"]
     assert finding.value == pytest.approx(2 / 1.3)
