@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+from partopt.cost.devices import check_device
 from partopt.cost.memory import reserve_of
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.problem import STATED, Known, Problem, problem_of
 from partopt.documents import Note, refuse
-from partopt.documents.device import check_device
 from partopt.documents.engine import PARTOPT
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsen
 from partopt.cost.collectives import AllReduce, allreduce_over
+from partopt.cost.devices import check_device
 from partopt.cost.figures import flops_of
 from partopt.cost.memory import Kept, kept_of
 from partopt.cost.ranges import Group
@@ -24,7 +25,6 @@ from partopt.cost.sharding import (
     steps_in_backwards,
 )
 from partopt.documents import Note
-from partopt.documents.device import check_device
 from partopt.documents.engine import PARTOPT, Engine
 from partopt.documents.plan import (
     Certificate,
