@@ -58,168 +58,73 @@ def running_twice() -> Profile:
 
 
 # how the plan is made, the reason or how it begins, and the trainers that state it
-CASES = {
-    "unequal replicas": (
-        lambda: planned([8], replicas=[2, 1]),
-        "stages have unequal replicas, 2-1",
-        {*writers()},
-    ),
-    "replicas": (
-        lambda: planned(**PAIRS),
-        "stages have 2 replicas (`replication=none`)",
-        {"torchgpipe", "accelerate", *SERVERS},
-    ),
-    "unlike pipelines": (
-        lambda: planned(**PAIRS | {"microbatches": 15}),
-        "15 microbatches are not a multiple of 2 replicas",
-        TRAINING - {"torchgpipe"},
-    ),
-    "asynchronous": (
-        lambda: planned(schedule="pipedream"),
-        "the schedule is pipedream, which never flushes; it runs ",
-        TRAINING,
-    ),
-    "zero bubble": (
-        lambda: planned(schedule="zb-h1"),
-        "the schedule is zb-h1; it runs ",
-        TRAINING - TORCH,
-    ),
-    "mirrored, its schedule": (
-        lambda: planned([9], cluster=flat(2), replicas=[1, 1], schedule="dualpipe"),
-        "the schedule is dualpipe; it runs ",
-        TRAINING,
-    ),
-    "mirrored": (
-        lambda: planned([9], cluster=flat(2), replicas=[1, 1], schedule="dualpipe"),
-        "each device holds stages of two copies of the model",
-        TRAINING - {"torchgpipe"},
-    ),
-    "some recompute": (
-        lambda: recomputing(planned(), 1),
-        "some stages recompute activations and some do not (`recompute=always` or `never`)",
-        {"torchtitan", *MEGATRON, "deepspeed", "torchgpipe"},
-    ),
-    "early recomputation": (
-        lambda: planned(schedule="gpipe", recompute="always"),
-        "gpipe recomputes while it waits, and torch has no action for that",
-        TORCH,
-    ),
-    "shared parameters": (
-        lambda: planned(**PAIRS, shard="parameters"),
-        "replicas hold shares of their parameters (`shard`)",
-        TRAINING - {"torchtitan"},
-    ),
-    "shared optimizer": (
-        lambda: planned(**PAIRS, shard="optimizer"),
-        "replicas hold shares of their optimizer (`shard`)",
-        {*TORCH, "torchgpipe"},
-    ),
-    "ties": (
-        lambda: planned(profile=sharing()),
-        "stages part layers that share wte.weight (`tied=together`)",
-        {"torchtitan", "torchgpipe"},
-    ),
-    "inside the embedding": (
-        lambda: planned([1, 9, 12]),
-        "stage 1 begins with wpe, inside embedding",
-        WHOLE_BLOCKS,
-    ),
-    "inside a block": (
-        lambda: planned([3], profile=of_layers("e", "h.0", "h.1.attn", "h.1.mlp", "h.2", "o")),
-        "stage 1 begins with h.1.mlp, inside block 1",
-        WHOLE_BLOCKS,
-    ),
-    "behind the embedding": (
-        lambda: planned([2, 6, 9]),
-        "stage 1 begins with h.0, between embedding and block 0",
-        {"colossalai", *SERVERS},
-    ),
-    "before the norm": (
-        lambda: planned([6, 9, 14]),
-        "stage 3 begins with ln_f, between block 11 and norm",
-        {"colossalai", *SERVERS},
-    ),
-    "behind the norm": (
-        lambda: planned([6, 9, 15]),
-        "stage 3 begins with lm_head, between norm and head",
-        WHOLE_BLOCKS - {"torchtitan"},
-    ),
-    "no embedding": (
-        lambda: planned([4], profile=of_layers(*names()[2:])),
-        "the model has no embedding (`map`)",
-        WHOLE_BLOCKS,
-    ),
-    "no head": (
-        lambda: planned([4], profile=of_layers(*names()[:-1])),
-        "the model has no head (`map`)",
-        WHOLE_BLOCKS,
-    ),
-    "idle ranks": (
-        lambda: on_ranks(planned(cluster=flat(6)), [[0], [1], [3], [4]]),
-        "rank 2 is idle, and others behind it are not",
-        {*writers()} - {"torch", "torch-csv", *SERVERS},
-    ),
-    "ranks in another order": (
-        lambda: on_ranks(planned(), [[3], [2], [1], [0]]),
-        "its ranks are not numbered so that those of a stage",
-        {*writers()} - {"torch", "torch-csv", *SERVERS},
-    ),
-    "pipelines side by side": (
-        lambda: on_ranks(planned(**PAIRS), [[s, s + 4] for s in range(4)]),
-        "its ranks are not numbered so that those of a stage follow each other",
-        {"torchtitan"},
-    ),
-    "microbatches of loops": (
-        lambda: planned(**LOOPS, microbatches=6),
-        "6 microbatches of a pipeline are not a multiple of its 4 devices",
-        MEGATRON,
-    ),
-    "microbatches of two pipelines of loops": (
-        lambda: planned(**LOOPS | {"cluster": flat(8), "replicas": [2] * 8, "microbatches": 12}),
-        "6 microbatches of a pipeline are not a multiple of its 4 devices",
-        MEGATRON,
-    ),
-    "loops on one device": (
-        lambda: planned([8], cluster=flat(1), schedule="interleaved"),
-        "its stages are all on one device",
-        MEGATRON,
-    ),
-    "few microbatches": (
-        lambda: planned(microbatches=3),
-        "3 microbatches of a pipeline are fewer than its 4 stages",
-        {"colossalai"},
-    ),
-    "few microbatches of two pipelines": (
-        lambda: planned(**PAIRS | {"microbatches": 6}),
-        "3 microbatches of a pipeline are fewer than its 4 stages",
-        {"colossalai"},
-    ),
-    "one stage": (
-        lambda: planned([], replicas=[2]),
-        "it has one stage, and a pipeline has 2 or more",
-        {"torchtitan", "colossalai"},
-    ),
-    "loops on servers": (
-        lambda: planned(**LOOPS),
-        "devices hold several stages",
-        {"accelerate", *SERVERS},
-    ),
-    "a module that runs twice": (
-        lambda: planned([4], profile=running_twice()),
-        "drop runs several times, and a split names a module",
-        {"accelerate"},
-    ),
-    "groups of ranks": (
-        lambda: planned(profile=replace(transformer(), group=Group(ranks=2)), cluster=flat(8)),
-        "each device is a group of 2 ranks",
-        {"torch", "torchgpipe", "accelerate"},
-    ),
-}
+CASES = [
+    (lambda: planned([8], replicas=[2, 1]), "stages have unequal replicas, 2-1", {*writers()}),
+    (lambda: planned(**PAIRS),
+     "stages have 2 replicas (`replication=none`)", {"torchgpipe", "accelerate", *SERVERS}),
+    (lambda: planned(**PAIRS | {"microbatches": 15}),
+     "15 microbatches are not a multiple of 2 replicas", TRAINING - {"torchgpipe"}),
+    (lambda: planned(schedule="pipedream"),
+     "the schedule is pipedream, which never flushes; it runs ", TRAINING),
+    (lambda: planned(schedule="zb-h1"), "the schedule is zb-h1; it runs ", TRAINING - TORCH),
+    (lambda: planned([9], cluster=flat(2), replicas=[1, 1], schedule="dualpipe"),
+     "the schedule is dualpipe; it runs ", TRAINING),
+    (lambda: planned([9], cluster=flat(2), replicas=[1, 1], schedule="dualpipe"),
+     "each device holds stages of two copies of the model", TRAINING - {"torchgpipe"}),
+    (lambda: recomputing(planned(), 1),
+     "some stages recompute activations and some do not (`recompute=always` or `never`)",
+     {"torchtitan", *MEGATRON, "deepspeed", "torchgpipe"}),
+    (lambda: planned(schedule="gpipe", recompute="always"),
+     "gpipe recomputes while it waits, and torch has no action for that", TORCH),
+    (lambda: planned(**PAIRS, shard="parameters"),
+     "replicas hold shares of their parameters (`shard`)", TRAINING - {"torchtitan"}),
+    (lambda: planned(**PAIRS, shard="optimizer"),
+     "replicas hold shares of their optimizer (`shard`)", {*TORCH, "torchgpipe"}),
+    (lambda: planned(profile=sharing()),
+     "stages part layers that share wte.weight (`tied=together`)", {"torchtitan", "torchgpipe"}),
+    (lambda: planned([1, 9, 12]), "stage 1 begins with wpe, inside embedding", WHOLE_BLOCKS),
+    (lambda: planned([3], profile=of_layers("e", "h.0", "h.1.attn", "h.1.mlp", "h.2", "o")),
+     "stage 1 begins with h.1.mlp, inside block 1", WHOLE_BLOCKS),
+    (lambda: planned([2, 6, 9]),
+     "stage 1 begins with h.0, between embedding and block 0", {"colossalai", *SERVERS}),
+    (lambda: planned([6, 9, 14]),
+     "stage 3 begins with ln_f, between block 11 and norm", {"colossalai", *SERVERS}),
+    (lambda: planned([6, 9, 15]),
+     "stage 3 begins with lm_head, between norm and head", WHOLE_BLOCKS - {"torchtitan"}),
+    (lambda: planned([4], profile=of_layers(*names()[2:])),
+     "the model has no embedding (`map`)", WHOLE_BLOCKS),
+    (lambda: planned([4], profile=of_layers(*names()[:-1])),
+     "the model has no head (`map`)", WHOLE_BLOCKS),
+    (lambda: on_ranks(planned(cluster=flat(6)), [[0], [1], [3], [4]]),
+     "rank 2 is idle, and others behind it are not",
+     {*writers()} - {"torch", "torch-csv", *SERVERS}),
+    (lambda: on_ranks(planned(), [[3], [2], [1], [0]]),
+     "its ranks are not numbered so that those of a stage",
+     {*writers()} - {"torch", "torch-csv", *SERVERS}),
+    (lambda: on_ranks(planned(**PAIRS), [[s, s + 4] for s in range(4)]),
+     "its ranks are not numbered so that those of a stage follow each other", {"torchtitan"}),
+    (lambda: planned(**LOOPS, microbatches=6),
+     "6 microbatches of a pipeline are not a multiple of its 4 devices", MEGATRON),
+    (lambda: planned(**LOOPS | {"cluster": flat(8), "replicas": [2] * 8, "microbatches": 12}),
+     "6 microbatches of a pipeline are not a multiple of its 4 devices", MEGATRON),
+    (lambda: planned([8], cluster=flat(1), schedule="interleaved"),
+     "its stages are all on one device", MEGATRON),
+    (lambda: planned(microbatches=3),
+     "3 microbatches of a pipeline are fewer than its 4 stages", {"colossalai"}),
+    (lambda: planned(**PAIRS | {"microbatches": 6}),
+     "3 microbatches of a pipeline are fewer than its 4 stages", {"colossalai"}),
+    (lambda: planned([], replicas=[2]),
+     "it has one stage, and a pipeline has 2 or more", {"torchtitan", "colossalai"}),
+    (lambda: planned(**LOOPS), "devices hold several stages", {"accelerate", *SERVERS}),
+    (lambda: planned([4], profile=running_twice()),
+     "drop runs several times, and a split names a module", {"accelerate"}),
+    (lambda: planned(profile=replace(transformer(), group=Group(ranks=2)), cluster=flat(8)),
+     "each device is a group of 2 ranks", {"torch", "torchgpipe", "accelerate"}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_trainers_that_cannot_say_it_give_the_reason(case):
-    make, reason, stating = CASES[case]
+@pytest.mark.parametrize(("make", "reason", "stating"), CASES)
+def test_trainers_that_cannot_say_it_give_the_reason(make, reason, stating):
     plan = make()
     found = {to: reasons(plan, to) for to in writers()}
     assert {to for to, each in found.items() if any(r.startswith(reason) for r in each)} == stating
