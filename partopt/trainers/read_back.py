@@ -21,11 +21,7 @@ from partopt.trainers.trainer import Asked, Stated, Trainer, batch_of
 from partopt.transformer.offloading import copied_modules
 
 _DEGREES = ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch")
-_OF_LAYOUTS = (
-    "optimizer_bytes",
-    "gathered_bytes",
-    "on_host",
-)  # of an engine, which the layout says
+_OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes", "on_host")  # of engines, but layouts say them
 # facts that change nothing without tensor parallel ranks, or without experts
 _OF_GROUPS = ("sequence_parallel", "tp_overlap", "regathers")
 _OF_EXPERTS = ("dispatch", "dispatch_bytes", "dispatch_overlap", "fused_experts", "routing")

@@ -28,16 +28,12 @@ _MOST = 1_000_000  # microbatches times stages of an order
 _FORWARD = re.compile(r"\(?([0-9]{1,7})F[0-9]")
 _ACTION = re.compile(r"([0-9]{1,7})[FBIW]([0-9]{1,7})")
 # a stage is on one rank of a pipeline; 1F1B comes first
-SYNCHRONOUS: dict[str, str | None] = dict.fromkeys(
-    [
-        "1f1b",
-        *(
-            name
-            for name, entry in SCHEDULES.items()
-            if not entry.asynchronous and entry.shape != places.MIRRORED
-        ),
-    ]
-)
+_ABLE = [
+    name
+    for name, entry in SCHEDULES.items()
+    if not entry.asynchronous and entry.shape != places.MIRRORED
+]
+SYNCHRONOUS: dict[str, str | None] = dict.fromkeys(["1f1b", *_ABLE])
 
 # S, P, M   stages, devices and microbatches of the one pipeline that a file is of
 

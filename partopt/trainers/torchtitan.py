@@ -113,13 +113,8 @@ _CONVERTERS: dict[Format, str] = {
 }
 _TOKENS = ("num_tokens_per_microbatch_per_dp_rank", "num_tokens_per_train_step")
 _KERNELS = {"cudnn": "cuDNN's kernel", "torch": "torch's flash attention"}
-_NAMING = (
-    "import.base",
-    "hf_assets_path",
-    "config",
-    "tokenizer_path",
-    "job.description",
-)  # say which model it is
+# what says which model it is
+_NAMING = ("import.base", "hf_assets_path", "config", "tokenizer_path", "job.description")
 # fields of the parts of a layout
 _DEGREES = {
     part: f"{name}_parallel_degree"

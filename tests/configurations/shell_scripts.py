@@ -6,21 +6,8 @@ from random import Random
 
 NAMES = ["A", "B", "C", "D"]
 ARRAYS = ["X", "Y"]
-TEXTS = [
-    "",
-    "1",
-    "2",
-    "8",
-    "07B",
-    "a b",
-    "--x 3",
-    "it's",
-    'say "hi"',
-    "a/b/c.d.sh",
-    " edge ",
-    "$A",
-    "Full",
-]
+TEXTS = ["", "1", "2", "8", "07B", "a b", "--x 3", "it's", 'say "hi"', "a/b/c.d.sh", " edge ", "$A"]
+TEXTS += ["Full"]
 SIGNS = [*"+-*/%<>&|^", "**", "<=", ">=", "==", "!=", "&&", "||", "<<", ">>"]
 LITERAL = ["1", "2", "7", "0x10", "010", "12", "3"]
 

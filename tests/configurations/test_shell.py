@@ -168,14 +168,7 @@ def test_nothing_is_executed(tmp_path):
 
 def test_words_of_flags():
     words = [
-        "torchrun",
-        "--nnodes",
-        "4",
-        "pretrain.py",
-        "--a",
-        "1",
-        "2",
-        "--b=3",
+        *["torchrun", "--nnodes", "4", "pretrain.py", "--a", "1", "2", "--b=3"],
         "--c 4 --d",
         "-e",
     ]
