@@ -54,9 +54,10 @@ class Settings:
     """Values by path, of which the last counts; a path is found by how it ends.
 
     A value that depends on something the text does not have is marked with the name of that. What
-    is asked for and missing is noted in `faults`, names that are asked for in `asked`. `unread` are
-    the files and functions that may set more than is read, and `variables` those of a script, which
-    are no flags. `synonyms` are other names of a setting, for `find` and what asks it.
+    is asked for and missing is noted in `faults`, what is taken otherwise than it says in `notes`,
+    names that are asked for in `asked`. `unread` are the files and functions that may set more than
+    is read, and `variables` those of a script, which are no flags. `synonyms` are other names of a
+    setting, for `find` and what asks it.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Settings:
         text: str = "",
     ) -> None:
         self.values, self.form, self.text = dict(values), form, text
-        self.faults, self.asked = list[PartoptError](), set[str]()
+        self.faults, self.notes, self.asked = list[PartoptError](), list[str](), set[str]()
         self.unread, self.variables = list(dict.fromkeys(unread)), frozenset(variables)
         self.synonyms: Mapping[str, Sequence[str]] = {}
         self._found: dict[str, object] = {}
@@ -168,6 +169,10 @@ class Settings:
             what += f"; {', '.join(self.unread[:2])} may, which is not read"
         hint = f"give it: `arguments={name}=N`"
         self.refuse(what, hint, "missing-setting", path=name)
+
+    def note(self, name: str, what: str) -> None:
+        """Note how the value of a name is taken."""
+        self.notes.append(f"{self.show(name)}: {what}")
 
     def show(self, name: str) -> str:
         """A name as the text writes it."""

@@ -325,7 +325,7 @@ def _cuts(segments: Sequence[str], parts: Sequence[Part]) -> list[int]:
 def _beside_profile(settings: Settings) -> Layout:
     """What a text says of a layout whose model is a profile, which has other ways by default."""
     settings.synonyms = SYNONYMS
-    said, again = read_layout(settings), read_recomputation(settings, 1, _MOST, [])
+    said, again = read_layout(settings), read_recomputation(settings, 1, _MOST)
     shard = said.shard if said.shard == "optimizer" else None
     return replace(said, shard=shard, recompute=None if again in ("never", "selective") else again)
 

@@ -73,15 +73,16 @@ def read_training(
     """
     fields = trainer == "megatron-bridge"  # whose defaults are others than those of arguments
     settings.synonyms = SYNONYMS
-    notes, said = list(note_arguments(settings)), read_layout(settings, trainer)
+    settings.notes += note_arguments(settings)
+    said = read_layout(settings, trainer)
     t, c, p = said.tp or 1, said.cp or 1, said.pp or 1
     microbatch = said.microbatch or settings.count("micro_batch_size") or 1
     steps = settings.count("gradient_accumulation_steps", default=1) or 1  # DeepSpeed's
     samples = microbatch * max(1, devices // (t * c * p)) * steps
     batch = settings.count("global_batch_size", default=None if fields else samples)
     sequence = settings.count("seq_length")
-    model = _model(settings, trainer, t, notes)
-    split = _split_of_experts(settings, trainer, model, t, notes)
+    model = _model(settings, trainer, t)
+    split = _split_of_experts(settings, trainer, model, t)
     noop = _noop_blocks(settings)
     chunks = _chunks(settings, model.blocks + len(noop), p)
     blocks = _stages(settings, model.blocks + len(noop), p, chunks, noop)
@@ -89,7 +90,7 @@ def read_training(
         _check_letters(settings, "".join(stated), model)
         chunks, blocks = max(1, len(stated) // p), [stage.count("t") for stage in stated]
     most = max(blocks) if blocks else -(-model.blocks // (p * chunks))
-    recompute = read_recomputation(settings, chunks, most, notes)
+    recompute = read_recomputation(settings, chunks, most)
     layout = structs.replace(
         said,
         tp=t,
@@ -100,19 +101,20 @@ def read_training(
         chunks=chunks,
         microbatch=microbatch,
         recompute=recompute,
-        modules=_modules(settings, notes) if recompute == "selective" else None,
+        modules=_modules(settings) if recompute == "selective" else None,
     )
     found = Stated(
         model=model,
         sequence=sequence or 1,
         batch=batch or 1,
-        format=_format(settings, notes),
+        format=_format(settings),
         layout=layout,
-        facts=_facts(settings, layout, trainer, model, notes),
+        facts=_facts(settings, layout, trainer, model),
         blocks=blocks,
         further_stage=next((s for s, stage in enumerate(stated or ()) if "m" in stage), None),
-        notes=[*notes, *note_unread(settings)],
+        notes=settings.notes,
     )
+    settings.notes += note_unread(settings)
     settings.check()
     return found
 
@@ -129,21 +131,18 @@ def read_layout(settings: Settings, trainer: str = "megatron") -> Layout:
     )
 
 
-def _split_of_experts(
-    settings: Settings, trainer: str, model: Transformer, t: int, notes: list[str]
-) -> int | None:
+def _split_of_experts(settings: Settings, trainer: str, model: Transformer, t: int) -> int | None:
     """The ranks that share an expert; None where there are no experts, or they are whole."""
     fields, name = trainer == "megatron-bridge", "expert_tensor_parallel_size"
     usual = 1 if trainer == "deepspeed" else t
     unsaid = fields and model.experts and not settings.states(name)
     if unsaid and settings.unread:  # as Bridge's recipes have
-        notes.append(f"{name}: 1, as in recipes of Bridge")
+        settings.notes.append(f"{name}: 1, as in recipes of Bridge")
         usual = 1
     split = settings.count(name, default=usual) or 1
     dispatcher = settings.find("moe_token_dispatcher_type") or ("" if fields else "allgather")
     if model.experts and dispatcher == "allgather":
-        flag = settings.show("moe_token_dispatcher_type")
-        notes.append(f"{flag}: allgather is counted as alltoall")
+        settings.note("moe_token_dispatcher_type", "allgather is counted as alltoall")
     return split if model.experts and split > 1 else None
 
 
@@ -160,10 +159,10 @@ def _check_letters(settings: Settings, letters: str, model: Transformer) -> None
     settings.refuse(message, hint, "unsupported-layout")
 
 
-def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Transformer:
+def _model(settings: Settings, trainer: str, ranks: int) -> Transformer:
     """The shape: of a model that is named, with what is said otherwise, or as it is said."""
     before = len(settings.faults)
-    base, fields = _find_named(settings, notes), trainer == "megatron-bridge"
+    base, fields = _find_named(settings), trainer == "megatron-bridge"
 
     def usual(field: str, otherwise: Any = None) -> Any:
         return getattr(base, field) if base else otherwise
@@ -174,7 +173,7 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
     groups = settings.count("num_query_groups", default=usual("kv_heads", heads)) or heads
     if not _has_groups(settings, fields or base is not None) and groups != heads:
         flag, needed = map(settings.show, ("num_query_groups", "group_query_attention"))
-        notes.append(f"{flag} has no effect without {needed}")
+        settings.notes.append(f"{flag} has no effect without {needed}")
         groups = heads
     width = settings.count("ffn_hidden_size", default=usual("ffn", dense)) or 0
     experts = settings.count("num_experts", default=usual("experts", 0)) or 0
@@ -217,7 +216,7 @@ def _model(settings: Settings, trainer: str, ranks: int, notes: list[str]) -> Tr
         shape |= _experts(settings, trainer, experts, shape, base)
     if len(settings.faults) > before:  # without which there is no shape
         settings.check()
-    return name_shape(settings, shape, ranks, notes)
+    return name_shape(settings, shape, ranks)
 
 
 def _feed_forward(settings: Settings, hidden: int, usual: bool, fields: bool) -> tuple[bool, int]:
@@ -276,7 +275,7 @@ def _has_groups(settings: Settings, usual: bool) -> bool:
     return usual or flagged or of_checkpoint
 
 
-def _find_named(settings: Settings, notes: list[str]) -> Transformer | None:
+def _find_named(settings: Settings) -> Transformer | None:
     """The model that a text without a shape names: itself, or in what it calls."""
     if settings.form == "script" and settings.value("num_layers") is not None:
         return None
@@ -287,7 +286,7 @@ def _find_named(settings: Settings, notes: list[str]) -> Transformer | None:
         names += [name for value in values for name in unknown_names(value)] + settings.unread
     for said in names:
         if found := named_transformer(said):
-            notes.append(f"the shape of {found.name}, which {said} names")
+            settings.notes.append(f"the shape of {found.name}, which {said} names")
             return found
     return None
 
@@ -468,7 +467,7 @@ def _stages(
 
 
 def read_recomputation(
-    settings: Settings, chunks: int, most: int, notes: list[str]
+    settings: Settings, chunks: int, most: int
 ) -> Recompute | Literal["selective"] | int:
     """What is made again, in stages of `most` blocks."""
     how, method = settings.find("recompute_granularity"), settings.find("recompute_method")
@@ -487,28 +486,27 @@ def read_recomputation(
             number = max(1, number // chunks)
         return number if number < most else "always"
     if number > 1:
-        what = "blocks are counted as recomputed one by one"
-        notes.append(f"{settings.show('recompute_num_layers')}: {what}")
+        settings.note("recompute_num_layers", "blocks are counted as recomputed one by one")
     return "always"
 
 
-def _modules(settings: Settings, notes: list[str]) -> str | None:
+def _modules(settings: Settings) -> str | None:
     """What of a block is made again by name; None for attention's scores, Megatron's default."""
     names = settings.words("recompute_modules")
     if unknown := [name for name in names if name not in MODULES]:
-        flag = settings.show("recompute_modules")
-        notes.append(f"{flag}: {', '.join(unknown)} is not counted as made again")
+        what = f"{', '.join(unknown)} is not counted as made again"
+        settings.note("recompute_modules", what)
     return "+".join(name for name in names if name in MODULES) or None
 
 
-def _offload(settings: Settings, notes: list[str]) -> str:
+def _offload(settings: Settings) -> str:
     """The modules that save in the host's memory, joined by +."""
     if not settings.has("fine_grained_activation_offloading"):
         return ""
     names = {*settings.words("offload_modules")}
     if unknown := names - {*OFFLOADED, FUSED_EXPERTS}:
-        flag = settings.show("offload_modules")
-        notes.append(f"{flag}: {', '.join(sorted(unknown))} is not counted as offloaded")
+        what = f"{', '.join(sorted(unknown))} is not counted as offloaded"
+        settings.note("offload_modules", what)
     names |= TOGETHER if FUSED_EXPERTS in names else set()
     return "+".join(name for name in OFFLOADED if name in names)
 
@@ -550,7 +548,7 @@ def _note_fsdp(settings: Settings) -> Iterator[str]:
         yield "gradients are counted as copied, as without gradient accumulation fusion"
 
 
-def _format(settings: Settings, notes: list[str]) -> Format:
+def _format(settings: Settings) -> Format:
     names = ["mixed_precision", "plugins", "precision"]
     if settings.find("fp8") is not False:  # NeMo's, beside which the others say nothing
         names += ["fp4_format", "fp8_recipe", "fp8_format", "fp8_hybrid", "fp8_e4m3"]
@@ -571,11 +569,11 @@ def _format(settings: Settings, notes: list[str]) -> Format:
     stated = settings.has("bf16", "bf16.enabled") or words
     if {*words} & {*_UNPLANNED} or (not stated and settings.form == "script"):
         said = f"{settings.show('precision')} {words[0]}" if words else "neither --bf16 nor --fp16"
-        notes.append(f"{said}: float32 is not planned, bfloat16 is counted")
+        settings.notes.append(f"{said}: float32 is not planned, bfloat16 is counted")
     return "bfloat16"
 
 
-def _graphs(settings: Settings, experts: bool, notes: list[str]) -> str:
+def _graphs(settings: Settings, experts: bool) -> str:
     """What graphs of CUDA hold of a block."""
     impl, name = settings.find("cuda_graph_impl"), "cuda_graph_scope"
     scope = {*settings.words(name)}
@@ -588,7 +586,7 @@ def _graphs(settings: Settings, experts: bool, notes: list[str]) -> str:
         return "full"
     router = scope & {"moe", "moe_router"}
     if experts and "attn" in scope and not router:
-        notes.append(f"{settings.show(name)}: graphs of attention are counted with the router's")
+        settings.note(name, "graphs of attention are counted with the router's")
     return "attention" if "attn" in scope else "router" if router else "none"
 
 
@@ -602,7 +600,7 @@ def _state_bytes(settings: Settings) -> float:
     return sum(int(width[0]) / 8 if width else 4.0 for width in narrow)
 
 
-def _offloaded(settings: Settings, fields: bool, notes: list[str]) -> float:
+def _offloaded(settings: Settings, fields: bool) -> float:
     """The share of an optimizer's state that is in the host's memory."""
     if not settings.has(OFFLOAD[0]):
         return 0.0
@@ -610,7 +608,9 @@ def _offloaded(settings: Settings, fields: bool, notes: list[str]) -> float:
     share = said if isinstance(said, int | float) else float(not fields)
     if not settings.has("use_precision_aware_optimizer"):
         flag = settings.show("use_precision_aware_optimizer")
-        notes.append(f"without {flag} a copy stays on the device: it is counted as on the host")
+        settings.notes.append(
+            f"without {flag} a copy stays on the device: it is counted as on the host"
+        )
     return round(min(1.0, max(0.0, share)), 2)
 
 
@@ -644,28 +644,25 @@ def _exchange(settings: Settings) -> str:
     return "hybridep" if backend == "hybridep" else "deepep"
 
 
-def _note_capacity(settings: Settings) -> Iterator[str]:
-    if settings.find("moe_expert_capacity_factor") not in (None, 1):
-        flag = settings.show("moe_expert_capacity_factor")
-        yield f"{flag}: tokens are counted to be spread evenly over experts"
-
-
 def _facts(
-    settings: Settings, layout: Layout, trainer: str, model: Transformer, notes: list[str]
+    settings: Settings, layout: Layout, trainer: str, model: Transformer
 ) -> dict[str, object]:
     """Facts of the trainer that are not its defaults."""
     if trainer == "deepspeed":
         return _facts_of_deepspeed(settings)
     on, fields, flat = settings.has, trainer == "megatron-bridge", layout.shares_gradients
     t, p = layout.tp or 1, layout.pp or 1
-    notes += _note_fsdp(settings) if flat else ()
-    notes += _note_capacity(settings)
+    settings.notes += _note_fsdp(settings) if flat else ()
+    if settings.find("moe_expert_capacity_factor") not in (None, 1):
+        settings.note(
+            "moe_expert_capacity_factor", "tokens are counted to be spread evenly over experts"
+        )
     overlaps = on("overlap_grad_reduce", default=fields) or flat
     fused = on("cross_entropy_loss_fusion", default=fields)
     padded = on("moe_pad_expert_input_to_capacity") and settings.has("moe_expert_capacity_factor")
-    graphs, exchange = _graphs(settings, bool(model.experts), notes), _exchange(settings)
-    optimizer, share = settings.find("optimizer"), _offloaded(settings, fields, notes)
-    offload, state = _offload(settings, notes), _state_bytes(settings)
+    graphs, exchange = _graphs(settings, bool(model.experts)), _exchange(settings)
+    optimizer, share = settings.find("optimizer"), _offloaded(settings, fields)
+    offload, state = _offload(settings), _state_bytes(settings)
     bucket = settings.count("ddp_bucket_size", default=0) or 0
     ends = "blocks" if all(_ends(settings)) else "stage"
     stated = {

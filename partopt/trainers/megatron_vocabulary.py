@@ -38,15 +38,13 @@ _TYPES = ("patch_tokenizer_type", "tokenizer_type", "model_type_hf")
 _SAYS_NOTHING = r"\s|[<>]|^$|^(.*/)?(tokenizer|vocab)[\w.-]*$|^(true|none|mock)$"
 
 
-def name_shape(
-    settings: Settings, shape: dict[str, Any], ranks: int, notes: list[str]
-) -> Transformer:
+def name_shape(settings: Settings, shape: dict[str, Any], ranks: int) -> Transformer:
     """The transformer of this shape, whose vocabulary is as it is said for so many tensor ranks.
 
     A shipped one of the same shape gives its name; and its vocabulary where nothing says one and it
     alone can be meant. PartoptError where that is not known, or the shape cannot be.
     """
-    words, padded = _find_vocabulary(settings, shape["vocabulary"], shape["hidden"], ranks, notes)
+    words, padded = _find_vocabulary(settings, shape["vocabulary"], shape["hidden"], ranks)
     model = Transformer(name="model", **shape | {"vocabulary": padded or 1})
     if wrong := [fault.at("the model's shape") for fault in model.faults()]:
         settings.faults += wrong
@@ -58,7 +56,9 @@ def name_shape(
     alike = [shipped for shipped in alike if base in (None, _rotary_base(shipped.name))]
     if len(alike) == 1 and not tokenizer:
         (like,) = alike
-        notes.append(f"a vocabulary of {like.vocabulary:,}, as {like.name} of the same shape has")
+        settings.notes.append(
+            f"a vocabulary of {like.vocabulary:,}, as {like.name} of the same shape has"
+        )
         return like
     sizes = ", ".join(f"{shipped.name} has {shipped.vocabulary:,}" for shipped in alike)
     why = f"the words of {tokenizer[-60:]} are not known" if tokenizer else ""
@@ -72,9 +72,7 @@ def _rotary_base(name: str) -> float | None:
     return numerics.rotary_base if numerics else None
 
 
-def _find_vocabulary(
-    settings: Settings, usual: int, hidden: int, ranks: int, notes: list[str]
-) -> tuple[int, int]:
+def _find_vocabulary(settings: Settings, usual: int, hidden: int, ranks: int) -> tuple[int, int]:
     """Words, and those with what fills up the parts of tensor ranks; 0 where nothing says them."""
     for name in ("padded_vocab_size", "pad_vocab_size_to"):
         if settings.has(name):
@@ -86,13 +84,13 @@ def _find_vocabulary(
     stated = value is not None and not (usual and isinstance(value, str))
     words = (settings.count("vocab_size", default=usual) or 0) if stated else usual
     if not words:
-        words = _of_tokenizer(settings, hidden, notes)
+        words = _of_tokenizer(settings, hidden)
         divisor = divisor or _DIVISOR * (not settings.has("extra_vocab_size"))
     multiple = divisor * ranks if divisor and (stated or not usual) else 1
     return words, -(-words // multiple) * multiple
 
 
-def _of_tokenizer(settings: Settings, hidden: int, notes: list[str]) -> int:
+def _of_tokenizer(settings: Settings, hidden: int) -> int:
     """Words of a tokenizer that is known by its name; 0 where it is not."""
     for name in (*_NAMING, *_TYPES):
         text = _known_text(settings, name)
@@ -101,7 +99,7 @@ def _of_tokenizer(settings: Settings, hidden: int, notes: list[str]) -> int:
                 words = _QWEN_WIDE if pattern.startswith("qwen-?2") and hidden >= _WIDE else size
                 if extra := settings.count("extra_vocab_size", default=0):
                     words = _BEFORE_EXTRA.get(words, words) + extra
-                notes.append(f"a vocabulary of {words:,}, by the name {text[-60:]}")
+                settings.notes.append(f"a vocabulary of {words:,}, by the name {text[-60:]}")
                 return words
     return 0
 

@@ -295,10 +295,9 @@ def _modules(parts: Sequence[Part]) -> str:
 
 def _read(settings: Settings, asked: Asked) -> Stated:
     """The modules of every stage, beside a profile; or a training, in Python, TOML or a command."""
-    notes, text = list[str](), settings.text
-    said = _read_layout(settings, notes)
+    text, said = settings.text, _read_layout(settings)
     if not asked.layers:
-        return _read_training(settings, asked.devices, said, notes)
+        return _read_training(settings, asked.devices, said)
     value: object = read_literal(text) or find_value(settings, _FIELD) or text.split()
     stages = [[_part(name) for name in names] for names in _stages(value)]
     _check(stages, list(dict.fromkeys(asked.parts)))
@@ -307,13 +306,13 @@ def _read(settings: Settings, asked: Asked) -> Stated:
     return Stated(cuts=cuts, layout=_beside_profile(settings, said), batch=batch)
 
 
-def _read_layout(settings: Settings, notes: list[str]) -> Layout:
+def _read_layout(settings: Settings) -> Layout:
     """What is said of a layout beside its stages and what replicas share, None where nothing is."""
     degrees: dict[str, Any] = {part: settings.number(name) for part, name in _DEGREES.items()}
     return Layout(
         **degrees,
         microbatch=settings.number("pipeline_parallel_microbatch_size"),
-        recompute=_recompute(settings, notes),
+        recompute=_recompute(settings),
     )
 
 
@@ -332,13 +331,13 @@ def _beside_profile(settings: Settings, said: Layout) -> Layout:
     )
 
 
-def _read_training(settings: Settings, devices: int, said: Layout, notes: list[str]) -> Stated:
+def _read_training(settings: Settings, devices: int, said: Layout) -> Stated:
     """All of a transformer's training."""
     t, c, p = said.tp or 1, said.cp or 1, said.pp or 1
     replicas = max(1, devices // (t * c * p))
     model = _model(settings)
-    sequence = _stated(settings, ("seq_len", "training.max_context_length"), 2048, notes)
-    size, batch = _batch(settings, said, replicas, sequence, notes)
+    sequence = _stated(settings, ("seq_len", "training.max_context_length"), 2048)
+    size, batch = _batch(settings, said, replicas, sequence)
     settings.check()
     assert model
     blocks = _blocks(settings, model)
@@ -346,7 +345,7 @@ def _read_training(settings: Settings, devices: int, said: Layout, notes: list[s
     named = _SCHEDULES.get(schedule_name, schedule_name)
     if p > 1 and named not in ("1f1b", "interleaved"):
         what = "is counted as 1F1B, of as many stages"
-        notes.append(f"pipeline_parallel_schedule: {schedule_name} {what}")
+        settings.notes.append(f"pipeline_parallel_schedule: {schedule_name} {what}")
     chunks = len(blocks) // p if blocks else 1
     if blocks is None and p > 1 and named != "1f1b":
         layers = settings.count("pipeline_parallel_layers_per_stage", default=0)
@@ -364,35 +363,33 @@ def _read_training(settings: Settings, devices: int, said: Layout, notes: list[s
             pp=p,
             chunks=max(1, chunks),
             microbatch=size,
-            shard=_shard(settings, p, replicas if c == 1 else c * replicas, notes),
+            shard=_shard(settings, p, replicas if c == 1 else c * replicas),
         ),
         facts=_facts(settings),
         blocks=blocks,
-        notes=notes,
+        notes=settings.notes,
     )
 
 
-def _stated(settings: Settings, names: Sequence[str], usual: int, notes: list[str]) -> int:
+def _stated(settings: Settings, names: Sequence[str], usual: int) -> int:
     """The number of one of the names, or what every version has by default, which a note tells."""
     if not any(map(settings.states, names)):
-        notes.append(f"{names[0]}: {usual:,}, torchtitan's default")
+        settings.notes.append(f"{names[0]}: {usual:,}, torchtitan's default")
     return settings.count(*names, default=usual) or usual
 
 
-def _batch(
-    settings: Settings, said: Layout, replicas: int, sequence: int, notes: list[str]
-) -> tuple[int, int]:
+def _batch(settings: Settings, said: Layout, replicas: int, sequence: int) -> tuple[int, int]:
     """Samples of a microbatch and of an iteration, in samples or, after 0.3.0, in tokens."""
     stated, piped = settings.find("global_batch_size"), (said.pp or 1) > 1
     if any(map(settings.states, _TOKENS)):
-        tokens = _stated(settings, _TOKENS[:1], 16384, notes)
+        tokens = _stated(settings, _TOKENS[:1], 16384)
         size, step = max(1, tokens // sequence), settings.find(_TOKENS[1])
         if tokens % sequence:
-            notes.append(f"{_TOKENS[0]}: {tokens:,} are counted as {size} of {sequence:,}")
+            settings.notes.append(f"{_TOKENS[0]}: {tokens:,} are counted as {size} of {sequence:,}")
         local = size * (settings.count("num_pp_microbatches", default=1) or 1 if piped else 1)
         stated = step // sequence if stated is None and isinstance(step, int) else stated
     else:
-        local = _stated(settings, ("local_batch_size", "training.batch_size"), 8, notes)
+        local = _stated(settings, ("local_batch_size", "training.batch_size"), 8)
         size = said.microbatch or 1 if piped else local
     return size, stated if isinstance(stated, int) and stated > 0 else local * replicas
 
@@ -446,7 +443,7 @@ def _format(settings: Settings) -> Format:
     return "mxfp8" if "mx" in converters else "fp8" if "float8" in converters else "bfloat16"
 
 
-def _recompute(settings: Settings, notes: list[str]) -> Any:
+def _recompute(settings: Settings) -> Any:
     """What the policy of activation checkpointing makes again; none where there is none."""
     names = ("activation_checkpoint.mode", "activation_checkpoint")
     stated = [str(settings.find(name)) for name in names if settings.states(name)]
@@ -455,16 +452,18 @@ def _recompute(settings: Settings, notes: list[str]) -> Any:
         return "always"
     if said not in ("None", "none", "False"):
         if "MemoryBudget" in said or said == "memory_budget":
-            notes.append("activation_checkpoint: a memory budget is counted as selective")
+            settings.notes.append("activation_checkpoint: a memory budget is counted as selective")
         every = settings.known("selective_ac_option") or 2  # before 0.3.0
         older = said == "selective" and (settings.form == "document" or bool(stated))
         if older and every != "op":
-            notes.append(f"selective_ac_option: {every}, every so many blocks, is counted as op")
+            settings.notes.append(
+                f"selective_ac_option: {every}, every so many blocks, is counted as op"
+            )
         return "selective"
     return "never"
 
 
-def _shard(settings: Settings, p: int, sharers: int, notes: list[str]) -> Shard:
+def _shard(settings: Settings, p: int, sharers: int) -> Shard:
     """What ranks with the same parameters share: those, or gradients if they are gathered once.
 
     They are replicas and context parallel ranks, which share them in any case; a rank alone is
@@ -474,7 +473,7 @@ def _shard(settings: Settings, p: int, sharers: int, notes: list[str]) -> Shard:
     if copies == sharers > 1:
         return "none"
     if copies > 1:
-        notes.append(f"shards in {copies} copies are counted as shards over all replicas")
+        settings.notes.append(f"shards in {copies} copies are counted as shards over all replicas")
     policy = settings.find("fsdp_reshard_after_forward") or "default"
     return "gradients" if policy == "never" or (policy == "default" and p > 1) else "parameters"
 
