@@ -32,8 +32,10 @@ _QWEN_WIDE, _WIDE = 152_064, 3584
 # words before those that Pai-Megatron-Patch's --extra-vocab-size adds
 _BEFORE_EXTRA = {128_256: 128_000, 151_936: 151_643, 152_064: 151_643}
 _DIVISOR = 128  # Megatron's default
-_NAMING = ("tokenizer_model", "tokenizer_name_or_path", "vocab_file")
-_NAMING += ("tokenizer.type", "tokenizer.model")
+_NAMING = (
+    *("tokenizer_model", "tokenizer_name_or_path", "vocab_file"),
+    *("tokenizer.type", "tokenizer.model"),
+)
 _TYPES = ("patch_tokenizer_type", "tokenizer_type", "model_type_hf")
 _SAYS_NOTHING = r"\s|[<>]|^$|^(.*/)?(tokenizer|vocab)[\w.-]*$|^(true|none|mock)$"
 
