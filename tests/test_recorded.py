@@ -18,7 +18,9 @@ import msgspec
 import partopt as po
 from partopt.documents.device import shipped_device
 from partopt.documents.files import shipped_names
+from partopt.documents.transformer import Transformer
 from partopt.importers.hugging_face import load_transformer
+from partopt.transformer.operations import active_parameters, taken_parameters
 from tests.golden.jobs import JOBS, plan_by_hand
 from tests.golden.records import condensed, record_test
 from tests.helpers import ROOT
@@ -63,12 +65,18 @@ DOCUMENTS: dict[str, Callable[[], Any]] = {
 
 
 def properties(document: object) -> dict[str, list[object]]:
-    """The values of all properties of a document and its parts, by class and name."""
+    """The values of all properties of a document and its parts, by class and name.
+
+    Of a transformer also what its room counts.
+    """
     found = defaultdict[str, list[object]](list)
     for part in parts(document):
         for name, own in inspect.getmembers(type(part)):
             if isinstance(own, property | cached_property) and not name.startswith("_"):
                 found[f"{type(part).__name__}.{name}"].append(getattr(part, name))
+        if isinstance(part, Transformer):
+            for count in (active_parameters, taken_parameters):
+                found[f"Transformer.{count.__name__}"].append(count(part))
     return found
 
 
