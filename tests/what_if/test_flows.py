@@ -112,6 +112,8 @@ def test_gathers_beside_the_compute_are_critical_where_they_take_longer(paramete
     assert {kind for kind, _ in found} == {"allgather", "reducescatter", "send"}
     assert found["allgather", 0].critical is critical
     assert found["allgather", 0].times == 4.0
+    for kind in ("allgather", "reducescatter"):  # the last stage never waits
+        assert found[kind, 1].per_second == pytest.approx(float(critical))
 
 
 def test_shares_of_an_exchange_are_made_slower_apart():
