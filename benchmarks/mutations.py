@@ -45,7 +45,10 @@ MIRRORS = {
     "documents": [
         *(
             f"test_{kind}.py"
-            for kind in ("plan", "profile", "topology", "device", "groups", "shipped", "recorded")
+            for kind in (
+                *("documents", "plan", "profile", "topology", "device", "groups", "shipped"),
+                "recorded",
+            )
         ),
         *("profiler/test_repeat.py", "importers/test_run.py", "importers/test_hugging_face.py"),
     ],

@@ -23,8 +23,10 @@ from partopt.documents.engine import Layout
 from partopt.documents.files import is_file, read_bytes
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.plan import Plan
-from partopt.documents.profile import Profile
+from partopt.documents.profile import Model, Profile
+from partopt.documents.transformer import Calibration, Latent, MeasuredBlock
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import load_transformer
 from tests.helpers import ROOT, chain_profile, changed, two_level, uniform_profile
 from tests.report.test_simulation_text import case, document
 
@@ -123,6 +125,7 @@ def test_the_known_version_refuses_an_unknown_key_with_the_nearest():
         "file: measurements[0].layers[0].foward_s: unknown key",
         'did you mean "forward_s"?',
     )
+    assert unknown.fields["path"] == "measurements[0].layers[0].foward_s"
     assert missing.message == "file: measurements[0].layers[0].forward_s: missing"
 
 
@@ -189,6 +192,41 @@ def test_control_characters_in_names_are_refused(escaped, shown):
 def test_escapes_that_are_no_control_characters_are_read():
     content = PROFILE.replace(b'"three"', b'"\\u00e9 \\ud83d\\ude00 \\\\n"', 1)
     assert Profile.parse(content).model.name == "é \U0001f600 \\n"
+
+
+def test_what_a_terminal_hides_is_written_as_an_escape():
+    written = documents.encode(Model(name="a\u200bé\u2028b"))
+    assert written == '{\n "name": "a\\u200bé\\u2028b"\n}\n'.encode()
+    assert msgspec.json.decode(written, type=Model).name == "a\u200bé\u2028b"
+
+
+SHAPE = load_transformer("qwen3-30b-a3b")
+MIXED = replace(SHAPE, dense_first=2, ffn=4096)
+LATENT = Latent(keys=512, rotary=64, values=128)
+BLOCKS = [MeasuredBlock(microbatch_size=size, forward_s=1.0, backward_s=2.0) for size in (1, 2, 4)]
+CALIBRATION = Calibration(name="block", sha256="0", blocks=BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("document", "wrong", "path"),
+    [
+        (replace(SHAPE, blocks=1000), {"blocks": 1001}, "blocks"),
+        (SHAPE, {"kv_heads": 3}, "kv_heads"),
+        (MIXED, {"ffn": 0}, "ffn"),
+        (SHAPE, {"expert_ffn": 0}, "expert_ffn"),
+        (replace(SHAPE, experts_per_token=128), {"experts_per_token": 129}, "experts_per_token"),
+        (SHAPE, {"experts_per_token": 0}, "experts_per_token"),
+        (replace(SHAPE, groups=8, groups_per_token=2), {"groups": 7}, "groups"),
+        (replace(SHAPE, groups=8, groups_per_token=2), {"groups_per_token": 0}, "groups"),
+        (replace(SHAPE, latent=LATENT, head_size=64), {"head_size": 63}, "head_size"),
+        (CALIBRATION, {"blocks": BLOCKS[::-1]}, "blocks"),
+        (CALIBRATION, {"blocks": BLOCKS[:1] * 2}, "blocks"),
+    ],
+)
+def test_shapes_and_calibrations_are_refused_just_beyond_their_bounds(document, wrong, path):
+    assert list(document.faults()) == []
+    [fault] = replace(document, **wrong).faults()
+    assert (fault.code, fault.fields["path"]) == ("inconsistent-document", path)
 
 
 @pytest.mark.parametrize(
