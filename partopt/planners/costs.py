@@ -17,12 +17,13 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.memory import memory_table, shares
-from partopt.cost.messages import cut_ports, hold_s, port_rates, port_size
+from partopt.cost.messages import crossing, hold_s, port_loads, port_rate, port_rates, port_size
 from partopt.cost.problem import Problem
 from partopt.cost.ranks import array_of
 from partopt.planners.kernels import (
@@ -39,6 +40,22 @@ from partopt.schedules import schedule
 
 Table = NDArray[np.float64]  # of every range [i, j), shape (N+1, N+1); infinite for j <= i
 Port = tuple[float, float, float]  # see `StageCosts.ports`
+
+
+class Place(NamedTuple):
+    """What a stage depends on where it lies: replicas, ports, an all-reduce, levels of messages.
+
+    `behind` are the devices of the stages behind it.
+    """
+
+    replicas: int
+    ports: tuple[Port, ...]
+    slope: float
+    latency_s: float
+    levels: tuple[int, int]
+    behind: int
+
+
 NO_LIMIT = 1e9  # microbatches in flight where the memory limits none
 
 
@@ -75,9 +92,9 @@ class StageCosts:
             (False, True) if self.chooses_recompute else (problem.recompute_by_default,)
         )  # whether a stage recomputes
         self._parts: dict[object, tuple[Places, StageTable]] = {}
+        self._places: dict[object, Place] = {}
         self.room = lru_cache(maxsize=None)(self._room)
         self.table = lru_cache(maxsize=None)(self._table)
-        self.ports = lru_cache(maxsize=None)(self._ports)
         self.wait = lru_cache(maxsize=None)(self._wait)
         self.hold = lru_cache(maxsize=None)(self._hold)
 
@@ -85,6 +102,11 @@ class StageCosts:
     def chooses_recompute(self) -> bool:
         """Whether stages choose to recompute; without a limit of memory that only takes time."""
         return self.problem.recompute_per_stage and self.problem.memory_bytes is not None
+
+    @cached_property
+    def short(self) -> bool:
+        """Whether memory may keep warm-ups, which plans choose, from filling the devices."""
+        return self.entry.takes_warmup and self.problem.memory_bytes is not None
 
     @cached_property
     def even(self) -> bool:
@@ -115,44 +137,54 @@ class StageCosts:
 
         That is 0 where the seconds are infinite without it anyway.
         """
-        key = id(places), first, end, recompute, stages, s if self.entry.split else 0
+        key = id(places), first, end, recompute, (stages, s) if self.entry.split else None
         if key not in self._parts:
-            ranks, common = ranks_of(places[first:end]), self.problem.topology.common_level
+            place = self._place(places, first, end)
+            seconds = self.table(*place[:-1], recompute, stages if self.entry.split else 0)
+            least = self.least_in_flight(place.replicas, place.behind, stages)
+            tight = least > 1 and self.problem.memory_bytes is not None
+            begun = self.begun(place.replicas, s, stages)
+            room = self.room(place.replicas, recompute, begun)
+            table = StageTable(seconds, room, float(tight * least))
+            self._parts[key] = places, table  # keeps the id
+        return self._parts[key][1]
+
+    def _place(self, places: Places, first: int, end: int) -> Place:
+        """What a stage on places [first, end) depends on."""
+        key = id(places), first, end
+        if key not in self._places:
+            common = self.problem.topology.common_level
+            ranks = ranks_of(places[first:end])
             before = places[first - 1] if first else ()
             after = places[end] if end < len(places) else ()
             levels = (
                 common(before[0], ranks[0]) if before else 0,
                 common(places[end - 1][0], after[0]) if after else 0,
             )
-            seconds = self.on(ranks, before, after, levels, recompute, stages)
-            least = self.least_in_flight(len(ranks), sum(map(len, places[end:])), stages)
-            tight = least > 1 and self.problem.memory_bytes is not None
-            room = self.room(len(ranks), recompute, self.begun(len(ranks), s, stages))
-            self._parts[key] = (
-                places,
-                StageTable(seconds, room, float(tight * least)),
-            )  # keeps the id
-        return self._parts[key][1]
+            behind = sum(map(len, places[end:]))
+            ranks, before, after = self._as_first(ranks, before, after)
+            reduced, ports = self.problem.allreduce_over(ranks), self.ports(ranks, before, after)
+            self._places[key] = Place(
+                len(ranks), ports, reduced.slope, reduced.latency_s, levels, behind
+            )
+        return self._places[key]
 
-    def on(
-        self,
-        ranks: Sequence[int],
-        before: Sequence[int],
-        after: Sequence[int],
-        levels: tuple[int, int],
-        recompute: bool,
-        stages: int,
-    ) -> Table:
-        """Seconds of a stage on these ranks between those of its neighbours.
+    def _as_first(self, *groups: Sequence[int]) -> Sequence[Sequence[int]]:
+        """The same ranks, moved by whole members of the outermost level as far forward as can be.
 
-        Its messages cross the `levels` before and behind it, or higher ones; 0: no neighbour.
+        All members are alike: what is known of the first need not be found for the others.
         """
-        reduced = self.problem.allreduce_over(ranks)
-        ports = self.ports(ranks, before, after)
-        depth = stages if self.entry.split else 0
-        return self.table(
-            len(ranks), ports, reduced.slope, reduced.latency_s, levels, recompute, depth
-        )
+        topology = self.problem.topology
+        size, ranges = topology.devices // topology.levels[-1].size, list[range]()
+        for group in groups:
+            if not isinstance(group, range) and len(group) > 0:
+                return groups
+            ranges.append(range(group[0], group[-1] + 1, group.step) if group else range(0))
+        moved = min(group[0] for group in ranges if group) // size * size
+        return [
+            range(group.start - moved, group.stop - moved, group.step) if group else ()
+            for group in ranges
+        ]
 
     def least_in_flight(self, r: int, behind: int, stages: int) -> int:
         """Microbatches in flight that a stage needs room for.
@@ -238,9 +270,13 @@ class StageCosts:
         """Seconds a microbatch for which the messages of all stages keep the busiest port busy."""
         topology, bounds = self.problem.topology, shape.bounds
         load, ranks = np.zeros((len(topology.levels), topology.devices)), shape.ranks
-        for cut, one, other in zip(bounds[1:], ranks, ranks[1:], strict=False):
-            for k, members, seconds in cut_ports(one, other, float(self.traffic[cut]), topology):
-                load[k - 1, members] += seconds
+        cuts = [crossing(one, other, topology)[:2] for one, other in pairwise(ranks)]
+        if cuts:
+            source, target = map(np.concatenate, zip(*cuts, strict=True))
+            many = [len(one) for one, _ in cuts]
+            sizes = np.repeat(self.traffic[list(bounds[1:-1])] / many, many)
+            for k, members, loads in port_loads(source, target, sizes, topology):
+                load[k - 1, members] += loads / port_rate(k, topology)
         if self.M is None:  # the exchanges of stages that share a port add up
             for ring, i, j in zip(ranks, bounds, bounds[1:], strict=False):
                 for k, slope in self.problem.allreduce_over(ring).slopes.items():
@@ -324,7 +360,7 @@ class StageCosts:
             least[1:-1] = np.min(holds, axis=0)[1:-1]
         return least
 
-    def _ports(
+    def ports(
         self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int]
     ) -> tuple[Port, ...]:
         """Of every busy port the seconds a microbatch in which it carries a byte of something.
@@ -333,6 +369,15 @@ class StageCosts:
         The port of a member of a level carries the messages of the ranks in it, but for those whose
         neighbour may lie in the member too.
         """
+        key = "ports", id(self.problem.topology), self.problem.exchange, ranks, before, after
+        found: tuple[Port, ...] = self.problem.known.once(
+            key, lambda: self._ports(ranks, before, after)
+        )
+        return found
+
+    def _ports(
+        self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int]
+    ) -> tuple[Port, ...]:
         topology, found, at = self.problem.topology, set[Port](), array_of(ranks)
         slopes, rates, r = self.problem.allreduce_over(ranks).slopes, port_rates(topology), len(at)
         for k in range(1, len(rates) + 1):

@@ -44,7 +44,7 @@ STAGES = 128  # of a pipeline, at most
 ROOMY = 1.05  # of the limit: what is estimated to need more memory is not simulated
 EACH, FEWER = 12, 1.15  # stages on a device: all numbers up to it, and their ratio above
 EVERY, TRIED = 200, 8  # ways to cut up to which all are looked at where memory is short
-MANY, BUSY = 64, 0.75  # of so many devices this share has work at least; of more all have
+BUSY = 0.75  # of the devices have work at least
 SPLIT = 1 / 3  # of the bubble that is left where backwards are in two parts
 
 Floats = NDArray[np.float64]
@@ -271,6 +271,12 @@ class GridPlan:
         needs: Floats = self._needs([self.bounds], self.held)[0]
         return needs
 
+    @property
+    def may_fit(self) -> bool:
+        """Whether its devices together have about as much memory as all of its stages need."""
+        limit = self.problem.memory_bytes
+        return limit is None or float(self.needs_bytes.mean()) <= ROOMY * limit
+
     def _needs(self, cuts: Sequence[Sequence[int]], held: Sequence[float]) -> Floats:
         """Bytes of every device between rows of boundaries, with so many microbatches in flight.
 
@@ -352,7 +358,7 @@ class GridPlan:
             fitting = self._needs(every, self.held).max(axis=1) <= roomy * limit
             able = [replace(self, bounds=bounds) for bounds in compress(every, fitting)]
             return sorted(able, key=lambda plan: plan.estimate_s)[:TRIED]
-        if self.needs_bytes.mean() > roomy * limit:
+        if not self.may_fit:
             return []
         part = limit / CHUNKS.get(entry.shape, self.grid.v)
         bounds = self.splits.of_least_squares(max(self.held), self.grid.d, part).get(S)
@@ -411,7 +417,7 @@ def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int
         most = 1 if problem.request.replication == NONE else P // p
         allowed = range(most, 0, -1) if asked.dp is None else [asked.dp] * (asked.dp <= most)
         d = next((d for d in allowed if M is None or M % d == 0), 0)
-        few = p * d < (BUSY if P <= MANY else 1) * P and problem.request.replication != NONE
+        few = p * d < BUSY * P and problem.request.replication != NONE
         sized = (asked.pp, asked.dp, problem.request.stages) != (None, None, None)
         if d == 0 or (few and not sized):
             continue

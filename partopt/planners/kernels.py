@@ -178,18 +178,17 @@ def cheapen(rooms, least, price, total):
 
 
 @compiled()
-def extend(table, begins, ends, slowest, longer, begun):
+def extend(table, mode, begins, ends, slowest, longer, begun):
     """Find the least of the slowest stages with one more stage, by where that ends.
 
     `slowest` is of the stages before it, by where these end; those ends lie in `begins` and the
-    stage's in `ends`, first and one behind the last. `begun` says where it begins.
+    stage's in `ends`, first and one behind the last. `begun` says where it begins, and its `mode`.
     """
     seconds, room, least = table
     for j in range(ends[0], ends[1]):
-        best, chosen = np.inf, begins[0]
+        k = j - ends[0]
         for i in range(begins[0], min(j, begins[1])):
             if room[i, j] >= least:
                 value = max(slowest[i - begins[0]], seconds[i, j])
-                if value < best:
-                    best, chosen = value, i
-        longer[j - ends[0]], begun[j - ends[0]] = best, chosen
+                if value < longer[k]:
+                    longer[k], begun[0, k], begun[1, k] = value, i, mode

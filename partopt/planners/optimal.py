@@ -37,9 +37,12 @@ from partopt.planners.costs import StageCosts
 from partopt.planners.kernels import extend, relax
 from partopt.planners.layouts import PLACES, Places, Shape, layouts_of
 from partopt.planners.placing import stage_count
+from partopt.schedules.entry import Replicas
 
-CELLS = (160, 64)  # layers that are planned for, or ranges of them: up to PLACES devices, and above
-STAGES, NUMBERS = 64, 2e5  # of a plan, at most; and in the arrays of all stages of some replicas
+CELLS = 256  # layers that are planned for, or ranges of them
+# of the program, on up to PLACES devices and above; in the arrays of stages of some replicas
+ROUGH, NUMBERS = (160, 128), (2e5, 2e6)
+STAGES = 128  # of a plan, at most
 FAR = 32  # layers by which `recut` moves a cut, at most
 
 
@@ -68,7 +71,7 @@ def coarsen(
         stage_count(problem)
     bounds = problem.boundaries()
     if most is None:
-        most = max(CELLS[problem.topology.devices > PLACES], problem.request.stages or 1)
+        most = max(CELLS, problem.request.stages or 1)
     if len(bounds) > most + 1:
         times = problem.chain.compute_prefix[bounds]
         shares = times[-1] * np.arange(most + 1) / most
@@ -78,15 +81,28 @@ def coarsen(
 
 
 def plans(costs: StageCosts) -> list[Shape]:
-    """Plans of all layouts and numbers of stages, those that are estimated to be fastest first."""
+    """Plans of all layouts and numbers of stages, those that are estimated to be fastest first.
+
+    Those of a longer chain are cut between ranges of its layers.
+    """
     problem, found = costs.problem, dict[Shape, float]()
+    many = are_many(problem)
+    rough, cells = coarsen(problem, max(ROUGH[many], problem.request.stages or 1))
+    if len(cells) <= costs.N:
+        costs = StageCosts(rough)
     layouts = list(layouts_of(problem.topology))
     for done, places in enumerate(layouts):
         report_progress = share_of(problem.progress, "dynamic program", done, len(layouts))
-        most = min(STAGES, int(NUMBERS) // costs.N**2 + 8)
+        most = min(STAGES, int(NUMBERS[many]) // costs.N**2 + 8)
         for shape in layout_plans(costs, places, most, report_progress):
             found[shape] = costs.estimate_s(shape)
-    return sorted(found, key=lambda shape: found[shape])
+    best = sorted(found, key=lambda shape: found[shape])
+    return [shape.on_cells(cells, problem.boundaries()) for shape in best]
+
+
+def are_many(problem: Problem) -> bool:
+    """Whether there are more devices than a layout has places."""
+    return problem.topology.devices > PLACES
 
 
 def layout_plans(
@@ -197,29 +213,42 @@ def _backtrack(
     return Shape(places, tuple(bounds), tuple(counts), tuple(idle), tuple(modes))
 
 
-def recut(costs: StageCosts, shape: Shape) -> Shape | None:
+def recut(
+    costs: StageCosts, shape: Shape, far: int = FAR, full: bool | None = None
+) -> Shape | None:
     """The same stages on the same places, cut where the slowest is fastest; None if none fits.
 
-    No cut moves by more than `FAR` layers.
+    No cut moves by more than `far` layers. Stages recompute as they do. Where `full` is given it is
+    chosen again, and stages have room for one microbatch or, `full`, for all of their schedule.
     """
     N, every = costs.N, list[NDArray[np.int64]]()
     near = [
-        (max(s, cut - FAR), min(N, cut + FAR) + 1) if 0 < cut < N else (cut, cut + 1)
+        (max(s, cut - far), min(N, cut + far) + 1) if 0 < cut < N else (cut, cut + 1)
         for s, cut in enumerate(shape.bounds)
     ]
     slowest = np.zeros(1)  # of the stages so far, by where the last of them ends
-    stages = zip(costs.of_shape(shape), near[:-1], near[1:], strict=True)
-    for table, begins, ends in stages:
-        longer, begun = np.empty(ends[1] - ends[0]), np.empty(ends[1] - ends[0], dtype=np.int64)
-        extend(table, begins, ends, slowest, longer, begun)
+    replicas = Replicas(map(len, shape.ranks))
+    stages = zip(shape.spans, costs.recomputes(shape), near[:-1], near[1:], strict=True)
+    for s, (span, again, begins, ends) in enumerate(stages):
+        longer = np.full(ends[1] - ends[0], np.inf)
+        begun = np.zeros((2, len(longer)), dtype=np.int64)  # where it does, and its mode
+        for mode in (again,) if full is None else costs.modes:
+            table = costs.parts(shape.places, *span, mode, shape.stages, s)
+            if full:
+                usual = costs.entry.counts(s, replicas, costs.M).held
+                table = table._replace(least=max(table.least, float(usual)))
+            extend(table, int(mode), begins, ends, slowest, longer, begun)
         every.append(begun)
         slowest = longer
     if slowest[0] == np.inf:
         return None
-    bounds = [N]
+    bounds, modes = [N], list[bool | None]()
     for begun, (first, _) in zip(reversed(every), reversed(near[1:]), strict=True):
-        bounds.append(int(begun[bounds[-1] - first]))
-    return replace(shape, bounds=tuple(bounds[::-1]))
+        start, mode = begun[:, bounds[-1] - first].tolist()
+        bounds.append(start)
+        modes.append(bool(mode))
+    again = tuple(modes[::-1]) if costs.chooses_recompute else shape.recompute
+    return replace(shape, bounds=tuple(bounds[::-1]), recompute=again)
 
 
 def nothing_fits(problem: Problem) -> PartoptError:

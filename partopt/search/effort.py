@@ -34,6 +34,10 @@ class LocalParams:
     rounds: tuple[int, ...]  # plans that are annealed in every one, at one budget
     annealing: AnnealingParams
 
+    def times(self, factor: float) -> LocalParams:
+        """Those of so many times the budget."""
+        return replace(self, budget=factor * self.budget)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchParams:
@@ -48,6 +52,8 @@ class SearchParams:
     close: float = 1.07  # times the fastest: a schedule or variant that is slower is left at that
     # plans of the planner `optimal`
     plans: LocalParams
+    many: float = 4.0  # times their budget for starts on many devices
+    slices: int = 1  # times their budget for annealing there, while the last brought something
     equal: int = 16  # equal pipelines with which they begin, too
     fewer: int = 24  # plans on fewer servers with which it begins, of every number of them
     hoped: float = 0.1  # above what is to be beaten: starts that are slower are not annealed
@@ -81,7 +87,9 @@ _GRIDS = LocalParams(
     annealing=AnnealingParams(hot=0.01, cold=0.001, patience=30),
 )
 QUICK = SearchParams(variants=2, plans=_PLANS, grids=_GRIDS)
-NORMAL = replace(QUICK, before=QUICK, variants=3, plans=replace(_PLANS, budget=1800.0))
+NORMAL = replace(
+    QUICK, before=QUICK, variants=3, plans=replace(_PLANS, budget=1800.0), many=50.0, slices=6
+)
 THOROUGH = replace(
     NORMAL,
     before=NORMAL,

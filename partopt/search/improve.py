@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
@@ -34,6 +34,7 @@ from partopt.simulator.execution import simulate_plan
 
 REACH = 1.3  # times the best estimate: a grid beyond is not simulated
 NEARLY = 1e-3  # above the bound: nearer, nothing better is looked for
+GAINED = 1e-3  # of the time: a search that brings less ends
 GRID = "grid"  # the planner that plans of grids name
 
 
@@ -76,11 +77,11 @@ class LocalSearch(Generic[T]):
 
     def search_further(self, params: LocalParams, hoped_s: float = inf) -> None:
         """Search until the budget is spent in all; nothing is annealed above `hoped_s`."""
-        self._try_starts(params)
+        self.try_starts(params)
         if self.best_s < hoped_s:
-            self._anneal(params.budget - self.evaluator.spent, params)
+            self.anneal(params.budget - self.evaluator.spent, params)
 
-    def _try_starts(self, params: LocalParams) -> None:
+    def try_starts(self, params: LocalParams) -> None:
         """Simulate the starts until their share of the budget is spent."""
         report_progress = share_of(self.evaluator.problem.progress, "simulating starts", 0, 1)
         while self.best_s > self.enough_s:
@@ -89,14 +90,17 @@ class LocalSearch(Generic[T]):
             report_progress(min(1.0, self._spent / limit))
             if self._spent > limit or (start := next(self.starts, None)) is None:
                 break
-            self._keep(start, params.of_kind)
+            self._keep(start, params.of_kind, max(params.rounds))
             self._spent += self.evaluator.spent - before
 
-    def _keep(self, start: T, most: int) -> None:
-        """Keep a start that is one of so many of its kind."""
+    def _keep(self, start: T, of_kind: int, of_all: int) -> None:
+        """Keep a start that is one of the best, so many of its kind and of all."""
         alike = self._kinds.setdefault(self.kind(start), [])
-        full = len(alike) == most
-        allowed_s = alike[-1][0] if full else inf
+        full = len(alike) == of_kind
+        allowed_s = min(
+            alike[-1][0] if full else inf,
+            self.found[of_all - 1][0] if len(self.found) >= of_all else inf,
+        )
         found = self.evaluator.best(start, allowed_s)
         if found[0] < allowed_s:
             if full and (last := alike.pop()) in self.found:
@@ -105,7 +109,7 @@ class LocalSearch(Generic[T]):
                 kept.append(found)
                 kept.sort(key=_seconds)
 
-    def _anneal(self, budget: float, params: LocalParams) -> None:
+    def anneal(self, budget: float, params: LocalParams) -> None:
         """Anneal the best plans, ever fewer of them."""
         rounds, progress = params.rounds, self.evaluator.problem.progress
         for number, many in enumerate(rounds):
@@ -155,10 +159,11 @@ class Improvement:
         self.search.starts = self._promising(others)
 
     def _promising(self, others: Iterable[Partition]) -> Iterator[Candidate]:
-        """The plans that may be the fastest, those that are estimated to be so first."""
+        """The plans that may be the fastest: those of this variant, and others, in turn."""
         costs = self.evaluator.costs
-        shapes = dict.fromkeys([*self.starts, *self._shapes_of(others)])
-        for shape in sorted(shapes, key=costs.estimate_s):
+        more = sorted(set(self._shapes_of(others)), key=costs.estimate_s)
+        pairs = zip_longest(self.starts, more)
+        for shape in dict.fromkeys(shape for pair in pairs for shape in pair if shape is not None):
             if costs.slowest_s(shape) < self.search.best_s:
                 yield Candidate(shape)
 
@@ -181,7 +186,7 @@ class Improvement:
         problem, cells, self.params = self.problem, self.cells, params
         if self.lower_s < time_to_beat_s:
             for stage in params.stages[self._stages :]:
-                self.search.search_further(stage.plans, time_to_beat_s * (1 + stage.hoped))
+                self._search_further(stage, time_to_beat_s * (1 + stage.hoped))
                 self._stages += 1
         if self.search.found:
             return self._best()
@@ -189,6 +194,19 @@ class Improvement:
         every = (_price(s.partition().on_layers(cells), problem) for s in self.starts[:many])
         plans = [simulate_with_best_warmup(priced, params, problem.progress) for priced in every]
         return self._certify(min(plans, key=lambda plan: plan.peak_memory_bytes))
+
+    def _search_further(self, params: SearchParams, hoped_s: float) -> None:
+        """Search a stage further; on many devices as long as there is something to be won."""
+        if not optimal.are_many(self.problem):
+            self.search.search_further(params.plans, hoped_s)
+            return
+        plans = params.plans.times(params.many)
+        self.search.try_starts(plans)
+        for _ in range(params.slices) if self.search.best_s < hoped_s else ():
+            before_s = self.search.best_s
+            self.search.anneal(params.plans.budget, plans)
+            if self.search.best_s > before_s * (1 - GAINED):
+                break
 
     def plan_so_far(self) -> Plan | None:
         """The best plan that was found, also in a search that is interrupted."""

@@ -7,11 +7,11 @@ share state. Equal pipelines in closed form (`partopt.planners.grids`) say how f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, zip_longest
 
 from msgspec import structs
 
@@ -22,12 +22,14 @@ from partopt.errors import PartoptError, make_each
 from partopt.job import Job
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
-from partopt.planners.grids import GridPlan, grids
-from partopt.planners.layouts import Shape
+from partopt.planners.grids import Grid, GridPlan, grids
+from partopt.planners.layouts import Shape, shape_of
 from partopt.planners.placing import stage_count
 from partopt.schedules import schedule
 
 ROOMY = 0.9  # of the memory: a plan that needs no more has no use for recomputation
+REACH = 1.05  # times the best of equal pipelines: slower ones begin no search
+EQUAL = 16  # of them, at most
 BINDS = 1.002  # times what is estimated without a limit: memory costs at least so much
 
 
@@ -59,10 +61,14 @@ class Variant:
     problem: Problem
     alike: Sequence[Variant] = ()
 
-    @property
+    @cached_property
     def plain(self) -> Problem:
-        """The problem of planners that do not choose which stages recompute."""
-        return self.alike[0].problem if self.alike else self.problem
+        """The problem of planners that do not choose which stages recompute.
+
+        In that none does where that may fit.
+        """
+        able = [other for other in self.alike if other.limited_s < math.inf]
+        return next(iter([*able, *self.alike, self])).problem
 
     @cached_property
     def coarse(self) -> tuple[Problem, list[int]]:
@@ -103,9 +109,42 @@ class Variant:
 
     @cached_property
     def starts(self) -> list[Shape]:
-        """The plans of the dynamic program, those that are estimated to be fastest first."""
-        least = self.problem.least_stages
-        return [shape for shape in optimal.plans(self.costs) if shape.stages >= least]
+        """Plans to begin with: equal pipelines and those of the dynamic program, in turn.
+
+        Both in the order of their estimates, which compare plans of one kind alone: unequal stages
+        keep each other waiting.
+        """
+        problem, costs = self.problem, self.costs
+        equal = self._equal()
+        enough = equal and costs.even and optimal.are_many(problem)
+        both = zip_longest([] if enough else optimal.plans(costs), equal)
+        found = (shape for pair in both for shape in pair if shape is not None)
+        return [shape for shape in dict.fromkeys(found) if shape.stages >= problem.least_stages]
+
+    def _equal(self) -> list[Shape]:
+        """Its grids that may be fastest, or where none of them fits the roomiest."""
+        grids, limited = dict[Grid, GridPlan](), not self.costs.short
+        for plan in self.grids:
+            if plan.may_fit or not limited:
+                grids.setdefault(plan.grid, plan)
+        able = list(grids.values())
+        roomy = sorted(able[EQUAL:], key=lambda plan: float(plan.needs_bytes.max()))
+        every = (list(self._cut(plans)) for plans in (able[:EQUAL], roomy[:EQUAL]))
+        return sorted(next(filter(None, every), []), key=self.costs.estimate_s)
+
+    def _cut(self, plans: Iterable[GridPlan]) -> Iterator[Shape]:
+        """Grids, the best estimate first, cut where the slowest stage is fastest in the memory."""
+        costs, best_s = self.costs, math.inf
+        for plan in plans:
+            if plan.estimate_s > REACH * best_s:
+                return
+            shape = shape_of(plan.partition, self.problem.topology.devices)
+            for full in (True, False) if costs.short else (False,):
+                cut = optimal.recut(costs, shape, costs.N, full)
+                if cut is not None:
+                    one_s = costs.estimate_s(cut) / self.problem.chain.microbatch_size
+                    best_s = min(best_s, one_s)
+                    yield cut
 
     @cached_property
     def estimate_s(self) -> float:
@@ -116,14 +155,14 @@ class Variant:
         """
         if self.alike:
             return min(other.estimate_s for other in self.alike)
-        problem, best_s = self.problem, self._limited_s
+        problem, best_s = self.problem, self.limited_s
         if problem.microbatches is None and self.is_limited and self.starts:
             one_s = self.costs.estimate_s(self.starts[0]) / problem.chain.microbatch_size
             best_s = min(best_s, one_s)
         return best_s
 
     @cached_property
-    def _limited_s(self) -> float:
+    def limited_s(self) -> float:
         """Seconds of a sample on the best of its grids that fit; infinite where none does."""
         best_s = math.inf
         for grid in self.grids:
@@ -135,7 +174,7 @@ class Variant:
     @cached_property
     def is_limited(self) -> bool:
         """Whether memory keeps it from its best grid."""
-        return bool(self.grids) and self._limited_s > BINDS * self.grids[0].estimate_s
+        return bool(self.grids) and self.limited_s > BINDS * self.grids[0].estimate_s
 
     @property
     def may_fit(self) -> bool:

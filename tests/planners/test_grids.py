@@ -163,8 +163,8 @@ def test_moved_cuts_are_never_worse_and_always_the_same():
         assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("devices", "least"), [(60, 45), (64, 48), (72, 72)])
-def test_up_to_64_devices_three_quarters_have_work_and_of_more_all(devices, least):
+@pytest.mark.parametrize(("devices", "least"), [(60, 45), (64, 48), (72, 54)])
+def test_three_quarters_of_the_devices_have_work(devices, least):
     """Of each number of pipelined devices the most pipelines that microbatches divide among."""
     M = 2520
     given = problem_of(chain_profile([1.0] * 8), flat(devices), schedule="1f1b", microbatches=M)
@@ -172,7 +172,7 @@ def test_up_to_64_devices_three_quarters_have_work_and_of_more_all(devices, leas
     busy = {len({rank for own in each.grid.ranks for rank in own}) for each in found}
     most = {p: max(d for d in range(1, devices // p + 1) if M % d == 0) for p in range(2, 9)}
     assert busy == {p * d for p, d in most.items() if p * d >= least}
-    assert min(busy) < devices or devices > 64
+    assert min(busy) < devices
 
 
 def grid_of(topology, *ranks: tuple[int, ...]) -> Grid:
