@@ -92,20 +92,13 @@ def cut_ports(
     itself uses none. `most` is as in `crossing`.
     """
     source, target, level = crossing(before, after, topology, most)
-    for k, members, many in port_loads(source, target, np.ones(len(level)), topology):
-        yield k, members, many * (size_bytes / port_rate(k, topology) / len(level))
-
-
-def port_loads(
-    source: Integers, target: Integers, weights: Floats, topology: Topology
-) -> Iterator[tuple[int, Integers, Floats]]:
-    """The ports of messages, each from a rank to a rank, as of `cut_ports`: sums of `weights`."""
-    level = parting_levels(source, target, topology)
     for k in sorted(set(level.tolist()) - {0}):
+        turn_s = size_bytes / port_rate(k, topology) / len(level)
         for side in (source,) if topology.levels[k - 1].bus else (source, target):
-            loads = np.bincount(side[level == k] // port_size(k, topology), weights[level == k])
-            members = np.flatnonzero(loads).astype(np.int64)
-            yield k, members, loads[members]
+            many = np.bincount(side[level == k] // port_size(k, topology))
+            busy_s = many.astype(np.float64) * turn_s
+            members = np.flatnonzero(busy_s).astype(np.int64)
+            yield k, members, busy_s[members]
 
 
 def hold_s(size_bytes: Any, messages: Any, level: Level, serial: bool) -> Any:

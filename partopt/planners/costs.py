@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.memory import memory_table, shares
-from partopt.cost.messages import crossing, hold_s, port_loads, port_rate, port_rates, port_size
+from partopt.cost.messages import cut_ports, hold_s, port_rates, port_size
 from partopt.cost.problem import Problem
 from partopt.cost.ranks import array_of
 from partopt.planners.kernels import (
@@ -92,9 +92,13 @@ class StageCosts:
             (False, True) if self.chooses_recompute else (problem.recompute_by_default,)
         )  # whether a stage recomputes
         self._parts: dict[object, tuple[Places, StageTable]] = {}
-        self._places: dict[object, Place] = {}
+        key = "places", id(problem.topology), problem.exchange
+        # of all problems on these devices
+        self._places: dict[object, tuple[Places, Place]] = problem.known.once(key, dict)
         self.room = lru_cache(maxsize=None)(self._room)
         self.table = lru_cache(maxsize=None)(self._table)
+        self.least_in_flight = lru_cache(maxsize=None)(self._least_in_flight)
+        self.begun = lru_cache(maxsize=None)(self._begun)
         self.wait = lru_cache(maxsize=None)(self._wait)
         self.hold = lru_cache(maxsize=None)(self._hold)
 
@@ -141,7 +145,8 @@ class StageCosts:
         if key not in self._parts:
             place = self._place(places, first, end)
             seconds = self.table(*place[:-1], recompute, stages if self.entry.split else 0)
-            least = self.least_in_flight(place.replicas, place.behind, stages)
+            behind = 0 if self.entry.split else place.behind
+            least = self.least_in_flight(place.replicas, behind, stages)
             tight = least > 1 and self.problem.memory_bytes is not None
             begun = self.begun(place.replicas, s, stages)
             room = self.room(place.replicas, recompute, begun)
@@ -164,10 +169,9 @@ class StageCosts:
             behind = sum(map(len, places[end:]))
             ranks, before, after = self._as_first(ranks, before, after)
             reduced, ports = self.problem.allreduce_over(ranks), self.ports(ranks, before, after)
-            self._places[key] = Place(
-                len(ranks), ports, reduced.slope, reduced.latency_s, levels, behind
-            )
-        return self._places[key]
+            place = Place(len(ranks), ports, reduced.slope, reduced.latency_s, levels, behind)
+            self._places[key] = places, place  # keeps the id
+        return self._places[key][1]
 
     def _as_first(self, *groups: Sequence[int]) -> Sequence[Sequence[int]]:
         """The same ranks, moved by whole members of the outermost level as far forward as can be.
@@ -186,7 +190,7 @@ class StageCosts:
             for group in ranges
         ]
 
-    def least_in_flight(self, r: int, behind: int, stages: int) -> int:
+    def _least_in_flight(self, r: int, behind: int, stages: int) -> int:
         """Microbatches in flight that a stage needs room for.
 
         `behind` are the devices behind it. One is enough where plans choose their warm-ups.
@@ -196,7 +200,7 @@ class StageCosts:
         rest = [1] * (stages - 1) if self.entry.split else [behind] if behind else []
         return self.entry.counts(0, [r, *rest], self.M).held
 
-    def begun(self, r: int, s: int, stages: int) -> int:
+    def _begun(self, r: int, s: int, stages: int) -> int:
         """Microbatches whose backward has begun in stage s of as many with r replicas."""
         return self.entry.counts(s, [r] * stages, self.M).begun if self.entry.split else 1
 
@@ -270,13 +274,11 @@ class StageCosts:
         """Seconds a microbatch for which the messages of all stages keep the busiest port busy."""
         topology, bounds = self.problem.topology, shape.bounds
         load, ranks = np.zeros((len(topology.levels), topology.devices)), shape.ranks
-        cuts = [crossing(one, other, topology)[:2] for one, other in pairwise(ranks)]
-        if cuts:
-            source, target = map(np.concatenate, zip(*cuts, strict=True))
-            many = [len(one) for one, _ in cuts]
-            sizes = np.repeat(self.traffic[list(bounds[1:-1])] / many, many)
-            for k, members, loads in port_loads(source, target, sizes, topology):
-                load[k - 1, members] += loads / port_rate(k, topology)
+        for cut, one, other in zip(bounds[1:], ranks, ranks[1:], strict=False):
+            key = "cut", id(topology), one, other
+            make = partial(cut_ports, one, other, 1.0, topology)
+            for k, members, byte_s in self.problem.known.once(key, lambda make=make: [*make()]):
+                load[k - 1, members] += byte_s * self.traffic[cut]
         if self.M is None:  # the exchanges of stages that share a port add up
             for ring, i, j in zip(ranks, bounds, bounds[1:], strict=False):
                 for k, slope in self.problem.allreduce_over(ring).slopes.items():

@@ -90,7 +90,8 @@ def plans(costs: StageCosts) -> list[Shape]:
     rough, cells = coarsen(problem, max(ROUGH[many], problem.request.stages or 1))
     if len(cells) <= costs.N:
         costs = StageCosts(rough)
-    layouts = list(layouts_of(problem.topology))
+    key = "layouts", id(problem.topology)
+    layouts: list[Places] = problem.known.once(key, lambda: layouts_of(problem.topology))
     for done, places in enumerate(layouts):
         report_progress = share_of(problem.progress, "dynamic program", done, len(layouts))
         most = min(STAGES, int(NUMBERS[many]) // costs.N**2 + 8)

@@ -20,8 +20,7 @@ from partopt.cost.problem import Decision, Problem
 from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.planners import PLANNERS, required_features
-from partopt.planners.layouts import PLACES
+from partopt.planners import PLANNERS, optimal, required_features
 from partopt.schedules import schedule
 from partopt.search.bound import lower_bound_s
 from partopt.search.effort import SearchParams
@@ -37,6 +36,7 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "uniform": "`replication=uniform`",
     "none": "`replication=none`",
 }
+NEAR = 1.1  # times the estimate: plans on fewer servers that are slower begin no search
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 
 
@@ -173,7 +173,8 @@ class Contest:
         equal = (grid.partition.on_layers(cells) for grid in variant.grids[: params.equal])
         fewer = (
             shape.partition().on_layers(other.coarse[1])
-            for other in (variant.fewer if variant.problem.topology.devices <= PLACES else ())
+            for other in (() if optimal.are_many(variant.problem) else variant.fewer)
+            if other.estimate_s <= NEAR * variant.estimate_s
             for shape in other.starts[: params.fewer]
         )
         others = [*decided, *equal, *fewer]

@@ -15,7 +15,7 @@ from itertools import chain, zip_longest
 
 from msgspec import structs
 
-from partopt.cost.problem import FREE, Known, Problem, Progress, ignore_progress
+from partopt.cost.problem import FREE, Problem, Progress, ignore_progress
 from partopt.documents.engine import PARTOPT
 from partopt.documents.stage import Shard
 from partopt.errors import PartoptError, make_each
@@ -96,7 +96,9 @@ class Variant:
         inside, power = topology.devices // size, 1 << (size - 1).bit_length() - 1
         found = []
         for n in dict.fromkeys([size - 1, power]):
-            smaller = problem.with_(topology=topology.resize(inside * n), known=Known())
+            key = "fewer", id(topology), n
+            fewer = problem.known.once(key, lambda n=n: topology.resize(inside * n))
+            smaller = problem.with_(topology=fewer)
             with suppress(PartoptError):
                 stage_count(smaller)
                 found.append(Variant(smaller))
