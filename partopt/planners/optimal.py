@@ -35,10 +35,11 @@ from partopt.cost.problem import NONE, Decision, Problem, ReportShare, ignore_sh
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners.costs import StageCosts
 from partopt.planners.kernels import extend, relax
-from partopt.planners.layouts import PLACES, Places, Shape, layouts_of
+from partopt.planners.layouts import Places, Shape, layouts_of
 from partopt.planners.placing import stage_count
 from partopt.schedules.entry import Replicas
 
+MANY = 64  # devices: on more there is most to be won
 CELLS = 256  # layers that are planned for, or ranges of them
 # of the program, on up to PLACES devices and above; in the arrays of stages of some replicas
 ROUGH, NUMBERS = (160, 128), (2e5, 2e6)
@@ -102,8 +103,8 @@ def plans(costs: StageCosts) -> list[Shape]:
 
 
 def are_many(problem: Problem) -> bool:
-    """Whether there are more devices than a layout has places."""
-    return problem.topology.devices > PLACES
+    """Whether there are so many devices that plans begin with equal pipelines."""
+    return problem.topology.devices > MANY
 
 
 def layout_plans(

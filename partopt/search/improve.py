@@ -34,7 +34,7 @@ from partopt.simulator.execution import simulate_plan
 
 REACH = 1.3  # times the best estimate: a grid beyond is not simulated
 NEARLY = 1e-3  # above the bound: nearer, nothing better is looked for
-GAINED = 1e-3  # of the time: a search that brings less ends
+GAINED = 2e-3  # of the time: a search that brings less ends
 GRID = "grid"  # the planner that plans of grids name
 
 
@@ -204,7 +204,7 @@ class Improvement:
         self.search.try_starts(plans)
         for _ in range(params.slices) if self.search.best_s < hoped_s else ():
             before_s = self.search.best_s
-            self.search.anneal(params.plans.budget, plans)
+            self.search.anneal(2 * params.plans.budget, plans)
             if self.search.best_s > before_s * (1 - GAINED):
                 break
 

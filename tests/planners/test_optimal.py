@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
-from partopt.cost.problem import FREE, NONE, Problem
+from partopt.cost.problem import FREE, NONE, Known, Problem
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.planners import optimal
@@ -235,19 +235,39 @@ def test_a_port_carries_what_leaves_its_device_at_any_level_or_its_server_at_the
 
 
 @pytest.mark.slow
-@examples(30, suppress_health_check=SLOW)
-@given(problems(), st.randoms())
-def test_no_other_cuts_are_better_than_those_of_recut(given, random):
+@examples(60, suppress_health_check=SLOW)
+@given(problems(), st.sampled_from([None, False, True]), st.randoms())
+def test_no_other_cuts_are_better_than_those_of_recut(given, full, random):
+    """Nor other choices of what recomputes, where these are free; `full` asks for usual warm-ups."""
     costs = StageCosts(given)
     shape = random.choice(list(shapes(costs, layouts_of(given.topology)[0])))
-    S = shape.stages
+    S, free = shape.stages, full is not None and costs.chooses_recompute
     every = [
-        replace(shape, bounds=(0, *cuts, costs.N))
+        replace(shape, bounds=(0, *cuts, costs.N), recompute=modes)
         for cuts in combinations(range(1, costs.N), S - 1)
+        for modes in (product((False, True), repeat=S) if free else [shape.recompute])
     ]
-    least = min(slowest_stage_s(costs, each) for each in every)
-    found = optimal.recut(costs, shape)
-    assert (inf if found is None else slowest_stage_s(costs, found)) == least
+    counts = [len(ranks) for ranks in shape.ranks]
+    usual = [costs.entry.counts(s, counts, costs.M).held if full else 0 for s in range(S)]
+
+    def slowest_s(other: Shape) -> float:
+        stages = zip(costs.of_shape(other), pairwise(other.bounds), usual, strict=True)
+        roomy = all(table.room[cut] >= least for table, cut, least in stages)
+        return slowest_stage_s(costs, other) if roomy else inf
+
+    found = optimal.recut(costs, shape, costs.N, full)
+    assert (inf if found is None else slowest_s(found)) == min(map(slowest_s, every))
+
+
+@examples(60, suppress_health_check=SLOW)
+@given(problems())
+def test_a_stage_costs_the_same_in_every_member_of_the_outermost_level(given):
+    """What is looked up for the first member is what would be found where the stage lies."""
+    moved, costs = StageCosts(given), StageCosts(given.with_(known=Known()))
+    costs._as_first = lambda *groups: groups
+    for places in layouts_of(given.topology):
+        for first, end in combinations(range(len(places) + 1), 2):
+            assert moved._place(places, first, end) == costs._place(places, first, end)
 
 
 @pytest.mark.parametrize("limit", [None, 100])
@@ -277,7 +297,7 @@ def test_a_long_chain_is_planned_in_ranges_of_equal_work(layers, devices):
         microbatches=64,
     )
     stated, cells = optimal.coarsen(given)
-    assert stated.chain.layers == len(cells) - 1 <= max(optimal.CELLS)
+    assert stated.chain.layers == len(cells) - 1 <= optimal.CELLS
     assert cells[0] == 0 and cells[-1] == layers
     assert optimal.plan(given).partition.stages[-1].stop == layers
 
