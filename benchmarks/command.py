@@ -189,7 +189,7 @@ def _transformer(blocks: int, hidden: int) -> Profile:
     A block keeps 34 bytes of every token for a channel (Korthikanti et al. 2022, with kernels of
     attention that keep no scores).
     """
-    from partopt.documents.profile import Device, Model, Profile
+    from partopt.documents.profile import Device, Model
     from tests.helpers import measurement, profile_of
 
     tokens, vocabulary, rate = 2048, 51200, 4e14

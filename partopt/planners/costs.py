@@ -26,6 +26,7 @@ from partopt.cost.memory import memory_table, shares
 from partopt.cost.messages import cut_ports, hold_s, port_rates, port_size
 from partopt.cost.problem import Problem
 from partopt.cost.ranks import array_of
+from partopt.documents.topology import Topology
 from partopt.planners.kernels import (
     Boundaries,
     Ranges,
@@ -179,15 +180,16 @@ class StageCosts:
         All members are alike: what is known of the first need not be found for the others.
         """
         topology = self.problem.topology
-        size, ranges = topology.devices // topology.levels[-1].size, list[range]()
-        for group in groups:
-            if not isinstance(group, range) and len(group) > 0:
-                return groups
-            ranges.append(range(group[0], group[-1] + 1, group.step) if group else range(0))
-        moved = min(group[0] for group in ranges if group) // size * size
+        size = topology.devices // topology.levels[-1].size
+        ranges = [group for group in groups if isinstance(group, range)]
+        if any(group for group in groups if not isinstance(group, range)):
+            return groups
+        moved = min(group[0] for group in ranges) // size * size
         return [
-            range(group.start - moved, group.stop - moved, group.step) if group else ()
-            for group in ranges
+            range(group.start - moved, group.stop - moved, group.step)
+            if isinstance(group, range)
+            else ()
+            for group in groups
         ]
 
     def _least_in_flight(self, r: int, behind: int, stages: int) -> int:
@@ -276,8 +278,8 @@ class StageCosts:
         load, ranks = np.zeros((len(topology.levels), topology.devices)), shape.ranks
         for cut, one, other in zip(bounds[1:], ranks, ranks[1:], strict=False):
             key = "cut", id(topology), one, other
-            make = partial(cut_ports, one, other, 1.0, topology)
-            for k, members, byte_s in self.problem.known.once(key, lambda make=make: [*make()]):
+            ports = self.problem.known.once(key, partial(_cut_ports, one, other, topology))
+            for k, members, byte_s in ports:
                 load[k - 1, members] += byte_s * self.traffic[cut]
         if self.M is None:  # the exchanges of stages that share a port add up
             for ring, i, j in zip(ranks, bounds, bounds[1:], strict=False):
@@ -402,6 +404,13 @@ class StageCosts:
                 byte_s = (kind // 4 + 1) / r / rate
                 found.add((byte_s * (kind // 2 % 2), byte_s * (kind % 2), ring))
         return tuple(sorted(found))
+
+
+def _cut_ports(
+    one: Sequence[int], other: Sequence[int], topology: Topology
+) -> list[tuple[int, NDArray[np.int64], NDArray[np.float64]]]:
+    """Seconds of a byte over a cut, by port."""
+    return [*cut_ports(one, other, 1.0, topology)]
 
 
 def _between(prefix: NDArray[np.float64]) -> Table:

@@ -249,8 +249,8 @@ def recut(
         start, mode = begun[:, bounds[-1] - first].tolist()
         bounds.append(start)
         modes.append(bool(mode))
-    again = tuple(modes[::-1]) if costs.chooses_recompute else shape.recompute
-    return replace(shape, bounds=tuple(bounds[::-1]), recompute=again)
+    chosen = tuple(modes[::-1]) if costs.chooses_recompute else shape.recompute
+    return replace(shape, bounds=tuple(bounds[::-1]), recompute=chosen)
 
 
 def nothing_fits(problem: Problem) -> PartoptError:

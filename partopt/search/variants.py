@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, zip_longest
 
 from msgspec import structs
@@ -97,7 +97,7 @@ class Variant:
         found = []
         for n in dict.fromkeys([size - 1, power]):
             key = "fewer", id(topology), n
-            fewer = problem.known.once(key, lambda n=n: topology.resize(inside * n))
+            fewer = problem.known.once(key, partial(topology.resize, inside * n))
             smaller = problem.with_(topology=fewer)
             with suppress(PartoptError):
                 stage_count(smaller)

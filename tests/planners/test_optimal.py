@@ -238,7 +238,7 @@ def test_a_port_carries_what_leaves_its_device_at_any_level_or_its_server_at_the
 @examples(60, suppress_health_check=SLOW)
 @given(problems(), st.sampled_from([None, False, True]), st.randoms())
 def test_no_other_cuts_are_better_than_those_of_recut(given, full, random):
-    """Nor other choices of what recomputes, where these are free; `full` asks for usual warm-ups."""
+    """Nor other choices of what recomputes, where these are free; `full` has usual warm-ups."""
     costs = StageCosts(given)
     shape = random.choice(list(shapes(costs, layouts_of(given.topology)[0])))
     S, free = shape.stages, full is not None and costs.chooses_recompute
