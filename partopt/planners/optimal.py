@@ -87,9 +87,9 @@ def plans(costs: StageCosts) -> list[Shape]:
     Those of a longer chain are cut between ranges of its layers.
     """
     problem, found = costs.problem, dict[Shape, float]()
-    many = are_many(problem)
-    rough, cells = coarsen(problem, max(ROUGH[many], problem.request.stages or 1))
-    if len(cells) <= costs.N:
+    many, cells = are_many(problem), list(range(costs.N + 1))
+    if costs.N > (most := max(ROUGH[many], problem.request.stages or 1)):
+        rough, cells = coarsen(problem, most)
         costs = StageCosts(rough)
     key = "layouts", id(problem.topology)
     layouts: list[Places] = problem.known.once(key, lambda: layouts_of(problem.topology))
@@ -99,7 +99,7 @@ def plans(costs: StageCosts) -> list[Shape]:
         for shape in layout_plans(costs, places, most, report_progress):
             found[shape] = costs.estimate_s(shape)
     best = sorted(found, key=lambda shape: found[shape])
-    return [shape.on_cells(cells, problem.boundaries()) for shape in best]
+    return [shape.on_cells(cells, range(problem.chain.layers + 1)) for shape in best]
 
 
 def are_many(problem: Problem) -> bool:
