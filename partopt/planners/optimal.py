@@ -88,7 +88,7 @@ def plans(costs: StageCosts) -> list[Shape]:
     """
     problem, found = costs.problem, dict[Shape, float]()
     many, cells = are_many(problem), list(range(costs.N + 1))
-    if costs.N > (most := max(ROUGH[many], problem.request.stages or 1)):
+    if (most := max(ROUGH[many], problem.request.stages or 1)) < costs.N:
         rough, cells = coarsen(problem, most)
         costs = StageCosts(rough)
     key = "layouts", id(problem.topology)

@@ -167,17 +167,16 @@ class Contest:
 
     def _improve(self, params: SearchParams) -> Improvement:
         """The search for the best plan of the planner `optimal`."""
-        variant, cells = self.variant, self.variant.coarse[1]
+        variant = self.variant
         planners.check_schedule(OPTIMAL, variant.problem.schedule)
         decided = [decision.partition for decision in self._decisions.values()]
-        equal = (grid.partition.on_layers(cells) for grid in variant.grids[: params.equal])
         fewer = (
             shape.partition().on_layers(other.coarse[1])
             for other in (() if optimal.are_many(variant.problem) else variant.fewer)
             if other.estimate_s <= NEAR * variant.estimate_s
             for shape in other.starts[: params.fewer]
         )
-        others = [*decided, *equal, *fewer]
+        others = [*decided, *fewer]
         return Improvement(variant, others, lower_bound_s(variant.problem), params)
 
     def _is_left_out(self, name: str, plans: dict[str, Plan]) -> bool:

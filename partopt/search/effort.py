@@ -54,7 +54,6 @@ class SearchParams:
     plans: LocalParams
     many: float = 4.0  # times their budget for starts on many devices
     slices: int = 1  # times their budget for annealing there, while the last brought something
-    equal: int = 16  # equal pipelines with which they begin, too
     fewer: int = 24  # plans on fewer servers with which it begins, of every number of them
     hoped: float = 0.1  # above what is to be beaten: starts that are slower are not annealed
     fine: int = 1000  # ranges of layers, between which the cuts of the best are chosen again
