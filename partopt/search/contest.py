@@ -167,16 +167,17 @@ class Contest:
 
     def _improve(self, params: SearchParams) -> Improvement:
         """The search for the best plan of the planner `optimal`."""
-        variant = self.variant
+        variant, cells = self.variant, self.variant.coarse[1]
         planners.check_schedule(OPTIMAL, variant.problem.schedule)
-        decided = [decision.partition for decision in self._decisions.values()]
-        fewer = (
-            shape.partition().on_layers(other.coarse[1])
-            for other in (() if optimal.are_many(variant.problem) else variant.fewer)
-            if other.estimate_s <= NEAR * variant.estimate_s
-            for shape in other.starts[: params.fewer]
-        )
-        others = [*decided, *fewer]
+        others = [decision.partition for decision in self._decisions.values()]
+        if not optimal.are_many(variant.problem):
+            others += (grid.partition.on_layers(cells) for grid in variant.grids[: params.equal])
+            others += (
+                shape.partition().on_layers(other.coarse[1])
+                for other in variant.fewer
+                if other.estimate_s <= NEAR * variant.estimate_s
+                for shape in other.starts[: params.fewer]
+            )
         return Improvement(variant, others, lower_bound_s(variant.problem), params)
 
     def _is_left_out(self, name: str, plans: dict[str, Plan]) -> bool:

@@ -54,7 +54,9 @@ class SearchParams:
     plans: LocalParams
     many: float = 4.0  # times their budget for starts on many devices
     slices: int = 1  # times their budget for annealing there, while the last brought something
-    fewer: int = 24  # plans on fewer servers with which it begins, of every number of them
+    # with which they begin, too, on few devices: equal pipelines, plans on fewer servers
+    equal: int = 16
+    fewer: int = 24  # of every number of them
     hoped: float = 0.1  # above what is to be beaten: starts that are slower are not annealed
     fine: int = 1000  # ranges of layers, between which the cuts of the best are chosen again
     # plans of grids, and the cuts of one plan
