@@ -164,7 +164,7 @@ def shape_of(partition: Partition, devices: int) -> Shape:
         order, idle = used + sorted(set(range(devices)) - set(used)), [0] * len(counts)
     bounds = (0, *(stage.stop for stage in partition.stages))
     modes = tuple(stage.recompute for stage in partition.stages)
-    w = math.gcd(*counts, *idle) if devices > SINGLE else 1
+    w = math.gcd(*counts, *idle, devices) if devices > SINGLE else 1
     places = tuple(map(spaced, np.array(order).reshape(-1, w)))
     counts, gaps = (tuple(many // w for many in widths) for widths in (counts, idle))
     return Shape(places, bounds, counts, gaps, modes)

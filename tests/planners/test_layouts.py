@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from partopt.cost.problem import CONTIGUOUS, NESTED
+from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, consecutive
 from partopt.planners.layouts import PLACES, Shape, groupings, layouts, layouts_of, shape_of
 from tests.examples import examples
 from tests.planners.problems import clusters, topology
@@ -71,3 +71,12 @@ def test_a_shape_on_consecutive_ranks_keeps_its_idle_ones():
     shape = Shape(places, (0, 3, 8), (1, 2), (1, 1), (True, False))
     assert shape.partition().family == CONTIGUOUS
     assert shape_of(shape.partition(), 6) == shape
+
+
+@pytest.mark.parametrize(("counts", "width"), [((5461, 5461, 5461), 1), ((4096, 8192), 4096)])
+def test_places_of_thousands_of_devices_are_as_wide_as_stages_and_idle_ones_allow(counts, width):
+    """Of 3 stages of 5,461 one device is idle behind them."""
+    bounds = list(range(len(counts) + 1))
+    shape = shape_of(Partition(CONTIGUOUS, consecutive(bounds, list(counts))), 16384)
+    assert {len(place) for place in shape.places} == {width}
+    assert len(shape.places) * width == 16384 and [*map(len, shape.ranks)] == list(counts)
