@@ -159,11 +159,17 @@ class Improvement:
         self.search.starts = self._promising(others)
 
     def _promising(self, others: Iterable[Partition]) -> Iterator[Candidate]:
-        """The plans that may be the fastest: those of this variant, and others, in turn."""
+        """The plans that may be the fastest, those that are estimated to be so first.
+
+        On many devices those of this variant and others are in turn, in their own orders.
+        """
         costs = self.evaluator.costs
         more = sorted(set(self._shapes_of(others)), key=costs.estimate_s)
         pairs = zip_longest(self.starts, more)
-        for shape in dict.fromkeys(shape for pair in pairs for shape in pair if shape is not None):
+        shapes = dict.fromkeys(shape for pair in pairs for shape in pair if shape is not None)
+        if not optimal.are_many(self.problem):
+            shapes = dict.fromkeys(sorted(shapes, key=costs.estimate_s))
+        for shape in shapes:
             if costs.slowest_s(shape) < self.search.best_s:
                 yield Candidate(shape)
 

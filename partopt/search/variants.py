@@ -111,15 +111,14 @@ class Variant:
 
     @cached_property
     def starts(self) -> list[Shape]:
-        """Plans to begin with: equal pipelines and those of the dynamic program, in turn.
+        """The plans of the dynamic program, those that are estimated to be fastest first.
 
-        Both in the order of their estimates, which compare plans of one kind alone: unequal stages
-        keep each other waiting.
+        On many devices equal pipelines are in turn with them: estimates compare plans of one kind
+        alone, because unequal stages keep each other waiting.
         """
         problem, costs = self.problem, self.costs
-        equal = self._equal()
-        enough = equal and costs.even and optimal.are_many(problem)
-        both = zip_longest([] if enough else optimal.plans(costs), equal)
+        equal = self._equal() if optimal.are_many(problem) else []
+        both = zip_longest([] if equal and costs.even else optimal.plans(costs), equal)
         found = (shape for pair in both for shape in pair if shape is not None)
         return [shape for shape in dict.fromkeys(found) if shape.stages >= problem.least_stages]
 
