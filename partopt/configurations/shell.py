@@ -930,7 +930,7 @@ def _matches(text: str, pattern: str) -> bool:
 
 
 def _combine(sign: str, left: int | None, right: int | None) -> int | None:
-    """What an operator makes of two numbers, in 64 bits; None where there is no number."""
+    """The result of an operator on two numbers, in 64 bits; None where it has none."""
     if left is None or right is None or sign not in _OPERATORS:
         return None
     if (sign in "/%" and not right) or (sign == "**" and right < 0):

@@ -153,16 +153,16 @@ class DeviceFile(documents.StrictStruct, frozen=True, kw_only=True):
 
     def numbers(self) -> Iterator[tuple[str, Quantity | Factor | Attention | Number]]:
         """Every number of the file with its path."""
-        yield from _cited(self)
+        yield from _find_cited(self)
 
 
-def _cited(of: msgspec.Struct | dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _find_cited(of: msgspec.Struct | dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """The numbers in a part of a file, those of a mapping by its keys."""
     for name, entry in (of if isinstance(of, dict) else msgspec.structs.asdict(of)).items():
         if isinstance(entry, _Cited):
             yield f"{path}{name}", entry
         elif isinstance(entry, msgspec.Struct | dict):
-            yield from _cited(entry, f"{path}{name}.")
+            yield from _find_cited(entry, f"{path}{name}.")
 
 
 def _inconsistencies(raw: dict[str, Any]) -> Iterator[PartoptError]:

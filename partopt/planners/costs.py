@@ -41,12 +41,14 @@ from partopt.schedules import schedule
 
 Table = NDArray[np.float64]  # of every range [i, j), shape (N+1, N+1); infinite for j <= i
 Port = tuple[float, float, float]  # see `StageCosts.ports`
+NO_LIMIT = 1e9  # microbatches in flight where the memory limits none
 
 
-class Place(NamedTuple):
-    """What a stage depends on where it lies: replicas, ports, an all-reduce, levels of messages.
+class Location(NamedTuple):
+    """What is known of where a stage lies, whatever its layers.
 
-    `behind` are the devices of the stages behind it.
+    Its replicas, their ports, their all-reduce and its latency, the levels that messages before and
+    behind the stage cross, and the devices of the stages behind it.
     """
 
     replicas: int
@@ -55,9 +57,6 @@ class Place(NamedTuple):
     latency_s: float
     levels: tuple[int, int]
     behind: int
-
-
-NO_LIMIT = 1e9  # microbatches in flight where the memory limits none
 
 
 class StageCosts:
@@ -93,9 +92,9 @@ class StageCosts:
             (False, True) if self.chooses_recompute else (problem.recompute_by_default,)
         )  # whether a stage recomputes
         self._parts: dict[object, tuple[Places, StageTable]] = {}
-        key = "places", id(problem.topology), problem.exchange
+        key = "locations", id(problem.topology), problem.exchange
         # of all problems on these devices
-        self._places: dict[object, tuple[Places, Place]] = problem.known.once(key, dict)
+        self._locations: dict[object, tuple[Places, Location]] = problem.known.once(key, dict)
         self.room = lru_cache(maxsize=None)(self._room)
         self.table = lru_cache(maxsize=None)(self._table)
         self.least_in_flight = lru_cache(maxsize=None)(self._least_in_flight)
@@ -144,21 +143,20 @@ class StageCosts:
         """
         key = id(places), first, end, recompute, (stages, s) if self.entry.split else None
         if key not in self._parts:
-            place = self._place(places, first, end)
-            seconds = self.table(*place[:-1], recompute, stages if self.entry.split else 0)
-            behind = 0 if self.entry.split else place.behind
-            least = self.least_in_flight(place.replicas, behind, stages)
+            *location, behind = self._locate(places, first, end)
+            r, split = location[0], self.entry.split
+            seconds = self.table(*location, recompute, stages if split else 0)
+            least = self.least_in_flight(r, 0 if split else behind, stages)
             tight = least > 1 and self.problem.memory_bytes is not None
-            begun = self.begun(place.replicas, s, stages)
-            room = self.room(place.replicas, recompute, begun)
+            room = self.room(r, recompute, self.begun(r, s, stages))
             table = StageTable(seconds, room, float(tight * least))
             self._parts[key] = places, table  # keeps the id
         return self._parts[key][1]
 
-    def _place(self, places: Places, first: int, end: int) -> Place:
-        """What a stage on places [first, end) depends on."""
+    def _locate(self, places: Places, first: int, end: int) -> Location:
+        """Where a stage on places [first, end) lies."""
         key = id(places), first, end
-        if key not in self._places:
+        if key not in self._locations:
             common = self.problem.topology.common_level
             ranks = ranks_of(places[first:end])
             before = places[first - 1] if first else ()
@@ -170,9 +168,9 @@ class StageCosts:
             behind = sum(map(len, places[end:]))
             ranks, before, after = self._as_first(ranks, before, after)
             reduced, ports = self.problem.allreduce_over(ranks), self.ports(ranks, before, after)
-            place = Place(len(ranks), ports, reduced.slope, reduced.latency_s, levels, behind)
-            self._places[key] = places, place  # keeps the id
-        return self._places[key][1]
+            found = Location(len(ranks), ports, reduced.slope, reduced.latency_s, levels, behind)
+            self._locations[key] = places, found  # keeps the id
+        return self._locations[key][1]
 
     def _as_first(self, *groups: Sequence[int]) -> Sequence[Sequence[int]]:
         """The same ranks, moved by whole members of the outermost level as far forward as can be.
@@ -382,6 +380,7 @@ class StageCosts:
     def _ports(
         self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int]
     ) -> tuple[Port, ...]:
+        """`ports`, found anew."""
         topology, found, at = self.problem.topology, set[Port](), array_of(ranks)
         slopes, rates, r = self.problem.allreduce_over(ranks).slopes, port_rates(topology), len(at)
         for k in range(1, len(rates) + 1):

@@ -271,11 +271,10 @@ class GridPlan:
         needs: Floats = self._needs([self.bounds], self.held)[0]
         return needs
 
-    @property
-    def may_fit(self) -> bool:
-        """Whether its devices together have about as much memory as all of its stages need."""
+    def may_fit(self, roomy: float = ROOMY) -> bool:
+        """Whether its devices together need up to `roomy` times the memory that they have."""
         limit = self.problem.memory_bytes
-        return limit is None or float(self.needs_bytes.mean()) <= ROOMY * limit
+        return limit is None or float(self.needs_bytes.mean()) <= roomy * limit
 
     def _needs(self, cuts: Sequence[Sequence[int]], held: Sequence[float]) -> Floats:
         """Bytes of every device between rows of boundaries, with so many microbatches in flight.
@@ -358,7 +357,7 @@ class GridPlan:
             fitting = self._needs(every, self.held).max(axis=1) <= roomy * limit
             able = [replace(self, bounds=bounds) for bounds in compress(every, fitting)]
             return sorted(able, key=lambda plan: plan.estimate_s)[:TRIED]
-        if not self.may_fit:
+        if not self.may_fit(roomy):
             return []
         part = limit / CHUNKS.get(entry.shape, self.grid.v)
         bounds = self.splits.of_least_squares(max(self.held), self.grid.d, part).get(S)

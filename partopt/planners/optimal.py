@@ -41,7 +41,7 @@ from partopt.schedules.entry import Replicas
 
 MANY = 64  # devices: on more there is most to be won
 CELLS = 256  # layers that are planned for, or ranges of them
-# of the program, on up to PLACES devices and above; in the arrays of stages of some replicas
+# of the program, on up to MANY devices and above; in the arrays of stages of some replicas
 ROUGH, NUMBERS = (160, 128), (2e5, 2e6)
 STAGES = 128  # of a plan, at most
 FAR = 32  # layers by which `recut` moves a cut, at most
@@ -229,7 +229,7 @@ def recut(
         for s, cut in enumerate(shape.bounds)
     ]
     slowest = np.zeros(1)  # of the stages so far, by where the last of them ends
-    replicas = Replicas(map(len, shape.ranks))
+    replicas = Replicas(map(len, shape.ranks)) if full else Replicas()
     stages = zip(shape.spans, costs.recomputes(shape), near[:-1], near[1:], strict=True)
     for s, (span, again, begins, ends) in enumerate(stages):
         longer = np.full(ends[1] - ends[0], np.inf)

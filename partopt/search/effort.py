@@ -34,10 +34,6 @@ class LocalParams:
     rounds: tuple[int, ...]  # plans that are annealed in every one, at one budget
     annealing: AnnealingParams
 
-    def times(self, factor: float) -> LocalParams:
-        """Those of so many times the budget."""
-        return replace(self, budget=factor * self.budget)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SearchParams:
@@ -52,8 +48,11 @@ class SearchParams:
     close: float = 1.07  # times the fastest: a schedule or variant that is slower is left at that
     # plans of the planner `optimal`
     plans: LocalParams
-    many: float = 4.0  # times their budget for starts on many devices
-    slices: int = 1  # times their budget for annealing there, while the last brought something
+    # of them on many devices: times their budget, for starts, and for every slice of annealing;
+    # slices, at most, while the last brought something
+    many: float = 4.0
+    slice: float = 2.0
+    slices: int = 1
     # with which they begin, too, on few devices: equal pipelines, plans on fewer servers
     equal: int = 16
     fewer: int = 24  # of every number of them

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, zip_longest
+from itertools import islice
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
@@ -28,7 +28,7 @@ from partopt.search.evaluator import (
     PlacedStages,
     PlanEvaluator,
 )
-from partopt.search.variants import Variant
+from partopt.search.variants import Variant, in_turn
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 from partopt.simulator.execution import simulate_plan
 
@@ -164,11 +164,11 @@ class Improvement:
         On many devices those of this variant and others are in turn, in their own orders.
         """
         costs = self.evaluator.costs
-        more = sorted(set(self._shapes_of(others)), key=costs.estimate_s)
-        pairs = zip_longest(self.starts, more)
-        shapes = dict.fromkeys(shape for pair in pairs for shape in pair if shape is not None)
-        if not optimal.are_many(self.problem):
-            shapes = dict.fromkeys(sorted(shapes, key=costs.estimate_s))
+        more = dict.fromkeys(self._shapes_of(others))
+        if optimal.are_many(self.problem):
+            shapes = in_turn(self.starts, sorted(more, key=costs.estimate_s))
+        else:
+            shapes = sorted(dict.fromkeys([*self.starts, *more]), key=costs.estimate_s)
         for shape in shapes:
             if costs.slowest_s(shape) < self.search.best_s:
                 yield Candidate(shape)
@@ -206,11 +206,11 @@ class Improvement:
         if not optimal.are_many(self.problem):
             self.search.search_further(params.plans, hoped_s)
             return
-        plans = params.plans.times(params.many)
-        self.search.try_starts(plans)
+        plans = params.plans
+        self.search.try_starts(replace(plans, budget=params.many * plans.budget))
         for _ in range(params.slices) if self.search.best_s < hoped_s else ():
             before_s = self.search.best_s
-            self.search.anneal(2 * params.plans.budget, plans)
+            self.search.anneal(params.slice * plans.budget, plans)
             if self.search.best_s > before_s * (1 - GAINED):
                 break
 

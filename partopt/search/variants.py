@@ -68,7 +68,7 @@ class Variant:
         In that none does where that may fit.
         """
         able = [other for other in self.alike if other.limited_s < math.inf]
-        return next(iter([*able, *self.alike, self])).problem
+        return [*able, *self.alike, self][0].problem
 
     @cached_property
     def coarse(self) -> tuple[Problem, list[int]]:
@@ -118,23 +118,26 @@ class Variant:
         """
         problem, costs = self.problem, self.costs
         equal = self._equal() if optimal.are_many(problem) else []
-        both = zip_longest([] if equal and costs.even else optimal.plans(costs), equal)
-        found = (shape for pair in both for shape in pair if shape is not None)
-        return [shape for shape in dict.fromkeys(found) if shape.stages >= problem.least_stages]
+        found = in_turn([] if equal and costs.even else optimal.plans(costs), equal)
+        return [shape for shape in found if shape.stages >= problem.least_stages]
 
     def _equal(self) -> list[Shape]:
         """Its grids that may be fastest, or where none of them fits the roomiest."""
-        grids, limited = dict[Grid, GridPlan](), not self.costs.short
+        grids = dict[Grid, GridPlan]()
         for plan in self.grids:
-            if plan.may_fit or not limited:
+            if self.costs.short or plan.may_fit():
                 grids.setdefault(plan.grid, plan)
         able = list(grids.values())
         roomy = sorted(able[EQUAL:], key=lambda plan: float(plan.needs_bytes.max()))
         every = (list(self._cut(plans)) for plans in (able[:EQUAL], roomy[:EQUAL]))
-        return sorted(next(filter(None, every), []), key=self.costs.estimate_s)
+        found = sorted(next(filter(None, every), []), key=lambda pair: pair[0])
+        return [shape for _, shape in found]
 
-    def _cut(self, plans: Iterable[GridPlan]) -> Iterator[Shape]:
-        """Grids, the best estimate first, cut where the slowest stage is fastest in the memory."""
+    def _cut(self, plans: Iterable[GridPlan]) -> Iterator[tuple[float, Shape]]:
+        """Grids cut where the slowest stage is fastest in the memory, with their estimates.
+
+        The best estimate in closed form comes first.
+        """
         costs, best_s = self.costs, math.inf
         for plan in plans:
             if plan.estimate_s > REACH * best_s:
@@ -143,9 +146,9 @@ class Variant:
             for full in (True, False) if costs.short else (False,):
                 cut = optimal.recut(costs, shape, costs.N, full)
                 if cut is not None:
-                    one_s = costs.estimate_s(cut) / self.problem.chain.microbatch_size
-                    best_s = min(best_s, one_s)
-                    yield cut
+                    estimate_s = costs.estimate_s(cut)
+                    best_s = min(best_s, estimate_s / self.problem.chain.microbatch_size)
+                    yield estimate_s, cut
 
     @cached_property
     def estimate_s(self) -> float:
@@ -197,6 +200,12 @@ class Variant:
         if self.alike:
             return min(other.least_bytes for other in self.alike)
         return min((float(grid.needs_bytes.max()) for grid in self.grids), default=math.inf)
+
+
+def in_turn(one: Iterable[Shape], other: Iterable[Shape]) -> list[Shape]:
+    """The shapes of both, one of each in turn, none twice."""
+    pairs = zip_longest(one, other)
+    return list(dict.fromkeys(shape for pair in pairs for shape in pair if shape is not None))
 
 
 def least_s(problem: Problem) -> float:

@@ -600,7 +600,7 @@ def _state_bytes(settings: Settings) -> float:
     return sum(int(width[0]) / 8 if width else 4.0 for width in narrow)
 
 
-def _offloaded(settings: Settings, fields: bool) -> float:
+def _read_offload(settings: Settings, fields: bool) -> float:
     """The share of an optimizer's state that is in the host's memory."""
     if not settings.has(OFFLOAD[0]):
         return 0.0
@@ -661,7 +661,7 @@ def _facts(
     fused = on("cross_entropy_loss_fusion", default=fields)
     padded = on("moe_pad_expert_input_to_capacity") and settings.has("moe_expert_capacity_factor")
     graphs, exchange = _graphs(settings, bool(model.experts)), _exchange(settings)
-    optimizer, share = settings.find("optimizer"), _offloaded(settings, fields)
+    optimizer, share = settings.find("optimizer"), _read_offload(settings, fields)
     offload, state = _offload(settings), _state_bytes(settings)
     bucket = settings.count("ddp_bucket_size", default=0) or 0
     ends = "blocks" if all(_ends(settings)) else "stage"

@@ -51,7 +51,7 @@ def find_parts(layers: Sequence[str], rules: Sequence[str] = ()) -> list[Part]:
     Raises PartoptError for a rule that cannot be read or matches nothing, for a model without
     blocks or with several series of them, and for parts that are not in the order of a model.
     """
-    stated = _stated(layers, rules)
+    stated = _read_rules(layers, rules)
     numbers = _number_blocks(layers, stated)
     first, parts = min(numbers), []
     for i, name in enumerate(layers):
@@ -67,7 +67,7 @@ def find_parts(layers: Sequence[str], rules: Sequence[str] = ()) -> list[Part]:
     return parts
 
 
-def _stated(layers: Sequence[str], rules: Sequence[str]) -> dict[int, str]:
+def _read_rules(layers: Sequence[str], rules: Sequence[str]) -> dict[int, str]:
     """The kinds that the rules state, by layer; the last rule that matches a layer counts."""
     found: dict[int, str] = {}
     for rule in rules:

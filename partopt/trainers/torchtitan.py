@@ -336,7 +336,7 @@ def _read_training(settings: Settings, devices: int, said: Layout) -> Stated:
     t, c, p = said.tp or 1, said.cp or 1, said.pp or 1
     replicas = max(1, devices // (t * c * p))
     model = _model(settings)
-    sequence = _stated(settings, ("seq_len", "training.max_context_length"), 2048)
+    sequence = _read_number(settings, ("seq_len", "training.max_context_length"), 2048)
     size, batch = _batch(settings, said, replicas, sequence)
     settings.check()
     assert model
@@ -371,7 +371,7 @@ def _read_training(settings: Settings, devices: int, said: Layout) -> Stated:
     )
 
 
-def _stated(settings: Settings, names: Sequence[str], usual: int) -> int:
+def _read_number(settings: Settings, names: Sequence[str], usual: int) -> int:
     """The number of one of the names, or what every version has by default, which a note tells."""
     if not any(map(settings.states, names)):
         settings.notes.append(f"{names[0]}: {usual:,}, torchtitan's default")
@@ -382,14 +382,14 @@ def _batch(settings: Settings, said: Layout, replicas: int, sequence: int) -> tu
     """Samples of a microbatch and of an iteration, in samples or, after 0.3.0, in tokens."""
     stated, piped = settings.find("global_batch_size"), (said.pp or 1) > 1
     if any(map(settings.states, _TOKENS)):
-        tokens = _stated(settings, _TOKENS[:1], 16384)
+        tokens = _read_number(settings, _TOKENS[:1], 16384)
         size, step = max(1, tokens // sequence), settings.find(_TOKENS[1])
         if tokens % sequence:
             settings.notes.append(f"{_TOKENS[0]}: {tokens:,} are counted as {size} of {sequence:,}")
         local = size * (settings.count("num_pp_microbatches", default=1) or 1 if piped else 1)
         stated = step // sequence if stated is None and isinstance(step, int) else stated
     else:
-        local = _stated(settings, ("local_batch_size", "training.batch_size"), 8)
+        local = _read_number(settings, ("local_batch_size", "training.batch_size"), 8)
         size = said.microbatch or 1 if piped else local
     return size, stated if isinstance(stated, int) and stated > 0 else local * replicas
 

@@ -267,7 +267,7 @@ def test_a_stage_costs_the_same_in_every_member_of_the_outermost_level(given):
     costs._as_first = lambda *groups: groups
     for places in layouts_of(given.topology):
         for first, end in combinations(range(len(places) + 1), 2):
-            assert moved._place(places, first, end) == costs._place(places, first, end)
+            assert moved._locate(places, first, end) == costs._locate(places, first, end)
 
 
 @pytest.mark.parametrize("limit", [None, 100])
