@@ -163,9 +163,7 @@ def _bytes(stage: Stage, held: int, plan: Plan) -> int:
 def fits_by_order(execution: Execution) -> bool:
     """Whether every device has room; by the order where the formulas approximate what it keeps."""
     plan, entry = execution.plan, schedule(execution.plan.schedule)
-    if plan.memory_limit_bytes is None or not (entry.split or entry.recomputes):
-        return plan.fits
-    return int(execution.peak_memory_bytes.max()) <= plan.memory_limit_bytes
+    return execution.fits if entry.split or entry.recomputes else plan.fits
 
 
 class Trial(NamedTuple):
