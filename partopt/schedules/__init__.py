@@ -39,8 +39,8 @@ SCHEDULES: Registry[Schedule] = Registry(
         "1f1b-eager": "partopt.schedules.one_f_one_b:EAGER",
         "gpipe": "partopt.schedules.gpipe:GPIPE",
         "naive": "partopt.schedules.gpipe:NAIVE",
-        "zb-h1": "partopt.schedules.zero_bubble:ZB_H1",
         "interleaved": "partopt.schedules.interleaved:INTERLEAVED",
+        "zb-h1": "partopt.schedules.zero_bubble:ZB_H1",
         "interleaved-zb": "partopt.schedules.interleaved:INTERLEAVED_ZB",
         "zbv": "partopt.schedules.zero_bubble:ZBV",
         "dualpipe": "partopt.schedules.dualpipe:DUALPIPE",
@@ -55,6 +55,15 @@ ACTION_LIMIT = 20_000_000  # of one order: to simulate it takes some 2 GB and ha
 def schedule(name: str) -> Schedule:
     """The schedule `name`. PartoptError where there is none."""
     return SCHEDULES.lookup(name)
+
+
+def rank(name: str, stages: int) -> int:
+    """The place of a schedule among all, the simplest first; 0 of one stage: data parallelism.
+
+    They stand in that order: one stage on a device, several, forwards and backwards in parts, two
+    ways at once.
+    """
+    return 0 if stages == 1 else 1 + list(SCHEDULES).index(name)
 
 
 def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None:
