@@ -32,7 +32,7 @@ from partopt.trainers.megatron import FUSED, PLAIN
 from partopt.trainers.torchtitan import COMPILED, COMPILED_LOSS, EAGER, EAGER_LOSS
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import Estimate, estimate
-from partopt.transformer.rates import HOP_S, Rates, clock
+from partopt.transformer.rates import HOP_S, Port, Rates, clock
 
 # what collectives achieve: of an NVLink, nccl-tests on servers of A100, H100 and H200 (78 to 82 %);
 # of a port with messages of 256 MiB and more, four servers of 8 H100 with InfiniBand
@@ -243,8 +243,7 @@ def rates_of(row: Mapping[str, str]) -> Rates:
         known,
         device=row["device_name"],
         bandwidth=number["hbm"],
-        port=PORT * number["port"],
-        ring=float(row["device_ring"]) * number["port"],
+        outer=(Port(1, PORT * number["port"], float(row["device_ring"]) * number["port"]),),
         sizes=(),
     )
 
@@ -400,13 +399,14 @@ def topology_of(row: Mapping[str, str]) -> Topology:
     gpus, rates = int(row["gpus"]), rates_of(row)
     server = max(n for n in range(1, min(gpus, rates.server) + 1) if gpus % n == 0)
     inner = Level(name="server", size=server, bandwidth_bytes_per_s=rates.link)
+    (port,) = rates.outer
     outer = Level(
         name="cluster",
         size=gpus // server,
-        bandwidth_bytes_per_s=rates.port,
+        bandwidth_bytes_per_s=port.message,
         links=server,
         latency_s=HOP_S,
-        allreduce=AllReduceRates(bandwidth_bytes_per_s=rates.ring, latency_s=0.0),
+        allreduce=AllReduceRates(bandwidth_bytes_per_s=port.ring, latency_s=0.0),
     )
     device = Device(name=row["device_name"])
     return Topology(name="published", device=device, levels=[inner, outer])

@@ -615,7 +615,7 @@ class Training:
     def _context_s(self, shape: Shape, attention_s: Seconds) -> Seconds:
         """Keys and values go round c ranks, behind the attention of those that have come."""
         t, c, rates = shape.t, shape.c, self.rates
-        rate = rates.link if t * c <= rates.server else rates.port
+        rate = rates.message_rate(rates.server, t * c)
         wide = self.model.kv * (1 + self.model.values / self.model.q)
         round_s = (c - 1) * (HOP_S + 2 * self.tokens(shape) * wide / t / rate)
         forward_s, backward_s = attention_s

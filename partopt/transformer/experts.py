@@ -151,14 +151,15 @@ class Experts:
         S = math.ceil(e * self.etp / rates.server)
         size, achieved = self.practice.dispatch_bytes * model.hidden * self.tokens, NVLINK
         if self.practice.dispatch == "alltoall":
-            out, near = size * k * (1 - 1 / S), size * k * (1 - 1 / e if S == 1 else 1 / S)
+            out, near = size * k, size * k * (1 - 1 / e if S == 1 else 1 / S)
         else:
-            out = size * self._servers(S) * (1 - 1 / S)
+            out = size * self._servers(S)
             near = size * (e if S > 1 else e - 1) * (1 - (1 - 1 / e) ** k)
             if self.practice.dispatch == "deepep":
                 achieved = min(1.0, DEEPEP / rates.link)
         near += size * k * (self.etp - 1)
-        return max(out / rates.port, near / (achieved * rates.link)) + EXCHANGE_S
+        out_s = rates.scattered_s(out, e * self.etp)
+        return max(out_s, near / (achieved * rates.link)) + EXCHANGE_S
 
     @property
     def both_s(self) -> float:

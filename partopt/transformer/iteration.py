@@ -307,8 +307,7 @@ def once_s(work: Training, layout: Layout, batch: int) -> float:
     else:  # what takes longer than the compute of all blocks, head and embedding
         parameters = sum(_parameters(work, degrees))
         gather_s, scatter_s = (
-            _seen(degrees)
-            * work.rates.replicas_s(size * parameters, degrees.sharers, _near(work, degrees))
+            _seen(degrees) * work.rates.replicas_s(size * parameters, degrees.sharers, degrees.t)
             for size in (min(2, BITS[work.format] / 8), work.gradient_bytes)
         )
         L, ends_s = work.model.blocks, (block.head_s / 3, block.head_s * 2 / 3)
@@ -323,11 +322,6 @@ def _seen(degrees: Degrees) -> float:
     """The share of an exchange that n replicas do, where one stands for c ranks."""
     ranks = degrees.sharers
     return (1 - 1 / degrees.n) / (1 - 1 / ranks) if ranks > 1 else 0.0
-
-
-def _near(work: Training, degrees: Degrees) -> int:
-    """Ranks in a server with the same parameters."""
-    return max(1, min(work.rates.server // degrees.t, degrees.sharers))
 
 
 def _block(work: Training, degrees: Degrees) -> Block:
@@ -388,7 +382,7 @@ def _pipeline_s(work: Training, degrees: Degrees, stages: Sequence[Stage]) -> di
         idle_s = makespan_s(loads, [seconds.forward for seconds in every], m) - m * slow_s
     elif work.practice.dispatch_overlap:  # one more microbatch is in flight
         idle_s += whole_s / p / v
-    send_s = rates.send_s(work.message_bytes(shape))
+    send_s = rates.send_s(work.message_bytes(shape), degrees.devices // p)
     shown_s, fill = send_s, p - 1
     if ("interleaved" if v > 1 else "1f1b") not in work.engine.waits:
         # a send goes under the next chunk's work, but not while the pipe fills and drains
@@ -451,7 +445,7 @@ def _fsdp_s(work: Training, degrees: Degrees, layout: Layout) -> dict[str, float
         all_s, first_s = all_s + count * (block_s + scatter_s), max(first_s, block_s + scatter_s)
     grad = work.gradient_bytes
     ends = work.model.end_parameters / degrees.t * (0.5 if work.model.tied else 1)
-    first_s += rates.replicas_s(ends * (2 + grad), ranks, _near(work, degrees))
+    first_s += rates.replicas_s(ends * (2 + grad), ranks, degrees.t)
     if p > 1:
         return {"step": step_s, "replicas": all_s / p + first_s / 2}
     gathers_s *= 1 if stays and practice.flat_shards else m
@@ -461,16 +455,17 @@ def _fsdp_s(work: Training, degrees: Degrees, layout: Layout) -> dict[str, float
 
 def _gathers_s(work: Training, degrees: Degrees, layout: Layout, kind: Kind) -> tuple[float, float]:
     """Seconds of a block's gather, and of what its backward exchanges."""
-    rates, near, wide = work.rates, _near(work, degrees), BITS[work.format] / 8
+    rates, t, wide = work.rates, degrees.t, BITS[work.format] / 8
     ranks = _sharing(work, degrees)
     start_s = COLLECTIVE_S if degrees.sharers > 1 else 0.0
     weights, grad = sum(work.parameters(degrees.shape, kind)), work.gradient_bytes
     if work.practice.host_shards:  # float32 goes in before it is gathered, and out
         start_s += 4 * weights / ranks / rates.host_link
-    block_s = rates.replicas_s(weights * wide, ranks, near) + start_s
-    scatter_s = rates.replicas_s(weights * grad, ranks, near) + start_s
+    block_s = rates.replicas_s(weights * wide, ranks, t) + start_s
+    scatter_s = rates.replicas_s(weights * grad, ranks, t) + start_s
     if ranks < degrees.sharers:  # copies of the shares are all-reduced across servers
-        scatter_s += 2 * weights * grad / ranks / rates.port
+        port = rates.message_rate(rates.server, t * degrees.sharers)
+        scatter_s += 2 * weights * grad / ranks / port
     return block_s, scatter_s + (0.0 if layout.shard == "gradients" else block_s)
 
 
@@ -483,26 +478,25 @@ def _replicas_s(
     replicas.
     """
     model, rates, practice = work.model, work.rates, work.practice
-    (t, _, _, p, v, *_), near, grad = degrees, _near(work, degrees), work.gradient_bytes
+    (t, _, _, p, v, *_), grad = degrees, work.gradient_bytes
     parameters = _parameters(work, degrees)
     dense, experts = (sum(parameters), 0.0) if seen else parameters
     shared, copies = layout.shard == "optimizer", _copies(degrees)
     ways = 1 if shared else 2
-    # ranks in a server with the same experts
-    beside = max(1, min(rates.server // degrees.spread, copies))
-    reduce_s = ways * rates.replicas_s(dense * grad, degrees.sharers, near)
+    reduce_s = ways * rates.replicas_s(dense * grad, degrees.sharers, t)
     if practice.exchange == "float32" and not seen:
-        reduce_s = 2 * rates.replicas_s(dense * 4, degrees.sharers, near)
+        reduce_s = 2 * rates.replicas_s(dense * 4, degrees.sharers, t)
         reduce_s += rates.passes_s(FLOAT32_EXCHANGE * dense)
-    reduce_s += ways * rates.replicas_s(experts * grad, copies, beside)
+    reduce_s += ways * rates.replicas_s(experts * grad, copies, degrees.spread)
     gather_s = 0.0
     if shared:
-        gather_s = rates.replicas_s(2 * dense, degrees.sharers, near)
-        gather_s += rates.replicas_s(2 * experts, copies, beside)
+        gather_s = rates.replicas_s(2 * dense, degrees.sharers, t)
+        gather_s += rates.replicas_s(2 * experts, copies, degrees.spread)
     if seen:
         reduce_s, gather_s = _seen(degrees) * reduce_s, _seen(degrees) * gather_s
     if model.tied and p > 1:  # the first and the last stage add theirs, all replicas at once
-        tied_s = 2 * rates.replicas_s(model.end_parameters / t * grad, 2, 1)
+        ring = rates.ring_rate(max(rates.server, degrees.devices // p))
+        tied_s = model.end_parameters / t * grad / ring
         reduce_s += tied_s / max(1, rates.server // (t * degrees.c)) if seen else tied_s
     shown_s = reduce_s + gather_s
     if work.engine.allreduce == "overlap":
@@ -679,7 +673,8 @@ def _shares(work: Training, degrees: Degrees, stage: Stage) -> float:
 
 def _sharing(work: Training, degrees: Degrees) -> int:
     """Ranks over which the shares of parameters lie."""
-    return _near(work, degrees) if work.practice.shards == "server" else degrees.sharers
+    inside = max(1, work.rates.server // degrees.t)
+    return min(inside if work.practice.shards == "server" else math.inf, degrees.sharers)
 
 
 def _stage_bytes(

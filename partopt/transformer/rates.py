@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,17 +42,27 @@ class Seconds(NamedTuple):
     backward: float
 
 
+class Port(NamedTuple):
+    """A device's share of the ports of a level that joins so many `servers` at a time.
+
+    Bytes a second, in one direction: of a `message`, and what a `ring` of a collective reaches.
+    """
+
+    servers: int
+    message: float
+    ring: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """A device in a cluster: operations and bytes a second.
 
     `peaks` and `bandwidth` are the data sheet's, of products by number format and of memory;
     `products` are what a benchmark finds, `attention` has kernels by name. `link` is a
-    device's inside a server of `server` devices, `port` its share of those between servers, `ring`
-    what collectives reach of it: achieved, in one direction. `sizes` are those of the cluster's
-    levels, innermost first. The host starts an operation in `launch` seconds; a device copies to
-    and from the host's memory at `host_link`, whose processors read and write `host_memory` for it,
-    0 where that is not known.
+    device's inside a server of `server` devices, achieved, in one direction; `outer` has the ports
+    of the levels between servers, and `sizes` those of all levels, innermost first. The host starts
+    an operation in `launch` seconds; a device copies to and from the host's memory at `host_link`,
+    whose processors read and write `host_memory` for it, 0 where that is not known.
     """
 
     device: str
@@ -61,10 +72,9 @@ class Rates:
     attention: Mapping[str, Attention]
     clock: float
     link: float
-    port: float
-    ring: float
     server: int
     multiprocessors: int
+    outer: Sequence[Port] = ()
     sizes: tuple[int, ...] = ()
     launch: float = LAUNCH_S
     host_link: float = 0.0
@@ -83,13 +93,13 @@ class Rates:
                 "docs/formats.md has an example",
                 code="unknown-rates",
             )
-        inner, *outer = topology.cluster.levels
-        port = ring = float("inf")
-        ranks = inner.size
-        for level in outer:
-            port = min(port, level.bandwidth_bytes_per_s * level.links / ranks)
-            ring = min(ring, level.allreduce_bandwidth_bytes_per_s * level.links / ranks)
-            ranks *= level.size
+        inner, *between = topology.cluster.levels
+        outer, servers = list[Port](), 1
+        for level in between:
+            share = level.links / (servers * inner.size)
+            message = level.bandwidth_bytes_per_s * share
+            outer.append(Port(servers, message, level.allreduce_bandwidth_bytes_per_s * share))
+            servers *= level.size
         return cls(
             device=file.name,
             peaks={n: parse_flops(rate.value) for n, rate in (file.peaks | training.peaks).items()},
@@ -98,10 +108,9 @@ class Rates:
             attention=training.attention,
             clock=clock(parse_power(training.limit.value) / parse_power(training.rated.value)),
             link=inner.bandwidth_bytes_per_s * inner.links,
-            port=port,
-            ring=ring,
             server=inner.size,
             multiprocessors=training.multiprocessors.value,
+            outer=tuple(outer),
             sizes=tuple(level.size for level in topology.cluster.levels),
             launch=parse_seconds(training.host.value) if training.host else LAUNCH_S,
             host_link=parse_bandwidth(training.host_link.value) if training.host_link else 0.0,
@@ -210,16 +219,44 @@ class Rates:
         """A gather or a scatter-reduction of `size_bytes` in all, over ranks of a server."""
         return size_bytes * (ranks - 1) / ranks / self.link
 
-    def replicas_s(self, size_bytes: float, ranks: int, near: int) -> float:
-        """The same over `ranks`, `near` of them in every server, where they share its ports."""
-        if ranks <= 1:
-            return 0.0
-        rate = self.link if ranks <= near else min(self.ring * near, self.link)
-        return size_bytes * (ranks - 1) / ranks / rate
+    def ports(self, senders: int, span: float = math.inf) -> Iterator[Port]:
+        """Of the levels that groups of `span` devices side by side go over, what a device has.
 
-    def send_s(self, size_bytes: float) -> float:
-        """A message between servers."""
-        return HOP_S + size_bytes / self.port
+        So many `senders` of the devices that a level joins send at once, and share its ports.
+        """
+        for servers, message, ring in self.outer:
+            devices = servers * self.server
+            if span > self.server and devices % span:
+                more = max(1, devices // senders)
+                yield Port(servers, more * message, more * ring)
+
+    def message_rate(self, senders: int, span: float = math.inf) -> float:
+        """Bytes a second of a device's messages: over its link, and through `ports`, one a server.
+
+        A server's devices have a port apart; beyond one those of others are theirs.
+        """
+        ports = self.ports(max(senders, self.server), span)
+        return min([self.link, *(port.message for port in ports)])
+
+    def ring_rate(self, senders: int, span: float = math.inf) -> float:
+        """The same of a collective's rings, which have the ports of all devices that send none."""
+        return min([self.link, *(port.ring for port in self.ports(senders, span))])
+
+    def replicas_s(self, size_bytes: float, ranks: int, stride: int) -> float:
+        """The same over `ranks` that are `stride` devices apart, beside groups of those between."""
+        return size_bytes * (ranks - 1) / ranks / self.ring_rate(stride, ranks * stride)
+
+    def scattered_s(self, size_bytes: float, ranks: int) -> float:
+        """What a rank sends out to `ranks` side by side, evenly, all at once."""
+        found_s = 0.0
+        for servers, message, _ in self.ports(ranks, ranks):
+            groups = max(2, math.ceil(ranks / (servers * self.server)))
+            found_s = max(found_s, size_bytes * (1 - 1 / groups) / message)
+        return found_s
+
+    def send_s(self, size_bytes: float, stage: int) -> float:
+        """A message to the next `stage` of so many devices, between servers."""
+        return HOP_S + size_bytes / self.message_rate(stage)
 
 
 def clock(power: float) -> float:

@@ -12,7 +12,7 @@ from partopt.documents.engine import Engine, Layout
 from partopt.documents.transformer import Latent, Loss, Practice, Transformer
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import estimate
-from partopt.transformer.rates import Rates
+from partopt.transformer.rates import Port, Rates
 
 GPT = Transformer(
     name="gpt",
@@ -44,6 +44,7 @@ KINDS = replace(
     dense_first=2,
     further=1,
 )
+PORT, RING = 4e10, 3e10
 RATES = Rates(
     device="device",
     peaks={"float16": 1e15, "fp8": 2e15},
@@ -52,13 +53,20 @@ RATES = Rates(
     attention={"flash": Attention(share=(0.5, 0.4), half_at=(400, 300), source="a test")},
     clock=1.0,
     link=3e11,
-    port=4e10,
-    ring=3e10,
     server=8,
     multiprocessors=128,
+    outer=(Port(1, PORT, RING),),
     host_link=5e10,
     launch=0.0,  # such small blocks would wait for the host
 )
+
+
+def with_port(rates: Rates, message: float, ring: float | None = None) -> Rates:
+    """The rates with other ports of servers, whose rings reach as much as messages by default."""
+    port = Port(1, message, message if ring is None else ring)
+    return dataclasses.replace(rates, outer=(port,))
+
+
 # experts have a capacity: no rank has more than others
 PRACTICE = Practice(
     loss=Loss(passes=12, held=4), attention="flash", routing="capacity", flat_shards=False

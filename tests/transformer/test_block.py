@@ -31,7 +31,7 @@ from partopt.transformer.rates import (
     SUSTAINED,
 )
 from partopt.transformer.rates import LATENT as LATENT_RATE
-from tests.transformer.helpers import EXPERTS, GPT, LLAMA, RATES, training
+from tests.transformer.helpers import EXPERTS, GPT, LLAMA, PORT, RATES, training
 
 T, H, F = 2048, 1024, 4096
 RATE, BYTES = 8e14 * SUSTAINED, 3e12
@@ -173,7 +173,7 @@ def test_what_tensor_parallel_ranks_exchange():
 def test_keys_and_values_go_round_behind_attention():
     work, shape = training(sequence=65_536), Shape(c=16)
     block, tokens = work.block(shape), 65_536 / 16
-    late = 15 * (HOP_S + 4 * tokens * LLAMA.kv / RATES.port) - block.parts["attention"].forward
+    late = 15 * (HOP_S + 4 * tokens * LLAMA.kv / PORT) - block.parts["attention"].forward
     assert late > 0
     assert block.parts["context"].forward == pytest.approx(late)
     assert "context" not in training().block(Shape()).parts
@@ -198,7 +198,7 @@ def test_rows_cross_the_servers_that_experts_ranks_fill(e, t, server, servers):
     """These follow each other, tensor ranks among them: 8 fill one server of 8."""
     rows = T / t * 2 * H * 2
     near = rows * (1 - 1 / e) if servers == 1 else rows / servers
-    found = max(rows * (1 - 1 / servers) / RATES.port, near / LINK)
+    found = max(rows * (1 - 1 / servers) / PORT, near / LINK)
     assert exchange_s(e, t, server) == pytest.approx(found + EXCHANGE_S)
     assert training(EXPERTS).block(Shape()).parts["exchange"] == (0.0, 0.0)
 
@@ -212,7 +212,7 @@ def test_copies_of_a_token_go_once_to_a_server_and_a_rank(dispatch, rate):
     out = token * (3 - 1) * (1 - (1 - 1 / 3) ** 3)
     near = token * 12 * (1 - (1 - 1 / 12) ** 3)
     found = exchange_s(12, server=4, dispatch=dispatch, model=model)
-    assert found == pytest.approx(max(out / RATES.port, near / rate) + EXCHANGE_S)
+    assert found == pytest.approx(max(out / PORT, near / rate) + EXCHANGE_S)
 
 
 def test_the_servers_of_copies_by_drawing_experts():
@@ -225,7 +225,7 @@ def test_the_servers_of_copies_by_drawing_experts():
     slow = dataclasses.replace(RATES, link=1e18, server=4)
     work = training(replace(EXPERTS, experts=24), rates=slow, dispatch="hybridep")
     found = work.block(Shape(e=12)).parts["exchange"].forward / 2 - EXCHANGE_S
-    assert found == pytest.approx(T * H * 2 * mean * (1 - 1 / 3) / RATES.port)
+    assert found == pytest.approx(T * H * 2 * mean * (1 - 1 / 3) / PORT)
 
 
 def test_groups_of_a_router_limit_servers():
@@ -235,7 +235,7 @@ def test_groups_of_a_router_limit_servers():
     work = training(grouped, rates=slow, dispatch="hybridep")
     found = work.block(Shape(e=8)).parts["exchange"].forward / 2 - EXCHANGE_S
     servers = 2 * (1 - (1 - 1 / 2) ** 6)
-    assert found == pytest.approx(T * H * 2 * servers * (1 - 1 / 4) / RATES.port)
+    assert found == pytest.approx(T * H * 2 * servers * (1 - 1 / 4) / PORT)
 
 
 def test_some_of_an_exchange_hides_behind_another_microbatch():

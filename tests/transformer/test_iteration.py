@@ -37,10 +37,13 @@ from tests.transformer.helpers import (
     GPT,
     KINDS,
     LLAMA,
+    PORT,
     RATES,
+    RING,
     seconds,
     size,
     training,
+    with_port,
 )
 
 SHIPPED = dataclasses.replace(RATES, device="H100-80GB")  # profiles say the digest of its file
@@ -65,7 +68,7 @@ def test_a_pipeline_has_a_bubble_and_waits_for_its_sends():
     parts = estimate(work, Layout(pp=4), 16).parts
     slow = block.seconds + head  # the last of four stages of a block
     whole = 4 * block.seconds + head + embed
-    send = HOP_S + 2 * 2048 * 1024 / RATES.port
+    send = HOP_S + 2 * 2048 * 1024 / PORT
     assert parts["bubble"] == pytest.approx(whole - slow)
     assert parts["imbalance"] == pytest.approx(16 * (slow - whole / 4))
     assert parts["sends"] == pytest.approx(2 * 16 * (send + PASS_S) + 2 * 3 * send)
@@ -75,7 +78,7 @@ def test_chunks_make_the_bubble_smaller_and_sends_more():
     work = training(replace(LLAMA, blocks=16), engine=BLOCKING)
     one, two = (estimate(work, Layout(pp=4, chunks=v), 16).parts for v in (1, 2))
     assert two["bubble"] == pytest.approx(one["bubble"] / 2)
-    send = HOP_S + 2 * 2048 * 1024 / RATES.port
+    send = HOP_S + 2 * 2048 * 1024 / PORT
     assert two["sends"] - one["sends"] == pytest.approx(2 * 16 * (send + PASS_S))
 
 
@@ -83,15 +86,15 @@ def test_sends_are_hidden_where_the_engine_does_not_wait():
     model, layout = replace(LLAMA, blocks=16), Layout(pp=4, chunks=2)
     waits = estimate(training(model, engine=BLOCKING), layout, 64).parts["sends"]
     hidden = estimate(training(model), layout, 64).parts["sends"]
-    send = HOP_S + 2 * 2048 * 1024 / RATES.port
+    send = HOP_S + 2 * 2048 * 1024 / PORT
     fill = 3 + 4  # a chunk goes round the four devices once more
     chunk = 2 * training(model).block(Shape()).seconds
     assert send < chunk / 2
     shown = RATES.taken * send + PASS_S
     assert hidden == pytest.approx(2 * 64 * 2 * shown + 2 * fill * send)
     assert hidden < waits
-    slow = dataclasses.replace(RATES, port=RATES.port / 100)
-    send = HOP_S + 2 * 2048 * 1024 / slow.port
+    slow = with_port(RATES, PORT / 100)
+    send = HOP_S + 2 * 2048 * 1024 / (PORT / 100)
     late = estimate(training(model, rates=slow), layout, 64).parts["sends"]
     shown = send - chunk / 2 + RATES.taken * send + PASS_S
     assert late == pytest.approx(2 * 64 * 2 * shown + 2 * fill * send)
@@ -105,7 +108,7 @@ def test_gradients_are_exchanged_once_an_iteration():
     plain = estimate(work, Layout(dp=8), 32).parts
     assert plain["replicas"] == pytest.approx(2 * 4 * held * 7 / 8 / RATES.link)
     across = estimate(work, Layout(dp=16, shard="optimizer"), 32).parts
-    rate = min(8 * RATES.ring, RATES.link)
+    rate = min(8 * RING, RATES.link)
     assert across["replicas"] == pytest.approx((4 + 2) * held * 15 / 16 / rate)
 
 
@@ -113,8 +116,8 @@ def test_experts_are_exchanged_among_those_who_have_them():
     """Two ranks have the same ones: of one server where four have all, else of two."""
     work = training(EXPERTS, engine=BLOCKING)
     dense = 4 * EXPERTS.dense_parameters(EXPERTS.kinds()[0]) + 2 * EXPERTS.end_parameters
-    among = min(8 * RATES.ring, RATES.link)
-    for dp, ep, rate, dense_rate in ((8, 4, RATES.link, RATES.link), (16, 8, RATES.ring, among)):
+    among = min(8 * RING, RATES.link)
+    for dp, ep, rate, dense_rate in ((8, 4, RATES.link, RATES.link), (16, 8, RING, among)):
         layout = Layout(dp=dp, ep=ep, shard="optimizer")
         experts = 4 * EXPERTS.expert_parameters(EXPERTS.kinds()[0]) / ep
         gradients = 4 * dense * (dp - 1) / dp / dense_rate + 4 * experts / 2 / rate
@@ -294,10 +297,7 @@ def test_shards_in_a_server_are_copied_across():
 
 def test_copies_of_shares_are_all_reduced_over_the_ports_of_ranks():
     """Of 16 devices in two servers; at ports so slow that no block's backward hides it."""
-    slow, slower = (
-        training(rates=dataclasses.replace(RATES, port=port), shards="server")
-        for port in (1e6, 5e5)
-    )
+    slow, slower = (training(rates=with_port(RATES, port), shards="server") for port in (1e6, 5e5))
     parts = [
         estimate(work, Layout(dp=16, shard="parameters"), 32).parts["replicas"]
         for work in (slow, slower)
@@ -376,7 +376,7 @@ def test_faster_devices_and_links_never_take_longer():
         {"tp": t, "pp": p, "dp": n, "shard": shard}
         for t, p, n, shard in itertools.product((1, 4), (1, 4), (1, 8), ("optimizer", "parameters"))
     ]
-    better = {"link": 2 * RATES.link, "port": 2 * RATES.port, "ring": 2 * RATES.ring}
+    better = {"link": 2 * RATES.link, "outer": with_port(RATES, 2 * PORT, 2 * RING).outer}
     better |= {"clock": 1.2, "bandwidth": 2 * RATES.bandwidth}
     for layout in layouts:
         usual = seconds(training(), 64, **layout)
@@ -531,7 +531,7 @@ def test_experts_that_are_cut_have_fewer_copies():
     found = estimate(work, Layout(dp=16, ep=4, etp=2, shard="none"), 32).parts["replicas"]
     dense = 4 * EXPERTS.dense_parameters(EXPERTS.kinds()[0]) + 2 * EXPERTS.end_parameters
     experts = 4 * EXPERTS.expert_parameters(EXPERTS.kinds()[0]) / 8
-    rates = min(8 * RATES.ring, RATES.link), RATES.ring
+    rates = min(8 * RING, RATES.link), RING
     both = dense * 15 / 16 / rates[0] + experts / 2 / rates[1]
     assert found == pytest.approx(2 * 4 * both)
 
@@ -651,7 +651,7 @@ def test_what_is_sent_in_parts_is_gathered_again_without_sequence_parallelism():
     assert whole - cut == pytest.approx(2 * 8 * size * 3 / 4 / RATES.link)
     apart = training(sequence_parallel=False, sends="whole", engine=BLOCKING)
     # of what four ranks send whole, half goes through each port; of two ranks no more than is cut
-    send = HOP_S + size / 2 / RATES.port
+    send = HOP_S + size / 2 / PORT
     shown = 2 * (8 + 1) * send + 2 * 8 * PASS_S
     assert estimate(apart, layout, 8).parts["sends"] == pytest.approx(shown)
     messages = [apart.message_bytes(Shape(t=t)) for t in (1, 2, 4, 8)]
@@ -774,7 +774,7 @@ def test_tied_ends_are_one_and_add_their_gradients():
         estimate(training(own, engine=BLOCKING), layout, 8).parts["replicas"]
         for own in (LLAMA, tied)
     ]
-    assert more[1] - more[0] == pytest.approx(2 * 4 * LLAMA.end_parameters / 2 / RATES.ring)
+    assert more[1] - more[0] == pytest.approx(2 * 4 * LLAMA.end_parameters / 2 / RING)
 
 
 def test_gradients_in_float32_are_copied_and_all_reduced():

@@ -1,8 +1,13 @@
 """Rates of shipped devices on shipped clusters, and the seconds of what runs on them."""
 
 import dataclasses
+import itertools
+import math
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt.documents.device import shipped_file
@@ -10,7 +15,16 @@ from partopt.documents.files import shipped_names
 from partopt.documents.topology import AllReduceRates, Topology
 from partopt.errors import PartoptError
 from partopt.importers.hugging_face import load_transformer
-from partopt.transformer.rates import COLLECTIVE_S, HOP_S, MEMORY, SUSTAINED, TAKEN, Rates, clock
+from partopt.transformer.rates import (
+    COLLECTIVE_S,
+    HOP_S,
+    MEMORY,
+    SUSTAINED,
+    TAKEN,
+    Port,
+    Rates,
+    clock,
+)
 from tests.transformer.helpers import RATES
 
 H100 = shipped_file("h100")[1]
@@ -20,7 +34,8 @@ def test_the_rates_of_a_device_in_a_cluster():
     own = Rates.of(H100, Topology.load("dgx-h100", 4))
     level = Topology.load("dgx-h100").levels[0]
     assert (own.device, own.server, own.link) == ("H100-80GB", 8, level.bandwidth_bytes_per_s)
-    assert own.port == own.ring == Topology.load("dgx-h100").levels[1].bandwidth_bytes_per_s
+    (port,) = own.outer
+    assert port.message == port.ring == Topology.load("dgx-h100").levels[1].bandwidth_bytes_per_s
     assert own.peaks["bfloat16"] == 989.4e12
     assert own.peaks["fp8"] == 1979e12
     assert own.products["fp8"] > own.products["bfloat16"] > own.peaks["bfloat16"] / 2
@@ -34,14 +49,13 @@ def test_devices_of_a_server_share_its_ports():
     rates = AllReduceRates(bandwidth_bytes_per_s=1e10)
     one = replace(topology, levels=[server, replace(cluster, links=1, allreduce=rates)])
     own = Rates.of(H100, one)
-    assert own.port == cluster.bandwidth_bytes_per_s / 8
-    assert own.ring == 1e10 / 8
+    assert own.outer == (Port(1, cluster.bandwidth_bytes_per_s / 8, 1e10 / 8),)
 
 
 def test_one_server_has_no_ports():
     topology = Topology.load("dgx-h100", 4)
     own = Rates.of(H100, replace(topology, levels=topology.levels[:1], devices=8))
-    assert own.send_s(1e9) == HOP_S
+    assert own.send_s(1e9, 1) == HOP_S + 1e9 / own.link
 
 
 def test_a_limit_of_power_lowers_the_clock():
@@ -72,12 +86,61 @@ def test_exchanges_by_hand():
     assert RATES.passes_s(3e12) == pytest.approx(1 / MEMORY)
     assert RATES.link_s(8e9, 4) == pytest.approx(6e9 / 3e11)
     assert RATES.replicas_s(8e9, 1, 1) == 0.0
-    assert RATES.replicas_s(8e9, 8, 8) == pytest.approx(7e9 / 3e11)
+    assert RATES.replicas_s(8e9, 8, 1) == pytest.approx(7e9 / 3e11)
     # eight of a server use all of its ports, but no more than their links
-    assert RATES.replicas_s(8e9, 16, 8) == pytest.approx(7.5e9 / (8 * 3e10))
-    assert RATES.replicas_s(8e9, 16, 1) == pytest.approx(7.5e9 / 3e10)
-    assert RATES.send_s(4e9) == pytest.approx(HOP_S + 0.1)
+    assert RATES.replicas_s(8e9, 16, 1) == pytest.approx(7.5e9 / (8 * 3e10))
+    assert RATES.replicas_s(8e9, 16, 8) == pytest.approx(7.5e9 / 3e10)
+    assert RATES.send_s(4e9, 8) == pytest.approx(HOP_S + 0.1)
     assert COLLECTIVE_S > HOP_S
+
+
+@st.composite
+def drawn_groups(draw):
+    """Rates of three levels, and a span and a stride of groups that fill their levels or divide."""
+    sizes = draw(st.lists(st.sampled_from([2, 3, 4]), min_size=3, max_size=3))
+    shares = draw(st.lists(st.integers(1, 99), min_size=4, max_size=4))
+    outer = (Port(1, *shares[:2]), Port(sizes[1], *shares[2:]))
+    rates = dataclasses.replace(RATES, link=99, server=sizes[0], outer=outer, sizes=tuple(sizes))
+    whole = math.prod(sizes)
+    spans = [n for n in range(1, whole + 1) if whole % n == 0 and rates.holds(n)]
+    span = draw(st.sampled_from(spans))
+    return rates, whole, span, draw(st.sampled_from([n for n in spans if span % n == 0]))
+
+
+def busiest(devices, pairs):
+    """The most of `pairs` of ranks that leave one of the groups of so many devices."""
+    leave = Counter(a // devices for a, b in pairs if a // devices != b // devices)
+    return max(leave.values(), default=0)
+
+
+@given(drawn_groups())
+def test_exchanges_share_the_ports_that_they_go_through(drawn):
+    """All groups of ranks are written down, and counted at every group of devices."""
+    rates, whole, span, stride = drawn
+    ranks = [
+        [*range(first + at, first + span, stride)]
+        for first in range(0, whole, span)
+        for at in range(stride)
+    ]
+    rings = [pair for group in ranks for pair in zip(group, group[1:] + group[:1], strict=True)]
+    sends = [(a, a + span) for a in range(whole - span)]
+    every = [pair for group in ranks for pair in itertools.permutations(group, 2)]
+    ring, message, scattered_s = rates.link, rates.link, 0.0
+    for servers, port, of_ring in rates.outer:
+        devices = servers * rates.server
+        if most := busiest(devices, rings):
+            ring = min(ring, of_ring * devices / most)
+        if most := busiest(devices, sends):  # a device of a server has one port
+            message = min(message, port * devices / max(most, rates.server))
+        if stride == 1:
+            scattered_s = max(scattered_s, busiest(devices, every) / span / (port * devices))
+    assert rates.replicas_s(1.0, span // stride, stride) == pytest.approx(
+        (1 - stride / span) / ring
+    )
+    if sends:
+        assert rates.send_s(1.0, span) == pytest.approx(HOP_S + 1 / message)
+    if stride == 1:
+        assert rates.scattered_s(1.0, span) == pytest.approx(scattered_s)
 
 
 def test_attention_reaches_half_of_its_share_at_half_at():

@@ -18,13 +18,13 @@ from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import FSDP_STEP, HOST_SUM, RESERVED, estimate
 from partopt.transformer.layouts import Question, find_layouts
 from partopt.transformer.rates import ON_HOST
-from tests.transformer.helpers import ENGINE, EXPERTS, LLAMA, RATES, training
+from tests.transformer.helpers import ENGINE, EXPERTS, LLAMA, RATES, training, with_port
 
 OPEN = replace(ENGINE, shard=("none", "optimizer", "gradients", "parameters"))
 BLOCK, END = LLAMA.block_parameters(LLAMA.kinds()[0]), LLAMA.end_parameters
 HOST = dataclasses.replace(RATES, host_link=5e10, host_memory=6e10)
 # a port that hides nothing
-SLOW = dataclasses.replace(RATES, port=1e6, ring=1e6, server=1, host_link=5e10, host_memory=6e10)
+SLOW = dataclasses.replace(with_port(HOST, 1e6), server=1)
 
 
 def flat(model=LLAMA, **changes):
