@@ -673,8 +673,9 @@ def _shares(work: Training, degrees: Degrees, stage: Stage) -> float:
 
 def _sharing(work: Training, degrees: Degrees) -> int:
     """Ranks over which the shares of parameters lie."""
-    inside = max(1, work.rates.server // degrees.t)
-    return min(inside if work.practice.shards == "server" else math.inf, degrees.sharers)
+    if work.practice.shards == "server":
+        return max(1, min(work.rates.server // degrees.t, degrees.sharers))
+    return degrees.sharers
 
 
 def _stage_bytes(
