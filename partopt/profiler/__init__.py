@@ -47,7 +47,7 @@ def measure(
     """
     settings = ProfileSettings(**options)
     check_model(model, example_inputs, loss_fn)
-    inputs_of, loss = with_labels(example_inputs, loss_fn)
+    inputs_of, loss = with_labels(model, example_inputs, loss_fn)
     resumed = check_resume(resume)
     given_name = resumed.model.name if resumed else type(unwrap_compiled(model)).__name__
     identity = Model(name=check_name(name) or given_name)

@@ -335,7 +335,7 @@ def estimate(
     roofline = Roofline.load(device)
     settings = _settings_of(roofline, calibrate, **options)
     check_model(model, example_inputs, loss_fn)
-    inputs_of, loss = with_labels(example_inputs, loss_fn)
+    inputs_of, loss = with_labels(model, example_inputs, loss_fn)
     subject = Subject(model, inputs_of, loss, settings, RooflineClock(roofline))
     identity = Model(name=check_name(name) or type(model).__name__)
     return _scale_to(profile_of(subject, identity, measurer=Estimator), calibrate)

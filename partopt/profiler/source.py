@@ -2,8 +2,9 @@
 
 The contract: a callable that returns an `nn.Module` (or the module itself),
 `example_inputs(batch_size)` that returns a tensor, a tuple or a dict, and optionally
-`loss_fn(output, inputs)`. Where the second argument of the loss is called labels or target,
-`example_inputs` returns a pair of inputs and labels, and the loss gets the labels. For training
+`loss_fn(output, inputs)`. Where the second argument of the loss is called labels or target, or the
+model cannot take both of a pair, `example_inputs` returns a pair of inputs and labels, and the loss
+gets the labels. For training
 there are also `data(rank, replicas)`, an iterator over the inputs of the microbatches of a replica,
 and `optimizer(parameters)`. The model is looked up as the named attribute, else `build`,
 `create_model`, `model`, else the sole `nn.Module` of the file: an instance, or else a class that
@@ -34,13 +35,8 @@ from partopt.documents import is_file
 from partopt.documents.profile import Model
 from partopt.errors import PartoptError, did_you_mean, invalid, unknown
 from partopt.profiler.device import is_out_of_memory
-from partopt.profiler.tensors import (
-    Loss,
-    labelled_batches,
-    loss_of_labels,
-    split_labels,
-    takes_labels,
-)
+from partopt.profiler.tensors import Inputs, Loss, loss_of_labels, split_labels
+from partopt.profiler.weightless import build_weightless
 
 Made = TypeVar("Made")
 
@@ -72,16 +68,9 @@ class ModelSource:
         return self.entry.rpartition(":")[0]
 
     @property
-    def has_labels(self) -> bool:
-        """Whether the loss takes labels, which come with the inputs."""
-        return takes_labels(self.loss_of)
-
-    @property
     def loss_fn(self) -> Loss | None:
         """The loss of an output and the inputs, labels with them if any."""
-        if self.loss_of is None or not self.has_labels:
-            return self.loss_of
-        return loss_of_labels(self.loss_of)
+        return None if self.loss_of is None else loss_of_labels(self.loss_of)
 
     def locate(self, error: PartoptError) -> PartoptError:
         """The error, placed in the model's file unless it is about an option or placed already."""
@@ -93,31 +82,41 @@ class ModelSource:
         return find_model, (self.entry, self.arguments)
 
     def build(self) -> nn.Module:
-        """The model, built with the arguments given.
+        """The model, built with the arguments given; as transformers builds it, without its cache.
 
+        Training reads no keys and values of earlier calls, and that object hides them from a cut.
         Raises PartoptError where the model's code fails.
         """
-        if isinstance(self.found, nn.Module):
-            return self.found
-        model = self._call(self.found, **self.arguments)
+        model = self.found
+        if not isinstance(model, nn.Module):
+            model = self._call(model, **self.arguments)
         if not isinstance(model, nn.Module):
             raise _not_a_module(self.entry, f"returned {_kind(model)}, not an nn.Module")
+        for module in model.modules():
+            config: Any = getattr(module, "config", None)
+            if getattr(config, "use_cache", False):
+                with contextlib.suppress(AttributeError):  # it is frozen
+                    config.use_cache = False
         return model
 
-    def example_inputs(self, batch_size: int) -> Any:
+    def example_inputs(self, batch_size: int) -> Inputs:
         """What the model file offers as the inputs of one microbatch, labels with them if any."""
-        given = self._call(self.inputs_of, batch_size)
-        if not self.has_labels:
-            return given
-        return split_labels(given, f"{self.place}: example_inputs({batch_size})")
+        return self._split(self._call(self.inputs_of, batch_size), f"example_inputs({batch_size})")
 
-    def replica_data(self, rank: int, replicas: int) -> Any:
+    def replica_data(self, rank: int, replicas: int) -> Iterator[Inputs]:
         """What the file's `data(rank, replicas)` gives: inputs of microbatches, to iterate over."""
         assert self.data is not None
         batches = self._call(self.data, rank, replicas)
-        if not self.has_labels:
-            return batches
-        return labelled_batches(batches, f"{self.place}: data({rank}, {replicas})")
+        return (self._split(batch, f"data({rank}, {replicas})") for batch in batches)
+
+    def _split(self, given: Any, what: str) -> Inputs:
+        forward = lambda: self._forward  # noqa: E731
+        return split_labels(given, self.loss_of, forward, f"{self.place}: {what}")
+
+    @functools.cached_property
+    def _forward(self) -> inspect.Signature:
+        """What the model takes."""
+        return inspect.signature(build_weightless(self.build).forward)
 
     def optimizer_of(self, parameters: Any) -> Any:
         """The optimizer that the file's `optimizer(parameters)` makes."""
@@ -157,8 +156,8 @@ def find_model(
     if not callable(example_inputs):
         raise PartoptError(
             f"{place}: has no example_inputs",
-            "add example_inputs(batch_size), which returns a tensor, a tuple or a dict: the "
-            "model's inputs for one microbatch",
+            "add the model's inputs for one microbatch, a tensor, a tuple or a dict, such as: "
+            f"import torch; example_inputs = lambda batch_size: {_inputs_like(found)}",
             code="no-example-inputs",
         )
     loss_fn, data, optimizer = (
@@ -249,6 +248,18 @@ def _look_up(
             code="ambiguous-model",
         )
     return names[0]
+
+
+def _inputs_like(model: object) -> str:
+    """The code of inputs that the first layer of `model` takes, where it is built and tells."""
+    for layer in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(layer, nn.Linear):
+            return f"torch.randn(batch_size, {layer.in_features})"
+        if isinstance(layer, nn.Embedding):
+            return f"torch.randint({layer.num_embeddings}, [batch_size, 128])"
+        if isinstance(layer, nn.Conv2d):
+            return f"torch.randn(batch_size, {layer.in_channels}, 224, 224)"
+    return "torch.randn(batch_size, 512)"
 
 
 def _recordable(arguments: Mapping[str, Any] | None) -> dict[str, Any]:

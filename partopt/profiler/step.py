@@ -147,8 +147,8 @@ def check_step(
         if place is not None and is_device_failure(error):
             raise device_failure(str(place), error, layer=place.name) from error
         hint = (
-            "are example_inputs what the model takes? labels beside them are for a "
-            "loss_fn(output, labels)"
+            "are example_inputs what the model takes? the second of a pair is for a "
+            "loss_fn(output, labels), whose second argument has this name"
         )
         raise PartoptError(
             f"the training step {describe(error)}", hint, code="model-code-failed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from partopt.errors import PartoptError
 Inputs = Any  # a tensor, a sequence of arguments, a mapping of keyword arguments, or Labelled
 Loss = Callable[[Any, Inputs], Tensor]
 LABELS = ("labels", "label", "targets", "target")
+_INPUTS = ("inputs", "input")
 _PLAIN = (bool, int, float, str, bytes, torch.dtype, torch.device)
 
 
@@ -110,56 +111,82 @@ register_pytree_node(
 )
 
 
-def takes_labels(loss_fn: Callable[..., Any] | None) -> bool:
-    """Whether the second argument of a loss function is called labels or target.
+def takes_labels(
+    loss_fn: Callable[..., Any], given: Any, forward: Callable[[], inspect.Signature]
+) -> bool:
+    """Whether a loss takes labels, which come with the inputs as the second of a pair `given`.
 
-    So are those of the losses of torch, modules among them; by any other name it is the inputs.
+    It does where its second argument is called labels or target, as in the losses of torch, modules
+    among them, and not where it is called inputs. By any other name it does where the model, which
+    runs as `forward`, cannot take the pair: that is too much for it, or holds its arguments first.
     """
     called: Any = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
-        names = list(inspect.signature(called).parameters) if callable(called) else []
+        names = list(inspect.signature(called).parameters)
     except ValueError:  # of C
         return False
-    return len(names) > 1 and names[1] in LABELS
+    if len(names) < 2 or names[1] in (*LABELS, *_INPUTS):
+        return len(names) > 1 and names[1] in LABELS
+    if not is_pair(given):
+        return False
+    if isinstance(given[0], tuple | Mapping):
+        return True
+    try:
+        forward().bind(*given)
+    except TypeError:
+        return True
+    return False
 
 
 def loss_of_labels(loss_fn: Callable[..., Any]) -> Loss:
     """A loss function of an output and labels, as one of the output and `Labelled`."""
 
     @functools.wraps(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
-    def loss(output: Any, both: Labelled) -> Tensor:
-        result: Tensor = loss_fn(output, both.labels)
+    def loss(output: Any, given: Inputs) -> Tensor:
+        labels = given.labels if isinstance(given, Labelled) else given
+        result: Tensor = loss_fn(output, labels)
         return result
 
     return loss
 
 
-def split_labels(given: Any, what: str) -> Labelled:
-    """The inputs and labels in a pair. Raises PartoptError where `what` gave something else."""
-    if isinstance(given, tuple | list) and len(given) == 2:
+def is_pair(given: Any) -> bool:
+    """Whether these are two values."""
+    return isinstance(given, tuple | list) and len(given) == 2
+
+
+def split_labels(
+    given: Any,
+    loss_fn: Callable[..., Any] | None,
+    forward: Callable[[], inspect.Signature],
+    what: str,
+) -> Inputs:
+    """The inputs that `what` gave, with their labels where the loss takes these.
+
+    Raises PartoptError where it does and they are not a pair.
+    """
+    if loss_fn is None or not takes_labels(loss_fn, given, forward):
+        return given
+    if is_pair(given):
         return Labelled(*given)
     found = f"{len(given)} values" if isinstance(given, tuple | list) else type(given).__name__
     raise PartoptError(
         f"{what} gave {found}, and loss_fn takes labels: it needs a pair of inputs and labels",
-        "return inputs, labels; the second argument of a loss_fn that takes the model's inputs has "
-        "another name, such as inputs",
+        "return inputs, labels; the second argument of a loss_fn that takes the model's inputs is "
+        "called inputs",
         code="no-labels",
     )
 
 
 def with_labels(
-    example_inputs: Callable[[int], Any], loss_fn: Callable[..., Any] | None
+    model: nn.Module, example_inputs: Callable[[int], Any], loss_fn: Callable[..., Any] | None
 ) -> tuple[Callable[[int], Inputs], Loss | None]:
     """The inputs and the loss of a model; where the loss takes labels, the inputs hold them."""
-    if loss_fn is None or not takes_labels(loss_fn):
-        return example_inputs, loss_fn
+    if loss_fn is None:
+        return example_inputs, None
 
-    def both(size: int) -> Labelled:
-        return split_labels(example_inputs(size), f"example_inputs({size})")
+    def inputs_of(size: int) -> Inputs:
+        given, what = example_inputs(size), f"example_inputs({size})"
+        return split_labels(given, loss_fn, lambda: inspect.signature(model.forward), what)
 
-    return both, loss_of_labels(loss_fn)
-
-
-def labelled_batches(batches: Any, what: str) -> Iterator[Labelled]:
-    """The microbatches that a loader yields, as pairs."""
-    return (split_labels(batch, what) for batch in batches)
+    return inputs_of, loss_of_labels(loss_fn)

@@ -64,8 +64,9 @@ class PlannedTraining:
 
     def build(self) -> nn.Module:
         """The whole model, ready to train; on the CPU, unless the file says otherwise."""
-        found = self.source.found
-        model = copy.deepcopy(found) if isinstance(found, nn.Module) else self.source.build()
+        model = self.source.build()
+        if model is self.source.found:
+            model = copy.deepcopy(model)
         return model.to(self.dtype).train()
 
     def build_seeded(self) -> nn.Module:

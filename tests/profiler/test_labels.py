@@ -1,6 +1,7 @@
 """Losses that take labels: what comes with the inputs, and what the model gets of it."""
 
 import functools
+import inspect
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch import nn
 
 from partopt import estimate, measure
 from partopt.errors import PartoptError
-from partopt.profiler.tensors import takes_labels
+from partopt.profiler import find_model, measure_source
+from partopt.profiler.step import run_forward
+from partopt.profiler.tensors import Labelled, split_labels, with_labels
 from tests.forked import run_forked
 
 LOSS = nn.functional.cross_entropy
@@ -52,7 +55,63 @@ def of_inputs(output, inputs):
     ],
 )
 def test_the_name_of_its_second_argument_says_what_a_loss_takes(loss_fn, labels):
-    assert takes_labels(loss_fn) is labels
+    given = torch.ones(2, 4)
+    found = split_labels((given, given), loss_fn, lambda: inspect.signature(of_inputs), "it")
+    assert isinstance(found, Labelled) is labels
+
+
+def of_noise(output, noise):
+    return (output - noise).square().mean()
+
+
+class Denoiser(nn.Module):
+    """Has two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, step):
+        return self.last(self.first(x) + step)
+
+
+def vector(size):
+    return torch.randn(size, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "loss_fn", "labels"),
+    [
+        (nn.Linear(4, 4), lambda size: (vector(size), vector(size)), of_noise, True),
+        (nn.Linear(4, 4), vector, of_noise, False),
+        (Denoiser(), lambda size: ((vector(size), vector(size)), vector(size)), of_noise, True),
+        (Denoiser(), lambda size: ({"x": vector(size), "step": 1}, vector(size)), of_noise, True),
+        (Denoiser(), lambda size: (vector(size), vector(size)), of_noise, False),
+        (nn.Linear(4, 4), lambda size: (vector(size), vector(size)), of_inputs, False),
+    ],
+)
+def test_by_any_other_name_it_takes_what_the_model_does_not(model, inputs, loss_fn, labels):
+    given = with_labels(model, inputs, loss_fn)[0](2)
+    assert isinstance(given, Labelled) is labels
+    assert labels is False or (
+        given.labels.shape == (2, 4) and run_forward(model, given) is not None
+    )
+
+
+@pytest.mark.slow
+def test_a_file_whose_loss_takes_noise_is_measured_as_the_model_is(tmp_path):
+    file = tmp_path / "net.py"
+    loss = "def loss_fn(out, noise): return (out - noise).square().mean()"
+    inputs = "torch.randn(size, 8), torch.randn(size, 8)"
+    file.write_text(
+        FILE.replace("loss_fn = nn.CrossEntropyLoss()", loss).replace(
+            "torch.randn(size, 8), torch.randint(8, [size])", inputs
+        )
+    )
+    source = find_model(file)
+    assert isinstance(source.example_inputs(2), Labelled)
+    measured = measure_source(file, device="cpu", steps=1, **OPTIONS)
+    assert len(measured.layers) == 4
 
 
 OPTIONS = {"microbatch_sizes": [2], "granularity": "leaf", "dtype": "float32"}
@@ -88,7 +147,7 @@ def test_without_a_pair_there_are_no_labels(inputs, found):
 def test_a_pair_without_a_loss_of_labels_is_two_arguments_and_the_hint_says_so():
     with pytest.raises(PartoptError) as refused:
         measure(classifier(), pair, device="cpu", steps=1, **OPTIONS)
-    assert "loss_fn(output, labels)" in refused.value.hint
+    assert "the second of a pair is for a loss_fn(output, labels)" in refused.value.hint
 
 
 FILE = """

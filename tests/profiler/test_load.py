@@ -119,7 +119,30 @@ def test_a_file_that_breaks_the_contract(write, content, message, hint):
 def test_a_file_without_inputs(write):
     error = refusal(write("from torch import nn\nbuild = nn.ReLU\n", before=""))
     assert "has no example_inputs" in error.message
-    assert "example_inputs(batch_size)" in error.hint
+    assert "example_inputs = lambda batch_size: torch.randn(batch_size, 512)" in error.hint
+
+
+@pytest.mark.parametrize(
+    "layers",
+    ["nn.Linear(6, 2)", "nn.Embedding(9, 4), nn.Linear(4, 2)", "nn.Conv2d(3, 4, 3)"],
+)
+def test_a_model_without_inputs_runs_with_those_of_the_hint(write, layers):
+    bare = f"model = nn.Sequential(nn.Identity(), {layers})\n"
+    error = refusal(write(f"from torch import nn\n{bare}", before=""))
+    code = error.hint.partition("such as: ")[2]
+    source = find_model(write(f"from torch import nn\n{bare}{code}\n", before=""))
+    assert len(source.build()(source.example_inputs(2))) == 2
+
+
+def test_a_cache_of_keys_and_values_is_switched_off(write):
+    config = "from types import SimpleNamespace as Config\n"
+    made = (
+        "def build():\n    model = nn.Sequential(nn.Linear(2, 2))\n"
+        "    model.config = Config(use_cache=True)\n"
+        "    model[0].config = Config(use_cache=True)\n    return model\n"
+    )
+    model = find_model(write(config + made)).build()
+    assert [module.config.use_cache for module in model.modules()] == [False, False]
 
 
 def test_a_missing_extra_names_it(write, monkeypatch):
