@@ -163,7 +163,7 @@ def test_a_shipped_topology_names_its_sources_and_is_read_again_as_it_was(name):
     assert (loaded.name, loaded.notes(), list(loaded.faults())) == (name, [], [])
     text = (shipped_folder("topologies") / f"{name}.yaml").read_text()
     comment = " ".join(line for line in text.splitlines() if line.startswith("#"))
-    assert any(source in comment for source in ("datasheet", "whitepaper", "et al."))
+    assert any(source in comment for source in ("datasheet", "whitepaper", "et al.", "measured"))
     assert all(level.link in comment.lower() for level in loaded.levels)
     assert Topology.parse(loaded.dump().encode()) == loaded
 

@@ -11,7 +11,7 @@ import click
 
 import partopt
 from partopt.cli import options, planning
-from partopt.cli.next_commands import command_of, say_next
+from partopt.cli.next_commands import command_of, command_of_transformer, say_next
 from partopt.cli.terminal import Tell, leave_if_interrupted, say, search
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
@@ -63,10 +63,17 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
         options.check_table(output, force)
     asked = {name: given.pop(name) for name in ("chosen", "files", "layouts", "targets", "rules")}
     planning.choose_schedule(given, asked["targets"], several=False)
+    if transformer := partopt.find_transformer(profile):
+        whole = command_of_transformer(
+            profile, transformer, given, trainer=(asked["targets"] or ["megatron"])[0]
+        )
+        what = f"{profile}: a transformer's configuration, and planners cut profiles"
+        hint = f"--beside of this sets a layout beside its trainer's best: {whole}"
+        raise PartoptError(what, f"{hint} --beside tp=8", code="not-a-profile")
     loaded = partopt.Profile.load(profile)
     topology = partopt.Topology.load(given["topology"], given["servers"])
     job = planning.state_job(loaded, topology, given)
-    print_notes(job.notes)
+    planning.print_job_notes(job, profile)
     found, interrupted = _compare_planners(job, asked)
     page = partial(render_comparison, found)
     options.deliver_table(found, page, output, force, as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,10 @@ from partopt.cli.words import flags_of
 
 if TYPE_CHECKING:
     from partopt.documents.profile import Profile
+    from partopt.documents.transformer import Transformer
+
+_TRAINED_BYTES = 18  # of a parameter in mixed precision
+_BATCH, _SEQUENCE = 512, 4096
 
 # what follows what was made, `{}` its file or name
 NEXT: Final = {
@@ -55,11 +60,44 @@ def command_of(
     return shlex.join(["partopt", verb, *words, *kept, *flags_of(changes), *written])
 
 
+def command_of_transformer(
+    name: str,
+    model: Transformer,
+    given: Mapping[str, Any],
+    output: str | None = None,
+    trainer: str = "megatron",
+) -> str:
+    """A `partopt plan` of the transformer `name` that has all it needs, with what is `given`.
+
+    The rest is usual; of servers there are the fewest, in powers of two, with twice the memory of
+    weights, gradients and Adam's state in mixed precision.
+    """
+    from partopt.documents.topology import Topology
+
+    changes: dict[str, Any] = {} if given.get("target") else {"for": trainer}
+    topology = Topology.load(given["topology"])
+    devices = given.get("devices")
+    if not (given["servers"] or devices):
+        inside = topology.devices // topology.levels[-1].size
+        room = inside * (topology.device.memory_bytes or math.inf) / 2
+        count = math.ceil(_TRAINED_BYTES * model.parameters / room)
+        changes["servers"] = 2 ** (count - 1).bit_length()
+        devices = inside * changes["servers"]
+    if not given["global_batch"]:
+        devices = devices or topology.devices
+        changes["global_batch"] = devices * max(1, round(_BATCH / devices))
+    if not given.get("sequence"):
+        changes["sequence"] = _SEQUENCE
+    return command_of("plan", [name], given, changes, output)
+
+
 def next_cluster(profile: Profile) -> str:
     """The topology to name in a command that plans `profile`: of its device where one is shipped.
 
-    An estimate can be planned on no other.
+    An estimate can be planned on no other; what a CPU takes says little of GPUs.
     """
+    if profile.estimated is None and profile.device.type == "cpu":
+        return "cpu-2"
     device = profile.estimated_for or profile.device.name
     return _cluster_of(device) or ("dgx-a100" if profile.estimated is None else "CLUSTER")
 

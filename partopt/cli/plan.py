@@ -11,7 +11,7 @@ from msgspec import structs
 
 import partopt
 from partopt.cli import options, planning
-from partopt.cli.next_commands import command_of, say_next
+from partopt.cli.next_commands import command_of, command_of_transformer, say_next
 from partopt.cli.options import is_given
 from partopt.cli.terminal import (
     Tell,
@@ -83,6 +83,8 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     _check_outputs(output, given["picture"], force, tabled)
     transformer = partopt.find_transformer(profile)
     _check_usage(profile, transformer, given, tabled)
+    if transformer:
+        _check_stated(profile, transformer, given, output)
     if transformer is None:
         planning.choose_schedule(given, [target] if target else [], several=True)
     picture, scaling, weak = (given.pop(name) for name in ("picture", "scaling", "weak"))
@@ -102,7 +104,7 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
         job = partopt.job_for(job, target, rules)
     if best:
         job = _take_best(job, best[-1])
-    print_notes(job.notes)
+    planning.print_job_notes(job, profile)
     servers = sizes.most if sizes else None  # of the plan that follows
     if tabled:
         asked = sizes or options.integers(scaling, "--scaling")
@@ -148,6 +150,17 @@ def _check_usage(
     if taken and not of_trainer:
         what = f"--with {taken}: it takes switches of a transformer's trainer"
         raise PartoptError(what, "add --for megatron", code="usage")
+
+
+def _check_stated(
+    profile: str, model: Transformer, given: Mapping[str, Any], output: str | None
+) -> None:
+    """Raise PartoptError, with the whole command, where a transformer's options are missing."""
+    needed = {"target": "--for", "global_batch": "--global-batch", "sequence": "--sequence"}
+    if missing := [flag for name, flag in needed.items() if not given[name]]:
+        whole = command_of_transformer(profile, model, given, output)
+        what = f"{profile}: a transformer's configuration also needs {', '.join(missing)}"
+        raise PartoptError(what, f"such as: {whole}", code="missing-option")
 
 
 def _take_best(job: partopt.Job, what: str) -> partopt.Job:

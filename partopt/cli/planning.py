@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from partopt.cli.options import (
     with_option,
 )
 from partopt.cli.terminal import say
-from partopt.cli.words import as_flags
+from partopt.cli.words import as_flags, print_notes
 from partopt.documents.transformer import Transformer
 from partopt.errors import PartoptError
 from partopt.options import BATCH, MEMORY, STAGES, TRAINER, Options, kinds
@@ -95,6 +96,9 @@ class Sizes(NamedTuple):
 
     least: int
     most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}-{self.most}"
 
 
 class _Servers(click.IntRange):
@@ -188,6 +192,15 @@ def state_job(
             message = error.message.replace("`cost`", given["cost"])
             raise PartoptError(message, error.hint, code=error.code, option="cost") from None
         raise
+
+
+def print_job_notes(job: partopt.Job, profile: str) -> None:
+    """Print the notes of a job; of those that its `profile` has, how many there are."""
+    of_profile = [] if isinstance(job.model, Transformer) else job.profile.notes
+    print_notes(note for note in job.notes if note not in of_profile)
+    if count := sum(not note.known for note in of_profile):
+        warnings = "a warning" if count == 1 else f"{count} warnings"
+        say(f"note:    the profile has {warnings}: partopt show {shlex.quote(profile)}", err=True)
 
 
 def _read_measured(given: Sequence[str]) -> partopt.Profile | dict[str, partopt.Profile]:

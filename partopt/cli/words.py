@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import partopt
 from partopt.cli.terminal import progress, say
 from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.printable import without_numbers
 
 if TYPE_CHECKING:
     from partopt.documents import Note
@@ -42,7 +43,8 @@ VERBS = {
     "estimate_source": "partopt profile --estimate",
 }
 LARGER = "take larger devices, or more of them"
-_NAMED = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
+_NAMED = re.compile(r"`(?P<name>[a-z_-]+)(?:=(?P<value>[^`]*))?`")
+_OF_FACTS = ("yes", "no")  # values that no option has
 
 
 @cache
@@ -58,8 +60,8 @@ def as_flags(text: str) -> str:
     """The text of an error or a note with its options and functions as they are typed.
 
     `` `microbatches=64` `` becomes `--microbatches 64`, `` `cuts=[5, 9]` `` `--cuts 5,9`,
-    `` `force=True` `` `--force` and `` `solve` `` `partopt plan`; a name that is neither an option
-    nor a function stays as it is, in its backquotes.
+    `` `force=True` `` `--force` and `` `solve` `` `partopt plan`; a fact of a trainer becomes
+    `--with async-tp=yes`. What is none of these stays as it is, in its backquotes.
     """
     return _NAMED.sub(_spell, text)
 
@@ -93,9 +95,16 @@ def change_command(plan: str | None, finding: Finding) -> list[str]:
 
 
 def print_notes(notes: Iterable[Note]) -> None:
-    """Print `warning: ...` on standard error for the notes, `note: ...` for a known one."""
-    for text, known in dict.fromkeys((note.text, note.known) for note in notes):
-        say(f"{'note:   ' if known else 'warning:'} {as_flags(text)}", err=True)
+    """Print `warning: ...` on standard error for the notes, `note: ...` for a known one.
+
+    Of those that differ in numbers alone, as those of several sizes, the first stands for all.
+    """
+    alike: dict[tuple[str, bool], dict[str, None]] = {}
+    for note in notes:
+        alike.setdefault((without_numbers(note.text), note.known), {})[note.text] = None
+    for (_, known), (text, *others) in alike.items():
+        more = f" (and {len(others)} alike)" if others else ""
+        say(f"{'note:   ' if known else 'warning:'} {as_flags(text)}{more}", err=True)
 
 
 def _spell(match: re.Match[str]) -> str:
@@ -103,14 +112,22 @@ def _spell(match: re.Match[str]) -> str:
     if value is None and name in VERBS:
         return VERBS[name]
     flag = flags().get(name)
-    if flag is None:
-        from partopt.options import FACTS
-
-        return f"--with {_word(match[0].strip('`'))}" if name in FACTS else match[0]
+    if flag is None or value in _OF_FACTS:
+        fact = name if name in _facts() else name.replace("_", "-")
+        stated = fact if value is None else f"{fact}={value}"
+        return f"--with {_word(stated)}" if fact in _facts() else match[0]
     if value is not None and value.startswith("{"):
         levels = json.loads(value).items()
         return " ".join(f"{flag} {level}={_word(str(setting))}" for level, setting in levels)
     return " ".join(filter(None, [flag, _word(value)]))
+
+
+@cache
+def _facts() -> set[str]:
+    """The facts of all trainers."""
+    from partopt.options import FACTS
+
+    return {*FACTS}.union(*(trainer.choices for trainer in partopt.TRAINERS.values()))
 
 
 def _word(value: str | None) -> str:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import stat
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from partopt.errors import LISTED, PartoptError, unknown
+from partopt.errors import PartoptError, unknown
 from partopt.units import format_bytes, parse_bytes
 
 PathLike = str | os.PathLike[str]
 
 MAX_INPUT = "PARTOPT_MAX_INPUT"  # in the environment: the largest file that is read, `200 MB`
 _MAX_INPUT_BYTES = 64 * 10**6
+_NEAR = 0.8  # of the letters of a family's name: llama, lama
 _SHIPPED = {  # the suffix of what comes with partopt, and what one of it is called
     "profiles": (".json", "profile"),
     "topologies": (".yaml", "topology"),
@@ -53,16 +56,29 @@ def find_shipped(given: PathLike, *kinds: str) -> str:
     known = {name: kind for kind in reversed(kinds) for name in shipped_names(kind)}
     if given in known:
         return str(shipped_folder(known[given]) / f"{given}{_SHIPPED[known[given]][0]}")
-    listed = len(shipped_names("models")) if "models" in kinds else LISTED
     *others, last = (_SHIPPED[kind][1] for kind in kinds)
     what = f"{', '.join(others)} or {last}" if others else last
-    raise unknown(
-        f"{given}: no such file, and no shipped {what} of that name",
-        given.rpartition("/")[2],
-        known,
-        listed,
-        code="no-such-file",
-    )
+    message, name = f"{given}: no such file, and no shipped {what} of that name", Path(given).name
+    near: Collection[str] = known
+    if "models" in kinds:
+        family, size = _family_and_size(name)
+        kin = [other for other in known if _is_near(family, _family_and_size(other)[0])]
+        near = [other for other in kin if _family_and_size(other)[1] == size]
+        if not near:  # what is spelled alike, gemma2-9b and llama2-7b, has another shape
+            listed = ", ".join(kin or shipped_names("models"))
+            hint = f"known: {listed}; of others give the config.json"
+            raise PartoptError(message, hint, code="no-such-file")
+    raise unknown(message, name, near, code="no-such-file")
+
+
+def _family_and_size(name: str) -> tuple[str, list[str]]:
+    """The letters that the name of a model begins with, and its size."""
+    small = name.lower()
+    return re.findall("^[a-z]*", small)[0], re.findall(r"[0-9.]+[bm]\b", small)
+
+
+def _is_near(word: str, other: str) -> bool:
+    return difflib.SequenceMatcher(None, word, other).ratio() >= _NEAR
 
 
 def read_bytes(path: PathLike, limit: int | None = None) -> bytes:

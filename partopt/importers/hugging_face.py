@@ -20,7 +20,7 @@ from msgspec import structs
 from partopt import documents
 from partopt.documents.files import PathLike, find_shipped, shipped_names
 from partopt.documents.transformer import Latent, Numerics, Transformer
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError
 
 _BEGIN = 100_000  # bytes of a file in which a configuration says its model_type
 _NAMES = {  # of what is read, as most configurations call it
@@ -218,7 +218,7 @@ def read_transformer(content: bytes, where: str, name: str) -> Transformer:
     if kind not in _KINDS:
         raise PartoptError(
             f"{where}: model_type: {kind} is not known",
-            f"{did_you_mean(kind, _KINDS)}; {_HINT}",
+            f"{_HINT}: a model of just such blocks is read as one of {', '.join(_KINDS)}",
             code="unsupported-model",
         )
     made = _Reader(raw, _KINDS[kind]).read(name)

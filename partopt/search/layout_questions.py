@@ -18,6 +18,7 @@ from partopt.transformer.block import Training
 from partopt.transformer.faults import find_faults
 from partopt.transformer.layouts import ROOM, Found, Question, find_layouts, shard_of
 
+_FACTORS = ("tp", "cp", "pp", "dp")  # of the number of devices
 _SCHEDULES = ("1f1b", "interleaved")  # of a stage a device, and of several: chunks
 
 
@@ -123,13 +124,6 @@ def fill_layout(job: Job, training: Training) -> Layout:
     degrees = {name: getattr(given, name) or 1 for name in ("tp", "cp", "ep", "pp", "chunks")}
     pipeline = degrees["tp"] * degrees["cp"] * degrees["pp"]
     dp = given.dp or max(1, devices // pipeline)
-    if dp * pipeline != devices:
-        raise invalid(
-            "layout",
-            ",".join(f"{name}={degrees[name]}" for name in ("tp", "cp", "pp")) + f",dp={dp}",
-            f"tp x cp x pp x dp are {dp * pipeline} devices, and the cluster has {devices}",
-            "use all devices; ep lies within tp x cp x dp",
-        )
     full = structs.replace(
         given,
         **degrees,
@@ -139,10 +133,33 @@ def fill_layout(job: Job, training: Training) -> Layout:
         shard=given.shard or shard_of(training, degrees["pp"]),
         schedule=given.schedule or _SCHEDULES[degrees["chunks"] > 1],
     )
+    if dp * pipeline != devices:
+        raise invalid(
+            "layout",
+            ",".join(f"{name}={getattr(full, name)}" for name in _FACTORS),
+            f"tp x cp x pp x dp are {dp * pipeline} devices, and the cluster has {devices}",
+            _hint_at_factors(training, full, batch_of(job), devices),
+        )
     faults = list(find_faults(training, full, batch_of(job)))
     if faults:
         raise PartoptError.together(faults)
     return full
+
+
+def _hint_at_factors(training: Training, layout: Layout, batch: int, devices: int) -> str:
+    """What the first degree that does not divide the devices can be, of the model and of them."""
+    for name in _FACTORS:
+        if devices % getattr(layout, name):
+            sizes = [size for size in range(1, devices + 1) if devices % size == 0]
+            able = [
+                str(size)
+                for size in sizes
+                if not any(
+                    find_faults(training, structs.replace(layout, **{name: size}), batch, [name])
+                )
+            ]
+            return f"{name} divides the devices and the model: {', '.join(able)}"
+    return "use all devices; ep lies within tp x cp x dp"
 
 
 def batch_of(job: Job) -> int:

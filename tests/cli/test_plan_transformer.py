@@ -116,8 +116,8 @@ def test_a_layout_that_does_not_fit_is_shown_and_not_written(partopt, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((*MODEL, "--for", "megatron", "--global-batch", "64"), "--sequence: needed"),
-        ((*MODEL, "--global-batch", "64", "--sequence", "64"), "--for: needed"),
+        ((*MODEL, "--for", "megatron", "--global-batch", "64"), "also needs --sequence"),
+        ((*MODEL, "--global-batch", "64", "--sequence", "64"), "also needs --for"),
         ((*ASKED, "--cuts", "3"), "--cuts: llama3-8b is a transformer's configuration"),
         ((*ASKED, *LAYOUT, "--chunks", "4", "--layout", "chunks=2"), "--layout says chunks=2"),
         (("gpt.cpu.float32", "--topology", "v100-pcie", "--dtype", "fp8"), "--dtype: goes with"),
@@ -228,11 +228,23 @@ def test_an_unknown_model_is_told_the_nearest_one(partopt, given, meant):
     assert done.hints == [f'did you mean "{meant}"?']
 
 
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("gemma2-9b", f"known: {', '.join(shipped_names('models'))};"),
+        ("phi-2", f"known: {', '.join(shipped_names('models'))};"),
+        ("qwen2.5-7b", "known: qwen3-0.6b, qwen3-1.7b, qwen3-14b"),
+    ],
+)
+def test_a_name_is_not_called_near_where_the_model_is_not(partopt, given, hint):
+    assert partopt("plan", given, *ASKED[1:]).hints[0].startswith(hint)
+
+
 def test_a_model_that_is_like_none_is_told_all(partopt):
     (hint,) = partopt("plan", "weird-v9", *ASKED[1:]).hints
-    assert hint.startswith("known: ") and set(shipped_names("models")) <= set(
-        hint.removeprefix("known: ").split(", ")
-    )
+    known, _, others = hint.partition("; ")
+    assert known == f"known: {', '.join(shipped_names('models'))}"
+    assert others == "of others give the config.json"
 
 
 def test_scores_of_a_device_without_bfloat16_are_in_float16(partopt):

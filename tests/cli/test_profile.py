@@ -62,7 +62,7 @@ def test_it_writes_a_profile_and_says_what_to_do_next(model: str, tmp_path: Path
     assert measured.model.arguments == {"layers": 3}
     assert result.stderr.splitlines()[-2:] == [
         f"Wrote {output}",
-        f"next:    partopt plan {output} --topology dgx-a100",
+        f"next:    partopt plan {output} --topology cpu-2",
     ]
 
 
@@ -177,17 +177,11 @@ def test_sizes_at_which_the_hooks_cost_much_are_warned_of(
     result = run(model, "--microbatch", "1,2", "-o", output)
     assert result.exit_code == 0
     said = [line for line in result.stderr.splitlines() if "the hooks cost" in line]
-    costs = [
-        (each.microbatch_size, f"{(each.overhead - 1) * 100:.0f} %")
-        for each in Profile.load(output).measurements
+    cost = Profile.load(output).measurements[0].overhead - 1
+    assert said == [
+        f"warning: microbatch 1: the hooks cost {cost * 100:.0f} % of the step: the layers' shares "
+        "are in doubt; larger units need fewer hooks: --granularity block, --unit (and 1 alike)"
     ]
-    assert len(said) == 2
-    for text, (size, cost) in zip(said, costs, strict=True):
-        assert text.startswith(
-            f"warning: microbatch {size}: the hooks cost {cost} of the step: the layers' shares "
-            "are in doubt"
-        )
-        assert text.endswith("--granularity block, --unit")
 
 
 def test_values_read_as_python_where_they_can(model: str, tmp_path: Path) -> None:

@@ -229,6 +229,8 @@ def test_on_a_terminal_a_command_is_copied_from_the_page(shell, tmp_path):
         ("run `solve`, then `verify`", "run partopt plan, then partopt show --verify"),
         ("`measure` it again", "partopt profile it again"),
         ("`colour=blue` and `hue`", "`colour=blue` and `hue`"),
+        ("`async-tp=yes`, `tp_overlap=yes`", "--with async-tp=yes, --with tp-overlap=yes"),
+        ("`compile=yes` or `compile`", "--with compile=yes or --compile"),
         ("steps and `no end", "steps and `no end"),
     ],
 )

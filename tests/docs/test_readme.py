@@ -83,5 +83,5 @@ def test_the_model_that_it_prints_is_measured_planned_reported_and_run(tmp_path)
         done = run_forked("partopt", shlex.split(line, comments=True)[1:], tmp_path)
         assert done.returncode == 0, done.stderr
     assert "partopt run" in line and "equal to one process: losses to" in done.stdout
-    assert "1-1 on workstation-2" in done.stdout  # on two devices, a stage each
+    assert "1f1b, 1-1 on cpu-2" in done.stdout  # on two devices, a stage each
     assert {path.name for path in tmp_path.iterdir()} >= {"mine.json", "plan.json", "report.html"}

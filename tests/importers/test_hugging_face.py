@@ -255,6 +255,13 @@ def test_what_it_cannot_say_is_refused_by_name(changes, named):
     assert refused.value.code == "unsupported-model"
 
 
+def test_another_version_of_a_kind_is_not_taken_for_it():
+    with pytest.raises(PartoptError) as refused:
+        read(model_type="gemma2")
+    assert "did you mean" not in refused.value.hint
+    assert "a model of just such blocks is read as one of llama, mistral, " in refused.value.hint
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

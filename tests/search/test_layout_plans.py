@@ -163,6 +163,7 @@ def test_memory_is_less_than_the_name_says_unless_it_is_given():
     ("changes", "message"),
     [
         ({"layout": "tp=3"}, "tp x cp x pp x dp are 30 devices"),
+        ({"layout": "tp=8,pp=3"}, "tp=8,cp=1,pp=3,dp=1`: tp x cp"),
         ({"trainer": "torchtitan", "layout": "recompute=3"}, "all blocks again or none"),
         ({"layout": "tp=8", "batch": 511}, "511 samples"),
         ({"trainer": "vllm"}, "how vllm runs a transformer is not known"),
@@ -201,6 +202,20 @@ def test_what_cannot_be_run_is_refused(changes, message):
     )
     with pytest.raises(PartoptError, match=message):
         plan_layout(asked)
+
+
+@pytest.mark.parametrize(
+    ("layout", "hint"),
+    [
+        ("tp=3", "tp divides the devices and the model: 1, 2, 4, 8"),  # of a server's 8
+        ("tp=8,pp=3", "pp divides the devices and the model: 1, 2, 4, 8, 16, 32"),
+        ("tp=8,cp=8", "use all devices"),
+    ],
+)
+def test_a_degree_that_does_not_divide_the_devices_is_told_which_do(layout, hint):
+    with pytest.raises(PartoptError) as refused:
+        plan_layout(job_of("llama3-70b", 4, "megatron", 512, 4096, layout))
+    assert refused.value.hint.startswith(hint)
 
 
 def exported(to, *case):
