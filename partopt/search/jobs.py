@@ -22,7 +22,7 @@ from partopt.trainers import TRAINERS
 from partopt.trainers.others import refuse_others
 from partopt.trainers.parts import block_bounds
 from partopt.trainers.trainer import Asked
-from partopt.transformer.iteration import Degrees, stage_counts
+from partopt.transformer.iteration import Degrees, settle_cut, stage_counts
 
 # settings of a configuration that stand for options of a job
 _SETTINGS = {"sequence": ("seq_length", "seq_len"), "global_batch": ("global_batch_size",)}
@@ -142,14 +142,15 @@ def _with_ends(
 ) -> tuple[Job, Sequence[str]]:
     """The job whose stages have these blocks, as near as the trainer's ways come to them."""
     trainer = TRAINERS.lookup(job.trainer)
-    usual = trainer.practice.ends if trainer.practice else ""
-    others = [ends for ends in trainer.choices.get("ends", ()) if ends != usual]
+    others = [*trainer.choices.get("ends", ())]
     plain = {name: value for name, value in job.facts.items() if name != "ends"}
     last = further in (None, len(blocks) - 1)  # as further tokens are by default
     for ends in ("", *others) if last else ():
         tried = job.with_(facts=plain | ({"ends": ends} if ends else {}))
         training = training_for(tried)
-        degrees = Degrees.of(training, fill_layout(tried, training), batch_of(job))
+        layout = fill_layout(tried, training)
+        training = settle_cut(training, layout, batch_of(job))
+        degrees = Degrees.of(training, layout, batch_of(job))
         if stage_counts(training, degrees) == list(blocks):
             return tried, notes
     if others:

@@ -6,7 +6,6 @@ it, and `partopt show --verify` makes it again.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,7 +40,14 @@ from partopt.transformer.as_profile import (
 from partopt.transformer.block import Training
 from partopt.transformer.closed_form import closed_form_of
 from partopt.transformer.faults import find_faults
-from partopt.transformer.iteration import Degrees, Estimate, estimate, share_bytes, stages_of
+from partopt.transformer.iteration import (
+    Degrees,
+    Estimate,
+    estimate,
+    settle_cut,
+    share_bytes,
+    stages_of,
+)
 from partopt.transformer.layouts import ROOM, Found
 from partopt.transformer.rates import PLANNED
 
@@ -145,14 +151,10 @@ def move_unequal_cuts(job: Job, training: Training, plan: Plan) -> Plan:
     problem = _problem(job, training, estimate(training, layout, batch))
     moved = move_cuts(plan, problem, SearchParams.at(job.effort))
     starts = [stage.start for stage in moved.stages[1:]]
-    other = _with_ends(training, ends_of_starts(training.model, starts))
+    other = training.cut_by(ends_of_starts(training.model, starts))
     if moved == plan or any(find_faults(other, layout, batch)):
         return plan
     return min(plan, simulate_layout(job, other, layout), key=order_of)
-
-
-def _with_ends(training: Training, ends: str) -> Training:
-    return dataclasses.replace(training, practice=structs.replace(training.practice, ends=ends))
 
 
 def with_other_cuts(job: Job, training: Training, plan: Plan) -> Plan:
@@ -168,9 +170,9 @@ def with_other_cuts(job: Job, training: Training, plan: Plan) -> Plan:
     if training.is_unequal:
         others["by_count_s"] = "stage"
     layout, batch, known = about.layout, batch_of(job), dict[str, float]()
-    same = stages_of(as_cut := _with_ends(training, about.practice.ends), _degrees(as_cut, plan))
+    same = stages_of(as_cut := training.cut_by(about.practice.ends), _degrees(as_cut, plan))
     for name, ends in others.items():
-        other = _with_ends(training, ends)
+        other = training.cut_by(ends)
         if (
             any(find_faults(other, layout, batch))
             or stages_of(other, _degrees(other, plan)) == same
@@ -237,6 +239,7 @@ def simulate_layout(job: Job, training: Training, layout: Layout) -> Plan:
     The training may be another than that of the job. Raises PartoptError where it cannot be run.
     """
     batch, facts = batch_of(job), job.facts.items()
+    training = settle_cut(training, layout, batch)
     found = estimate(training, layout, batch)
     modelled = Modelled(
         model=training.model,

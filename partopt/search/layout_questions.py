@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from msgspec import structs
 
@@ -47,6 +48,7 @@ def training_for(job: Job) -> Training:
             target=trainer.name,
         )
     practice, engine = run_with_facts(job)
+    asked = question_of(job)
     rates, measured = rates_of(job.topology), job.calibrate
     calibration = list[Calibration]()
     if measured is not None:
@@ -61,7 +63,20 @@ def training_for(job: Job) -> Training:
         calibration=calibration,
         repeats_keys=trainer.says.repeats_keys,
         parts_ties=trainer.says.ties,
+        other_ends=_other_ends(job, practice),
+        room=min(asked.limit, asked.room or math.inf),
     )
+
+
+def _other_ends(job: Job, practice: Practice) -> Sequence[str]:
+    """The ways of its trainer to share blocks out that a job leaves open, beside its usual one.
+
+    To cut freely is a switch, and what unequal blocks have by themselves.
+    """
+    if "ends" in job.facts or "ends" in usual_facts(job):
+        return ()
+    ways = TRAINERS.lookup(job.trainer).choices.get("ends", ())
+    return [ends for ends in ways if ends not in ("free", practice.ends)]
 
 
 def run_with_facts(job: Job) -> tuple[Practice, Engine]:
@@ -183,13 +198,14 @@ def estimate_layouts(job: Job) -> Found:
 def question_of(job: Job) -> Question:
     """What layouts a job asks for; those of experts leave room where it states no memory."""
     memory_bytes = job.topology.device.memory_bytes
+    experts = isinstance(job.model, Transformer) and bool(job.model.experts)
     return Question(
         devices=job.topology.cluster.devices,
         batch=batch_of(job),
         limit=job.limit_bytes or math.inf,
         fixed=fixed_parts(job),
         partly=TRAINERS.lookup(job.trainer).says.recomputed == "first",
-        room=ROOM * memory_bytes if job.memory is None and memory_bytes else None,
+        room=ROOM * memory_bytes if experts and job.memory is None and memory_bytes else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -108,7 +109,8 @@ class Training:
     """A transformer that a trainer trains on some device: all but the layout.
 
     With a `calibration` blocks of its kind take what was measured of them, of other shapes in
-    proportion. What `cuts` were asked for is kept.
+    proportion. Blocks are cut as the practice does, or in one of the `other_ends` where a layout is
+    faster so and needs no more than `room` bytes. What `cuts` were asked for is kept.
     Tensor parallel ranks may outnumber heads of keys where the trainer `repeats_keys`, stages have
     one of embedding and head that share a weight where it `parts_ties`. Raises PartoptError for a
     number format, an attention or a way to the host's memory that the device is not known to have.
@@ -123,6 +125,8 @@ class Training:
     calibration: Sequence[Calibration] = ()
     repeats_keys: bool = True
     parts_ties: bool = True
+    other_ends: Sequence[str] = ()
+    room: float = math.inf
     _blocks: dict[Shape, Mapping[Kind, Block]] = field(
         default_factory=dict, init=False, compare=False
     )
@@ -167,9 +171,23 @@ class Training:
 
     def having(self, practice: Practice, engine: Engine) -> Training:
         """The same with another practice and engine."""
-        other = replace(self, practice=practice, engine=engine)
+        same = practice.ends == self.practice.ends
+        ends = self.other_ends if same else ()
+        other = replace(self, practice=practice, engine=engine, other_ends=ends)
         other.share_blocks(self)
         return other
+
+    def cut_by(self, ends: str) -> Training:
+        """The same with blocks that are shared out so, and in no other way."""
+        practice = structs.replace(self.practice, ends=ends)
+        other = replace(self, practice=practice, other_ends=())
+        other.share_blocks(self)
+        return other
+
+    @cached_property
+    def as_cut(self) -> Sequence[Training]:
+        """The same, cut in every way that is open, as the practice does first."""
+        return [self, *map(self.cut_by, self.other_ends)]
 
     def share_blocks(self, other: Training) -> None:
         """Share the blocks that are computed with `other`, if these depend on nothing that differs.
@@ -182,6 +200,8 @@ class Training:
             practice=structs.replace(other.practice, **beside),
             engine=self.engine,
             rates=replace(other.rates, sizes=self.rates.sizes),
+            other_ends=self.other_ends,
+            room=self.room,
         )
         if alike == self and other.gradient_bytes == self.gradient_bytes:
             for name in ("_blocks", "_means", "_further"):

@@ -13,7 +13,13 @@ from partopt.documents.transformer import BITS, Kind, Transformer
 from partopt.transformer.block import Block, Shape, Training
 from partopt.transformer.offloading import BLOCKS, copied_modules
 from partopt.transformer.rates import COLLECTIVE_S, Seconds
-from partopt.transformer.unequal_stages import cut_units, ends_of, pace_s
+from partopt.transformer.unequal_stages import (
+    cut_for_makespan,
+    cut_units,
+    ends_of,
+    makespan_s,
+    pace_s,
+)
 
 # measured or counted
 HOST_S = 40e-3  # of an iteration: Korthikanti's tables 4 and 5, 1.10 s less blocks, head and step
@@ -36,7 +42,7 @@ WHOLE = 64
 STRAGGLER = 0.004  # the slowest of twice as many devices: runs of NeMo, 8 to 2,304 H100
 FEW = 8  # devices that were fitted on
 PASS_S = 0.2e-3  # of a chunk's forward or backward in a pipeline: runs of NeMo of 6 and 12 chunks
-PARTS = 10  # of a block's seconds, in which cuts are computed
+PARTS = 10  # of a block's seconds, in which cuts into chunks are computed
 
 
 class Estimate(NamedTuple):
@@ -115,9 +121,41 @@ class Degrees(NamedTuple):
 def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf) -> Estimate:
     """An iteration of `batch` samples, on as many devices as the layout has.
 
-    Of what needs more than `most` bytes the seconds are infinite, and not looked at.
+    Of what needs more than `most` bytes the seconds are infinite, and not looked at. Blocks are cut
+    in the best of the ways that are open.
     """
+    return _best_cut(work, layout, batch, most)[1]
+
+
+def settle_cut(work: Training, layout: Layout, batch: int) -> Training:
+    """The training with the one way to cut blocks that is best for a layout, of those open."""
+    return _best_cut(work, layout, batch, math.inf)[0]
+
+
+def _best_cut(work: Training, layout: Layout, batch: int, most: float) -> tuple[Training, Estimate]:
+    """The best way to cut: the fastest with room; where none has, the one that needs least."""
     degrees = Degrees.of(work, layout, batch)
+    found = [(one, _estimate(one, degrees, layout, most)) for one in _differing(work, degrees)]
+
+    def rank(pair: tuple[Training, Estimate]) -> tuple[float, ...]:
+        needed = pair[1].memory_bytes
+        return max(0.0, needed - work.room), pair[1].seconds, needed
+
+    return found[0] if len(found) == 1 else min(found, key=rank)
+
+
+def _differing(work: Training, degrees: Degrees) -> Sequence[Training]:
+    """The training, cut in every way that is open and has other stages."""
+    if degrees.p == 1 or not work.other_ends:
+        return [work]
+    stages = degrees.p * degrees.v
+    able = [one for one in work.as_cut if one is work or stages <= work.model.blocks]
+    held = [stages_of(one, degrees) for one in able]
+    return [one for i, one in enumerate(able) if held[i] not in held[:i]]
+
+
+def _estimate(work: Training, degrees: Degrees, layout: Layout, most: float) -> Estimate:
+    """An iteration with blocks that are cut as the practice does."""
     loads = _loads(work, degrees)
     memory = {
         name: size * (1 if name in LASTING else RESERVED)
@@ -134,8 +172,10 @@ def estimate(work: Training, layout: Layout, batch: int, most: float = math.inf)
 def iteration_s(work: Training, layout: Layout, batch: int) -> float:
     """Seconds of an iteration, whether or not the layout fits."""
     degrees = Degrees.of(work, layout, batch)
-    parts = _seconds(work, degrees, layout, _loads(work, degrees))
-    return (1 + straggling(degrees.devices)) * sum(parts.values())
+    found = (
+        _seconds(one, degrees, layout, _loads(one, degrees)) for one in _differing(work, degrees)
+    )
+    return (1 + straggling(degrees.devices)) * min(sum(parts.values()) for parts in found)
 
 
 def has_odd_widths(model: Transformer) -> bool:
@@ -232,27 +272,33 @@ def stages_of(work: Training, degrees: Degrees, together: int | None = None) -> 
 
 
 def cut_of(work: Training, degrees: Degrees) -> str:
-    """How blocks are shared out: as `Practice.ends`, blocks of every stage where they are unequal.
+    """How blocks are shared out: as `Practice.ends`, blocks of every stage where they are free.
 
-    Seconds are counted in parts of those of the mean block, `PARTS`: nearly equal cuts are one.
+    So that no other cut has a shorter iteration. Of chunks equal blocks are as `stage_blocks` has
+    them, and of unequal ones seconds are counted in parts of those of the mean block, `PARTS`.
     """
-    ends, model, shape = work.practice.ends, work.model, degrees.shape
-    if ends != "free" or degrees.p == 1 or not work.is_unequal:
+    (_, _, _, p, v, _, m, shape, again), ends = degrees, work.practice.ends
+    if ends != "free" or p == 1 or (v > 1 and not work.is_unequal):
         return ends
-    blocks, mean_s = work.blocks(shape), work.mean(shape).seconds / PARTS
-    again = degrees.again
-
-    def parts(seconds: float) -> int:
-        return round(seconds / mean_s)
-
+    blocks, further = work.blocks(shape), work.model.further
+    if v == 1 and (key := (degrees, "free")) in work.cuts:
+        return str(work.cuts[key])
     by_kind = {
-        kind: parts(block.forward_s + block.backward_s + again * block.again_s)
+        kind: Seconds(block.forward_s, block.backward_s + again * block.again_s)
         for kind, block in blocks.items()
     }
     last = blocks[work.kinds[-1]]
-    further = parts(model.further * sum(work.further_s(shape))) if model.further else 0
-    sizes = tuple(by_kind.values()), parts(last.embedding_s), further, parts(last.head_s)
-    return _cut(work.kinds, *sizes, degrees.p, degrees.v)
+    embedding, head = Seconds(0.0, last.embedding_s), Seconds(0.0, last.head_s)
+    tokens = [further * seconds for seconds in work.further_s(shape)] if further else []
+    if v == 1:
+        units = [embedding, *(by_kind[kind] for kind in work.kinds), head]
+        units[-1:-1] = [Seconds(*tokens)] if further else []
+        found = ends_of(cut_for_makespan(units, p, m), work.model.blocks, further)
+        work.cuts[key] = found
+        return found
+    mean_s = work.mean(shape).seconds / PARTS
+    sizes = [round(sum(unit) / mean_s) for unit in (*by_kind.values(), embedding, tokens, head)]
+    return _cut(work.kinds, tuple(sizes[:-3]), *sizes[-3:], p, v)
 
 
 @lru_cache(maxsize=8192)
@@ -396,26 +442,6 @@ def _pipeline_s(work: Training, degrees: Degrees, stages: Sequence[Stage]) -> di
         "bubble": idle_s,
         "sends": 2 * m * v * (shown_s + PASS_S) + 2 * fill * send_s,
     }
-
-
-def makespan_s(loads: Sequence[float], forward_s: Sequence[float], m: int) -> float:
-    """Seconds of m microbatches under 1F1B, sends left out: the latest of what devices allow.
-
-    Beside its work a device waits for the first forward and, behind its last backward, for
-    those before it. It waits for those behind it twice: for the first backward, less the further
-    forwards of its warm-up; and for the last one, less the backwards that it has left by then.
-    Where all forwards are warm-up it waits once. Exact where stages differ by a block and backwards
-    are twice as long as forwards or longer, else a bound from below.
-    """
-    p, whole_s = len(loads), sum(loads)
-    found_s, before_s = 0.0, 0.0
-    for s, (load_s, fwd_s) in enumerate(zip(loads, forward_s, strict=True)):
-        ahead, behind_s = min(m, p - s) - 1, whole_s - before_s - load_s
-        waits = [max(0.0, behind_s - ahead * pass_s) for pass_s in (fwd_s, load_s - fwd_s)]
-        waits_s = sum(waits) if m > p - s else max(waits)
-        found_s = max(found_s, m * load_s + before_s + waits_s)
-        before_s += load_s
-    return found_s
 
 
 def _fsdp_s(work: Training, degrees: Degrees, layout: Layout) -> dict[str, float]:

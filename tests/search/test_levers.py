@@ -155,7 +155,9 @@ def test_a_recipe_is_written_and_is_the_first_lever():
     assert levers[0].changes_numbers and not levers[0].verified
     plan = solve(asked.with_(facts={"recipe": "benchmark"})).plan
     assert plan.transformer.facts == {"gradients": "parameters", "tp-overlap": "yes"}
-    assert plan.transformer.closed_s == pytest.approx(levers[0].iteration_s, rel=2e-3)
+    again = job_for(asked.with_(facts={"recipe": "benchmark"}), "megatron-bridge")
+    fastest_s = estimate_layouts(again).fitting[0].seconds
+    assert fastest_s == pytest.approx(levers[0].iteration_s, rel=1e-9)
     written = export_plan(plan, "megatron-bridge").main
     assert "config.model.tp_comm_overlap = True" in written
     assert "config.ddp.grad_reduce_in_fp32 = False" in written
@@ -318,7 +320,7 @@ def test_a_layout_without_room_says_with_which_switch_it_fits():
         assert row.fits_with.iteration_s == pytest.approx(min(able))
         assert row.fits_with.layout == row.layout
     page = " ".join(render(plan).split())
-    assert "tp 4, pp 4, dp 2, mb 1 fits with --grad-reduce-in-bf16: -8.2%" in page
+    assert "tp 4, pp 4, dp 2, mb 1 fits with --grad-reduce-in-bf16: -7.9%" in page
 
 
 def test_a_lever_is_planned_and_exported_with_the_share_that_it_found():

@@ -23,13 +23,13 @@ from partopt.transformer.iteration import (
     Degrees,
     estimate,
     host_bytes,
-    makespan_s,
     once_s,
     stage_blocks,
     stage_counts,
     stages_of,
 )
 from partopt.transformer.rates import COLLECTIVE_S, HOP_S, ON_HOST, SUSTAINED
+from partopt.transformer.unequal_stages import makespan_s
 from tests.examples import examples
 from tests.transformer.helpers import (
     ENGINE,

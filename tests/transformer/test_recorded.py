@@ -19,7 +19,7 @@ from partopt.documents.transformer import Calibration, MeasuredBlock, Scores
 from partopt.job import Job
 from partopt.search.layout_questions import fill_layout, training_for
 from partopt.transformer.as_profile import profile_of
-from partopt.transformer.iteration import Degrees, estimate, once_s, stage_counts
+from partopt.transformer.iteration import Degrees, estimate, once_s, settle_cut, stage_counts
 from tests.golden.records import record_test
 from tests.helpers import ROOT
 
@@ -126,6 +126,7 @@ def figures_of(case: str) -> dict[str, object]:
     changes = [WORDS[fact] for fact in facts if fact in WORDS]
     work = dataclasses.replace(training_for(asked), **dict(*changes))
     full = fill_layout(asked, work)
+    work = settle_cut(work, full, int(batch))
     found, profile = estimate(work, full, int(batch)), profile_of(work, full, int(batch))
     [measured] = profile.measurements
     layers = [
