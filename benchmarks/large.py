@@ -115,13 +115,13 @@ def planned(row: Row, folder: Path, effort: str) -> tuple[Plan | None, float]:
     """The plan of the whole command, None where there is none, and the processor's seconds."""
     path = folder / "plan.json"
     command = [*command_of(row, folder), "--effort", effort, "-o", str(path), "--force"]
-    before_s, code = _children_s(), run(command, LIMIT_S)
+    before_s, code = children_s(), run(command, LIMIT_S)
     if code not in (0, 1):
         raise SystemExit(f"{row.name}: {' '.join(command)}: exit {code}")
-    return Plan.load(path) if path.exists() else None, _children_s() - before_s
+    return Plan.load(path) if path.exists() else None, children_s() - before_s
 
 
-def _children_s() -> float:
+def children_s() -> float:
     """The processor's seconds of all processes that were started and have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
