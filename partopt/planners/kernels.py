@@ -62,6 +62,20 @@ class Rules(NamedTuple):
     split: bool  # backwards are in two parts
 
 
+class Servers(NamedTuple):
+    """What stages cost the ports of servers, which are the members of a level."""
+
+    devices: int  # of a server
+    # seconds a microbatch: its messages over a cut, shape (N+1,); and what a server pays at the
+    # least, before its stages and behind them, for a share of the split stages there
+    cut_s: Floats
+    before_s: Floats
+    behind_s: Floats
+    # the share of the microbatches that a split stage has outside of a server, at the least, by how
+    # many of its devices are for other stages
+    outside: Floats
+
+
 class StageTable(NamedTuple):
     """Of every range as a stage on some places of a plan: its seconds where it has room."""
 
@@ -192,3 +206,64 @@ def extend(table, mode, begins, ends, slowest, longer, begun):
                 value = max(slowest[i - begins[0]], seconds[i, j])
                 if value < longer[k]:
                     longer[k], begun[0, k], begun[1, k] = value, i, mode
+
+
+@compiled()
+def fewest_servers(alone, spread, servers, T, share, joined, rest):
+    """The fewest servers for a chain, of stages in one of them or split over several.
+
+    A stage in one has `alone` devices of it. The port of a server counts for `share` of it, its
+    devices for the others: `spread` is what a split stage takes of all servers. Work arrays:
+    `joined` of stages on so many devices of a server, and split ones between, which are counted,
+    shape (2, N+1, d+1, N+1); `rest` of what comes behind a cut, shape (3, N+1).
+    """
+    N, d, port = len(servers.cut_s) - 1, servers.devices, share / T
+    joined[:], rest[:] = np.inf, np.inf
+    # behind one of a server others of another server, behind a split one those, or a split one
+    rest[0, N] = rest[2, N] = 0.0
+    for i in range(N - 1, -1, -1):
+        join_stages(alone, spread, servers, port, joined, i)
+        for j in range(i + 1, N + 1):
+            rest[2, i] = min(rest[2, i], spread[i, j] + min(rest[1, j], rest[2, j]))
+            for a in range(1, d + 1):
+                full, between = a == d, joined[0, i, a, j]
+                if between == np.inf or (full and between > 0):  # a full one has no split stage
+                    continue
+                out = servers.outside[a]
+                for before in range(2):  # 1: split stages
+                    for behind in range(2):
+                        leaves = (out if before else 1.0) * servers.cut_s[i]
+                        comes = (out if behind else 1.0) * servers.cut_s[j]
+                        least = leaves + comes
+                        least += before * (1 - out) * servers.before_s[i]
+                        least += behind * (1 - out) * servers.behind_s[j]
+                        if least > T:
+                            continue
+                        taken = port * (leaves + comes) + (1 - share) * a / d
+                        # the servers of split stages pay for these messages too
+                        others = port * (before * leaves + behind * comes)
+                        total = (1.0 if full else taken) + others + between
+                        total += rest[2 if behind else 0, j]
+                        rest[before, i] = min(rest[before, i], total)
+    return min(rest[1, 0], rest[2, 0])
+
+
+@compiled(inner=True)
+def join_stages(alone, spread, servers, port, joined, i):
+    """Fill in what is joined from layer i on: a stage in the server first (0), or a split one."""
+    N, d = len(servers.cut_s) - 1, servers.devices
+    for j in range(i + 1, N + 1):
+        if alone[i, j] <= d:
+            r = int(alone[i, j])
+            joined[0, i, r, j] = 0.0
+            for a in range(1, d + 1 - r):
+                messages = 2 * port * servers.cut_s[j] * servers.outside[a + r]
+                for k in range(j + 1, N + 1):
+                    more = min(joined[0, j, a, k], joined[1, j, a, k] + messages)
+                    joined[0, i, a + r, k] = min(joined[0, i, a + r, k], more)
+        if spread[i, j] < np.inf:
+            for a in range(1, d):
+                messages = 2 * port * servers.cut_s[j] * servers.outside[a]
+                for k in range(j + 1, N + 1):
+                    more = min(joined[1, j, a, k], joined[0, j, a, k] + messages)
+                    joined[1, i, a, k] = min(joined[1, i, a, k], spread[i, j] + more)
