@@ -87,9 +87,9 @@ def search_layouts(
     plans, shortest = list[Plan](), USUALLY
     near = differing(found.fitting, MOST_JUDGED, ["microbatch"])
 
-    def until_then(_: object) -> Plan | None:
+    def until_then(_: object) -> Plan:
         if not plans:
-            return None
+            plans.append(simulate_layout(job, training, near[0].layout))
         best = min(plans, key=order_of)
         return with_modelled(best, asked=modelled_of(best).layout)
 
@@ -115,7 +115,6 @@ def search_layouts(
                 best = with_modelled(best, left_out=structs.replace(row, doubt=doubt))
                 break
         if finish is not None:
-            progress("estimating what else helps", 0, 1)
             best = finish(best, found)
     return best, found
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType, structs
 
+from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Challenger, Transformer, Worth
@@ -59,11 +60,11 @@ class Switches:
 
     `levers` are those that are off and that the job leaves open; `found` are the layouts without.
     One that frees memory makes no layout faster: it is looked for among layouts that may be faster
-    than what is known without it.
+    than what is known without it. `progress` hears of every search.
     """
 
-    def __init__(self, job: Job, found: Found) -> None:
-        self._job = job
+    def __init__(self, job: Job, found: Found, progress: Progress = ignore_progress) -> None:
+        self._job, self._progress = job, progress
         self._trainer = TRAINERS.lookup(job.trainer)
         self._known = {name.replace("_", "-"): str(value) for name, value in job.facts.items()}
         self._usual, self._question = training_for(job), question_of(job)
@@ -213,6 +214,7 @@ class Switches:
 
         What is known with fewer of them, the `least`, where nothing else is faster.
         """
+        self._progress("estimating what else helps", 0, 1)
         layout = self._question.fixed
         alone = frozenset(lever for lever in on if lever.tp == 1)
         asked = [(on, layout)]
@@ -258,9 +260,9 @@ def take_best(job: Job, numbers: bool = False) -> Job:
     return job.with_(facts={**job.facts, **switches.facts(switches.combine(open_))})
 
 
-def with_levers(job: Job, plan: Plan, found: Found) -> Plan:
+def with_levers(job: Job, plan: Plan, found: Found, progress: Progress = ignore_progress) -> Plan:
     """The plan, which says what else would be faster: switches, alone and together; a layout."""
-    switches = Switches(job, found)
+    switches = Switches(job, found, progress)
     alone, together = [*switches.alone()], switches.worth(switches.combine(switches.levers))
     best_s = min((lever.iteration_s for lever in alone), default=math.inf)
     more = together is not None and together.iteration_s < (1 - _HELPS) * best_s

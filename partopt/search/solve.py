@@ -104,7 +104,7 @@ def _solve_transformer(job: Job, progress: Progress, levers: bool) -> Result:
     """The plan of the best layout, which itself says what stands beside it."""
 
     def finish(plan: Plan, found: Found) -> Plan:
-        return with_levers(as_planned(job, plan), plan, found)
+        return with_levers(as_planned(job, plan), plan, found, progress)
 
     def result_of(plan: Plan) -> Result:
         return _result(plan, [], job.notes)

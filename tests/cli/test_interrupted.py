@@ -102,12 +102,18 @@ def test_rows_of_a_table_of_devices(partopt, interrupted_at):
 
 
 @pytest.mark.slow
-def test_a_layout(partopt, interrupted_at, tmp_path):
-    interrupted_at(4)
+@pytest.mark.levers
+@pytest.mark.parametrize(
+    ("report", "of"),
+    [(2, "simulating layouts"), (4, "simulating layouts"), (12, "estimating what else helps")],
+)
+def test_a_layout(partopt, interrupted_at, tmp_path, report, of):
+    """Before the first is simulated, too."""
+    interrupted_at(report)
     written = tmp_path / "plan.json"
     outcome = partopt("plan", *LAYOUTS, "-o", written)
     assert outcome.code == 130
-    assert "simulating layouts: this is the best until then" in outcome.err
+    assert f"{of}: this is the best until then" in outcome.err
     plan = po.Plan.load(written)
     assert plan.transformer.asked == plan.transformer.layout
 
