@@ -52,6 +52,27 @@ def test_a_result_holds_the_plan_the_others_and_what_to_know():
     assert result.certificate is result.plan.certificate
     assert {plan.planner for plan in result.alternatives} == {"gpipe", "data_parallel"}
     assert result.fits
+    name, speed, beside = repr(result).splitlines()
+    assert f"on 4 devices of {job.topology.name}: {result.plan.shape}, pipedream" in name
+    assert f"{result.plan.predicted.samples_per_s:.1f}"[:3] in speed and speed.endswith(": fits")
+    assert beside.strip() == "2 alternatives, 0 notes"
+
+
+@pytest.mark.slow
+def test_the_alternatives_of_a_transformer_are_other_layouts():
+    job = partopt.Job(
+        partopt.find_transformer("llama3-8b"),
+        partopt.Topology.load("dgx-h100", servers=1),
+        trainer="megatron",
+        global_batch=64,
+        sequence=4096,
+    )
+    result = partopt.solve(job)
+    plans = [result.plan, *result.alternatives]
+    assert len({plan.layout for plan in plans}) == len(plans) > 3
+    times = [plan.predicted.iteration_s for plan in plans if plan.fits]
+    assert times == sorted(times)
+    assert "llama3-8b on 8 devices of dgx-h100: " in repr(result).splitlines()[0]
 
 
 def test_what_does_not_fit_is_told_what_would():

@@ -234,7 +234,7 @@ def _plan(
     if picture:
         of_layout = isinstance(job.model, Transformer)
         drawn = partopt.find_profile(result.plan) if of_layout else job.profile
-        others = result.alternatives
+        others = () if of_layout else result.alternatives
         partopt.draw(result.plan, picture, profile=drawn, alternatives=others, force=force)
         options.say_wrote(picture)
     leave_if_interrupted(interrupted)
@@ -300,7 +300,7 @@ def _print_page(result: partopt.Result, job: partopt.Job, other: partopt.Plan | 
     page, beside = plans.render_plan(result.plan, result.by_size), ""
     if job.schedule == AUTO and not result.plan.transformer:
         beside = plans.render_schedules([result.plan, *result.alternatives])
-    elif result.alternatives:
+    elif result.alternatives and not result.plan.transformer:
         beside = plans.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
     if other is not None:
         beside = render_parts(result.plan, other, ("FIRST", "BESIDE"))

@@ -144,13 +144,13 @@ def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
     """
     facts = {name: value for name, value in job.facts.items() if name not in _SWITCHES}
     free = job.with_(layout=Layout(), facts=facts)
-    best, found = search_layouts(free, progress)
+    best, found, _ = search_layouts(free, progress)
     plain = {name: value for name, value in facts.items() if name not in _NEEDING}
     if plain != facts:
         without = free.with_(facts=plain)
         other = search_layouts(without, progress)
         if order_of(other[0]) < order_of(best):
-            free, (best, found) = without, other
+            free, (best, found, _) = without, other
     free = as_planned(free, best)
     best = with_levers(free, best, found)
     plan = with_other_cuts(job, training_for(job), plan)

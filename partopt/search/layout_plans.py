@@ -66,8 +66,9 @@ def search_layouts(
     job: Job,
     progress: Progress = ignore_progress,
     finish: Callable[[Plan, Found], Plan] | None = None,
-) -> tuple[Plan, Found]:
-    """The best of the layouts that have the parts that are asked for, and all that was found.
+) -> tuple[Plan, Found, list[Plan]]:
+    """The best of the layouts that have the parts that are asked for, all that was found, and what
+    else was simulated, fastest first.
 
     They are estimated in closed form. The first `JUDGED` that differ are simulated, others as long
     as they may be the fastest, and the best with its blocks cut otherwise, which is shown. Where
@@ -83,7 +84,7 @@ def search_layouts(
     assert found.least
     if not found.fitting:
         least = simulate_layout(job, training, found.least.layout)
-        return finish(least, found) if finish else least, found
+        return finish(least, found) if finish else least, found, []
     plans, shortest = list[Plan](), USUALLY
     near = differing(found.fitting, MOST_JUDGED, ["microbatch"])
 
@@ -115,8 +116,9 @@ def search_layouts(
                 best = with_modelled(best, left_out=structs.replace(row, doubt=doubt))
                 break
         if finish is not None:
+            progress("estimating what else helps", 0, 1)
             best = finish(best, found)
-    return best, found
+    return best, found, others
 
 
 def _doubt_of(left: LayoutBeside, plan: Plan) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents import Note
 from partopt.documents.engine import PARTOPT
-from partopt.documents.plan import Certificate, Plan, RunnerUp
+from partopt.documents.plan import Certificate, Plan, RunnerUp, needed_bytes
 from partopt.documents.profile import Profile
 from partopt.documents.transformer import Transformer
 from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then, make_each
@@ -31,6 +31,7 @@ from partopt.trainers.parts import Part
 from partopt.trainers.says import find_faults
 from partopt.trainers.trainer import Trainer
 from partopt.transformer.layouts import Found
+from partopt.units import format_bytes, format_rate
 
 _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner
 _SHOWN = ("pipedream", *_BESIDE)  # and beside the best of all
@@ -40,7 +41,7 @@ _STARTS = 4  # plans whose cuts are moved for a trainer, the best
 
 @dataclass(frozen=True)
 class Result:
-    """A plan; the `alternatives` to it, fastest first; and notes.
+    """A plan; the `alternatives` to it, of a transformer other layouts, fastest first; and notes.
 
     `by_size` are the best plans at the microbatch sizes that were tried, the best first; `plan`
     alone where the job says which size, and under `schedule="auto"`.
@@ -50,6 +51,20 @@ class Result:
     alternatives: tuple[Plan, ...]
     notes: tuple[Note, ...]
     by_size: tuple[Plan, ...]
+
+    def __repr__(self) -> str:
+        """The model and the plan, what it reaches, and what is beside it."""
+        plan, layout, topology = self.plan, self.plan.layout, self.plan.topology.cluster
+        degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep", "pp", "dp")}
+        shape = ", ".join(f"{name} {size}" for name, size in degrees.items() if (size or 1) > 1)
+        shape = shape if plan.transformer else f"{plan.shape}, {plan.schedule}"
+        reached = format_rate(plan.predicted.samples_per_s, "samples")
+        memory = f"{format_bytes(needed_bytes(plan))} a device"
+        return (
+            f"Result: {plan.profile.name} on {topology.devices} devices of {topology.name}: {shape}"
+            f"\n  {reached}, {memory}: {'fits' if self.fits else 'does not fit'}"
+            f"\n  {len(self.alternatives)} alternatives, {len(self.notes)} notes"
+        )
 
     @property
     def document(self) -> Plan:
@@ -106,11 +121,9 @@ def _solve_transformer(job: Job, progress: Progress, levers: bool) -> Result:
     def finish(plan: Plan, found: Found) -> Plan:
         return with_levers(as_planned(job, plan), plan, found, progress)
 
-    def result_of(plan: Plan) -> Result:
-        return _result(plan, [], job.notes)
-
-    with found_until_then(lambda plan: plan and result_of(plan)):
-        return result_of(search_layouts(job, progress, finish if levers else None)[0])
+    with found_until_then(lambda plan: plan and _result(plan, [], job.notes)):
+        plan, _, others = search_layouts(job, progress, finish if levers else None)
+        return _result(plan, others, job.notes)
 
 
 def solve_profile(job: Job, progress: Progress = ignore_progress, within: Within = ANY) -> Result:

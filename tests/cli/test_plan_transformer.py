@@ -263,8 +263,8 @@ def test_every_shipped_cluster_is_planned_for_or_it_is_said_why_not(partopt, nam
     """
     asked = "gpt3-1.3b", "--topology", name, "--for", "deepspeed", "--global-batch", 1152
     done = partopt("plan", *asked, "--sequence", "2k", "--dtype", "float16", "--json")
-    if name == "workstation-2":
-        assert done.code == 2 and "what RTX-4090 achieves in training is not known" in done.err
+    if name in ("cpu-2", "workstation-2"):
+        assert done.code == 2 and "achieves in training is not known" in done.err
     else:
         assert 0.1 < done.document["predicted"]["figures"]["mfu"] < 0.5
 
@@ -411,7 +411,7 @@ def test_a_deadline_that_no_size_keeps_is_told_with_the_nearest_below_the_table(
 
 def test_another_layout_stands_beside_part_by_part(partopt, monkeypatch):
     levers = []
-    monkeypatch.setattr(solve, "with_levers", lambda job, plan, _: levers.append(job) or plan)
+    monkeypatch.setattr(solve, "with_levers", lambda job, plan, *_: levers.append(job) or plan)
     page = partopt("plan", *ASKED, *LAYOUT, "--beside", "tp=8").out
     assert len(levers) == 1  # what else helps is looked for once
     assert "first " in page and "beside " in page and "PART " in page

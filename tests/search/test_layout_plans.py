@@ -318,7 +318,7 @@ def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
 
 def test_where_little_is_missing_few_blocks_are_made_again():
     asked = free("tp=2,cp=1,pp=1,microbatch=2", memory="60 GB")
-    plan, found = search_layouts(asked)
+    plan, found, _ = search_layouts(asked)
     again = plan.layout.recompute
     assert isinstance(again, int) and plan.fits
     fewer = plan_layout(free(f"tp=2,cp=1,pp=1,microbatch=2,recompute={again - 1}", memory="60 GB"))
@@ -521,13 +521,13 @@ def test_a_layout_of_today_is_beside_those_that_cannot_have_its_facts():
 
 
 def test_a_trainer_that_does_not_interleave_gets_no_chunks():
-    _, found = search_layouts(job_of("gpt3-175b", 8, "deepspeed", 128, 2048, "pp=8"))
+    _, found, _ = search_layouts(job_of("gpt3-175b", 8, "deepspeed", 128, 2048, "pp=8"))
     assert {own.layout.chunks for own in found.fitting + found.lacking} == {1}
 
 
 def test_where_nothing_fits_the_layout_that_needs_least_is_told():
     told = []
-    plan, found = search_layouts(free(memory="10 GB"), lambda *own: told.append(own))
+    plan, found, _ = search_layouts(free(memory="10 GB"), lambda *own: told.append(own))
     assert told == [("estimating layouts", 0, 1)]
     assert not plan.fits and not found.fitting
     assert plan.transformer.layout == found.least.layout
