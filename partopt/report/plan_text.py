@@ -193,7 +193,7 @@ def _loads(plan: Plan) -> Lines:
             binds = name(load) + (f", busy {percent(share)} of the time" if share < _ALL else "")
         elif load.what == "all-reduce" and plan.microbatches:  # nothing goes on beside it
             binds += f"; {load} adds {percent(share)}"
-        else:
+        elif not predicted.bound_by.startswith(f"{load.what} of"):  # simulated ports that bind
             others.append((max(0.0, 1 - share), name(load)))
     others = sorted(others, key=lambda other: other[0])[:_OTHERS]
     free = [f"{name} {percent(share)}" for share, name in others]

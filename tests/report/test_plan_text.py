@@ -163,6 +163,11 @@ def test_where_nothing_is_always_busy_every_load_has_slack():
     assert (binds, slack.split(",")[0]) == ("microbatches in flight", "compute of stage 0 10%")
 
 
+def test_ports_that_bind_in_the_simulator_are_not_free_by_the_formula():
+    binds, slack = loads(predicting(two_one_plan(), period_s=5.0, bound_by="ports of cluster"))
+    assert binds == "ports of cluster" and "ports" not in slack and "cut before stage 1" in slack
+
+
 @pytest.mark.parametrize("slower, text", [(1.002, "(formula 4.50 ms)"), (1.0005, "a microbatch\n")])
 def test_the_formula_stands_beside_a_simulation_that_differs(slower, text):
     plan = two_one_plan()
