@@ -115,7 +115,13 @@ def _number_blocks(layers: Sequence[str], stated: dict[int, str]) -> dict[int, i
     if several:
         names = [f"{series}*" for series in several]
         what = f"the model has several series of blocks: {', '.join(names)}"
-        how = f"say what the others are, such as `map={names[-1]}=head`"
+        blocks = max(several, key=lambda series: len(set(several[series].values())))
+        rules = [
+            f"`map={series}*={EMBEDDING if min(several[series]) < min(several[blocks]) else HEAD}`"
+            for series in several
+            if series != blocks
+        ]
+        how = f"say what the others are: {' '.join(rules)}"
     else:
         what = "the model has no series of blocks, layers whose names differ in a number"
         how = "say which layers are blocks: `map=transformer.h.*=block`"

@@ -1,5 +1,7 @@
 """Which layers are embedding, blocks, norm and head: by their names, and by a person's rules."""
 
+import re
+
 import pytest
 
 from partopt import PartoptError, Profile, export_plan
@@ -74,6 +76,15 @@ def test_names_of_shipped_models(name):
 def test_models_that_are_not_one_series_of_blocks(name, message):
     error = refused(layers(name))
     assert (error.code, error.message) == ("no-blocks", message)
+
+
+def test_the_rules_of_the_hint_make_the_longest_series_the_blocks():
+    own = ["x_embedder", "t_embedder.0", "t_embedder.2", *(f"blocks.{n}" for n in range(4))]
+    own += ["final.0", "final.1"]
+    rules = re.findall("`map=([^`]*)`", refused(own).hint)
+    assert rules == ["t_embedder.*=embedding", "final.*=head"]
+    expected = ["embedding"] * 3 + [f"block {n}" for n in range(4)] + ["head"] * 2
+    assert told(own, *rules) == expected
 
 
 def test_a_decoder_is_no_head_unless_a_person_says_so():
