@@ -418,8 +418,17 @@ def seconds_of(plan: Plan) -> float:
 
 def needed_bytes(plan: Plan) -> int:
     """Bytes on the fullest device, with what a closed form counts beside the stages."""
-    counted = plan.reserve.basis == "computed"
-    return plan.peak_memory_bytes + plan.reserve.size_bytes * counted
+    return plan.peak_memory_bytes + _counted_bytes(plan)
+
+
+def room_bytes(plan: Plan) -> int | None:
+    """The limit of what `needed_bytes` counts; `None` where none is known."""
+    limit = plan.memory_limit_bytes
+    return None if limit is None else limit + _counted_bytes(plan)
+
+
+def _counted_bytes(plan: Plan) -> int:
+    return plan.reserve.size_bytes * (plan.reserve.basis == "computed")
 
 
 def proof_of(plan: Plan) -> Proof | None:

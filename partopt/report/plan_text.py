@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from msgspec import UNSET
+
 from partopt.documents.engine import PARTOPT, TORCH
-from partopt.documents.plan import Plan, needed_bytes, noam, proof_of
+from partopt.documents.plan import Plan, needed_bytes, noam, proof_of, room_bytes
 from partopt.documents.stage import Load, Stage, stages_text
 from partopt.printable import shorten
 from partopt.report.layout_words import where_again
@@ -220,9 +222,11 @@ def _flight(plan: Plan) -> str:
 def memory_lines(plan: Plan) -> Iterator[str]:
     """The fullest device against its limit: in all, as a bar, and part by part."""
     peak, limit, reserve = plan.peak_memory_bytes, plan.memory_limit_bytes, plan.reserve
-    needed = needed_bytes(plan)
+    needed, room = needed_bytes(plan), room_bytes(plan)
     on = f"{format_bytes(needed)} on each device of {stages_text(plan.fullest_stages)}"
-    yield on + against_limit(needed, None if limit is None else limit + needed - peak)
+    chance = plan.transformer.fits_chance if plan.transformer else UNSET
+    tries = "" if chance is UNSET else f"; fits in {chance:.0%} of tries"
+    yield on + against_limit(needed, room) + tries
     parts = device_parts([plan.stages[s] for s in plan.fullest_stages])
     parts |= {
         "free": 0 if limit is None else max(0, limit - peak),
@@ -230,16 +234,18 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     }
     parts = {name: size for name, size in parts.items() if size > 0}
     # the cells of a part end where it would, rounded
-    room, whole, done, cells = width() - _LABEL, sum(parts.values()), 0, ""
+    columns, whole, done, cells = width() - _LABEL, sum(parts.values()), 0, ""
     words: list[str] = []
     for name, size in parts.items():
         label, marks = _PARTS[name]
         done += size
-        cells += marks[style().ascii_only] * (round(min(_CELLS, room) * done / whole) - len(cells))
+        cells += marks[style().ascii_only] * (
+            round(min(_CELLS, columns) * done / whole) - len(cells)
+        )
         why = _WHY.get(reserve.basis, "") if name == "reserve" else ""
         word = f"{marks[style().ascii_only]} {label} {format_bytes(size)}{why}"
         # in as few lines as hold them, none broken
-        if words and len(words[-1]) + len(word) + 3 <= room:
+        if words and len(words[-1]) + len(word) + 3 <= columns:
             words[-1] += f", {word}"
         else:
             words[-1:] = [f"{words[-1]},", word] if words else [word]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import UNSET, UnsetType
 
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Plan, needed_bytes, seconds_of
+from partopt.documents.plan import Plan, needed_bytes, room_bytes, seconds_of
 from partopt.documents.transformer import (
     BITS,
     BlockParts,
@@ -109,7 +109,7 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], list[str
         part_s=0.0,
     )
     rows, mfu = [first, *about.beside], figures.mfu if figures else None
-    limit_bytes = (plan.memory_limit_bytes or 0) + plan.reserve.size_bytes
+    limit_bytes = room_bytes(plan) or 0
 
     def utilisation(row: LayoutBeside) -> str:
         return f"{(mfu or 0.0) * first.iteration_s / row.iteration_s:.1%}"
@@ -135,7 +135,19 @@ def layout_table(plan: Plan) -> tuple[list[LayoutBeside], list[Column], list[str
     if about.calibration:
         note += "; blocks are measured, or scaled by what was measured"
     fits = [_fits(row.layout, row.fits_with, first) for row in rows if row.fits_with]
-    return rows, columns, [*fits, note]
+    return rows, columns, [*_tie(about, first), *fits, note]
+
+
+def _tie(about: Modelled, first: LayoutBeside) -> Iterator[str]:
+    """The layout that is faster than the first, which is simpler, by too little to be planned."""
+    if about.tie:
+        able = [row for row in about.beside if row.fits and row.simulated]
+        fastest = min(able, key=lambda row: row.iteration_s)
+        gain, name = 1 - fastest.iteration_s / first.iteration_s, layout_name(fastest.layout)
+        yield (
+            f"{fastest.layout.schedule}, {name}: {gain:.1%} faster; of layouts within "
+            f"{about.tie:.1%} the simplest is planned"
+        )
 
 
 def _fits(layout: Layout, worth: Worth, first: LayoutBeside) -> str:

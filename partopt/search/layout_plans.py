@@ -6,12 +6,13 @@ it, and `partopt show --verify` makes it again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
-from partopt import planners
+from partopt import planners, schedules
 from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
@@ -38,6 +39,7 @@ from partopt.transformer.as_profile import (
     stage_starts,
 )
 from partopt.transformer.block import Training
+from partopt.transformer.chances import fits_chance
 from partopt.transformer.closed_form import closed_form_of
 from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import (
@@ -54,6 +56,7 @@ from partopt.transformer.rates import PLANNED
 # layouts that are simulated, the fastest that differ: some, and as many as may yet be the fastest
 JUDGED, MOST_JUDGED = 4, 16
 USUALLY = 0.99  # of the closed form a simulation takes that or more; or of what others do
+TIE = 0.005  # of the time: of layouts that the fastest beats by less the simplest is planned
 _SHOWN, _LACKING = 9, 3  # layouts beside a plan: that fit, and that need least of those that do not
 
 
@@ -71,11 +74,12 @@ def search_layouts(
     else was simulated, fastest first.
 
     They are estimated in closed form. The first `JUDGED` that differ are simulated, others as long
-    as they may be the fastest, and the best with its blocks cut otherwise, which is shown. Where
-    none fits with the graphs that a plan has by itself, it has none; and where none fits at all,
-    the plan is of the layout that needs least. `finish` gives the plan with what else is said of
-    it. Raises PartoptError where there is none. Interrupted with the best until then, a
-    plan as of a job that fixes its layout.
+    as they may be the fastest, and the best with its blocks cut otherwise, which is shown. Of those
+    as fast, but for `TIE`, the simplest is the best, and the fastest beside it. Where none fits
+    with the graphs that a plan has by itself, it has none; and where none fits at all, the plan is
+    of the layout that needs least. `finish` gives the plan with what else is said of it. Raises
+    PartoptError where there is none. Interrupted with the best until then, a plan as of a job that
+    fixes its layout.
     """
     progress("estimating layouts", 0, 1)
     training, found = training_for(job), estimate_layouts(job)
@@ -102,10 +106,15 @@ def search_layouts(
             progress("simulating layouts", done, len(near))
             plans.append(simulate_layout(job, training, candidate.layout))
             shortest = min(shortest, USUALLY * seconds_of(plans[-1]) / candidate.seconds)
-        best, *others = sorted(plans, key=order_of)
-        best = with_other_cuts(job, training, move_unequal_cuts(job, training, best))
-        beside = layouts_beside(best, others, found)
-        best = with_modelled(best, tried=found.tried, beside=beside)
+        fastest = move_unequal_cuts(job, training, min(plans, key=order_of))
+        plans += [simulate_layout(job, training, one) for one in _simpler(plans, fastest, found)]
+        best = _simplest(plans, fastest)
+        if best is not fastest:
+            best = move_unequal_cuts(job, training, best)
+        best = with_other_cuts(job, training, best)
+        beside = layouts_beside(best, [*plans, fastest], found)
+        tie = TIE if seconds_of(fastest) < seconds_of(best) else UNSET
+        best = with_modelled(best, tried=found.tried, beside=beside, tie=tie)
         to = estimate_again(best)
         for done, candidate in enumerate(found.left_out[:MOST_JUDGED]):
             progress("simulating layouts that are left out", done, MOST_JUDGED)
@@ -119,6 +128,46 @@ def search_layouts(
             progress("estimating what else helps", 0, 1)
             best = finish(best, found)
     return best, found, others
+
+
+def simplicity(layout: Layout) -> tuple[float, ...]:
+    """The order of layouts, the simplest first.
+
+    By schedule and stages on a device, by what is made again, and by the kinds of parallel ranks
+    beside replicas.
+    """
+    again, stages = layout.recomputation, (layout.pp or 1) * (layout.chunks or 1)
+    degrees = (getattr(layout, name) or 1 for name in ("tp", "cp", "ep", "etp", "pp"))
+    return (
+        schedules.rank(layout.schedule or "1f1b", stages),
+        layout.chunks or 1,
+        again.is_whole,
+        again.blocks or (math.inf if again.is_whole else len(again.modules)),
+        sum(degree > 1 for degree in degrees),
+    )
+
+
+def _simpler(plans: Sequence[Plan], fastest: Plan, found: Found) -> list[Layout]:
+    """Layouts that are not simulated and about as fast, and simpler than those that are."""
+    most_s = (1 + 2 * TIE) * modelled_of(fastest).closed_s
+    least = simplicity(modelled_of(_simplest(plans, fastest)).layout)
+    known = {modelled_of(plan).layout for plan in plans}
+    near = [one.layout for one in found.fitting if one.seconds <= most_s]
+    able = [one for one in near if one not in known and simplicity(one) < least]
+    return sorted(able, key=simplicity)[:JUDGED]
+
+
+def _simplest(plans: Sequence[Plan], fastest: Plan) -> Plan:
+    """Of plans as fast as another one, but for `TIE`, the simplest; then that with most room."""
+
+    def rank(plan: Plan) -> tuple[tuple[float, ...], int]:
+        return simplicity(modelled_of(plan).layout), needed_bytes(plan)
+
+    most_s = (1 + TIE) * seconds_of(fastest)
+    layout = modelled_of(fastest).layout
+    others = [plan for plan in plans if modelled_of(plan).layout != layout]
+    tied = [plan for plan in others if plan.fits and seconds_of(plan) <= most_s]
+    return min([fastest, *tied], key=rank)
 
 
 def _doubt_of(left: LayoutBeside, plan: Plan) -> str:
@@ -191,11 +240,17 @@ def _degrees(training: Training, plan: Plan) -> Degrees:
 
 
 def layouts_beside(plan: Plan, simulated: Sequence[Plan], found: Found) -> list[LayoutBeside]:
-    """The layouts beside that of a plan of those that were `found`: that fit, then that do not."""
+    """The layouts beside that of a plan of those that were `found`: that fit, then that do not.
+
+    Among them is the fastest of those that were simulated.
+    """
     known, to = {modelled_of(other).layout: other for other in simulated}, estimate_again(plan)
+    fastest = modelled_of(min([plan, *simulated], key=order_of)).layout
     ranked = [to, *(candidate for candidate in found.fitting if candidate.layout != to.layout)]
     faster = [candidate for candidate in found.lacking if candidate.seconds < seconds_of(plan)]
     fitting, lacking = differing(ranked, 1 + _SHOWN)[1:], differing(faster, _LACKING)
+    if fastest not in (to.layout, *(candidate.layout for candidate in fitting)):
+        fitting[_SHOWN - 1 :] = [one for one in ranked if one.layout == fastest]
     rows = [beside_of(candidate, to, known.get(candidate.layout), True) for candidate in fitting]
     rows.sort(key=lambda row: row.iteration_s)
     return rows + [beside_of(candidate, to, None, False) for candidate in lacking]
@@ -262,7 +317,9 @@ def simulate_layout(job: Job, training: Training, layout: Layout) -> Plan:
         reserve = Reserve(size_bytes=more, basis="computed")
         problem = problem.with_(reserve=reserve, memory_bytes=max(1, limit - more))
         plan = simulate_plan(planners.plan(MANUAL, problem))
-    return plan
+    if limit is None:
+        return plan
+    return with_modelled(plan, fits_chance=fits_chance(needed_bytes(plan), limit / PLANNED))
 
 
 def _problem(job: Job, training: Training, found: Estimate) -> Problem:

@@ -31,6 +31,7 @@ from partopt.search.layout_questions import (
 )
 from partopt.trainers import TRAINERS
 from partopt.trainers.trainer import Lever
+from partopt.transformer.as_profile import estimate_again
 from partopt.transformer.block import Training
 from partopt.transformer.chances import expected_gain, fits_chance
 from partopt.transformer.faults import find_faults
@@ -275,17 +276,17 @@ def with_levers(job: Job, plan: Plan, found: Found, progress: Progress = ignore_
         beside=beside,
         levers=alone,
         together=together if together and more else UNSET,
-        challenger=find_challenger(job, found),
+        challenger=find_challenger(job, found, estimate_again(plan)),
     )
 
 
-def find_challenger(job: Job, found: Found) -> Challenger | UnsetType:
-    """The layout that is most worth a try beside the first, by the gain that is expected of it.
+def find_challenger(job: Job, found: Found, best: Estimate) -> Challenger | UnsetType:
+    """The layout that is most worth a try beside the best, by the gain that is expected of it.
 
     It may need more than is planned with; and it may be slower as computed, for that may be wrong.
     """
-    limit, best = job.limit_bytes, found.fitting[0] if found.fitting else None
-    if best is None or limit is None:
+    limit = job.limit_bytes
+    if not found.fitting or limit is None:
         return UNSET
     assert isinstance(job.model, Transformer)
 

@@ -23,9 +23,11 @@ from partopt.search.judging import judge_layout, plan_layout
 from partopt.search.layout_plans import (
     JUDGED,
     MOST_JUDGED,
+    TIE,
     USUALLY,
     differing,
     search_layouts,
+    simplicity,
     simulate_layout,
 )
 from partopt.search.layout_questions import training_for
@@ -324,6 +326,59 @@ def test_where_little_is_missing_few_blocks_are_made_again():
     fewer = plan_layout(free(f"tp=2,cp=1,pp=1,microbatch=2,recompute={again - 1}", memory="60 GB"))
     assert not fewer.fits
     assert any(candidate.layout.recompute == "never" for candidate in found.lacking)
+
+
+TIED = [
+    ("llama3-70b", 4, "megatron", 512, 4096, ""),
+    ("llama3-8b", 2, "megatron", 128, 8192, ""),
+    ("qwen3-30b-a3b", 2, "megatron", 256, 4096, ""),
+    ("llama3-8b", 1, "torchtitan", 64, 8192, ""),
+    ("gpt3-13b", 2, "deepspeed", 256, 2048, ""),
+]
+
+
+@pytest.mark.parametrize("case", TIED, ids=lambda case: f"{case[0]}-{case[2]}")
+def test_of_layouts_as_fast_the_simplest_is_planned_and_the_fastest_beside_it(case):
+    plan = best_of(job_of(*case))
+    rows = [row for row in plan.transformer.beside if row.fits and row.simulated]
+    fastest_s = min([seconds_of(plan), *(row.iteration_s for row in rows)])
+    assert seconds_of(plan) <= (1 + TIE) * fastest_s
+    for row in rows:
+        if row.iteration_s <= (1 + TIE) * fastest_s:
+            assert simplicity(plan.layout) <= simplicity(row.layout)
+    words = " ".join(render(plan).split())
+    assert ("the simplest is planned" in words) == (fastest_s < seconds_of(plan))
+    assert "of tries" in words
+
+
+def test_layouts_are_simple_in_the_order_of_what_they_ask_of_people():
+    order = [
+        "tp=1,pp=1,dp=8",
+        "tp=8,pp=1,dp=1",
+        "tp=4,cp=2,pp=1",
+        "pp=1,dp=8,recompute=selective,modules=mlp",
+        "pp=1,dp=8,recompute=selective,modules=mlp+core_attn",
+        "pp=1,dp=8,recompute=2",
+        "pp=1,dp=8,recompute=always",
+        "pp=8",
+        "tp=2,pp=4",
+        "pp=8,recompute=always",
+        "pp=8,chunks=2,schedule=interleaved",
+        "pp=8,chunks=3,schedule=interleaved",
+        "pp=8,chunks=3,schedule=interleaved,recompute=always",
+    ]
+    found = [simplicity(Layout.parse(text)) for text in order]
+    assert found == sorted(found) and len({*found}) == len(found)
+
+
+def test_the_fastest_stands_beside_a_simpler_one_that_differs_in_chunks_alone():
+    plan = best_of(job_of(*TIED[0]))
+    [row] = [
+        one for one in plan.transformer.beside if one.fits and one.iteration_s < seconds_of(plan)
+    ]
+    assert (plan.layout.chunks, row.layout.chunks) == (1, 6)
+    alike = structs.replace(row.layout, chunks=1, schedule="1f1b")
+    assert alike == structs.replace(plan.layout, chunks=1)
 
 
 def check_others(plan, asked):

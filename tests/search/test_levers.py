@@ -276,7 +276,7 @@ def test_the_challenger_is_the_one_that_draws_say(model, servers, batch, sequenc
     asked = job_of(model, servers, batch, sequence, trainer)
     found = estimate_layouts(asked)
     gains = _worths(found, asked.limit_bytes / PLANNED)
-    challenger, best = find_challenger(asked, found), found.fitting[0].layout
+    challenger, best = find_challenger(asked, found, found.fitting[0]), found.fitting[0].layout
     for layout in [*gains]:  # in chunks alone they are no other layout
         if structs.replace(layout, chunks=best.chunks, schedule=best.schedule) == best:
             del gains[layout]
@@ -291,7 +291,7 @@ def test_a_layout_that_is_far_slower_is_no_challenger():
     found = estimate_layouts(asked)
     far = [one for one in found.fitting[1:] if one.seconds > 1.1 * found.fitting[0].seconds]
     alone = found._replace(fitting=[found.fitting[0], *far], lacking=[])
-    assert far and find_challenger(asked, alone) is UNSET
+    assert far and find_challenger(asked, alone, found.fitting[0]) is UNSET
 
 
 def test_chances_are_those_of_the_tries_and_fall_with_what_is_needed():
@@ -320,7 +320,7 @@ def test_a_layout_without_room_says_with_which_switch_it_fits():
         assert row.fits_with.iteration_s == pytest.approx(min(able))
         assert row.fits_with.layout == row.layout
     page = " ".join(render(plan).split())
-    assert "tp 4, pp 4, dp 2, mb 1 fits with --grad-reduce-in-bf16: -7.9%" in page
+    assert "tp 4, pp 4, dp 2, mb 1 fits with --grad-reduce-in-bf16: -8.1%" in page
 
 
 def test_a_lever_is_planned_and_exported_with_the_share_that_it_found():

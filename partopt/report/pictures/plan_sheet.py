@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, room_bytes
 from partopt.documents.stage import Stage, stages_text
 from partopt.report.layout_words import layout_name, stage_again
 from partopt.report.looks import MEMORY, ink, stage_colour
@@ -123,13 +123,11 @@ def _draw(
     sheet.down += _GAP
     _draw_memory(sheet, plan)
     handles = _handles(plan)
-    points, limit = tables.points_of_layouts(plan), plan.memory_limit_bytes
+    points = tables.points_of_layouts(plan)
     if not points and alternatives:
         points = tables.points_of([plan, *alternatives])
-    elif limit is not None:  # the bytes of layouts are all that a rank needs
-        limit += plan.reserve.size_bytes
     if points:
-        tables.draw_points(sheet, points, limit)
+        tables.draw_points(sheet, points, room_bytes(plan))
         handles |= tables.handles_of_points(points)
     sheet.legend(handles)
     return sheet
@@ -245,7 +243,8 @@ def _draw_memory(sheet: Sheet, plan: Plan) -> None:
     top = max(peak, near or 0, 1)
     axes.set_ylim(0, top * 1.25)
     axes.set_xlim(-0.6, len(held) - 0.4)
-    if limit is not None:
+    most = room_bytes(plan)
+    if limit is not None and most is not None:
         over = bottom > limit
         frame: Any = {"facecolor": "none", "edgecolor": RED, "linewidth": 1.2}
         draw_bars(axes, bars[over], bottom[over], width, **frame)
@@ -254,7 +253,8 @@ def _draw_memory(sheet: Sheet, plan: Plan) -> None:
         # at the line of the limit where that is the highest that is drawn
         how = ", exceeded" if peak > limit else "" if top == limit else ", far above"
         look: Any = {"ha": "right", "va": "bottom", "color": RED if peak > limit else "black"}
-        text = f"limit {format_bytes(limit)}{how}"
+        reserved = f", {format_bytes(most - limit)} of it reserved" if most > limit else ""
+        text = f"limit {format_bytes(most)}{reserved}{how}"
         axes.text(len(held) - 0.45, top * 1.03, text, size=SMALL, **look)
     bytes_axis(axes, "memory")
     labels = [

@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from partopt import __version__
-from partopt.documents.plan import Plan, RunnerUp, proof_of
+from partopt.documents.plan import Plan, RunnerUp, needed_bytes, proof_of, room_bytes
 from partopt.documents.simulation import DrawnTimeline, Finding, SimulationDocument
 from partopt.report.layout_words import layout_name
 from partopt.report.looks import MEMORY
@@ -133,8 +133,8 @@ def _tiles(plan: Plan, simulation: SimulationDocument) -> list[tuple[str, str, b
         batch = f"{plan.microbatches} microbatches of {plan.microbatch_size}"
         pace = format_seconds(predicted.iteration_s), f"an iteration of {batch}"
     one = "one device" if N == 1 else f"one group of {N}"
-    peak, limit = simulation.peak_memory_bytes, simulation.memory_limit_bytes
-    full = f"at most on a device{against_limit(peak, limit)}"
+    peak = simulation.peak_memory_bytes + needed_bytes(plan) - plan.peak_memory_bytes
+    full = f"at most on a device{against_limit(peak, room_bytes(plan))}"
     speed = speed_text(predicted.samples_per_s, plan.profile.tokens_per_sample)
     proof = proof_of(plan) if plan.planner == "optimal" else None
     return [
@@ -195,7 +195,7 @@ def _bar(parts: Iterable[tuple[str, float, str]]) -> dict[str, Any]:
 
 def _memory_table(plan: Plan) -> dict[str, Any]:
     """The memory of a device of every stage, by parts, against the limit."""
-    limit = plan.memory_limit_bytes
+    limit, reserve = room_bytes(plan), plan.reserve
     most = max([limit or 1, *(stage.memory.total_bytes for stage in plan.stages)])
     rows = [
         (s, {name: getattr(stage.memory, f"{name}_bytes") for name in MEMORY})
@@ -209,8 +209,9 @@ def _memory_table(plan: Plan) -> dict[str, Any]:
         return ((name, row[1][name] / most, MEMORY[name]) for name in MEMORY)
 
     note = "No limit is known." if limit is None else f"The limit is {format_bytes(limit)}."
-    if plan.reserve.size_bytes:
-        note += f" {format_bytes(plan.reserve.size_bytes)} more are reserved."
+    if reserve.size_bytes:
+        whose = "of it" if reserve.basis == "computed" else "more"
+        note += f" {format_bytes(reserve.size_bytes)} {whose} are reserved."
     return _table(
         rows,
         [
