@@ -112,7 +112,10 @@ def search_layouts(
         if best is not fastest:
             best = move_unequal_cuts(job, training, best)
         best = with_other_cuts(job, training, best)
-        beside = layouts_beside(best, [*plans, fastest], found)
+        simulated = {modelled_of(plan).layout: plan for plan in [*plans, fastest]}
+        del simulated[modelled_of(best).layout]
+        others = sorted(simulated.values(), key=order_of)
+        beside = layouts_beside(best, others, found)
         tie = TIE if seconds_of(fastest) < seconds_of(best) else UNSET
         best = with_modelled(best, tried=found.tried, beside=beside, tie=tie)
         to = estimate_again(best)
