@@ -47,8 +47,13 @@ SWITCHES = {
         "offload-overlap": ("yes",),
         "fsdp": ("no", "yes"),
         "offload": ("no", "all"),
+        "dtype": ("bfloat16", "fp8"),
     },
-    "torchtitan": {"compile": ("no", "yes"), "async-tp": ("no", "yes")},
+    "torchtitan": {
+        "compile": ("no", "yes"),
+        "async-tp": ("no", "yes"),
+        "dtype": ("bfloat16", "fp8"),
+    },
 }
 SWITCHES["megatron-bridge"] = SWITCHES["megatron"]
 

@@ -289,8 +289,11 @@ def normalise(options: Options) -> Options:
 def normalise_layout(options: Options) -> Options:
     """The options of a transformer, whose `layout` holds all parts that other options say.
 
-    Raises PartoptError for the first option that is invalid or contradicts the layout.
+    Its `dtype` may be one of the facts, as a switch is. Raises PartoptError for the first option
+    that is invalid or contradicts the layout.
     """
+    facts = dict(options.facts)
+    options = dataclasses.replace(options, dtype=facts.pop("dtype", options.dtype), facts=facts)
     for name, kind in kinds().items():
         _check_alone(name, getattr(options, name), kind)
     _check_parts(options)

@@ -166,7 +166,8 @@ def _check_stated(
 def _take_best(job: partopt.Job, what: str) -> partopt.Job:
     """The job with the switches of its trainer that help, which are said."""
     taken = partopt.take_best(job, _TAKEN[what])
-    added = {name: taken.facts[name] for name in taken.facts.keys() - job.facts.keys()}
+    before, after = ({**one.facts, "dtype": one.dtype} for one in (job, taken))
+    added = {name: value for name, value in after.items() if before.get(name) != value}
     said = ", ".join(f"{name}={value}" for name, value in sorted(added.items()))
     say(f"note:    --with {what}: {said or 'nothing helps'}", err=True)
     return taken

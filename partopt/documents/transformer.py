@@ -560,8 +560,9 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
 
     Samples have `sequence` tokens, products are in `format`; a `calibration` is what was measured
     of a block of a kind. The question fixed the parts of the layout that are in `asked`, and
-    `facts` of the trainer. `layout` has the degrees that are in the profile, `closed_s` and
-    `closed_bytes` are seconds of an iteration and bytes of the fullest rank by the closed `form`.
+    `facts` of the trainer, its `dtype` among them. `layout` has the degrees that are in the
+    profile, `closed_s` and `closed_bytes` are seconds of an iteration and bytes of the fullest rank
+    by the closed `form`.
     Of `tried` layouts those `beside` it are the next that fit, and some that do not and would be
     faster; `left_out` is one that would be the fastest and is not believed. An iteration takes
     `freely_s` with blocks that are cut freely, where that is less, and `by_count_s` with unequal

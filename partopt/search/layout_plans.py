@@ -130,7 +130,9 @@ def search_layouts(
         if finish is not None:
             progress("estimating what else helps", 0, 1)
             best = finish(best, found)
-    return best, found, others
+    layout = modelled_of(best).layout
+    others = (plan for plan in [*plans, fastest] if modelled_of(plan).layout != layout)
+    return best, found, sorted(others, key=order_of)
 
 
 def simplicity(layout: Layout) -> tuple[float, ...]:
@@ -297,7 +299,7 @@ def simulate_layout(job: Job, training: Training, layout: Layout) -> Plan:
 
     The training may be another than that of the job. Raises PartoptError where it cannot be run.
     """
-    batch, facts = batch_of(job), job.facts.items()
+    batch, facts = batch_of(job), {**job.facts, **({"dtype": job.dtype} if job.dtype else {})}
     training = settle_cut(training, layout, batch)
     found = estimate(training, layout, batch)
     modelled = Modelled(
@@ -307,7 +309,7 @@ def simulate_layout(job: Job, training: Training, layout: Layout) -> Plan:
         practice=training.practice,
         layout=layout,
         asked=job.layout,
-        facts={name: value if isinstance(value, int) else str(value) for name, value in facts},
+        facts={n: value if isinstance(value, int) else str(value) for n, value in facts.items()},
         closed_s=found.seconds,
         closed_bytes=round(found.memory_bytes),
         form=closed_form_of(training, layout, batch, found),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from partopt.documents.engine import PARTOPT, Engine, Layout
-from partopt.documents.transformer import Calibration, Practice, Transformer
+from partopt.documents.transformer import Calibration, Format, Practice, Transformer
 from partopt.errors import ANSWER_IS_NO, PartoptError, invalid
 from partopt.job import Job
 from partopt.options import AUTO
@@ -32,13 +32,10 @@ def training_for(job: Job) -> Training:
     assert isinstance(job.model, Transformer) and job.sequence
     if job.trainer == PARTOPT:
         raise job.lacks("for")
-    trainer, format = TRAINERS.lookup(job.trainer), job.dtype or "bfloat16"
+    trainer, format = TRAINERS.lookup(job.trainer), format_of(job)
     if (blocks := job.layout.recomputation.blocks) and trainer.says.recomputed != "first":
         what, hint = f"{job.trainer} makes all blocks again or none", "write recompute=always"
         raise invalid("layout", f"recompute={blocks}", what, hint)
-    if format not in trainer.says.formats:
-        what = f"{job.trainer} trains in {', '.join(trainer.says.formats)}"
-        raise invalid("dtype", format, what, "choose one of these")
     if trainer.practice is None:
         able = [name for name, other in TRAINERS.items() if other.practice is not None]
         raise PartoptError(
@@ -66,6 +63,15 @@ def training_for(job: Job) -> Training:
         other_ends=_other_ends(job, practice),
         room=min(asked.limit, asked.room or math.inf),
     )
+
+
+def format_of(job: Job) -> Format:
+    """The number format of a job's products. PartoptError for one that its trainer lacks."""
+    formats, format = TRAINERS.lookup(job.trainer).says.formats, job.dtype or "bfloat16"
+    if format not in formats:
+        what = f"{job.trainer} trains in {', '.join(formats)}"
+        raise invalid("dtype", format, what, "choose one of these")
+    return format
 
 
 def _other_ends(job: Job, practice: Practice) -> Sequence[str]:

@@ -25,6 +25,7 @@ from partopt.search.layout_plans import modelled_of, with_modelled
 from partopt.search.layout_questions import (
     batch_of,
     estimate_layouts,
+    format_of,
     question_of,
     run_with_facts,
     training_for,
@@ -42,6 +43,8 @@ from partopt.transformer.rates import PLANNED
 BENCHMARK = "benchmark"  # recipes that trainers' authors publish times of
 _HELPS = 2e-3  # of the time: what saves less is not worth a line
 _TRIED = 0.01  # of the time: where less is expected a try is not worth it
+# some layouts are slower with other cuts, kernels that reach less of links, conversions
+_UNSURE = ("ends", "exchange", "dtype")
 _SAME = 1e-6  # of the time: what costs no more is not missed
 
 
@@ -60,6 +63,7 @@ class Switches:
     """The fastest layouts of a job with switches of its trainer on, in closed form.
 
     `levers` are those that are off and that the job leaves open; `found` are the layouts without.
+    The number format is one where no block was measured in another.
     One that frees memory makes no layout faster: it is looked for among layouts that may be faster
     than what is known without it. `progress` hears of every search.
     """
@@ -68,11 +72,14 @@ class Switches:
         self._job, self._progress = job, progress
         self._trainer = TRAINERS.lookup(job.trainer)
         self._known = {name.replace("_", "-"): str(value) for name, value in job.facts.items()}
+        if job.dtype or job.calibrate:
+            self._known["dtype"] = format_of(job)
         self._usual, self._question = training_for(job), question_of(job)
         self._by_default, _ = self._trainer.run_with({})
         names = [lever.facts[-1][0] for lever in self._trainer.levers]
         self._places = {name: place for place, name in enumerate(names)}
-        self.levers = [lever for lever in self._trainer.levers if self._is_open(lever)]
+        open_ = [lever for lever in self._trainer.levers if self._is_open(lever)]
+        self.levers = [*{lever.facts[-1][0]: lever for lever in open_[::-1]}.values()][::-1]
         first = Taken(found.fitting[0], frozenset()) if found.fitting else None
         self._fastest: dict[frozenset[Lever], Taken | None] = {frozenset(): first}
 
@@ -92,15 +99,18 @@ class Switches:
     def combine(self, among: Collection[Lever]) -> frozenset[Lever]:
         """Those `among` the switches that are fastest together; none of them adds nothing.
 
-        First all are on at once that free no memory, and once more without those that cut blocks
-        otherwise: of the rest none makes a layout slower. Then with all that free some, alone and
-        together, in place of what contradicts them: more of them are on if they save more.
+        First all are on at once that free no memory, and then without those, in turn, with which
+        some layouts are slower. Then with all that free some, alone and together, in place of what
+        contradicts them: more of them are on if they save more.
         """
         freeing = sorted((lever for lever in among if lever.frees), key=self._place)
-        plain = frozenset(among) - {*freeing}
-        cutting = {lever for lever in plain if lever.facts[-1][0] == "ends"}
-        chosen = min((plain, plain - cutting), key=self.seconds)
+        chosen = frozenset(among) - {*freeing}
         taken = self.fastest(chosen)
+        for lever in sorted(chosen, key=self._place):
+            if lever.facts[-1][0] in _UNSURE:
+                better = self._search(chosen - {lever}, taken)
+                if better is not taken:
+                    taken, chosen = better, chosen - {lever}
         sets = (itertools.combinations(freeing, n + 1) for n in range(len(freeing)))
         added = (functools.reduce(self._add, some, chosen) for some in itertools.chain(*sets))
         for on in dict.fromkeys(added):
@@ -133,6 +143,8 @@ class Switches:
         taken = self.fastest(on)
         if taken is None or taken.found.seconds > (1 - _HELPS) * self.seconds(()):
             return None
+        if len(taken.on) == 1 and any(self._is_idle(lever, taken.found.layout) for lever in on):
+            return None  # what it needs besides is faster alone
         return self._worth(taken, recipe)
 
     def fit(self, layout: Layout) -> Worth | None:
@@ -179,11 +191,20 @@ class Switches:
         agrees = facts | self._known == self._known | facts
         if [*facts][-1] in self._known or not agrees:
             return False
+        usual = self._usual
+        if self._is_idle(lever, self._question.fixed) or usual.rates.server <= lever.beyond:
+            return False
+        if lever.needs == "ep" and not usual.model.experts:
+            return False
         try:
             on = self._training(frozenset({lever}))
         except PartoptError:  # as of a kernel that the device is not known to have
             return False
-        return (on.practice, on.engine) != (self._usual.practice, self._usual.engine)
+        return (on.practice, on.engine, on.format) != (usual.practice, usual.engine, usual.format)
+
+    def _is_idle(self, lever: Lever, layout: Layout) -> bool:
+        """Whether the layout has one rank alone of what the switch needs several of."""
+        return bool(lever.needs) and getattr(layout, lever.needs) == 1
 
     def _training(self, on: frozenset[Lever], like: Training | None = None) -> Training:
         """How the trainer trains with the switches; what is known of one that is `like` it stays.
@@ -191,7 +212,7 @@ class Switches:
         PartoptError where it cannot have all of them.
         """
         job = self._job.with_(facts={**self._job.facts, **self.facts(on)})
-        return (like or self._usual).having(*run_with_facts(job))
+        return (like or self._usual).having(*run_with_facts(job), format_of(job))
 
     def _steps(
         self, on: frozenset[Lever]
@@ -211,16 +232,17 @@ class Switches:
             yield [on], [self._training(on)]
 
     def _search(self, on: frozenset[Lever], least: Taken | None) -> Taken | None:
-        """With those that need several tensor parallel ranks, or on one rank without them.
+        """With those that need several tensor or expert parallel ranks, or on one without them.
 
         What is known with fewer of them, the `least`, where nothing else is faster.
         """
         self._progress("estimating what else helps", 0, 1)
-        layout = self._question.fixed
-        alone = frozenset(lever for lever in on if lever.tp == 1)
-        asked = [(on, layout)]
-        if alone and alone != on and layout.tp in (None, 1):
-            asked.append((alone, structs.replace(layout, tp=1)))
+        asked = [(on, self._question.fixed)]
+        for part in sorted({lever.needs for lever in on} - {""}):
+            for some, fixed in [*asked]:
+                alone = frozenset(lever for lever in some if lever.needs != part)
+                if alone and getattr(fixed, part) is None:
+                    asked.append((alone, structs.replace(fixed, **{part: 1})))
         for some, fixed in asked:
             for steps, works in self._steps(some):
                 question = self._question._replace(fixed=fixed)

@@ -251,7 +251,6 @@ def _answer(again: Recomputation) -> _Found:
         trainer=plan.trainer,
         global_batch=plan.microbatch_size * (plan.microbatches or 1),
         sequence=about.sequence,
-        dtype=about.format,
         layout=about.asked,
         facts=about.facts,
         calibrate={block.kind: block for block in about.calibration} or None,

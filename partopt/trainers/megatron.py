@@ -398,6 +398,10 @@ _OFFLOADS = {
 }
 _OFFLOADS["all"] = f"{_OFFLOADS['attention']}+{_OFFLOADS['experts']}"
 
+# its `--moe-enable-deepep` is deprecated; it needs several expert parallel ranks
+_FLEX = "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend {}"
+_LINKED = 8  # devices of a server that DeepEP's kernels reach: its NUM_MAX_NVL_PEERS
+
 MEGATRON = Trainer(
     name="megatron",
     summary="Megatron-LM: a shell array of arguments, with the pipeline's layout",
@@ -444,8 +448,12 @@ MEGATRON = Trainer(
         "attention": {name: {"attention": name} for name in ("cudnn", "cudnn-2025")},
     },
     levers=(
-        Lever((("sequence-parallel", "yes"), ("tp-overlap", "yes")), "--tp-comm-overlap", tp=2),
+        Lever(
+            (("sequence-parallel", "yes"), ("tp-overlap", "yes")), "--tp-comm-overlap", needs="tp"
+        ),
         Lever((("loss", "fused"),), "--cross-entropy-loss-fusion"),
+        Lever((("exchange", "hybridep"),), _FLEX.format("hybridep"), needs="ep", beyond=_LINKED),
+        Lever((("exchange", "deepep"),), _FLEX.format("deepep"), needs="ep"),
         Lever((("ends", "free"),), "ends=free", verified=True),
         Lever(
             (("gradients", "parameters"),),
@@ -453,6 +461,8 @@ MEGATRON = Trainer(
             changes_numbers=True,
         ),
         Lever((("graphs", "none"), ("fsdp", "yes")), "--use-megatron-fsdp", frees=True),
+        Lever((("dtype", "mxfp8"),), "--dtype mxfp8", changes_numbers=True, verified=True),
+        Lever((("dtype", "fp8"),), "--dtype fp8", changes_numbers=True, verified=True),
         Lever((("optimizer_bytes", "8"),), "--use-precision-aware-optimizer", changes_numbers=True),
         Lever(
             (("offload-overlap", "yes"), ("optimizer-offload", "1")),
@@ -484,6 +494,10 @@ _EXPERTS = ("deepseek-v3", "gpt-oss-120b", "qwen3-30b-a3b", "qwen3-235b-a22b")
 _FLAGS = {
     "--use-megatron-fsdp": "ddp.use_megatron_fsdp",
     "--tp-comm-overlap": "model.tp_comm_overlap",
+    **{
+        _FLEX.format(name): f"model.moe_flex_dispatcher_backend={name}"
+        for name in ("hybridep", "deepep")
+    },
     "--grad-reduce-in-bf16": "ddp.grad_reduce_in_fp32=False",
     "--use-precision-aware-optimizer": "optimizer.use_precision_aware_optimizer",
     "--optimizer-cpu-offload {}": "optimizer.optimizer_offload_fraction={}",

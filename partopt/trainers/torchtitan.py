@@ -641,7 +641,15 @@ TORCHTITAN = Trainer(
         Lever(
             (("compile", "yes"), ("async-tp", "yes")),
             "--parallelism.enable_async_tensor_parallel",
-            tp=2,
+            needs="tp",
+            verified=True,
+        ),
+        # which torchao compiles; of mxfp8 no two published runs say it
+        Lever((("compile", "yes"), ("dtype", "mxfp8")), "--dtype mxfp8", changes_numbers=True),
+        Lever(
+            (("compile", "yes"), ("dtype", "fp8")),
+            "--dtype fp8",
+            changes_numbers=True,
             verified=True,
         ),
         Lever((("cpu-offload", "yes"),), "--training.enable_cpu_offload", frees=True),

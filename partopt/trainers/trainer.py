@@ -117,17 +117,19 @@ class Lever(NamedTuple):
     """A switch of a trainer that is off by default and may make training faster.
 
     `flag` is what people write; it is the last of the `facts`, and the others are those without
-    which it is refused or does nothing. It needs `tp` tensor parallel ranks or more. With it
-    training computes other numbers where it `changes_numbers`; it is `verified` where published
-    runs that differ in it alone say what it is worth. What `frees` memory makes a layout no faster:
-    it helps where another one fits with it. Its last fact may have one of several `values`, from
-    the one that frees least: a layout takes the first with which it fits, which stands where the
-    flag has {}.
+    which it is refused or does nothing. It `needs` several tensor or expert parallel ranks, and
+    servers of more devices than `beyond`; of those of one fact the first that is open is tried.
+    With it training computes other numbers where it `changes_numbers`; it is `verified` where
+    published runs that differ in it alone say what it is worth. What `frees` memory makes a layout
+    no faster: it helps where another one fits with it. Its last fact may have one of several
+    `values`, from the one that frees least: a layout takes the first with which it fits, which
+    stands where the flag has {}.
     """
 
     facts: tuple[tuple[str, str], ...]
     flag: str
-    tp: int = 1
+    needs: Literal["", "tp", "ep"] = ""
+    beyond: int = 0
     changes_numbers: bool = False
     verified: bool = False
     frees: bool = False
@@ -229,6 +231,9 @@ class Trainer:
         if practice.tp_overlap == "buffers" and not practice.sequence_parallel:
             what = "only sequence parallel exchanges are overlapped"
             raise invalid("tp-overlap", "yes", what, "leave `sequence-parallel=no` out")
+        if practice.dispatch != "alltoall" and practice.routing == "capacity":
+            what, hint = "its tokens are not padded to a capacity", "leave `routing=capacity` out"
+            raise invalid("exchange", practice.dispatch, what, hint)
         engine, offloaded = with_facts(self.engine, rest), practice.optimizer_offload
         if offloaded and (practice.muon or engine.optimizer_bytes not in (None, STATE)):
             what = "the host steps Adam alone, with its state in float32"

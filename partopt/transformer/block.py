@@ -169,11 +169,11 @@ class Training:
                 code="unknown-rates",
             )
 
-    def having(self, practice: Practice, engine: Engine) -> Training:
-        """The same with another practice and engine."""
+    def having(self, practice: Practice, engine: Engine, format: Format) -> Training:
+        """The same with another practice, engine and number format."""
         same = practice.ends == self.practice.ends
         ends = self.other_ends if same else ()
-        other = replace(self, practice=practice, engine=engine, other_ends=ends)
+        other = replace(self, practice=practice, engine=engine, format=format, other_ends=ends)
         other.share_blocks(self)
         return other
 

@@ -74,6 +74,8 @@ def _ep(asked: _Asked) -> Iterator[str]:
         yield f"{experts} experts are not a multiple of {e}"
     if _stage_ranks(asked) % e:
         yield from _misplaced_experts(asked)
+    if asked.practice.dispatch != "alltoall" and asked.model.experts and asked.degrees.spread == 1:
+        yield f"exchange={asked.practice.dispatch} needs ep > 1"
     if asked.practice.dispatch_overlap and (asked.degrees.spread == 1 or (p > 1 and v == 1)):
         yield "exchange-overlap needs ep > 1 and, in a pipeline, chunks"
 
