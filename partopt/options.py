@@ -292,7 +292,7 @@ def normalise_layout(options: Options) -> Options:
     Its `dtype` may be one of the facts, as a switch is. Raises PartoptError for the first option
     that is invalid or contradicts the layout.
     """
-    facts = dict(options.facts)
+    facts: dict[str, Any] = dict(options.facts)
     options = dataclasses.replace(options, dtype=facts.pop("dtype", options.dtype), facts=facts)
     for name, kind in kinds().items():
         _check_alone(name, getattr(options, name), kind)
