@@ -143,6 +143,8 @@ def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
     Facts are the same, but for those that a flag alone turns on, or that a layout cannot have.
     """
     facts = {name: value for name, value in job.facts.items() if name not in _SWITCHES}
+    if facts.get("attention") == "scores":  # a flag changes it, too
+        del facts["attention"]
     free = job.with_(layout=Layout(), facts=facts)
     best, found, _ = search_layouts(free, progress)
     plain = {name: value for name, value in facts.items() if name not in _NEEDING}

@@ -213,7 +213,7 @@ def _read_training(settings: Settings, devices: int) -> Stated:
             recompute=stated.recompute or "never",
             shard=stated.shard or "none",
         ),
-        facts={"attention": "flash"} if settings.has("FLASH_ATTENTION") else {},
+        facts={"attention": "flash" if settings.has("FLASH_ATTENTION") else "scores"},
         blocks=blocks,
     )
 

@@ -615,8 +615,9 @@ def _read_offload(settings: Settings, fields: bool) -> float:
 
 
 def _facts_of_deepspeed(settings: Settings) -> dict[str, object]:
+    flash = settings.has("use_flash_attn", "use_flash_attn_v1", *_FLASH)
     stated = {
-        ("attention", "flash"): settings.has("use_flash_attn", "use_flash_attn_v1", *_FLASH),
+        ("attention", "flash" if flash else "scores"): True,
         ("ends", "blocks"): _ends(settings)[0],
         ("gradients", "float32"): settings.has("bf16.enabled", "bf16") and not settings.has(*_ZERO),
     }

@@ -30,7 +30,7 @@ from partopt.search.layout_plans import (
     simplicity,
     simulate_layout,
 )
-from partopt.search.layout_questions import training_for
+from partopt.search.layout_questions import training_for, usual_facts
 from partopt.search.solve import solve
 from partopt.trainers import export_plan
 from partopt.transformer.as_profile import estimate_again, profile_again, training_of
@@ -204,6 +204,17 @@ def test_what_cannot_be_run_is_refused(changes, message):
     )
     with pytest.raises(PartoptError, match=message):
         plan_layout(asked)
+
+
+def test_deepspeed_has_a_flash_kernel_unless_it_is_told_or_a_v100_has_none():
+    case = "llama3-8b", 2, "deepspeed", 64, 4096, "tp=2,pp=2"
+    flash, scores = (
+        plan_layout(job_of(*case, facts=facts)) for facts in ({}, {"attention": "scores"})
+    )
+    assert flash.transformer.practice.scores is None and scores.transformer.practice.scores
+    assert seconds_of(flash) < seconds_of(scores)
+    old = job_of(*case).with_(topology=Topology.load("v100-nvlink"), dtype="float16")
+    assert usual_facts(old) == {}
 
 
 @pytest.mark.parametrize(

@@ -584,6 +584,13 @@ def test_a_script_of_megatron_deepspeed():
     assert (asked.layout.tp, asked.layout.pp, asked.layout.shard) == (4, 2, "optimizer")
 
 
+def test_a_script_without_a_flash_kernel_is_told_of_it():
+    asked, _ = read("deepspeed", DEEPSPEED.replace("--use-flash-attn-v2", ""))
+    assert asked.facts == {"attention": "scores"}
+    changes = {name: new for name, _, new in judge_layout(asked).changes}
+    assert changes["--use-flash-attn-v2"] == "True"
+
+
 def test_a_layout_alone_and_a_trainer_of_other_models_need_a_profile():
     with pytest.raises(PartoptError, match="a layout alone does not say the model"):
         read("megatron", "Et*4|t*4L")
