@@ -16,6 +16,7 @@ from partopt.report.phrases import (
     Lines,
     against_limit,
     basis_lines,
+    count_text,
     format_ranks,
     head,
     price_lines,
@@ -39,6 +40,7 @@ from partopt.units import format_bytes, format_seconds
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the formula
 _ALL = 0.995  # of the time: what is busy for so much of it is always busy
 _OTHERS = 3  # loads beside the one that binds
+_IN_TURN = 4  # microbatches of an iteration a device, where none is said
 _CELLS, _LABEL = 60, 9  # columns of the bar of memory, and before every line
 # parts of a device's memory: what they are called, and their cells, the second in ASCII
 _PARTS = {
@@ -69,7 +71,19 @@ def render(plan: Plan, by_size: Sequence[Plan] = ()) -> str:
         ]
         outcome.append(("tried", "; ".join(tried)))
     stages = table_of(enumerate(plan.stages), stage_columns(plan))
-    return "\n\n".join([head(plan), stages, label_lines(outcome)])
+    about = "\n".join(filter(None, [head(plan), _weights(plan)]))
+    return "\n\n".join([about, stages, label_lines(outcome)])
+
+
+def _weights(plan: Plan) -> str:
+    """How old weights are where no flush renews them, and what has a flush; else nothing."""
+    oldest = max(stage.weight_versions for stage in plan.stages) - 1
+    if plan.microbatches is not None or not oldest:
+        return ""
+    batch = plan.microbatch_size * plan.topology.devices * _IN_TURN
+    age = f"up to {count_text(oldest, 'update')} old; synchronous:"
+    flags = style().spell(f"`schedule=1f1b` `global_batch={batch}`")
+    return label_lines([("weights", f"{age} {flags}")])
 
 
 def _speed(plan: Plan) -> str:
@@ -162,11 +176,10 @@ def _trainer(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.trainer != PARTOPT:
         yield "trainer", plan.trainer + ("'s pipeline runtime" if plan.trainer == TORCH else "")
     elif plan.microbatches is None:
-        stale = ", with stale weights" if any(s.weight_versions > 1 for s in plan.stages) else ""
         yield (
             "trainer",
-            f"partopt's own engine; {plan.schedule} is asynchronous{stale}. For trainers that "
-            "flush: `for=megatron`, `for=torchtitan`, `for=deepspeed`",
+            f"partopt's own engine; {plan.schedule} is asynchronous. For trainers that flush: "
+            "`for=megatron`, `for=torchtitan`, `for=deepspeed`",
         )
     else:
         able = plan.copies == 1  # torch's has no stages on two ranks of a pipeline

@@ -12,6 +12,8 @@ from partopt.documents.stage import Load, Reserve
 from partopt.report.phrases import format_ranks
 from partopt.report.plan_text import _layers, memory_lines, render
 from partopt.report.text import page_style
+from partopt.schedules import order
+from partopt.schedules.placement import placement_of
 from partopt.simulator import simulate_plan
 from partopt.units import format_bytes
 from tests.helpers import flat, measurement, profile_of, uniform_profile, with_memory_of
@@ -58,6 +60,7 @@ def test_a_plan_is_read_at_a_glance():
         "model    chain: 3 layers, 16 kB of parameters, microbatch 4",
         "cluster  test, 4 x device: level1 (4, 1 MB/s)",
         "plan     manual: 2 stages, 2-1, schedule pipedream",
+        "weights  up to 1 update old; synchronous: `schedule=1f1b` `global_batch=64`",
         "",
         "#  LAYERS         RANKS     COMPUTE     SYNC  FLIGHT  MEMORY  BUSY",
         "0  0-1 body.0..1  0-1 (x2)   4.50 s  4.00 ms       2   88 kB  ████",
@@ -69,15 +72,37 @@ def test_a_plan_is_read_at_a_glance():
         "slack    cut before stage 1 (after layer 1) 100%, ports of stage 0 100%,",
         "         all-reduce of stage 0 100%, memory of stage 0 56% (112 kB)",
         "flight   NOAM 2: microbatches in flight for each replica of the first stage",
-        "trainer  partopt's own engine; pipedream is asynchronous, with stale weights.",
-        "         For trainers that flush: `for=megatron`, `for=torchtitan`,",
-        "         `for=deepspeed`",
+        "trainer  partopt's own engine; pipedream is asynchronous. For trainers that",
+        "         flush: `for=megatron`, `for=torchtitan`, `for=deepspeed`",
         "memory   88 kB on each device of stage 0, 44% of 200 kB",
         "         █████▓▓▒▒▒▒▒░░░░░░░░░░====··································",
         "         █ parameters 16 kB, ▓ gradients 8 kB, ▒ optimizer 16 kB,",
         "         ░ activations 32 kB, = buffers 16 kB, · free 112 kB",
         "idle     1 of 4 devices: rank 3",
     ]
+
+
+@pytest.mark.parametrize("replicas", [(1, 1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 1)])
+def test_weights_are_as_old_as_the_steps_from_a_forward_to_its_backward(replicas):
+    cuts = [*range(1, len(replicas))]
+    job = po.Job(uniform_profile(4), flat(4), cuts=cuts, replicas=replicas, schedule="pipedream")
+    plan = po.solve(job).plan
+    steps = order("pipedream", placement_of(plan, 60))
+    ages = []
+    for rank in range(4):
+        names = [name.lstrip("0123456789") for name in steps.names(rank)]  # without the stage
+        for i, name in enumerate(names):
+            if name[0] == "F":
+                passed = names[i + 1 : names.index(f"B{name[1:]}")]
+                ages.append(sum(other[0] == "B" for other in passed))
+    assert f"\nweights  up to {max(ages)} update" in render(plan)
+
+
+@pytest.mark.parametrize(
+    "options", [{"replicas": [2]}, {"schedule": "1f1b", "microbatches": 4, "cuts": [2]}]
+)
+def test_weights_that_every_forward_has_as_they_are_have_no_age(options):
+    assert "weights  " not in render(po.solve(po.Job(uniform_profile(4), flat(2), **options)).plan)
 
 
 @pytest.mark.parametrize("limit", [50_000, 88_000, 200_000, None])
