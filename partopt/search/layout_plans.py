@@ -130,9 +130,7 @@ def search_layouts(
         if finish is not None:
             progress("estimating what else helps", 0, 1)
             best = finish(best, found)
-    layout = modelled_of(best).layout
-    others = (plan for plan in [*plans, fastest] if modelled_of(plan).layout != layout)
-    return best, found, sorted(others, key=order_of)
+    return best, found, others
 
 
 def simplicity(layout: Layout) -> tuple[float, ...]:
