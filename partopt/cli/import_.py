@@ -10,7 +10,7 @@ import click
 
 import partopt
 from partopt.cli import options, planning
-from partopt.cli.next_commands import command_of, say_next
+from partopt.cli.next_commands import Written, command_of, say_next, say_next_of_plan
 from partopt.cli.terminal import progress, say
 from partopt.cli.words import LARGER, as_flags, does_not_fit, hint_at_fitting, print_notes
 from partopt.errors import PartoptError, unknown
@@ -274,7 +274,7 @@ def _layout(
     if layout is not None and not as_json and output != "-":
         _say_better(judged, layout, given, stated)
     elif layout is None and output and output != "-":
-        say_next("plan of a transformer", output, trainer=trainer)
+        say_next_of_plan(Written(plan, output), trainer)
 
 
 def _read_job(trainer: str, text: str, given: dict[str, Any]) -> partopt.Job:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from partopt.cli.options import repeat_words
+from partopt.cli.options import repeat_options, repeat_words
 from partopt.cli.terminal import say
 from partopt.cli.words import flags_of
+from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
+    from partopt.documents.plan import Plan
     from partopt.documents.profile import Profile
     from partopt.documents.transformer import Transformer
 
@@ -41,6 +43,29 @@ def say_next(made: str, name: str = "", **words: str) -> None:
         file = shlex.quote(name)
         command = command.replace("{}", file).format(**words)
     say(f"next:    {command}", err=True)
+
+
+class Written(NamedTuple):
+    """A plan, the file that it is in, and the rules that say what its layers are."""
+
+    plan: Plan
+    file: str
+    rules: Sequence[str] = ()
+
+
+def say_next_of_plan(written: Written, trainer: str) -> None:
+    """Say what follows a plan for a trainer: to export it, unless the trainer cannot say it."""
+    import partopt
+
+    plan, file, rules = written
+    try:
+        partopt.export_plan(plan, trainer, rules=rules)
+    except PartoptError as error:
+        say(f"warning: {error.message}", err=True)
+        say_next("plan", file)
+    else:
+        made = "plan of a transformer" if plan.transformer else "plan for a trainer"
+        say_next(made, file, trainer=f"{trainer} {repeat_options(['rules'])}".rstrip())
 
 
 def command_of(

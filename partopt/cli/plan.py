@@ -11,7 +11,13 @@ from msgspec import structs
 
 import partopt
 from partopt.cli import options, planning
-from partopt.cli.next_commands import command_of, command_of_transformer, say_next
+from partopt.cli.next_commands import (
+    Written,
+    command_of,
+    command_of_transformer,
+    say_next,
+    say_next_of_plan,
+)
 from partopt.cli.options import is_given
 from partopt.cli.terminal import (
     Tell,
@@ -120,7 +126,8 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     if not as_json and output != "-":
         if not tabled and (scale := _scale(profile, given, plan)):
             say(f"hint:  from how many devices on a pipeline is faster: {scale}", err=True)
-        _say_next(profile, None if tabled else output, given, job, servers)
+        written = None if tabled or not output else Written(plan, output, rules)
+        _say_next(profile, written, given, job, servers)
 
 
 def _check_usage(
@@ -261,17 +268,18 @@ def _check_outputs(output: str | None, picture: str | None, force: bool, scaling
 
 
 def _say_next(
-    profile: str, written: str | None, given: dict[str, Any], job: partopt.Job, servers: int | None
+    profile: str,
+    written: Written | None,
+    given: dict[str, Any],
+    job: partopt.Job,
+    servers: int | None,
 ) -> None:
     """Say what follows: look at the plan that is written, compare it, or write it, on `servers`."""
     of_layout, trainer = isinstance(job.model, Transformer), given["target"]
-    if written and of_layout:
-        say_next("plan of a transformer", written, trainer=trainer)
-    elif written and trainer:
-        rules = options.repeat_options(["rules"])
-        say_next("plan for a trainer", written, trainer=f"{trainer} {rules}".rstrip())
+    if written and trainer:
+        say_next_of_plan(written, trainer)
     elif written:
-        say_next("plan", written)
+        say_next("plan", written.file)
     elif of_layout or job.schedule == AUTO or is_given("scaling"):
         changes = {"servers": servers} if servers else {}
         say_next(command_of("plan", [profile], given, changes, output="plan.json"))

@@ -39,7 +39,6 @@ from partopt.trainers.megatron_model import (
     Expression,
     fsdp_arguments,
     model_arguments,
-    usual_numerics,
 )
 from partopt.trainers.megatron_names import FIELDS, OPPOSITES, SYNONYMS
 from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
@@ -95,9 +94,6 @@ def _faults(plan: Plan) -> list[str]:
             return [f"it does not recompute {what}" for what in faults]
         if not grouped and (TOGETHER | {FUSED_EXPERTS}) & {*_offload(plan)}:
             return ["it does not offload what experts save that are not grouped"]
-        numerics = model.numerics or usual_numerics(model.gated)
-        if (plan.layout.etp or 1) > 1 and numerics.bias == "all":
-            return ["it does not cut experts that have biases"]
     if plan.schedule != "interleaved":
         return []
     if P == 1:

@@ -81,7 +81,10 @@ def _ep(asked: _Asked) -> Iterator[str]:
 
 
 def _etp(asked: _Asked) -> Iterator[str]:
-    etp = asked.degrees.shape.etp
+    etp, numerics = asked.degrees.shape.etp, asked.model.numerics
+    has_biases = numerics.bias == "all" if numerics else not asked.model.gated
+    if etp > 1 and has_biases:  # megatron/core/transformer/moe/experts.py
+        yield "experts that have biases are not cut"
     if _stage_ranks(asked) % asked.degrees.e == 0:
         yield from _misplaced_experts(asked)
     if asked.model.expert_ffn % etp or (etp > 1 and not asked.model.experts):

@@ -445,3 +445,17 @@ def test_so_many_devices_are_planned_on(partopt):
     options += "--global-batch", "512", "--sequence", "4096"
     plan = json.loads(partopt("plan", *options, "--devices", "64", "--json").out)
     assert plan["layout"]["dp"] == 64
+
+
+def test_what_the_trainer_cannot_say_is_not_followed_by_its_export(partopt, tmp_path):
+    path = tmp_path / "plan.json"
+    asked = "llama4-scout", *ASKED[1:], "--layout", "ep=8,tp=1,pp=1", "--memory", "900 GB"
+    done = partopt("plan", *asked, "-o", path)
+    assert done.code == 0 and "cannot say this plan of llama4-scout: `chunked`" in done.err
+    assert f"next:    partopt simulate {path}" in done.err and "partopt export" not in done.err
+    assert partopt("export", path, "--to", "megatron").code != 0
+
+
+def test_experts_with_biases_are_planned_in_one_piece(partopt):
+    done = partopt("plan", "gpt-oss-20b", *ASKED[1:], "--layout", "etp=2")
+    assert done.code == 2 and "experts that have biases are not cut" in done.err

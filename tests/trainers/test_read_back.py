@@ -50,7 +50,6 @@ OF_EXPERTS = rows("""
     mixtral-8x7b | recompute=selective,modules=mla_up_proj | mla_up_proj without latent
     llama4-scout | ep=8 | `chunked` of the model is True, it would be False
     llama4-maverick | ep=8 | `chunked` of the model is True, it would be False
-    mixtral-8x7b bias=all | tp=2,ep=2,etp=2 | does not cut experts that have biases
 """)
 for own in ("megatron", "megatron-bridge"):
     REFUSED += [(own, own, model, layout, "bfloat16", why) for model, layout, why in OF_EXPERTS]
