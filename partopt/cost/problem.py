@@ -116,6 +116,19 @@ class Problem:
         request = structs.replace(changes.pop("request", self.request), **asked)
         return replace(self, request=request, **changes)
 
+    def with_shard(self, shard: Shard) -> Problem:
+        """The problem of replicas that share so much, with the chain that is then run."""
+        if shard == self.shard:
+            return self
+        size = self.chain.microbatch_size
+        chain = self.known.once(("chain", size), lambda: chain_of(self.profile, size))
+        return as_run(replace(self, shard=shard, chain=chain))
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """What replicas may share: all that the trainer has, or as the problem says."""
+        return self.engine.shard if self.request.any_shard else [self.shard]
+
     @property
     def waits(self) -> bool:
         """Whether devices wait for their messages; else these overlap with compute."""

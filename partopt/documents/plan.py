@@ -122,7 +122,8 @@ class Request(documents.StrictStruct, frozen=True, kw_only=True):
     the planner may choose, a number of the first blocks that each stage makes again, which lie
     between `block_bounds`; `costs` are what GPipe's heuristics balance, of each layer, `None` for
     the measured time; `cuts` and `replicas` are a person's own split. Of a `layout` that was fixed
-    `pp`, `chunks` and `dp` are here; the rest is what the plan is.
+    `pp`, `chunks` and `dp` are here; the rest is what the plan is. `any_shard`: what replicas share
+    was chosen of all that the trainer has.
     """
 
     stages: Count | None = None
@@ -135,6 +136,7 @@ class Request(documents.StrictStruct, frozen=True, kw_only=True):
     cuts: list[Index] | None = None
     replicas: list[Count] | None = None
     layout: Layout = Layout()
+    any_shard: bool = False
 
 
 class ProfileReference(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.collectives import allreduce_over, exposed
-from partopt.cost.memory import memory_table, ranges_bytes
+from partopt.cost.memory import memory_table, ranges_bytes, shares
 from partopt.cost.messages import parting_levels, port_rate, port_size
 from partopt.cost.problem import (
     CONTIGUOUS,
@@ -253,7 +253,8 @@ class GridPlan:
             busy_s = max(self._most(np.maximum(C, left)), self._most(C))
             return max(busy_s / grid.d, grid.ports_s(cuts, 1) / grid.d) / chain.microbatch_size
         samples = M * chain.microbatch_size
-        update = self._most(left + W / max(W.sum(), 1.0) * chain.optimizer_s)
+        step_s = chain.optimizer_s / shares(problem.kept, len(grid.ranks[0]))[-1]
+        update = self._most(left + W / max(W.sum(), 1.0) * step_s)
         copies = 2 if grid.family == MIRRORED else 1
         busy_s = self._most(C) * -(-M // (grid.d * copies))
         one_s = float(C.sum()) + hops

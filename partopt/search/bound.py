@@ -41,6 +41,13 @@ NEAR = 2e-3  # relative: how far a limit is bisected
 ROUNDING = 1e-9  # relative
 
 
+def proved_s(problem: Problem, lower_s: float | None = None) -> float:
+    """`lower_bound_s`, which may be known, or less where what replicas share is open."""
+    others = [problem.with_shard(shard) for shard in problem.shards if shard != problem.shard]
+    known_s = lower_bound_s(problem) if lower_s is None else lower_s
+    return min([known_s, *map(lower_bound_s, others)])
+
+
 def lower_bound_s(problem: Problem) -> float:
     """Seconds of a microbatch that no plan goes below.
 
@@ -235,6 +242,7 @@ def scope(problem: Problem) -> str:
         "" if request.stages is None else f"{request.stages} stages",
         "" if request.replication == FREE else f"replication {request.replication}",
         again,
+        "whatever replicas share" if request.any_shard else "",
         "tied layers together" if request.tied != EXCHANGE and chain.tied else "",
         "serial transfers" if problem.waits else "",
         "blocking all-reduces" if problem.blocks else "",

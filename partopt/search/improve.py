@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from math import inf
 from typing import Generic, Protocol, TypeVar
@@ -18,7 +19,7 @@ from partopt.planners.grids import ROOMY, GridPlan
 from partopt.planners.layouts import Shape, shape_of
 from partopt.search import cuts, steps
 from partopt.search.annealing import anneal
-from partopt.search.bound import certify_simulated
+from partopt.search.bound import certify_simulated, proved_s
 from partopt.search.effort import LocalParams, SearchParams
 from partopt.search.evaluator import (
     Candidate,
@@ -224,8 +225,12 @@ class Improvement:
 
     def _certify(self, plan: Plan) -> Plan:
         """A plan that was found, with the bound."""
-        lower_s = self.lower_s * (self.problem.microbatches or 1)
-        return certify_simulated(plan, lower_s, self.problem)
+        return certify_simulated(plan, self._proved_s, self.problem)
+
+    @cached_property
+    def _proved_s(self) -> float:
+        """What no plan is below that the proof speaks of, which may share state otherwise."""
+        return proved_s(self.problem, self.lower_s) * (self.problem.microbatches or 1)
 
     def _plan_of(self, best: Candidate) -> Plan:
         """The plan of one that was found, cut between all layers, simulated."""

@@ -16,7 +16,15 @@ from partopt.options import AUTO
 from partopt.schedules import SCHEDULES
 from partopt.search.contest import Contest, Plans, check_planner, contestants
 from partopt.search.effort import SearchParams
-from partopt.search.variants import ANY, Variant, Within, least_s, part_of, variants_of
+from partopt.search.variants import (
+    ANY,
+    Variant,
+    Within,
+    least_s,
+    part_of,
+    promise,
+    variants_of,
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ class Search:
         alone: bool = True,
         planners: Sequence[str] = (),
     ) -> None:
-        self.variants = sorted(variants, key=_least if planners else _promise)
+        self.variants = sorted(variants, key=_least if planners else promise)
         self.shown, self.alone, self.planners, self._stages = shown, alone, planners, 0
         self._contests: dict[Variant, Contest] = {}
         self._found: dict[Variant, Plans] = {}
@@ -205,11 +213,6 @@ class Search:
 
 def _least(variant: Variant) -> float:
     return least_s(variant.problem)
-
-
-def _promise(variant: Variant) -> tuple[float, float]:
-    """The order of variants: the fastest first, of those that fit nowhere the smallest."""
-    return variant.estimate_s, 0.0 if variant.estimate_s < math.inf else variant.least_bytes
 
 
 def order_of(plan: Plan) -> tuple[bool, float]:

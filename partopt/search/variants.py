@@ -17,7 +17,6 @@ from msgspec import structs
 
 from partopt.cost.problem import FREE, Problem, Progress, ignore_progress
 from partopt.documents.engine import PARTOPT
-from partopt.documents.stage import Shard
 from partopt.errors import PartoptError, make_each
 from partopt.job import Job
 from partopt.planners import optimal
@@ -246,25 +245,45 @@ def _at_size(
     chosen = job.recompute in (None, "auto")
     recompute = "never" if chosen else job.recompute
     stated = job.with_(schedule=name, microbatch_size=size, recompute=recompute).problem
-    if within.equal and stated.request.replication == FREE:
-        stated = stated.with_(replication="uniform")
     fixed = structs.replace(job.layout, chunks=job.chunks or job.layout.chunks)
     stated = stated.with_(layout=fixed, least_stages=within.least_stages, progress=progress)
+    stated = stated.with_(any_shard=job.shard is None and job.topology.devices > 1)
     chosen &= stated.memory_bytes is not None and job.engine.recompute != ("none",)
-    for shard in shards_of(job):
-        never = Variant(stated.with_(shard=shard))
-        if not chosen or never.is_roomy:
-            yield never
-            continue
-        always = Variant(never.problem.with_(recompute="always"))
-        if schedule(name).overlaps and not within.alike:
-            yield Variant(never.problem.with_(recompute="auto"), (never, always))
-        else:
-            yield from (never, always)
+    found = dict[object, Variant]()
+    for shard in stated.shards:
+        shared = stated.with_shard(shard)
+        if shared.request.replication == FREE and (within.equal or _waits_for_shares(shared)):
+            shared = shared.with_(replication="uniform")
+        # with the state alone in shares plans of equal replicas are much the same
+        alike = shard == "optimizer" and not schedule(name).asynchronous
+        for variant in _recomputed(shared, within) if chosen else [Variant(shared)]:
+            kind = "none" if alike else shard, variant.problem.request.recompute
+            found[kind] = min(found.get(kind, variant), variant, key=promise)
+    yield from found.values()
 
 
-def shards_of(job: Job) -> list[Shard]:
-    """What replicas may share: as the job says, else all that its trainer has."""
-    if job.shard is not None or job.trainer == PARTOPT or job.topology.devices == 1:
-        return [job.shard or "none"]
-    return list(job.engine.shard)
+def _recomputed(problem: Problem, within: Within) -> Iterator[Variant]:
+    """The variants of a problem with every way to recompute that may be of use."""
+    never = Variant(problem)
+    if never.is_roomy:
+        yield never
+        return
+    always = Variant(problem.with_(recompute="always"))
+    if schedule(problem.schedule).overlaps and not within.alike:
+        yield Variant(problem.with_(recompute="auto"), (never, always))
+    else:
+        yield from (never, always)
+
+
+def promise(variant: Variant) -> tuple[float, float]:
+    """The order of variants: the fastest first, of those that fit nowhere the smallest."""
+    return variant.estimate_s, 0.0 if variant.estimate_s < math.inf else variant.least_bytes
+
+
+def _waits_for_shares(problem: Problem) -> bool:
+    """Whether replicas exchange weights within an asynchronous run of `partopt run`.
+
+    Where stages have unequally many they may then wait for each other for ever.
+    """
+    shares = problem.shard != "none" and problem.trainer == PARTOPT
+    return shares and schedule(problem.schedule).asynchronous

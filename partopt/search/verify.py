@@ -24,7 +24,7 @@ from partopt.documents.tables import Verification, VerificationRow
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.planners import PLANNERS, required_features
-from partopt.search.bound import lower_bound_s
+from partopt.search.bound import proved_s
 from partopt.search.contest import OPTIONS
 from partopt.search.judging import judge_layout, plan_layout
 from partopt.search.replanning import UNPROVED, Recomputation
@@ -198,7 +198,7 @@ def _bound(again: Recomputation) -> _Found:
     """
     plan, certificate = again.plan, again.plan.certificate
     if plan.planner == "optimal" and certificate is not None:
-        lower_s = lower_bound_s(again.problem) * (plan.microbatches or 1)
+        lower_s = proved_s(again.problem) * (plan.microbatches or 1)
         if certificate.lower_bound_s > lower_s * (1 + SAME):
             differs = _differs("certificate.lower_bound_s", certificate.lower_bound_s, lower_s)
             return False, "another bound is found", [differs]
