@@ -7,7 +7,7 @@ of its dynamic program and with those of the other planners (`partopt.search.imp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
@@ -16,17 +16,17 @@ from msgspec.structs import replace
 
 from partopt import planners
 from partopt.cost.pricing import price
-from partopt.cost.problem import Decision, Problem
+from partopt.cost.problem import Decision, Problem, partition_of
 from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, optimal, required_features
 from partopt.schedules import schedule
-from partopt.search.bound import lower_bound_s
+from partopt.search.bound import certify_simulated, lower_bound_s
 from partopt.search.effort import SearchParams
 from partopt.search.improve import GRID, GridSearch, Improvement
 from partopt.search.variants import Variant
-from partopt.search.warmup import simulate_with_best_warmup
+from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
 OPTIMAL = "optimal"
 OPTIONS = {  # what a planner may look at or keep to -> the option that asks for it
@@ -152,6 +152,15 @@ class Contest:
                     plans[name] = plan
         return Plans(plans, []) if plans else None
 
+    def simpler_plans(self, best: Plan) -> Iterator[Plan]:
+        """Plans of the searches that are as good as the best, and all with less in shares."""
+        searches = (search for search in (self.grid, self.optimal) if search)
+        found = [best, *filter(None, (search.simpler_plan() for search in searches))]
+        yield from found[1:]
+        problem = self.variant.problem
+        for shard in problem.shards[: problem.shards.index(problem.shard)]:
+            yield from (_simulate_again(plan, problem.with_shard(shard)) for plan in found)
+
     def _plan(self, name: str, params: SearchParams, time_to_beat_s: float) -> Plan | None:
         """The plan of a planner; None where it has none that fits."""
         if name == OPTIMAL:
@@ -222,6 +231,15 @@ def _simulate(name: str, decision: Decision, problem: Problem, params: SearchPar
     plan = price(decision.partition, problem, name, decision.certificate)
     plan = simulate_with_best_warmup(plan, params, problem.progress)
     return plan if plan.fits else replace(plan, certificate=None)
+
+
+def _simulate_again(plan: Plan, problem: Problem) -> Plan:
+    """A plan's stages at its warm-ups, simulated for another problem, with the same bound."""
+    partition = partition_of(plan, problem.recompute_per_stage)
+    warmups = [stage.warmup for stage in plan.stages]
+    again = simulate_at_warmup(price(partition, problem, plan.planner), warmups)
+    proved = plan.certificate
+    return certify_simulated(again, proved.lower_bound_s, problem) if proved else again
 
 
 def able_planners(features: set[str], schedule: str) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from partopt.cost.pricing import price
 from partopt.cost.problem import Partition, Problem, share_of
@@ -29,6 +29,7 @@ from partopt.search.evaluator import (
     PlacedStages,
     PlanEvaluator,
 )
+from partopt.search.ranking import TIE
 from partopt.search.variants import Variant, in_turn
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 from partopt.simulator.execution import simulate_plan
@@ -93,6 +94,15 @@ class LocalSearch(Generic[T]):
                 break
             self._keep(start, params.of_kind, max(params.rounds))
             self._spent += self.evaluator.spent - before
+
+    def simplest(self, complexity: Callable[[T], Any]) -> T | None:
+        """The simplest plan that is as good as the fastest; None where that is no simpler."""
+        kept = [pair for pairs in (self.found, *self._kinds.values()) for pair in pairs]
+        good = [plan for seconds, plan in kept if (1 - TIE) * seconds <= self.best_s]
+        found = min(good, key=complexity, default=None)
+        if found is None or complexity(found) >= complexity(self.found[0][1]):
+            return None
+        return found
 
     def _keep(self, start: T, of_kind: int, of_all: int) -> None:
         """Keep a start that is one of the best, so many of its kind and of all."""
@@ -219,6 +229,11 @@ class Improvement:
         """The best plan that was found, also in a search that is interrupted."""
         return self._best() if self.search.found else None
 
+    def simpler_plan(self) -> Plan | None:
+        """A simulated plan as good as the best, of fewer stages or equal replicas; None without."""
+        found = self.search.simplest(_complexity)
+        return None if found is None else self._certify(self._plan_of(found))
+
     def _best(self) -> Plan:
         _, best = self.search.found[0]
         return self._certify(self._plan_of(best))
@@ -241,6 +256,12 @@ class Improvement:
         problem.progress("simulating the best", 1, 2)
         plan = _price(best.shape.partition().on_layers(cells), problem)
         return simulate_at_warmup(plan, evaluator.warmups(best))
+
+
+def _complexity(plan: Candidate) -> tuple[int, bool, bool]:
+    """What comes first in `partopt.search.ranking.complexity` of plans of one problem."""
+    shape = plan.shape
+    return shape.stages, len(set(map(len, shape.ranks))) > 1, any(shape.recompute)
 
 
 def _price(partition: Partition, problem: Problem) -> Plan:
@@ -290,8 +311,13 @@ class GridSearch:
 
     def plan_so_far(self) -> Plan | None:
         """The best simulated plan that was found; None where none of them fits."""
-        if not self.search.found:
-            return None
-        _, best = self.search.found[0]
+        return self._plan_of(self.search.found[0][1]) if self.search.found else None
+
+    def simpler_plan(self) -> Plan | None:
+        """A simulated plan as good as the best, of fewer stages; None without."""
+        found = self.search.simplest(lambda plan: plan.stages)
+        return None if found is None else self._plan_of(found)
+
+    def _plan_of(self, best: Cuts) -> Plan:
         stated = self.problem.with_(chunks=self.grids[best.placed].grid.v)
         return simulate_plan(price(best.partition().on_layers(self.cells), stated, GRID))

@@ -30,7 +30,7 @@ from partopt.search.layout_plans import (
 )
 from partopt.search.layout_questions import fill_layout, training_for
 from partopt.search.levers import with_levers
-from partopt.search.rows import order_of
+from partopt.search.ranking import order_of
 from partopt.search.solve import solve_profile, solve_within
 from partopt.search.trainer_limits import restrict
 from partopt.search.variants import Within

@@ -29,7 +29,7 @@ from partopt.search.layout_questions import (
     training_for,
     without_graphs,
 )
-from partopt.search.rows import order_of
+from partopt.search.ranking import order_of
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS
 from partopt.transformer.as_profile import (

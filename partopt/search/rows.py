@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partopt.cost.problem import Problem, Progress
 from partopt.documents import Note
@@ -16,6 +16,7 @@ from partopt.options import AUTO
 from partopt.schedules import SCHEDULES
 from partopt.search.contest import Contest, Plans, check_planner, contestants
 from partopt.search.effort import SearchParams
+from partopt.search.ranking import is_as_good, order_of, rate
 from partopt.search.variants import (
     ANY,
     Variant,
@@ -32,13 +33,14 @@ class Row:
     """What was found under one schedule: `plans` of the best variant by their planners, and notes.
 
     `problem` is that of the best variant; `by_variant` has the best plan of every variant that was
-    searched, the best first.
+    searched, the best first; `simpler` may be as good as these, under any schedule.
     """
 
     problem: Problem
     plans: dict[str, Plan]
     notes: Sequence[Note]
     by_variant: Sequence[Plan]
+    simpler: Sequence[Plan] = ()
 
     @property
     def best(self) -> Plan:
@@ -50,6 +52,7 @@ class Row:
         """All plans, those of other variants too."""
         yield from self.by_variant
         yield from (plan for plan in self.plans.values() if plan is not self.best)
+        yield from self.simpler
 
 
 def search_rows(
@@ -74,14 +77,16 @@ def search_rows(
             except PartoptError as error:
                 refusals[error.message] = error
         if first != params and (rows := _rows_of(searches)):
-            fastest = _rate(rows[0].best)
+            fastest = rate(rows[0].best)
             for search in searches:
                 row = search.row_so_far()
-                if row and row.best.fits and params.close * _rate(row.best) >= fastest:
+                if row and row.best.fits and params.close * rate(row.best) >= fastest:
                     search.best_row(params)
     if not (rows := _rows_of(searches)):
         raise PartoptError.together(refusals.values())
-    return rows
+    best, *others = rows
+    simpler = [plan for search in searches for plan in search.simpler_plans(best.best)]
+    return [replace(best, simpler=simpler), *others]
 
 
 def _rows_of(searches: Iterable[Search]) -> list[Row]:
@@ -164,6 +169,13 @@ class Search:
         variant, (plans, notes) = found[0]
         return Row(variant.problem, plans, notes, [plans.best for _, plans in found])
 
+    def simpler_plans(self, fastest: Plan) -> list[Plan]:
+        """Plans that may be simpler than the best of variants that are as good as the fastest."""
+        good = [
+            (v, plans.best) for v, plans in self._found.items() if is_as_good(plans.best, fastest)
+        ]
+        return [plan for v, best in good for plan in self._contests[v].simpler_plans(best)]
+
     def _search_further(self, params: SearchParams) -> None:
         """Search the variants that may be best, a stage further."""
         refusals, done = dict[str, PartoptError](), 0
@@ -178,7 +190,7 @@ class Search:
             if self._found and variant not in self._found and not (self.alone or variant.may_fit):
                 continue
             size = variant.problem.chain.microbatch_size
-            time_to_beat_s = size / _rate(best) if best else math.inf
+            time_to_beat_s = size / rate(best) if best else math.inf
             try:
                 if variant not in self._contests:
                     names, named = self.planners, bool(self.planners)
@@ -202,23 +214,14 @@ class Search:
 
     def _may_be_best(self, variant: Variant, best: Plan, params: SearchParams) -> bool:
         """Whether a variant may have a faster plan than the best of the others."""
-        rate = _rate(best)
+        fastest = rate(best)
         if self.planners:
-            return least_s(variant.problem) < 1 / rate
-        if self._fits(variant) and params.close * _rate(self._found[variant].best) < rate:
+            return least_s(variant.problem) < 1 / fastest
+        if self._fits(variant) and params.close * rate(self._found[variant].best) < fastest:
             return False
-        within = variant.estimate_s <= max(1 / rate, params.reach * self.variants[0].estimate_s)
-        return within and least_s(variant.problem) < 1 / rate
+        within = variant.estimate_s <= max(1 / fastest, params.reach * self.variants[0].estimate_s)
+        return within and least_s(variant.problem) < 1 / fastest
 
 
 def _least(variant: Variant) -> float:
     return least_s(variant.problem)
-
-
-def order_of(plan: Plan) -> tuple[bool, float]:
-    """The order of plans: those that fit first, and of them the fastest."""
-    return not plan.fits, -_rate(plan)
-
-
-def _rate(plan: Plan) -> float:
-    return plan.predicted.samples_per_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,7 +22,8 @@ from partopt.search.effort import SearchParams
 from partopt.search.jobs import job_for
 from partopt.search.layout_plans import as_planned, search_layouts
 from partopt.search.levers import with_levers
-from partopt.search.rows import Row, order_of, search_planners, search_rows
+from partopt.search.ranking import first_of, order_of
+from partopt.search.rows import Row, search_planners, search_rows
 from partopt.search.trainer_limits import Expressible, check_model, parts_of, restrict
 from partopt.search.variants import ANY, Variant, Within
 from partopt.simulator.prediction import complete_prediction
@@ -144,18 +145,29 @@ def solve_profile(job: Job, progress: Progress = ignore_progress, within: Within
 
 
 def _of_rows(job: Job, rows: Sequence[Row]) -> Result:
-    """The best plan of the rows, and others beside it."""
+    """The first of the plans of the rows, and beside it the best of others."""
+    every = [plan for row in rows for plan in row.every]
     if job.schedule == AUTO:
-        best, *others = as_fixed([row.best for row in rows])
-        return _result(best, others, job.notes)
-    (row,) = rows
-    others = [plan for plan in row.plans.values() if plan is not row.best]
-    others.sort(key=lambda other: -other.predicted.samples_per_s)
-    best, *others = as_fixed([row.best, *others])
-    sizes: dict[int, Plan] = {}
-    for plan in row.by_variant:
+        return _result(*_first_of(every, lambda plan: plan.schedule), job.notes)
+    first, others = _first_of(every, lambda plan: plan.planner)
+    sizes = {first.microbatch_size: first}
+    for plan in rows[0].by_variant:
         sizes.setdefault(plan.microbatch_size, plan)
-    return _result(best, others, [*job.notes, *row.notes], [*sizes.values()])
+    return _result(first, others, [*job.notes, *rows[0].notes], [*sizes.values()])
+
+
+def _first_of(plans: Sequence[Plan], kind: Callable[[Plan], object]) -> tuple[Plan, list[Plan]]:
+    """The first of the plans, and beside it the best of every other kind and the fastest of all.
+
+    PartoptError where none has the layout that is fixed.
+    """
+    able = sorted(as_fixed(plans), key=order_of)
+    first = first_of(able)
+    found = {kind(first): first}
+    for plan in able:
+        found.setdefault(kind(plan), plan)
+    beside = {id(plan): plan for plan in (able[0], *found.values()) if plan is not first}
+    return first, list(beside.values())
 
 
 def _solve_by_planner(job: Job, name: str, progress: Progress) -> Result:
@@ -252,13 +264,14 @@ def solve_within(
 
 
 def _ranked(plans: Sequence[Plan], job: Job, notes: Sequence[Note]) -> Result:
-    """The best of the plans, and others. PartoptError where none has the layout that is fixed."""
-    distinct: dict[object, Plan] = {}  # of equal stages the first, or of every schedule
-    for plan in sorted(plans, key=order_of):
-        stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
-        distinct.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
-    best, *slower = as_fixed(list(distinct.values()))
-    return _result(best, slower, notes)
+    """The first of the plans, and the best of those of other stages or, of several, schedules."""
+
+    def kind(plan: Plan) -> object:
+        if job.schedule == AUTO:
+            return plan.schedule
+        return tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
+
+    return _result(*_first_of(plans, kind), notes)
 
 
 def _inference(trainer: Trainer) -> Note:

@@ -34,7 +34,7 @@ from partopt.options import AUTO, MANUAL
 from partopt.search.bound import certify_simulated
 from partopt.search.cuts import move_cuts
 from partopt.search.effort import SearchParams
-from partopt.search.rows import order_of
+from partopt.search.ranking import order_of
 from partopt.search.variants import Within
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers.parts import EMBEDDING, HEAD, Part, find_parts

@@ -18,7 +18,8 @@ from partopt.errors import PartoptError
 from partopt.options import EFFORTS
 from partopt.schedules import SCHEDULES
 from partopt.search.effort import SearchParams
-from partopt.search.rows import Search, order_of
+from partopt.search.ranking import order_of
+from partopt.search.rows import Search
 from partopt.search.variants import Variant
 from tests.helpers import WAITING, chain_profile, measurement, profile_of, two_level
 

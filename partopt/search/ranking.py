@@ -1,0 +1,59 @@
+"""The order of plans: the fastest that fits, but of those that are as good as equal the simplest.
+
+A plan of many stages, of a schedule that few trainers run, is no answer for a tenth of a percent:
+what is predicted is not that exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+from partopt.documents.plan import Plan
+from partopt.documents.stage import Shard
+from partopt.schedules import rank
+
+TIE = 0.005  # of the speed of the fastest: plans that lose no more are as good
+TIGHT = 0.9  # of the memory: a plan that needs more leaves little
+_SHARDS: Sequence[Shard] = get_args(Shard)
+
+
+def rate(plan: Plan) -> float:
+    """Samples a second."""
+    return plan.predicted.samples_per_s
+
+
+def order_of(plan: Plan) -> tuple[bool, float]:
+    """The order of plans: those that fit first, and of them the fastest."""
+    return not plan.fits, -rate(plan)
+
+
+def is_as_good(plan: Plan, fastest: Plan) -> bool:
+    """Whether a plan fits and is as fast as the fastest one, about."""
+    return plan.fits and rate(plan) >= (1 - TIE) * rate(fastest)
+
+
+def complexity(plan: Plan) -> tuple[Any, ...]:
+    """What of two plans that are equally fast puts the simpler first; its first numbers the most.
+
+    The schedule, data parallelism before all; the stages; unequal replicas; what replicas share
+    and stages make again; little memory left.
+    """
+    stages, limit = plan.stages, plan.memory_limit_bytes
+    return (
+        rank(plan.schedule, len(stages)),
+        len(stages),
+        len({stage.replicas for stage in stages}) > 1,
+        _SHARDS.index(plan.shard),
+        sum(stage.recompute for stage in stages) > 0,
+        limit is not None and plan.peak_memory_bytes > TIGHT * limit,
+    )
+
+
+def first_of(plans: Iterable[Plan]) -> Plan:
+    """The simplest of the plans that are as good as the fastest that fits; the fastest of equals.
+
+    Of plans none of which fits it is the fastest.
+    """
+    fastest, *others = sorted(plans, key=order_of)
+    return min([fastest, *(plan for plan in others if is_as_good(plan, fastest))], key=complexity)
