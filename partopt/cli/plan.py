@@ -306,7 +306,7 @@ def _print_page(result: partopt.Result, job: partopt.Job, other: partopt.Plan | 
     from partopt.report import plans_text as plans
     from partopt.report.transformer_text import render_parts
 
-    page, beside = plans.render_plan(result.plan, result.by_size), ""
+    page, beside = plans.render_plan(result.document, result.by_size), ""
     if job.schedule == AUTO and not result.plan.transformer:
         beside = plans.render_schedules([result.plan, *result.alternatives])
     elif result.alternatives and not result.plan.transformer:

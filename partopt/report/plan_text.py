@@ -60,6 +60,14 @@ _WHY = {
 }
 
 
+_TIE = 0.01  # more than what the fastest plan gains over a simpler one that is first
+_SHARED = {
+    "optimizer": "the optimizer's state",
+    "gradients": "gradients and the optimizer's state",
+    "parameters": "parameters, gradients and the optimizer's state",
+}
+
+
 def render(plan: Plan, by_size: Sequence[Plan] = ()) -> str:
     """The plan as text; `by_size` are the best plans at the microbatch sizes that were tried."""
     outcome = [(label, style().spell(text)) for label, text in _outcome(plan)]
@@ -139,6 +147,7 @@ def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
     speedup = speedup_text(predicted.speedup_over_one_device, plan.topology)
     yield "speed", f"{_speed(plan)}, {speedup}; devices idle {predicted.bubble:.1%}"
     yield from speed_lines(predicted)
+    yield from _faster(plan)
     differs = abs(predicted.period_s - estimate_s) > _AGREES * estimate_s
     formula = f" (formula {format_seconds(estimate_s)})" if differs else ""
     yield "period", f"{format_seconds(predicted.period_s)} a microbatch{formula}"
@@ -151,6 +160,8 @@ def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "flight", _flight(plan)
     yield from _trainer(plan)
     yield from with_label("memory", memory_lines(plan))
+    if plan.shard != "none" and max(stage.replicas for stage in plan.stages) > 1:
+        yield "shares", f"replicas of a stage share {_SHARED[plan.shard]}: `shard={plan.shard}`"
     if len(plan.stages) == 1 and plan.fits:
         whole = f"each device holds the whole model, {format_bytes(plan.peak_memory_bytes)}"
         less = "with less than that a device, this plan would not fit"
@@ -169,6 +180,15 @@ def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "objective", f"{format_seconds(certificate.objective_s)}, {certificate.status}"
         yield "proof", proof.line
     yield from basis_lines(plan.profile.estimated)
+
+
+def _faster(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The fastest of the plans beside it, of which this one is the simplest."""
+    rows = [row for row in plan.runners_up or [] if row.fits]
+    best = max(rows, key=lambda row: row.samples_per_s, default=None)
+    gain = best.samples_per_s / plan.predicted.samples_per_s - 1 if best else 0.0
+    if best and 0 < gain <= _TIE:
+        yield "", f"{best.schedule} of {shorten(best.shape, 20)} is {gain:.2%} faster, less simple"
 
 
 def _trainer(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from partopt.search.effort import SearchParams
 from partopt.search.jobs import job_for
 from partopt.search.layout_plans import as_planned, search_layouts
 from partopt.search.levers import with_levers
-from partopt.search.ranking import first_of, order_of
+from partopt.search.ranking import first_of, order_of, rate
 from partopt.search.rows import Row, search_planners, search_rows
 from partopt.search.trainer_limits import Expressible, check_model, parts_of, restrict
 from partopt.search.variants import ANY, Variant, Within
@@ -153,6 +153,7 @@ def _of_rows(job: Job, rows: Sequence[Row]) -> Result:
     sizes = {first.microbatch_size: first}
     for plan in rows[0].by_variant:
         sizes.setdefault(plan.microbatch_size, plan)
+    others.sort(key=rate, reverse=True)
     return _result(first, others, [*job.notes, *rows[0].notes], [*sizes.values()])
 
 
@@ -182,7 +183,7 @@ def _solve_by_planner(job: Job, name: str, progress: Progress) -> Result:
         row = search_planners(job, [name], progress)
         plans = _beside(name, row.problem, SearchParams.at(job.effort))
     notes = [*job.notes, *row.notes, *_note_data_parallel(row.best, plans)]
-    others = sorted(plans.values(), key=lambda other: -other.predicted.samples_per_s)
+    others = sorted(plans.values(), key=rate, reverse=True)
     best, *others = as_fixed([row.best, *others])
     return _result(best, others, notes, row.by_variant)
 
