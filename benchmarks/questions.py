@@ -4,10 +4,10 @@
 
 Each case is a model on a cluster, asked as freely as can be, and with one part fixed after another.
 A freer answer must reach `LEAST` of the narrower one; a row beside a plan under "auto" must be as
-good as that schedule by name. With `--less` it is asked with fewer servers, less memory, slower
-links and a smaller batch instead: none of these may be faster. Without `--draw` the cases are those
-below; drawn ones have other models, clusters, batches and trainers. The exit code is 1 where one
-loses.
+good as that schedule by name; and no narrower one may be simpler and as good. With `--less` it is
+asked with fewer servers, less memory, slower links and a smaller batch instead: none of these may
+be faster. Without `--draw` the cases are those below; drawn ones have other models, clusters,
+batches and trainers. The exit code is 1 where one loses.
 
 With `--layouts` the questions are of layouts of transformers, for trainers that run them. A free
 one stands beside narrower ones, in which a part has another value that exists. Counted are narrower
@@ -35,6 +35,7 @@ from partopt import Job, PartoptError, Plan, Profile, Topology
 from partopt.documents.files import shipped_names
 from partopt.documents.plan import seconds_of
 from partopt.search.layout_plans import search_layouts
+from partopt.search.ranking import TIE, complexity, rate
 
 LEAST, ROW = 0.995, 0.99  # of the narrower answer
 FASTER = 0.01  # of a layout's time: by so much a narrower answer may be faster
@@ -156,6 +157,8 @@ def drawn(rng: random.Random) -> Case:
     if trainer is None:
         names = ["1f1b", "gpipe", "zb-h1", "interleaved", "zbv", "1f1b-eager"]
         narrower += [{"schedule": name} for name in rng.sample(names, 2)]
+        narrower += [{"shard": name} for name in ("none", "optimizer")]
+        narrower += [{"schedule": "1f1b", "planner": "data_parallel"}]
     else:
         narrower += [{"shard": rng.choice(partopt.TRAINERS[trainer].engine.shard)}]
         narrower += [layout(f"pp={rng.choice([2, 4, 8, 16])},chunks=1,recompute=always")]
@@ -167,7 +170,11 @@ def compared(case: Case) -> Iterator[tuple[str, float, float, float]]:
     plan, beside = ask(case, case.free)
     free = samples_per_s((plan, beside))
     for part in case.narrower:
-        yield str(part), free, samples_per_s(ask(case, case.free | part)), LEAST
+        narrow, others = ask(case, case.free | part)
+        yield str(part), free, samples_per_s((narrow, others)), LEAST
+        if plan and narrow and rate(narrow) >= (1 - TIE) * free:
+            simpler = complexity(narrow) < complexity(plan)
+            yield f"  simpler than {part}", 0.0 if simpler else free, rate(narrow), LEAST
     if case.free["schedule"] == "auto" and case.trainer is None:
         for row in beside:
             alone = samples_per_s(ask(case, case.free | {"schedule": row.schedule}))
@@ -200,8 +207,9 @@ def with_less(case: Case) -> Iterator[tuple[str, float, float, float]]:
 
 
 def samples_per_s(found: tuple[Plan | None, list[Plan]]) -> float:
-    """Of the plan that fits; `NOTHING` where there is none."""
-    return found[0].predicted.samples_per_s if found[0] else NOTHING
+    """Of the fastest plan that is shown and fits; `NOTHING` where there is none."""
+    first, beside = found
+    return max(map(rate, [first, *beside])) if first else NOTHING
 
 
 # what a narrower question may fix of a layout
