@@ -113,14 +113,11 @@ def _freed_parts(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def _shards(job: Job) -> list[Shard]:
-    """What replicas may share beyond what the job says, the least first; nothing where it is open.
-
-    To `partopt run` a job says "none" where it says nothing.
-    """
+    """What replicas may share beyond what was looked at, the least first."""
     if job.topology.devices == 1 or (job.shard is None and job.trainer != PARTOPT):
         return []
     names: tuple[Shard, ...] = get_args(Shard)
-    more = names[names.index(job.shard or "none") + 1 :]
+    more = names[names.index(job.shard or job.engine.shard[-1]) + 1 :]
     return [name for name in more if job.trainer == PARTOPT or name in job.engine.shard]
 
 
