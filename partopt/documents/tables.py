@@ -64,7 +64,8 @@ class ScalingRow(documents.StrictStruct, frozen=True, kw_only=True):
     `efficiency` is the speed-up over one device, divided by the devices; of groups of ranks the
     speed-up over one group, divided by the groups. Of a transformer's `layout`, which one device
     may not hold, one device stands for its share of the first row; beside products and attention
-    most of its time is a `part`, that share of it. A `run` is of the table's tokens.
+    most of its time is a `part`, that share of it. A `run` is of the table's tokens. Where fewer
+    devices are faster by over 1 %, those of the fastest such row are `faster_on`.
     """
 
     devices: Annotated[int, msgspec.Meta(ge=1, le=2**53)]  # as exact as a picture draws it
@@ -82,6 +83,7 @@ class ScalingRow(documents.StrictStruct, frozen=True, kw_only=True):
     part: str | msgspec.UnsetType = msgspec.UNSET
     part_share: float | msgspec.UnsetType = msgspec.UNSET
     run: Run | msgspec.UnsetType = msgspec.UNSET
+    faster_on: Count | msgspec.UnsetType = msgspec.UNSET
     fits: bool
 
     @property

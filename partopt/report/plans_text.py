@@ -149,7 +149,18 @@ def _choices(scaling: Scaling) -> str:
     if cheapest is not None:
         fastest = max((row for row in scaling.rows if row.fits), key=lambda row: row.samples_per_s)
         below = [("fastest", _choice(fastest)), ("cheapest", _choice(cheapest)), *below]
-    return label_lines(below)
+    return label_lines([*_idle(scaling.rows), *below])
+
+
+def _idle(rows: Sequence[ScalingRow]) -> Iterator[tuple[str, str]]:
+    """The rows whose batch is faster on fewer devices, and by how much."""
+    for row in rows:
+        other = next((one for one in rows if one.devices == row.faster_on), None)
+        if other is not None:
+            slower = 1 - row.samples_per_s / other.samples_per_s
+            how = f"{slower:.1%} slower than" if row.fits else "no room, and it fits on"
+            text = f"{how} {other.devices:,} of them, the others idle: another batch may divide"
+            yield f"{row.devices:,}", text
 
 
 def _render_sizes(scaling: Scaling) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
@@ -19,6 +19,8 @@ from partopt.search.sizes import Sizes, find_frontier, find_servers
 from partopt.search.solve import solve
 from partopt.search.variants import part_of
 from partopt.transformer.as_profile import estimate_again
+
+_SLOWER = 0.01  # of the speed: fewer devices that are faster by more are named
 
 
 def scale(
@@ -133,7 +135,23 @@ def scaling_of(plans: Sequence[Plan]) -> Scaling:
     part that its plan loses most by.
     """
     rows = [_scaling_row(plan, plans[0]) for plan in plans]
+    rows = [structs.replace(row, faster_on=_faster_on(row, rows)) for row in rows]
     return Scaling(estimated=plans[0].profile.estimated, rows=rows)
+
+
+def _faster_on(row: ScalingRow, rows: Sequence[ScalingRow]) -> int | UnsetType:
+    """The fewer devices that are faster with the same batch, as where the batch divides by them."""
+    batch = row.microbatch_size * (row.microbatches or 1)
+    fewer = [
+        other
+        for other in rows
+        if other.devices < row.devices
+        and other.fits
+        and other.microbatch_size * (other.microbatches or 1) == batch
+        and (not row.fits or other.samples_per_s > (1 + _SLOWER) * row.samples_per_s)
+    ]
+    fastest = max(fewer, key=lambda other: other.samples_per_s, default=None)
+    return fastest.devices if fastest else UNSET
 
 
 def _scaling_row(plan: Plan, first: Plan) -> ScalingRow:

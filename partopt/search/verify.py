@@ -29,6 +29,7 @@ from partopt.search.contest import OPTIONS
 from partopt.search.judging import judge_layout, plan_layout
 from partopt.search.replanning import UNPROVED, Recomputation
 from partopt.search.solve import solve
+from partopt.trainers import TRAINERS
 from partopt.transformer.rates import PLANNED
 from partopt.units import format_bytes, format_seconds
 
@@ -166,6 +167,11 @@ def _request(again: Recomputation) -> _Found:
         if (group := again.problem.tied_group_across(stage.start)) is not None
     ]
     broken += parted
+    trainer = TRAINERS.get(plan.trainer)
+    if trainer is None:
+        broken.append(f"no trainer is called {plan.trainer}")
+    elif trainer.schedules is not None and plan.schedule not in trainer.schedules:
+        broken.append(f"{plan.trainer} runs {', '.join(trainer.schedules)}, not {plan.schedule}")
     stages = "any number of stages" if request.stages is None else f"{request.stages} stages"
     cuts = "" if request.cut_at is None else f", beginning with {len(request.cut_at)} layers"
     kept = f"{stages}{cuts}, replication {request.replication}, recompute {request.recompute}"

@@ -1,8 +1,12 @@
 import pytest
+from msgspec import UNSET, structs
 
 from partopt import solve
+from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
+from partopt.report.plans_text import render_scaling
 from partopt.search import scaling
 from partopt.search.scaling import scale_plans
 from tests.helpers import flat, two_level, uniform_profile
@@ -60,3 +64,27 @@ def test_numbers_are_checked_before_any_plan_is_made(monkeypatch):
 def test_a_planner_that_refuses_a_number_says_so():
     with pytest.raises(PartoptError, match="gpip"):
         scaled(flat(4), [2], planner="gpip")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-30b-a3b"])
+def test_devices_that_make_a_batch_slower_are_told_to_be_left_idle(model):
+    """27 is no divisor of the batch: replicas on 216 devices are few, and pipelines long."""
+    job = Job(
+        load_transformer(model),
+        Topology.load("gb200-nvl72", 3),
+        trainer="megatron",
+        global_batch=128,
+        sequence=4096,
+    )
+    found = scaling.scale(job, [72, 144, 216])
+    few, some, many = found.rows
+    assert few.faster_on is UNSET and some.faster_on is UNSET and many.faster_on == 144
+    slower = 1 - many.samples_per_s / some.samples_per_s
+    page = " ".join(render_scaling(found).split())
+    assert f"{slower:.1%} slower than 144 of them, the others idle" in page
+    assert slower > 0.01
+    without = structs.replace(many, samples_per_s=0.995 * some.samples_per_s)
+    assert scaling._faster_on(without, [few, some, without]) is UNSET
+    larger = structs.replace(many, microbatches=2 * many.microbatches)
+    assert scaling._faster_on(larger, [few, some, larger]) is UNSET
