@@ -19,6 +19,7 @@ from math import inf, prod
 
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from partopt.cost.collectives import algorithm_number, byte_in_level_s, choose
 from partopt.cost.messages import port_rates
@@ -170,20 +171,28 @@ def _enough_servers_s(
     outside = np.array([_outside(d - a, P, M) for a in range(d + 1)])
     servers = Servers(d, cut_s, before_s, behind_s, outside)
     joined, rest = np.empty((2, N + 1, d + 1, N + 1)), np.empty((3, N + 1))
+    inside_s = [(r, np.minimum.reduce(tables[r][:k])) for r in reversed(sizes) if r <= d]
+    split_s = [(r, np.minimum.reduce(tables[r][k:])) for r in sizes if r > 1]
 
     def suffice(seconds: float) -> bool:
         T = seconds * (1 + ROUNDING)
         alone = np.full((N + 1, N + 1), inf)
-        for r in reversed(sizes):
-            alone[np.minimum.reduce(tables[r][:k]) <= T] = r
-        split = [(r, np.minimum.reduce(tables[r][k:]) <= T) for r in sizes if r > 1]
+        for r, stage_s in inside_s:
+            alone[stage_s <= T] = r
+        within, fewer = list[tuple[int, NDArray[np.bool_]]](), np.zeros((N + 1, N + 1), np.bool_)
+        for r, stage_s in split_s:
+            fits = (stage_s <= T) & ~fewer
+            if M is not None:  # more replicas exchange no less in an iteration
+                fewer |= fits
+            if fits.any():
+                within.append((r, fits))
         for share in PORT_SHARES:
             spread = np.full((N + 1, N + 1), inf)
-            for r, within in split:
+            for r, fits in within:
                 # n servers exchange 2 (n - 1) times the gradients at the least
                 exchange_s = 2 * (max(2, -(-r // d)) - 1) * byte_s / (M or r)
                 taken = share / T * exchange_s * costs.W + (1 - share) * r / d
-                spread = np.where(within, np.minimum(spread, taken), spread)
+                np.minimum(spread, taken, out=spread, where=fits)
             needed = fewest_servers(alone, spread, servers, T, share, joined, rest)
             if needed > P // d * (1 + ROUNDING):
                 return False
