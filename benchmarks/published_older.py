@@ -236,7 +236,7 @@ def llama3_405b() -> Iterator[Row]:
         )
         layout = Layout(tp=8, pp=16, chunks=4, dp=int(row["dp"]), microbatch=1, shard="optimizer")
         batch = int(row["global_batch"])
-        flops = model_flops(model, s) - 6 * s**2 * model.q * model.blocks
+        flops = model_flops(model, s)
         found = batch * flops / estimate(work, layout, batch).seconds / gpus / 1e12
         yield f"{gpus} GPUs", float(row["tflops_per_gpu"]), found
 

@@ -402,7 +402,7 @@ def _also(about: Modelled) -> Iterator[str]:
         yield ", ".join([f"{' '.join(lever.flags)} {worth_text(lever)}", *doubts_of(lever)])
     if together := about.together:
         option = "best,numbers" if together.changes_numbers else "best"
-        yield f"all of {len(together.flags)} {worth_text(together)}: `facts={option}`"
+        yield f"together {', '.join(together.flags)}: {worth_text(together)}: `facts={option}`"
 
 
 def doubts_of(lever: Worth) -> list[str]:

@@ -161,7 +161,7 @@ def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
     else:
         first, to = map(estimate_again, (best, plan))
         rows = [beside_of(first, to, best, best.fits)]
-        others = layouts_beside(plan, [], found)
+        others = layouts_beside(free, plan, [], found)
         rows += [other for other in others if other.layout != first.layout]
         plan = with_modelled(plan, tried=found.tried, beside=rows)
     return Judgement(plan, None, best, changes=tuple(_changes(plan, best, job.trainer)))

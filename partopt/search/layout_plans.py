@@ -57,6 +57,7 @@ from partopt.transformer.rates import PLANNED
 JUDGED, MOST_JUDGED = 4, 16
 USUALLY = 0.99  # of the closed form a simulation takes that or more; or of what others do
 TIE = 0.005  # of the time: of layouts that the fastest beats by less the simplest is planned
+_APART = 0.05  # of the time: what is further from its closed form is beside no closed forms
 _SHOWN, _LACKING = 9, 3  # layouts beside a plan: that fit, and that need least of those that do not
 
 
@@ -115,7 +116,7 @@ def search_layouts(
         simulated = {modelled_of(plan).layout: plan for plan in [*plans, fastest]}
         del simulated[modelled_of(best).layout]
         others = sorted(simulated.values(), key=order_of)
-        beside = layouts_beside(best, others, found)
+        beside = layouts_beside(job, best, others, found)
         tie = TIE if seconds_of(fastest) < seconds_of(best) else UNSET
         best = with_modelled(best, tried=found.tried, beside=beside, tie=tie)
         to = estimate_again(best)
@@ -242,21 +243,35 @@ def _degrees(training: Training, plan: Plan) -> Degrees:
     return Degrees.of(training, modelled_of(plan).layout, batch)
 
 
-def layouts_beside(plan: Plan, simulated: Sequence[Plan], found: Found) -> list[LayoutBeside]:
+def is_apart(plan: Plan) -> bool:
+    """Whether what stands beside a plan is simulated as it is: the closed form is another time."""
+    return abs(seconds_of(plan) / modelled_of(plan).closed_s - 1) > _APART
+
+
+def layouts_beside(
+    job: Job, plan: Plan, simulated: Sequence[Plan], found: Found
+) -> list[LayoutBeside]:
     """The layouts beside that of a plan of those that were `found`: that fit, then that do not.
 
     Among them is the fastest of those that were simulated.
     """
     known, to = {modelled_of(other).layout: other for other in simulated}, estimate_again(plan)
+
+    def row_of(candidate: Estimate, fits: bool) -> LayoutBeside:
+        other = known.get(candidate.layout) if fits else None
+        if other is None and is_apart(plan):
+            other = simulate_layout(job, training_for(job), candidate.layout)
+        return beside_of(candidate, to, other, fits)
+
     fastest = modelled_of(min([plan, *simulated], key=order_of)).layout
     ranked = [to, *(candidate for candidate in found.fitting if candidate.layout != to.layout)]
-    faster = [candidate for candidate in found.lacking if candidate.seconds < seconds_of(plan)]
+    faster = [candidate for candidate in found.lacking if candidate.seconds < to.seconds]
     fitting, lacking = differing(ranked, 1 + _SHOWN)[1:], differing(faster, _LACKING)
     if fastest not in (to.layout, *(candidate.layout for candidate in fitting)):
         fitting[_SHOWN - 1 :] = [one for one in ranked if one.layout == fastest]
-    rows = [beside_of(candidate, to, known.get(candidate.layout), True) for candidate in fitting]
-    rows.sort(key=lambda row: row.iteration_s)
-    return rows + [beside_of(candidate, to, None, False) for candidate in lacking]
+    rows = sorted((row_of(one, True) for one in fitting), key=lambda row: row.iteration_s)
+    without = [row_of(candidate, False) for candidate in lacking]
+    return rows + [row for row in without if row.iteration_s < seconds_of(plan)]
 
 
 def beside_of(

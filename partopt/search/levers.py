@@ -17,11 +17,11 @@ from msgspec import UNSET, UnsetType, structs
 
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, seconds_of
 from partopt.documents.transformer import Challenger, Transformer, Worth
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.search.layout_plans import modelled_of, with_modelled
+from partopt.search.layout_plans import is_apart, modelled_of, simulate_layout, with_modelled
 from partopt.search.layout_questions import (
     batch_of,
     estimate_layouts,
@@ -287,6 +287,9 @@ def with_levers(job: Job, plan: Plan, found: Found, progress: Progress = ignore_
     """The plan, which says what else would be faster: switches, alone and together; a layout."""
     switches = Switches(job, found, progress)
     alone, together = [*switches.alone()], switches.worth(switches.combine(switches.levers))
+    if plan.fits and is_apart(plan):
+        alone = [row for one in alone if (row := _simulate(job, one, plan))]
+        together = _simulate(job, together, plan) if together else None
     best_s = min((lever.iteration_s for lever in alone), default=math.inf)
     more = together is not None and together.iteration_s < (1 - _HELPS) * best_s
     beside = [
@@ -300,6 +303,18 @@ def with_levers(job: Job, plan: Plan, found: Found, progress: Progress = ignore_
         together=together if together and more else UNSET,
         challenger=find_challenger(job, found, estimate_again(plan)),
     )
+
+
+def _simulate(job: Job, worth: Worth, plan: Plan) -> Worth | None:
+    """What switches are worth beside a plan, as simulated; None if that is nothing."""
+    assert isinstance(job.model, Transformer)
+    facts = TRAINERS.lookup(job.trainer).spell_recipe({**job.facts, **worth.facts}, job.model.name)
+    asked = job.with_(facts=facts)
+    found, before_s = simulate_layout(asked, training_for(asked), worth.layout), seconds_of(plan)
+    if not found.fits or seconds_of(found) > (1 - _HELPS) * before_s:
+        return None
+    saved = 1 - seconds_of(found) / before_s
+    return structs.replace(worth, iteration_s=seconds_of(found), saved=saved)
 
 
 def find_challenger(job: Job, found: Found, best: Estimate) -> Challenger | UnsetType:

@@ -20,10 +20,11 @@ def active_parameters(model: Transformer) -> int:
 def model_flops(model: Transformer, sequence: int) -> float:
     """Operations on a sample, forward and backward, no recomputation.
 
-    6 a parameter and token, and attention over the whole square, as trainers report it (Narayanan
-    et al., SC 2021, appendix).
+    6 a parameter and token, and attention over what a causal mask leaves, as Megatron-LM reports it
+    (training/training.py, num_floating_point_operations).
     """
-    attention = 6 * sequence**2 * (model.q + model.values) * (model.blocks + model.further)
+    seen = sequence**2 / 2 if model.causal else sequence**2
+    attention = 6 * seen * (model.q + model.values) * (model.blocks + model.further)
     last = model.kinds()[-1]  # of this kind are blocks of further tokens, with a head
     further = model.dense_parameters(last) + model.joining_parameters + model.end_parameters
     further += last.experts * taken_parameters(model)

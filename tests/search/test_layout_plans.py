@@ -501,6 +501,7 @@ def test_what_is_left_out_by_rule_is_kept_and_said():
     assert not best_of(free()).transformer.left_out  # a model without experts
 
 
+@pytest.mark.levers
 def test_a_page_has_one_time_and_one_memory():
     """Also where closed form and simulation part."""
     asked = job_of("llama2-7b", 1, "megatron", 512, 2048, "tp=2,pp=18,dp=2")
@@ -514,6 +515,12 @@ def test_a_page_has_one_time_and_one_memory():
     for text in (format_seconds(first.iteration_s), format_bytes(first.memory_bytes)):
         assert page.count(text) >= 1 + (len(layout_table(plan)[0]) > 1)
     assert f"simulated {change:+.1%} against the closed form" in " ".join(page.split())
+    assert all(row.simulated for row in layout_table(plan)[0])
+    assert plan.transformer.levers
+    for row in [*plan.transformer.levers, plan.transformer.together]:
+        alone = solve(asked.with_(facts=row.facts, layout=row.layout), levers=False).plan
+        assert row.iteration_s == seconds_of(alone) < seconds_of(plan)
+        assert row.saved == 1 - row.iteration_s / seconds_of(plan)
 
 
 @pytest.mark.slow
