@@ -64,9 +64,8 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     asked = {name: given.pop(name) for name in ("chosen", "files", "layouts", "targets", "rules")}
     planning.choose_schedule(given, asked["targets"], several=False)
     if transformer := partopt.find_transformer(profile):
-        whole = command_of_transformer(
-            profile, transformer, given, trainer=(asked["targets"] or ["megatron"])[0]
-        )
+        named = next(iter(asked["targets"]), None)
+        whole = command_of_transformer(profile, transformer, given, trainer=named)
         what = f"{profile}: a transformer's configuration, and planners cut profiles"
         hint = f"--beside of this sets a layout beside its trainer's best: {whole}"
         raise PartoptError(what, f"{hint} --beside tp=8", code="not-a-profile")

@@ -90,19 +90,25 @@ def command_of_transformer(
     model: Transformer,
     given: Mapping[str, Any],
     output: str | None = None,
-    trainer: str = "megatron",
+    trainer: str | None = None,
 ) -> str:
     """A `partopt plan` of the transformer `name` that has all it needs, with what is `given`.
 
-    The rest is usual; of servers there are the fewest, in powers of two, with twice the memory of
-    weights, gradients and Adam's state in mixed precision.
+    The rest is usual, as far as the device has it; of servers there are the fewest, in powers of
+    two, with twice the memory of weights, gradients and Adam's state in mixed precision.
     """
+    from partopt.documents.device import shipped_device
     from partopt.documents.topology import Topology
 
-    changes: dict[str, Any] = {} if given.get("target") else {"for": trainer}
-    topology = Topology.load(given["topology"])
-    devices = given.get("devices")
-    if not (given["servers"] or devices):
+    servers, devices = given["servers"], given.get("devices")
+    topology = Topology.load(given["topology"], getattr(servers, "most", servers))
+    known, changes = shipped_device(topology.device.name), dict[str, Any]()
+    is_old = known is not None and "bfloat16" not in known[1].peaks_flops
+    if not given.get("target"):
+        changes["for"] = trainer or ("deepspeed" if is_old else "megatron")
+    if is_old and not given.get("dtype"):
+        changes["dtype"] = "float16"
+    if not (servers or devices):
         inside = topology.devices // topology.levels[-1].size
         room = inside * (topology.device.memory_bytes or math.inf) / 2
         count = math.ceil(_TRAINED_BYTES * model.parameters / room)

@@ -222,7 +222,7 @@ class Trainer:
                 names = [*choice]  # of numbers none is meant that is spelled alike
                 steps = f"from {names[0]} to {names[-1]}, as {names[1]}"
                 hint = steps if names[0].isdecimal() else did_you_mean(str(value), choice)
-                raise invalid(name, value, f"unknown {name}", hint)
+                raise invalid(name.replace("_", "-"), value, f"unknown {name}", hint)
             else:
                 practice = replace(practice, **choice[str(value)])
         if practice.tp_overlap == "async" and not practice.compiled:

@@ -62,8 +62,15 @@ def test_all_that_a_transformer_lacks_is_said_with_a_whole_command(partopt, give
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["llama3-70b", "qwen3-30b-a3b", "gpt-oss-120b"])
-@pytest.mark.parametrize("topology", ["dgx-h100", "gb200-nvl72"])
+@pytest.mark.parametrize(
+    ("model", "topology"),
+    [
+        ("llama3-70b", "dgx-h100"),
+        ("gpt-oss-120b", "dgx-h100"),
+        ("qwen3-30b-a3b", "gb200-nvl72"),
+        ("llama2-7b", "v100-nvlink"),  # without bfloat16
+    ],
+)
 def test_the_whole_command_has_servers_on_which_the_model_fits(partopt, model, topology):
     refused = partopt("plan", model, "--topology", topology)
     assert partopt(*shlex.split(refused.err.partition("such as: partopt ")[2])).code == 0
