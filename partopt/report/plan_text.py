@@ -79,19 +79,19 @@ def render(plan: Plan, by_size: Sequence[Plan] = ()) -> str:
         ]
         outcome.append(("tried", "; ".join(tried)))
     stages = table_of(enumerate(plan.stages), stage_columns(plan))
-    about = "\n".join(filter(None, [head(plan), _weights(plan)]))
+    about = "\n".join(filter(None, [head(plan), label_lines(weights_lines(plan))]))
     return "\n\n".join([about, stages, label_lines(outcome)])
 
 
-def _weights(plan: Plan) -> str:
+def weights_lines(plan: Plan) -> Lines:
     """How old weights are where no flush renews them, and what has a flush; else nothing."""
     oldest = max(stage.weight_versions for stage in plan.stages) - 1
     if plan.microbatches is not None or not oldest:
-        return ""
+        return []
     batch = plan.microbatch_size * plan.topology.devices * _IN_TURN
     age = f"up to {count_text(oldest, 'update')} old; synchronous:"
     flags = style().spell(f"`schedule=1f1b` `global_batch={batch}`")
-    return label_lines([("weights", f"{age} {flags}")])
+    return [("weights", f"{age} {flags}")]
 
 
 def _speed(plan: Plan) -> str:

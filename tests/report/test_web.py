@@ -151,6 +151,14 @@ def test_runners_up_stand_beside_the_plan(written):
 
 
 @pytest.mark.slow
+def test_the_age_of_weights_is_on_the_page(written):
+    plan, profile = plan_of(2, None, "pipedream")
+    page = written(plan, profile=profile)
+    assert '"remark">weights up to 1 update old; synchronous: ' in page
+    assert '"remark">weights ' not in usual()[2]
+
+
+@pytest.mark.slow
 def test_nothing_is_requested_and_the_same_plan_gives_the_same_page(written):
     plan, profile, page = usual()
     assert not LOADED.search(re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))

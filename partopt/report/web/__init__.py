@@ -25,7 +25,7 @@ from partopt.report.phrases import (
     speed_lines,
     speed_text,
 )
-from partopt.report.plan_text import stage_columns
+from partopt.report.plan_text import stage_columns, weights_lines
 from partopt.report.simulation_text import LEVELS, describe_shares, group_devices, share_columns
 from partopt.report.text import Column, label_lines, style
 from partopt.report.transformer_text import layout_table, lever_lines
@@ -75,6 +75,7 @@ def render(
     stages = f"{count_text(len(plan.stages), 'stage')}, {plan.shape}"
     cut = layout_name(plan.layout) if plan.transformer else stages
     remarks = [
+        *((label, f"{label} {text}") for label, text in weights_lines(plan)),
         *speed_lines(plan.predicted),
         *price_lines(figures, cluster.devices),
         *basis_lines(plan.profile.estimated),
