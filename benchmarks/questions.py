@@ -11,14 +11,17 @@ batches and trainers. The exit code is 1 where one loses.
 
 With `--layouts` the questions are of layouts of transformers, for trainers that run them. A free
 one stands beside narrower ones, in which a part has another value that exists. Counted are narrower
-answers that are faster by 1 %, unless the plan names the layout that was left out by rule;
-questions that partopt itself fails at; parts that were not kept; and best plans that the trainer
-cannot say.
+answers that are faster by 1 %, unless the plan names the layout that was left out by rule; those
+that are as good and simpler; questions that partopt itself fails at; parts that were not kept; and
+best plans that the trainer cannot say. Of the best layout what must hold is counted where it does
+not: no way to cut of the trainer is faster, more words are not faster, what is made again or goes
+to the host takes no more bytes, and a row has the bytes of its layout.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 import time
@@ -33,9 +36,13 @@ import partopt
 from benchmarks.machine import describe
 from partopt import Job, PartoptError, Plan, Profile, Topology
 from partopt.documents.files import shipped_names
-from partopt.documents.plan import seconds_of
-from partopt.search.layout_plans import search_layouts
-from partopt.search.ranking import TIE, complexity, rate
+from partopt.documents.plan import needed_bytes, seconds_of
+from partopt.documents.transformer import Transformer
+from partopt.search.layout_plans import as_planned, search_layouts
+from partopt.search.layout_questions import batch_of, training_for
+from partopt.search.ranking import TIE, complexity, is_as_good, layout_complexity, rate
+from partopt.transformer.faults import find_faults
+from partopt.transformer.iteration import Estimate, estimate
 
 LEAST, ROW = 0.995, 0.99  # of the narrower answer
 FASTER = 0.01  # of a layout's time: by so much a narrower answer may be faster
@@ -231,6 +238,9 @@ FACTS: dict[str, list[dict[str, str]]] = {
     "torchtitan": [{}, {"compile": "yes"}, {"compile": "yes", "async-tp": "yes"}],
     "deepspeed": [{}, {"attention": "flash"}],
 }
+# counts that are to be 0
+FAILURES = ("loses", "exotic", "violated", "fails", "not kept", "not exported")
+SAME = 1.01  # of the bytes: they are as many
 LARGE = 5e10  # parameters: such models are asked on more servers
 # what is said of a part that a person fixed, where it cannot be
 REFUSALS = ("unsupported-layout", "invalid-option", "no-plan")
@@ -307,6 +317,9 @@ def compare_layouts(rng: random.Random, counts: Counter[str]) -> None:
             print(f"  NOT EXPORTED {error.message}")
     else:
         counts["does not fit"] += 1
+    for what in find_violations(asked, best) if best.fits else ():
+        counts["violated"] += 1
+        print(f"  VIOLATED {what}")
     for name, value in picked.items():
         of_switch = name == "shard" and value not in partopt.TRAINERS[asked.trainer].engine.shard
         if getattr(layout, name) == value or of_switch:  # as FSDP, which is asked for
@@ -321,6 +334,10 @@ def compare_layouts(rng: random.Random, counts: Counter[str]) -> None:
         if not found.fits:
             continue
         counts["compared"] += 1
+        simpler = layout_complexity(found.layout) < layout_complexity(layout)
+        if simpler and best.fits and is_as_good(found, best):
+            counts["exotic"] += 1
+            print(f"  EXOTIC {name}={value}: {seconds_of(found):.4g} s, {found.layout}")
         least = seconds_of(best) * (1 - FASTER) if best.fits else float("inf")
         if about.left_out and seconds_of(found) < least:
             counts["said"] += 1
@@ -328,6 +345,47 @@ def compare_layouts(rng: random.Random, counts: Counter[str]) -> None:
         if seconds_of(found) < least:
             counts["loses"] += 1
             print(f"  LOSES {name}={value}: {seconds_of(found):.4g} s, {found.layout}")
+
+
+def find_violations(asked: partopt.Job, best: Plan) -> Iterator[str]:
+    """What does not hold of the best layout where one thing is otherwise, in closed form."""
+
+    def found(model: Transformer, recompute: Any = None, **facts: str) -> Estimate | None:
+        other = as_planned(asked, best).with_(model=model)
+        other = other.with_(facts={**other.facts, **facts})
+        layout = structs.replace(best.layout, recompute=recompute, modules=None)
+        layout = best.layout if recompute is None else layout
+        try:
+            training = training_for(other)
+        except PartoptError:
+            return None
+        wrong = any(find_faults(training, layout, batch_of(other)))
+        return None if wrong else estimate(training, layout, batch_of(other))
+
+    about = best.transformer
+    assert about and isinstance(asked.model, Transformer)
+    first = found(asked.model)
+    more = structs.replace(asked.model, vocabulary=2 * asked.model.vocabulary)
+    if first and (words := found(more)) and words.seconds < first.seconds * (1 - FASTER):
+        yield f"more words are faster: {words.seconds:.4g} s of {first.seconds:.4g}"
+    if "ends" not in asked.facts:
+        for ends in ("stage", "blocks", "fewer"):
+            cut = found(asked.model, ends=ends)
+            roomy = cut and cut.memory_bytes <= (asked.limit_bytes or math.inf)
+            if first and cut and roomy and cut.seconds < first.seconds * (1 - FASTER):
+                yield f"ends={ends} is faster: {cut.seconds:.4g} s of {first.seconds:.4g}"
+    never, always = found(asked.model, "never"), found(asked.model, "always")
+    if never and always and always.memory_bytes > SAME * never.memory_bytes:
+        yield f"blocks made again take {always.memory_bytes:.4g} B of {never.memory_bytes:.4g}"
+    for modules in ("all", "attention", "experts"):
+        host = found(asked.model, offload=modules)
+        if first and host and host.memory_bytes > SAME * first.memory_bytes:
+            yield f"offload={modules} takes {host.memory_bytes:.4g} B of {first.memory_bytes:.4g}"
+    for row in about.beside:
+        alone = search_layouts(asked.with_(layout=row.layout))[0] if row.fits else None
+        if alone and not 1 / SAME < needed_bytes(alone) / row.memory_bytes < SAME:
+            yield f"{row.memory_bytes:.4g} B of {row.layout}, which takes {needed_bytes(alone):.4g}"
+        break  # the others are alike, and take as long
 
 
 def draw_layouts(draws: int, seed: int) -> int:
@@ -344,11 +402,13 @@ best layouts that do not fit                {counts["does not fit"]}
 compared                                    {counts["compared"]}
   faster by {FASTER:.0%}, the page said so           {counts["said"]}
   faster by {FASTER:.0%}, unsaid                     {counts["loses"]}
+  as good, and simpler                      {counts["exotic"]}
+relations that do not hold                  {counts["violated"]}
 questions that partopt fails at             {counts["fails"]}
 parts that are not kept                     {counts["not kept"]}
 best layouts that are not exported          {counts["not exported"]}"""
     )
-    return int(any(counts[name] for name in ("loses", "fails", "not kept", "not exported")))
+    return int(any(counts[name] for name in FAILURES))
 
 
 def main() -> int:

@@ -6,13 +6,12 @@ it, and `partopt show --verify` makes it again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import UNSET, structs
 
-from partopt import planners, schedules
+from partopt import planners
 from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
@@ -29,7 +28,7 @@ from partopt.search.layout_questions import (
     training_for,
     without_graphs,
 )
-from partopt.search.ranking import order_of
+from partopt.search.ranking import TIE, is_as_good, layout_complexity, order_of
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS
 from partopt.transformer.as_profile import (
@@ -56,7 +55,6 @@ from partopt.transformer.rates import PLANNED
 # layouts that are simulated, the fastest that differ: some, and as many as may yet be the fastest
 JUDGED, MOST_JUDGED = 4, 16
 USUALLY = 0.99  # of the closed form a simulation takes that or more; or of what others do
-TIE = 0.005  # of the time: of layouts that the fastest beats by less the simplest is planned
 _APART = 0.05  # of the time: what is further from its closed form is beside no closed forms
 _SHOWN, _LACKING = 9, 3  # layouts beside a plan: that fit, and that need least of those that do not
 
@@ -134,44 +132,25 @@ def search_layouts(
     return best, found, others
 
 
-def simplicity(layout: Layout) -> tuple[float, ...]:
-    """The order of layouts, the simplest first.
-
-    By schedule and stages on a device, by what is made again, and by the kinds of parallel ranks
-    beside replicas.
-    """
-    again, stages = layout.recomputation, (layout.pp or 1) * (layout.chunks or 1)
-    degrees = (getattr(layout, name) or 1 for name in ("tp", "cp", "ep", "etp", "pp"))
-    return (
-        schedules.rank(layout.schedule or "1f1b", stages),
-        layout.chunks or 1,
-        again.is_whole,
-        again.blocks or (math.inf if again.is_whole else len(again.modules)),
-        sum(degree > 1 for degree in degrees),
-    )
-
-
 def _simpler(plans: Sequence[Plan], fastest: Plan, found: Found) -> list[Layout]:
     """Layouts that are not simulated and about as fast, and simpler than those that are."""
     most_s = (1 + 2 * TIE) * modelled_of(fastest).closed_s
-    least = simplicity(modelled_of(_simplest(plans, fastest)).layout)
+    least = layout_complexity(modelled_of(_simplest(plans, fastest)).layout)
     known = {modelled_of(plan).layout for plan in plans}
     near = [one.layout for one in found.fitting if one.seconds <= most_s]
-    able = [one for one in near if one not in known and simplicity(one) < least]
-    return sorted(able, key=simplicity)[:JUDGED]
+    able = [one for one in near if one not in known and layout_complexity(one) < least]
+    return sorted(able, key=layout_complexity)[:JUDGED]
 
 
 def _simplest(plans: Sequence[Plan], fastest: Plan) -> Plan:
     """Of plans as fast as another one, but for `TIE`, the simplest; then that with most room."""
 
     def rank(plan: Plan) -> tuple[tuple[float, ...], int]:
-        return simplicity(modelled_of(plan).layout), needed_bytes(plan)
+        return layout_complexity(modelled_of(plan).layout), needed_bytes(plan)
 
-    most_s = (1 + TIE) * seconds_of(fastest)
     layout = modelled_of(fastest).layout
     others = [plan for plan in plans if modelled_of(plan).layout != layout]
-    tied = [plan for plan in others if plan.fits and seconds_of(plan) <= most_s]
-    return min([fastest, *tied], key=rank)
+    return min([fastest, *(plan for plan in others if is_as_good(plan, fastest))], key=rank)
 
 
 def _doubt_of(left: LayoutBeside, plan: Plan) -> str:

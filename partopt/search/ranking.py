@@ -6,9 +6,11 @@ what is predicted is not that exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
+from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
 from partopt.schedules import rank
@@ -47,6 +49,22 @@ def complexity(plan: Plan) -> tuple[Any, ...]:
         _SHARDS.index(plan.shard),
         sum(stage.recompute for stage in stages) > 0,
         limit is not None and plan.peak_memory_bytes > TIGHT * limit,
+    )
+
+
+def layout_complexity(layout: Layout) -> tuple[float, ...]:
+    """As `complexity`, of a transformer's layout.
+
+    Schedule and stages on a device, what is made again, kinds of parallel ranks beside replicas.
+    """
+    again, stages = layout.recomputation, (layout.pp or 1) * (layout.chunks or 1)
+    degrees = (getattr(layout, name) or 1 for name in ("tp", "cp", "ep", "etp", "pp"))
+    return (
+        rank(layout.schedule or "1f1b", stages),
+        layout.chunks or 1,
+        again.is_whole,
+        again.blocks or (math.inf if again.is_whole else len(again.modules)),
+        sum(degree > 1 for degree in degrees),
     )
 
 
