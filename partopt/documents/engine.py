@@ -87,6 +87,7 @@ OF_TORCH = Engine(
     allreduce="blocking",
     buffers="all",
     recompute=("none", "stage"),
+    shard=("none", "optimizer"),
 )
 
 

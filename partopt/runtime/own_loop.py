@@ -7,12 +7,13 @@ stage is a module, and it is the loop that moves tensors between it and others.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
 from partopt.documents.stage import stages_text
@@ -20,9 +21,11 @@ from partopt.errors import PartoptError
 from partopt.profiler.source import ModelSource, find_model
 from partopt.replay.replayed_stage import StageModule
 from partopt.runtime.context import Context
+from partopt.runtime.optimizers import SharedOptimizer
 from partopt.runtime.processes import choose_backend, run_ranks
 from partopt.runtime.run import RunOptions, prepare, ranks_here
 from partopt.runtime.training import PlannedTraining, RankTraining, losses_of
+from partopt.runtime.updates import StageOptimizer
 from partopt.schedules import schedule
 
 
@@ -43,6 +46,21 @@ class Pipeline:
                 if self.parameters.setdefault(name, parameter) is not parameter:
                     self._copies.append((parameter, self.parameters[name]))
 
+    def make_optimizer(
+        self, make: Callable[[Sequence[nn.Parameter]], Optimizer]
+    ) -> PipelineOptimizer:
+        """What steps all `parameters`, with optimizers that `make` makes of some of them.
+
+        Where the plan has replicas share the state every one makes its share.
+        """
+        steps, left = [], dict.fromkeys(self.parameters.values())
+        for s, group in self._training.sharing.items():
+            if s in self._training.stages:
+                mine = [p for p in self._training.stages[s].parameters if p in left]
+                steps.append(SharedOptimizer(mine, make, group))
+                left = {p: None for p in left if p not in set(mine)}
+        return PipelineOptimizer([*steps, *([make(list(left))] if left else [])])
+
     def step(self) -> float:
         """Run an iteration: the mean loss of its microbatches, on every rank.
 
@@ -53,6 +71,24 @@ class Pipeline:
             copy.data.copy_(whole.data)
         self._training.run(None)
         return losses_of(self._training.context.gather(self._training.end_step()))
+
+
+@dataclass(frozen=True)
+class PipelineOptimizer:
+    """What steps the parameters of one rank, those that replicas share out among them too."""
+
+    steps: Sequence[StageOptimizer]
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those of this rank, as for a schedule of their rates."""
+        shared = (own.optimizer if isinstance(own, SharedOptimizer) else own for own in self.steps)
+        return [one for one in shared if isinstance(one, Optimizer)]
+
+    def step(self) -> None:
+        """Step the parameters by their gradients; those of other replicas come from these."""
+        for one in self.steps:
+            one.step()
 
 
 @dataclass(frozen=True)
@@ -90,13 +126,6 @@ def train_with(
         raise PartoptError(
             f"{plan.schedule} is asynchronous: its stages step on their own, not in a loop",
             "plan with a schedule that flushes, such as `schedule=1f1b`",
-            code="cannot-run",
-        )
-    if plan.shard != "none":
-        raise PartoptError(
-            f"a plan with `shard={plan.shard}`: the optimizer is the loop's own, and "
-            "no replica's share of one",
-            "plan with `shard=none`",
             code="cannot-run",
         )
     found = find_model(model, arguments)

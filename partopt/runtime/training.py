@@ -257,7 +257,7 @@ class RankTraining:
         ]
         # every rank makes all groups, in one order; sums of gradients have one, weights another
         shared = plan.shard == "optimizer"
-        self._sharing = {
+        self.sharing = {
             s: context.group(stage.ranks, "weights")
             for s, stage in enumerate(plan.stages)
             if shared and stage.replicas > 1
@@ -342,7 +342,7 @@ class RankTraining:
             return made
 
         if s not in self._stage_optimizers:
-            group = self._sharing.get(s)
+            group = self.sharing.get(s)
             self._stage_optimizers[s] = (
                 make(parameters) if group is None else SharedOptimizer(parameters, make, group)
             )

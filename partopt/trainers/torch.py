@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from partopt.configurations.settings import Settings
 from partopt.documents import encode
 from partopt.documents.engine import OF_TORCH, Layout
@@ -59,7 +61,7 @@ ARGUMENTS = {{}}  # of the model's build
 
 def loop(pipeline):
     """Train on one rank; `pipeline.parameters` are those of its stages, by name."""
-    optimizer = torch.optim.AdamW(pipeline.parameters.values(), lr=RATE)
+    optimizer = pipeline.make_optimizer(lambda params: torch.optim.AdamW(params, lr=RATE))
     for step in range(STEPS):
         loss = pipeline.step()  # an iteration of {microbatches} microbatches of {size}
         optimizer.step()
@@ -185,7 +187,7 @@ TORCH_CSV = Trainer(
     tried="torch 2.13.0",
     schedules=SYNCHRONOUS,
     says=Says(recomputed="each", orders=(), degrees={"tp": "as the stages are made"}),
-    engine=OF_TORCH,
+    engine=structs.replace(OF_TORCH, shard=("none",)),  # whoever runs the order has the optimizer
     sources=Sources("torch", "torch-csv"),
     write=_write_order,
     suffix=".csv",

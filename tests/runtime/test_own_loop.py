@@ -94,6 +94,29 @@ def test_a_loop_over_unequal_replicas(made):
     assert {name.split(".")[0] for name in names} == {"embed", "body"}
 
 
+def sharing(pipeline):
+    """As `adam`, with the optimizer that shares, and how many numbers of state are here."""
+    optimizer = pipeline.make_optimizer(lambda params: torch.optim.AdamW(params, lr=1e-3))
+    losses = []
+    for _ in range(STEPS):
+        losses.append(pipeline.step())
+        optimizer.step()
+    states = [state for one in optimizer.optimizers for state in one.state.values()]
+    trained = sum(p.numel() for p in pipeline.parameters.values() if p.requires_grad)
+    return losses, sum(state["exp_avg"].numel() for state in states), trained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["partopt", "torch"])
+@pytest.mark.parametrize("shard", ["none", "optimizer"])
+def test_a_loop_shares_the_state_as_the_plan_does(made, shard, engine):
+    plan, model = made(4, cuts=[2], replicas=[2, 2], shard=shard)
+    assert plan.shard == shard
+    losses, held, trained = train_with(sharing, plan, model, engine=engine)
+    assert losses == pytest.approx(losses_of_one_process(plan, model), rel=1e-5)
+    assert held == trained if shard == "none" else 0 < held < 0.8 * trained
+
+
 @pytest.mark.slow
 def test_a_loop_over_a_vee_whose_first_rank_holds_a_parameter_twice(made):
     _, model = made(2, cuts=[2])

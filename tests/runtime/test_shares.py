@@ -1,15 +1,13 @@
 """Replicas that share the optimizer's state train what replicas train that hold it all."""
 
 import pytest
-from msgspec.structs import replace
 
 from partopt.errors import PartoptError
-from partopt.runtime.own_loop import train_with
 from partopt.runtime.run import check_plan
 from tests.runtime.cases import with_shares
 from tests.runtime.launched import outcome_of
 from tests.runtime.plans import straight
-from tests.runtime.share_runs import RESUMED, SAVED, SHARED, TEXT
+from tests.runtime.share_runs import RESUMED, SAVED, SHARED
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +50,7 @@ def test_replicas_take_less_memory_by_what_the_other_holds(outcome):
     assert saved("measured") == pytest.approx(saved("predicted"), rel=0.1)
 
 
-def test_shares_that_cannot_be_held_are_refused(tmp_path):
+def test_shares_that_cannot_be_held_are_refused():
     line = straight("1f1b", [2, 1], 4)
     for plan, shard, reason in (
         (line, "gradients", "`shard=gradients` is simulated"),
@@ -64,8 +62,3 @@ def test_shares_that_cannot_be_held_are_refused(tmp_path):
             check_plan(with_shares(plan, shard), passing)
         assert raised.value.code == "cannot-run"
         check_plan(plan, passing)
-    model = tmp_path / "model.py"
-    model.write_text(TEXT)
-    plan = with_shares(replace(line, optimizer="adafactor"), "optimizer")
-    with pytest.raises(PartoptError, match="the optimizer is the loop's own"):
-        train_with(print, plan, model)

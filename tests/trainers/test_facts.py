@@ -100,12 +100,13 @@ ENGINES = {
 # and where they do not
 ENGINES |= {
     "partopt": "packed parameters overlap flight none,stage none,optimizer",
-    "torch": "split parameters blocking all none,stage none",
+    "torch": "split parameters blocking all none,stage none,optimizer",
+    "torch-csv": "split parameters blocking all none,stage none",
     "torchgpipe": "split parameters blocking flight none,stage none",
     "vllm": "packed parameters overlap flight none,selective,blocks,stage "
     "none,optimizer,gradients,parameters",
 }
-LIKE = {"megatron-bridge": "megatron", "torch-csv": "torch", "sglang": "vllm", "accelerate": "vllm"}
+LIKE = {"megatron-bridge": "megatron", "sglang": "vllm", "accelerate": "vllm"}
 
 
 def test_engines_do_what_their_sources_say(trainer):
