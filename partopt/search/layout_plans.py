@@ -24,9 +24,8 @@ from partopt.search.cuts import move_cuts
 from partopt.search.effort import SearchParams
 from partopt.search.layout_questions import (
     batch_of,
-    estimate_layouts,
+    choose_graphs,
     training_for,
-    without_graphs,
 )
 from partopt.search.ranking import TIE, is_as_good, layout_complexity, order_of
 from partopt.simulator.execution import simulate_plan
@@ -75,15 +74,13 @@ def search_layouts(
     They are estimated in closed form. The first `JUDGED` that differ are simulated, others as long
     as they may be the fastest, and the best with its blocks cut otherwise, which is shown. Of those
     as fast, but for `TIE`, the simplest is the best, and the fastest beside it. Where none fits
-    with the graphs that a plan has by itself, it has none; and where none fits at all, the plan is
-    of the layout that needs least. `finish` gives the plan with what else is said of it. Raises
-    PartoptError where there is none. Interrupted with the best until then, a plan as of a job that
-    fixes its layout.
+    at all, the plan is of the layout that needs least. `finish` gives the plan with what else is
+    said of it. Raises PartoptError where there is none. Interrupted with the best until then, a
+    plan as of a job that fixes its layout.
     """
     progress("estimating layouts", 0, 1)
-    training, found = training_for(job), estimate_layouts(job)
-    if not found.fitting and (without := without_graphs(job)):
-        return search_layouts(without, progress, finish)
+    job, found = choose_graphs(job)
+    training = training_for(job)
     assert found.least
     if not found.fitting:
         least = simulate_layout(job, training, found.least.layout)

@@ -17,7 +17,7 @@ from partopt.trainers import TRAINERS
 from partopt.transformer.as_profile import rates_of
 from partopt.transformer.block import Training
 from partopt.transformer.faults import find_faults
-from partopt.transformer.layouts import ROOM, Found, Question, find_layouts, shard_of
+from partopt.transformer.layouts import ROOM, Found, Question, find_fastest, find_layouts, shard_of
 
 _FACTORS = ("tp", "cp", "pp", "dp")  # of the number of devices
 _SCHEDULES = ("1f1b", "interleaved")  # of a stage a device, and of several: chunks
@@ -202,6 +202,21 @@ def estimate_layouts(job: Job) -> Found:
     if found.least is None:
         raise _no_layout(job, training)
     return found
+
+
+def choose_graphs(job: Job) -> tuple[Job, Found]:
+    """The job and its layouts, without the graphs that a plan has by itself if one is faster so.
+
+    Graphs hold nothing that is made again, and take memory: what frees some may be worth more.
+    """
+    found, without = estimate_layouts(job), without_graphs(job)
+    if without is None:
+        return job, found
+    if found.fitting:
+        first_s = found.fitting[0].seconds
+        if find_fastest([training_for(without)], question_of(without), first_s) is None:
+            return job, found
+    return without, estimate_layouts(without)
 
 
 def question_of(job: Job) -> Question:

@@ -24,6 +24,7 @@ from partopt.job import Job
 from partopt.search.layout_plans import is_apart, modelled_of, simulate_layout, with_modelled
 from partopt.search.layout_questions import (
     batch_of,
+    choose_graphs,
     estimate_layouts,
     format_of,
     question_of,
@@ -277,10 +278,19 @@ def take_best(job: Job, numbers: bool = False) -> Job:
 
     With `numbers` also those that change what training computes.
     """
-    found = estimate_layouts(job)
-    switches = Switches(job, found)
-    open_ = [lever for lever in switches.levers if numbers or not lever.changes_numbers]
-    return job.with_(facts={**job.facts, **switches.facts(switches.combine(open_))})
+    chosen, layouts = choose_graphs(job)
+    questions = [(chosen, layouts)]
+    if chosen is not job:  # graphs may be worth it again beside switches
+        questions.append((job, estimate_layouts(job)))
+    best_s, best = math.inf, chosen
+    for asked, found in questions:
+        switches = Switches(asked, found)
+        open_ = [lever for lever in switches.levers if numbers or not lever.changes_numbers]
+        on = switches.combine(open_)
+        if switches.seconds(on) < best_s:
+            facts = {**asked.facts, **switches.facts(on)}
+            best_s, best = switches.seconds(on), asked.with_(facts=facts)
+    return best
 
 
 def with_levers(job: Job, plan: Plan, found: Found, progress: Progress = ignore_progress) -> Plan:

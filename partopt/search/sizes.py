@@ -33,12 +33,11 @@ class Sizes:
 
     def find_fastest(self, devices: int, beat_s: float = math.inf) -> Estimate | None:
         """The fastest layout on so many devices that fits, if it takes less than `beat_s`."""
-        asked = question_of(self._job)._replace(devices=devices)
+        asked, fastest = question_of(self._job)._replace(devices=devices), None
         for training in self._ways(devices):
-            if any_fits(training, asked):
-                found = find_fastest([training], asked, beat_s)
-                return found[0] if found else None
-        return None
+            if found := find_fastest([training], asked, beat_s):
+                fastest, beat_s = found[0], found[0].seconds
+        return fastest
 
     def _ways(self, devices: int) -> Iterator[Training]:
         """How so many devices are trained; and without the graphs that a plan has by itself."""

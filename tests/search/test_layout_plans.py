@@ -28,8 +28,14 @@ from partopt.search.layout_plans import (
     search_layouts,
     simulate_layout,
 )
-from partopt.search.layout_questions import training_for, usual_facts
+from partopt.search.layout_questions import (
+    choose_graphs,
+    estimate_layouts,
+    training_for,
+    usual_facts,
+)
 from partopt.search.ranking import TIE, layout_complexity
+from partopt.search.sizes import Sizes
 from partopt.search.solve import solve
 from partopt.trainers import export_plan
 from partopt.transformer.as_profile import estimate_again, profile_again, training_of
@@ -498,6 +504,34 @@ def test_what_is_left_out_by_rule_is_kept_and_said():
     assert f"left out: tp {left.layout.tp}, " in page and f"{change:+.1%} by computation" in page
     assert "left out" not in render(again)
     assert not best_of(free()).transformer.left_out  # a model without experts
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "servers", "batch", "graphs"),
+    [
+        # which may make its experts again
+        pytest.param("glm-4.5", "gb200-nvl72", 1, 1152, "none", marks=pytest.mark.slow),
+        ("mixtral-8x7b", "dgx-h100", 2, 128, "attention"),
+        ("qwen3-30b-a3b", "dgx-h100", 1, 128, "none"),  # of which none fits with graphs
+    ],
+)
+def test_graphs_that_a_plan_has_by_itself_are_given_up_where_they_lose(
+    model, cluster, servers, batch, graphs
+):
+    topology = Topology.load(cluster, servers)
+    asked = Job(
+        load_transformer(model), topology, trainer="megatron", global_batch=batch, sequence=4096
+    )
+    known = {
+        name: estimate_layouts(asked.with_(facts={"graphs": name})).fitting
+        for name in ("attention", "none")
+    }
+    times = {name: fitting[0].seconds for name, fitting in known.items() if fitting}
+    chosen, found = choose_graphs(asked)
+    assert min(times, key=times.get) == graphs
+    assert found.fitting[0].seconds == times[graphs]
+    assert chosen.facts == ({"graphs": "none"} if graphs == "none" else {})
+    assert Sizes(asked).find_fastest(topology.cluster.devices).seconds == times[graphs]
 
 
 @pytest.mark.levers
