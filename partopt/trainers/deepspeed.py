@@ -205,7 +205,7 @@ def _read_training(settings: Settings, devices: int) -> Stated:
         model=like_shipped(model) or model,
         sequence=sequence,
         batch=size * steps * (stated.dp or 1),
-        format="float16" if settings.states("fp16") else "bfloat16",
+        format="float16" if settings.has("fp16.enabled") else "bfloat16",
         layout=replace(
             stated,
             tp=stated.tp or 1,

@@ -51,7 +51,8 @@ _FORMATS: dict[Format, tuple[str, ...]] = {
 _ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 # what names a model: of Hugging Face, of a recipe, in a file of its own
 _NAMING = ("from_hf_pretrained", "hf_model_id", "hf_path", "model_name", "recipe", "model")
-_FLASH = ("use_flash_attn_v2", "use_flash_attn_triton", "use_flash_attn_builder")
+_FLASH = ("use_flash_attn_v2", "use_flash_attn_triton", "use_flash_attn_builder", "use_fused_sdpa")
+_DISTRIBUTED = ("distributed_fused_adam", "mcore_distributed_optim")  # of NeMo
 _ZERO = ("zero_optimization.stage", "zero_stage")
 _PATTERN = re.compile(r"[\[\]()0-9,+* ]{1,400}")
 # of Megatron-LM where nothing says them, and of Bridge (MLATransformerConfig)
@@ -86,6 +87,8 @@ def read_training(
     noop = _noop_blocks(settings)
     chunks = _chunks(settings, model.blocks + len(noop), p)
     blocks = _stages(settings, model.blocks + len(noop), p, chunks, noop)
+    if blocks is None and stated is None and trainer != "deepspeed":
+        _check_even(settings, model.blocks, p, chunks)
     if stated is not None:
         _check_letters(settings, "".join(stated), model)
         chunks, blocks = max(1, len(stated) // p), [stage.count("t") for stage in stated]
@@ -146,6 +149,18 @@ def _split_of_experts(settings: Settings, trainer: str, model: Transformer, t: i
     return split if model.experts and split > 1 else None
 
 
+def _check_even(settings: Settings, blocks: int, p: int, v: int) -> None:
+    """Note as a fault blocks that stages do not share evenly, with which Megatron does not start.
+
+    Source: megatron/core/transformer/transformer_block.py, get_num_layers_to_build.
+    """
+    units = blocks + sum(_ends(settings))
+    if units % (p * v) and units >= p * v > 1:  # fewer are refused, whoever trains
+        what = f"{units} blocks are not a multiple of {p * v} stages: Megatron does not start"
+        name, hint = "pipeline_model_parallel_layout", "say what each stage has: `arguments={}={}`"
+        settings.refuse(what, hint.format(name, "Et*N|..|t*NL"), "unsupported-layout", path=name)
+
+
 def _check_letters(settings: Settings, letters: str, model: Transformer) -> None:
     """Note as a fault that the units of a pipeline's layout are not those of the model."""
     said = letters.count("t"), letters.count("m")
@@ -175,6 +190,8 @@ def _model(settings: Settings, trainer: str, ranks: int) -> Transformer:
         flag, needed = map(settings.show, ("num_query_groups", "group_query_attention"))
         settings.notes.append(f"{flag} has no effect without {needed}")
         groups = heads
+    if settings.find("attention_head_type") == "multiquery":  # of BigCode
+        groups = 1
     width = settings.count("ffn_hidden_size", default=usual("ffn", dense)) or 0
     experts = settings.count("num_experts", default=usual("experts", 0)) or 0
     apart = settings.has("untie_embeddings_and_output_weights")
@@ -224,6 +241,10 @@ def _feed_forward(settings: Settings, hidden: int, usual: bool, fields: bool) ->
     gated = settings.has("swiglu")
     gated = gated or settings.find("activation") in _GATED or usual
     width = hidden * 8 // 3 // 64 * 64 if gated and not fields else 4 * hidden
+    if multiple := settings.count("multiple_of", default=0):  # FlagScale's
+        factor = settings.known("hidden_dim_multiplier")
+        width = int(hidden * 8 // 3 * (factor if isinstance(factor, int | float) else 1))
+        width = -(-width // multiple) * multiple
     return gated or settings.has("quick_geglu"), width
 
 
@@ -532,7 +553,7 @@ def _shard(settings: Settings, trainer: str) -> Shard:
         return found[0] if found else "none"
     shared = shared or settings.known("optimizer") == "dist_muon" or shared
     if shared is None and trainer == "megatron-bridge":
-        shared = settings.find("optim.name") in (None, "distributed_fused_adam")
+        shared = settings.find("optim.name") in (None, *_DISTRIBUTED)
     return "optimizer" if shared else "none"
 
 
@@ -564,9 +585,9 @@ def _format(settings: Settings) -> Format:
         for word in words:
             if any(recipe in re.sub(r"bf(loat)?16", "", word) for recipe in recipes):
                 return form
-    if settings.has("fp16", "fp16.enabled"):
+    if settings.has("fp16.enabled", "fp16"):
         return "float16"
-    stated = settings.has("bf16", "bf16.enabled") or words
+    stated = settings.has("bf16.enabled", "bf16") or words
     if {*words} & {*_UNPLANNED} or (not stated and settings.form == "script"):
         said = f"{settings.show('precision')} {words[0]}" if words else "neither --bf16 nor --fp16"
         settings.notes.append(f"{said}: float32 is not planned, bfloat16 is counted")

@@ -32,8 +32,10 @@ OPPOSITES = {
 SYNONYMS: dict[str, tuple[str, ...]] = {name: (field,) for name, field in FIELDS.items()} | {
     "num_layers": ("encoder_num_layers",),
     "activation": ("activation_func",),
+    "swiglu": (FIELDS["swiglu"], "t5_swiglu"),  # OpenGPT-X's
     "num_query_groups": ("num_key_value_heads",),
     "moe_router_topk": ("topk",),
+    "moe_ffn_hidden_size": ("moe_intermediate_size",),
     "seq_length": ("encoder_seq_length",),
     "micro_batch_size": ("train_micro_batch_size_per_gpu", "mbs"),
     "global_batch_size": ("train_batch_size", "gbs"),
@@ -78,6 +80,7 @@ _NOT_COUNTED = {
     "every rank is counted to keep what it recomputes from": "distribute_saved_activations "
     "partition_activations",
     "all replicas are counted to share one state": "num_distributed_optimizer_instances",
+    "convolutions beside attention are not counted": "use_lf_gate",  # of Yuan 2
     "sequence parallelism of DeepSpeed is not counted": "ds_sequence_parallel_size",
 }
 # words of arguments that change time, memory or the model, whoever has them

@@ -142,6 +142,14 @@ MODELS = [
     ("--position-embedding-type none", {"rotary": False}, "use-rotary-position-embeddings"),
     ("--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-pos-emb-head-dim 32",
      {"kv_heads": 64, "head_size": 192}, ""),
+    ("--num-experts 8 --moe-intermediate-size 2048 --disable-bias-linear", {"expert_ffn": 2048},
+     ""),  # MindSpeed's
+    ("--t5-swiglu", {"gated": True, "ffn": 28672}, "swiglu"),  # OpenGPT-X's
+    ("--hidden-size 4096 --multiple-of 256", {"ffn": 11008}, "ffn-hidden-size"),  # FlagScale's
+    ("--hidden-size 2048 --multiple-of 256 --hidden-dim-multiplier 2", {"ffn": 11008},
+     "ffn-hidden-size"),
+    ("--attention-head-type multiquery --tensor-model-parallel-size 1", {"kv_heads": 1},
+     "group-query-attention num-query-groups"),  # BigCode's
 ]  # fmt: skip
 
 
@@ -249,6 +257,7 @@ NOTES = rows("""
     --fp8-format hybrid --fp8-param-gather | gathered in 16 bits
     --transformer-impl local | attention is counted as a kernel that writes no scores
     --attention-backend unfused | attention is counted as a kernel that writes no scores
+    --use-lf-gate | --use-lf-gate: convolutions beside attention are not counted
     --position-embedding-type alibi | --position-embedding-type: alibi is counted as learned
 """)
 
@@ -303,6 +312,8 @@ REFUSED = rows("""
     --hybrid-layer-pattern M*M | | blocks of several kinds
     --use-checkpoint-args | num-query-groups | the checkpoint says it
     --deepspeed --vocab-size 1000 | | --deepspeed: the script is of Megatron-DeepSpeed
+    --num-layers 78 --vocab-size 1000 | num-layers | 78 blocks are not a multiple of 4 stages
+    --num-virtual-stages-per-pipeline-rank 3 --vocab-size 1000 | | not a multiple of 12 stages
     --use-torch-fsdp2 | num-layers | FSDP2 in Megatron
 """)
 
@@ -323,6 +334,7 @@ ZERO = [
     ("", "optimizer", "float32"),  # the optimizer of bfloat16 shares its state by itself
     ('"stage": 1', "optimizer", None),
     ('"fp16": {"enabled": true}', "none", None),
+    ('"fp16": {"enabled": false}, "bf16": {"enabled": true}', "optimizer", "float32"),
 ]
 
 
@@ -337,6 +349,12 @@ def test_what_replicas_share_in_deepspeed(changed, shard, gradients):
     text = config + script(flags, ["bf16"]).replace("#!/bin/bash\n", "")
     asked, _ = read_job("deepspeed", text, Topology.load("dgx-h100", 4))
     assert (asked.layout.shard, asked.facts.get("gradients")) == (shard, gradients)
+    assert asked.dtype == ("float16" if '"fp16": {"enabled": true}' in changed else "bfloat16")
+
+
+def test_the_fused_kernel_of_habana_keeps_no_scores():
+    asked, _ = read("--vocab-size 1000 --use-fused-sdpa 1", trainer="deepspeed")
+    assert asked.facts["attention"] == "flash"
 
 
 def test_stages_of_deepspeed_are_as_its_partition_method_says():
