@@ -413,22 +413,27 @@ def _model(settings: Settings) -> Transformer | None:
         return like_shipped(stated) or stated
     module = re.search(r"models\.(\w+)", str(settings.known("import.model_registry")))
     family = settings.find("model.name", "module") or (module[1] if module else None)
-    flavor = settings.find("model.flavor")
-    names = [f"{family}-{flavor}"] if flavor else []
+    flavor = settings.find("model.flavor", "model_registry")
+    size = re.sub(r"_(flex|varlen)(_attn)?$", "", str(flavor or "").lower())  # kernels
+    names = [f"{family or 'llama3'}-{size}"] * bool(size)
     names += [str(settings.known(name)) for name in _NAMING]
-    registered = settings.find("model_registry")
     for name in names:
         model = named_transformer(name)
-        if model and (registered is None or model.name.endswith(f"-{registered}".lower())):
-            return structs.replace(model, further=0)
-    if registered or family:
-        names = [f"{family or 'llama3'}-{flavor or registered}", *names]
-        if (model := named_transformer(names[0])) is not None:
+        if model and (not size or size in _sizes(model.name)):
             return structs.replace(model, further=0)
     what = f"the model is {names[0] if names else 'not named'}, none that partopt has"
     hint = "name it: `arguments=hf_assets_path=llama3-8b`, or another of models/"
+    if size:  # which comes before other names
+        flag = "model_registry" if settings.has("model_registry") else "model.flavor"
+        hint = f"name one of models/: `arguments={flag}=8B`; or plan its config.json"
     settings.refuse(what, hint, "missing-setting")
     return None
+
+
+def _sizes(name: str) -> tuple[str, ...]:
+    """What a flavor of a model may be called, in small letters."""
+    flavor = _FLAVORS[name][1].lower() if name in _FLAVORS else ""
+    return flavor, name.partition("-")[2], name.rpartition("-")[2]
 
 
 def _format(settings: Settings) -> Format:

@@ -415,6 +415,12 @@ def test_a_recipe_of_bridge_and_a_document_of_nemo(text, form):
     assert asked.facts == {"ends": "stage"}
 
 
+def test_which_optimizers_of_nemo_share_their_state():
+    for name, shard in (("mcore_distributed_optim", "optimizer"), ("fused_adam", "none")):
+        asked, _ = read("megatron-bridge", NEMO.replace("distributed_fused_adam", name))
+        assert asked.layout.shard == shard
+
+
 TOML = """
 [model]
 name = "llama3"
@@ -489,6 +495,29 @@ def test_what_a_configuration_of_torchtitan_says(old, new, said, note):
     layout = {name: value_of(own) for name, own in (part.split("=") for part in said.split())}
     assert {name: getattr(asked.layout, name) for name in layout} == layout
     assert notes == ([note] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("family", "flavor", "assets", "said"),
+    [
+        ("llama3", "coreweave", "Llama-3.1-8B", "the model is llama3-coreweave, none that"),
+        ("deepseek_v3", "16B", "deepseek-moe-16b-base", "the model is deepseek_v3-16b, none that"),
+        ("deepseek_v3", "671B", "", "deepseek-v3"),
+        ("llama3", "70B_flex", "Llama-3.1-8B", "llama3-70b"),
+    ],
+)
+def test_the_flavor_says_the_model_whatever_its_files_are_called(family, flavor, assets, said):
+    text = TOML.replace('"llama3"', f'"{family}"').replace('"8B"', f'"{flavor}"')
+    text = text.replace("[parallelism]", f'hf_assets_path = "{assets}"\n[parallelism]')
+    if "none" in said:
+        with pytest.raises(PartoptError, match=said) as refused:
+            read("torchtitan", text)
+        assert "`arguments=model.flavor=8B`" in refused.value.hint
+        given = {"model.name": "llama3", "model.flavor": "8B"}
+        found, _ = read("torchtitan", text, arguments=given)
+        assert found.model.name == "llama3-8b"
+    else:
+        assert read("torchtitan", text)[0].model.name == said
 
 
 TOKENS = """
