@@ -136,7 +136,7 @@ def test_a_model_that_no_constant_was_fitted_to(of_experts, capsys):
     [whole] = re.findall(r"all, left out in turn .* mean +([0-9.]+)%", printed)
     assert float(whole) <= 15
     assert f"{whole}%" in section(read("accuracy.md"), "Experts in closed form")
-    said = TRUST_IN_EXPERTS.replace(" %", "%").partition("half")[2]
+    said = TRUST_IN_EXPERTS.partition(";")[0].replace(" %", "%").partition("half")[2]
     assert said in printed
 
 
@@ -153,6 +153,20 @@ def test_pages_and_documents_say_the_same_of_trust(heading, trust):
     assert all(figure in joined for figure in apart)
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert all(figure in readme for figure in (within, *apart))
+
+
+NEW = ("runs-more.csv", TRUST), ("runs-experts-more.csv", TRUST_IN_EXPERTS)
+
+
+@pytest.mark.parametrize(("file", "trust"), NEW)
+def test_what_is_said_of_new_sources_is_what_is_computed(file, trust):
+    if not (published.DATA / file).exists():
+        pytest.skip("published runs are not here")
+    errors = sorted(map(abs, published.errors_of(published.read(published.DATA / file))))
+    within, over = statistics.median(errors), errors[int(0.95 * len(errors))]
+    new = trust.partition("; ")[2]
+    assert f"{len(errors)} runs of new sources, half within {within:.1%}".replace("%", " %") in new
+    assert f"more than {over:.1%}".replace("%", " %") in new
 
 
 def test_columns_that_nobody_knows_are_refused_and_those_that_are_ignored_are_said(
