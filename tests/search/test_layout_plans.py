@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from benchmarks.questions import FAILURES, compare_layouts
+from benchmarks.questions import FAILURES, compare_layouts, find_unsaid
 from partopt import verify
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, needed_bytes, seconds_of
@@ -583,12 +583,11 @@ def test_more_layouts_are_simulated_where_simulations_part(monkeypatch, place, m
 
 
 # what a second or two answers, of every trainer and cluster; the benchmark draws the others
-DRAWN = [*range(40, 49), 50, 53, 54, 57, 63, 64]
+DRAWN = [21, *range(40, 49), 50, 53, 54, 57, 63, 64]
 
 
-@pytest.mark.parametrize(
-    "draw", [3, 8, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in DRAWN)]
-)
+@pytest.mark.levers
+@pytest.mark.parametrize("draw", [3, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in DRAWN)])
 def test_no_narrower_question_is_answered_better(draw, capsys):
     """As `benchmarks/questions.py --layouts` asks."""
     counts = Counter()
@@ -596,6 +595,15 @@ def test_no_narrower_question_is_answered_better(draw, capsys):
     assert counts["free"] == 1 and (counts["narrower"] > 3 or counts["no such layout"])
     failures = {*FAILURES} & counts.keys()
     assert not failures, capsys.readouterr().out
+
+
+def test_a_page_without_its_switches_leaves_them_unsaid():
+    """As what is drawn of the benchmark finds it."""
+    model, topology = load_transformer("llama3-8b"), Topology.load("dgx-h100", 1)
+    asked = Job(model, topology, trainer="megatron", global_batch=128, sequence=8192)
+    bare = solve(asked, levers=False).plan
+    told = [line for seed in range(5) for line in find_unsaid(random.Random(seed), asked, bare)]
+    assert {line.partition("=")[0] for line in told} >= {"tp-overlap", "gradients"}
 
 
 @pytest.mark.slow
