@@ -116,6 +116,8 @@ def test_the_words_of_an_unknown_tokenizer_are_asked_for():
         assert read(f"--tokenizer-model {nothing}")[0].model.vocabulary == 32_000
 
 
+# experts with biases are whole
+UNCUT = "--num-experts 8 --expert-tensor-parallel-size 1"
 MODELS = [
     ("--hidden-dropout 0.1", {"dropout": True}, ""),  # two unequal dropouts
     ("--attention-dropout 0.1", {"dropout": True}, ""),
@@ -123,14 +125,14 @@ MODELS = [
     ("--window-size 1023,0 --window-attn-skip-freq [1]*80", {"window": 1024}, ""),
     ("--window-size 7", {"window": 8}, ""),
     ("--num-experts 1", {"experts": 0, "ffn": 28672}, ""),
-    ("--num-experts 8 --moe-layer-freq -1 --first-k-dense-replace -1", {"experts": 8}, ""),
-    ("--num-experts 8 --moe-layer-freq '([1]*80)'", {"experts": 8, "ffn": 0}, ""),
-    ("--num-experts 8 --first-k-dense-replace 3", {"dense_first": 3, "ffn": 28672}, ""),
-    ("--num-experts 8 --moe-layer-freq [0]+[1]*79", {"dense_first": 1}, ""),
+    (f"{UNCUT} --moe-layer-freq -1 --first-k-dense-replace -1", {"experts": 8}, ""),
+    (f"{UNCUT} --moe-layer-freq '([1]*80)'", {"experts": 8, "ffn": 0}, ""),
+    (f"{UNCUT} --first-k-dense-replace 3", {"dense_first": 3, "ffn": 28672}, ""),
+    (f"{UNCUT} --moe-layer-freq [0]+[1]*79", {"dense_first": 1}, ""),
     ("--num-experts 8 --moe-layer-freq [0]*80", {"experts": 0, "ffn": 28672}, ""),
-    ("--num-experts 8 --moe-shared-expert-intermediate-size 0", {"ffn": 0}, ""),
+    (f"{UNCUT} --moe-shared-expert-intermediate-size 0", {"ffn": 0}, ""),
     ("--ffn-hidden-size 21824", {"ffn": 21824}, "ffn-hidden-size"),
-    ("--num-experts 8 --moe-token-dispatcher-type alltoall", {"expert_ffn": 28672}, ""),
+    (f"{UNCUT} --moe-token-dispatcher-type alltoall", {"expert_ffn": 28672}, ""),
     ("", {"ffn": 8192 * 8 // 3 // 64 * 64}, "ffn-hidden-size"),
     ("--quick-geglu", {"ffn": 4 * 8192, "gated": True}, "ffn-hidden-size swiglu"),
     ("", {"ffn": 4 * 8192, "gated": False}, "ffn-hidden-size swiglu"),

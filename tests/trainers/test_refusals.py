@@ -79,7 +79,7 @@ CASES = [
     (lambda: planned(**PAIRS, shard="parameters"),
      "replicas hold shares of their parameters (`shard`)", TRAINING - {"torchtitan"}),
     (lambda: planned(**PAIRS, shard="optimizer"),
-     "replicas hold shares of their optimizer (`shard`)", {*TORCH, "torchgpipe"}),
+     "replicas hold shares of their optimizer (`shard`)", {*TORCH, "torchgpipe"} - {"torch"}),
     (lambda: planned(profile=sharing()),
      "stages part layers that share wte.weight (`tied=together`)", {"torchtitan", "torchgpipe"}),
     (lambda: planned([1, 9, 12]), "stage 1 begins with wpe, inside embedding", WHOLE_BLOCKS),
