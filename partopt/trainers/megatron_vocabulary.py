@@ -94,7 +94,7 @@ def _find_vocabulary(settings: Settings, usual: int, hidden: int, ranks: int) ->
 
 def _of_tokenizer(settings: Settings, hidden: int) -> int:
     """Words of a tokenizer that is known by its name; 0 where it is not."""
-    for name in (*_NAMING, *_TYPES):
+    for name in (*_NAMING, *_TYPES * (not _unknown_tokenizer(settings))):
         text = _known_text(settings, name)
         for pattern, size in _TOKENIZERS.items():
             if re.search(pattern, text.lower()):
@@ -108,7 +108,7 @@ def _of_tokenizer(settings: Settings, hidden: int) -> int:
 
 def _unknown_tokenizer(settings: Settings) -> str:
     """The tokenizer that is named and is none that is known."""
-    names = [_known_text(settings, name) for name in _NAMING[:2]]
+    names = [_known_text(settings, name) for name in _NAMING[:3]]
     return next((name for name in names if not re.search(_SAYS_NOTHING, name.lower())), "")
 
 
