@@ -302,7 +302,7 @@ class _ScriptReader:
 
         A branch that exits is not the one that is meant. Gives whether the branch succeeds.
         """
-        taken, statuses = list[_State](), list[bool | None]()
+        taken, statuses, begins = list[_State](), list[bool | None](), list[int]()
         outer, self.reasons = self.reasons, set()
         for condition, body in branches:
             holds = self.run(condition) if isinstance(condition, Sequence) else condition
@@ -316,10 +316,13 @@ class _ScriptReader:
                 continue
             taken.append(branch)
             statuses.append(status)
+            begins.append(before[1])
             if holds:
                 break
         else:
             taken.append(self.state.copy())
+        if len(taken) > 1:
+            self.join_branches(begins)
         self.merge(taken)
         self.reasons |= outer
         return statuses[0] if len(taken) == 1 and statuses else None
@@ -399,6 +402,18 @@ class _ScriptReader:
             for alike in zip(*runs, strict=True):
                 places = zip(*alike, strict=True)
                 commands.append([w[0] if len(set(w)) == 1 else mark(name) for w in places])
+
+    def join_branches(self, begins: Sequence[int]) -> None:
+        """Make one of the commands with most flags that branches run, one of which is run."""
+        commands = self.found.commands
+        runs = [commands[a:b] for a, b in itertools.pairwise([*begins, len(commands)])]
+        longest = [max(run, key=lambda words: len(flag_words(words))) for run in runs if run]
+        longest = [words for words in longest if len(flag_words(words)) > 1]
+        if len(longest) > 1:
+            unknown = "".join(map(mark, sorted(self.reasons))) or mark("a condition")
+            merged = _merge([tuple(words) for words in longest], unknown)
+            others = [words for run in runs for words in run if words not in longest]
+            commands[begins[0] :] = [*others, list(merged)]
 
     def simple(self, node: Node, texts: Sequence[str], writes: bool) -> bool | None:
         """Assign variables, or run a command."""

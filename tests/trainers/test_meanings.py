@@ -112,8 +112,27 @@ def test_the_words_of_an_unknown_tokenizer_are_asked_for():
     with pytest.raises(PartoptError, match="the words of our/words-of-250k are not known"):
         read(own)
     assert read(own, vocab_size="250000")[0].model.vocabulary == 250_000
+    file = "--tokenizer-type Llama2Tokenizer --tokenizer-model /data/words-of-100k.model"
+    with pytest.raises(PartoptError, match="the words of /data/words-of-100k.model are not known"):
+        read(file)  # whose class alone is that of Llama
     for nothing in ("/data/tokenizer.model", "'your tokenizer path'", "$TOKENIZER"):
         assert read(f"--tokenizer-model {nothing}")[0].model.vocabulary == 32_000
+
+
+def test_which_of_several_runs_is_meant_is_asked_for():
+    run = script("--vocab-size 1000", ["bf16"]).removeprefix("#!/bin/bash\n").strip()
+    text = f"""#!/bin/bash
+FP_TYPE=$1
+if [ $FP_TYPE = bf16 ]; then {run} --bf16
+elif [ $FP_TYPE = fp8 ]; then {run} --bf16 --fp8-format hybrid
+else {run} --fp16
+fi
+"""
+    with pytest.raises(PartoptError, match=r"--fp8-format: depends on \$1"):
+        read_job("megatron", text, Topology.load("dgx-h100", 4))
+    for given, form in (("bf16", "bfloat16"), ("fp8", "fp8"), ("other", "float16")):
+        asked, _ = read_job("megatron", text, Topology.load("dgx-h100", 4), {"1": given})
+        assert asked.dtype == form
 
 
 # experts with biases are whole
