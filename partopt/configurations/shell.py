@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from partopt.errors import PartoptError
 Value = str | tuple[str, ...]  # a text, or the elements of an array
 
 _BREAK = "\ue002"  # between the elements of an array, which part words even in quotes
+_HOLE = "\ue003"  # in the place of an element that is not set
 _CONTROL = re.compile("[\0-\10\13\14\16-\37\r\ue000-\uf8ff]")  # letters that scripts do not have
 _WITHIN = re.compile(
     rf"(?:[{UNKNOWN}{UNSET}][^{UNKNOWN}{UNSET}]*[{UNKNOWN}{UNSET}]|'[^']*'|\"[^\"]*\"|\\.|\S)+",
@@ -57,6 +59,11 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "%": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
     "**": lambda a, b: pow(a, b, 2**64),
 }  # fmt: skip
+_CLASSES = {
+    "digit": "0-9", "alpha": "a-zA-Z", "alnum": "a-zA-Z0-9", "upper": "A-Z", "lower": "a-z",
+    "xdigit": "0-9a-fA-F", "space": " \t\n\r\f\v", "blank": " \t", "word": "a-zA-Z0-9_",
+}  # fmt: skip
+_LETTERS = dict(zip("abefnrtvE\\'\"?", "\a\b\x1b\f\n\r\t\v\x1b\\'\"?", strict=True))
 _ASSIGNMENT = re.compile(r"([-+*/%&|^]|<<|>>)?=")
 _CHANGES = ("Excl", "Names", "Slice", "Repl", "Exp")  # what is done to a value in `${...}`
 _TURNS = 100  # of a loop, unless it is over words
@@ -66,7 +73,12 @@ _WORK = 200_000  # commands, words and letters that a script makes, by their wei
 
 
 def _text(value: Value) -> str:
-    return value if isinstance(value, str) else " ".join(value)
+    return value if isinstance(value, str) else " ".join(_elements(value))
+
+
+def _elements(value: tuple[str, ...]) -> tuple[str, ...]:
+    """The elements of an array that are set."""
+    return tuple(element for element in value if element != _HOLE)
 
 
 @dataclass
@@ -75,7 +87,7 @@ class _State:
 
     variables: dict[str, Value]
     arguments: list[str] = field(default_factory=list)
-    # "exit", "return", "break" or "continue", where a command leaves what it stands in
+    # "exit", "return", "break N" or "continue N" of N loops, where a command leaves those
     leaves: str = ""
     unsure: bool = False  # whether it may have left
 
@@ -160,6 +172,9 @@ class _ScriptReader:
         self.functions = dict[str, Node]()
         self.hidden = list[dict[str, Value | None]]()  # what `local` hides, by function
         self.output: str | None = ""  # what commands print; None where that is not known
+        self.loops = 0  # in which a command stands
+        self.traits = dict[str, str]()  # letters of `declare`, by names of variables
+        self.aliases = dict[str, str]()  # what names of `declare -n` stand for
         self.reasons = set[str]()  # what conditions depend on that is not known
         self.marks = list[str]()  # of what is not known in the expression that is computed
         self.named = list[str]()  # variables whose values are computed
@@ -257,13 +272,13 @@ class _ScriptReader:
             case {"Type": "CaseClause", "Word": word, "Items": items}:
                 return self.choose(self.match_case(without_unset(self.text(word)), items))
             case {"Type": "WhileClause" | "ForClause"}:
-                self.loop_as_written(node)
+                return self.loop_as_written(node)
             case {"Type": "FuncDecl", "Name": {"Value": name}, "Body": body}:
                 self.functions[name] = body
         return True
 
-    def loop_as_written(self, node: Node) -> None:
-        """Run a loop, over words or while a condition holds."""
+    def loop_as_written(self, node: Node) -> bool | None:
+        """Run a loop, over words or while a condition holds; whether its last command succeeds."""
         match node:
             case {"Type": "WhileClause", "Cond": condition, "Do": body}:
 
@@ -271,13 +286,14 @@ class _ScriptReader:
                     status = self.run(condition)
                     return _negate(status) if node.get("Until") else status
 
-                self.loop(holds, body, "a loop")
+                return self.loop(holds, body, "a loop")
             case {"Type": "ForClause", "Loop": {"Type": "WordIter"} as loop, "Do": body}:
                 raws = loop.get("Items", ()) if "InPos" in loop else ()
                 words = [word for raw in raws for word in self.words(raw) if not is_unset(word)]
                 words += self.state.arguments if "InPos" not in loop else []
                 name = loop["Name"]["Value"]
-                self.loop(partial(self.advance, name, iter(words)), body, name, len(words) + 1)
+                turn = partial(self.advance, name, iter(words))
+                return self.loop(turn, body, name, len(words) + 1)
             case {"Type": "ForClause", "Loop": {"Type": "CStyleLoop"} as loop, "Do": body}:
                 if "Init" in loop:
                     self.whole(loop["Init"])
@@ -286,7 +302,8 @@ class _ScriptReader:
                     value = self.whole(loop["Cond"]) if "Cond" in loop else 1
                     return None if value is None else value != 0
 
-                self.loop(goes_on, body, "a loop", step=loop.get("Post"))
+                return self.loop(goes_on, body, "a loop", step=loop.get("Post"))
+        return True
 
     def advance(self, name: str, rest: Iterator[str]) -> bool | None:
         """Give a variable the next word; whether there is one."""
@@ -347,11 +364,14 @@ class _ScriptReader:
     ) -> Iterator[tuple[bool | None, Sequence[Node]]]:
         """The branches of `case` that may be the word's."""
         self.reasons.update(unknown_names(word))
-        for item in items:
+        for number, item in enumerate(items):
             patterns = [self.text(raw, _escape) for raw in item["Patterns"]]
-            known = "*" in patterns or not unknown_names(word)
-            holds = any(_matches(word, pattern) for pattern in patterns)
-            yield holds if known else None, item.get("Stmts", [])
+            holds: bool | None = any(_matches(word, pattern) for pattern in patterns)
+            if unknown_names(word) or (not holds and any(map(marks_of, patterns))):
+                holds = "*" in patterns or None
+            rest = item.get("Stmts", [])
+            behind = items[number + 1 :]
+            yield holds, [*rest, *_fall_through(item["Op"], word, behind)]
 
     def loop(
         self,
@@ -360,29 +380,37 @@ class _ScriptReader:
         name: str,
         turns: int = _TURNS,
         step: Node | None = None,
-    ) -> None:
+    ) -> bool | None:
         """Run a body while its condition holds; what it changes is not known where that is not."""
         begins = list[int]()
+        status: bool | None = True
         self.state.unsure = False
+        self.loops += 1
         for _ in range(turns if body else 1):
             held = holds()
             if held is False:
                 break
             begins.append(len(self.found.commands))
             if held:
-                self.run(body)
+                status = self.run(body)
             if held is None or self.state.unsure:
                 self.forget(body)
+                status = None
                 break
-            if self.state.leaves not in ("", "continue"):
-                self.state.leaves = self.state.leaves.replace("break", "")
+            how, _, levels = self.state.leaves.partition(" ")
+            if levels:
+                left = int(levels) - 1
+                self.state.leaves = f"{how} {left}" * (left > 0)
+            if self.state.leaves or how == "break":
                 break
-            self.state.leaves = ""
             if step:
                 self.whole(step)
         else:
             self.forget(body)
+            status = None
+        self.loops -= 1
         self.join_runs(begins, name)
+        return status
 
     def forget(self, body: Sequence[Node]) -> None:
         """Mark what a turn of a loop changes, and what depends on that."""
@@ -440,7 +468,10 @@ class _ScriptReader:
         match name:
             case "exit" | "return" | "break" | "continue":
                 state.leaves = name
-                state.unsure |= name in ("break", "continue") and rest not in ([], ["1"])
+                if name in ("break", "continue"):
+                    levels = int(rest[0]) if rest and re.fullmatch("[0-9]{1,3}", rest[0]) else 1
+                    state.leaves = f"{name} {min(levels, self.loops)}" * (self.loops > 0)
+                    state.unsure |= any(map(marks_of, rest))
                 return name != "return" or rest in ([], ["0"])
             case ":" | "true" | "false":
                 return name != "false"
@@ -454,7 +485,12 @@ class _ScriptReader:
                 return True
             case "unset":
                 for variable in rest:
-                    state.variables.pop(variable, None)
+                    self.unset(variable)
+                return True
+            case "printf" if rest[:1] == ["-v"] and len(rest) > 2:
+                array = rest[1].partition("[")[0]
+                text = _print_words(rest[2], rest[3:])
+                self.assign(array, mark(array) if text is None or array != rest[1] else text)
                 return True
             case "shift":
                 count = int(rest[0]) if rest and rest[0].isdecimal() else 1
@@ -506,6 +542,7 @@ class _ScriptReader:
         self.state.arguments = before
         for name, value in self.hidden.pop().items():
             self.state.variables.pop(name, None)
+            self.aliases.pop(name, None)
             if value is not None:
                 self.state.variables[name] = value
         self.state.leaves = self.state.leaves.replace("return", "")
@@ -517,13 +554,24 @@ class _ScriptReader:
         """Run `export`, `local` and the like, and a command that stands behind."""
         flags = [n for n, node in enumerate(assignments) if node["Written"].startswith("--")]
         begin = min(flags, default=len(assignments))
+        letters = ""
         for node in assignments[:begin]:
             name = node.get("Name", {}).get("Value", "")
+            if not name:
+                word = self.text(node.get("Value", {}))
+                letters += word[1:] if word.startswith("-") else ""
+                name, equals, text = word.partition("=")
+                if equals and name.isidentifier():
+                    self.assign(name, self.shape(name, text))
+                continue
             hides = how not in ("export", "readonly") and self.hidden and name not in self.given
-            if hides and name:
+            if hides and "g" not in letters:
                 self.hidden[-1].setdefault(name, self.state.variables.get(name))
                 self.state.variables[name] = ""
-            if not node.get("Naked"):
+            self.traits[name] = self.traits.get(name, "") + letters
+            if "n" in letters:
+                self.aliases[name] = self.text(node.get("Value", {}))
+            elif not node.get("Naked"):
                 self.assign_as_written(node)
         words = [word for node in assignments[begin:] for word in self.words(node.get("Value", {}))]
         return self.call(words, (), False) if words else True
@@ -531,10 +579,12 @@ class _ScriptReader:
     def assign_as_written(self, node: Node) -> None:
         """Run an assignment."""
         name, word = node["Name"]["Value"], node.get("Value", {})
+        name = self.aliases.get(name, name)
         old = self.state.variables.get(name)
         before = old if node.get("Append") else None
         if "Index" in node:
-            self.assign_element(name, node["Index"], self.text(word))
+            element = self.element(name, old, node["Index"]) if before else None
+            self.assign_element(name, node["Index"], (element or "") + self.text(word))
         elif "Array" in node:
             words = list[str]()
             for element in node["Array"].get("Elems", ()):
@@ -548,18 +598,60 @@ class _ScriptReader:
             first = old[0] if before and old else ""
             self.assign(name, (first + self.text(word), *old[1:]))
         else:
-            self.assign(name, _text(before or "") + self.text(word))
+            sign = "+" if before and "i" in self.traits.get(name, "") else ""
+            self.assign(name, self.shape(name, _text(before or "") + sign + self.text(word)))
+
+    def shape(self, name: str, text: str) -> str:
+        """A text as the letters of `declare` make it: a number, in capital or in small letters."""
+        letters = self.traits.get(name, "")
+        if "i" in letters:
+            number = self.number_of(text.strip(), without_unset)
+            return str(number) if number is not None else "".join(marks_of(text)) or mark(name)
+        if marks_of(text):
+            return text
+        upper, lower = map(letters.rfind, "ul")  # of which the last counts
+        return text if upper == lower else text.upper() if upper > lower else text.lower()
 
     def assign_element(self, name: str, index: Node, text: str) -> None:
         """Assign an element of an array; those of other keys than numbers are variables."""
-        key, before = self.key(index), self.state.variables.get(name, ())
-        if not key.isdecimal() and key not in self.state.variables:
-            self.assign(f"{name}[{key}]", text)
+        before = self.state.variables.get(name, ())
+        if "A" in self.traits.get(name, ""):
+            self.assign(f"{name}[{self.key(index)}]", text)
             return
         elements = list(before) if isinstance(before, tuple) else [before]
-        place = min(self.whole(index) or 0, len(elements))
+        place = self.whole(index)
+        place = place + len(elements) if place is not None and place < 0 else place
+        if place is None or not 0 <= place < _PATTERNED:
+            self.assign(name, mark(name))
+            return
+        elements += [_HOLE] * (place - len(elements))
         elements[place : place + 1] = [text]
         self.assign(name, tuple(elements))
+
+    def unset(self, name: str) -> None:
+        """Take away a variable, or an element, `A[1]`."""
+        array, bracket, key = name.partition("[")
+        value = self.state.variables.get(array)
+        self.state.variables.pop(name, None)
+        if not bracket:
+            for keyed in [other for other in self.state.variables if other.startswith(f"{name}[")]:
+                del self.state.variables[keyed]
+            self.traits.pop(name, None)
+        elif isinstance(value, str):  # an array of one
+            place = self.number_of(key.removesuffix("]"), without_unset)
+            self.assign(array, mark(array))
+            if place == 0:
+                del self.state.variables[array]
+        elif value is not None:
+            place = self.number_of(key.removesuffix("]"), without_unset)
+            if place is None:
+                self.assign(array, mark(array))
+            elif -len(value) <= place < len(value):
+                left = list(value)
+                left[place] = _HOLE
+                while left and left[-1] == _HOLE:
+                    left.pop()
+                self.assign(array, tuple(left))
 
     def key(self, index: Node) -> str:
         """What stands between the brackets behind a name."""
@@ -569,6 +661,7 @@ class _ScriptReader:
         """Give a variable a value, unless it is given."""
         length = len(value) + sum(map(len, value))
         self.spend(5 + length // 20 + length // _LONGEST * _WORK)
+        name = self.aliases.get(name, name)
         if name not in self.given:
             self.state.variables[name] = value
 
@@ -628,9 +721,11 @@ class _ScriptReader:
                 same = _matches(left, right) if pattern else left == right
                 return same == (sign != "!=")
             case [left, "=~", right]:
-                simple = len(left) < 100 and not re.search(r"\)[*+{]", right)
+                ways = len(re.findall(r"[*+?{|]", right))  # of which every match tries some
+                simple = math.comb(len(left) + ways, ways + 1) < _WORK
                 with suppress(re.error):
-                    return re.search(right, left) is not None if simple else None
+                    if simple and not re.search(r"\)[*+{]", right):
+                        return re.search(_spell_classes(right), left) is not None
             case [left, sign, right] if sign in _COMPARISONS:
                 numbers = [re.fullmatch(r"\s*[-+]?[0-9]{1,18}\s*", side) for side in (left, right)]
                 return all(numbers) and bool(_COMPARISONS[sign](int(left), int(right)))
@@ -698,7 +793,12 @@ class _ScriptReader:
     ) -> int | None:
         """Assign what an operator makes of a value before, or the operand itself."""
         name, value = str(target["Written"]), _combine(sign, before, operand) if sign else operand
-        self.assign(name, mark(name) if value is None else str(value))
+        text = mark(name) if value is None else str(value)
+        match target:
+            case {"Parts": [{"Type": "ParamExp", "Param": {"Value": array}, "Index": index}]}:
+                self.assign_element(array, index, text)
+            case _:
+                self.assign(name, text)
         return value
 
     def number_of(self, text: str, known: Callable[[str], str]) -> int | None:
@@ -769,7 +869,8 @@ class _ScriptReader:
                         if piece:
                             yield piece, bool(k % 2)
                 case {"Type": "SglQuoted"}:
-                    yield part.get("Value", ""), True
+                    text = part.get("Value", "")
+                    yield _unescape(text) if part.get("Dollar") else text, True
                 case {"Type": "DblQuoted"}:
                     inside = part.get("Parts", ())
                     if not _is_empty_array(self, inside):
@@ -805,13 +906,15 @@ class _ScriptReader:
             return arguments[int(name) - 1] if int(name) <= len(arguments) else missing
         if name in ("@", "*", "#"):
             return str(len(arguments)) if name == "#" else tuple(arguments)
+        name = self.aliases.get(name, name)
         known = name in _OF_EVERY_SHELL or (self.scheduled and name.startswith("SLURM"))
         missing = mark(name) if known or not name[0].isidentifier() else None
-        return self.state.variables.get(name, missing)
+        value = self.state.variables.get(name, missing)
+        return _elements(value) if isinstance(value, tuple) else value
 
     def parameter(self, node: Node) -> str:
         """The value of `$...`; elements of an array with breaks between them."""
-        name = node["Param"]["Value"]
+        name = self.aliases.get(node["Param"]["Value"], node["Param"]["Value"])
         if node.get("Excl"):  # the value of the variable that it names
             pointed = _text(self.value(name) or "")
             if node.get("Names") or "Index" in node or not pointed.isidentifier():
@@ -820,17 +923,23 @@ class _ScriptReader:
         value, index = self.value(name), node.get("Index")
         key = None if index is None else self.key(index)
         several = key in ("@", "*") or (key is None and name in ("@", "*"))
+        if several and "A" in self.traits.get(name, ""):  # in an order that is bash's alone
+            keys = [other for other in self.state.variables if other.startswith(f"{name}[")]
+            return str(len(keys)) if node.get("Length") else mark(name) * bool(keys)
         if not several and (index is not None or isinstance(value, tuple)):
             value = self.element(name, value, index)
         if node.get("Length"):
-            length = len(value or "") if not several or isinstance(value, tuple) else 1
+            length = 1 if several and isinstance(value, str) else len(value or "")
             return mark(name) if unknown_names(_text(value or "")) and not several else str(length)
         unset = "" if name in self.state.variables else mark(name, UNSET)
         glue = _BREAK if several and "*" not in (key, name) else " "
         option = re.fullmatch("(:?)([-+=?])", node["Exp"]["Op"]) if "Exp" in node else None
         if option:
-            text = None if value is None or value == mark(name) else without_unset(_text(value))
-            absent = text is None or (not text and (option[1] or is_unset(_text(value or ""))))
+            missing = value is None or (value == mark(name) and name not in self.state.variables)
+            text = "" if missing else without_unset(_text(value or ""))
+            absent = missing or (not text and (option[1] or is_unset(_text(value or ""))))
+            if option[2] == "+" and text and not strip_marks(text):  # which may be empty
+                return text
             if (option[2] == "+") == absent or option[2] == "?":
                 if option[2] == "+" or value is None:
                     return "" if option[2] == "+" else unset
@@ -846,7 +955,9 @@ class _ScriptReader:
         if "Slice" in node:
             start, stop = self.slice(node["Slice"], len(value) + (name == "@"))
             before = name == "@" and start > 0  # `$0`, which is not among them
-            return glue.join(value[start - before : stop - before])
+            whole = self.state.variables.get(name, value)  # with places that are not set
+            behind = _elements((*whole[start - before :],))
+            return glue.join(behind[: stop - start])
         return glue.join(self.change(element, node) for element in value)
 
     def element(self, name: str, value: Value | None, index: Node | None) -> str | None:
@@ -855,10 +966,12 @@ class _ScriptReader:
         if (keyed := self.state.variables.get(f"{name}[{key}]")) is not None:
             return _text(keyed)
         place = 0 if index is None else self.whole(index)
-        elements = (value,) if isinstance(value, str) else value or ()
+        elements = self.state.variables.get(name, value) or ()
+        elements = (elements,) if isinstance(elements, str) else elements
         if place is None:
             return mark(key)
-        return elements[place] if -len(elements) <= place < len(elements) else None
+        found = elements[place] if -len(elements) <= place < len(elements) else _HOLE
+        return None if found == _HOLE else found
 
     def slice(self, bounds: Node, length: int) -> tuple[int, int]:
         """The bounds that `:2:3` gives in so many letters or elements."""
@@ -872,7 +985,9 @@ class _ScriptReader:
         if not any(node.get(change) for change in _CHANGES):
             return value
         if marks := marks_of(value):
-            return "".join(marks)
+            if UNKNOWN in value or is_unset(value):
+                return "".join(marks)
+            value = without_unset(value)
         match node:
             case {"Slice": bounds}:
                 start, stop = self.slice(bounds, len(value))
@@ -881,6 +996,8 @@ class _ScriptReader:
                 return value.upper() if how == "^^" else value.lower()
             case {"Exp": {"Op": "#" | "##" | "%" | "%%" as how}}:
                 pattern = self.text(node["Exp"].get("Word", {}), _escape)
+                if marks := marks_of(pattern):
+                    return "".join(marks)
                 cuts = [*range(len(value) + 1)] if len(value) <= _PATTERNED else []
                 if (how[0] == "#") == (len(how) == 2):  # the longest of what is cut off
                     cuts.reverse()
@@ -889,9 +1006,11 @@ class _ScriptReader:
                 return next((part[left] for part in parts if _matches(part[cut], pattern)), value)
             case {"Repl": {"Orig": dict(old)}} if len(value) <= _PATTERNED:
                 pattern, text = self.text(old, _escape), self.text(node["Repl"].get("With", {}))
+                if marks := marks_of(pattern):
+                    return "".join(marks)
                 every = node["Repl"].get("All", False)
                 kind = pattern[0] if pattern[:1] in ("#", "%") and not every else ""
-                body = fnmatch.translate(pattern.removeprefix(kind))[4:-3]
+                body = fnmatch.translate(_glob(pattern.removeprefix(kind)))[4:-3]
                 found = f"{'^' * (kind == '#')}(?:{body}){'$' * (kind == '%')}"
                 return re.sub(found, lambda _: text, value, count=not every)
         return mark(node["Param"]["Value"])
@@ -900,14 +1019,19 @@ class _ScriptReader:
         """What a command prints that needs no more than its words; None for all others."""
         if name == "echo":
             flags = len([*itertools.takewhile(lambda word: re.fullmatch("-[neE]+", word), words)])
-            return " ".join(words[flags:]) + "\n" * ("-n" not in words[:flags])
+            letters, text = "".join(words[:flags]), " ".join(words[flags:])
+            text = _unescape(text) if letters.rfind("e") > letters.rfind("E") else text
+            return text + "\n" * ("n" not in letters)
         if name == "seq" and words and all(re.fullmatch("[0-9]{1,4}", text) for text in words):
             first, step = (*map(int, words[:-1]), 1, 1)[:2] if len(words) > 1 else (1, 1)
             return "".join(f"{n}\n" for n in range(first, int(words[-1]) + 1, step or 1))
         if name == "expr" and len(words) == 3:
             value = self.number_of(" ".join(words), without_unset)
             return mark("expr") if value is None else str(value)
-        return mark("printf") if name == "printf" else None
+        if name != "printf":
+            return None
+        printed = _print_words(words[0], words[1:]) if words else None
+        return mark("printf") if printed is None else printed
 
 
 def _is_empty_array(reader: _ScriptReader, parts: Sequence[Node]) -> bool:
@@ -918,6 +1042,16 @@ def _is_empty_array(reader: _ScriptReader, parts: Sequence[Node]) -> bool:
         case [{"Type": "ParamExp", "Param": {"Value": name}, "Index": {"Written": "@"}}]:
             return not reader.value(name) and "Exp" not in parts[0]
     return False
+
+
+def _fall_through(how: str, word: str, behind: Sequence[Node]) -> Sequence[Node]:
+    """What is run behind a branch of `case`, by the sign that ends it."""
+    if how == ";;" or not behind:
+        return []
+    if how == ";&":
+        return [*behind[0].get("Stmts", []), *_fall_through(behind[0]["Op"], word, behind[1:])]
+    again = {"Parts": [{"Type": "SglQuoted", "Value": word}]}
+    return [{"Cmd": {"Type": "CaseClause", "Word": again, "Items": behind}}]
 
 
 def _negate(holds: bool | None) -> bool | None:
@@ -937,11 +1071,46 @@ def _escape(text: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", text)
 
 
+def _print_words(form: str, words: Sequence[str]) -> str | None:
+    """What `printf` prints of a form that takes all words once; None where that is not known."""
+    places = re.findall("%0?[0-9]{0,2}[sd]", form)
+    known = len(places) == len(words) and not any(map(marks_of, [form, *words]))
+    if not known or form.count("%") != len(places):
+        return None
+    pairs = zip(places, words, strict=True)
+    with suppress(ValueError):
+        values = [int(word, 10) if place[-1] == "d" else word for place, word in pairs]
+        return _unescape(form) % tuple(values)
+    return None
+
+
+def _spell_classes(pattern: str) -> str:
+    """A pattern with the letters of `[:digit:]` and others in their place."""
+    return re.sub(r"\[:(\w+):\]", lambda found: _CLASSES.get(found[1], found[0]), pattern)
+
+
+def _glob(pattern: str) -> str:
+    """A pattern of bash as one of fnmatch."""
+    return _spell_classes(pattern).replace("[^", "[!")
+
+
+def _unescape(text: str) -> str:
+    """A text with what its backslashes stand for, as in `$'..'`."""
+
+    def spell(found: re.Match[str]) -> str:
+        octal, hexadecimal, letter = found.groups()
+        if octal or hexadecimal:
+            return chr(int(octal or hexadecimal, 8 if octal else 16) % 256)
+        return _LETTERS.get(letter, found[0])
+
+    return re.sub(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", spell, text, flags=re.S)
+
+
 def _matches(text: str, pattern: str) -> bool:
     """Whether a text matches a pattern; one that is too long is taken as it is."""
     if max(len(text), len(pattern)) > _PATTERNED:
         return text == pattern
-    return fnmatch.fnmatchcase(text, pattern)
+    return fnmatch.fnmatchcase(text, _glob(pattern))
 
 
 def _combine(sign: str, left: int | None, right: int | None) -> int | None:
@@ -964,7 +1133,10 @@ def _literal(text: str, negative: bool) -> int | None:
 
 def _merge(values: Sequence[Value | None], unknown: str) -> Value:
     """What a variable is that may have several values: unknown, or what their flags agree in."""
-    words = [list(value) if isinstance(value, tuple) else (value or "").split() for value in values]
+    words = [
+        [*_elements(value)] if isinstance(value, tuple) else (value or "").split()
+        for value in values
+    ]
     if not any(word.startswith("--") for one in words for word in one):
         return unknown
     flags = [flag_words(one) for one in words]

@@ -147,7 +147,9 @@ def _alternatives(atoms: Sequence[Node], signs: Sequence[str]) -> list[Sequence[
         first, last = int(bounds[1]), int(bounds[2])
         step = max(1, int(bounds[3] or 1)) * (1 if last >= first else -1)
         numbers = range(first, last + (1 if step > 0 else -1), step)[:1000]
-        return [[{"Type": "Lit", "Value": str(n)}] for n in numbers]
+        padded = any(re.match("-?0[0-9]", bound) for bound in bounds.group(1, 2))
+        width = max(map(len, bounds.group(1, 2))) if padded else 0
+        return [[{"Type": "Lit", "Value": f"{n:0{width}}"}] for n in numbers]
     depth, commas = 0, [-1]
     for n, sign in enumerate(signs):
         depth += (sign == "{") - (sign == "}")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partopt.configurations import shell_syntax
-from partopt.configurations.marks import is_unset, unknown_names
+from partopt.configurations.marks import is_unset, unknown_names, without_unset
 from partopt.configurations.shell import flag_words, read_script
 from partopt.configurations.shell_syntax import BrokenScriptError
 from partopt.errors import PartoptError
@@ -101,6 +101,68 @@ def test_what_a_script_starts_in_bash_ends_with_it(tmp_path):
         run_bash(script, cwd=tmp_path, timeout=0.5)
     time.sleep(1)
     assert not (tmp_path / "late").exists()
+
+
+# statements over a few variables, in whose places values are drawn
+STATEMENTS = [
+    *("A={w}", "A+={w}", "B=$A{w}", "B=({w} {w} {w})", "B+=({w})", "B[{n}]={w}", "B[-1]={w}"),
+    *("B[i+1]={w}", "B[{n}]+={w}", "((B[{n}]++))", "unset 'B[{n}]'", "unset B", "i={n}"),
+    *("declare -i N={n}*2; N+={n}", "declare -u U={w}", "declare -l U={w}; U+={w}"),
+    *("declare -A M; M[{w}]={n}; M[{w}]={w}; A=${{M[{w}]}}${{#M[@]}}", 'export "A={w}"'),
+    *("declare -n R=A; R={w}", "f() {{ local -n r=$1; r={w}; }}; f A"),
+    *("f() {{ declare -g A={w}; local i={n}; return {n}; }}; f && B={w}",),
+    *("f() {{ for i in 1 2; do [ $i = {n} ] && return {n}; done; }}; f || A={w}",),
+    *("printf -v A '%02d%s' {n} {w}", "A=$(printf '%s:%d' {w} {n})", "A=$(echo -e '{w}\\t{w}')"),
+    *("A=$'{w}\\t\\x4{n}'", "B=({{0{n}..1{n}}})", "B=({{{w},x{{{n},{w}}}}})", "B=({{9..{n}..2}})"),
+    *(
+        "case {w}{n} in {p}) A=1;; *) A=2;; esac",
+        "A=${{A#{p}}}",
+        "A=${{A%%{p}}}",
+        "A=${{A//{p}/_}}",
+    ),
+    *("case {w} in {p}) A=1;;& {p}) B=2;& a) i=3;; *) A=4;; esac", "[[ {w}{n} == {p} ]] && A=y"),
+    *("[[ {w}{n} =~ ^[[:alpha:]]+{n}$ ]] && A=z", "A=${{B[@]:1}}", "A=${{B[{n}]:-{w}}}"),
+    *("for i in 1 2 3; do for j in 1 2; do [ $i$j = {n}1 ] && continue 2; A+=$j; done; done",),
+    *("for i in 1 2 3; do for j in 1 2; do [ $i$j = {n}2 ] && break 2; A+=$j; done; done",),
+    *("while (( i < 5 )); do i=$((i + {n} + 1)); done", "if true | false; then A={w}; fi"),
+]
+FILLED = st.tuples(
+    st.sampled_from(STATEMENTS),
+    st.sampled_from(["a", "ab", "xyz", "Q"]),
+    st.integers(0, 3),
+    st.sampled_from(["a*", "*[[:digit:]]", "[^a]*", "?", "[!x-z]*", "@(a|b)", "[[:upper:]]?"]),
+).map(lambda drawn: drawn[0].format(w=drawn[1], n=drawn[2], p=drawn[3]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(FILLED, min_size=1, max_size=5))
+def test_statements_leave_what_bash_leaves_or_what_is_not_known(statements):
+    """A value that bash has not is never read; what is not modelled has a name."""
+    shown = 'train "$A" "${B[@]}" x${#B[@]} "${B[1]}" x$N x$U x$i "${A:-1}"'
+    script = "\n".join(["i=0", *statements, shown])
+    expected = words_of_bash(script)
+    if expected is None:
+        return
+    found = [without_unset(word) for word in words_read(script)]
+    if not any(map(unknown_names, found)):
+        assert found == expected, script
+
+
+def test_a_condition_that_is_not_known_leaves_no_default():
+    """Whether a variable was set is not known either."""
+    for test in ("nvidia-smi | grep -q H100", "[ -f x ]", "read A"):
+        words = words_read(f"if {test}; then TP=8; fi\ntrain ${{TP:-1}} ${{TP:+2}}")
+        assert [bool(unknown_names(word)) for word in words] == [True, True]
+    assert words_read("train ${1:-2} ${NEVER:-3}") == ["2", "3"]
+
+
+def test_expressions_that_would_be_tried_in_many_ways_are_not_known():
+    many = "a*" * 20 + "b"
+    for pattern in (many, "(a|aa)(a|aa)" * 9 + "b", "(a*)*b", "(a+)+b"):
+        begin = time.process_time()
+        words = words_read(f"X={'a' * 90}\nif [[ $X =~ {pattern} ]]; then A=1; fi\ntrain $A")
+        assert unknown_names(words[0]) and time.process_time() - begin < 1
+    assert words_read("[[ 12.3.4 =~ ^[0-9]+.[0-9]+.[0-9]+$ ]] && A=1\ntrain $A") == ["1"]
 
 
 WORDS = st.text(st.sampled_from("ab1 -=\"'$#\\;&|()"), max_size=6)
