@@ -9,16 +9,25 @@ from partopt.errors import PartoptError
 
 # names of settings, and programs or modules where the text has no shape
 _OTHERS = {
-    "GPT-NeoX": (r"pipe_parallel_size", r"deepy\.py|gpt[-_]neox"),
+    "GPT-NeoX": (
+        r"pipe_parallel_size|pos_emb|gpt_j_residual|no_weight_tying",
+        r"deepy\.py|gpt[-_]neox",
+    ),
     "nanotron": (r"pp_engine|is_llama_config", r"nanotron"),
+    "LLM Foundry": (
+        r"sharding_strategy|train_loader|attn_config|expansion_ratio",
+        r"llm-?foundry|composer",
+    ),
+    "lingua": (r"fsdp_type|dump_dir", r"lingua"),
+    "InternEvo": (r"hybrid_zero_optimizer|interleaved_overlap", r"internlm|internevo"),
+    "ColossalAI": (r"pp_style|num_ckpt_layers_per_stage", r"colossalai"),
     "OLMo-core": (r"d_model", r"olmo_core|olmo"),
     "Axolotl": (r"base_model|sequence_len", r"axolotl"),
-    "LLaMA-Factory": (r"finetuning_type", r"llama-?factory(-cli)?"),
+    "LLaMA-Factory": (r"finetuning_type|cutoff_len", r"llama-?factory(-cli)?|train_bash\.py"),
     "torchtune": (r"_component_", r"torchtune|tune run"),
     "MaxText": (r"base_emb_dim|(ici|dcn)_\w*parallelism|per_device_batch_size", r"maxtext"),
     "Levanter": (r"axis_resources|num_train_steps", r"levanter"),
-    "LitGPT": (r"litgpt\w*", r"litgpt|lit_gpt"),
-    "LLM Foundry": (r"sharding_strategy", r"llm-?foundry|composer"),
+    "LitGPT": (r"litgpt\w*|initial_checkpoint_dir", r"litgpt|lit_gpt"),
     "ChatLearn": (r"runtime_args", r"chatlearn\w*"),
     "veRL": (r"actor_rollout_ref", r"verl"),
     "Megatron-FSDP": (r"fsdp_unit_modules|zero_dp_strategy", r"megatron_fsdp"),

@@ -520,6 +520,28 @@ def test_a_model_is_named_on_the_command_line():
 
 OTHERS = [
     ("pipe_parallel_size: 4\nmodel_parallel_size: 2\nnum_layers: 44\n", "GPT-NeoX"),
+    ('{"pipe-parallel-size": 0, "pos-emb": "rotary",\n "num-layers": 44}\n', "GPT-NeoX"),
+    (
+        "max_seq_len: 2048\nmodel: {name: mpt_causal_lm, d_model: 768}\ntrain_loader: {x: 1}\n",
+        "LLM Foundry",
+    ),
+    (
+        "dump_dir: /x\nmodel: {dim: 2048, n_layers: 25}\ndistributed: {fsdp_type: full_shard}\n",
+        "lingua",
+    ),
+    ("model_name: pythia-1b\ninitial_checkpoint_dir: x\ntrain: {micro_batch_size: 4}\n", "LitGPT"),
+    (
+        "JOB_NAME = '7b'\nmodel = dict(hidden_size=4096)\nhybrid_zero_optimizer = dict(x=1)\n",
+        "InternEvo",
+    ),
+    (
+        "#!/bin/bash\ncolossalai run --nproc_per_node 8 benchmark.py --plugin zero2 --tp 1\n",
+        "ColossalAI",
+    ),
+    (
+        "#!/bin/bash\npython src/train_bash.py --stage sft --cutoff_len 1024 --bf16\n",
+        "LLaMA-Factory",
+    ),
     ("parallelism: {pp: 2, pp_engine: 1f1b}\nmodel: {x: 1}\n", "nanotron"),
     (script("--decoder-seq-length 128"), "T5 in Megatron"),
     (script("--mamba-state-dim 128"), "Mamba in Megatron"),
