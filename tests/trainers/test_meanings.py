@@ -278,6 +278,7 @@ NOTES = rows("""
     --fp8-format hybrid --fp8-param-gather | gathered in 16 bits
     --transformer-impl local | attention is counted as a kernel that writes no scores
     --attention-backend unfused | attention is counted as a kernel that writes no scores
+    --msamp | --msamp: formats of MS-AMP are not counted
     --use-lf-gate | --use-lf-gate: convolutions beside attention are not counted
     --position-embedding-type alibi | --position-embedding-type: alibi is counted as learned
 """)
