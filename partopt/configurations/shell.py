@@ -172,6 +172,8 @@ class _ScriptReader:
         self.functions = dict[str, Node]()
         self.hidden = list[dict[str, Value | None]]()  # what `local` hides, by function
         self.output: str | None = ""  # what commands print; None where that is not known
+        self.captured: bool | None = True  # whether what a value was captured from succeeds
+        self.pipefail = False  # whether a pipe fails where any part of it does
         self.loops = 0  # in which a command stands
         self.traits = dict[str, str]()  # letters of `declare`, by names of variables
         self.aliases = dict[str, str]()  # what names of `declare -n` stand for
@@ -229,6 +231,9 @@ class _ScriptReader:
             elif ">" in sign and not sign.endswith("&"):
                 files.append(self.text(word))
         self.found.written += files
+        if node.get("Background"):  # whose variables are its alone
+            self.run_apart(partial(self.command, node["Cmd"], texts, bool(files)))
+            return True
         status = self.command(node["Cmd"], texts, bool(files)) if "Cmd" in node else True
         return _negate(status) if node.get("Negated") else status
 
@@ -254,7 +259,7 @@ class _ScriptReader:
             case {"Type": "BinaryCmd", "X": left, "Y": right}:  # a pipe
                 ends = [self.run_apart(partial(self.statement, end))[1] for end in (left, right)]
                 self.output = None
-                return ends[1]
+                return _either(ends, False) if self.pipefail else ends[1]
             case {"Type": "TestClause", "X": test}:
                 return self.double_brackets(test)
             case {"Type": "ArithmCmd", "X": expression}:
@@ -447,10 +452,11 @@ class _ScriptReader:
         """Assign variables, or run a command."""
         words = [word for raw in node.get("Args", ()) for word in self.words(raw)]
         before, assigned = dict(self.state.variables), node.get("Assigns", ())
+        self.captured = True
         for assignment in assigned:
             self.assign_as_written(assignment)
         if not words:
-            return True
+            return self.captured
         status = self.call(words, texts, writes)
         for name in (assignment["Name"]["Value"] for assignment in assigned):  # of the command
             self.environment[name] = _text(self.state.variables.pop(name, ""))
@@ -472,7 +478,8 @@ class _ScriptReader:
                     levels = int(rest[0]) if rest and re.fullmatch("[0-9]{1,3}", rest[0]) else 1
                     state.leaves = f"{name} {min(levels, self.loops)}" * (self.loops > 0)
                     state.unsure |= any(map(marks_of, rest))
-                return name != "return" or rest in ([], ["0"])
+                    return True
+                return None if any(map(marks_of, rest)) else rest in ([], ["0"])
             case ":" | "true" | "false":
                 return name != "false"
             case "[" | "test":
@@ -499,6 +506,9 @@ class _ScriptReader:
                 return known
             case "set" if rest[:1] == ["--"] or (rest and rest[0][:1] not in ("-", "+")):
                 state.arguments = rest[rest[0] == "--" :]
+                return True
+            case "set" if "pipefail" in rest:
+                self.pipefail = rest[0].startswith("-")
                 return True
             case "read" | "mapfile" | "readarray":
                 for variable in filter(str.isidentifier, rest):
@@ -889,7 +899,7 @@ class _ScriptReader:
         """What commands print, where no other programs are needed for it; else its mark."""
         outer, self.output = self.output, ""
         before = self.found.size()
-        self.run_apart(partial(self.run, body))
+        self.captured = self.run_apart(partial(self.run, body))[1]
         self.found.cut(before)
         file = re.fullmatch(r"(?:\$\(|`)\s*(?:cat|<)\s*([^\s|;&]+)\s*[)`]", written)
         if file and "/proc" not in written:

@@ -124,6 +124,9 @@ STATEMENTS = [
     *("[[ {w}{n} =~ ^[[:alpha:]]+{n}$ ]] && A=z", "A=${{B[@]:1}}", "A=${{B[{n}]:-{w}}}"),
     *("for i in 1 2 3; do for j in 1 2; do [ $i$j = {n}1 ] && continue 2; A+=$j; done; done",),
     *("for i in 1 2 3; do for j in 1 2; do [ $i$j = {n}2 ] && break 2; A+=$j; done; done",),
+    *("A=$(false) || A={w}", "A=$(echo {w}) && B={n}", "(exit {n}) && A=q", "A={w} & wait"),
+    *("false | true && A={w}", "set -o pipefail; false | true || A={w}", "! (exit {n}) || A=r"),
+    *("f() {{ [ {n} = 1 ]; return $?; }}; f && A={w}", "f() {{ [ {n} = 2 ]; }}; f && A={w}"),
     *("while (( i < 5 )); do i=$((i + {n} + 1)); done", "if true | false; then A={w}; fi"),
 ]
 FILLED = st.tuples(
