@@ -85,15 +85,16 @@ def _find_vocabulary(settings: Settings, usual: int, hidden: int, ranks: int) ->
     value = settings.known("vocab_size") if usual else settings.find("vocab_size")
     stated = value is not None and not (usual and isinstance(value, str))
     words = (settings.count("vocab_size", default=usual) or 0) if stated else usual
-    if not words:
-        words = _of_tokenizer(settings, hidden)
+    named = 0 if stated else _of_tokenizer(settings, hidden, usual)
+    if named not in (0, usual):  # another tokenizer than the model's
+        words, usual = named, 0
         divisor = divisor or _DIVISOR * (not settings.has("extra_vocab_size"))
     multiple = divisor * ranks if divisor and (stated or not usual) else 1
     return words, -(-words // multiple) * multiple
 
 
-def _of_tokenizer(settings: Settings, hidden: int) -> int:
-    """Words of a tokenizer that is known by its name; 0 where it is not."""
+def _of_tokenizer(settings: Settings, hidden: int, usual: int) -> int:
+    """Words of a tokenizer that is known by its name, noted where unusual; 0 where it is not."""
     for name in (*_NAMING, *_TYPES * (not _unknown_tokenizer(settings))):
         text = _known_text(settings, name)
         for pattern, size in _TOKENIZERS.items():
@@ -101,7 +102,8 @@ def _of_tokenizer(settings: Settings, hidden: int) -> int:
                 words = _QWEN_WIDE if pattern.startswith("qwen-?2") and hidden >= _WIDE else size
                 if extra := settings.count("extra_vocab_size", default=0):
                     words = _BEFORE_EXTRA.get(words, words) + extra
-                settings.notes.append(f"a vocabulary of {words:,}, by the name {text[-60:]}")
+                if words != usual:
+                    settings.notes.append(f"a vocabulary of {words:,}, by the name {text[-60:]}")
                 return words
     return 0
 

@@ -90,6 +90,9 @@ def recipe():
 """
     asked, _ = read_job("megatron-bridge", text, Topology.load("dgx-h100", 1))
     assert asked.model.vocabulary == 128_256
+    other = text.replace("tokenizer.vocab_size = NULL_WORDS", 'tokenizer.tokenizer_model = "gpt2"')
+    asked, notes = read_job("megatron-bridge", other, Topology.load("dgx-h100", 1))
+    assert asked.model.vocabulary == 50_304 and "by the name gpt2" in " ".join(notes)
 
 
 @pytest.mark.parametrize(("flags", "words"), VOCABULARIES)
