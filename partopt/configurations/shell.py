@@ -845,15 +845,26 @@ class _ScriptReader:
             if ways:
                 return [found for way in ways for found in self.words(way)]
         found, current = list[str](), None
-        for text, quoted in self.pieces(parts):
-            split = text.split(_BREAK) if quoted else re.split(rf"[ \t\n{_BREAK}]+", text)
-            for k, part in enumerate(split):
-                if k and current is not None:
-                    found.append(current)
-                    current = None
-                current = (current or "") + part if part or quoted else current
+        for part in parts:
+            for text, quoted in self.pieces([part]):
+                whole = quoted or part["Type"] == "Lit"
+                for k, piece in enumerate(text.split(_BREAK) if whole else self.split(text)):
+                    if k and current is not None:
+                        found.append(current)
+                        current = None
+                    current = (current or "") + piece if piece or quoted else current
         self.spend(5 + len(found))
         return found if current is None else [*found, current]
+
+    def split(self, text: str) -> list[str]:
+        """The parts of a value by blanks, or by the letters that `IFS` has."""
+        letters = _text(self.state.variables.get("IFS", " \t\n"))
+        blanks = "[" + "".join({_BREAK, *letters} & {_BREAK, *" \t\n"}) + "]"
+        if not (others := letters.strip(" \t\n")):
+            return re.split(f"{blanks}+", text)
+        parts = re.split(f"{blanks}*[{re.escape(others)}]{blanks}*|{blanks}+", text)
+        is_known = "" not in parts[:-1] and not marks_of(letters)  # empty words, which bash keeps
+        return parts if is_known else [mark("IFS")]
 
     def text(
         self, word: Node, escape: Callable[[str], str] = lambda text: text, quotes: str = ""
@@ -939,10 +950,13 @@ class _ScriptReader:
         if not several and (index is not None or isinstance(value, tuple)):
             value = self.element(name, value, index)
         if node.get("Length"):
+            if isinstance(value, tuple) and any(map(is_unset, value)):  # which may be no words
+                return mark(name)
             length = 1 if several and isinstance(value, str) else len(value or "")
             return mark(name) if unknown_names(_text(value or "")) and not several else str(length)
         unset = "" if name in self.state.variables else mark(name, UNSET)
-        glue = _BREAK if several and "*" not in (key, name) else " "
+        between = _text(self.state.variables.get("IFS", " "))[:1]
+        glue = _BREAK if several and "*" not in (key, name) else between
         option = re.fullmatch("(:?)([-+=?])", node["Exp"]["Op"]) if "Exp" in node else None
         if option:
             missing = value is None or (value == mark(name) and name not in self.state.variables)

@@ -127,6 +127,8 @@ STATEMENTS = [
     *("A=$(false) || A={w}", "A=$(echo {w}) && B={n}", "(exit {n}) && A=q", "A={w} & wait"),
     *("false | true && A={w}", "set -o pipefail; false | true || A={w}", "! (exit {n}) || A=r"),
     *("f() {{ [ {n} = 1 ]; return $?; }}; f && A={w}", "f() {{ [ {n} = 2 ]; }}; f && A={w}"),
+    *("IFS=,; B=({w},{n} $A,$A); unset IFS", "A='{w},x y,{n}'", 'IFS=,; A="${{B[*]}}"; B=($A)'),
+    *("IFS=$'\\n'; B=($A); IFS=' '", "IFS=, read -r i <<< {w}; B=($A)", "IFS=; B=($A); unset IFS"),
     *("while (( i < 5 )); do i=$((i + {n} + 1)); done", "if true | false; then A={w}; fi"),
 ]
 FILLED = st.tuples(
@@ -142,7 +144,7 @@ FILLED = st.tuples(
 def test_statements_leave_what_bash_leaves_or_what_is_not_known(statements):
     """A value that bash has not is never read; what is not modelled has a name."""
     shown = 'train "$A" "${B[@]}" x${#B[@]} "${B[1]}" x$N x$U x$i "${A:-1}"'
-    script = "\n".join(["i=0", *statements, shown])
+    script = "\n".join(["i=0 A=m", *statements, shown])
     expected = words_of_bash(script)
     if expected is None:
         return
