@@ -31,6 +31,7 @@ OPPOSITES = {
 # other names of arguments: Bridge's, NeMo's, Megatron-DeepSpeed's, MindSpeed's
 SYNONYMS: dict[str, tuple[str, ...]] = {name: (field,) for name, field in FIELDS.items()} | {
     "num_layers": ("encoder_num_layers",),
+    "num_layer_list": ("pipeline_model_parallel_blocks",),  # of Yuan 2
     "activation": ("activation_func",),
     "swiglu": (FIELDS["swiglu"], "t5_swiglu"),  # OpenGPT-X's
     "num_query_groups": ("num_key_value_heads",),

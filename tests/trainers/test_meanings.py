@@ -231,6 +231,7 @@ TRAININGS = [
     ("--decoder-first-pipeline-num-layers 18 --decoder-last-pipeline-num-layers 18"
      " --num-virtual-stages-per-pipeline-rank 2", {"stages": [9, 11, 11, 9, 9, 11, 11, 9]}, ""),
     ("--num-layer-list 17,20,22,21", {"stages": [17, 20, 22, 21]}, ""),
+    ("--pipeline-model-parallel-blocks 17,20,22,21", {"stages": [17, 20, 22, 21]}, ""),
     ("--noop-layers 79 --num-layers-per-virtual-pipeline-stage 10",
      {"stages": [10, 10, 10, 10, 10, 10, 10, 9], "chunks": 2}, ""),
 ]  # fmt: skip
