@@ -62,6 +62,7 @@ _OPERATORS: dict[str, Callable[[int, int], int]] = {
 _CLASSES = {
     "digit": "0-9", "alpha": "a-zA-Z", "alnum": "a-zA-Z0-9", "upper": "A-Z", "lower": "a-z",
     "xdigit": "0-9a-fA-F", "space": " \t\n\r\f\v", "blank": " \t", "word": "a-zA-Z0-9_",
+    "punct": "{-~:-@!-/[-`",
 }  # fmt: skip
 _LETTERS = dict(zip("abefnrtvE\\'\"?", "\a\b\x1b\f\n\r\t\v\x1b\\'\"?", strict=True))
 _ASSIGNMENT = re.compile(r"([-+*/%&|^]|<<|>>)?=")

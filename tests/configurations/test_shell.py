@@ -30,6 +30,8 @@ pytestmark = pytest.mark.skipif(
 SCRIPTS = {
     "arrays": 'A=(\n  --x 1 # of one\n  --y "two words"\n  #--z 3\n)\nB=("${A[@]}" --w)\n'
     "train ${B[@]}",
+    "classes of letters": "X='a-b]c_d e'; [[ ']' =~ ^[[:punct:]]$ ]] && A=1; train $A"
+    ' "${X//[[:punct:]]/.}" "${X//[^[:punct:]]/.}" "${X//[[:space:]a]/}"',
     "an array that grows": 'A=(--x 1)\nA+=(--y 2)\nB=(--z)\nA+=("${B[@]}")\ntrain "${A[@]}"',
     "quoted flags": 'A=("--x 1" "--y 2")\ntrain ${A[@]}',
     "variables": 'TP=8\nexport PP=$TP\nNAME="a $TP b"\ntrain --x $PP --name "$NAME" \'$TP\'',
