@@ -25,6 +25,7 @@ from partopt.search.levers import Switches
 from partopt.search.rows import may_fit
 from partopt.search.sizes import Sizes, find_servers
 from partopt.search.solve import solve, solve_profile
+from partopt.search.variants import are_shares_open
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def _shards(job: Job) -> list[Shard]:
     if job.topology.devices == 1 or (job.shard is None and job.trainer != PARTOPT):
         return []
     names: tuple[Shard, ...] = get_args(Shard)
-    more = names[names.index(job.shard or job.engine.shard[-1]) + 1 :]
+    most = job.engine.shard[-1] if are_shares_open(job, job.schedule) else job.shard or "none"
+    more = names[names.index(most) + 1 :]
     return [name for name in more if job.trainer == PARTOPT or name in job.engine.shard]
 
 

@@ -19,6 +19,7 @@ from partopt.cost.problem import FREE, Problem, Progress, ignore_progress
 from partopt.documents.engine import PARTOPT
 from partopt.errors import PartoptError, make_each
 from partopt.job import Job
+from partopt.options import AUTO
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.grids import Grid, GridPlan, grids
@@ -247,19 +248,29 @@ def _at_size(
     stated = job.with_(schedule=name, microbatch_size=size, recompute=recompute).problem
     fixed = structs.replace(job.layout, chunks=job.chunks or job.layout.chunks)
     stated = stated.with_(layout=fixed, least_stages=within.least_stages, progress=progress)
-    stated = stated.with_(any_shard=job.shard is None and job.topology.devices > 1)
+    stated = stated.with_(any_shard=are_shares_open(job, name))
     chosen &= stated.memory_bytes is not None and job.engine.recompute != ("none",)
     found = dict[object, Variant]()
     for shard in stated.shards:
         shared = stated.with_shard(shard)
         if shared.request.replication == FREE and (within.equal or _waits_for_shares(shared)):
             shared = shared.with_(replication="uniform")
-        # with the state alone in shares plans of equal replicas are much the same
-        alike = shard == "optimizer" and not schedule(name).asynchronous
+        # with the state alone in shares plans are much the same
+        alike = "none" if shard == "optimizer" else shard
         for variant in _recomputed(shared, within) if chosen else [Variant(shared)]:
-            kind = "none" if alike else shard, variant.problem.request.recompute
+            kind = alike, variant.problem.request.recompute
             found[kind] = min(found.get(kind, variant), variant, key=promise)
     yield from found.values()
+
+
+def are_shares_open(job: Job, name: str) -> bool:
+    """Whether what replicas share is chosen under the schedule `name`, of no named planner.
+
+    Not where it is asynchronous: the steps of shares between its microbatches are not counted.
+    """
+    if job.shard is not None or job.planner_name is not None or job.topology.devices == 1:
+        return False
+    return name == AUTO or not schedule(name).asynchronous
 
 
 def _recomputed(problem: Problem, within: Within) -> Iterator[Variant]:

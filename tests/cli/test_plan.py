@@ -354,8 +354,7 @@ class TestWhatDoesNotFit:
     def test_the_optimizer_is_the_last_resort(self, plan_of):
         heavy = chain_profile([1e-3], parameter_bytes=[10**9])
         for devices, way in ((4, "--shard optimizer"), (1, "--optimizer momentum")):
-            stated = ["--shard", "none"] * (devices > 1)
-            outcome = plan_of(heavy, "--memory", "3 GB", *stated, on=flat(devices))
+            outcome = plan_of(heavy, "--memory", "3 GB", on=flat(devices))
             assert "warning" not in outcome.err
             fits = rf"this fits \(.* samples/s\): partopt plan .* {way}"
             assert re.fullmatch(fits, outcome.hints[0])

@@ -112,7 +112,7 @@ def test_an_asynchronous_stage_steps_by_the_mean_of_a_batch(training, schedule, 
     plan, weight = straight(schedule, [2, 1], 3), torch.nn.Parameter(torch.ones(()))
     own = RankTraining.__new__(RankTraining)
     own.training = dataclasses.replace(training(), plan=replace(plan, optimizer="sgd"), rate=1.0)
-    own._sharing, own._stage_optimizers, own.optimizers = {}, {}, {}
+    own.sharing, own._stage_optimizers, own.optimizers = {}, {}, {}
     weight.grad = torch.tensor(0.5)
     own._stage_optimizer_of(0, [weight]).step()
     assert weight.item() == 1.0 - 0.5 / batch

@@ -37,7 +37,7 @@ def job_of(devices=4, **options):
 def test_what_replicas_share_and_then_the_optimizer_take_ever_less(devices, optimizer):
     tried = jobs_tried(job_of(devices, optimizer=optimizer), may_fit=bool)
     shards = [own.shard for own in tried if own.optimizer == optimizer]
-    assert shards == (["gradients", "parameters"] if devices > 1 else [])
+    assert shards == (["optimizer", "gradients", "parameters"] if devices > 1 else [])
     states = [STATE_BYTES[own.optimizer] for own in tried if own.optimizer != optimizer]
     assert states == sorted(states, reverse=True)
     assert len(states) == sum(size < STATE_BYTES[optimizer] for size in STATE_BYTES.values())
