@@ -17,6 +17,8 @@ from partopt.schedules import rank
 
 TIE = 0.005  # of the speed of the fastest: plans that lose no more are as good
 TIGHT = 0.9  # of the memory: a plan that needs more leaves little
+# planners whose plans the simulator changes; what others decide is theirs only as it is
+SEARCHED = ("optimal", "grid")
 _SHARDS: Sequence[Shard] = get_args(Shard)
 
 
@@ -71,7 +73,9 @@ def layout_complexity(layout: Layout) -> tuple[float, ...]:
 def first_of(plans: Iterable[Plan]) -> Plan:
     """The simplest of the plans that are as good as the fastest that fits; the fastest of equals.
 
-    Of plans none of which fits it is the fastest.
+    Plans of searches, of which a bound may be known, go before those that began them. Of plans none
+    of which fits it is the fastest.
     """
     fastest, *others = sorted(plans, key=order_of)
-    return min([fastest, *(plan for plan in others if is_as_good(plan, fastest))], key=complexity)
+    good = [fastest, *(plan for plan in others if is_as_good(plan, fastest))]
+    return min(good, key=lambda plan: (plan.planner not in SEARCHED, complexity(plan)))

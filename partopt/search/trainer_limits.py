@@ -34,15 +34,12 @@ from partopt.options import AUTO, MANUAL
 from partopt.search.bound import certify_simulated
 from partopt.search.cuts import move_cuts
 from partopt.search.effort import SearchParams
-from partopt.search.ranking import order_of
+from partopt.search.ranking import SEARCHED, order_of
 from partopt.search.variants import Within
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers.parts import EMBEDDING, HEAD, Part, find_parts
 from partopt.trainers.says import find_faults, may_begin
 from partopt.trainers.trainer import ANYWHERE, Trainer
-
-# planners whose plans the simulator changes; what others decide is theirs only as it is
-_SEARCHED = ("optimal", "grid")
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,8 @@ class Expressible:
         """With cuts moved in the simulator, where that helps."""
         problem, start = problem_from_plan(plan, self.job.profile), plan
         problem = problem.with_(progress=self.progress)
-        if plan.planner not in _SEARCHED:
-            start = structs.replace(plan, planner=_SEARCHED[-1], certificate=None)
+        if plan.planner not in SEARCHED:
+            start = structs.replace(plan, planner=SEARCHED[-1], certificate=None)
             problem = problem.with_(stages=None, replication=FREE, costs=None)
         moved = move_cuts(start, problem, SearchParams.at(self.job.effort))
         if not self._can_say(moved) or order_of(moved) >= order_of(plan):
