@@ -63,6 +63,7 @@ class Kept(NamedTuple):
     gathered: float = 1.0  # bytes for a byte of parameters, where replicas share them
     copies: int = 1  # ranks of a device that hold the same parameters, and share them, too
     on_host: bool = False  # whether shares are in none of a device's memory
+    whole_sums: bool = False  # whether all have the sums of gradients that replicas share not
 
 
 def kept_of(
@@ -91,8 +92,8 @@ def kept_of(
     if shard == "gradients" and engine.allreduce == "blocking":
         sharded = SHARDED["optimizer"]
     gathered = (engine.gathered_bytes or size) / size
-    on_host = engine.on_host is True
-    return Kept(gradient / size, state / size, sharded, posted, gathered, copies, on_host)
+    on_host, sums = engine.on_host is True, engine.whole_sums is True
+    return Kept(gradient / size, state / size, sharded, posted, gathered, copies, on_host, sums)
 
 
 def kept_by(plan: Plan) -> Kept:

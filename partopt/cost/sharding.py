@@ -4,7 +4,8 @@ Gradients are reduced over the replicas: an all-reduce, or where state is sharde
 of the gradients before the step and an all-gather of the parameters behind it (ZeRO; Rajbhandari et
 al., SC 2020). Where a synchronous schedule adds up shares of the gradients, every backward scatters
 its gradients; where parameters are sharded (ZeRO 3, FSDP), they are gathered for every
-forward and for every backward, beside the compute.
+forward and for every backward, beside the compute. An engine with `whole_sums` has an all-reduce in
+place of the reduce-scatter before a step of shares.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from partopt.documents.stage import FlowKind, FlowPer
 from partopt.documents.topology import Algorithm, AllReduceRates, Level, Topology
 from partopt.schedules import schedule
 
-GRADIENTS, PARAMETERS = 2, 3  # of `Kept.shard`
+STATE, GRADIENTS, PARAMETERS = 1, 2, 3  # of `Kept.shard`
 
 
 class Exchange(NamedTuple):
@@ -50,6 +51,8 @@ def exchange_of(kept: Kept, synchronous: bool) -> Exchange:
         return Exchange(0.5, 0.5, scattered=gradients)
     if kept.shard == PARAMETERS:
         return Exchange(gradients / 2, 0.5, kept.gathered)
+    if kept.shard == STATE and kept.whole_sums:
+        return Exchange(gradients + 0.5, 1.5)
     return Exchange((gradients + 1) / 2 if kept.shard else gradients, 1.0)
 
 
@@ -67,8 +70,9 @@ def collectives_of(
     gather: tuple[float, FlowPer] = (
         (2 * exchange.gathered * whole, "microbatch") if exchange.gathered else (trained, per)
     )
+    kind: FlowKind = "allreduce" if kept.whole_sums and kept.shard == STATE else "reducescatter"
     return [
-        ("reducescatter", kept.gradients * trained, "microbatch" if exchange.scattered else per),
+        (kind, kept.gradients * trained, "microbatch" if exchange.scattered else per),
         ("allgather", *gather),
     ]
 

@@ -38,7 +38,8 @@ class Engine(documents.StrictStruct, frozen=True, kw_only=True):
     which it saves memory. `optimizer_bytes` of state are kept for each parameter, `reserve_bytes`
     of a device are for what is not the model's; where they are None `partopt.cost.memory` says how
     many. `gathered_bytes` of each parameter are gathered where replicas share parameters; unset,
-    all that it has. Shares may be `on_host`, in none of a device's memory.
+    all that it has. Shares may be `on_host`, in none of a device's memory. With `whole_sums` every
+    replica has all sums of gradients where it holds a share of the state alone.
     """
 
     waits: tuple[str, ...] = ()
@@ -54,11 +55,12 @@ class Engine(documents.StrictStruct, frozen=True, kw_only=True):
     reserve_bytes: Bytes | None = None
     gathered_bytes: Annotated[float, msgspec.Meta(gt=0)] | msgspec.UnsetType = msgspec.UNSET
     on_host: bool | msgspec.UnsetType = msgspec.UNSET
+    whole_sums: bool | msgspec.UnsetType = msgspec.UNSET
 
     def find_differences(self, other: Engine, schedule: str) -> list[str]:
         """The facts that plans under a schedule rest on, and that are others in another engine."""
         names = ["messages", "gradients", "allreduce", "buffers", "optimizer_bytes"]
-        names += ["gathered_bytes", "on_host"]
+        names += ["gathered_bytes", "on_host", "whole_sums"]
         names += ["bucket_bytes"] if self.allreduce == other.allreduce == "overlap" else []
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
         of_schedules = [
@@ -80,7 +82,9 @@ class Engine(documents.StrictStruct, frozen=True, kw_only=True):
 # the engines that execute plans by `partopt run`; plans are for its own where no trainer is named
 PARTOPT, TORCH = "partopt", "torch"
 _JOINING = ("dualpipe", "dualpipev")
-OWN = Engine(in_turn=_JOINING, recompute=("none", "stage"), shard=("none", "optimizer"))
+OWN = Engine(
+    in_turn=_JOINING, recompute=("none", "stage"), shard=("none", "optimizer"), whole_sums=True
+)
 OF_TORCH = Engine(
     in_turn=_JOINING,
     messages="split",
@@ -88,6 +92,7 @@ OF_TORCH = Engine(
     buffers="all",
     recompute=("none", "stage"),
     shard=("none", "optimizer"),
+    whole_sums=True,
 )
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from partopt.configurations.settings import Settings
 from partopt.documents import encode
@@ -187,7 +187,9 @@ TORCH_CSV = Trainer(
     tried="torch 2.13.0",
     schedules=SYNCHRONOUS,
     says=Says(recomputed="each", orders=(), degrees={"tp": "as the stages are made"}),
-    engine=structs.replace(OF_TORCH, shard=("none",)),  # whoever runs the order has the optimizer
+    engine=structs.replace(
+        OF_TORCH, shard=("none",), whole_sums=UNSET
+    ),  # whoever runs the order has the optimizer
     sources=Sources("torch", "torch-csv"),
     write=_write_order,
     suffix=".csv",
