@@ -240,8 +240,14 @@ ENGINES = [
 
 @pytest.mark.parametrize(("one", "other", "names"), ENGINES)
 def test_engines_differ_in_what_a_plan_rests_on(one, other, names):
-    found = Engine(**one).find_differences(Engine(**other), "1f1b")
+    found = Engine(**one).find_differences(Engine(**other), "1f1b", "none")
     assert found == names
+
+
+def test_whole_sums_count_where_replicas_share():
+    one, other = Engine(whole_sums=True), Engine()
+    assert one.find_differences(other, "1f1b", "none") == []
+    assert one.find_differences(other, "1f1b", "optimizer") == ["whole_sums"]
 
 
 def test_ranks_and_their_stages():

@@ -57,10 +57,10 @@ class Engine(documents.StrictStruct, frozen=True, kw_only=True):
     on_host: bool | msgspec.UnsetType = msgspec.UNSET
     whole_sums: bool | msgspec.UnsetType = msgspec.UNSET
 
-    def find_differences(self, other: Engine, schedule: str) -> list[str]:
-        """The facts that plans under a schedule rest on, and that are others in another engine."""
+    def find_differences(self, other: Engine, schedule: str, shard: Shard) -> list[str]:
+        """The facts that plans of a schedule and share rest on, others in another engine."""
         names = ["messages", "gradients", "allreduce", "buffers", "optimizer_bytes"]
-        names += ["gathered_bytes", "on_host", "whole_sums"]
+        names += ["gathered_bytes", "on_host"] + (["whole_sums"] if shard != "none" else [])
         names += ["bucket_bytes"] if self.allreduce == other.allreduce == "overlap" else []
         found = [name for name in names if getattr(self, name) != getattr(other, name)]
         of_schedules = [

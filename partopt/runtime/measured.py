@@ -185,7 +185,7 @@ def _rank_seconds(
 def _remarks(
     load: MachineLoad, backend: str, ranks: int, engine: Engine, plan: Plan
 ) -> Iterator[str]:
-    if differing := plan.engine.find_differences(engine, plan.schedule):
+    if differing := plan.engine.find_differences(engine, plan.schedule, plan.shard):
         yield (
             f"the plan is for {plan.trainer}; this engine differs in {', '.join(differing)}, and "
             "is predicted as it runs"

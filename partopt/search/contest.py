@@ -170,8 +170,8 @@ class Contest:
             self.grid = self.grid or self._begin_grid()
             return self.grid.best_plan(params)
         if name not in self._simulated:
-            decision = self._decisions[name]
-            self._simulated[name] = _simulate(name, decision, self.variant.plain, params)
+            problem = self.variant.plain.with_(any_shard=False)  # it planned for this share
+            self._simulated[name] = _simulate(name, self._decisions[name], problem, params)
         return self._simulated[name]
 
     def _improve(self, params: SearchParams) -> Improvement:

@@ -219,8 +219,8 @@ class Search:
             return least_s(variant.problem) < 1 / fastest
         if self._fits(variant) and params.close * rate(self._found[variant].best) < fastest:
             return False
-        within = variant.estimate_s <= max(1 / fastest, params.reach * self.variants[0].estimate_s)
-        return within and least_s(variant.problem) < 1 / fastest
+        within_s = params.reach * max(1 / fastest, self.variants[0].estimate_s)
+        return variant.estimate_s <= within_s and least_s(variant.problem) < 1 / fastest
 
 
 def _least(variant: Variant) -> float:

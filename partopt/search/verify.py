@@ -27,6 +27,7 @@ from partopt.planners import PLANNERS, required_features
 from partopt.search.bound import proved_s
 from partopt.search.contest import OPTIONS
 from partopt.search.judging import judge_layout, plan_layout
+from partopt.search.ranking import SEARCHED
 from partopt.search.replanning import UNPROVED, Recomputation
 from partopt.search.solve import solve
 from partopt.trainers import TRAINERS
@@ -167,6 +168,8 @@ def _request(again: Recomputation) -> _Found:
         if (group := again.problem.tied_group_across(stage.start)) is not None
     ]
     broken += parted
+    if request.any_shard and plan.planner not in SEARCHED:
+        broken.append(f"any shares requested, which the planner {plan.planner} does not look at")
     trainer = TRAINERS.get(plan.trainer)
     if trainer is None:
         broken.append(f"no trainer is called {plan.trainer}")

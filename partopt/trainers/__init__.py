@@ -109,7 +109,7 @@ def _differences(plan: Plan, trainer: Trainer) -> Iterator[str]:
     told = trainer.schedules is not None and plan.trainer != trainer.name
     if plan.transformer and trainer.read and trainer.practice:  # whose text is read again
         told = False
-    facts = plan.engine.find_differences(trainer.engine, plan.schedule) if told else []
+    facts = plan.engine.find_differences(trainer.engine, plan.schedule, plan.shard) if told else []
     if plan.transformer:  # whose state is counted in the layout
         facts = [fact for fact in facts if fact != "optimizer_bytes"]
     if facts:

@@ -94,6 +94,9 @@ HARMLESS: dict[str, Callable[[Alteration, Plan, Made], bool]] = {
     "the plan is as requested, and the answer to that": lambda which, plan, made: (
         which.name in WISHES and not list(plan.find_deviations()) and still_answers(plan, made)
     ),
+    "nothing is claimed of other shares": lambda which, plan, made: (
+        which.name == "request.any_shard" and plan.certificate is None
+    ),
     "nothing is claimed of a plan of a grid": lambda which, plan, made: (
         which.name == "planner" and which.new == "grid" and plan.certificate is None
     ),

@@ -16,6 +16,7 @@ from partopt.planners.placing import stage_multiple, stages_a_device
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
 from partopt.schedules.placement import CHUNKS, STRAIGHT, ranks_of
+from partopt.search.ranking import is_as_good, order_of
 from partopt.search.variants import Within, variants_of
 from partopt.simulator.execution import simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level
@@ -98,7 +99,7 @@ def fastest(job: Job) -> float:
 @pytest.mark.parametrize(("seed", "share"), [(0, 0.6), (3, None), (4, 0.6), (7, None)])
 def test_no_plan_is_more_than_a_percent_faster(seed, share):
     job = draw_job(seed, share)
-    plan = solve(job).plan
-    best = fastest(job)
-    assert best > 0 and plan.fits
-    assert plan.predicted.samples_per_s >= 0.99 * best
+    result = solve(job)
+    best, found = fastest(job), min(result.plan, *result.alternatives, key=order_of)
+    assert best > 0 and found.predicted.samples_per_s >= 0.99 * best
+    assert is_as_good(result.plan, found)
