@@ -123,7 +123,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     effort.BY_EFFORT = {"quick": quick, "normal": normal, "thorough": thorough}
 
 
-def plan_alone(job: Job, plan: Plan, found: Found, progress: object = None) -> Plan:
+def plan_alone(
+    job: Job, plan: Plan, found: Found, progress: object = None, before: Job | None = None
+) -> Plan:
     """The plan without what else would be faster."""
     return plan
 

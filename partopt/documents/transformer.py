@@ -449,6 +449,7 @@ class Worth(documents.StrictStruct, frozen=True, kw_only=True):
     The best layout then takes `iteration_s` by the closed form, `saved` of that of the best without
     them, where one fits. `flags` are what people write for it. What `changes_numbers` makes
     training compute others; of what is not `verified` no published pair of runs says the worth.
+    They come with `graphs` where the plan has others.
     """
 
     facts: dict[str, str] = msgspec.field(name="with")
@@ -458,6 +459,7 @@ class Worth(documents.StrictStruct, frozen=True, kw_only=True):
     layout: Layout
     changes_numbers: bool
     verified: bool
+    graphs: Graphs | msgspec.UnsetType = msgspec.UNSET
 
 
 class LayoutBeside(documents.StrictStruct, frozen=True, kw_only=True):

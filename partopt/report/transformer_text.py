@@ -13,7 +13,6 @@ from partopt.documents.plan import Plan, needed_bytes, room_bytes, seconds_of
 from partopt.documents.transformer import (
     BITS,
     BlockParts,
-    Challenger,
     ClosedForm,
     LayoutBeside,
     Modelled,
@@ -411,10 +410,16 @@ def doubts_of(lever: Worth) -> list[str]:
     return ["changes numbers"] * lever.changes_numbers + ["unverified"] * (not lever.verified)
 
 
-def worth_text(lever: Worth | Challenger) -> str:
-    """`-13.4 %, 58.6 s (tp 8, pp 4)`; of what makes the first layout fit, that it does."""
+def worth_text(lever: Worth) -> str:
+    """`-13.4 %, 58.6 s (tp 8, pp 4)`; of what makes the first layout fit, that it does.
+
+    And the graphs with which that is, where the plan has others.
+    """
     saved = "fits" if lever.saved is UNSET else f"{-lever.saved:+.1%}"
-    return f"{saved}, {format_seconds(lever.iteration_s)} ({degrees_text(lever.layout)})"
+    shape = degrees_text(lever.layout)
+    if lever.graphs:
+        shape += f", graphs {lever.graphs}"
+    return f"{saved}, {format_seconds(lever.iteration_s)} ({shape})"
 
 
 def _others(about: Modelled) -> Lines:

@@ -20,7 +20,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL, PARTS
 from partopt.schedules import schedule
-from partopt.search.layout_questions import estimate_layouts
+from partopt.search.layout_questions import choose_graphs
 from partopt.search.levers import Switches
 from partopt.search.rows import may_fit
 from partopt.search.sizes import Sizes, find_servers
@@ -151,6 +151,6 @@ def _fitting_servers(job: Job) -> Fitting | None:
 
 def _fastest_switch(job: Job) -> Worth | None:
     """Of those of the trainer with which a layout fits, and that change no numbers."""
-    rows = Switches(job, estimate_layouts(job)).alone()
+    rows = Switches(*choose_graphs(job), before=job).alone()
     able = (row for row in rows if not row.changes_numbers)
     return min(able, key=lambda row: row.iteration_s, default=None)

@@ -153,11 +153,11 @@ def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
         other = search_layouts(without, progress)
         if order_of(other[0]) < order_of(best):
             free, (best, found, _) = without, other
-    free = as_planned(free, best)
-    best = with_levers(free, best, found)
+    before, free = free, as_planned(free, best)
+    best = with_levers(free, best, found, before=before)
     plan = with_other_cuts(job, training_for(job), plan)
     if plan.fits and seconds_of(plan) <= seconds_of(best):  # as where blocks lie unevenly
-        plan = best = with_levers(free, plan, found)
+        plan = best = with_levers(free, plan, found, before=before)
     else:
         first, to = map(estimate_again, (best, plan))
         rows = [beside_of(first, to, best, best.fits)]

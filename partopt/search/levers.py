@@ -25,7 +25,6 @@ from partopt.search.layout_plans import is_apart, modelled_of, simulate_layout, 
 from partopt.search.layout_questions import (
     batch_of,
     choose_graphs,
-    estimate_layouts,
     format_of,
     question_of,
     run_with_facts,
@@ -50,10 +49,14 @@ _SAME = 1e-6  # of the time: what costs no more is not missed
 
 
 class Taken(NamedTuple):
-    """The fastest layout that fits, and the switches with which it does, with a value of theirs."""
+    """The fastest layout that fits, and the switches with which it does, with a value of theirs.
+
+    The `job` is the question without them, which may leave graphs out.
+    """
 
     found: Estimate
     on: frozenset[Lever]
+    job: Job
 
 
 def _seconds(taken: Taken | None) -> float:
@@ -66,11 +69,20 @@ class Switches:
     `levers` are those that are off and that the job leaves open; `found` are the layouts without.
     The number format is one where no block was measured in another.
     One that frees memory makes no layout faster: it is looked for among layouts that may be faster
-    than what is known without it. `progress` hears of every search.
+    than what is known without it. `progress` hears of every search. Where graphs were given up, it
+    is tried with those of the job `before` that, too.
     """
 
-    def __init__(self, job: Job, found: Found, progress: Progress = ignore_progress) -> None:
+    def __init__(
+        self,
+        job: Job,
+        found: Found,
+        progress: Progress = ignore_progress,
+        before: Job | None = None,
+    ) -> None:
         self._job, self._progress = job, progress
+        others = [before] if before and run_with_facts(before) != run_with_facts(job) else []
+        self._jobs = [job, *others]
         self._trainer = TRAINERS.lookup(job.trainer)
         self._known = {name.replace("_", "-"): str(value) for name, value in job.facts.items()}
         if job.dtype or job.calibrate:
@@ -81,7 +93,7 @@ class Switches:
         self._places = {name: place for place, name in enumerate(names)}
         open_ = [lever for lever in self._trainer.levers if self._is_open(lever)]
         self.levers = [*{lever.facts[-1][0]: lever for lever in open_[::-1]}.values()][::-1]
-        first = Taken(found.fitting[0], frozenset()) if found.fitting else None
+        first = Taken(found.fitting[0], frozenset(), job) if found.fitting else None
         self._fastest: dict[frozenset[Lever], Taken | None] = {frozenset(): first}
 
     def fastest(self, on: Iterable[Lever]) -> Taken | None:
@@ -122,10 +134,11 @@ class Switches:
             return frozenset()
         chosen = taken.on
         for lever in sorted(chosen, key=self._place, reverse=True):  # last what changes no numbers
-            if not lever.frees and not self._is_missed(lever, chosen, taken.found):
+            if not lever.frees and not self._is_missed(lever, taken._replace(on=chosen)):
                 chosen -= {lever}
-        found = estimate(self._training(chosen), taken.found.layout, batch_of(self._job))
-        self._fastest.setdefault(chosen, Taken(found, chosen))
+        training = self._training(taken.job, chosen)
+        found = estimate(training, taken.found.layout, batch_of(taken.job))
+        self._fastest.setdefault(chosen, Taken(found, chosen, taken.job))
         return chosen
 
     def facts(self, on: Collection[Lever]) -> dict[str, str]:
@@ -152,11 +165,12 @@ class Switches:
         """What a layout takes with the switch with which it fits, the one that costs least."""
         able, batch = list[Taken](), batch_of(self._job)
         for lever in self.levers:
-            ((steps, works),) = self._steps(frozenset({lever}))
-            refused = any(find_faults(works[-1], layout, batch))
-            place = None if refused else first_fitting(works, layout, batch, self._question.limit)
-            if place is not None:
-                able.append(Taken(estimate(works[place], layout, batch), steps[place]))
+            for job, steps, works in self._steps(frozenset({lever})):
+                if any(find_faults(works[-1], layout, batch)):
+                    continue
+                place = first_fitting(works, layout, batch, self._question.limit)
+                if place is not None:
+                    able.append(Taken(estimate(works[place], layout, batch), steps[place], job))
         taken = min(able, key=_seconds, default=None)
         return self._worth(taken) if taken else None
 
@@ -176,6 +190,7 @@ class Switches:
     def _worth(self, taken: Taken, recipe: str = "") -> Worth:
         found, before_s = taken.found, self.seconds(())
         ordered = sorted(taken.on, key=self._place)
+        graphs = self._training(taken.job, taken.on).practice.graphs
         return Worth(
             facts={"recipe": recipe} if recipe else self.facts(taken.on),
             flags=[f"recipe={recipe}"] if recipe else [lever.flag for lever in ordered],
@@ -184,6 +199,7 @@ class Switches:
             layout=found.layout,
             changes_numbers=any(lever.changes_numbers for lever in ordered),
             verified=all(lever.verified for lever in ordered),
+            graphs=graphs if graphs != self._usual.practice.graphs else UNSET,
         )
 
     def _is_open(self, lever: Lever) -> bool:
@@ -198,7 +214,7 @@ class Switches:
         if lever.needs == "ep" and not usual.model.experts:
             return False
         try:
-            on = self._training(frozenset({lever}))
+            on = self._training(self._job, frozenset({lever}))
         except PartoptError:  # as of a kernel that the device is not known to have
             return False
         return (on.practice, on.engine, on.format) != (usual.practice, usual.engine, usual.format)
@@ -207,30 +223,31 @@ class Switches:
         """Whether the layout has one rank alone of what the switch needs several of."""
         return bool(lever.needs) and getattr(layout, lever.needs) == 1
 
-    def _training(self, on: frozenset[Lever], like: Training | None = None) -> Training:
+    def _training(self, job: Job, on: frozenset[Lever], like: Training | None = None) -> Training:
         """How the trainer trains with the switches; what is known of one that is `like` it stays.
 
         PartoptError where it cannot have all of them.
         """
-        job = self._job.with_(facts={**self._job.facts, **self.facts(on)})
+        job = job.with_(facts={**job.facts, **self.facts(on)})
         return (like or self._usual).having(*run_with_facts(job), format_of(job))
 
     def _steps(
         self, on: frozenset[Lever]
-    ) -> Iterator[tuple[Sequence[frozenset[Lever]], Sequence[Training]]]:
+    ) -> Iterator[tuple[Job, Sequence[frozenset[Lever]], Sequence[Training]]]:
         """The switches with values that free ever more, and how the trainer trains with them.
 
-        Of several that have values one has all of them in turn, and the others have the last.
+        Of several that have values one has all of them in turn, and the others have the last. All
+        of it for every job that is asked.
         """
         valued = [lever for lever in on if lever.values]
         most = {lever: lever.at(lever.values[-1]) for lever in valued}
+        every = [[on]] * (not valued)
         for last in valued:
             rest = frozenset(most.get(lever, lever) for lever in on if lever != last)
-            steps = [rest | {last.at(value)} for value in last.values]
-            first = self._training(steps[0])
-            yield steps, [first, *(self._training(step, first) for step in steps[1:])]
-        if not valued:
-            yield [on], [self._training(on)]
+            every.append([rest | {last.at(value)} for value in last.values])
+        for job, steps in itertools.product(self._jobs, every):
+            first = self._training(job, steps[0])
+            yield job, steps, [first, *(self._training(job, step, first) for step in steps[1:])]
 
     def _search(self, on: frozenset[Lever], least: Taken | None) -> Taken | None:
         """With those that need several tensor or expert parallel ranks, or on one without them.
@@ -245,11 +262,11 @@ class Switches:
                 if alone and getattr(fixed, part) is None:
                     asked.append((alone, structs.replace(fixed, **{part: 1})))
         for some, fixed in asked:
-            for steps, works in self._steps(some):
+            for job, steps, works in self._steps(some):
                 question = self._question._replace(fixed=fixed)
                 better = find_fastest(works, question, _seconds(least))
                 if better is not None:
-                    taken = Taken(better[0], steps[better[1]])
+                    taken = Taken(better[0], steps[better[1]], job)
                     least = min(least or taken, taken, key=_seconds)
         return least
 
@@ -258,14 +275,14 @@ class Switches:
         added = frozenset({lever})
         for other in sorted(on, key=self._place):
             with suppress(PartoptError):
-                self._training(added | {other})
+                self._training(self._job, added | {other})
                 added |= {other}
         return added
 
-    def _is_missed(self, lever: Lever, on: frozenset[Lever], found: Estimate) -> bool:
+    def _is_missed(self, lever: Lever, taken: Taken) -> bool:
         """Whether the layout takes longer without the switch, or has no room."""
-        alone = self._training(on - {lever})
-        without = estimate(alone, found.layout, batch_of(self._job))
+        found, alone = taken.found, self._training(taken.job, taken.on - {lever})
+        without = estimate(alone, found.layout, batch_of(taken.job))
         least = _HELPS if lever.changes_numbers else _SAME
         limit, room = self._question.limit, self._question.room
         if room and alone.model.experts and found.memory_bytes <= room:
@@ -278,24 +295,27 @@ def take_best(job: Job, numbers: bool = False) -> Job:
 
     With `numbers` also those that change what training computes.
     """
-    chosen, layouts = choose_graphs(job)
-    questions = [(chosen, layouts)]
-    if chosen is not job:  # graphs may be worth it again beside switches
-        questions.append((job, estimate_layouts(job)))
-    best_s, best = math.inf, chosen
-    for asked, found in questions:
-        switches = Switches(asked, found)
-        open_ = [lever for lever in switches.levers if numbers or not lever.changes_numbers]
-        on = switches.combine(open_)
-        if switches.seconds(on) < best_s:
-            facts = {**asked.facts, **switches.facts(on)}
-            best_s, best = switches.seconds(on), asked.with_(facts=facts)
-    return best
+    chosen, found = choose_graphs(job)
+    switches = Switches(chosen, found, before=job)
+    open_ = [lever for lever in switches.levers if numbers or not lever.changes_numbers]
+    on = switches.combine(open_)
+    taken = switches.fastest(on)
+    best = taken.job if taken else chosen
+    return best.with_(facts={**best.facts, **switches.facts(on)})
 
 
-def with_levers(job: Job, plan: Plan, found: Found, progress: Progress = ignore_progress) -> Plan:
-    """The plan, which says what else would be faster: switches, alone and together; a layout."""
-    switches = Switches(job, found, progress)
+def with_levers(
+    job: Job,
+    plan: Plan,
+    found: Found,
+    progress: Progress = ignore_progress,
+    before: Job | None = None,
+) -> Plan:
+    """The plan, which says what else would be faster: switches, alone and together; a layout.
+
+    The job is as it is planned; `before` that it may have asked for graphs.
+    """
+    switches = Switches(job, found, progress, before)
     alone, together = [*switches.alone()], switches.worth(switches.combine(switches.levers))
     if plan.fits and is_apart(plan):
         alone = [row for one in alone if (row := _simulate(job, one, plan))]
@@ -318,8 +338,8 @@ def with_levers(job: Job, plan: Plan, found: Found, progress: Progress = ignore_
 def _simulate(job: Job, worth: Worth, plan: Plan) -> Worth | None:
     """What switches are worth beside a plan, as simulated; None if that is nothing."""
     assert isinstance(job.model, Transformer)
-    facts = TRAINERS.lookup(job.trainer).spell_recipe({**job.facts, **worth.facts}, job.model.name)
-    asked = job.with_(facts=facts)
+    stated = {**job.facts, **worth.facts, **({"graphs": worth.graphs} if worth.graphs else {})}
+    asked = job.with_(facts=TRAINERS.lookup(job.trainer).spell_recipe(stated, job.model.name))
     found, before_s = simulate_layout(asked, training_for(asked), worth.layout), seconds_of(plan)
     if not found.fits or seconds_of(found) > (1 - _HELPS) * before_s:
         return None

@@ -120,7 +120,7 @@ def _solve_transformer(job: Job, progress: Progress, levers: bool) -> Result:
     """The plan of the best layout, which itself says what stands beside it."""
 
     def finish(plan: Plan, found: Found) -> Plan:
-        return with_levers(as_planned(job, plan), plan, found, progress)
+        return with_levers(as_planned(job, plan), plan, found, progress, job)
 
     with found_until_then(lambda plan: plan and _result(plan, [], job.notes)):
         plan, _, others = search_layouts(job, progress, finish if levers else None)

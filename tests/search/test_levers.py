@@ -130,14 +130,18 @@ def test_dispatchers_and_formats_are_those_of_the_cluster(cluster, model, said):
 
 
 @pytest.mark.parametrize(
-    ("model", "fact", "lines"),
+    ("question", "fact", "lines"),
     [
-        ("qwen3-30b-a3b", "exchange", ("token-dispatcher-type flex", "dispatcher-backend deepep")),
-        ("mixtral-8x7b", "dtype", ("fp8-format hybrid",)),
+        (
+            ("qwen3-30b-a3b", 2, 512, 8192),
+            "exchange",
+            ("token-dispatcher-type flex", "dispatcher-backend deepep"),
+        ),
+        (("mixtral-8x7b", 2, 128, 4096), "dtype", ("fp8-format hybrid",)),
     ],
 )
-def test_a_dispatcher_and_a_format_are_taken_exported_and_verified(model, fact, lines):
-    asked = job_of(model, 2, 128, 4096)
+def test_a_dispatcher_and_a_format_are_taken_exported_and_verified(question, fact, lines):
+    asked = job_of(*question)
     plan = solve(asked).plan
     row = next(row for row in plan.transformer.levers if fact in row.facts)
     assert row.saved > 0.05 and row.verified == row.changes_numbers == (fact == "dtype")
@@ -147,6 +151,30 @@ def test_a_dispatcher_and_a_format_are_taken_exported_and_verified(model, fact, 
     assert fact not in {name for row in best.transformer.levers for name in row.facts}
     assert verify(best, find_profile(best)).ok
     assert all(line in export_plan(best, "megatron").main for line in lines)
+
+
+def test_graphs_that_were_given_up_are_tried_again_with_every_switch():
+    """Against the layouts of both questions, with graphs and without, for every switch."""
+    asked = job_of("qwen3-30b-a3b", 2, 128, 4096)
+    plan = solve(asked).plan
+    assert plan.transformer.practice.graphs == "none"
+    rows = {name: row for row in plan.transformer.levers for name in row.facts}
+    levers = Switches(asked, estimate_layouts(asked)).levers
+    for lever in [lever for lever in levers if not lever.frees and lever.needs != "tp"]:
+        times = {}
+        for graphs in ("none", "attention"):
+            on = asked.with_(facts={"graphs": graphs, **dict(lever.facts)})
+            fitting = estimate_layouts(on).fitting
+            times[graphs] = fitting[0].seconds if fitting else float("inf")
+        best = min(times, key=times.get)
+        if times[best] < (1 - 2e-3) * plan.transformer.closed_s:
+            row = rows[lever.facts[-1][0]]
+            assert row.iteration_s == pytest.approx(times[best], rel=1e-9)
+            assert (row.graphs or "none") == best
+    assert rows["exchange"].graphs == "attention"
+    assert "graphs attention), unverified" in " ".join(render(plan).split())
+    taken = estimate_layouts(take_best(asked)).fitting[0]
+    assert taken.seconds <= min(rows[name].iteration_s for name in ("exchange", "loss"))
 
 
 def test_a_dispatcher_without_what_it_needs_is_refused():
