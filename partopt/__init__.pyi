@@ -32,6 +32,7 @@ from partopt.runtime.run import run_source as run_source
 from partopt.runtime.link_measurement import prepare_links as prepare_links
 from partopt.runtime.measured import TrainingRun as TrainingRun
 from partopt.schedules import SCHEDULES as SCHEDULES
+from partopt.search.changes import Changes as Changes, change_text as change_text
 from partopt.search.compare import compare as compare
 from partopt.search.fitting import find_fitting as find_fitting, list_tried as list_tried
 from partopt.search.jobs import (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -235,6 +238,8 @@ def _layout(
     torchtitan and deepspeed say its shape and the whole layout. Of a program with several
     configurations name one: FILE:FUNCTION.
 
+    Then -o with the ending of LAYOUT, as -o better.sh, writes LAYOUT as the best plan changes it.
+
     LAYOUT is the layout itself, a file that has it, or -; programs are read, not executed. It is
     laid on all devices of the topology and simulated under the schedule that the trainer runs. What
     a file says of batches, recomputation and sharding holds where no option here says it. A layout
@@ -251,11 +256,14 @@ def _layout(
     from partopt import documents
 
     trainer = str(click.get_current_context().info_name)
+    suffix = "" if profile else Path(configuration.partition(".py:")[0]).suffix
     if output:
-        documents.check_writable(output, force, [".json"])
-    best = given.pop("best")
+        forms = [".json", *([suffix] if re.fullmatch(r"\.\w{1,8}", suffix) else [])]
+        documents.check_writable(output, force, forms)
+    best, text = given.pop("best"), None
     if profile is None:
-        layout, job, stated = None, _read_job(trainer, configuration, given), dict[str, Any]()
+        (job, text), layout = _read_job(trainer, configuration, given), None
+        stated = dict[str, Any]()
     else:
         layout, job, stated = _read_layout(trainer, configuration, profile, given)
         print_notes(job.notes)
@@ -264,8 +272,16 @@ def _layout(
     for fault in judged.faults:
         say(f"warning: {trainer} does not run it so: {as_flags(fault)}", err=True)
     plan = judged.best if best and judged.best else judged.plan
-    page = partial(_print_page, judged, layout, trainer)
-    options.deliver(plan, page, output, force, as_json)
+    changes = text.change(judged) if text else None
+    page = partial(_print_page, judged, layout, trainer, changes)
+    save: Callable[[str, bool], None] | None = None
+    if text and changes and output and output.endswith(suffix) and suffix not in ("", ".json"):
+        content = changes.mark_lines(text.text).encode()
+
+        def save(path: str, force: bool) -> None:
+            documents.write_bytes(path, content, force)
+
+    options.deliver(plan, page, output, force, as_json, save=save)
     if not plan.fits:
         words, names = [trainer, configuration], _OF_LAYOUTS | given.keys() | {"force"}
         again = partial(command_of, "import", words, names, output=output)
@@ -273,11 +289,27 @@ def _layout(
         raise does_not_fit(plan, job, hint)
     if layout is not None and not as_json and output != "-":
         _say_better(judged, layout, given, stated)
-    elif layout is None and output and output != "-":
+    elif layout is None and output and output != "-" and not save:
         say_next_of_plan(Written(plan, output), trainer)
 
 
-def _read_job(trainer: str, text: str, given: dict[str, Any]) -> partopt.Job:
+@dataclass(frozen=True)
+class _Text:
+    """A configuration, and what it is read with."""
+
+    text: str
+    arguments: Mapping[str, str]
+    function: str | None
+
+    def change(self, judged: partopt.Judgement) -> partopt.Changes | None:
+        """The text with the changes that make it the best plan; None where none was found."""
+        if judged.best is None:
+            return None
+        plans = judged.plan, judged.best
+        return partopt.change_text(self.text, *plans, self.arguments, self.function)
+
+
+def _read_job(trainer: str, text: str, given: dict[str, Any]) -> tuple[partopt.Job, _Text]:
     """The job that a trainer's configuration of a transformer states; prints notes on it."""
     from partopt.options import FOR_TRANSFORMERS
 
@@ -289,17 +321,15 @@ def _read_job(trainer: str, text: str, given: dict[str, Any]) -> partopt.Job:
     if not name.endswith(".py"):
         name, function = text, ""
     stated = planning.state_options(given)
+    pairs = options.parse_pairs("--set", stated.pop("assignments", ()), "NAME=VALUE", "TP=8")
+    read = _Text(options.layout_text(name), pairs, function or None)
+    topology = partopt.Topology.load(given["topology"], given["servers"])
     job, notes = partopt.read_job(
-        trainer,
-        options.layout_text(name),
-        partopt.Topology.load(given["topology"], given["servers"]),
-        options.parse_pairs("--set", stated.pop("assignments", ()), "NAME=VALUE", "TP=8"),
-        function=function or None,
-        **stated,
+        trainer, read.text, topology, read.arguments, function=read.function, **stated
     )
     for note in notes:
         say(f"note:    {note}", err=True)
-    return job
+    return job, read
 
 
 def _read_layout(
@@ -354,7 +384,10 @@ def _keep_given(
 
 
 def _print_page(
-    judged: partopt.Judgement, layout: partopt.TrainerLayout | None, trainer: str
+    judged: partopt.Judgement,
+    layout: partopt.TrainerLayout | None,
+    trainer: str,
+    changes: partopt.Changes | None,
 ) -> None:
     """The plan, and what stands beside it."""
     from partopt.report.plans_text import render_layout, render_plan
@@ -363,7 +396,7 @@ def _print_page(
         say(f"note:    {line}", err=True)
     say(render_plan(judged.plan))
     plans = judged.plan, judged.recut, judged.best
-    beside = render_layout(*plans, trainer, judged.changes)
+    beside = render_layout(*plans, trainer, changes.describe() if changes else ())
     say(f"\n{beside}")
 
 

@@ -177,7 +177,8 @@ class Settings:
     def show(self, name: str) -> str:
         """A name as the text writes it."""
         is_flag = self.form == "script" and name not in self.variables
-        return f"--{name.replace('_', '-')}" if is_flag else name
+        as_written = name if f"--{name}" in self.text else name.replace("_", "-")
+        return f"--{as_written}" if is_flag else name
 
     def _refuse_unknown(self, name: str, unknown: Sequence[str]) -> None:
         variables = ", ".join(f"${name}" if name.isdecimal() else name for name in unknown)

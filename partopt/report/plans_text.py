@@ -284,12 +284,12 @@ def render_layout(
     recut: Plan | None,
     best: Plan | None,
     trainer: str,
-    changes: Sequence[tuple[str, str, str]] = (),
+    changes: Sequence[str] = (),
 ) -> str:
     """A trainer's layout beside better plans, and what `plan` loses to them.
 
     `recut` has as many stages and replicas, `best` is the best that `trainer` runs; of a
-    transformer with the `changes` of the configuration: names, old and new values.
+    transformer with the `changes` of the configuration.
     """
     if plan.transformer and best is not None:
         return render_change(plan, best, changes)

@@ -157,11 +157,8 @@ def _fits(layout: Layout, worth: Worth, first: LayoutBeside) -> str:
     return f"{layout_name(layout)} fits with {' '.join(worth.flags)}: {change:+.1%}{doubt}"
 
 
-def render_change(plan: Plan, best: Plan, changes: Sequence[tuple[str, str, str]]) -> str:
-    """A layout beside the best one: times, what it loses, and `changes` of the configuration.
-
-    A change is a name, the old and the new value.
-    """
+def render_change(plan: Plan, best: Plan, changes: Sequence[str]) -> str:
+    """A layout beside the best one: times, what it loses, and `changes` of the configuration."""
     lines = [("yours", _in_a_line(plan)), ("best", _in_a_line(best))]
     loses = 1 - seconds_of(best) / seconds_of(plan)
     if loses > 0 and best.fits:
@@ -171,7 +168,7 @@ def render_change(plan: Plan, best: Plan, changes: Sequence[tuple[str, str, str]
     else:
         lines.append(("loses", "no time, but yours does not fit"))
     if plan != best:
-        lines += with_label("change", (f"{name}  {old} -> {new}" for name, old, new in changes))
+        lines += with_label("change", changes)
         if best.transformer:
             lines += with_label("also", map(style().spell, _also(best.transformer)))
         if abs(loses) >= _APART and _forms(plan, best):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.configurations.settings import read_settings
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, seconds_of
@@ -37,7 +35,6 @@ from partopt.search.variants import Within
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 from partopt.simulator.execution import simulate_plan
 from partopt.simulator.prediction import complete_prediction
-from partopt.trainers import TRAINERS, export_plan
 from partopt.trainers.layout import TrainerLayout
 from partopt.trainers.says import find_faults
 from partopt.transformer.as_profile import estimate_again
@@ -45,7 +42,6 @@ from partopt.transformer.as_profile import estimate_again
 _STARTS = 2  # cuts from which others are looked for, the best
 _SWITCHES = ("sequence-parallel", "allreduce", "waits", "ends")  # facts that a flag alone changes
 _NEEDING = ("tp-overlap", "exchange-overlap")  # those that not every layout can have
-_LETTERS = 40  # of a setting that is shown
 
 
 @dataclass(frozen=True)
@@ -54,15 +50,13 @@ class Judgement:
 
     `recut` has as many stages and replicas, cut where the simulator finds them fastest; `best` is
     the best plan found that the trainer runs, None where it runs none. `faults` say why it does not
-    run the plan as it is. Of a transformer `changes` are what differs in the configuration of the
-    best plan: names, old and new values.
+    run the plan as it is.
     """
 
     plan: Plan
     recut: Plan | None
     best: Plan | None
     faults: tuple[str, ...] = ()
-    changes: tuple[tuple[str, str, str], ...] = ()
 
 
 def judge_layout(
@@ -164,37 +158,4 @@ def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
         others = layouts_beside(free, plan, [], found)
         rows += [other for other in others if other.layout != first.layout]
         plan = with_modelled(plan, tried=found.tried, beside=rows)
-    return Judgement(plan, None, best, changes=tuple(_changes(plan, best, job.trainer)))
-
-
-def _changes(yours: Plan, best: Plan, trainer: str) -> list[tuple[str, str, str]]:
-    """What differs in the configurations of two plans, by the names that the trainer has for it."""
-    words = TRAINERS.lookup(trainer).words or partial(_written, trainer=trainer)
-    with suppress(PartoptError):  # a plan that the trainer cannot say
-        old, new = words(yours), words(best)
-        names = dict.fromkeys([*old, *new])
-        return [
-            (name, _shown(old.get(name)), _shown(new.get(name)))
-            for name in names
-            if old.get(name) != new.get(name)
-        ]
-    return []
-
-
-def _written(plan: Plan, trainer: str) -> dict[str, object]:
-    """The settings that are written of a plan, but for what holds others: fields or flags.
-
-    Variables of the environment are called that.
-    """
-    settings = read_settings(export_plan(plan, trainer).main)
-    names = {name: settings.show(name).removeprefix("config.") for name in settings.values}
-    names |= {name: f"{name} (environment)" for name in names if name.isupper()}
-    values = settings.values.items()
-    holds = [name for name, value in values if isinstance(value, dict) or "--" in str(value)]
-    return {names[name]: value for name, value in values if name not in holds}
-
-
-def _shown(value: object) -> str:
-    """A setting in few letters; `-` where there is none."""
-    text = "-" if value is None else str(value)
-    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 2]}.."
+    return Judgement(plan, None, best)

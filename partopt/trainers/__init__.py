@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from partopt.configurations.settings import read_settings
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, unknown
 from partopt.registry import Registry
@@ -69,7 +70,7 @@ def export_plan(
     parts = parts_of(layers, trainer, rules)
     _refuse(plan, to, find_faults(plan, trainer, parts))
     text = trainer.write(plan, parts, stem)
-    lost = find_losses(plan, trainer, parts, text.main)
+    lost = find_losses(plan, trainer, parts, read_settings(text.main))
     _refuse(plan, to, lost.faults)
     kinds = [] if plan.transformer else describe(layers, parts)  # layers that partopt named
     notes = [*kinds, *text.notes, *lost.notes, *_differences(plan, trainer)]

@@ -15,6 +15,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.transformer import Loss, Modelled, Practice, Scores
 from partopt.importers.hugging_face import like_shipped, read_transformer, write_config
 from partopt.trainers.megatron_arguments import read_training
+from partopt.trainers.megatron_names import SYNONYMS
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, malformed, read_numbers
 from partopt.trainers.sources import Sources
@@ -137,21 +138,29 @@ def _model(about: Modelled) -> str:
     )
 
 
-def _words(plan: Plan) -> dict[str, object]:
+def _words(plan: Plan, settings: Settings) -> list[dict[str, object]]:
     """The flags of Megatron-DeepSpeed that say a layout."""
+    settings.synonyms = SYNONYMS
     layout, about = plan.layout, plan.transformer
     again = layout.recomputation.granularity != "none"
     ends = about.practice.ends if about else "stage"
-    return {
-        "--tensor-model-parallel-size": layout.tp,
-        "--pipeline-model-parallel-size": layout.pp,
-        "--micro-batch-size": layout.microbatch,
-        "--recompute-granularity": "full" if again else None,
-        "--recompute-method": "uniform" if again else None,
-        "--zero-stage": int(layout.shard == "optimizer"),
-        "--use-flash-attn-v2": bool(about and about.practice.scores is None),
-        "--pp-partition-method": "type:transformer|embedding" if ends == "blocks" else None,
-    }
+    older = settings.states("checkpoint_activations")
+    zero = "zero_optimization.stage" if settings.states("zero_optimization.stage") else "zero_stage"
+    return [
+        {"tensor_model_parallel_size": layout.tp},
+        {"no_pipeline_parallel": None, "pipeline_model_parallel_size": layout.pp},
+        {"micro_batch_size": layout.microbatch},
+        {
+            "checkpoint_activations": (again and older) or None,
+            "recompute_activations": None,
+            "recompute_granularity": "full" if again and not older else None,
+            "recompute_method": "uniform" if again and not older else None,
+            "recompute_num_layers": None,
+        },
+        {zero: int(layout.shard == "optimizer")},
+        {"use_flash_attn_v2": bool(about and about.practice.scores is None)},
+        {"partition_method": "type:transformer|embedding" if ends == "blocks" else None},
+    ]
 
 
 def _read(settings: Settings, asked: Asked) -> Stated:

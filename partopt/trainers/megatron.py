@@ -36,18 +36,27 @@ from partopt.trainers.megatron_model import (
     OFFLOAD,
     PLAIN,
     STATES,
-    Expression,
     fsdp_arguments,
     model_arguments,
 )
-from partopt.trainers.megatron_names import FIELDS, OPPOSITES, SYNONYMS
-from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
+from partopt.trainers.megatron_names import FIELDS, NEMO, OPPOSITES, SYNONYMS
+from partopt.trainers.parts import (
+    BLOCK,
+    EMBEDDING,
+    FURTHER,
+    HEAD,
+    NORM,
+    Part,
+    count_blocks,
+    find_parts,
+)
 from partopt.trainers.read_back import offloaded_modules
 from partopt.trainers.reading import check_count, find_value, malformed, read_literal
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
     HEADS,
     Asked,
+    Expression,
     Lever,
     Read,
     Says,
@@ -72,6 +81,15 @@ _SHOWN = 60  # letters of a layout in a message
 # of Transformer Engine from 2.10 on
 _KEEPS_WEIGHTS = "export NVTE_CPU_OFFLOAD_V1=1  # else weights go to the host, too"
 _MOST = 1_000_000  # letters of a layout that is written out
+_CHUNKS, _VIRTUAL = "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"
+_PER_STAGE = "num_layers_per_virtual_pipeline_stage"
+# arguments that say how blocks are shared out beside the pipeline's layout, and what is made again
+_OTHER_CUTS = (
+    *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+    "num_layer_list",
+)
+_OTHERS_AGAIN = ("recompute_activations", "checkpoint_activations")
 
 # P   devices of a pipeline
 
@@ -256,8 +274,8 @@ _NONE = (
 _ALONE = ("context_parallel_size", "expert_model_parallel_size", "rotary_percent")  # 1 by default
 
 
-def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
-    """A function that sets the fields of Bridge's configuration, whatever its recipe set."""
+def _fields(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
+    """The fields of Bridge's configuration, whatever its recipe set."""
     about, chunks = plan.transformer, len(plan.stages) // pipeline_size(plan)
     fields: dict[str, Any] = {}
     for name, value in _arguments(plan, parts).items():
@@ -272,8 +290,14 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         fields["dataset.seq_length"] = about.sequence
     if plan.schedule == "interleaved" and "interleaved" in plan.engine.waits:
         fields["model.overlap_p2p_comm"] = False
-    fields["model.virtual_pipeline_model_parallel_size"] = chunks if chunks > 1 else None
+    fields[f"model.{_CHUNKS}"] = chunks if chunks > 1 else None
     fields["optimizer.use_distributed_optimizer"] = fields["ddp.use_distributed_optimizer"]
+    return fields
+
+
+def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
+    """A function that sets the fields of Bridge's configuration."""
+    about, fields = plan.transformer, _fields(plan, parts)
     body = "\n".join(f"    config.{name} = {value!r}" for name, value in fields.items())
     formats = any(value in _TYPES.values() for value in fields.values())
     imports = "\n\nimport torch" if formats else ""
@@ -288,6 +312,48 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         f'{blocks} layers."""\n{body}\n    return config\n',
         notes=notes,
     )
+
+
+def _words(plan: Plan, settings: Settings) -> list[dict[str, object]]:
+    """Arguments of Megatron-LM, fields of Bridge, or keys of NeMo, as the text has these.
+
+    Stages that Megatron shares out evenly by itself need no layout of the pipeline.
+    """
+    settings.synonyms = SYNONYMS
+    parts = find_parts([name for stage in plan.stages for name in stage.modules])
+    P = pipeline_size(plan)
+    chunks, blocks = len(plan.stages) // P, plan.transformer.model.blocks if plan.transformer else 0
+    nemo = settings.states("optim.name")
+    fields = plan.trainer == "megatron-bridge"
+    given = _fields(plan, parts) if fields else _arguments(plan, parts)
+    said = {name.rpartition(".")[2]: (name, value) for name, value in given.items()}
+    sizes = {count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages}
+    is_even = len(sizes) == 1 and not (plan.transformer and plan.transformer.model.further)
+    cuts: dict[str, object] = {said["pipeline_model_parallel_size"][0]: P}
+    cuts |= dict.fromkeys(_OTHER_CUTS)
+    if settings.states("noop_layers"):  # which fill up stages
+        cuts |= {"noop_layers": None, "num_layers": blocks}
+    cuts[f"model.{_LAYOUT}" if fields else _LAYOUT] = None if is_even else _layout(plan, parts)
+    virtual = f"model.{_CHUNKS}" if fields else _VIRTUAL
+    by_blocks = settings.states(_PER_STAGE) or (
+        virtual == _VIRTUAL and not settings.states(virtual)
+    )
+    cuts |= {_PER_STAGE: None, virtual: None}
+    if is_even and chunks > 1:
+        cuts |= {_PER_STAGE: blocks // len(plan.stages)} if by_blocks else {virtual: chunks}
+    again: dict[str, object] = dict.fromkeys(_OTHERS_AGAIN)
+    rest = list[dict[str, object]]()
+    for name, (path, value) in said.items():
+        path = NEMO.get(name, path) if nemo else path
+        if name.startswith("recompute_"):
+            again[path] = value
+        elif nemo and name == "use_distributed_optimizer":
+            rest.append({path: "distributed_fused_adam" if value else "fused_adam"})
+        elif name not in (_LAYOUT, _CHUNKS, "pipeline_model_parallel_size", "vocab_size"):
+            rest.append({path: value})
+    if settings.form == "script" and (plan.layout.tp or 1) * (plan.layout.cp or 1) > 1:
+        rest.append({"CUDA_DEVICE_MAX_CONNECTIONS": 1})
+    return [cuts, again, *rest]
 
 
 def _reader(trainer: str) -> Read:
@@ -479,6 +545,7 @@ MEGATRON = Trainer(
     suffix=".sh",
     faults=_faults,
     read=_reader("megatron"),
+    words=_words,
     reads="Megatron-LM: a script or YAML of its arguments, or the layout of its pipeline",
     example=_EXAMPLE,
 )

@@ -9,6 +9,7 @@ from typing import Any, Final
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import Graphs, Latent, Loss, Modelled, Numerics, Transformer
+from partopt.trainers.trainer import Expression
 
 PLAIN: Final = Loss(passes=52, held=6)
 FUSED: Final = Loss(passes=12, held=4)
@@ -67,12 +68,6 @@ OFFLOAD = (
     *("optimizer_cpu_offload", "optimizer_offload_fraction"),
     "overlap_cpu_optimizer_d2h_h2d",
 )
-
-
-class Expression(str):
-    """What stands in a program as it is."""
-
-    __repr__ = str.__str__
 
 
 def model_arguments(plan: Plan) -> dict[str, Any]:

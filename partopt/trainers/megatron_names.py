@@ -63,6 +63,18 @@ SYNONYMS: dict[str, tuple[str, ...]] = {name: (field,) for name, field in FIELDS
     "moe_flex_dispatcher_backend": ("flex_dispatcher_backend",),
     "cuda_graph_scope": ("cuda_graph_modules",),
 }
+# keys of NeMo's documents, where these are others than Bridge's fields
+NEMO = {
+    "recompute_granularity": "model.activations_checkpoint_granularity",
+    "recompute_method": "model.activations_checkpoint_method",
+    "recompute_num_layers": "model.activations_checkpoint_num_layers",
+    "tp_comm_overlap": "model.ub_tp_comm_overlap",
+    "use_distributed_optimizer": "optim.name",
+    "overlap_grad_reduce": "optim.overlap_grad_sync",
+    "overlap_param_gather": "optim.overlap_param_sync",
+    "micro_batch_size": "model.micro_batch_size",
+    "global_batch_size": "model.global_batch_size",
+}
 # what is refused, and what is not counted as it is written, by names of arguments
 _REFUSED = {
     "blocks of several kinds": "heterogeneous_layers_config_path hybrid_override_pattern "

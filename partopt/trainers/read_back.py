@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from partopt.configurations.settings import read_settings
+from partopt.configurations.settings import Settings
 from partopt.documents.engine import STATE
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Modelled, Transformer
@@ -34,14 +34,14 @@ class Losses(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def find_losses(plan: Plan, trainer: Trainer, parts: Sequence[Part], text: str) -> Losses:
+def find_losses(plan: Plan, trainer: Trainer, parts: Sequence[Part], settings: Settings) -> Losses:
     """What a trainer's text for a plan of a transformer lacks, by reading it."""
     about = plan.transformer
     if not about or not trainer.read or not trainer.practice:
         return Losses()
     asked = Asked(devices=plan.topology.cluster.devices)
     try:
-        found = trainer.read(read_settings(text), asked)
+        found = trainer.read(settings, asked)
     except PartoptError as error:
         return Losses([fault.message for fault in error.parts])
     assert found.model

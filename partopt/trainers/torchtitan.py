@@ -47,6 +47,7 @@ from partopt.trainers.torch import SYNCHRONOUS, csv_faults, csv_of
 from partopt.trainers.trainer import (
     PARTS,
     Asked,
+    Expression,
     Lever,
     Says,
     Stated,
@@ -148,10 +149,10 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     lines, pipeline = [model] * bool(model), dict[str, object]()
     if not alone:
         pipeline = {
-            "module_fqns_per_model_part": _Name("STAGES"),
+            "module_fqns_per_model_part": Expression("STAGES"),
             "pipeline_parallel_schedule": order
             or _PLACES.get(schedule(plan.schedule).shape, "ZBVZeroBubble"),
-            "pipeline_parallel_schedule_csv": None if named else _Name(_CSV.format(stem=stem)),
+            "pipeline_parallel_schedule_csv": None if named else Expression(_CSV.format(stem=stem)),
         }
         lines.append("config.training.disable_cuda_graphs = True  # pipelines need it")
     lines.append(f"config.activation_checkpoint = {f'{again}.Config()' if again else None}")
@@ -227,12 +228,8 @@ def _faults(plan: Plan) -> list[str]:
     return faults
 
 
-class _Name(str):
-    """A text that stands in a program as it is."""
-
-
 def _quoted(value: object) -> str:
-    if isinstance(value, _Name) or not isinstance(value, str):
+    if isinstance(value, Expression) or not isinstance(value, str):
         return str(value)
     return f'"{value}"'
 
@@ -572,26 +569,50 @@ COMPILED: dict[str, Any] = {
 }
 
 
-def _words(plan: Plan) -> dict[str, object]:
+def _words(plan: Plan, settings: Settings) -> list[dict[str, object]]:
     """The keys of TOML that say a layout, which are fields and flags, too."""
-    layout, about = plan.layout, plan.transformer
-    piped = (layout.pp or 1) > 1
-    pipeline = {
-        "pipeline_parallel_schedule": _NAMED_ORDERS.get(plan.schedule) if piped else None,
-        "pipeline_parallel_microbatch_size": layout.microbatch if piped else None,
+    layout, about, size = plan.layout, plan.transformer, plan.microbatch_size
+    piped, again = (layout.pp or 1) > 1, layout.recomputation.granularity
+    microbatches = (plan.microbatches or 1) // plan.stages[0].replicas if piped else 1
+    if any(map(settings.states, _TOKENS)):
+        tokens = [size, batch_of(plan)]
+        batch: dict[str, object] = {
+            f"training.{name}": count * (about.sequence if about else 1)
+            for name, count in zip(_TOKENS, tokens, strict=True)
+        }
+        batch["parallelism.num_pp_microbatches"] = microbatches if piped else None
+    else:
+        older = settings.states("training.batch_size")
+        batch = {f"training.{'batch_size' if older else 'local_batch_size'}": microbatches * size}
+        batch["training.global_batch_size"] = batch_of(plan)
+        batch["parallelism.pipeline_parallel_microbatch_size"] = size if piped else None
+    policy: dict[str, object] = {"activation_checkpoint.mode": again}
+    if settings.form == "program":
+        name = f"{_CHECKPOINTING[again]}.Config()" if again != "none" else "None"
+        policy = {"activation_checkpoint": Expression(name)}
+    orders, per_stage = {order: name for name, order in _SCHEDULES.items()}, None
+    if about and len(plan.stages) > 2 * pipeline_size(plan):  # two are the default
+        per_stage = -(-(about.model.blocks + 2) // len(plan.stages))
+    stages: dict[str, object] = {
+        "parallelism.pipeline_parallel_degree": pipeline_size(plan),
+        "parallelism.pipeline_parallel_schedule": orders.get(plan.schedule) if piped else None,
+        "parallelism.pipeline_parallel_layers_per_stage": per_stage,
+        **dict.fromkeys((_FIELD, "pipeline_parallel_split_points")),
     }
-    parallelism = {
-        **{field: getattr(layout, part) for part, field in _DEGREES.items()},
-        **_parallelism(plan, pipeline),
-        "enable_async_tensor_parallel": bool(about and about.practice.tp_overlap == "async"),
-    }
-    return {
-        **{f"parallelism.{name}": value for name, value in parallelism.items()},
-        "training.enable_cpu_offload": bool(about and about.practice.host_shards),
-        "training.local_batch_size": None if piped else layout.microbatch,
-        "activation_checkpoint.mode": layout.recomputation.granularity,
-        "compile.enable": bool(about and about.practice.compiled),
-    }
+    parallelism = _parallelism(plan, {})
+    if plan.shard != "none" and settings.value("data_parallel_shard_degree") in (None, -1):
+        del parallelism["data_parallel_shard_degree"]  # which is all that are left
+    compiled = "training.compile" if settings.states("training.compile") else "compile.enable"
+    asynchronous = bool(about and about.practice.tp_overlap == "async")
+    return [
+        batch,
+        policy,
+        stages,
+        *({f"parallelism.{name}": parallelism[name]} for name in parallelism if "pipe" not in name),
+        {"parallelism.enable_async_tensor_parallel": asynchronous},
+        {"training.enable_cpu_offload": bool(about and about.practice.host_shards)},
+        {compiled: bool(about and about.practice.compiled)},
+    ]
 
 
 TORCHTITAN = Trainer(

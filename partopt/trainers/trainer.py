@@ -153,9 +153,15 @@ class Asked:
     devices: int = 0
 
 
+class Expression(str):
+    """What stands in a program as it is."""
+
+    __repr__ = str.__str__
+
+
 Write = Callable[[Plan, Sequence[Part], str], Text]
 Read = Callable[[Settings, Asked], Stated]
-Words = Callable[[Plan], Mapping[str, object]]
+Words = Callable[[Plan, Settings], Sequence[Mapping[str, object]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +182,8 @@ class Trainer:
     that name each other. It `trains`, or runs forwards alone. `faults` finds what else it cannot
     say of a plan. `read(settings, asked)` reads a text, of which `reads` and `example` tell what it
     is: layouts of profiles, and with a `practice` all of a transformer's training. Of its plan
-    `words(plan)` are the settings that people have, where these are not those that it writes.
+    `words(plan, settings)` are the settings by which people say it, as those of a text have it;
+    what is said together is in one mapping, and None is not said.
     """
 
     name: str

@@ -165,7 +165,7 @@ def changed(layout="tp=2,pp=4,dp=2,microbatch=1", limit=None):
     plan = laid(layout=layout)
     if limit is not None:
         plan = limited(plan, limit)
-    changes = [("recompute_granularity", "full", "none"), ("num_layers", "32", "30")]
+    changes = ["recompute_granularity  full -> none", "num_layers  32 -> 30"]
     return transformer.render_change(plan, laid(), changes)
 
 

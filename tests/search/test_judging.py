@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from types import SimpleNamespace
 
 import pytest
 from msgspec import UNSET
@@ -150,22 +149,3 @@ def test_options_that_a_split_of_ones_own_ignores_are_refused():
     job = Job(uneven(), flat(4), microbatches=8, stages=3, **layout.options(flat(4)))
     with pytest.raises(PartoptError, match="the planner manual does not look at it"):
         judge_layout(job, layout)
-
-
-def test_settings_of_one_plan_alone_are_changes_either_way(monkeypatch):
-    """Of those that both have, what differs; `-` where there is none."""
-    settings = [{"both": 1, "changed": 2, "dropped": None}, {"both": 1, "changed": 3, "added": "x"}]
-    words = dict(zip("ab", settings, strict=True))
-    trainer = SimpleNamespace(words=words.get)
-    monkeypatch.setattr(judging, "TRAINERS", SimpleNamespace(lookup=lambda _: trainer))
-    words["a"]["gone"] = 4
-    assert judging._changes("a", "b", "any") == [
-        ("changed", "2", "3"),
-        ("gone", "4", "-"),
-        ("added", "-", "x"),
-    ]
-    assert judging._changes("b", "a", "any") == [
-        ("changed", "3", "2"),
-        ("added", "x", "-"),
-        ("gone", "-", "4"),
-    ]

@@ -21,8 +21,9 @@ from partopt.importers.hugging_face import (
 )
 from partopt.job import Job
 from partopt.search import judging
+from partopt.search.changes import change_text
 from partopt.search.jobs import read_job
-from partopt.search.judging import _changes, judge_layout
+from partopt.search.judging import judge_layout
 from partopt.trainers import export_plan
 from tests.helpers import rows
 from tests.trainers.models import exported, model_of, plan_layout, value_of
@@ -614,9 +615,11 @@ def test_a_script_of_megatron_deepspeed():
 
 
 def test_a_script_without_a_flash_kernel_is_told_of_it():
-    asked, _ = read("deepspeed", DEEPSPEED.replace("--use-flash-attn-v2", ""))
+    text = DEEPSPEED.replace("--use-flash-attn-v2", "")
+    asked, _ = read("deepspeed", text)
     assert asked.facts == {"attention": "scores"}
-    changes = {name: new for name, _, new in judge_layout(asked).changes}
+    judged = judge_layout(asked)
+    changes = {name: new for name, _, new in change_text(text, judged.plan, judged.best).rows}
     assert changes["--use-flash-attn-v2"] == "True"
 
 
@@ -632,7 +635,8 @@ def test_the_best_is_no_slower_and_the_changes_are_what_differs():
     compared = judge_layout(asked)
     yours, best = compared.plan, compared.best
     assert seconds_of(best) <= seconds_of(yours) and best.fits
-    changes = {name: (old, new) for name, old, new in compared.changes}
+    rows = change_text(MEGATRON, yours, best).rows
+    changes = {name: (old, new) for name, old, new in rows}
     assert changes["--overlap-grad-reduce"] == ("-", "True")
     own, layout = yours.layout, best.layout
     for name, part in (("tensor", "tp"), ("pipeline", "pp")):
@@ -650,17 +654,19 @@ WORDS = [
 
 @pytest.mark.parametrize(("trainer", "text", "one", "form"), WORDS, ids=lambda own: own[:12])
 def test_changes_are_in_the_words_of_the_configuration(trainer, text, one, form):
-    names = [name for name, _, _ in judge_layout(read(trainer, text)[0]).changes]
-    assert one in names and len({*names}) == len(names)
-    assert all(re.fullmatch(form, name) for name in names)
+    judged = judge_layout(read(trainer, text)[0])
+    names = [name for name, _, _ in change_text(text, judged.plan, judged.best).rows]
+    assert one in names and len({*names}) == len(names), names
+    assert [name for name in names if not re.fullmatch(form, name)] == []
 
 
 def test_a_variable_of_the_environment_is_no_flag():
     alone = MEGATRON.replace("TP:-4", "TP:-1").replace("PP=2", "PP=4")
     asked, _ = read("megatron", alone)
     plans = [judging.plan_layout(asked.with_(layout=Layout(tp=tp))) for tp in (1, 2)]
-    changes = {name: new for name, _, new in _changes(*plans, "megatron")}
-    assert changes["CUDA_DEVICE_MAX_CONNECTIONS (environment)"] == "1"
+    changes = change_text(alone, *plans)
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS", "-", "1") in changes.rows
+    assert changes.text.splitlines()[1] == "export CUDA_DEVICE_MAX_CONNECTIONS=1"
 
 
 def test_the_best_of_its_own_layout_changes_nothing():
@@ -668,7 +674,7 @@ def test_the_best_of_its_own_layout_changes_nothing():
     best = judge_layout(asked).best
     text = export_plan(best, "megatron").main
     again = judge_layout(read("megatron", text)[0])
-    assert again.best == again.plan and not again.changes
+    assert again.best == again.plan and change_text(text, again.plan, again.best).text == text
 
 
 def test_what_a_trainer_does_not_have_is_not_in_its_best():

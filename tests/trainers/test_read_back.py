@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.exports import drawn, judge
 from partopt import Layout, PartoptError, export_plan
+from partopt.configurations.settings import read_settings
 from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.search import judging
@@ -110,7 +111,7 @@ def test_another_number_of_blocks_is_noticed():
     text, flag = export_plan(plan, "megatron").main, "--recompute-num-layers"
     for blocks, said in ((6, "6"), (9, "always")):
         other = text.replace(f"{flag} 7", f"{flag} {blocks}")
-        faults = find_losses(plan, TRAINERS["megatron"], parts, other).faults
+        faults = find_losses(plan, TRAINERS["megatron"], parts, read_settings(other)).faults
         assert list(faults) == [f"recomputation is 7, it would be {said}"]
 
 
@@ -148,9 +149,10 @@ def test_a_text_that_says_another_training_is_noticed(old, new, fault):
     trainer = TRAINERS["megatron"]
     parts = find_parts([name for stage in plan.stages for name in stage.modules])
     text = export_plan(plan, "megatron").main
-    assert find_losses(plan, trainer, parts, text) == ([], [])
+    assert find_losses(plan, trainer, parts, read_settings(text)) == ([], [])
     assert old in text
-    faults = find_losses(plan, trainer, parts, text.replace(old, new, 1)).faults
+    other = read_settings(text.replace(old, new, 1))
+    faults = find_losses(plan, trainer, parts, other).faults
     assert [own for own in faults if fault in own]
 
 
