@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
 
-from partopt.configurations.settings import read_settings
+from partopt.configurations.settings import Settings, read_settings
 from partopt.documents.engine import Layout
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Transformer
@@ -24,6 +27,7 @@ from partopt.trainers.parts import block_bounds
 from partopt.trainers.trainer import Asked
 from partopt.transformer.iteration import Degrees, settle_cut, stage_counts
 
+_SERVERS = re.compile(r"(SLURM_(JOB_NUM_|N)|NUM_|N_?)?NODES|NHOSTS", re.I)
 # settings of a configuration that stand for options of a job
 _SETTINGS = {"sequence": ("seq_length", "seq_len"), "global_batch": ("global_batch_size",)}
 
@@ -118,7 +122,17 @@ def read_job(
             code="missing-option",
             option="profile",
         )
-    found = reader.read(settings, Asked(devices=topology.cluster.devices))
+    asked = Asked(devices=topology.cluster.devices)
+    found = reader.read(settings, asked)
+    servers = _servers_of(settings, topology, values)
+    if servers and "global_batch" not in options:  # a batch that is made for others
+        with suppress(PartoptError):
+            batch = reader.read(read_settings(text, values | servers, function), asked).batch
+            if batch != found.batch:
+                was = ", ".join(f"{name}={settings.value(name)}" for name in servers)
+                given = " ".join(f"{name}={count}" for name, count in servers.items())
+                note = f"a batch of {found.batch} is of {was}: `arguments={given}` makes it {batch}"
+                found = replace(found, notes=[*found.notes, note])
     assert found.model
     stated = structs.asdict(layout_with(options.pop("layout", Layout()), options))
     stated = {name: value for name, value in stated.items() if value is not None}
@@ -135,6 +149,16 @@ def read_job(
     if found.blocks is None or (layout.pp or 1) == 1:
         return job, found.notes
     return _with_ends(job, found.blocks, found.further_stage, found.notes)
+
+
+def _servers_of(settings: Settings, topology: Topology, given: Collection[str]) -> dict[str, str]:
+    """The variables of a script that say other servers than the cluster has, with these."""
+    servers = topology.cluster.devices // topology.cluster.levels[0].size
+    return {
+        name: str(servers)
+        for name in sorted(settings.variables - set(given))
+        if _SERVERS.fullmatch(name) and settings.known(name) not in (None, servers)
+    }
 
 
 def _with_ends(
