@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -118,6 +119,16 @@ class BlockRecomputation(NamedTuple):
         return self.way in ("always", "auto")
 
 
+@lru_cache(maxsize=4096)  # searches ask it of every layout, again and again
+def _recomputation_of(
+    recompute: Recompute | Literal["selective"] | int | None, modules: str | None
+) -> BlockRecomputation:
+    made = tuple(modules.split("+")) if modules else ()
+    if isinstance(recompute, int):
+        return BlockRecomputation("always", recompute, made)
+    return BlockRecomputation(recompute or "never", None, made)
+
+
 class Layout(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """How a model lies on devices, as trainers say it; None where nothing says it.
 
@@ -144,10 +155,7 @@ class Layout(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def recomputation(self) -> BlockRecomputation:
         """What of a block is made again: nothing where the layout does not say it."""
-        modules = tuple(self.modules.split("+")) if self.modules else ()
-        if isinstance(self.recompute, int):
-            return BlockRecomputation("always", self.recompute, modules)
-        return BlockRecomputation(self.recompute or "never", None, modules)
+        return _recomputation_of(self.recompute, self.modules)
 
     @property
     def shares_gradients(self) -> bool:

@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType, structs
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, seconds_of
-from partopt.documents.transformer import Challenger, Transformer, Worth
+from partopt.documents.transformer import Challenger, Practice, Transformer, Worth
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search.layout_plans import is_apart, modelled_of, simulate_layout, with_modelled
@@ -237,7 +237,7 @@ class Switches:
         """The switches with values that free ever more, and how the trainer trains with them.
 
         Of several that have values one has all of them in turn, and the others have the last. All
-        of it for every job that is asked.
+        of it for every job that is asked and that the switches leave another one.
         """
         valued = [lever for lever in on if lever.values]
         most = {lever: lever.at(lever.values[-1]) for lever in valued}
@@ -245,9 +245,14 @@ class Switches:
         for last in valued:
             rest = frozenset(most.get(lever, lever) for lever in on if lever != last)
             every.append([rest | {last.at(value)} for value in last.values])
-        for job, steps in itertools.product(self._jobs, every):
-            first = self._training(job, steps[0])
-            yield job, steps, [first, *(self._training(job, step, first) for step in steps[1:])]
+        for steps in every:
+            practices = list[Practice]()
+            for job in self._jobs:
+                works = [self._training(job, steps[0])]
+                if works[0].practice not in practices:
+                    practices.append(works[0].practice)
+                    works += [self._training(job, step, works[0]) for step in steps[1:]]
+                    yield job, steps, works
 
     def _search(self, on: frozenset[Lever], least: Taken | None) -> Taken | None:
         """With those that need several tensor or expert parallel ranks, or on one without them.

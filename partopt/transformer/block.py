@@ -36,8 +36,9 @@ JOINED = 30  # bytes of passes over a further token's inputs: norms, joined, res
 BESIDE = 1.2  # of the host's time, where it starts two microbatches side by side
 GROUPED = 0.75  # of the operations, where experts have a capacity
 
-# of a practice, what no block depends on
-_BESIDE_BLOCKS = ("ends", "optimizer_offload", "offload_overlap")
+# of a practice, what no block depends on, and what none of the parts inside one does
+_BESIDE_BLOCKS = ("ends", "optimizer_offload", "offload_overlap", "fsdp")
+_BESIDE_PARTS = (*_BESIDE_BLOCKS, "loss", "graphs", "offload", "dispatch_overlap")
 
 Recomputed = Literal["never", "selective", "always"]
 
@@ -104,13 +105,24 @@ class Scale(NamedTuple):
         return Seconds(self.forward * computed.forward, self.backward * computed.backward)
 
 
+@dataclass(frozen=True)
+class Computed:
+    """What is computed so far, by shape: blocks of kinds, their mean, further tokens; and cuts."""
+
+    blocks: dict[Shape, Mapping[Kind, Block]] = field(default_factory=dict)
+    means: dict[Shape, Block] = field(default_factory=dict)
+    further: dict[Shape, Seconds] = field(default_factory=dict)
+    cuts: dict[tuple[object, ...], Sequence[Any]] = field(default_factory=dict)
+    insides: dict[tuple[Shape, Kind], Mapping[str, Seconds]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """A transformer that a trainer trains on some device: all but the layout.
 
     With a `calibration` blocks of its kind take what was measured of them, of other shapes in
     proportion. Blocks are cut as the practice does, or in one of the `other_ends` where a layout is
-    faster so and needs no more than `room` bytes. What `cuts` were asked for is kept.
+    faster so and needs no more than `room` bytes. What was `computed` is kept.
     Tensor parallel ranks may outnumber heads of keys where the trainer `repeats_keys`, stages have
     one of embedding and head that share a weight where it `parts_ties`. Raises PartoptError for a
     number format, an attention or a way to the host's memory that the device is not known to have.
@@ -127,14 +139,9 @@ class Training:
     parts_ties: bool = True
     other_ends: Sequence[str] = ()
     room: float = math.inf
-    _blocks: dict[Shape, Mapping[Kind, Block]] = field(
+    _shared: dict[tuple[object, ...], Computed] = field(
         default_factory=dict, init=False, compare=False
     )
-    _means: dict[Shape, Block] = field(default_factory=dict, init=False, compare=False)
-    cuts: dict[tuple[object, ...], Sequence[Any]] = field(
-        default_factory=dict, init=False, compare=False
-    )
-    _further: dict[Shape, Seconds] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
         formats = [*self.rates.products]
@@ -190,22 +197,37 @@ class Training:
         return [self, *map(self.cut_by, self.other_ends)]
 
     def share_blocks(self, other: Training) -> None:
-        """Share the blocks that are computed with `other`, if these depend on nothing that differs.
+        """Share what is computed with `other` and all that shares it, where nothing differs for it.
 
-        Of the sizes of levels they know that of a server, which is among the rates.
+        Of the sizes of levels blocks know that of a server, which is among the rates.
         """
-        beside = {name: getattr(self.practice, name) for name in _BESIDE_BLOCKS}
         alike = replace(
             other,
-            practice=structs.replace(other.practice, **beside),
+            practice=self.practice,
             engine=self.engine,
+            format=self.format,
             rates=replace(other.rates, sizes=self.rates.sizes),
             other_ends=self.other_ends,
             room=self.room,
         )
-        if alike == self and other.gradient_bytes == self.gradient_bytes:
-            for name in ("_blocks", "_means", "_further"):
-                object.__setattr__(self, name, getattr(other, name))
+        if alike == self:
+            object.__setattr__(self, "_shared", other._shared)
+
+    @cached_property
+    def computed(self) -> Computed:
+        """What is known of all trainings with such blocks that share it."""
+        return self._computed_but_for(_BESIDE_BLOCKS)
+
+    @cached_property
+    def _insides(self) -> dict[tuple[Shape, Kind], Mapping[str, Seconds]]:
+        """The parts inside of blocks, of all that have such parts."""
+        return self._computed_but_for(_BESIDE_PARTS).insides
+
+    def _computed_but_for(self, beside: Sequence[str]) -> Computed:
+        """What is known of trainings that differ in these parts of the practice alone."""
+        practice = structs.replace(self.practice, **dict.fromkeys(beside))
+        key = practice, self.format, self.gradient_bytes
+        return self._shared.setdefault(key, Computed())
 
     @property
     def wide(self) -> Format:
@@ -249,9 +271,10 @@ class Training:
 
     def blocks(self, shape: Shape) -> Mapping[Kind, Block]:
         """A block of every kind, as `counts` has them; looked up where they were asked for."""
-        if shape not in self._blocks:
-            self._blocks[shape] = {kind: self._block(shape, kind) for kind in self.counts}
-        return self._blocks[shape]
+        if (found := self.computed.blocks.get(shape)) is None:
+            found = {kind: self._block(shape, kind) for kind in self.counts}
+            self.computed.blocks[shape] = found
+        return found
 
     def block(self, shape: Shape, kind: Kind | None = None) -> Block:
         """A block of a kind, by default the last one's."""
@@ -259,9 +282,9 @@ class Training:
 
     def mean(self, shape: Shape) -> Block:
         """A block in the mean of kinds; what it has while it is made again is of the largest."""
-        if shape not in self._means:
-            self._means[shape] = self._mean(shape)
-        return self._means[shape]
+        if (found := self.computed.means.get(shape)) is None:
+            found = self.computed.means[shape] = self._mean(shape)
+        return found
 
     def _mean(self, shape: Shape) -> Block:
         if len(self.counts) == 1:
@@ -358,8 +381,14 @@ class Training:
             tokens=self.tokens(shape) / self.share(shape),
         )
 
-    def _inside(self, shape: Shape, kind: Kind) -> dict[str, Seconds]:
-        """The parts that are in a block's module, computed."""
+    def _inside(self, shape: Shape, kind: Kind) -> Mapping[str, Seconds]:
+        """The parts that are in a block's module, computed; whatever is made again or copied."""
+        key = shape._replace(recompute="never", modules=(), offload=()), kind
+        if key not in self._insides:
+            self._insides[key] = self._compute_inside(*key)
+        return self._insides[key]
+
+    def _compute_inside(self, shape: Shape, kind: Kind) -> Mapping[str, Seconds]:
         experts = self.experts(shape)
         return {
             "products": _sum(self._linear_s(shape, p) for p in self.products(shape, kind)),
@@ -643,9 +672,9 @@ class Training:
 
     def further_s(self, shape: Shape) -> Seconds:
         """A block that predicts a further token, what joins its inputs, head and loss."""
-        if shape not in self._further:
-            self._further[shape] = self._further_s(shape)
-        return self._further[shape]
+        if shape not in self.computed.further:
+            self.computed.further[shape] = self._further_s(shape)
+        return self.computed.further[shape]
 
     def _further_s(self, shape: Shape) -> Seconds:
         block, model, T = self.block(shape), self.model, self.tokens(shape)

@@ -264,11 +264,11 @@ def stages_of(work: Training, degrees: Degrees, together: int | None = None) -> 
     by_seconds = p > 1 and (ends == "free" or (ends == "fewer" and v == 1))
     head = _head(work, degrees) if by_seconds else 0.0
     key = p, v, ends, head, together
-    if key not in work.cuts:
+    if key not in work.computed.cuts:
         counts, place = _counts(work.model.blocks, p, v, ends, head), further_stage(ends)
         found = _stages(work.kinds, counts, work.model.further, place, together or p * v)
-        work.cuts[key] = found
-    return work.cuts[key]
+        work.computed.cuts[key] = found
+    return work.computed.cuts[key]
 
 
 def cut_of(work: Training, degrees: Degrees) -> str:
@@ -281,8 +281,8 @@ def cut_of(work: Training, degrees: Degrees) -> str:
     if ends != "free" or p == 1 or (v > 1 and not work.is_unequal):
         return ends
     blocks, further = work.blocks(shape), work.model.further
-    if v == 1 and (key := (degrees, "free")) in work.cuts:
-        return str(work.cuts[key])
+    if v == 1 and (key := (degrees, "free")) in work.computed.cuts:
+        return str(work.computed.cuts[key])
     by_kind = {
         kind: Seconds(block.forward_s, block.backward_s + again * block.again_s)
         for kind, block in blocks.items()
@@ -294,7 +294,7 @@ def cut_of(work: Training, degrees: Degrees) -> str:
         units = [embedding, *(by_kind[kind] for kind in work.kinds), head]
         units[-1:-1] = [Seconds(*tokens)] if further else []
         found = ends_of(cut_for_makespan(units, p, m), work.model.blocks, further)
-        work.cuts[key] = found
+        work.computed.cuts[key] = found
         return found
     mean_s = work.mean(shape).seconds / PARTS
     sizes = [round(sum(unit) / mean_s) for unit in (*by_kind.values(), embedding, tokens, head)]
