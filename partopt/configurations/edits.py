@@ -136,9 +136,10 @@ def _edit_script(
         yield [Edit(place.value, place.stop, blank + write(place)) for place, blank in pairs]
     others = [path for other in beside for path in settings.values if _is_called(path, other)]
     for place in itertools.chain.from_iterable(map(places, others)):
-        has_dashes = "-" in plain[place.start : place.value].strip().lstrip("-")
-        spelled = f"--{name.replace('_', '-') if has_dashes else name}"
-        yield [Edit(place.stop, place.stop, f" {write(place, spelled)}")]
+        written = plain[place.start : place.value].strip()
+        spelled = f"--{name.replace('_', '-') if '-' in written.lstrip('-') else name}"
+        added = write(place, spelled) if written.startswith("--") else f"{name}={value}"
+        yield [Edit(place.stop, place.stop, f" {added}")]
 
 
 def _places(
@@ -147,7 +148,8 @@ def _places(
     """Where a flag stands, or the key of a JSON document that a script writes."""
     flag = re.escape(name).replace("_", "[-_]")
     times = 0 if value is True else len(value) if isinstance(value, list) else 1
-    for match in re.finditer(rf"[ \t]*(?<![\w.-])--{flag}(?![\w.-])", plain):
+    sign = r"(?:--|\+{0,2})" if "." in name else "--"  # or none, of Hydra
+    for match in re.finditer(rf"[ \t]*(?<![\w.+-]){sign}{flag}(?![\w.-])", plain):
         inside = any(start < match.start() < stop for start, stop in quoted)
         word = _IN_QUOTES if inside else _BARE
         words = re.compile(rf"(?:=|(?:[ \t]|\\\n)+){word}" if times else "")

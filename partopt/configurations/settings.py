@@ -177,8 +177,9 @@ class Settings:
     def show(self, name: str) -> str:
         """A name as the text writes it."""
         is_flag = self.form == "script" and name not in self.variables
-        as_written = name if f"--{name}" in self.text else name.replace("_", "-")
-        return f"--{as_written}" if is_flag else name
+        if not is_flag or ("." in name and f"--{name}" not in self.text):  # of Hydra
+            return name
+        return f"--{name if f'--{name}' in self.text else name.replace('_', '-')}"
 
     def _refuse_unknown(self, name: str, unknown: Sequence[str]) -> None:
         variables = ", ".join(f"${name}" if name.isdecimal() else name for name in unknown)
@@ -285,6 +286,8 @@ class _Document:
         dots = len(name) - len(name.lstrip("."))
         parents = path.split(".")[: -dots or None]
         target = ".".join([*parents, name[dots:]]) if dots else name
+        if target not in self.values:  # a file that stands for its part of a whole
+            target = target.partition(".")[2]
         known = target in self.values and depth < _DEEP
         return self.resolve(target, depth) if known else mark(name[dots:])
 

@@ -65,10 +65,12 @@ _CLASSES = {
     "punct": "{-~:-@!-/[-`",
 }  # fmt: skip
 _LETTERS = dict(zip("abefnrtvE\\'\"?", "\a\b\x1b\f\n\r\t\v\x1b\\'\"?", strict=True))
+_OVERRIDE = re.compile(r"\+{0,2}([a-zA-Z_]\w*(?:\.\w+)+)=(.*)", re.S)  # of Hydra
 _ASSIGNMENT = re.compile(r"([-+*/%&|^]|<<|>>)?=")
 _CHANGES = ("Excl", "Names", "Slice", "Repl", "Exp")  # what is done to a value in `${...}`
 _TURNS = 100  # of a loop, unless it is over words
 _LONGEST = 1_000_000  # letters of a value
+_CHEAP = 100  # letters that are copied in a step of work
 _PATTERNED = 1000  # letters of a pattern, and of what it is compared with
 _WORK = 200_000  # commands, words and letters that a script makes, by their weights
 
@@ -393,6 +395,7 @@ class _ScriptReader:
         self.state.unsure = False
         self.loops += 1
         for _ in range(turns if body else 1):
+            self.spend(10)
             held = holds()
             if held is False:
                 break
@@ -671,7 +674,7 @@ class _ScriptReader:
     def assign(self, name: str, value: Value) -> None:
         """Give a variable a value, unless it is given."""
         length = len(value) + sum(map(len, value))
-        self.spend(5 + length // 20 + length // _LONGEST * _WORK)
+        self.spend(5 + length // _CHEAP + length // _LONGEST * _WORK)
         name = self.aliases.get(name, name)
         if name not in self.given:
             self.state.variables[name] = value
@@ -693,7 +696,18 @@ class _ScriptReader:
         return self.test(words)
 
     def double_brackets(self, node: Node) -> bool | None:
-        """Whether what stands in `[[ ]]` holds."""
+        """Whether what stands in `[[ ]]` holds: one of the sides of `||`, all terms of it."""
+        terms = _terms(node)
+        sides: list[list[bool | None]] = [[]]
+        for how, term in terms if len(terms) > 1 else ():
+            if how == "||":
+                if _either(sides[-1], False):
+                    return True
+                sides.append([])
+            if False not in sides[-1]:
+                sides[-1].append(self.double_brackets(term))
+        if len(terms) > 1:
+            return _either([_either(side, False) for side in sides], True)
         match node:
             case {"Type": "ParenTest", "X": inside}:
                 return self.double_brackets(inside)
@@ -701,11 +715,6 @@ class _ScriptReader:
                 return _negate(self.double_brackets(inside))
             case {"Type": "UnaryTest", "Op": sign, "X": word}:
                 return self.test([sign, self.text(word)])
-            case {"Type": "BinaryTest", "Op": "&&" | "||" as how, "X": one, "Y": other}:
-                left, decides = self.double_brackets(one), bool(how == "||")
-                if left is decides:
-                    return decides
-                return _either((left, self.double_brackets(other)), decides)
             case {"Type": "BinaryTest", "Op": sign, "X": one, "Y": other}:
                 if sign in _COMPARISONS:
                     a, b = (self.whole(word) for word in (one, other))
@@ -844,7 +853,7 @@ class _ScriptReader:
             ways = [{"Parts": way} for way in expand_braces(parts)]
             self.spend(len(ways) * (5 + len(parts)))
             if ways:
-                return [found for way in ways for found in self.words(way)]
+                return [found for way in map(_join_names, ways) for found in self.words(way)]
         found, current = list[str](), None
         for part in parts:
             for text, quoted in self.pieces([part]):
@@ -873,7 +882,7 @@ class _ScriptReader:
         """The one text that a word expands to; `escape` is for what is quoted in it."""
         pieces = self.pieces(word.get("Parts", ()), quotes)
         text = "".join(escape(text) if quoted else text for text, quoted in pieces)
-        self.spend(len(text) // 20 + len(text) // _LONGEST * _WORK)
+        self.spend(len(text) // _CHEAP + len(text) // _LONGEST * _WORK)
         return text.replace(_BREAK, " ")
 
     def pieces(self, parts: Sequence[Node], quotes: str = "") -> Iterator[tuple[str, bool]]:
@@ -962,7 +971,8 @@ class _ScriptReader:
         if option:
             missing = value is None or (value == mark(name) and name not in self.state.variables)
             text = "" if missing else without_unset(_text(value or ""))
-            absent = missing or (not text and (option[1] or is_unset(_text(value or ""))))
+            is_empty = bool(option[1]) or is_unset(_text(value or ""))
+            absent = missing or (not text and is_empty)
             if option[2] == "+" and text and not strip_marks(text):  # which may be empty
                 return text
             if (option[2] == "+") == absent or option[2] == "?":
@@ -1057,6 +1067,34 @@ class _ScriptReader:
             return None
         printed = _print_words(words[0], words[1:]) if words else None
         return mark("printf") if printed is None else printed
+
+
+def _join_names(word: Node) -> Node:
+    """A word that braces made, where `$X{1,2}` is `$X1` and `$X2`."""
+    parts = list[Node]()
+    for part in word["Parts"]:
+        named = parts and parts[-1].get("Short") and parts[-1].get("Param", {}).get("Value", "")
+        more = re.match(r"\w*", part.get("Value", "") if part["Type"] == "Lit" else "")
+        if named and named.isidentifier() and more and more[0]:
+            parts[-1] = parts[-1] | {"Param": {"Value": named + more[0]}}
+            part = part | {"Value": part["Value"][more.end() :]}
+        parts += [part] if part.get("Value", "-") else []
+    return {"Parts": parts}
+
+
+def _terms(node: Node) -> list[tuple[str, Node]]:
+    """The terms of a test, with what stands before them: of `&&` and `||` shfmt makes no order.
+
+    What it negates as a whole is the first.
+    """
+    match node:
+        case {"Type": "BinaryTest", "Op": "&&" | "||" as how, "X": one, "Y": other}:
+            (_, first), *rest = _terms(other)
+            return [*_terms(one), (how, first), *rest]
+        case {"Type": "UnaryTest", "Op": "!", "X": inside}:
+            (_, first), *rest = _terms(inside)
+            return [("", {"Type": "UnaryTest", "Op": "!", "X": first}), *rest]
+    return [("", node)]
 
 
 def _is_empty_array(reader: _ScriptReader, parts: Sequence[Node]) -> bool:
@@ -1177,6 +1215,8 @@ def _merge(values: Sequence[Value | None], unknown: str) -> Value:
 def flag_words(words: Sequence[str]) -> dict[str, list[str]]:
     """The words of every `--flag`, up to the next; those within quoted words, too.
 
+    So are values of Hydra, `model.seq_length=4096`.
+
     Words of variables that are set nowhere are left out behind others, as bash does.
     """
     flat = list[str]()
@@ -1188,7 +1228,9 @@ def flag_words(words: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     flag = None
     for word in flat:
-        if re.match(r"--\w", word):
+        if override := _OVERRIDE.fullmatch(word):
+            found[override[1]] = [override[2]]
+        elif re.match(r"--\w", word):
             flag, equals, value = word[2:].partition("=")
             found[flag] = [value] if equals else []
         elif flag is not None and not (word.endswith(".py") and found[flag]):

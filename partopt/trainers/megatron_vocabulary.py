@@ -82,15 +82,24 @@ def _find_vocabulary(settings: Settings, usual: int, hidden: int, ranks: int) ->
             return exact, exact
     divisor = settings.count("make_vocab_size_divisible_by", default=0) or 0
     # beside a model that is named, a constant of another file is that of a tokenizer for tests
-    value = settings.known("vocab_size") if usual else settings.find("vocab_size")
+    value = settings.known("vocab_size") if usual else _find_words(settings)
     stated = value is not None and not (usual and isinstance(value, str))
-    words = (settings.count("vocab_size", default=usual) or 0) if stated else usual
+    words = value if isinstance(value, int) else usual
+    if stated and (not isinstance(value, int) or value < 1):
+        words = settings.count("vocab_size", default=usual) or 0
     named = 0 if stated else _of_tokenizer(settings, hidden, usual)
     if named not in (0, usual):  # another tokenizer than the model's
         words, usual = named, 0
         divisor = divisor or _DIVISOR * (not settings.has("extra_vocab_size"))
     multiple = divisor * ranks if divisor and (stated or not usual) else 1
     return words, -(-words // multiple) * multiple
+
+
+def _find_words(settings: Settings) -> object:
+    """The words that a text says, of the model where those of its tokenizer are not known."""
+    last = [value for path, value in settings.values.items() if path.endswith(".vocab_size")]
+    numbers: list[object] = [value for value in last if isinstance(value, int)]
+    return settings.known("vocab_size") or (numbers or [settings.find("vocab_size")])[-1]
 
 
 def _of_tokenizer(settings: Settings, hidden: int, usual: int) -> int:

@@ -1,8 +1,15 @@
-"""Shell scripts at random, harmless to run: assignments, and one command `train` at the end."""
+"""Shell scripts at random, harmless to run, that end in a command `train`: its words are compared.
+
+Those of a Writer are of what the reader knows; statements are of all that bash has.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
+
+from partopt.configurations.shell import read_script
+from tests.bash import run_bash
 
 NAMES = ["A", "B", "C", "D"]
 ARRAYS = ["X", "Y"]
@@ -10,6 +17,77 @@ TEXTS = ["", "1", "2", "8", "07B", "a b", "--x 3", "it's", 'say "hi"', "a/b/c.d.
 TEXTS += ["Full"]
 SIGNS = [*"+-*/%<>&|^", "**", "<=", ">=", "==", "!=", "&&", "||", "<<", ">>"]
 LITERAL = ["1", "2", "7", "0x10", "010", "12", "3"]
+
+
+# statements over a few variables, in whose places values are drawn
+STATEMENTS = [
+    *("A={w}", "A+={w}", "B=$A{w}", "B=({w} {w} {w})", "B+=({w})", "B[{n}]={w}", "B[-1]={w}"),
+    *("B[i+1]={w}", "B[{n}]+={w}", "((B[{n}]++))", "unset 'B[{n}]'", "unset B", "i={n}"),
+    *("declare -i N={n}*2; N+={n}", "declare -u U={w}", "declare -l U={w}; U+={w}"),
+    *("declare -A M; M[{w}]={n}; M[{w}]={w}; A=${{M[{w}]}}${{#M[@]}}", 'export "A={w}"'),
+    *("declare -n R=A; R={w}", "f() {{ local -n r=$1; r={w}; }}; f A"),
+    *("f() {{ declare -g A={w}; local i={n}; return {n}; }}; f && B={w}",),
+    *("f() {{ for i in 1 2; do [ $i = {n} ] && return {n}; done; }}; f || A={w}",),
+    *("printf -v A '%02d%s' {n} {w}", "A=$(printf '%s:%d' {w} {n})", "A=$(echo -e '{w}\\t{w}')"),
+    *("A=$'{w}\\t\\x4{n}'", "B=({{0{n}..1{n}}})", "B=({{{w},x{{{n},{w}}}}})", "B=({{9..{n}..2}})"),
+    *(
+        "case {w}{n} in {p}) A=1;; *) A=2;; esac",
+        "A=${{A#{p}}}",
+        "A=${{A%%{p}}}",
+        "A=${{A//{p}/_}}",
+    ),
+    *("case {w} in {p}) A=1;;& {p}) B=2;& a) i=3;; *) A=4;; esac", "[[ {w}{n} == {p} ]] && A=y"),
+    *("[[ {w}{n} =~ ^[[:alpha:]]+{n}$ ]] && A=z", "A=${{B[@]:1}}", "A=${{B[{n}]:-{w}}}"),
+    "[[ ! -n $U && {w} == {p} || $i -gt {n} ]] && A=b || A=c",
+    "[[ {n} -eq 1 || ! {w} == {p} && ( -z $U || ! $i == {n} ) ]] && A=d",
+    *("i1=x; B=($i{{1,{n}}}{w})", "B=(${{i}}{{1,{n}}} $1{{0,1}})"),
+    *("for i in 1 2 3; do for j in 1 2; do [ $i$j = {n}1 ] && continue 2; A+=$j; done; done",),
+    *("for i in 1 2 3; do for j in 1 2; do [ $i$j = {n}2 ] && break 2; A+=$j; done; done",),
+    *("A=$(false) || A={w}", "A=$(echo {w}) && B={n}", "(exit {n}) && A=q", "A={w} & wait"),
+    *("false | true && A={w}", "set -o pipefail; false | true || A={w}", "! (exit {n}) || A=r"),
+    *("f() {{ [ {n} = 1 ]; return $?; }}; f && A={w}", "f() {{ [ {n} = 2 ]; }}; f && A={w}"),
+    *("IFS=,; B=({w},{n} $A,$A); unset IFS", "A='{w},x y,{n}'", 'IFS=,; A="${{B[*]}}"; B=($A)'),
+    *("IFS=$'\\n'; B=($A); IFS=' '", "IFS=, read -r i <<< {w}; B=($A)", "IFS=; B=($A); unset IFS"),
+    *("while (( i < 5 )); do i=$((i + {n} + 1)); done", "if true | false; then A={w}; fi"),
+]
+FILLINGS: dict[str, Sequence[str]] = {
+    "w": ["a", "ab", "xyz", "Q"],
+    "n": "0123",
+    "p": ["a*", "*[[:digit:]]", "[^a]*", "?", "[!x-z]*", "@(a|b)", "[[:upper:]]?"],
+}
+
+
+def fill(statement: str, w: str, n: str, p: str) -> str:
+    """A statement with a word, a number and a pattern in their places."""
+    return statement.format(w=w, n=n, p=p)
+
+
+def draw(random: Random) -> str:
+    """A script of some statements."""
+    return show(
+        [
+            fill(random.choice(STATEMENTS), *map(random.choice, FILLINGS.values()))
+            for _ in range(random.randint(1, 5))
+        ]
+    )
+
+
+def show(statements: Sequence[str]) -> str:
+    """A script that runs the statements and hands on what they leave."""
+    shown = 'train "$A" "${B[@]}" x${#B[@]} "${B[1]}" x$N x$U x$i "${A:-1}"'
+    return "\n".join(["i=0 A=m", *statements, shown])
+
+
+def words_of_bash(script: str) -> list[str] | None:
+    """The words of the last `train` that bash runs; None where bash reports an error."""
+    done = run_bash("train() { [ $# = 0 ] || printf '%s\\0' \"$@\"; }\n" + script)
+    return None if done.stderr else done.stdout.split("\0")[:-1]
+
+
+def words_read(script: str) -> list[str]:
+    """The words of the last `train` that is read."""
+    commands = [words[1:] for words in read_script(script, {}).commands if words[0] == "train"]
+    return list(commands[-1])
 
 
 class Writer:

@@ -369,3 +369,9 @@ def test_hostile_texts_are_read_or_refused_soon(name):
     with suppress(PartoptError):
         read_settings(HOSTILE[name]).find("a")
     assert time.process_time() - began < 5
+
+
+def test_a_file_refers_to_itself_by_the_place_that_it_has_in_a_whole():
+    text = "model:\n  hidden: 64\n  ffn: ${training.model.hidden}\n  heads: ${other.hidden.x}\n"
+    settings = read_settings(text)
+    assert settings.find("ffn") == 64 and settings.find("heads") is None

@@ -20,7 +20,15 @@ from partopt.configurations.shell import flag_words, read_script
 from partopt.configurations.shell_syntax import BrokenScriptError
 from partopt.errors import PartoptError
 from tests.bash import run_bash
-from tests.configurations.shell_scripts import Writer
+from tests.configurations.shell_scripts import (
+    FILLINGS,
+    STATEMENTS,
+    Writer,
+    fill,
+    show,
+    words_of_bash,
+    words_read,
+)
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bash") is None, reason="there is no bash to compare with"
@@ -43,6 +51,9 @@ SCRIPTS = {
     "if": 'A=fp8\nif [[ "$A" == "fp8" ]]; then\n B=(--fp8)\nelif [ $A = x ]; then B=(--x)\n'
     "else\n B=(--bf16)\nfi\ntrain ${B[@]}",
     "else": 'if [ 3 -gt 4 ]; then A=1; else A=2; fi\nif ! [ -z "$A" ]; then B=3; fi\ntrain $A $B',
+    "one of several, not the first": "A=1; [[ ! -n $A && -n $A || $A == 1 ]] && B=x; train $B",
+    "other than empty": "A=; train a${A:+1} b${A+2} c${A:-3} d${A-4}",
+    "braces behind a name": "X1=a; X=z; train $X{1,.2} ${X}{1,2}",
     "if without else": "A=1\nif [ $A = 2 ]; then A=3; fi\nif [ $A = 4 ]; then A=5; fi\ntrain $A",
     "both and either": 'A=1\nif [ $A -eq 1 ] && [ -n "" ]; then B=x; else B=y; fi\n'
     'if [[ $A == 2 || $A != 3 ]]; then C=x; else C=y; fi\ntrain "$B" "$C"',
@@ -64,18 +75,6 @@ SCRIPTS = {
     "several on a line": "A=1;B=2\tC=3; train $A$B$C;true",
     "quotations": """train "a'b" 'c"d' e\\ f "g\\"h" ''""",
 }
-
-
-def words_of_bash(script: str) -> list[str] | None:
-    """The words of the last `train` that bash runs; None where bash reports an error."""
-    done = run_bash("train() { printf '%s\\0' \"$@\"; }\n" + script)
-    return None if done.stderr else done.stdout.split("\0")[:-1]
-
-
-def words_read(script: str) -> list[str]:
-    """The words of the last `train` that is read."""
-    commands = [words[1:] for words in read_script(script, {}).commands if words[0] == "train"]
-    return list(commands[-1])
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -105,54 +104,47 @@ def test_what_a_script_starts_in_bash_ends_with_it(tmp_path):
     assert not (tmp_path / "late").exists()
 
 
-# statements over a few variables, in whose places values are drawn
-STATEMENTS = [
-    *("A={w}", "A+={w}", "B=$A{w}", "B=({w} {w} {w})", "B+=({w})", "B[{n}]={w}", "B[-1]={w}"),
-    *("B[i+1]={w}", "B[{n}]+={w}", "((B[{n}]++))", "unset 'B[{n}]'", "unset B", "i={n}"),
-    *("declare -i N={n}*2; N+={n}", "declare -u U={w}", "declare -l U={w}; U+={w}"),
-    *("declare -A M; M[{w}]={n}; M[{w}]={w}; A=${{M[{w}]}}${{#M[@]}}", 'export "A={w}"'),
-    *("declare -n R=A; R={w}", "f() {{ local -n r=$1; r={w}; }}; f A"),
-    *("f() {{ declare -g A={w}; local i={n}; return {n}; }}; f && B={w}",),
-    *("f() {{ for i in 1 2; do [ $i = {n} ] && return {n}; done; }}; f || A={w}",),
-    *("printf -v A '%02d%s' {n} {w}", "A=$(printf '%s:%d' {w} {n})", "A=$(echo -e '{w}\\t{w}')"),
-    *("A=$'{w}\\t\\x4{n}'", "B=({{0{n}..1{n}}})", "B=({{{w},x{{{n},{w}}}}})", "B=({{9..{n}..2}})"),
-    *(
-        "case {w}{n} in {p}) A=1;; *) A=2;; esac",
-        "A=${{A#{p}}}",
-        "A=${{A%%{p}}}",
-        "A=${{A//{p}/_}}",
-    ),
-    *("case {w} in {p}) A=1;;& {p}) B=2;& a) i=3;; *) A=4;; esac", "[[ {w}{n} == {p} ]] && A=y"),
-    *("[[ {w}{n} =~ ^[[:alpha:]]+{n}$ ]] && A=z", "A=${{B[@]:1}}", "A=${{B[{n}]:-{w}}}"),
-    *("for i in 1 2 3; do for j in 1 2; do [ $i$j = {n}1 ] && continue 2; A+=$j; done; done",),
-    *("for i in 1 2 3; do for j in 1 2; do [ $i$j = {n}2 ] && break 2; A+=$j; done; done",),
-    *("A=$(false) || A={w}", "A=$(echo {w}) && B={n}", "(exit {n}) && A=q", "A={w} & wait"),
-    *("false | true && A={w}", "set -o pipefail; false | true || A={w}", "! (exit {n}) || A=r"),
-    *("f() {{ [ {n} = 1 ]; return $?; }}; f && A={w}", "f() {{ [ {n} = 2 ]; }}; f && A={w}"),
-    *("IFS=,; B=({w},{n} $A,$A); unset IFS", "A='{w},x y,{n}'", 'IFS=,; A="${{B[*]}}"; B=($A)'),
-    *("IFS=$'\\n'; B=($A); IFS=' '", "IFS=, read -r i <<< {w}; B=($A)", "IFS=; B=($A); unset IFS"),
-    *("while (( i < 5 )); do i=$((i + {n} + 1)); done", "if true | false; then A={w}; fi"),
-]
-FILLED = st.tuples(
-    st.sampled_from(STATEMENTS),
-    st.sampled_from(["a", "ab", "xyz", "Q"]),
-    st.integers(0, 3),
-    st.sampled_from(["a*", "*[[:digit:]]", "[^a]*", "?", "[!x-z]*", "@(a|b)", "[[:upper:]]?"]),
-).map(lambda drawn: drawn[0].format(w=drawn[1], n=drawn[2], p=drawn[3]))
+FILLED = st.builds(
+    fill, *map(st.sampled_from, (STATEMENTS, FILLINGS["w"], FILLINGS["n"], FILLINGS["p"]))
+)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(FILLED, min_size=1, max_size=5))
 def test_statements_leave_what_bash_leaves_or_what_is_not_known(statements):
     """A value that bash has not is never read; what is not modelled has a name."""
-    shown = 'train "$A" "${B[@]}" x${#B[@]} "${B[1]}" x$N x$U x$i "${A:-1}"'
-    script = "\n".join(["i=0 A=m", *statements, shown])
+    script = show(statements)
     expected = words_of_bash(script)
     if expected is None:
         return
     found = [without_unset(word) for word in words_read(script)]
     if not any(map(unknown_names, found)):
         assert found == expected, script
+
+
+def test_many_lines_that_grow_a_text_are_read():
+    lines = [f'ARGS="$ARGS --option-{n} /a/long/path/{n:0100}"' for n in range(160)]
+    words = words_read("\n".join(["ARGS=", *lines, "train $ARGS"]))
+    assert len(words) == 320 and words[-2] == "--option-159"
+
+
+def test_overrides_of_hydra_are_settings():
+    words = [
+        "--config-name",
+        "c",
+        "++model.tensor_model_parallel_size=4",
+        "'trainer.nodes=2'",
+        "--x",
+        "1",
+        "a.b",
+    ]
+    found = flag_words([word.strip("'") for word in words])
+    assert found == {
+        "config-name": ["c"],
+        "model.tensor_model_parallel_size": ["4"],
+        "trainer.nodes": ["2"],
+        "x": ["1", "a.b"],
+    }
 
 
 def test_a_condition_that_is_not_known_leaves_no_default():

@@ -854,3 +854,8 @@ def test_torchtitans_models_of_several_kinds_are_written_by_their_flavors():
         assert f'"layers.{model.blocks - 1}", "norm", "lm_head"]' in text
         again, _ = read("torchtitan", text)
         assert answer(judging.plan_layout(again)) == answer(plan)
+
+
+def test_words_of_a_tokenizer_that_are_not_known_do_not_hide_those_of_the_model():
+    words = "  vocab_size: 128256\ntokenizer: {vocab_size: '${other.words}'}\n"
+    assert read("megatron-bridge", f"{NEMO}{words}")[0].model.vocabulary == 128256
