@@ -35,8 +35,10 @@ from partopt.transformer.iteration import Estimate, estimate
 from partopt.transformer.rates import HOP_S, Port, Rates, clock
 
 # what collectives achieve: of an NVLink, nccl-tests on servers of A100, H100 and H200 (78 to 82 %);
-# of a port with messages of 256 MiB and more, four servers of 8 H100 with InfiniBand
+# of a port with messages of 256 MiB and more, four servers of 8 H100 with InfiniBand; of the link
+# of a B200 SimuMax at 4dcaae5
 LINK, PORT = 0.80, 0.82
+LINKS = {"B200": 0.673}
 ENOUGH = 10**15  # bytes of a device, where only seconds are asked for
 DEVICES = {"A100": "a100", "H100": "h100", "B200": "gb200"}  # whose attention kernels they have
 # whose products are as their files say: columns have a GB200's at another power limit
@@ -141,7 +143,8 @@ READ = {
 READ |= {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "trainer", "gpus"}
 READ |= {"global_batch"}
 IGNORED = {"split", "tokens_gpu_s", "model_tflops", "memory_kind", "release", "facts", "source"}
-# of models, what no column says
+# of recipes and of models, what no column says: MLPerf's and Bridge's have fp8_param_gather
+FP8_PARAMETERS = {"mlperf-405b", "blackwell"}
 GROUPS = {"deepseek-v3": (8, 4)}
 
 
@@ -186,6 +189,7 @@ def practice_of(row: Mapping[str, str]) -> Practice:
             "muon": row["optimizer"] == "muon",
             "dispatch_overlap": row["expert_overlap"] == "yes",
             "stops_early": row["early"] == "yes",
+            "fp8_parameters": row["table"] in FP8_PARAMETERS,
             "shards": "server" if row["hsdp"] == "yes" else "all",
         },
     )
@@ -225,8 +229,8 @@ def rates_of(row: Mapping[str, str]) -> Rates:
     products = {"bfloat16": "best16", "float16": "best16", "fp8": "best8", "nvfp4": "best4"}
     found = shipped_file(KNOWN.get(row["device_name"]) or DEVICES[row["device_kind"]])
     assert found is not None and found[1].training is not None
-    server = int(row["server"])
-    inner = Level(name="server", size=server, bandwidth_bytes_per_s=LINK * number["link"])
+    server, link = int(row["server"]), LINKS.get(row["device_name"], LINK) * number["link"]
+    inner = Level(name="server", size=server, bandwidth_bytes_per_s=link)
     known = Rates.of(found[1], Topology(name="", device=Device(name=""), levels=[inner]))
     if row["device_name"] not in KNOWN:
         known = dataclasses.replace(
@@ -311,6 +315,8 @@ def layout_of(row: Mapping[str, str]) -> Layout:
     half = max(1, int(row["layers"]) // (2 * p * v))
     modules = row["recompute_modules"] if row["recompute"] == "selective" else ""
     recompute = {"none": "never", "full": "always", "other": half}
+    if row["recompute"].isdecimal():
+        recompute[row["recompute"]] = int(row["recompute"])
     shard = "optimizer" if row["sharded"] == "yes" else "none"
     if row["trainer"] in ("torchtitan", "fsdp1") or row["fsdp"] == "yes":
         shard = "gradients" if row["grads_only"] == "yes" else "parameters"

@@ -347,7 +347,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     `shards` lie over all replicas, or over those in a server. With `fsdp` they may be of gradients
     and parameters, which the engine has not by itself. In `flat_shards` a parameter is in 16 bits
     beside its float32 copy, and its gradient as it is exchanged; two blocks have lasting buffers;
-    where gradients alone are shared, parameters are whole all along. `host_shards` are in the
+    where gradients alone are shared, parameters are whole all along. Those of products are of one
+    byte with `fp8_parameters`, where products are in fp8 with a scale a tensor. `host_shards` are in the
     host's memory, where the optimizer steps them. `conversion` is bytes an element to fp8.
 
     Experts' `dispatch` sends a row for every expert of a token; or a copy to every server and rank
@@ -386,6 +387,7 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     shards: Literal["all", "server"] = "all"
     fsdp: bool = False
     flat_shards: bool = True
+    fp8_parameters: bool = False
     host_shards: bool = False
     conversion: Traffic = 6
     dispatch: Dispatch = "alltoall"

@@ -331,11 +331,14 @@ def _options(job: Job, training: Training, found: Estimate) -> dict[str, Any]:
     if "in shares" in memory:  # and what is whole in a pipeline beside it
         state = share_bytes(training) - (2 + training.gradient_bytes) * (layout.pp == 1)
     else:
-        state = memory["optimizer"] / (memory["parameters"] / 2)
-        state *= n * (layout.cp or 1) if layout.shard == "optimizer" else 1
+        held = memory["gradients"] / training.gradient_bytes
+        state = memory["optimizer"] - (2 * held - memory["parameters"])
+        state *= (n * (layout.cp or 1) if layout.shard == "optimizer" else 1) / held
     facts: dict[str, Any] = {"optimizer_bytes": max(0.0, state)}
     if "in shares" in memory and BITS[training.format] < 16:
         facts["gathered_bytes"] = BITS[training.format] / 8
+    elif training.weight_bytes < 2:
+        facts["gathered_bytes"] = training.weight_bytes
     if layout.scatters_early:
         facts["allreduce"] = "overlap"
     if training.practice.host_shards:

@@ -502,6 +502,7 @@ MEGATRON = Trainer(
         "graphs": {name: {"graphs": name} for name in ("none", "router", "attention", "full")},
         "routing": {name: {"routing": name} for name in ("real", "balanced", "capacity")},
         "fused-experts": {"no": {"fused_experts": False}, "yes": {"fused_experts": True}},
+        "fp8-parameters": {"no": {"fp8_parameters": False}, "yes": {"fp8_parameters": True}},
         "muon": {"no": {"muon": False}, "yes": {"muon": True}},
         "fsdp": {"no": {"fsdp": False}, "yes": {"fsdp": True}},
         "optimizer-offload": {share: {"optimizer_offload": float(share)} for share in _SHARES},

@@ -693,6 +693,7 @@ def _facts(
         ("routing", "balanced"): on("moe_router_force_load_balancing"),
         ("routing", "capacity"): padded,
         ("fused-experts", "yes"): bool(model.experts) and on("use_transformer_engine_op_fuser"),
+        ("fp8-parameters", "yes"): settings.has("fp8_param_gather") and not flat,
         ("fsdp", "yes"): flat,
         ("muon", "yes"): isinstance(optimizer, str) and "muon" in optimizer,
         ("offload", offload): bool(offload),

@@ -109,6 +109,7 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "fp16": about.format == "float16",
         "fp8_format": fp8[0],
         "fp8_recipe": fp8[1],
+        "fp8_param_gather": about.practice.fp8_parameters,
         "fp4_format": "e2m1" if about.format == "nvfp4" else None,
         "cross_entropy_loss_fusion": practice.loss == FUSED,
         "tp_comm_overlap": practice.tp_overlap == "buffers" and (layout.tp or 1) > 1,

@@ -141,9 +141,9 @@ def note_arguments(settings: Settings) -> Iterator[str]:
     if settings.find("position_embedding_type") == "alibi":
         yield f"{settings.show('position_embedding_type')}: alibi is counted as learned positions"
     gathered = settings.has("fp8_param_gather")
-    if gathered != settings.has("use_megatron_fsdp") and (gathered or settings.has("fp8_format")):
-        how = "in 16 bits" if gathered else "in the format of products"
-        yield f"{settings.show('fp8_param_gather')}: parameters are counted as gathered {how}"
+    if not gathered and settings.has("use_megatron_fsdp") and settings.has("fp8_format"):
+        named = settings.show("fp8_param_gather")
+        yield f"{named}: parameters are counted as gathered in the format of products"
     optimizer = settings.find("optimizer")
     if isinstance(optimizer, str) and not re.search("adam|muon", optimizer.lower()):
         yield f"{settings.show('optimizer')}: its state is counted as Adam's"

@@ -239,6 +239,11 @@ class Training:
         """Of a gradient as it is kept, and exchanged."""
         return 4 if self.engine.gradients == "float32" else 2
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of a parameter of a product where it is whole, as it is kept and gathered."""
+        return 1 if self.practice.fp8_parameters and self.format == "fp8" else 2
+
     def tokens(self, shape: Shape) -> float:
         """T."""
         return shape.b * self.sequence / shape.c
@@ -608,10 +613,10 @@ class Training:
 
     def _gather_s(self, shape: Shape) -> float:
         size = self.tokens(shape) * self.model.hidden * BITS[self.format] / 8
-        return self.rates.link_s(size, shape.t)
+        return self.rates.replicas_s(size, shape.t)
 
     def _scatter_s(self, shape: Shape) -> float:
-        return self.rates.link_s(self.tokens(shape) * self.model.hidden * 2, shape.t)
+        return self.rates.replicas_s(self.tokens(shape) * self.model.hidden * 2, shape.t)
 
     @property
     def _shown(self) -> float:
@@ -690,9 +695,9 @@ class Training:
         loss, rates, t = self.practice.loss, self.rates, shape.t
         T, h, V = self.tokens(shape), self.model.hidden, self.model.vocabulary
         whole_s = sum(rates.linear_s(T, V / t, h, self.wide, self._grad_out(shape)))
-        whole_s += 3 * rates.link_s(2 * T * h, t)
+        whole_s += 3 * rates.replicas_s(2 * T * h, t)
         if loss.gathers and t > 1:
-            copies_s = rates.link_s(2 * T * V, t) + rates.passes_s(GATHERED * T * V)
+            copies_s = rates.replicas_s(2 * T * V, t) + rates.passes_s(GATHERED * T * V)
             return whole_s + copies_s + rates.passes_s(T * V * loss.passes)
         return whole_s + rates.passes_s(T * V / t * loss.passes)
 

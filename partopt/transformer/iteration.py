@@ -428,7 +428,7 @@ def _pipeline_s(work: Training, degrees: Degrees, stages: Sequence[Stage]) -> di
         idle_s = makespan_s(loads, [seconds.forward for seconds in every], m) - m * slow_s
     elif work.practice.dispatch_overlap:  # one more microbatch is in flight
         idle_s += whole_s / p / v
-    send_s = rates.send_s(work.message_bytes(shape), degrees.devices // p)
+    send_s = rates.send_s(work.message_bytes(shape), degrees.devices // p, degrees.devices)
     shown_s, fill = send_s, p - 1
     if ("interleaved" if v > 1 else "1f1b") not in work.engine.waits:
         # a send goes under the next chunk's work, but not while the pipe fills and drains
@@ -436,7 +436,7 @@ def _pipeline_s(work: Training, degrees: Degrees, stages: Sequence[Stage]) -> di
         shown_s = max(0.0, send_s - chunk_s / 2) + rates.taken * send_s
         fill += (v - 1) * p
     if work.practice.sends == "parts" and not work.practice.sequence_parallel:
-        shown_s += rates.link_s(shape.t * work.message_bytes(shape), shape.t)
+        shown_s += rates.replicas_s(shape.t * work.message_bytes(shape), shape.t)
     return {
         "imbalance": m * (slow_s - whole_s / p),
         "bubble": idle_s,
@@ -516,8 +516,8 @@ def _replicas_s(
     reduce_s += ways * rates.replicas_s(experts * grad, copies, degrees.spread)
     gather_s = 0.0
     if shared:
-        gather_s = rates.replicas_s(2 * dense, degrees.sharers, t)
-        gather_s += rates.replicas_s(2 * experts, copies, degrees.spread)
+        gather_s = rates.replicas_s(work.weight_bytes * dense, degrees.sharers, t)
+        gather_s += rates.replicas_s(work.weight_bytes * experts, copies, degrees.spread)
     if seen:
         reduce_s, gather_s = _seen(degrees) * reduce_s, _seen(degrees) * gather_s
     if model.tied and p > 1:  # the first and the last stage add theirs, all replicas at once
@@ -609,7 +609,7 @@ def state_bytes(work: Training, degrees: Degrees) -> float:
     for kind, count in work.counts.items():
         dense, experts = work.parameters(shape, kind)
         sharers = (degrees.sharers, _copies(degrees)) if shares else (1, 1)
-        found += count * (2 + work.gradient_bytes) * (dense + experts)
+        found += count * (work.weight_bytes + work.gradient_bytes) * (dense + experts)
         found += count * _state(work) * (dense / sharers[0] + experts / sharers[1])
     return found / degrees.p
 
@@ -651,6 +651,19 @@ def working_bytes(work: Training, shape: Shape, made_again: float) -> float:
     if work.practice.scores:
         size += work.practice.scores.work * model.heads * work.sequence * T / shape.t
     return size
+
+
+def _spare_bytes(work: Training, shape: Shape) -> float:
+    """Of the tensors that stand for gradients which products add up: one a shape of weights.
+
+    In 16 bits, for all blocks (Transformer Engine, pytorch/module/base.py, get_dummy_wgrad).
+    """
+    model = work.model
+    shapes = {(one.n, one.k) for kind in work.counts for one in work.products(shape, kind)}
+    if model.experts:
+        width = model.expert_ffn / shape.etp
+        shapes |= {((model.matrices - 1) * width, model.hidden), (model.hidden, width)}
+    return 2 * sum(n * k for n, k in shapes)
 
 
 def _in_flight(degrees: Degrees, d: int) -> float:
@@ -718,13 +731,15 @@ def _stage_bytes(
     if practice.dispatch_overlap and p > 1 and model.experts:
         flight += 1 / v
     buffers = practice.buffer_bytes
+    if practice.sums == "product" and not shape.fsdp:
+        buffers += _spare_bytes(work, shape)
     if model.experts and practice.dispatch != "alltoall":
         buffers += DISPATCH_BYTES
     if shape.offload:
         contents = _contents(work, degrees, stage)
         whole += BLOCKS * max((block.copied_bytes for block, n in contents if n), default=0.0)
     return {
-        "parameters": 2 * held,
+        "parameters": 2 * held - (2 - work.weight_bytes) * sum(_held(work, degrees, stage)),
         "gradients": work.gradient_bytes * held,
         "optimizer": _state(work) * stepped,
         "activations": kept * flight * (1 + CAPTURED * (practice.graphs != "none")),

@@ -57,7 +57,8 @@ class Port(NamedTuple):
 class Rates:
     """A device in a cluster: operations and bytes a second.
 
-    `peaks` and `bandwidth` are the data sheet's, of products by number format and of memory;
+    `peaks` and `bandwidth` are the data sheet's, of products by number format and of memory, of
+    which passes over tensors reach a share, `passed`;
     `products` are what a benchmark finds, `attention` has kernels by name. `link` is a
     device's inside a server of `server` devices, achieved, in one direction; `outer` has the ports
     of the levels between servers, and `sizes` those of all levels, innermost first. The host starts
@@ -74,6 +75,7 @@ class Rates:
     link: float
     server: int
     multiprocessors: int
+    passed: float = MEMORY
     outer: Sequence[Port] = ()
     sizes: tuple[int, ...] = ()
     launch: float = LAUNCH_S
@@ -110,6 +112,7 @@ class Rates:
             link=inner.bandwidth_bytes_per_s * inner.links,
             server=inner.size,
             multiprocessors=training.multiprocessors.value,
+            passed=training.passes.value if training.passes else MEMORY,
             outer=tuple(outer),
             sizes=tuple(level.size for level in topology.cluster.levels),
             launch=parse_seconds(training.host.value) if training.host else LAUNCH_S,
@@ -134,7 +137,7 @@ class Rates:
 
     def passes_s(self, size_bytes: float) -> float:
         """Seconds in which so many bytes of tensors are read and written."""
-        return size_bytes / (MEMORY * self.bandwidth)
+        return size_bytes / (self.passed * self.bandwidth)
 
     def stepped_on_host_s(self, parameters: float, overlaps: bool) -> float:
         """Seconds of AdamW in the host's memory, with the copies there and back.
@@ -215,10 +218,6 @@ class Rates:
         )
         return Seconds(flops / forward, 2.5 * flops / backward)
 
-    def link_s(self, size_bytes: float, ranks: int) -> float:
-        """A gather or a scatter-reduction of `size_bytes` in all, over ranks of a server."""
-        return size_bytes * (ranks - 1) / ranks / self.link
-
     def ports(self, senders: int, span: float = math.inf) -> Iterator[Port]:
         """Of the levels that groups of `span` devices side by side go over, what a device has.
 
@@ -242,8 +241,11 @@ class Rates:
         """The same of a collective's rings, which have the ports of all devices that send none."""
         return min([self.link, *(port.ring for port in self.ports(senders, span))])
 
-    def replicas_s(self, size_bytes: float, ranks: int, stride: int) -> float:
-        """The same over `ranks` that are `stride` devices apart, beside groups of those between."""
+    def replicas_s(self, size_bytes: float, ranks: int, stride: int = 1) -> float:
+        """A gather or a scatter-reduction of `size_bytes` in all, over so many `ranks`.
+
+        They are `stride` devices apart, and groups of those between do the same beside them.
+        """
         return size_bytes * (ranks - 1) / ranks / self.ring_rate(stride, ranks * stride)
 
     def scattered_s(self, size_bytes: float, ranks: int) -> float:
@@ -254,9 +256,9 @@ class Rates:
             found_s = max(found_s, size_bytes * (1 - 1 / groups) / message)
         return found_s
 
-    def send_s(self, size_bytes: float, stage: int) -> float:
-        """A message to the next `stage` of so many devices, between servers."""
-        return HOP_S + size_bytes / self.message_rate(stage)
+    def send_s(self, size_bytes: float, stage: int, span: float = math.inf) -> float:
+        """A message to the next `stage` of so many devices, in a pipeline over `span` of them."""
+        return HOP_S + size_bytes / self.message_rate(stage, span)
 
 
 def clock(power: float) -> float:

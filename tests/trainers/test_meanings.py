@@ -279,7 +279,7 @@ NOTES = rows("""
     --no-bias-swiglu-fusion | model: --no-bias-swiglu-fusion
     --optimizer lion | --optimizer: its state is counted as Adam's
     --num-experts 8 | --moe-token-dispatcher-type: allgather is counted as alltoall
-    --fp8-format hybrid --fp8-param-gather | gathered in 16 bits
+    --fp8-format hybrid --use-megatron-fsdp | gathered in the format of products
     --transformer-impl local | attention is counted as a kernel that writes no scores
     --attention-backend unfused | attention is counted as a kernel that writes no scores
     --msamp | --msamp: formats of MS-AMP are not counted

@@ -47,6 +47,7 @@ from tests.transformer.helpers import (
 )
 
 SHIPPED = dataclasses.replace(RATES, device="H100-80GB")  # profiles say the digest of its file
+APART = dataclasses.replace(RATES, server=1)  # pipelines go over ports
 HOSTED = dataclasses.replace(RATES, host_link=50e9, host_memory=60e9)
 BLOCKING = replace(ENGINE, allreduce="blocking", waits=("1f1b", "interleaved"))
 
@@ -63,7 +64,7 @@ def test_one_device_runs_its_blocks_one_after_the_other():
 
 
 def test_a_pipeline_has_a_bubble_and_waits_for_its_sends():
-    work, shape = training(engine=BLOCKING), Shape()
+    work, shape = training(engine=BLOCKING, rates=APART), Shape()
     block, head, embed = work.block(shape), work.head_s(shape), work.embedding_s(shape)
     parts = estimate(work, Layout(pp=4), 16).parts
     slow = block.seconds + head  # the last of four stages of a block
@@ -72,10 +73,13 @@ def test_a_pipeline_has_a_bubble_and_waits_for_its_sends():
     assert parts["bubble"] == pytest.approx(whole - slow)
     assert parts["imbalance"] == pytest.approx(16 * (slow - whole / 4))
     assert parts["sends"] == pytest.approx(2 * 16 * (send + PASS_S) + 2 * 3 * send)
+    inside = estimate(training(engine=BLOCKING), Layout(pp=4), 16).parts["sends"]
+    send = HOP_S + 2 * 2048 * 1024 / RATES.link
+    assert inside == pytest.approx(2 * 16 * (send + PASS_S) + 2 * 3 * send)
 
 
 def test_chunks_make_the_bubble_smaller_and_sends_more():
-    work = training(replace(LLAMA, blocks=16), engine=BLOCKING)
+    work = training(replace(LLAMA, blocks=16), engine=BLOCKING, rates=APART)
     one, two = (estimate(work, Layout(pp=4, chunks=v), 16).parts for v in (1, 2))
     assert two["bubble"] == pytest.approx(one["bubble"] / 2)
     send = HOP_S + 2 * 2048 * 1024 / PORT
@@ -84,8 +88,8 @@ def test_chunks_make_the_bubble_smaller_and_sends_more():
 
 def test_sends_are_hidden_where_the_engine_does_not_wait():
     model, layout = replace(LLAMA, blocks=16), Layout(pp=4, chunks=2)
-    waits = estimate(training(model, engine=BLOCKING), layout, 64).parts["sends"]
-    hidden = estimate(training(model), layout, 64).parts["sends"]
+    waits = estimate(training(model, engine=BLOCKING, rates=APART), layout, 64).parts["sends"]
+    hidden = estimate(training(model, rates=APART), layout, 64).parts["sends"]
     send = HOP_S + 2 * 2048 * 1024 / PORT
     fill = 3 + 4  # a chunk goes round the four devices once more
     chunk = 2 * training(model).block(Shape()).seconds
@@ -93,7 +97,7 @@ def test_sends_are_hidden_where_the_engine_does_not_wait():
     shown = RATES.taken * send + PASS_S
     assert hidden == pytest.approx(2 * 64 * 2 * shown + 2 * fill * send)
     assert hidden < waits
-    slow = with_port(RATES, PORT / 100)
+    slow = with_port(APART, PORT / 100)
     send = HOP_S + 2 * 2048 * 1024 / (PORT / 100)
     late = estimate(training(model, rates=slow), layout, 64).parts["sends"]
     shown = send - chunk / 2 + RATES.taken * send + PASS_S

@@ -84,7 +84,7 @@ def test_a_device_of_which_nothing_is_known_is_refused():
 
 def test_exchanges_by_hand():
     assert RATES.passes_s(3e12) == pytest.approx(1 / MEMORY)
-    assert RATES.link_s(8e9, 4) == pytest.approx(6e9 / 3e11)
+    assert RATES.replicas_s(8e9, 4) == pytest.approx(6e9 / 3e11)
     assert RATES.replicas_s(8e9, 1, 1) == 0.0
     assert RATES.replicas_s(8e9, 8, 1) == pytest.approx(7e9 / 3e11)
     # eight of a server use all of its ports, but no more than their links
