@@ -298,6 +298,7 @@ def model_of(row: Mapping[str, str]) -> Transformer:
         window=number["window"],
         full_period=number["window_period"] if number["window_period"] > 1 else 0,
         latent=latent if number["kv_lora"] else None,
+        sinks=row["model"].startswith("gpt-oss"),
         **(shape if number["experts"] else {}),
     )
 
@@ -363,8 +364,6 @@ def _refuse_unknown(row: Mapping[str, str]) -> None:
     """PartoptError for what nobody knows the time of."""
     why = {
         "blocks of another kind: " + row["other"]: row["other"],
-        "attention with sinks: its kernel is not known": row["model"].startswith("gpt-oss"),
-        "attention in 8 bits is not known": row["fp8_attention"] == "yes",
         "optimizers beside Adam and Muon": row["optimizer"] not in ("adam", "muon"),
     }
     for what, here in why.items():

@@ -112,11 +112,11 @@ class Training(documents.StrictStruct, frozen=True, kw_only=True):
     """What the kernels of trainers achieve: `products` by number format, `attention` by kernel.
 
     `peaks` are those of formats of which torch has no parameters. The clock follows the power
-    `limit` over the `rated` power. Passes over tensors reach the share `passes` of the bandwidth, and its host starts
-    an operation in `host`, where those are not the usual ones. Collectives take some of the
-    `multiprocessors`. Copies to and from the host's memory
-    reach `host_link` in one direction, and `host_memory` is its share of what the host's processors
-    read and write; both are achieved, beside the other devices of a server.
+    `limit` over the `rated` power. Passes over tensors reach the share `passes` of the bandwidth,
+    and its host starts an operation in `host`, where those are not the usual ones. Collectives take
+    some of the `multiprocessors`. Copies to and from the host's memory reach `host_link` in one
+    direction, and `host_memory` is its share of what the host's processors read and write; both are
+    achieved, beside the other devices of a server.
     """
 
     peaks: dict[str, _Peak] = {}

@@ -347,9 +347,9 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     `shards` lie over all replicas, or over those in a server. With `fsdp` they may be of gradients
     and parameters, which the engine has not by itself. In `flat_shards` a parameter is in 16 bits
     beside its float32 copy, and its gradient as it is exchanged; two blocks have lasting buffers;
-    where gradients alone are shared, parameters are whole all along. Those of products are of one
-    byte with `fp8_parameters`, where products are in fp8 with a scale a tensor. `host_shards` are in the
-    host's memory, where the optimizer steps them. `conversion` is bytes an element to fp8.
+    where gradients alone are shared, parameters are whole all along. `host_shards` are in the
+    host's memory, where the optimizer steps them. With `fp8_parameters` those of products have one
+    byte, where products are in fp8 with a scale a tensor. `conversion` is bytes an element to fp8.
 
     Experts' `dispatch` sends a row for every expert of a token; or a copy to every server and rank
     that has some of them (DeepEP, HybridEP), of `dispatch_bytes` an element.
@@ -537,6 +537,19 @@ class BlockParts(documents.StrictStruct, frozen=True, kw_only=True, omit_default
     kept_bytes: Bytes
 
 
+class RunErrors(documents.StrictStruct, frozen=True, kw_only=True):
+    """How far published `runs` `like` a plan's are from what is computed, of the seconds.
+
+    No constant was fitted to them. `half` are within one share, one of a `twentieth` is over the
+    other.
+    """
+
+    like: str
+    runs: Count
+    half: Seconds
+    twentieth: Seconds
+
+
 class ClosedForm(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What the closed form of an iteration is made of.
 
@@ -544,7 +557,8 @@ class ClosedForm(documents.StrictStruct, frozen=True, kw_only=True, omit_default
     Every one of the `stages` has a letter for what it holds: `E` embedding, `t` a block, `m` a
     further token, `L` head. A rank has so many `tokens` of a microbatch; head, embedding and what
     predicts a further token take `head_s`, `embedding_s` and `further_s` of it. `host_bytes` lie in
-    the memory of a server. Products of `odd_widths` take longer than is computed.
+    the memory of a server. Products of `odd_widths` take longer than is computed. Published runs
+    had these `errors`.
     """
 
     parts: dict[str, float]
@@ -557,6 +571,7 @@ class ClosedForm(documents.StrictStruct, frozen=True, kw_only=True, omit_default
     blocks: Annotated[list[BlockParts], msgspec.Meta(min_length=1)]
     host_bytes: Bytes = 0
     odd_widths: bool = False
+    errors: RunErrors | None = None
 
 
 class Modelled(documents.StrictStruct, frozen=True, kw_only=True):

@@ -32,18 +32,6 @@ from partopt.report.text import (
 )
 from partopt.units import format_bytes, format_seconds
 
-# what benchmarks/published_trainers.py --left-out says of runs that no constant was fitted to; and
-# what it says of runs of new sources
-TRUST = (
-    "on published runs that no constant was fitted to, half within 4.1 %, one of twenty off by "
-    "more than 14 %; on 83 runs of new sources, half within 8.2 %, one of twenty off by more than "
-    "30.2 %"
-)
-TRUST_IN_EXPERTS = (
-    "on published runs of a model that no constant was fitted to, half within 7.4 %, one of twenty "
-    "off by more than 27 %; on 26 runs of new sources, half within 8.5 %, one of twenty off by "
-    "more than 24.3 %"
-)
 ODD = "widths that are no multiple of 64"  # which kernels are slower at than is computed
 AGREES = 0.02  # of the time: a simulation that is so near confirms the closed form
 PUBLISHED_RANKS = 8  # over which experts lie in published runs, and more
@@ -349,12 +337,17 @@ def _where(about: Modelled, form: ClosedForm) -> Iterator[str]:
 
 def _trust(plan: Plan, about: Modelled) -> Iterator[str]:
     """How far to believe it, and where the closed form and the simulation part."""
-    trust = TRUST_IN_EXPERTS if about.model.experts else TRUST
     basis = _basis(about.form) if about.form else "scaled" if about.calibration else "computed"
-    if basis == "computed":
-        yield f"computed; {trust}"
-    else:
-        yield f"blocks {basis}, exchanges and the rest computed; where all is, {trust}"
+    computed = basis == "computed"
+    trust = "computed" if computed else f"blocks {basis}, exchanges and the rest computed"
+    if about.form and (errors := about.form.errors):
+        trust += "; " + "where all is, " * (not computed)
+        fitted = "to which one constant is fitted" if about.model.sinks else "outside the fit"
+        trust += (
+            f"on {errors.runs} published runs like this ({errors.like}), {fitted}, half within "
+            f"{100 * errors.half:.1f} %, one of twenty over {100 * errors.twentieth:.1f} %"
+        )
+    yield trust
     simulated_s = seconds_of(plan)
     change = simulated_s / about.closed_s - 1
     if abs(change) > AGREES:
@@ -377,8 +370,6 @@ def _trust(plan: Plan, about: Modelled) -> Iterator[str]:
         )
     if about.model.experts and layout.recomputation.is_whole and about.asked.recompute is None:
         yield "whole blocks are made again: no layout fits without"
-    if about.model.sinks:
-        yield "attention with sinks is not known: published runs take 1.45 times as long"
     if not all(lever.verified for lever in about.levers):
         yield "no two published runs differ in a switch that is unverified, and in nothing else"
     if about.left_out:

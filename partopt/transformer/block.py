@@ -35,6 +35,9 @@ JOINED = 30  # bytes of passes over a further token's inputs: norms, joined, res
 # fitted on published runs of experts
 BESIDE = 1.2  # of the host's time, where it starts two microbatches side by side
 GROUPED = 0.75  # of the operations, where experts have a capacity
+# bytes a score that attention with sinks takes longer, forward and backward: runs of GPT-OSS in
+# Megatron Bridge 26.02 to 26.08, whose kernels differ
+SINKS = (3.0, 6.0)
 
 # of a practice, what no block depends on, and what none of the parts inside one does
 _BESIDE_BLOCKS = ("ends", "optimizer_offload", "offload_overlap", "fsdp")
@@ -563,7 +566,9 @@ class Training:
             flops = 2 * shape.b * operations.scores(model, s, kind) * widths / (shape.t * shape.c)
             seen = min(s, 2 * model.window) if kind.windowed else s
             latent = model.latent is not None
-            return rates.attention_s(self.practice.attention, flops, seen / shape.c, latent)
+            kernel_s = rates.attention_s(self.practice.attention, flops, seen / shape.c, latent)
+            pairs = shape.b * model.heads * s * s / (shape.t * shape.c) * model.sinks
+            return _sum([kernel_s, Seconds(*(rates.passes_s(n * pairs) for n in SINKS))])
         heads, d, rows = shape.b * model.heads / shape.t, model.head_size, s / shape.c
         both_s = rates.product_s(rows, s, d, self.wide) + rates.product_s(rows, d, s, self.wide)
         return Seconds(

@@ -1,20 +1,71 @@
-"""What a try of a layout is worth, whose time and bytes are computed: how likely it fits."""
+"""How far what is computed of a layout is from runs like it, and what a try of it is worth."""
 
 from __future__ import annotations
 
+import csv
+import functools
+import math
 from bisect import bisect_right
-from statistics import NormalDist
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import NormalDist, median
 
+from partopt.documents.transformer import RunErrors
+from partopt.transformer.block import Training
 from partopt.transformer.rates import USABLE
+
+# what runs of a kind have in common, whose errors are in errors.csv
+KINDS = {
+    "sinks": "attention with sinks",
+    "experts": "of experts",
+    "far": "dense, on a device without 8 bits, by torch's kernels, or over 8,192 tokens",
+    "short": "dense, under 1 s an iteration",
+    "usual": "dense, on an H100 or later by Megatron's kernels, up to 8,192 tokens",
+}
+_ERRORS = Path(__file__).with_name("errors.csv")
 
 # needed bytes over usable ones, and how many of the published tries with as much went through, in
 # steps of 0.05 of which these are the middles: 78 tries of Hagemann et al., bloom and torchtitan
 # (benchmarks/published_trainers.py counts them)
 _TRIES = ((0.775, 1.0), (0.825, 0.93), (0.925, 0.85), (0.975, 0.75), (1.025, 0.24), (1.075, 0.0))
 
+_TOKENS = 8192  # of the longest samples of most runs
+
 # of the time, the computed gain of a layout over another against the published one, as a standard
 # deviation: of 359 pairs of runs that differ in degrees half are off by more than 0.055
 APART = 0.055 / NormalDist().inv_cdf(0.75)
+
+
+def kind_of(work: Training, seconds: float) -> str:
+    """The kind of runs, of `KINDS`, to which an iteration of so many seconds belongs."""
+    if work.model.experts:
+        return "sinks" if work.model.sinks else "experts"
+    kernels = "fp8" in work.rates.products and work.practice.attention.startswith("cudnn")
+    if not kernels or work.sequence > _TOKENS:
+        return "far"
+    return "short" if seconds < 1.0 else "usual"
+
+
+def errors_like(kind: str) -> RunErrors:
+    """How far runs of a kind were off that no constant was fitted to.
+
+    `twentieth` is the error that one of twenty further runs is over, if these are as likely as
+    those known: the next larger one of a ranked (n + 1)-th part (Vovk et al., 2005, conformal).
+    """
+    known = _known_errors()[kind]
+    place = min(len(known), math.ceil(0.95 * (len(known) + 1)))
+    return RunErrors(
+        like=KINDS[kind], runs=len(known), half=median(known), twentieth=known[place - 1]
+    )
+
+
+@functools.cache
+def _known_errors() -> dict[str, Sequence[float]]:
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with _ERRORS.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found[row["kind"]].append(abs(float(row["error"])))
+    return {kind: sorted(errors) for kind, errors in found.items()}
 
 
 def fits_chance(needed_bytes: float, memory_bytes: float) -> float:

@@ -19,6 +19,7 @@ from partopt.documents.transformer import (
 )
 from partopt.transformer.as_profile import estimate_again, training_of
 from partopt.transformer.block import Shape, Training
+from partopt.transformer.chances import errors_like, kind_of
 from partopt.transformer.iteration import (
     Degrees,
     Estimate,
@@ -57,6 +58,7 @@ def closed_form_of(work: Training, layout: Layout, batch: int, found: Estimate) 
         blocks=[_block_of(work, shape, kind) for kind in kinds],
         host_bytes=round(host_bytes(work, layout, batch)),
         odd_widths=has_odd_widths(work.model),
+        errors=errors_like(kind_of(work, found.seconds)),
     )
 
 

@@ -654,8 +654,8 @@ def test_what_is_sent_in_parts_is_gathered_again_without_sequence_parallelism():
     size = 2 * 2048 * 1024
     assert whole - cut == pytest.approx(2 * 8 * size * 3 / 4 / RATES.link)
     apart = training(sequence_parallel=False, sends="whole", engine=BLOCKING)
-    # of what four ranks send whole, half goes through each port; of two ranks no more than is cut
-    send = HOP_S + size / 2 / PORT
+    # of what four ranks send whole, half goes over each link; of two ranks no more than is cut
+    send = HOP_S + size / 2 / RATES.link
     shown = 2 * (8 + 1) * send + 2 * 8 * PASS_S
     assert estimate(apart, layout, 8).parts["sends"] == pytest.approx(shown)
     messages = [apart.message_bytes(Shape(t=t)) for t in (1, 2, 4, 8)]
