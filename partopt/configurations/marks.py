@@ -28,8 +28,10 @@ def strip_marks(text: str) -> str:
 
 
 def show_marks(text: str) -> str:
-    """A value with `$NAME` in place of what is not known of it."""
-    return _MARKED.sub(lambda found: f"${found[1].translate(_SHOW)}", text)
+    """A value with `$NAME` in place of what is not known of it, `$(..)` of what commands print."""
+    return _MARKED.sub(
+        lambda found: f"${found[1] if re.fullmatch(r'[A-Za-z0-9_]+', found[1]) else '(..)'}", text
+    )
 
 
 def unknown_names(text: str) -> list[str]:

@@ -122,6 +122,11 @@ def test_statements_leave_what_bash_leaves_or_what_is_not_known(statements):
         assert found == expected, script
 
 
+def test_a_file_in_a_folder_that_a_command_prints_is_named_shortly():
+    script = 'D=$(cd "$(dirname "$0")" && pwd)\nsource "$D/models/x.sh"\n. $E/y.sh\n. $1/z.sh'
+    assert read_script(script, {}).unread == ["$(..)/models/x.sh", "$E/y.sh", "$1/z.sh"]
+
+
 def test_many_lines_that_grow_a_text_are_read():
     lines = [f'ARGS="$ARGS --option-{n} /a/long/path/{n:0100}"' for n in range(160)]
     words = words_read("\n".join(["ARGS=", *lines, "train $ARGS"]))
