@@ -195,7 +195,7 @@ def test_what_frees_memory_is_tried_on_every_layout_in_every_share():
     for layout in layouts(works[0], devices, 8, Layout()):
         candidates = [estimate(work, layout, 8, asked.limit_bytes) for work in works]
         known.append(min(candidate.seconds for candidate in candidates))
-    found, chosen = switches.fastest([lever])
+    found, chosen, _ = switches.fastest([lever])
     assert chosen and found.seconds < switches.seconds(())
     assert found.seconds <= min(known) * (1 + 1e-9)
     again = training_for(asked.with_(facts=switches.facts(chosen)))
@@ -221,7 +221,7 @@ def test_the_search_finds_what_a_look_at_every_layout_finds(chosen):
             candidate = estimate(of_layout, layout, 32)
             known += [candidate.seconds] if candidate.memory_bytes <= asked.limit_bytes else []
     assert switches.seconds(on) <= min(known) * (1 + 1e-9)
-    found, chosen = switches.fastest(on)
+    found, chosen, _ = switches.fastest(on)
     assert chosen <= {*on}
     of_layout = training_for(asked.with_(facts=switches.facts(chosen)))
     assert estimate(of_layout, found.layout, 32).seconds == pytest.approx(found.seconds)
