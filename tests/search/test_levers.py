@@ -462,7 +462,10 @@ def test_switches_are_of_what_the_plan_does_where_nothing_fits_with_graphs():
     assert plan.fits and plan.transformer.practice.graphs == "none"
     again = asked.with_(facts={"graphs": "none"})
     found = estimate_layouts(again)
-    assert plan.transformer.levers == [*Switches(again, found).alone()]
+    rows = plan.transformer.levers
+    assert rows == [*Switches(again, found, before=asked).alone()]
+    without = [row for row in rows if row.graphs is UNSET]
+    assert len(without) < len(rows) and without == [*Switches(again, found).alone()]
     assert verify(plan, find_profile(plan)).ok
     best = judge_layout(asked.with_(layout=Layout(tp=4, ep=4))).best
     assert best.layout == plan.layout
