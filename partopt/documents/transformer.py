@@ -34,6 +34,10 @@ OFFLOADED = (
     *("mlp_norm", "expert_fc1", "moe_act"),
 )
 _OFFLOADED = f"({'|'.join(OFFLOADED)})"
+# products of a block that may have an adapter: into attention and out of it, to the width and back
+ADAPTED = ("qkv", "proj", "fc1", "fc2")
+_ADAPTED = f"({'|'.join(ADAPTED)})"
+_Adapted = Annotated[str, msgspec.Meta(pattern=rf"^{_ADAPTED}(\+{_ADAPTED})*$")]
 
 
 class Numerics(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
@@ -362,6 +366,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     optimizer's state a share, `optimizer_offload`, is in the host's memory, whose processors step
     it; with `offload_overlap` beside the copies of gradients and parameters. What `offload` modules
     save, joined by +, is there until the backward.
+    Where `adapters` have a rank they alone are trained, beside the `adapted` products, joined by +
+    (LoRA: Hu et al., 2021); with `adapter_dropout` some of their input is dropped.
     `keeps_outputs`: a stage keeps its output. `buffer_bytes` are what the trainer holds beside.
     """
 
@@ -398,6 +404,9 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     launches: Launches = Launches()
     graphs: Graphs = "none"
     muon: bool = False
+    adapters: Index = 0
+    adapted: _Adapted = "+".join(ADAPTED)
+    adapter_dropout: bool = False
     optimizer_offload: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0
     offload_overlap: bool = False
     offload: Annotated[str, msgspec.Meta(pattern=rf"^({_OFFLOADED}(\+{_OFFLOADED})*)?$")] = ""

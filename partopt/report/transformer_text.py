@@ -232,10 +232,15 @@ def _head(plan: Plan, about: Modelled) -> Lines:
     if model.further:
         sizes.append(f"{model.further} further token{'s' * (model.further > 1)}")
     sizes.append(f"{model.parameters / 1e9:.1f} B parameters")
-    graphs = f", graphs {about.practice.graphs}" if about.practice.graphs != "none" else ""
+    practice = about.practice
+    graphs = f", graphs {practice.graphs}" if practice.graphs != "none" else ""
+    trained = ""
+    if practice.adapters:
+        beside = ", ".join(practice.adapted.split("+"))
+        trained = f"; adapters of rank {practice.adapters} beside {beside} alone are trained"
     return [
         ("model", f"{model.name}: {', '.join(sizes)}"),
-        ("", f"sequence {about.sequence:,}, {about.format}"),
+        ("", f"sequence {about.sequence:,}, {about.format}{trained}"),
         *cluster_lines(plan.topology.cluster),
         ("plan", f"{plan.trainer}: {layout_text(plan.layout)}{graphs}"),
     ]
@@ -348,6 +353,8 @@ def _trust(plan: Plan, about: Modelled) -> Iterator[str]:
             f"{100 * errors.half:.1f} %, one of twenty over {100 * errors.twentieth:.1f} %"
         )
     yield trust
+    if about.practice.adapters:
+        yield "trainings of adapters alone were compared with no published run"
     simulated_s = seconds_of(plan)
     change = simulated_s / about.closed_s - 1
     if abs(change) > AGREES:

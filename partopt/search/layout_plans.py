@@ -332,7 +332,8 @@ def _options(job: Job, training: Training, found: Estimate) -> dict[str, Any]:
         state = share_bytes(training) - (2 + training.gradient_bytes) * (layout.pp == 1)
     else:
         held = memory["gradients"] / training.gradient_bytes
-        state = memory["optimizer"] - (2 * held - memory["parameters"])
+        narrow = 0.0 if training.adapters else 2 * held - memory["parameters"]
+        state = memory["optimizer"] - narrow
         state *= (n * (layout.cp or 1) if layout.shard == "optimizer" else 1) / held
     facts: dict[str, Any] = {"optimizer_bytes": max(0.0, state)}
     if "in shares" in memory and BITS[training.format] < 16:

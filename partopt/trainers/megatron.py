@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from partopt.configurations.settings import Settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Practice
+from partopt.documents.transformer import ADAPTED, Practice
 from partopt.errors import PartoptError
 from partopt.trainers.megatron_arguments import (
     FUSED_EXPERTS,
@@ -298,9 +298,13 @@ def _fields(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
 def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A function that sets the fields of Bridge's configuration."""
     about, fields = plan.transformer, _fields(plan, parts)
+    imports, practice = "", about and about.practice
+    if any(value in _TYPES.values() for value in fields.values()):
+        imports = "\n\nimport torch"
+    if practice and practice.adapters:
+        imports += "\n\nfrom megatron.bridge.peft.lora import LoRA"
+        fields["peft"] = Expression(_adapters(practice))
     body = "\n".join(f"    config.{name} = {value!r}" for name, value in fields.items())
-    formats = any(value in _TYPES.values() for value in fields.values())
-    imports = "\n\nimport torch" if formats else ""
     notes = ["call it on the configuration of a recipe before it trains", *_notes(plan)]
     if about:
         notes.append("of the recipe are left: activation function, data, tokenizer, learning rate")
@@ -312,6 +316,13 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         f'{blocks} layers."""\n{body}\n    return config\n',
         notes=notes,
     )
+
+
+def _adapters(practice: Practice) -> str:
+    """Bridge's adapters; of their dropout it is known alone whether there is some."""
+    names = [f"linear_{name}" for name in practice.adapted.split("+")]
+    dropout = 0.1 if practice.adapter_dropout else 0.0
+    return f"LoRA(target_modules={names!r}, dim={practice.adapters}, dropout={dropout})"
 
 
 def _words(plan: Plan, settings: Settings) -> list[dict[str, object]]:
@@ -588,6 +599,15 @@ BRIDGE = dataclasses.replace(
     tried="Megatron Core 0.16.1; Megatron Bridge 0.3.1, its fields",
     sources=Sources("megatron", "megatron-bridge"),
     practice=replace(PRACTICE, loss=FUSED),
+    choices={
+        **MEGATRON.choices,
+        "lora": {str(rank): {"adapters": rank} for rank in range(1025)},
+        "lora-targets": {
+            "all": {"adapted": "+".join(ADAPTED)},
+            **{name: {"adapted": name} for name in ADAPTED},
+        },
+        "lora-dropout": {"no": {"adapter_dropout": False}, "yes": {"adapter_dropout": True}},
+    },
     levers=[lever._replace(flag=_FLAGS.get(lever.flag, lever.flag)) for lever in MEGATRON.levers],
     recipes=RECIPES,
     write=_write_fields,

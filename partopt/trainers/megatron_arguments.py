@@ -17,7 +17,7 @@ from partopt.configurations.program import Called
 from partopt.configurations.settings import Settings, read_settings
 from partopt.documents.engine import MODULES, STATE, Layout, Recompute
 from partopt.documents.stage import Shard
-from partopt.documents.transformer import OFFLOADED, Format, Latent, Numerics, Transformer
+from partopt.documents.transformer import ADAPTED, OFFLOADED, Format, Latent, Numerics, Transformer
 from partopt.importers.hugging_face import named_transformer
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
@@ -666,6 +666,32 @@ def _exchange(settings: Settings) -> str:
     return "hybridep" if backend == "hybridep" else "deepep"
 
 
+def _read_adapters(settings: Settings, fields: bool) -> dict[str, object]:
+    """Facts of adapters, as Bridge has them (peft/lora.py); other such trainings are refused."""
+    kinds = "peft", "peft_scheme", "tuner_type", "train_type"
+    kind = next((name for name in kinds if settings.has(name)), None)
+    said = str(settings.find(kind)).lower() if kind else "none"
+    if kind is None or said in ("none", "full"):
+        return {}
+    if not fields or said != "lora":
+        hint = "`partopt plan --for megatron-bridge --with lora=16` counts adapters"
+        what = f"{settings.show(kind)}: training of few weights, as LoRA: not planned"
+        settings.refuse(what, hint, "unsupported-model")
+        return {}
+    rank, found = settings.count("dim", default=32), settings.find("target_modules")
+    targets = found if isinstance(found, list) else []
+    names = [name for name in ADAPTED if not targets or f"linear_{name}" in targets]
+    if others := {*targets} - {f"linear_{name}" for name in ADAPTED}:
+        what = f"{settings.show('target_modules')}: {', '.join(map(str, others))}: not planned"
+        settings.refuse(what, f"linear_{', linear_'.join(ADAPTED)} are", "unsupported-model")
+    dropout = settings.find("dropout")
+    return {
+        "lora": rank,
+        **({} if names == [*ADAPTED] else {"lora-targets": "+".join(names)}),
+        **({"lora-dropout": "yes"} if dropout else {}),
+    }
+
+
 def _facts(
     settings: Settings, layout: Layout, trainer: str, model: Transformer
 ) -> dict[str, object]:
@@ -710,4 +736,5 @@ def _facts(
         ("ends", ends): p > 1,
         ("bucket", bucket * BUCKET_ITEM): bucket > 0,
     }
-    return {name: value for (name, value), holds in stated.items() if holds}
+    found = {name: value for (name, value), holds in stated.items() if holds}
+    return found | _read_adapters(settings, fields)

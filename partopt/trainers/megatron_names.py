@@ -80,7 +80,10 @@ _REFUSED = {
     "blocks of several kinds": "heterogeneous_layers_config_path hybrid_override_pattern "
     "heterogeneous_layers_config_encoded_json hybrid_layer_pattern is_hybrid_model "
     "linear_attention_freq experimental_attention_variant",
-    "training of few weights, as LoRA": "peft peft_scheme lora_target_modules lora_r",
+    "training of few weights, as LoRA": "lora_target_modules lora_r lora_rank",
+    "frozen weights": "freeze_llm freeze_layers freeze_parameters freeze_parameters_ratio "
+    "freeze_parameters_regex",
+    "weights in few bits": "quantization_config load_in_4bit load_in_8bit",
 }
 _NOT_COUNTED = {
     "the batch is taken to be whole from the beginning": "rampup_batch_size "

@@ -18,7 +18,7 @@ from partopt.configurations.settings import Settings
 from partopt.documents.engine import STATE, Engine, Layout
 from partopt.documents.files import check_writable, write_bytes
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import BITS, OFFLOADED, Format, Practice, Transformer
+from partopt.documents.transformer import ADAPTED, BITS, OFFLOADED, Format, Practice, Transformer
 from partopt.errors import did_you_mean, invalid, unknown, unknown_value
 from partopt.options import FACTS, with_facts
 from partopt.trainers.parts import Part
@@ -30,6 +30,8 @@ HEADS: Final = "heads"  # with a block or the head, of which the final norm is a
 BLOCKS: Final = "blocks"  # with a block, so that no stage is without one
 
 _BLOCKS = r"[0-9]{1,4}m?(-[0-9]{1,4}m?){1,999}"  # of every stage, m of further tokens
+# what of a practice may be several of some names, joined by +
+_LISTED = {"offload": ("offload", OFFLOADED), "lora-targets": ("adapted", ADAPTED)}
 
 Cuts = Literal["anywhere", "parts", "heads", "blocks"]
 Order = Literal["stages", "pipelines"]  # ranks next to each other are those of a stage, a pipeline
@@ -214,7 +216,8 @@ class Trainer:
         assert self.practice
         practice, rest = self.practice, dict[str, object]()
         for name, value in facts.items():
-            choice = self.choices.get(name.replace("_", "-"))
+            name = name.replace("_", "-") if name.replace("_", "-") in self.choices else name
+            choice = self.choices.get(name)
             if choice is None and name not in {*FACTS, *Engine.__struct_fields__}:
                 what, known = f"no fact `{name}` of {self.name}", [*self.choices, *FACTS]
                 raise unknown(what, name, known, code="unknown-fact")
@@ -222,9 +225,10 @@ class Trainer:
                 rest[name] = value
             elif name == "ends" and re.fullmatch(_BLOCKS, str(value)):
                 practice = replace(practice, ends=str(value))
-            elif name == "offload" and {*str(value).split("+")} <= {*OFFLOADED}:
-                names = [one for one in OFFLOADED if one in str(value).split("+")]
-                practice = replace(practice, offload="+".join(names))
+            elif name in _LISTED and {*str(value).split("+")} <= {*_LISTED[name][1]}:
+                field, listed = _LISTED[name]
+                names = [one for one in listed if one in str(value).split("+")]
+                practice = replace(practice, **{field: "+".join(names)})
             elif str(value) not in choice:
                 names = [*choice]  # of numbers none is meant that is spelled alike
                 steps = f"from {names[0]} to {names[-1]}, as {names[1]}"
@@ -248,6 +252,10 @@ class Trainer:
             raise invalid("optimizer-offload", f"{offloaded:g}", what, hint)
         if practice.fsdp and practice.muon:
             raise invalid("fsdp", "yes", "its shares are stepped by Adam alone", "leave `muon` out")
+        if practice.adapters and (practice.fsdp or practice.muon):
+            what = "adapters are stepped by Adam, and parameters do not lie in shares"
+            hint = f"leave `{'fsdp' if practice.fsdp else 'muon'}` out"
+            raise invalid("lora", practice.adapters, what, hint)
         if practice.fsdp:
             engine = replace(engine, shard=(*engine.shard, "gradients", "parameters"))
         return practice, engine

@@ -53,7 +53,8 @@ EMBEDDING, BLOCK, NORM, FURTHER, HEAD = "embedding", "layers", "norm", "mtp", "l
 class _Layer(NamedTuple):
     """A layer of the profile.
 
-    Bytes of parameters, seconds, operations forward, bytes beside the stash while it works, stash.
+    Bytes of parameters, seconds, operations forward, bytes beside the stash while it works, stash;
+    of the parameters bytes that are not trained.
     """
 
     name: str
@@ -64,6 +65,7 @@ class _Layer(NamedTuple):
     flops: float = 0.0
     beside: float = 0.0
     stash: float = 0.0
+    frozen: int = 0
 
 
 def rates_of(topology: Topology) -> Rates:
@@ -125,7 +127,9 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
     group, slower = degrees.t * degrees.c, 1 + straggling(degrees.devices)
     layers, message = _layers(work, degrees, layout), round(work.message_bytes(shape))
     end = layers[0].size
-    tied = [SharedParameter(name=f"{EMBEDDING}.weight", bytes=end)] if model.tied else []
+    one = SharedParameter(name=f"{EMBEDDING}.weight", bytes=end, frozen=layers[0].frozen > 0)
+    shared = {name: [one] for name in (EMBEDDING, HEAD)} if model.tied else {}
+    stepped = [layer.size - layer.frozen for layer in layers]
     return Profile(
         model=Model(
             name=model.name,
@@ -141,14 +145,15 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
                 name=layer.name,
                 type=layer.type,
                 parameter_bytes=layer.size,
-                shared_parameters=tied if layer.name in (EMBEDDING, HEAD) else [],
+                frozen_bytes=layer.frozen,
+                shared_parameters=shared.get(layer.name, []),
             )
             for layer in layers
         ],
         measurements=[
             Measurement(
                 microbatch_size=shape.b,
-                optimizer_s=_step_s(work, degrees, layout, batch, [one.size for one in layers]),
+                optimizer_s=_step_s(work, degrees, layout, batch, stepped),
                 layers=[
                     LayerMeasurement(
                         forward_s=slower * layer.forward_s,
@@ -178,29 +183,35 @@ def _layers(work: Training, degrees: Degrees, layout: Layout) -> list[_Layer]:
     model, practice, shape, t = work.model, work.practice, degrees.shape, degrees.t
     first, T, group = work.block(shape), work.tokens(shape), t * degrees.c
     end = round(2 * model.end_parameters / t)  # a parameter of 16 bits
+    frozen = end if work.adapters else 0
     # model operations as trainers count them: of one rank, a third of them forward
     headed = 2 * model.end_parameters * work.sequence * shape.b / group
     inside = model_flops(model, work.sequence) * shape.b / 3 / group - (1 + model.further) * headed
     inside /= model.blocks + model.further
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
-    layers = [_Layer(EMBEDDING, "Embedding", end, first.embedding_s / 2, first.embedding_s / 2)]
+    embedding_s = first.embedding_s / 2
+    layers = [_Layer(EMBEDDING, "Embedding", end, embedding_s, embedding_s, frozen=frozen)]
     for i, (kind, block) in enumerate(zip(work.kinds, _blocks(work, degrees, layout), strict=True)):
         again = block.whole_bytes if block.again_s and shape.recompute == "always" else 0.0
         seconds = block.forward_s, block.backward_s + block.again_s
         beside = working_bytes(work, shape, again)
-        size = round(2 * sum(work.parameters(shape, kind)))  # of experts as many as lie on the rank
+        # of experts as many as lie on the rank
+        held = round(2 * work.frozen(shape, kind))
+        size = round(2 * sum(work.trained(shape, kind))) + held
         name = f"{BLOCK}.{i}"
-        layers.append(_Layer(name, "Block", size, *seconds, inside, beside, block.saved_bytes))
-    size = layers[-1].size + round(2 * model.joining_parameters / t)
+        one = _Layer(name, "Block", size, *seconds, inside, beside, block.saved_bytes)
+        layers.append(one._replace(frozen=held))
+    joining = round(2 * model.joining_parameters / t)
+    size, held = layers[-1].size + joining, layers[-1].frozen + joining * bool(work.adapters)
     layers.append(_Layer(NORM, "Norm", 0))
     if further := model.further:
         forward_s, backward_s = (further * seconds for seconds in work.further_s(shape))
         flops, stash = further * (inside + headed), further * (first.saved_bytes + logits)
         beside = further * working_bytes(work, shape, 0.0)
         one = _Layer(FURTHER, "Block", further * size, forward_s, backward_s, flops, beside, stash)
-        layers.append(one)
+        layers.append(one._replace(frozen=further * held))
     seconds = first.head_s / 3, first.head_s * 2 / 3
-    layers.append(_Layer(HEAD, "Head", end, *seconds, headed, 0.0, logits))
+    layers.append(_Layer(HEAD, "Head", end, *seconds, headed, 0.0, logits, frozen))
     for begin in [0, *stage_starts(work, degrees)] if degrees.p > 1 else ():
         layer = layers[begin]
         layers[begin] = layer._replace(
@@ -221,7 +232,7 @@ def _step_s(
     held = sum(sizes) - (sizes[0] if work.model.tied else 0)
     begins = [0, *stage_starts(work, degrees), len(sizes)]
     stages = [sum(sizes[slice(*bounds)]) for bounds in itertools.pairwise(begins)]
-    first = sum(stages[:: degrees.p]) if degrees.p > 1 else held
+    first = held if degrees.p == 1 else sum(stages[:: degrees.p]) or held
     return held / first * sharers * once_s(work, layout, batch)
 
 

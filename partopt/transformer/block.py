@@ -16,6 +16,7 @@ from partopt.documents.engine import Engine
 from partopt.documents.transformer import BITS, Calibration, Format, Kind, Practice, Transformer
 from partopt.errors import PartoptError, unknown
 from partopt.transformer import halves, operations
+from partopt.transformer.adapters import SUM, Adapters
 from partopt.transformer.experts import Experts
 from partopt.transformer.halves import Half, Product
 from partopt.transformer.offloading import moved_bytes
@@ -30,7 +31,6 @@ UNDER_GRADIENTS = 0.65
 # sheets of Hagemann et al., runs with and without sequence parallelism
 WHOLE_SENDS = 0.5
 GATHERED = 8  # bytes a logit of the copies where all of them are gathered
-SUM = 6  # bytes an element where two tensors are added
 JOINED = 30  # bytes of passes over a further token's inputs: norms, joined, residual; counted
 # fitted on published runs of experts
 BESIDE = 1.2  # of the host's time, where it starts two microbatches side by side
@@ -88,6 +88,7 @@ class Block(NamedTuple):
     head_s: float
     embedding_s: float
     parameters: Parameters
+    trained: Parameters
     copied_bytes: float = 0.0
 
     @property
@@ -232,6 +233,11 @@ class Training:
         key = practice, self.format, self.gradient_bytes
         return self._shared.setdefault(key, Computed())
 
+    @cached_property
+    def adapters(self) -> Adapters | None:
+        """What alone is trained, where that is not all."""
+        return Adapters(self.practice, self.rates, self.wide) if self.practice.adapters else None
+
     @property
     def wide(self) -> Format:
         """The format of products that are never in 8 bits: the head's, those of scores."""
@@ -245,7 +251,8 @@ class Training:
     @property
     def weight_bytes(self) -> int:
         """Of a parameter of a product where it is whole, as it is kept and gathered."""
-        return 1 if self.practice.fp8_parameters and self.format == "fp8" else 2
+        narrow = self.practice.fp8_parameters and self.format == "fp8" and not self.adapters
+        return 1 if narrow else 2
 
     def tokens(self, shape: Shape) -> float:
         """T."""
@@ -315,6 +322,7 @@ class Training:
             parts={name: Seconds(*mean(b.parts.get(name, none) for b in blocks)) for name in names},
             parameters=Parameters(*mean(block.parameters for block in blocks)),
             copied_bytes=copied_bytes,
+            trained=Parameters(*mean(block.trained for block in blocks)),
         )
 
     def calibration_of(self, kind: Kind) -> Calibration | None:
@@ -384,6 +392,7 @@ class Training:
             rates=self.rates,
             format=self.format,
             gradient_bytes=self.gradient_bytes,
+            adapters=self.adapters,
             e=shape.e,
             etp=shape.etp,
             tokens=self.tokens(shape) / self.share(shape),
@@ -438,6 +447,7 @@ class Training:
             parts,
             *ends_s,
             self.parameters(shape, kind),
+            self.trained(shape, kind),
             copied_bytes,
         )
 
@@ -546,7 +556,20 @@ class Training:
 
     def _linear_s(self, shape: Shape, product: Product) -> Seconds:
         tokens = self.tokens(shape) * product.tokens
+        if self.adapters:
+            return self.adapters.linear_s(product, tokens, self.format)
         return self.rates.linear_s(tokens, product.n, product.k, self.format, self._grad_out(shape))
+
+    def frozen(self, shape: Shape, kind: Kind) -> float:
+        """Parameters of a block on a rank that are not trained: none, or all beside adapters."""
+        return sum(self.parameters(shape, kind)) if self.adapters else 0.0
+
+    def trained(self, shape: Shape, kind: Kind) -> Parameters:
+        """Parameters of a block on a rank that are trained: all, or its adapters'."""
+        if not (adapters := self.adapters):
+            return self.parameters(shape, kind)
+        experts = adapters.parameters_of_experts(self.model) / shape.e if kind.experts else 0.0
+        return Parameters(adapters.parameters(self.products(shape, kind)), experts)
 
     def _grad_out(self, shape: Shape) -> tuple[float, float]:
         """Bytes an element of a weight's gradient: written, and read where it is added to one."""
@@ -700,6 +723,8 @@ class Training:
         loss, rates, t = self.practice.loss, self.rates, shape.t
         T, h, V = self.tokens(shape), self.model.hidden, self.model.vocabulary
         whole_s = sum(rates.linear_s(T, V / t, h, self.wide, self._grad_out(shape)))
+        if self.adapters:
+            whole_s = sum(rates.frozen_s(T, V / t, h, self.wide))
         whole_s += 3 * rates.replicas_s(2 * T * h, t)
         if loss.gathers and t > 1:
             copies_s = rates.replicas_s(2 * T * V, t) + rates.passes_s(GATHERED * T * V)
@@ -742,6 +767,9 @@ class Training:
         size = halves.attention_bytes(model, kept, t, share, less, modules)
         size += halves.feed_forward_bytes(model, kept, width, less) + over_h * model.hidden / share
         size = T * (size + kept.whole * model.hidden) + scores
+        if self.adapters:
+            dense = not kind.experts
+            size -= T * self.adapters.unkept_bytes(model, less, width, dense, t, share)
         if kind.experts:
             wide = kept.gated if model.gated else kept.plain
             size += self.experts(shape).kept_bytes(less, wide, modules)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from partopt.documents.transformer import BITS, Format, Practice, Transformer
+from partopt.transformer.adapters import Adapters
 from partopt.transformer.rates import Rates, Seconds
 
 # T      tokens of a rank, cut by tensor parallel ranks
@@ -43,6 +44,7 @@ class Experts:
     e: int
     etp: int
     tokens: float
+    adapters: Adapters | None = None
 
     @property
     def rows(self) -> float:
@@ -79,8 +81,8 @@ class Experts:
     def work_s(self, conversion: float) -> Seconds:
         """All but the exchanges; `conversion` is bytes an element."""
         activation, router = self.activation_s(conversion), self._router_s()
-        up = self._grouped_s(self.width * (self.model.matrices - 1), self.model.hidden)
-        down = self._grouped_s(self.model.hidden, self.width)
+        up = self._grouped_s("fc1", self.width * (self.model.matrices - 1), self.model.hidden)
+        down = self._grouped_s("fc2", self.model.hidden, self.width)
         converted = [0.0, 0.0]
         if BITS[self.format] < 16 and not self.practice.fused_experts:
             h, gates = self.model.hidden, (self.model.matrices - 2) * self.width
@@ -106,16 +108,23 @@ class Experts:
             sizes = [(n + converted) * self.width for n in passes]
         return Seconds(*(self.rates.passes_s(self.rows * size) for size in sizes))
 
-    def _grouped_s(self, n: float, k: float) -> Seconds:
-        """A product of the rows with (k, n) of every expert.
+    def _grouped_s(self, name: str, n: float, k: float) -> Seconds:
+        """The product `name` of the rows with (k, n) of every expert.
 
         All weights are read, and gradients of all are added to what is there.
         """
         rates, rows, form = self.rates, self.rows, self.format
         weights, grad = self.local * n * k, self.gradient_bytes
         more_s = rates.arithmetic_s(self.local * TILE / 2, n, k, form)
-        one = rates.linear_s(rows, n, k, form, (grad, grad))
         read_s = rates.passes_s(weights * BITS[form] / 8)
+        if self.adapters:
+            pairs = zip(
+                rates.frozen_s(rows, n, k, form),
+                self.adapters.beside_s(name, rows, n, k),
+                strict=True,
+            )
+            return Seconds(*(max(one_s + more_s, read_s) + added_s for one_s, added_s in pairs))
+        one = rates.linear_s(rows, n, k, form, (grad, grad))
         others = max(0.0, self.local - 1) / self.local  # the first is in the product
         added_s = rates.written_s(grad * weights) + rates.passes_s(grad * weights)
         return Seconds(
@@ -194,6 +203,9 @@ class Experts:
         rows = self.held_rows
         wide = kept - less - (2 - less) * ("moe_act" in modules)
         inputs = (2 - less) + 2 * (self.practice.dispatch == "alltoall")
+        if self.adapters:  # what is not trained keeps no input
+            inputs += self.adapters.input_bytes("fc1") - (2 - less)
+            wide += self.adapters.input_bytes("fc2") - (2 - less)
         size = rows * (inputs * self.model.hidden + wide * self.model.expert_ffn)
         return size + 8 * self.tokens * self.model.experts
 

@@ -23,6 +23,7 @@ class Product(NamedTuple):
     k: float
     again: float
     tokens: float = 1.0
+    name: str = "qkv"
 
 
 class Half(NamedTuple):
@@ -49,7 +50,7 @@ def attention(model: Transformer, practice: Practice, t: int, share: int) -> Hal
     passes = practice.passes
     h, q = model.hidden, model.q / t
     kv = max(model.kv / t, model.head_size)  # which several ranks have where heads are fewer
-    products = [Product(q + 2 * kv, h, 0.0), Product(h, q, 1.0)]
+    products = [Product(q + 2 * kv, h, 0.0), Product(h, q, 1.0, name="proj")]
     if not practice.joined_queries:
         products[:1] = [Product(q, h, 0.0), Product(kv, h, 1.0), Product(kv, h, 0.0)]
     forward, backward = (
@@ -78,7 +79,7 @@ def _latent(model: Transformer, latent: Latent, t: int, share: int) -> Half:
         *([Product(latent.queries, h, 0.0, 1 / share)] if latent.queries else []),
         Product(expanded, latent.keys, 1.0),
         Product(q, latent.queries or h, 0.0),
-        Product(h, values, 1.0),
+        Product(h, values, 1.0, name="proj"),
     ]
     turned = a * (4 * latent.rotary + 2 * (unturned + latent.values))
     turned += a * 2 * (model.head_size + latent.values)
@@ -98,9 +99,9 @@ def feed_forward(model: Transformer, practice: Practice, t: int, width: int) -> 
         return Half()
     passes, h, f = practice.passes, model.hidden, width / t
     ups = 2 if model.gated else 1
-    products = [Product(ups * f, h, 0.5), Product(h, f, 0.0)]
+    products = [Product(ups * f, h, 0.5, name="fc1"), Product(h, f, 0.0, name="fc2")]
     if model.gated and not practice.joined_gate:
-        products[:1] = [Product(f, h, 0.0), Product(f, h, 1.0)]
+        products[:1] = [Product(f, h, 0.0, name="fc1"), Product(f, h, 1.0, name="fc1")]
     forward, backward = passes.gated if model.gated else passes.plain
     return Half(
         products=products,

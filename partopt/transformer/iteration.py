@@ -520,7 +520,8 @@ def _replicas_s(
         gather_s += rates.replicas_s(work.weight_bytes * experts, copies, degrees.spread)
     if seen:
         reduce_s, gather_s = _seen(degrees) * reduce_s, _seen(degrees) * gather_s
-    if model.tied and p > 1:  # the first and the last stage add theirs, all replicas at once
+    if model.tied and p > 1 and not work.adapters:
+        # the first and the last stage add theirs, all replicas at once
         ring = rates.ring_rate(max(rates.server, degrees.devices // p))
         tied_s = model.end_parameters / t * grad / ring
         reduce_s += tied_s / max(1, rates.server // (t * degrees.c)) if seen else tied_s
@@ -590,10 +591,12 @@ def _copies(degrees: Degrees) -> int:
 
 
 def _parameters(work: Training, degrees: Degrees) -> tuple[float, float]:
-    """Parameters of a rank in the mean of stages, one end among them; and those of its experts."""
+    """Those of a rank that are trained, in the mean of stages, one end among them; its experts'."""
     model, (t, _, _, p, *_) = work.model, degrees
-    dense, experts = work.mean(degrees.shape).parameters
+    dense, experts = work.mean(degrees.shape).trained
     ends = model.end_parameters / t * (2 if p == 1 and not model.tied else 1)
+    if work.adapters:
+        ends = 0.0
     return model.blocks * dense / p + ends, model.blocks * experts / p
 
 
@@ -607,7 +610,8 @@ def state_bytes(work: Training, degrees: Degrees) -> float:
         return 0.0
     found = 0.0
     for kind, count in work.counts.items():
-        dense, experts = work.parameters(shape, kind)
+        dense, experts = work.trained(shape, kind)
+        found += count * 2 * work.frozen(shape, kind)
         sharers = (degrees.sharers, _copies(degrees)) if shares else (1, 1)
         found += count * (work.weight_bytes + work.gradient_bytes) * (dense + experts)
         found += count * _state(work) * (dense / sharers[0] + experts / sharers[1])
@@ -698,8 +702,12 @@ def _with_ends(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, f
 def _stepped_parts(
     work: Training, degrees: Degrees, layout: Layout, stage: Stage
 ) -> tuple[float, float]:
-    """Parameters that a device holds whole of a stage, and those whose state it has."""
+    """Those trained that a device holds whole of a stage, and those whose state it has."""
     dense, experts = _with_ends(work, degrees, stage)
+    if work.adapters:
+        contents = [*_contents(work, degrees, stage)]
+        dense = sum(count * block.trained.dense for block, count in contents)
+        experts = sum(count * block.trained.experts for block, count in contents)
     sharers = (degrees.sharers, _copies(degrees)) if layout.shard == "optimizer" else (1, 1)
     return dense + experts, dense / sharers[0] + experts / sharers[1]
 
@@ -724,6 +732,7 @@ def _stage_bytes(
     model, practice, (t, _, _, p, v, _, _, shape, _) = work.model, work.practice, degrees
     T, (kept, whole) = work.tokens(shape), _kept_bytes(work, degrees, stage)
     held, stepped = _stepped_parts(work, degrees, layout, stage)
+    frozen = sum(_with_ends(work, degrees, stage)) if work.adapters else 0.0
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     if practice.loss.gathers and t > 1:  # those of the rank, and all of them
         logits += (2 / t + 2) * T * model.vocabulary
@@ -731,7 +740,7 @@ def _stage_bytes(
     if practice.dispatch_overlap and p > 1 and model.experts:
         flight += 1 / v
     buffers = practice.buffer_bytes
-    if practice.sums == "product" and not shape.fsdp:
+    if practice.sums == "product" and not shape.fsdp and not work.adapters:
         buffers += _spare_bytes(work, shape)
     if model.experts and practice.dispatch != "alltoall":
         buffers += DISPATCH_BYTES
@@ -739,7 +748,8 @@ def _stage_bytes(
         contents = _contents(work, degrees, stage)
         whole += BLOCKS * max((block.copied_bytes for block, n in contents if n), default=0.0)
     return {
-        "parameters": 2 * held - (2 - work.weight_bytes) * sum(_held(work, degrees, stage)),
+        "parameters": 2 * (held + frozen)
+        - (2 - work.weight_bytes) * sum(_held(work, degrees, stage)),
         "gradients": work.gradient_bytes * held,
         "optimizer": _state(work) * stepped,
         "activations": kept * flight * (1 + CAPTURED * (practice.graphs != "none")),

@@ -197,6 +197,10 @@ class Rates:
         back_s = self.product_s(m, k, n, form) + self.product_s(n, k, m, form, *grad)
         return Seconds(self.product_s(m, n, k, form), back_s)
 
+    def frozen_s(self, m: float, n: float, k: float, form: Format = "bfloat16") -> Seconds:
+        """A product whose weight is not trained: backward the gradient of its input alone."""
+        return Seconds(self.product_s(m, n, k, form), self.product_s(m, k, n, form))
+
     def attention_s(
         self, kernel: str, flops: float, tokens: float, latent: bool = False
     ) -> Seconds:

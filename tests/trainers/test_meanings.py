@@ -499,10 +499,43 @@ def test_float32_is_said_not_to_be_planned():
     assert "precision 32: float32 is not planned, bfloat16 is counted" in notes
 
 
-def test_training_of_few_weights_is_refused():
-    lora = RECIPE.replace("trainer=trainer(),", "trainer=trainer(), peft='lora',")
-    with pytest.raises(PartoptError, match="peft: training of few weights, as LoRA: not planned"):
-        bridge(lora, "recipe")
+@pytest.mark.parametrize(
+    ("said", "facts"),
+    [
+        ("'none'", {}),
+        ("'lora'", {"lora": 32}),
+        ("LoRA(dim=8, dropout=0.1)", {"lora": 8, "lora-dropout": "yes"}),
+        (
+            "LoRA(target_modules=['linear_proj', 'linear_qkv'])",
+            {"lora": 32, "lora-targets": "qkv+proj"},
+        ),
+    ],
+)
+def test_adapters_are_facts(said, facts):
+    text = RECIPE.replace("trainer=trainer(),", f"trainer=trainer(), peft={said},")
+    asked, _ = bridge(text, "recipe")
+    assert {name: value for name, value in asked.facts.items() if "lora" in name} == facts
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ("peft='dora'", "peft: training of few weights, as LoRA: not planned"),
+        ("peft=LoRA(target_modules=['experts'])", "target_modules: experts: not planned"),
+        ("freeze_layers=4", "freeze_layers: frozen weights: not planned"),
+    ],
+)
+def test_other_trainings_of_few_weights_are_refused(said, what):
+    with pytest.raises(PartoptError, match=what):
+        bridge(RECIPE.replace("trainer=trainer(),", f"trainer=trainer(), {said},"), "recipe")
+
+
+@pytest.mark.parametrize(
+    "said", ["--tuner_type lora", "--train_type lora", "--lora_rank 8", "--load_in_4bit true"]
+)
+def test_a_script_of_adapters_is_no_training_of_all_weights(said):
+    with pytest.raises(PartoptError, match="not planned"):
+        read(said)
 
 
 def test_experts_of_a_model_that_has_none_are_as_its_feed_forward():
