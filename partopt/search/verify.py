@@ -269,6 +269,9 @@ def _answer(again: Recomputation) -> _Found:
     if memory and about.model.experts:  # the plan does not say whether it had to leave room
         device = structs.replace(job.topology.device, memory_bytes=round(memory / PLANNED))
         jobs.insert(0, job.with_(topology=structs.replace(job.topology, device=device)))
+    if about.facts.get("graphs") == "none":  # nor whether these were asked for, or given up
+        facts = {name: value for name, value in about.facts.items() if name != "graphs"}
+        jobs = [*(asked.with_(facts=facts) for asked in jobs), *jobs]
     ways: list[Callable[[], Plan]] = []
     for asked in jobs:
         if not about.beside:
