@@ -492,7 +492,7 @@ def read_recomputation(
 ) -> Recompute | Literal["selective"] | int:
     """What is made again, in stages of `most` blocks."""
     how, method = settings.find("recompute_granularity"), settings.find("recompute_method")
-    number = settings.count("recompute_num_layers", default=1) or 1
+    said = settings.number("recompute_num_layers", least=0)
     unsaid = settings.unread and not settings.states("recompute_granularity")
     if unsaid and settings.has("recompute_modules"):  # a function that is not read says how
         how = "selective"
@@ -502,6 +502,9 @@ def read_recomputation(
     alone = settings.form == "script" and settings.has("activations_checkpoint_method")
     if how != "full" and not (alone or settings.has("checkpoint_activations")):
         return "never"
+    if method == "block" and said == 0:
+        return "never"
+    number = said or 1
     if method == "block":
         if settings.has("enable_recompute_layers_per_pp_rank"):
             number = max(1, number // chunks)

@@ -85,6 +85,8 @@ _REFUSED = {
     "freeze_parameters_regex",
     "weights in few bits": "quantization_config load_in_4bit load_in_8bit",
 }
+# of what a specification of blocks is called, kinds that are not planned
+_OTHER_BLOCKS = re.compile(r"mamba|hybrid|gated_delta|linear_attention|qwen3_next|qwen3_5|glm5|dsa")
 _NOT_COUNTED = {
     "the batch is taken to be whole from the beginning": "rampup_batch_size "
     "step_batch_size_schedule",
@@ -137,6 +139,11 @@ def note_arguments(settings: Settings) -> Iterator[str]:
     for what, names in _NOT_COUNTED.items():
         said = filter(settings.has, names.split())
         yield from (f"{settings.show(name)}: {what}" for name in said)
+    if settings.has("spec") and _OTHER_BLOCKS.search(str(settings.find("spec"))):
+        message = f"{settings.show('spec')}: blocks of another kind: not planned"
+        settings.refuse(
+            message, "leave it out to plan its blocks as attention", "unsupported-model"
+        )
     kernels = settings.find("attention_backend"), settings.find("transformer_impl")
     writes = kernels[0] in ("unfused", "local") or kernels[1] == "local"
     if writes and not settings.has("use_flash_attn"):

@@ -530,6 +530,19 @@ def test_other_trainings_of_few_weights_are_refused(said, what):
         bridge(RECIPE.replace("trainer=trainer(),", f"trainer=trainer(), {said},"), "recipe")
 
 
+@pytest.mark.parametrize("spec", ["a.mamba_layer_specs mamba_stack_spec", "b.qwen3_next get_spec"])
+def test_a_specification_of_other_blocks_is_refused(spec):
+    with pytest.raises(PartoptError, match="--spec: blocks of another kind: not planned"):
+        read(f"--spec {spec}")
+    assert read("--spec megatron.core.models.gpt.gpt_layer_specs get_spec")
+
+
+def test_no_blocks_may_be_made_again():
+    whole = "--recompute-granularity full --recompute-num-layers 0 --recompute-method"
+    assert read(f"{whole} block")[0].layout.recompute == "never"
+    assert read(f"{whole} uniform")[0].layout.recompute == "always"
+
+
 @pytest.mark.parametrize(
     "said", ["--tuner_type lora", "--train_type lora", "--lora_rank 8", "--load_in_4bit true"]
 )
