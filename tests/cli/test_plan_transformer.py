@@ -26,7 +26,7 @@ def test_the_page_says_where_time_and_memory_go_and_how_far_to_trust_it(partopt)
     assert labels == expected
     assert "tp 2, pp 2, dp 2, microbatch 1, recompute never, shard" in page
     assert "closed form" in page and "products" in page
-    assert "on published runs that no constant was fitted to" in " ".join(page.split())
+    assert "published runs like this (dense, on an H100 or later" in " ".join(page.split())
 
 
 def test_a_written_plan_is_shown_with_the_arithmetic_of_a_block_and_verified(partopt, tmp_path):
