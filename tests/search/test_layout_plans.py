@@ -321,17 +321,18 @@ def test_what_is_freer_is_not_slower(trainer, narrower):
 
 @pytest.mark.slow
 def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
-    asked = job_of("llama3-70b", 4, "megatron", 512, 4096, "tp=4,pp=8,chunks=5")
+    asked = job_of("llama3-8b", 2, "megatron", 128, 8192, "tp=2,pp=8,microbatch=1")
     told = []
     best = solve(asked, lambda *own: told.append(own)).plan
     assert told[0] == ("estimating layouts", 0, 1)
-    of = told[1][2]
-    assert of > 1 and told[1:-1] == [("simulating layouts", n, of) for n in range(of)]
+    of, done = told[1][2], len(told) - 2  # fewer where the others cannot be faster
+    assert 1 < done <= of
+    assert told[1:-1] == [("simulating layouts", n, of) for n in range(done)]
     assert told[-1] == ("estimating what else helps", 0, 1)
     freely = plan_layout(asked.with_(facts={"ends": "free"}))
     assert best.transformer.freely_s == seconds_of(freely) < seconds_of(best)
     even = best_of(asked.with_(facts={"ends": "stage"}))
-    assert seconds_of(even) == seconds_of(best) and not even.transformer.freely_s
+    assert seconds_of(even) >= seconds_of(best) and not even.transformer.freely_s
 
 
 def test_where_little_is_missing_few_blocks_are_made_again():
