@@ -549,8 +549,8 @@ class BlockParts(documents.StrictStruct, frozen=True, kw_only=True, omit_default
 class RunErrors(documents.StrictStruct, frozen=True, kw_only=True):
     """How far published `runs` `like` a plan's are from what is computed, of the seconds.
 
-    No constant was fitted to them. `half` are within one share, one of a `twentieth` is over the
-    other.
+    No constant was fitted to them, but one to those of attention with sinks. `half` are within one
+    share, one of a `twentieth` is over the other.
     """
 
     like: str

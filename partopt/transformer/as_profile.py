@@ -183,7 +183,7 @@ def _layers(work: Training, degrees: Degrees, layout: Layout) -> list[_Layer]:
     model, practice, shape, t = work.model, work.practice, degrees.shape, degrees.t
     first, T, group = work.block(shape), work.tokens(shape), t * degrees.c
     end = round(2 * model.end_parameters / t)  # a parameter of 16 bits
-    frozen = end if work.adapters else 0
+    frozen = end - round(2 * work.trained_ends / t)
     # model operations as trainers count them: of one rank, a third of them forward
     headed = 2 * model.end_parameters * work.sequence * shape.b / group
     inside = model_flops(model, work.sequence) * shape.b / 3 / group - (1 + model.further) * headed
@@ -197,7 +197,7 @@ def _layers(work: Training, degrees: Degrees, layout: Layout) -> list[_Layer]:
         beside = working_bytes(work, shape, again)
         # of experts as many as lie on the rank
         held = round(2 * work.frozen(shape, kind))
-        size = round(2 * sum(work.trained(shape, kind))) + held
+        size = round(2 * sum(work.trained_parameters(shape, kind))) + held
         name = f"{BLOCK}.{i}"
         one = _Layer(name, "Block", size, *seconds, inside, beside, block.saved_bytes)
         layers.append(one._replace(frozen=held))

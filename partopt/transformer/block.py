@@ -105,12 +105,12 @@ class Scale(NamedTuple):
     kept: float = 1.0
 
     def of(self, computed: Seconds) -> Seconds:
-        """Computed seconds as they are measured."""
+        """Memo seconds as they are measured."""
         return Seconds(self.forward * computed.forward, self.backward * computed.backward)
 
 
 @dataclass(frozen=True)
-class Computed:
+class Memo:
     """What is computed so far, by shape: blocks of kinds, their mean, further tokens; and cuts."""
 
     blocks: dict[Shape, Mapping[Kind, Block]] = field(default_factory=dict)
@@ -118,6 +118,7 @@ class Computed:
     further: dict[Shape, Seconds] = field(default_factory=dict)
     cuts: dict[tuple[object, ...], Sequence[Any]] = field(default_factory=dict)
     insides: dict[tuple[Shape, Kind], Mapping[str, Seconds]] = field(default_factory=dict)
+    spare_bytes: dict[Shape, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ class Training:
 
     With a `calibration` blocks of its kind take what was measured of them, of other shapes in
     proportion. Blocks are cut as the practice does, or in one of the `other_ends` where a layout is
-    faster so and needs no more than `room` bytes. What was `computed` is kept.
+    faster so and needs no more than `room` bytes. What was computed is kept in a `memo`.
     Tensor parallel ranks may outnumber heads of keys where the trainer `repeats_keys`, stages have
     one of embedding and head that share a weight where it `parts_ties`. Raises PartoptError for a
     number format, an attention or a way to the host's memory that the device is not known to have.
@@ -143,9 +144,7 @@ class Training:
     parts_ties: bool = True
     other_ends: Sequence[str] = ()
     room: float = math.inf
-    _shared: dict[tuple[object, ...], Computed] = field(
-        default_factory=dict, init=False, compare=False
-    )
+    _shared: dict[tuple[object, ...], Memo] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
         formats = [*self.rates.products]
@@ -218,25 +217,30 @@ class Training:
             object.__setattr__(self, "_shared", other._shared)
 
     @cached_property
-    def computed(self) -> Computed:
+    def memo(self) -> Memo:
         """What is known of all trainings with such blocks that share it."""
-        return self._computed_but_for(_BESIDE_BLOCKS)
+        return self._memo_but_for(_BESIDE_BLOCKS)
 
     @cached_property
     def _insides(self) -> dict[tuple[Shape, Kind], Mapping[str, Seconds]]:
         """The parts inside of blocks, of all that have such parts."""
-        return self._computed_but_for(_BESIDE_PARTS).insides
+        return self._memo_but_for(_BESIDE_PARTS).insides
 
-    def _computed_but_for(self, beside: Sequence[str]) -> Computed:
+    def _memo_but_for(self, beside: Sequence[str]) -> Memo:
         """What is known of trainings that differ in these parts of the practice alone."""
         practice = structs.replace(self.practice, **dict.fromkeys(beside))
         key = practice, self.format, self.gradient_bytes
-        return self._shared.setdefault(key, Computed())
+        return self._shared.setdefault(key, Memo())
 
     @cached_property
     def adapters(self) -> Adapters | None:
         """What alone is trained, where that is not all."""
         return Adapters(self.practice, self.rates, self.wide) if self.practice.adapters else None
+
+    @property
+    def trained_ends(self) -> int:
+        """Parameters of the embedding, or of the head, that are trained."""
+        return 0 if self.adapters else self.model.end_parameters
 
     @property
     def wide(self) -> Format:
@@ -286,9 +290,9 @@ class Training:
 
     def blocks(self, shape: Shape) -> Mapping[Kind, Block]:
         """A block of every kind, as `counts` has them; looked up where they were asked for."""
-        if (found := self.computed.blocks.get(shape)) is None:
+        if (found := self.memo.blocks.get(shape)) is None:
             found = {kind: self._block(shape, kind) for kind in self.counts}
-            self.computed.blocks[shape] = found
+            self.memo.blocks[shape] = found
         return found
 
     def block(self, shape: Shape, kind: Kind | None = None) -> Block:
@@ -297,8 +301,8 @@ class Training:
 
     def mean(self, shape: Shape) -> Block:
         """A block in the mean of kinds; what it has while it is made again is of the largest."""
-        if (found := self.computed.means.get(shape)) is None:
-            found = self.computed.means[shape] = self._mean(shape)
+        if (found := self.memo.means.get(shape)) is None:
+            found = self.memo.means[shape] = self._mean(shape)
         return found
 
     def _mean(self, shape: Shape) -> Block:
@@ -447,7 +451,7 @@ class Training:
             parts,
             *ends_s,
             self.parameters(shape, kind),
-            self.trained(shape, kind),
+            self.trained_parameters(shape, kind),
             copied_bytes,
         )
 
@@ -564,7 +568,7 @@ class Training:
         """Parameters of a block on a rank that are not trained: none, or all beside adapters."""
         return sum(self.parameters(shape, kind)) if self.adapters else 0.0
 
-    def trained(self, shape: Shape, kind: Kind) -> Parameters:
+    def trained_parameters(self, shape: Shape, kind: Kind) -> Parameters:
         """Parameters of a block on a rank that are trained: all, or its adapters'."""
         if not (adapters := self.adapters):
             return self.parameters(shape, kind)
@@ -705,9 +709,9 @@ class Training:
 
     def further_s(self, shape: Shape) -> Seconds:
         """A block that predicts a further token, what joins its inputs, head and loss."""
-        if shape not in self.computed.further:
-            self.computed.further[shape] = self._further_s(shape)
-        return self.computed.further[shape]
+        if shape not in self.memo.further:
+            self.memo.further[shape] = self._further_s(shape)
+        return self.memo.further[shape]
 
     def _further_s(self, shape: Shape) -> Seconds:
         block, model, T = self.block(shape), self.model, self.tokens(shape)
@@ -722,9 +726,11 @@ class Training:
         """Seconds of the head and the loss, forward and backward."""
         loss, rates, t = self.practice.loss, self.rates, shape.t
         T, h, V = self.tokens(shape), self.model.hidden, self.model.vocabulary
-        whole_s = sum(rates.linear_s(T, V / t, h, self.wide, self._grad_out(shape)))
         if self.adapters:
-            whole_s = sum(rates.frozen_s(T, V / t, h, self.wide))
+            product_s = rates.frozen_s(T, V / t, h, self.wide)
+        else:
+            product_s = rates.linear_s(T, V / t, h, self.wide, self._grad_out(shape))
+        whole_s = sum(product_s)
         whole_s += 3 * rates.replicas_s(2 * T * h, t)
         if loss.gathers and t > 1:
             copies_s = rates.replicas_s(2 * T * V, t) + rates.passes_s(GATHERED * T * V)

@@ -47,7 +47,7 @@ def kind_of(work: Training, seconds: float) -> str:
 
 
 def errors_like(kind: str) -> RunErrors:
-    """How far runs of a kind were off that no constant was fitted to.
+    """How far runs of a kind were off that no constant was fitted to, but for one of sinks.
 
     `twentieth` is the error that one of twenty further runs is over, if these are as likely as
     those known: the next larger one of a ranked (n + 1)-th part (Vovk et al., 2005, conformal).

@@ -264,11 +264,11 @@ def stages_of(work: Training, degrees: Degrees, together: int | None = None) -> 
     by_seconds = p > 1 and (ends == "free" or (ends == "fewer" and v == 1))
     head = _head(work, degrees) if by_seconds else 0.0
     key = p, v, ends, head, together
-    if key not in work.computed.cuts:
+    if key not in work.memo.cuts:
         counts, place = _counts(work.model.blocks, p, v, ends, head), further_stage(ends)
         found = _stages(work.kinds, counts, work.model.further, place, together or p * v)
-        work.computed.cuts[key] = found
-    return work.computed.cuts[key]
+        work.memo.cuts[key] = found
+    return work.memo.cuts[key]
 
 
 def cut_of(work: Training, degrees: Degrees) -> str:
@@ -281,8 +281,8 @@ def cut_of(work: Training, degrees: Degrees) -> str:
     if ends != "free" or p == 1 or (v > 1 and not work.is_unequal):
         return ends
     blocks, further = work.blocks(shape), work.model.further
-    if v == 1 and (key := (degrees, "free")) in work.computed.cuts:
-        return str(work.computed.cuts[key])
+    if v == 1 and (key := (degrees, "free")) in work.memo.cuts:
+        return str(work.memo.cuts[key])
     by_kind = {
         kind: Seconds(block.forward_s, block.backward_s + again * block.again_s)
         for kind, block in blocks.items()
@@ -294,7 +294,7 @@ def cut_of(work: Training, degrees: Degrees) -> str:
         units = [embedding, *(by_kind[kind] for kind in work.kinds), head]
         units[-1:-1] = [Seconds(*tokens)] if further else []
         found = ends_of(cut_for_makespan(units, p, m), work.model.blocks, further)
-        work.computed.cuts[key] = found
+        work.memo.cuts[key] = found
         return found
     mean_s = work.mean(shape).seconds / PARTS
     sizes = [round(sum(unit) / mean_s) for unit in (*by_kind.values(), embedding, tokens, head)]
@@ -520,10 +520,9 @@ def _replicas_s(
         gather_s += rates.replicas_s(work.weight_bytes * experts, copies, degrees.spread)
     if seen:
         reduce_s, gather_s = _seen(degrees) * reduce_s, _seen(degrees) * gather_s
-    if model.tied and p > 1 and not work.adapters:
-        # the first and the last stage add theirs, all replicas at once
+    if model.tied and p > 1:  # the first and the last stage add theirs, all replicas at once
         ring = rates.ring_rate(max(rates.server, degrees.devices // p))
-        tied_s = model.end_parameters / t * grad / ring
+        tied_s = work.trained_ends / t * grad / ring
         reduce_s += tied_s / max(1, rates.server // (t * degrees.c)) if seen else tied_s
     shown_s = reduce_s + gather_s
     if work.engine.allreduce == "overlap":
@@ -594,9 +593,7 @@ def _parameters(work: Training, degrees: Degrees) -> tuple[float, float]:
     """Those of a rank that are trained, in the mean of stages, one end among them; its experts'."""
     model, (t, _, _, p, *_) = work.model, degrees
     dense, experts = work.mean(degrees.shape).trained
-    ends = model.end_parameters / t * (2 if p == 1 and not model.tied else 1)
-    if work.adapters:
-        ends = 0.0
+    ends = work.trained_ends / t * (2 if p == 1 and not model.tied else 1)
     return model.blocks * dense / p + ends, model.blocks * experts / p
 
 
@@ -610,7 +607,7 @@ def state_bytes(work: Training, degrees: Degrees) -> float:
         return 0.0
     found = 0.0
     for kind, count in work.counts.items():
-        dense, experts = work.trained(shape, kind)
+        dense, experts = work.trained_parameters(shape, kind)
         found += count * 2 * work.frozen(shape, kind)
         sharers = (degrees.sharers, _copies(degrees)) if shares else (1, 1)
         found += count * (work.weight_bytes + work.gradient_bytes) * (dense + experts)
@@ -662,12 +659,15 @@ def _spare_bytes(work: Training, shape: Shape) -> float:
 
     In 16 bits, for all blocks (Transformer Engine, pytorch/module/base.py, get_dummy_wgrad).
     """
-    model = work.model
+    model, known = work.model, work.memo.spare_bytes
+    if shape in known:
+        return known[shape]
     shapes = {(one.n, one.k) for kind in work.counts for one in work.products(shape, kind)}
     if model.experts:
         width = model.expert_ffn / shape.etp
         shapes |= {((model.matrices - 1) * width, model.hidden), (model.hidden, width)}
-    return 2 * sum(n * k for n, k in shapes)
+    known[shape] = 2 * sum(n * k for n, k in shapes)
+    return known[shape]
 
 
 def _in_flight(degrees: Degrees, d: int) -> float:
@@ -732,7 +732,11 @@ def _stage_bytes(
     model, practice, (t, _, _, p, v, _, _, shape, _) = work.model, work.practice, degrees
     T, (kept, whole) = work.tokens(shape), _kept_bytes(work, degrees, stage)
     held, stepped = _stepped_parts(work, degrees, layout, stage)
-    frozen = sum(_with_ends(work, degrees, stage)) if work.adapters else 0.0
+    whole_bytes = 2 * held
+    if work.adapters:
+        whole_bytes += 2 * sum(_with_ends(work, degrees, stage))
+    elif work.weight_bytes < 2:
+        whole_bytes -= (2 - work.weight_bytes) * sum(_held(work, degrees, stage))
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     if practice.loss.gathers and t > 1:  # those of the rank, and all of them
         logits += (2 / t + 2) * T * model.vocabulary
@@ -748,8 +752,7 @@ def _stage_bytes(
         contents = _contents(work, degrees, stage)
         whole += BLOCKS * max((block.copied_bytes for block, n in contents if n), default=0.0)
     return {
-        "parameters": 2 * (held + frozen)
-        - (2 - work.weight_bytes) * sum(_held(work, degrees, stage)),
+        "parameters": whole_bytes,
         "gradients": work.gradient_bytes * held,
         "optimizer": _state(work) * stepped,
         "activations": kept * flight * (1 + CAPTURED * (practice.graphs != "none")),

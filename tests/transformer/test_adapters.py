@@ -28,7 +28,7 @@ def by_hand(targets):
 @pytest.mark.parametrize("targets", [["qkv"], ["qkv", "proj"], ["fc1", "fc2"], [*ADAPTED]])
 def test_what_is_trained_is_two_narrow_matrices_a_product(targets):
     work = training(adapters=RANK, adapted="+".join(targets))
-    assert work.trained(Shape(), work.kinds[-1]) == (by_hand(targets), 0)
+    assert work.trained_parameters(Shape(), work.kinds[-1]) == (by_hand(targets), 0)
     memory = estimate(work, Layout(dp=8, shard="optimizer"), 32).memory
     trained = 4 * by_hand(targets)
     assert memory["gradients"] == pytest.approx(4 * trained)
@@ -38,7 +38,7 @@ def test_what_is_trained_is_two_narrow_matrices_a_product(targets):
 
 def test_all_experts_have_some():
     work = training(EXPERTS, adapters=RANK, adapted="fc1")
-    dense, experts = work.trained(Shape(e=2), work.kinds[-1])
+    dense, experts = work.trained_parameters(Shape(e=2), work.kinds[-1])
     assert (dense, experts) == (0, RANK * (1024 + 2 * 512) * 8 / 2)
 
 
