@@ -274,13 +274,8 @@ def _layout(
     plan = judged.best if best and judged.best else judged.plan
     changes = text.change(judged) if text else None
     page = partial(_print_page, judged, layout, trainer, changes)
-    save: Callable[[str, bool], None] | None = None
-    if text and changes and output and output.endswith(suffix) and suffix not in ("", ".json"):
-        content = changes.mark_lines(text.text).encode()
-
-        def save(path: str, force: bool) -> None:
-            documents.write_bytes(path, content, force)
-
+    changed = output and output.endswith(suffix) and suffix not in ("", ".json")
+    save = text.writer(changes) if text and changes and changed else None
     options.deliver(plan, page, output, force, as_json, save=save)
     if not plan.fits:
         words, names = [trainer, configuration], _OF_LAYOUTS | given.keys() | {"force"}
@@ -307,6 +302,13 @@ class _Text:
             return None
         plans = judged.plan, judged.best
         return partopt.change_text(self.text, *plans, self.arguments, self.function)
+
+    def writer(self, changes: partopt.Changes) -> Callable[[str, bool], None]:
+        """What writes the changed text to a path, over another file if that is forced."""
+        from partopt.documents.files import write_bytes
+
+        content = changes.mark_lines(self.text).encode()
+        return lambda path, force: write_bytes(path, content, force)
 
 
 def _read_job(trainer: str, text: str, given: dict[str, Any]) -> tuple[partopt.Job, _Text]:

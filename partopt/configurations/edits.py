@@ -74,7 +74,7 @@ def find_edits(
         toml = _HEADER.search(text) is not None
         entries = [*_keys(text)] if toml else [*_nodes(text)]
         if toml and value is None:  # which has no word for it
-            found = [entry for entry in entries if _is_called(entry.path, name)]
+            found = [entry for entry in entries if _matches(entry.path, name)]
             yield [Edit(text.rfind("\n", 0, one.start) + 1, one.line + 1, "") for one in found]
             return
         yield from _edit_entries(text, name, json.dumps(value), entries, beside)
@@ -85,7 +85,7 @@ def find_edits(
             yield [Edit(len(text), len(text), end + form.format(section, key, json.dumps(value)))]
 
 
-def _is_called(path: str, name: str) -> bool:
+def _matches(path: str, name: str) -> bool:
     """Whether a path ends in a name, or is the end of it."""
     return f".{path}".endswith(f".{name}") or f".{name}".endswith(f".{path}")
 
@@ -134,7 +134,7 @@ def _edit_script(
         flags = ["" if token else " " for token in tokens]
         pairs = zip(found, flags, strict=True)
         yield [Edit(place.value, place.stop, blank + write(place)) for place, blank in pairs]
-    others = [path for other in beside for path in settings.values if _is_called(path, other)]
+    others = [path for other in beside for path in settings.values if _matches(path, other)]
     for place in itertools.chain.from_iterable(map(places, others)):
         written = plain[place.start : place.value].strip()
         spelled = f"--{name.replace('_', '-') if '-' in written.lstrip('-') else name}"
@@ -194,14 +194,14 @@ def _edit_entries(
     text: str, name: str, written: str, entries: Sequence[_Entry], beside: Sequence[str]
 ) -> Iterator[list[Edit]]:
     """In the last entry of the name, in all of them, or in one that is added."""
-    found = [entry for entry in entries if _is_called(entry.path, name)]
+    found = [entry for entry in entries if _matches(entry.path, name)]
     if found:
         yield [Edit(found[-1].start, found[-1].stop, written)]
         yield [Edit(entry.start, entry.stop, written) for entry in found]
         return
     section, _, key = name.rpartition(".")
-    inside = [entry for entry in entries if _is_called(entry.path.rpartition(".")[0], section)]
-    near = [entry for other in beside for entry in entries if _is_called(entry.path, other)]
+    inside = [entry for entry in entries if _matches(entry.path.rpartition(".")[0], section)]
+    near = [entry for other in beside for entry in entries if _matches(entry.path, other)]
     for entry in (inside if section else near)[:3]:
         as_there = key.replace("_", "-") if re.match(r"[\w.]*-", entry.path) else key
         yield [Edit(entry.line, entry.line, entry.form.format(as_there, written))]

@@ -380,7 +380,7 @@ class StageCosts:
     def _ports(
         self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int]
     ) -> tuple[Port, ...]:
-        """`ports`, found anew."""
+        """`ports`, where they are not known yet."""
         topology, found, at = self.problem.topology, set[Port](), array_of(ranks)
         slopes, rates, r = self.problem.allreduce_over(ranks).slopes, port_rates(topology), len(at)
         for k in range(1, len(rates) + 1):

@@ -87,7 +87,7 @@ def change_text(
         old, new = said.get(first, {}), words.get(first, {})
         if old != new:
             names = dict.fromkeys([*old, *new])
-            differ = (n for n in names if new.get(n) != old.get(n) or _stated(settings, n))
+            differ = (n for n in names if new.get(n) != old.get(n) or _find_names(settings, n))
             wanted |= {name: new.get(name) for name in differ}
     for further in ("^$", "batch|tokens", ""):  # what the text does not say, and others had by it
         named = {name: value for new in words.values() for name, value in new.items()}
@@ -113,7 +113,7 @@ def _is_of(plan: Plan, trainer: Trainer, settings: Settings, before: Losses) -> 
     return not faults and {*lost.notes} <= {*before.notes}
 
 
-def _stated(settings: Settings, name: str) -> list[str]:
+def _find_names(settings: Settings, name: str) -> list[str]:
     """The names by which a text has a setting."""
     names = [name, name.rpartition(".")[2]]
     names += [other for one in names for other in settings.synonyms.get(one, ())]
@@ -127,7 +127,7 @@ def _set(
     rows, by_hand = list[tuple[str, str, str]](), list[tuple[str, str, str]]()
     synonyms, before = settings.synonyms, settings
     for name, value in wanted.items():
-        for spelled in _stated(settings, name) or [name]:
+        for spelled in _find_names(settings, name) or [name]:
             if _says(settings, spelled, value):
                 continue
             row = settings.show(spelled), _show(before.value(spelled)), _show(value)
@@ -162,7 +162,7 @@ def _says(settings: Settings, name: str, value: object) -> bool:
 
 def _keeps(settings: Settings, changed: Settings, wanted: Iterable[str]) -> bool:
     """Whether the settings that are not wanted otherwise have the values that they had."""
-    names = {spelled for name in wanted for spelled in _stated(settings, name)} | {*wanted}
+    names = {spelled for name in wanted for spelled in _find_names(settings, name)} | {*wanted}
     kept = settings.values.keys() - settings.variables
     return all(
         settings.values[name] == changed.values.get(name)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
@@ -124,15 +123,12 @@ def read_job(
         )
     asked = Asked(devices=topology.cluster.devices)
     found = reader.read(settings, asked)
+    notes = [*found.notes]
     servers = _servers_of(settings, topology, values)
-    if servers and "global_batch" not in options:  # a batch that is made for others
+    if servers and "global_batch" not in options:
         with suppress(PartoptError):
-            batch = reader.read(read_settings(text, values | servers, function), asked).batch
-            if batch != found.batch:
-                was = ", ".join(f"{name}={settings.value(name)}" for name in servers)
-                given = " ".join(f"{name}={count}" for name, count in servers.items())
-                note = f"a batch of {found.batch} is of {was}: `arguments={given}` makes it {batch}"
-                found = replace(found, notes=[*found.notes, note])
+            other = reader.read(read_settings(text, values | servers, function), asked)
+            notes += _note_servers(settings, servers, found.batch, other.batch)
     assert found.model
     stated = structs.asdict(layout_with(options.pop("layout", Layout()), options))
     stated = {name: value for name, value in stated.items() if value is not None}
@@ -147,8 +143,8 @@ def read_job(
     layout = structs.replace(found.layout, **stated)
     job = Job(found.model, topology, **said | options, layout=layout, facts=facts)
     if found.blocks is None or (layout.pp or 1) == 1:
-        return job, found.notes
-    return _with_ends(job, found.blocks, found.further_stage, found.notes)
+        return job, notes
+    return _with_ends(job, found.blocks, found.further_stage, notes)
 
 
 def _servers_of(settings: Settings, topology: Topology, given: Collection[str]) -> dict[str, str]:
@@ -159,6 +155,16 @@ def _servers_of(settings: Settings, topology: Topology, given: Collection[str]) 
         for name in sorted(settings.variables - set(given))
         if _SERVERS.fullmatch(name) and settings.known(name) not in (None, servers)
     }
+
+
+def _note_servers(
+    settings: Settings, servers: Mapping[str, str], batch: int | None, other: int | None
+) -> Iterator[str]:
+    """That a batch is made for other servers, with which it is another one."""
+    if batch != other:
+        was = ", ".join(f"{name}={settings.value(name)}" for name in servers)
+        given = " ".join(f"{name}={count}" for name, count in servers.items())
+        yield f"a batch of {batch} is of {was}: `arguments={given}` makes it {other}"
 
 
 def _with_ends(

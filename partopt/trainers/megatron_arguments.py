@@ -492,7 +492,8 @@ def read_recomputation(
 ) -> Recompute | Literal["selective"] | int:
     """What is made again, in stages of `most` blocks."""
     how, method = settings.find("recompute_granularity"), settings.find("recompute_method")
-    said = settings.number("recompute_num_layers", least=0)
+    number = settings.number("recompute_num_layers", least=0)
+    number = 1 if number is None else number
     unsaid = settings.unread and not settings.states("recompute_granularity")
     if unsaid and settings.has("recompute_modules"):  # a function that is not read says how
         how = "selective"
@@ -502,10 +503,9 @@ def read_recomputation(
     alone = settings.form == "script" and settings.has("activations_checkpoint_method")
     if how != "full" and not (alone or settings.has("checkpoint_activations")):
         return "never"
-    if method == "block" and said == 0:
-        return "never"
-    number = said or 1
     if method == "block":
+        if number == 0:
+            return "never"
         if settings.has("enable_recompute_layers_per_pp_rank"):
             number = max(1, number // chunks)
         return number if number < most else "always"

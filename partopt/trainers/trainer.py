@@ -216,8 +216,7 @@ class Trainer:
         assert self.practice
         practice, rest = self.practice, dict[str, object]()
         for name, value in facts.items():
-            name = name.replace("_", "-") if name.replace("_", "-") in self.choices else name
-            choice = self.choices.get(name)
+            choice = self.choices.get(dashed := name.replace("_", "-"))
             if choice is None and name not in {*FACTS, *Engine.__struct_fields__}:
                 what, known = f"no fact `{name}` of {self.name}", [*self.choices, *FACTS]
                 raise unknown(what, name, known, code="unknown-fact")
@@ -225,15 +224,15 @@ class Trainer:
                 rest[name] = value
             elif name == "ends" and re.fullmatch(_BLOCKS, str(value)):
                 practice = replace(practice, ends=str(value))
-            elif name in _LISTED and {*str(value).split("+")} <= {*_LISTED[name][1]}:
-                field, listed = _LISTED[name]
+            elif dashed in _LISTED and {*str(value).split("+")} <= {*_LISTED[dashed][1]}:
+                field, listed = _LISTED[dashed]
                 names = [one for one in listed if one in str(value).split("+")]
                 practice = replace(practice, **{field: "+".join(names)})
             elif str(value) not in choice:
                 names = [*choice]  # of numbers none is meant that is spelled alike
                 steps = f"from {names[0]} to {names[-1]}, as {names[1]}"
                 hint = steps if names[0].isdecimal() else did_you_mean(str(value), choice)
-                raise invalid(name.replace("_", "-"), value, f"unknown {name}", hint)
+                raise invalid(dashed, value, f"unknown {dashed}", hint)
             else:
                 practice = replace(practice, **choice[str(value)])
         if practice.tp_overlap == "async" and not practice.compiled:
