@@ -725,6 +725,9 @@ class _ScriptReader:
 
     def test(self, words: Sequence[str], pattern: bool = False) -> bool | None:
         """Whether a test of one to three words holds; None where that is not known."""
+        if len(words) == 3 and words[1] in _COMPARISONS and any(map(is_unset, words)):
+            self.reasons.update(unknown_names("".join(words)))  # no number: bash reports an error
+            return None
         words = [without_unset(word) for word in words]
         if len(words) == 2 and words[0] in ("-z", "-n"):
             # an argument that is not given is empty

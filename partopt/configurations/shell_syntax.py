@@ -21,7 +21,7 @@ HINT = "give the flags alone, with their values"
 # `<PATH TO FILE>`, to be filled in; comments and quotations are passed over
 _PLACEHOLDER = re.compile(
     r"(?:^|(?<=\s))#[^\n]*|\\.|'[^']*'|\"(?:\\.|[^\"\\])*\""
-    r"|(?P<word><[A-Z][^<>\n$\"']*[\w.)]>)",
+    r"|(?P<word><[A-Z][^<>\n$\"']*[\w.)]>|(?<==)<[a-z][\w ./-]*>(?=[ \t]*(?:[\n#]|\Z)))",
     re.S,
 )
 # elements of an array that bash takes as words: `[0]*3+[1]*58`, `=x`

@@ -18,6 +18,8 @@ from partopt.trainers.parts import find_parts
 from partopt.trainers.read_back import Losses, find_losses
 from partopt.trainers.trainer import Trainer
 
+# names that the text does not say, and the plan had otherwise: none, those of options, all
+_FURTHER = ("^$", "batch|tokens|seq_len|16", "")
 _LETTERS = 40  # of a value that is shown
 # beside which others are put, of a trainer's layout and then of its model
 _BESIDE = (
@@ -89,7 +91,7 @@ def change_text(
             names = dict.fromkeys([*old, *new])
             differ = (n for n in names if new.get(n) != old.get(n) or _find_names(settings, n))
             wanted |= {name: new.get(name) for name in differ}
-    for further in ("^$", "batch|tokens", ""):  # what the text does not say, and others had by it
+    for further in _FURTHER:
         named = {name: value for new in words.values() for name, value in new.items()}
         wanted |= {name: value for name, value in named.items() if re.search(further, name)}
         changes = _set(settings, wanted, read)

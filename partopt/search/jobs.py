@@ -28,7 +28,11 @@ from partopt.transformer.iteration import Degrees, settle_cut, stage_counts
 
 _SERVERS = re.compile(r"(SLURM_(JOB_NUM_|N)|NUM_|N_?)?NODES|NHOSTS", re.I)
 # settings of a configuration that stand for options of a job
-_SETTINGS = {"sequence": ("seq_length", "seq_len"), "global_batch": ("global_batch_size",)}
+_SETTINGS = {
+    "sequence": ("seq_length", "seq_len"),
+    "global_batch": ("global_batch_size",),
+    "dtype": ("precision",),
+}
 
 
 def job_for(job: Job, to: str, rules: Sequence[str] = ()) -> Job:

@@ -240,7 +240,8 @@ def _feed_forward(settings: Settings, hidden: int, usual: bool, fields: bool) ->
     """Whether a feed-forward is gated, and its width where that is not said."""
     gated = settings.has("swiglu")
     gated = gated or settings.find("activation") in _GATED or usual
-    width = hidden * 8 // 3 // 64 * 64 if gated and not fields else 4 * hidden
+    narrow = gated and not (fields or settings.has("use_lf_gate"))  # Yuan's is as wide as others
+    width = hidden * 8 // 3 // 64 * 64 if narrow else 4 * hidden
     if multiple := settings.count("multiple_of", default=0):  # FlagScale's
         factor = settings.known("hidden_dim_multiplier")
         width = int(hidden * 8 // 3 * (factor if isinstance(factor, int | float) else 1))
@@ -593,7 +594,8 @@ def _format(settings: Settings) -> Format:
     stated = settings.has("bf16.enabled", "bf16") or words
     if {*words} & {*_UNPLANNED} or (not stated and settings.form == "script"):
         said = f"{settings.show('precision')} {words[0]}" if words else "neither --bf16 nor --fp16"
-        settings.notes.append(f"{said}: float32 is not planned, bfloat16 is counted")
+        what = f"{said}: it trains in float32, which is not planned"
+        settings.refuse(what, "plan it in another format: `dtype=bfloat16`", "unsupported-dtype")
     return "bfloat16"
 
 

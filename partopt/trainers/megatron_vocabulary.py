@@ -38,6 +38,7 @@ _NAMING = (
 )
 _TYPES = ("patch_tokenizer_type", "tokenizer_type", "model_type_hf")
 _SAYS_NOTHING = r"\s|[<>]|^$|^(.*/)?(tokenizer|vocab)[\w.-]*$|^(true|none|mock)$"
+_SAYS_SIZE = r"tokenizer\w*?[0-9]{2,3}(k|[0-9]{3})"  # in the name of its folder
 
 
 def name_shape(settings: Settings, shape: dict[str, Any], ranks: int) -> Transformer:
@@ -56,14 +57,15 @@ def name_shape(settings: Settings, shape: dict[str, Any], ranks: int) -> Transfo
         return next((shipped for shipped in alike if shipped.vocabulary in (words, padded)), model)
     base, tokenizer = settings.known("rotary_base"), _unknown_tokenizer(settings)
     alike = [shipped for shipped in alike if base in (None, _rotary_base(shipped.name))]
-    if len(alike) == 1 and not tokenizer:
+    bytes_alone = "sentencepiece" not in str(settings.known("tokenizer_type")).lower()
+    if len(alike) == 1 and not tokenizer and bytes_alone:
         (like,) = alike
         settings.notes.append(
             f"a vocabulary of {like.vocabulary:,}, as {like.name} of the same shape has"
         )
         return like
     sizes = ", ".join(f"{shipped.name} has {shipped.vocabulary:,}" for shipped in alike)
-    why = f"the words of {tokenizer[-60:]} are not known" if tokenizer else ""
+    why = f"the words of {tokenizer[-80:]} are not known" if tokenizer else ""
     same = f"of the same shape {sizes}" if sizes else ""
     settings.refuse_missing("vocab_size", "; ".join(part for part in (why, same) if part))
     raise PartoptError.together(settings.faults)
@@ -119,8 +121,10 @@ def _of_tokenizer(settings: Settings, hidden: int, usual: int) -> int:
 
 def _unknown_tokenizer(settings: Settings) -> str:
     """The tokenizer that is named and is none that is known."""
-    names = [_known_text(settings, name) for name in _NAMING[:3]]
-    return next((name for name in names if not re.search(_SAYS_NOTHING, name.lower())), "")
+    for name in (_known_text(settings, name) for name in _NAMING[:3]):
+        if re.search(_SAYS_SIZE, name.lower()) or not re.search(_SAYS_NOTHING, name.lower()):
+            return "/".join(name.split("/")[-3:])
+    return ""
 
 
 def _known_text(settings: Settings, name: str) -> str:

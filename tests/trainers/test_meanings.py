@@ -118,6 +118,11 @@ def test_the_words_of_an_unknown_tokenizer_are_asked_for():
     file = "--tokenizer-type Llama2Tokenizer --tokenizer-model /data/words-of-100k.model"
     with pytest.raises(PartoptError, match=r"the words of /data/words-of-100k\.model are"):
         read(file)  # whose class alone is that of Llama
+    folder = "--tokenizer-type GPT2BPETokenizer --vocab-file /data/our_tokenizer_250000/vocab.json"
+    with pytest.raises(PartoptError, match=r"the words of data/our_tokenizer_250000/vocab\.json"):
+        read(folder)
+    with pytest.raises(PartoptError, match="of the same shape llama2-70b has 32,000"):
+        read("--tokenizer-type SentencePieceTokenizer --tokenizer-model $SPM")
     for nothing in ("/data/tokenizer.model", "'your tokenizer path'", "$TOKENIZER"):
         assert read(f"--tokenizer-model {nothing}")[0].model.vocabulary == 32_000
 
@@ -494,9 +499,15 @@ def test_the_format_is_that_of_a_recipe_of_precision(changed, form):
     assert bridge(RECIPE.replace("plugins=bf16_mixed()", changed), "recipe")[0].dtype == form
 
 
-def test_float32_is_said_not_to_be_planned():
-    _, notes = bridge(RECIPE.replace("plugins=bf16_mixed()", "precision=32"), "recipe")
-    assert "precision 32: float32 is not planned, bfloat16 is counted" in notes
+def test_float32_is_not_planned_unless_another_format_is_asked_for():
+    recipe = RECIPE.replace("plugins=bf16_mixed()", "precision=32")
+    with pytest.raises(PartoptError, match="precision 32: it trains in float32") as refused:
+        bridge(recipe, "recipe")
+    assert "`dtype=bfloat16`" in str(refused.value.hint)
+    topology = Topology.load("dgx-h100", 4)
+    for dtype in ("bfloat16", "fp8"):
+        asked, _ = read_job("megatron", script("", ["bf16"]), topology, dtype=dtype)
+        assert asked.dtype == dtype
 
 
 @pytest.mark.parametrize(
