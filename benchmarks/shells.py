@@ -19,13 +19,13 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from partopt.configurations.marks import is_unset, unknown_names, without_unset
+from partopt.configurations.marks import unknown_names
 from partopt.errors import PartoptError
 from tests.configurations.shell_scripts import (
     Writer,
     draw,
+    words_known,
     words_of_bash,
-    words_read,
 )
 
 
@@ -35,14 +35,12 @@ def compare(script: str) -> str:
     if expected is None:
         return "error"
     try:
-        read = words_read(script)
+        read = words_known(script)
     except PartoptError:
         return "refused"
-    if any(map(unknown_names, map(without_unset, read))):
+    if any(map(unknown_names, read)):
         return "unknown"
-    ways = [word for word in read if not is_unset(word)], read  # unset words are none, or empty
-    same = expected in [[without_unset(word) for word in words] for words in ways]
-    return "equal" if same else "silent"
+    return "equal" if read == expected else "silent"
 
 
 def main() -> int:
@@ -59,7 +57,7 @@ def main() -> int:
             verdict = compare(script)
             counts[verdict] += 1
             if verdict == "silent":
-                read = words_read(script)
+                read = words_known(script)
                 print(f"seed {seed}\n{script}\nbash {words_of_bash(script)}\nread {read}\n")
     print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
     return bool(counts["silent"])

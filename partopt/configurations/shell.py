@@ -37,6 +37,7 @@ Value = str | tuple[str, ...]  # a text, or the elements of an array
 
 _BREAK = "\ue002"  # between the elements of an array, which part words even in quotes
 _HOLE = "\ue003"  # in the place of an element that is not set
+_EMPTY = mark("''", UNSET)  # behind what is set nowhere in quotes, which is a word
 _CONTROL = re.compile("[\0-\10\13\14\16-\37\r\ue000-\uf8ff]")  # letters that scripts do not have
 _WITHIN = re.compile(
     rf"(?:[{UNKNOWN}{UNSET}][^{UNKNOWN}{UNSET}]*[{UNKNOWN}{UNSET}]|'[^']*'|\"[^\"]*\"|\\.|\S)+",
@@ -297,8 +298,8 @@ class _ScriptReader:
                 return self.loop(holds, body, "a loop")
             case {"Type": "ForClause", "Loop": {"Type": "WordIter"} as loop, "Do": body}:
                 raws = loop.get("Items", ()) if "InPos" in loop else ()
-                words = [word for raw in raws for word in self.words(raw) if not is_unset(word)]
-                words += self.state.arguments if "InPos" not in loop else []
+                words = [word for raw in raws for word in self.words(raw)]
+                words = present_words(words if "InPos" in loop else self.state.arguments)
                 name = loop["Name"]["Value"]
                 turn = partial(self.advance, name, iter(words))
                 return self.loop(turn, body, name, len(words) + 1)
@@ -475,6 +476,11 @@ class _ScriptReader:
         name, rest, state = words[0], words[1:], self.state
         if name in self.functions:
             return self.call_function(self.functions[name], rest)
+        if name == "set" and (rest[:1] == ["--"] or (rest and rest[0][:1] not in ("-", "+"))):
+            state.arguments = rest[rest[0] == "--" :]
+            return True
+        written, words = words, [word.replace(_EMPTY, "") for word in words]
+        rest = words[1:]
         match name:
             case "exit" | "return" | "break" | "continue":
                 state.leaves = name
@@ -505,12 +511,9 @@ class _ScriptReader:
                 return True
             case "shift":
                 count = int(rest[0]) if rest and rest[0].isdecimal() else 1
-                known = count <= len(state.arguments)
-                state.arguments = state.arguments[count * known :]
-                return known
-            case "set" if rest[:1] == ["--"] or (rest and rest[0][:1] not in ("-", "+")):
-                state.arguments = rest[rest[0] == "--" :]
-                return True
+                there = present_words(state.arguments)
+                state.arguments = there[count * (count <= len(there)) :]
+                return count <= len(there)
             case "set" if "pipefail" in rest:
                 self.pipefail = rest[0].startswith("-")
                 return True
@@ -523,7 +526,7 @@ class _ScriptReader:
         printed = self.print(name, rest)
         if printed is None:
             self.output = self.output if name in _SUCCEEDING else None
-            self.found.commands.append(words)
+            self.found.commands.append(written)
             self.run_inside(words)
         elif writes:
             texts = [*texts, printed]
@@ -607,10 +610,11 @@ class _ScriptReader:
                     self.assign_element(name, element["Index"], text)
                 else:
                     words += self.words(element.get("Value", {}))
-            self.assign(name, (*((before,) if isinstance(before, str) else before or ()), *words))
+            there = (_as_word(before),) if isinstance(before, str) else before or ()
+            self.assign(name, (*there, *words))
         elif isinstance(old, tuple):  # its name alone is the first element
             first = old[0] if before and old else ""
-            self.assign(name, (first + self.text(word), *old[1:]))
+            self.assign(name, (_as_word(first + self.text(word)), *old[1:]))
         else:
             sign = "+" if before and "i" in self.traits.get(name, "") else ""
             self.assign(name, self.shape(name, _text(before or "") + sign + self.text(word)))
@@ -632,14 +636,14 @@ class _ScriptReader:
         if "A" in self.traits.get(name, ""):
             self.assign(f"{name}[{self.key(index)}]", text)
             return
-        elements = list(before) if isinstance(before, tuple) else [before]
+        elements = present_words(before) if isinstance(before, tuple) else [before]
         place = self.whole(index)
         place = place + len(elements) if place is not None and place < 0 else place
         if place is None or not 0 <= place < _PATTERNED:
             self.assign(name, mark(name))
             return
         elements += [_HOLE] * (place - len(elements))
-        elements[place : place + 1] = [text]
+        elements[place : place + 1] = [_as_word(text)]
         self.assign(name, tuple(elements))
 
     def unset(self, name: str) -> None:
@@ -660,8 +664,7 @@ class _ScriptReader:
             place = self.number_of(key.removesuffix("]"), without_unset)
             if place is None:
                 self.assign(array, mark(array))
-            elif -len(value) <= place < len(value):
-                left = list(value)
+            elif -len(left := present_words(value)) <= place < len(left):
                 left[place] = _HOLE
                 while left and left[-1] == _HOLE:
                     left.pop()
@@ -861,13 +864,18 @@ class _ScriptReader:
         for part in parts:
             for text, quoted in self.pieces([part]):
                 whole = quoted or part["Type"] == "Lit"
+                if not quoted:
+                    text = text.replace(_EMPTY, "")
+                elif not isinstance(self.value(_spread_name(part) or "_"), tuple):
+                    text = _as_word(text)
                 for k, piece in enumerate(text.split(_BREAK) if whole else self.split(text)):
                     if k and current is not None:
                         found.append(current)
                         current = None
                     current = (current or "") + piece if piece or quoted else current
         self.spend(5 + len(found))
-        return found if current is None else [*found, current]
+        found += [] if current is None else [current]
+        return [word if is_unset(word) else word.replace(_EMPTY, "") for word in found]
 
     def split(self, text: str) -> list[str]:
         """The parts of a value by blanks, or by the letters that `IFS` has."""
@@ -886,7 +894,7 @@ class _ScriptReader:
         pieces = self.pieces(word.get("Parts", ()), quotes)
         text = "".join(escape(text) if quoted else text for text, quoted in pieces)
         self.spend(len(text) // _CHEAP + len(text) // _LONGEST * _WORK)
-        return text.replace(_BREAK, " ")
+        return text.replace(_BREAK, " ").replace(_EMPTY, "")
 
     def pieces(self, parts: Sequence[Node], quotes: str = "") -> Iterator[tuple[str, bool]]:
         """The texts that the parts of a word expand to, and whether they are quoted."""
@@ -906,8 +914,8 @@ class _ScriptReader:
                     text = part.get("Value", "")
                     yield _unescape(text) if part.get("Dollar") else text, True
                 case {"Type": "DblQuoted"}:
-                    inside = part.get("Parts", ())
-                    if not _is_empty_array(self, inside):
+                    name, inside = _spread_name(part), part.get("Parts", ())
+                    if not name or self.value(name):
                         yield "".join(text for text, _ in self.pieces(inside, '"')), True
                 case {"Type": "ParamExp"}:
                     yield self.parameter(part), bool(quotes)
@@ -934,12 +942,14 @@ class _ScriptReader:
 
     def value(self, name: str) -> Value | None:
         """The value of a variable or an argument; None where it is set nowhere."""
-        arguments = self.state.arguments
-        if name.isdecimal() and name != "0":
+        if name in ("@", "*"):
+            return tuple(self.state.arguments)
+        if name == "#" or (name.isdecimal() and name != "0"):
+            arguments = present_words(self.state.arguments)
             missing = None if self.hidden or arguments else mark(name)
+            if name == "#":
+                return str(len(arguments))
             return arguments[int(name) - 1] if int(name) <= len(arguments) else missing
-        if name in ("@", "*", "#"):
-            return str(len(arguments)) if name == "#" else tuple(arguments)
         name = self.aliases.get(name, name)
         known = name in _OF_EVERY_SHELL or (self.scheduled and name.startswith("SLURM"))
         missing = mark(name) if known or not name[0].isidentifier() else None
@@ -963,8 +973,7 @@ class _ScriptReader:
         if not several and (index is not None or isinstance(value, tuple)):
             value = self.element(name, value, index)
         if node.get("Length"):
-            if isinstance(value, tuple) and any(map(is_unset, value)):  # which may be no words
-                return mark(name)
+            value = tuple(present_words(value)) if isinstance(value, tuple) else value
             length = 1 if several and isinstance(value, str) else len(value or "")
             return mark(name) if unknown_names(_text(value or "")) and not several else str(length)
         unset = "" if name in self.state.variables else mark(name, UNSET)
@@ -990,11 +999,13 @@ class _ScriptReader:
             return "" if several else unset
         if isinstance(value, str):
             return self.change(value, node)
+        if glue not in (" ", _BREAK):
+            value = tuple(present_words(value))
         if "Slice" in node:
-            start, stop = self.slice(node["Slice"], len(value) + (name == "@"))
+            start, stop = self.slice(node["Slice"], len(present_words(value)) + (name == "@"))
             before = name == "@" and start > 0  # `$0`, which is not among them
             whole = self.state.variables.get(name, value)  # with places that are not set
-            behind = _elements((*whole[start - before :],))
+            behind = _elements((*present_words(whole)[start - before :],))
             return glue.join(behind[: stop - start])
         return glue.join(self.change(element, node) for element in value)
 
@@ -1004,8 +1015,8 @@ class _ScriptReader:
         if (keyed := self.state.variables.get(f"{name}[{key}]")) is not None:
             return _text(keyed)
         place = 0 if index is None else self.whole(index)
-        elements = self.state.variables.get(name, value) or ()
-        elements = (elements,) if isinstance(elements, str) else elements
+        there = self.state.variables.get(name, value) or ()
+        elements = [there] if isinstance(there, str) else present_words(there)
         if place is None:
             return mark(key)
         found = elements[place] if -len(elements) <= place < len(elements) else _HOLE
@@ -1100,14 +1111,24 @@ def _terms(node: Node) -> list[tuple[str, Node]]:
     return [("", node)]
 
 
-def _is_empty_array(reader: _ScriptReader, parts: Sequence[Node]) -> bool:
-    """Whether quotations hold all elements of an array that has none, which are no word."""
-    match parts:
-        case [{"Type": "ParamExp", "Param": {"Value": "@" as name}}]:
-            return not reader.value(name)
-        case [{"Type": "ParamExp", "Param": {"Value": name}, "Index": {"Written": "@"}}]:
-            return not reader.value(name) and "Exp" not in parts[0]
-    return False
+def _spread_name(part: Node) -> str:
+    """The array whose elements are the words of a quotation; nothing for other parts of words."""
+    match part:
+        case {"Parts": [{"Type": "ParamExp", "Param": {"Value": "@"}}]}:
+            return "@"
+        case {"Parts": [{"Type": "ParamExp", "Param": {"Value": name}, "Index": {"Written": "@"}}]}:
+            return "" if "Exp" in part["Parts"][0] else str(name)
+    return ""
+
+
+def _as_word(text: str) -> str:
+    """A text that is a word, though it may have nothing but what is set nowhere."""
+    return text.replace(_EMPTY, "") + _EMPTY if is_unset(text) else text
+
+
+def present_words(words: Sequence[str]) -> list[str]:
+    """The words that bash has: those without quotes that are set nowhere are none."""
+    return [word for word in words if _EMPTY in word or not is_unset(word)]
 
 
 def _fall_through(how: str, word: str, behind: Sequence[Node]) -> Sequence[Node]:
@@ -1223,7 +1244,7 @@ def flag_words(words: Sequence[str]) -> dict[str, list[str]]:
     Words of variables that are set nowhere are left out behind others, as bash does.
     """
     flat = list[str]()
-    for word in words:
+    for word in (word.replace(_EMPTY, "") for word in words):
         inside = [word]
         if re.search(r"(^|\s)--\w", word) and re.search(r"\s", word):
             inside = [re.sub(r"(['\"])(.*?)\1", r"\2", part[0]) for part in _WITHIN.finditer(word)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from partopt.configurations.shell import read_script
+from partopt.configurations.marks import without_unset
+from partopt.configurations.shell import present_words, read_script
 from tests.bash import run_bash
 
 NAMES = ["A", "B", "C", "D"]
@@ -88,6 +89,11 @@ def words_read(script: str) -> list[str]:
     """The words of the last `train` that is read."""
     commands = [words[1:] for words in read_script(script, {}).commands if words[0] == "train"]
     return list(commands[-1])
+
+
+def words_known(script: str) -> list[str]:
+    """The words that are read, of which those that are set nowhere are none, or empty in quotes."""
+    return [without_unset(word) for word in present_words(words_read(script))]
 
 
 class Writer:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partopt.configurations import shell_syntax
-from partopt.configurations.marks import is_unset, unknown_names, without_unset
+from partopt.configurations.marks import is_unset, unknown_names
 from partopt.configurations.shell import flag_words, read_script
 from partopt.configurations.shell_syntax import BrokenScriptError
 from partopt.errors import PartoptError
@@ -26,6 +26,7 @@ from tests.configurations.shell_scripts import (
     Writer,
     fill,
     show,
+    words_known,
     words_of_bash,
     words_read,
 )
@@ -90,8 +91,7 @@ def test_the_words_of_random_scripts_are_those_of_bash(first):
         script = Writer(seed).script()
         expected = words_of_bash(script)
         if expected is not None:  # as of one that divides by zero
-            found = [word for word in words_read(script) if not is_unset(word)]
-            assert found == expected, f"seed {seed}:\n{script}"
+            assert words_known(script) == expected, f"seed {seed}:\n{script}"
             compared += 1
     assert compared >= 15
 
@@ -117,7 +117,7 @@ def test_statements_leave_what_bash_leaves_or_what_is_not_known(statements):
     expected = words_of_bash(script)
     if expected is None:
         return
-    found = [without_unset(word) for word in words_read(script)]
+    found = words_known(script)
     if not any(map(unknown_names, found)):
         assert found == expected, script
 
