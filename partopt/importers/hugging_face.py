@@ -6,6 +6,7 @@ is refused by name: linear and sparse attention, state spaces, kinds of blocks i
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -63,7 +64,20 @@ _DEEPSEEK = _Kind(
     period="moe_layer_freq",
     further="num_nextn_predict_layers",
 )
-_WITH_TEXT = {"llama4": "llama4_text"}  # models of text and pictures
+# the text of a model of several parts, and whose kind it is where it has another name
+_TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
+_TEXTS = {
+    "llama4": "llama4_text",
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"), "qwen2"),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), "qwen3"),
+    **dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"), "qwen3_moe"),
+}
+# names of models whose text has the shape of another, trained further
+_ALIASES = {
+    r"internvl3[._]5-(?=[0-9])": "qwen3-",
+    r"qwen2-(?=(vl-)?[0-9.]+b)": "qwen2.5-",
+    r"(?<=[0-9])-(vl-)?(omni|embedding|reranker|math|coder)(?=-)": "",
+}
 _LATENT = {
     "queries": "q_lora_rank",
     "keys": "kv_lora_rank",
@@ -72,6 +86,7 @@ _LATENT = {
 }
 _KINDS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2"), _Kind()),
+    "mimo": _Kind(further="num_nextn_predict_layers"),
     "gemma": _Kind(tied=True),
     **dict.fromkeys(
         ("mixtral", "minimax_m2", "granitemoe"),
@@ -109,7 +124,7 @@ _NUMERICS = {
     "olmo2": Numerics(epsilon=1e-5, query_key_norms=True, besides="olmo2's norms behind"),
     "gemma": Numerics(epsilon=1e-6, activation="gelu", besides="gemma's scaled embedding"),
     "mixtral": Numerics(epsilon=1e-5, rotary_base=1e6),
-    **dict.fromkeys(("qwen2", "qwen2_moe"), Numerics(epsilon=1e-6, bias="queries")),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "mimo"), Numerics(epsilon=1e-6, bias="queries")),
     **dict.fromkeys(("qwen3", "qwen3_moe"), Numerics(epsilon=1e-6, query_key_norms=True)),
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "kimi_k2"),
@@ -200,14 +215,12 @@ def load_transformer(given: PathLike) -> Transformer:
 def read_transformer(content: bytes, where: str, name: str) -> Transformer:
     """The transformer `name` of a configuration in JSON, which `where` names in errors."""
     try:
-        raw = msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError) as error:
+        raw = json.loads(content)  # which takes Infinity, as Python writes it
+    except (ValueError, RecursionError) as error:
         what = f"{where}: not JSON: {error}"
         raise PartoptError(what, "a config.json is expected", code="malformed-document") from None
-    kind = raw.get("model_type") if isinstance(raw, dict) else None
-    if kind in _WITH_TEXT and isinstance(raw.get("text_config"), dict):  # its text alone is planned
-        raw = {"model_type": _WITH_TEXT[kind]} | raw["text_config"]
-        kind = raw["model_type"]
+    raw = _find_text(raw) if isinstance(raw, dict) else {}
+    kind = raw.get("model_type")
     if not isinstance(kind, str):
         raise PartoptError(
             f"{where}: has no model_type: not the configuration of a model",
@@ -226,6 +239,15 @@ def read_transformer(content: bytes, where: str, name: str) -> Transformer:
     return made
 
 
+def _find_text(raw: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that is a language model, which alone is planned."""
+    while inside := next((raw[name] for name in _TEXT if isinstance(raw.get(name), dict)), None):
+        outer = {name: raw[name] for name in ("model_type", "tie_word_embeddings") if name in raw}
+        raw = outer | inside
+    kind = raw.get("model_type")
+    return raw | {"model_type": _TEXTS.get(kind, kind)} if isinstance(kind, str) else raw
+
+
 def named_transformer(text: str) -> Transformer | None:
     """The model in `models/` whose name stands in a text, as `meta-llama/Meta-Llama-3.1-8B`.
 
@@ -233,7 +255,10 @@ def named_transformer(text: str) -> Transformer | None:
     `Llama31Config8B`; the longest name counts. What is published as `Llama-3-8B` is without the
     scaled positions of 3.1.
     """
-    said = re.sub(r"(moe)?(config|modelprovider)[-_]?(?=[0-9])", "-", text.lower())
+    said = text.lower()
+    for alias, name in _ALIASES.items():
+        said = re.sub(alias, name, said)
+    said = re.sub(r"(moe)?(config|modelprovider)[-_]?(?=[0-9])", "-", said)
     said = re.sub(
         r"(llama[-_ ]?3)[._]?[123](?=[-_])", r"\1", re.sub(r"gpt-(?=[0-9.]+b)", "gpt3-", said)
     )
@@ -345,8 +370,6 @@ def _write_numerics(model: Transformer, kind: str) -> dict[str, object]:
 def _other_blocks(raw: dict[str, Any]) -> Iterator[PartoptError]:
     """What makes a model one of other blocks than partopt knows."""
     found = {path: what for path, what in _OTHERS.items() if raw.get(path)}
-    if isinstance(raw.get("text_config"), dict):
-        found["text_config"] = "a model of several parts"
     kinds = raw.get("attn_type_list")
     if isinstance(kinds, list) and any(kind != 1 for kind in kinds):
         found["attn_type_list"] = "blocks of linear attention"
