@@ -287,13 +287,17 @@ def like_shipped(model: Transformer) -> Transformer | None:
 
 
 def alike_shipped(model: Transformer, *ignored: str) -> list[Transformer]:
-    """The models with the name of one in `models/` of the same shape, and its fields `ignored`."""
-    found = []
+    """The models with the name of one in `models/` of the same shape, and its fields `ignored`.
+
+    Of several that these are the same of, as the text of a model of pictures, the first counts.
+    """
+    found = dict[tuple[object, ...], Transformer]()
     for shipped in map(load_transformer, shipped_names("models")):
         same = {field: getattr(shipped, field) for field in ("name", *ignored)}
         if structs.replace(model, **same, numerics=shipped.numerics) == shipped:
-            found.append(structs.replace(shipped, numerics=model.numerics))
-    return found
+            fields = tuple(getattr(shipped, field) for field in ignored)
+            found.setdefault(fields, structs.replace(shipped, numerics=model.numerics))
+    return [*found.values()]
 
 
 def write_config(model: Transformer) -> dict[str, object]:
