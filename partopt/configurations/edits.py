@@ -138,7 +138,8 @@ def _edit_script(
     for place in itertools.chain.from_iterable(map(places, others)):
         written = plain[place.start : place.value].strip()
         spelled = f"--{name.replace('_', '-') if '-' in written.lstrip('-') else name}"
-        added = write(place, spelled) if written.startswith("--") else f"{name}={value}"
+        hydra = f"++{name}={shlex.quote(str(value))}"  # which adds it, or sets what there is
+        added = write(place, spelled) if written.startswith("--") else hydra
         yield [Edit(place.stop, place.stop, f" {added}")]
 
 
@@ -152,14 +153,14 @@ def _places(
     for match in re.finditer(rf"[ \t]*(?<![\w.+-]){sign}{flag}(?![\w.-])", plain):
         inside = any(start < match.start() < stop for start, stop in quoted)
         word = _IN_QUOTES if inside else _BARE
-        words = re.compile(rf"(?:=|(?:[ \t]|\\\n)+){word}" if times else "")
-        behind, begin = words.match(plain, match.end()), match.end()
+        form = rf"(?:=|(?:[ \t]|\\\n)+){word}" if times else r"(?:(?:=|[ \t]+)(?i:true|false)\b)?"
+        behind, begin = re.compile(form).match(plain, match.end()), match.end()
         if behind and times:
             begin += len(behind[0]) - len(behind[0].lstrip("= \t\\\n"))
             more = re.compile(rf"(?:[ \t]+{word}){{{times - 1}}}").match(plain, behind.end())
             yield _Place(match.start(), begin, more.end() if more else behind.end(), inside)
         else:
-            yield _Place(match.start(), begin, begin, inside)
+            yield _Place(match.start(), begin, behind.end() if behind else begin, inside)
     key = name.rpartition(".")[2]
     for match in re.finditer(rf"\"{key}\"[ \t]*:[ \t]*([^\s,}}]+)", plain) if "." in name else ():
         yield _Place(match.start(), match.start(1), match.end(), True)

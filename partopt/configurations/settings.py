@@ -57,7 +57,8 @@ class Settings:
     is asked for and missing is noted in `faults`, what is taken otherwise than it says in `notes`,
     names that are asked for in `asked`. `unread` are the files and functions that may set more than
     is read, and `variables` those of a script, which are no flags. `synonyms` are other names of a
-    setting, for `find` and what asks it.
+    setting, for `find` and what asks it; `written` are names as the text has them, where a trainer
+    has its words for settings of another.
     """
 
     def __init__(
@@ -72,11 +73,18 @@ class Settings:
         self.faults, self.notes, self.asked = list[PartoptError](), list[str](), set[str]()
         self.unread, self.variables = list(dict.fromkeys(unread)), frozenset(variables)
         self.synonyms: Mapping[str, Sequence[str]] = {}
+        self.written: Mapping[str, str] = {}
         self._found: dict[str, object] = {}
         for path, value in self.values.items():
             parts = path.split(".")
             for i in range(len(parts)):
                 self._found[".".join(parts[i:])] = value
+
+    def translate(self, values: Mapping[str, object], written: Mapping[str, str]) -> Settings:
+        """The settings of the text in the words of another trainer; faults and notes are shared."""
+        other = Settings(values, self.form, self.unread, [*self.variables], self.text)
+        other.faults, other.notes, other.written = self.faults, self.notes, written
+        return other
 
     def find(self, *names: str) -> object:
         """The value of the first of the names that has one; None where none has.
@@ -167,7 +175,7 @@ class Settings:
         what = f"{self.show(name)}: {why or 'the configuration does not say it'}"
         if self.unread and not why:
             what += f"; {', '.join(self.unread[:2])} may, which is not read"
-        hint = f"give it: `arguments={name}=N`"
+        hint = f"give it: `arguments={self.written.get(name, name)}=N`"
         self.refuse(what, hint, "missing-setting", path=name)
 
     def note(self, name: str, what: str) -> None:
@@ -176,6 +184,7 @@ class Settings:
 
     def show(self, name: str) -> str:
         """A name as the text writes it."""
+        name = self.written.get(name, name)
         is_flag = self.form == "script" and name not in self.variables
         if not is_flag or ("." in name and f"--{name}" not in self.text):  # of Hydra
             return name
@@ -183,7 +192,7 @@ class Settings:
 
     def _refuse_unknown(self, name: str, unknown: Sequence[str]) -> None:
         variables = ", ".join(f"${name}" if name.isdecimal() else name for name in unknown)
-        given = unknown[0] if re.fullmatch(r"\w+", unknown[0]) else name
+        given = unknown[0] if re.fullmatch(r"\w+", unknown[0]) else self.written.get(name, name)
         hint = f"give it: `arguments={given}=VALUE`"
         what = f"{self.show(name)}: depends on {variables}, which the text does not say"
         self.refuse(what, hint, "unknown-variable", path=name)

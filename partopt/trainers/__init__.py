@@ -23,6 +23,9 @@ TRAINERS: Registry[Trainer] = Registry(
     {
         "megatron": "partopt.trainers.megatron:MEGATRON",
         "megatron-bridge": "partopt.trainers.megatron:BRIDGE",
+        "ms-swift": "partopt.trainers.dialects:MS_SWIFT",
+        "verl": "partopt.trainers.dialects:VERL",
+        "slime": "partopt.trainers.dialects:SLIME",
         "torchtitan": "partopt.trainers.torchtitan:TORCHTITAN",
         "deepspeed": "partopt.trainers.deepspeed:DEEPSPEED",
         "torch": "partopt.trainers.torch:TORCH",

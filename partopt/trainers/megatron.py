@@ -13,6 +13,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -58,7 +59,6 @@ from partopt.trainers.trainer import (
     Asked,
     Expression,
     Lever,
-    Read,
     Says,
     Stated,
     Text,
@@ -367,23 +367,19 @@ def _words(plan: Plan, settings: Settings) -> list[dict[str, object]]:
     return [cuts, again, *rest]
 
 
-def _reader(trainer: str) -> Read:
-    """What reads texts of `trainer`, with the stages of the pipeline's layout."""
-
-    def read(settings: Settings, asked: Asked) -> Stated:
-        if asked.layers:
-            text = settings.text.strip()
-            value = text if _BARE.fullmatch(text) else read_literal(text)
-            segments = _segments(find_value(settings, _LAYOUT) if value is None else value)
-            layout, batch = _beside_profile(settings), settings.number("global_batch_size")
-            return Stated(cuts=_cuts(segments, asked.parts), layout=layout, batch=batch)
-        # or of a function that sets it, as `set_deepseek_v3_pipeline_model_parallel_layout`
-        names = (path.rpartition(".")[2] for path in settings.values if "import." not in path)
-        setters = [name for name in names if re.fullmatch(rf"(?!set_)\w+_{_LAYOUT}", name)]
-        found = settings.find(_LAYOUT, *setters[::-1])
-        return read_training(settings, asked.devices, trainer, _segments(found) if found else None)
-
-    return read
+def read_arguments(settings: Settings, asked: Asked, trainer: str) -> Stated:
+    """What texts of `trainer` say, with the stages of the pipeline's layout."""
+    if asked.layers:
+        text = settings.text.strip()
+        value = text if _BARE.fullmatch(text) else read_literal(text)
+        segments = _segments(find_value(settings, _LAYOUT) if value is None else value)
+        layout, batch = _beside_profile(settings), settings.number("global_batch_size")
+        return Stated(cuts=_cuts(segments, asked.parts), layout=layout, batch=batch)
+    # or of a function that sets it, as `set_deepseek_v3_pipeline_model_parallel_layout`
+    names = (path.rpartition(".")[2] for path in settings.values if "import." not in path)
+    setters = [name for name in names if re.fullmatch(rf"(?!set_)\w+_{_LAYOUT}", name)]
+    found = settings.find(_LAYOUT, *setters[::-1])
+    return read_training(settings, asked.devices, trainer, _segments(found) if found else None)
 
 
 def _cuts(segments: Sequence[str], parts: Sequence[Part]) -> list[int]:
@@ -556,7 +552,7 @@ MEGATRON = Trainer(
     write=_write_arguments,
     suffix=".sh",
     faults=_faults,
-    read=_reader("megatron"),
+    read=partial(read_arguments, trainer="megatron"),
     words=_words,
     reads="Megatron-LM: a script or YAML of its arguments, or the layout of its pipeline",
     example=_EXAMPLE,
@@ -612,7 +608,7 @@ BRIDGE = dataclasses.replace(
     recipes=RECIPES,
     write=_write_fields,
     suffix=".py",
-    read=_reader("megatron-bridge"),
+    read=partial(read_arguments, trainer="megatron-bridge"),
     reads="Megatron Bridge, NeMo: a recipe or YAML, or pipeline_model_parallel_layout",
     example='[["embedding", "decoder"], ["decoder", "loss"]]',
 )

@@ -18,7 +18,7 @@ from partopt.configurations.settings import Settings, read_settings
 from partopt.documents.engine import MODULES, STATE, Layout, Recompute
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import ADAPTED, OFFLOADED, Format, Latent, Numerics, Transformer
-from partopt.importers.hugging_face import named_transformer
+from partopt.importers.hugging_face import find_transformer, named_transformer
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
     EXPERTS,
@@ -60,6 +60,7 @@ _LATENT = {"q_lora_rank": (0, 512), "kv_lora_rank": (32, 512)}
 _LATENT |= {"qk_pos_emb_head_dim": (64, 64), "v_head_dim": (128, 128)}
 _YARN = (1.0, 1.0, 0.0, 32.0, 1.0, 4096.0), (40.0, 1.0, 0.0, 32.0, 1.0, 4096.0)
 FUSED_EXPERTS = "fused_group_mlp"  # the module of experts whose operations are fused
+ADAPTING = ("megatron-bridge", "ms-swift", "verl")  # trainers whose adapters are read
 _MOST = 1000  # blocks of a model
 _UNPLANNED = ("32", "fp32", "float32", "32-true")  # formats
 
@@ -297,6 +298,11 @@ def _has_groups(settings: Settings, usual: bool) -> bool:
     return usual or flagged or of_checkpoint
 
 
+def find_named(said: str) -> Transformer | None:
+    """The model of a configuration that lies there, or whose name stands in a text."""
+    return (find_transformer(said) if "/" in said else None) or named_transformer(said)
+
+
 def _find_named(settings: Settings) -> Transformer | None:
     """The model that a text without a shape names: itself, or in what it calls."""
     if settings.form == "script" and settings.value("num_layers") is not None:
@@ -307,7 +313,7 @@ def _find_named(settings: Settings) -> Transformer | None:
         names += [value for value in values if isinstance(value, Called)]
         names += [name for value in values for name in unknown_names(value)] + settings.unread
     for said in names:
-        if found := named_transformer(said):
+        if found := find_named(said):
             settings.notes.append(f"the shape of {found.name}, which {said} names")
             return found
     return None
@@ -671,14 +677,14 @@ def _exchange(settings: Settings) -> str:
     return "hybridep" if backend == "hybridep" else "deepep"
 
 
-def _read_adapters(settings: Settings, fields: bool) -> dict[str, object]:
+def _read_adapters(settings: Settings, trainer: str) -> dict[str, object]:
     """Facts of adapters, as Bridge has them (peft/lora.py); other such trainings are refused."""
     kinds = "peft", "peft_scheme", "tuner_type", "train_type"
     kind = next((name for name in kinds if settings.has(name)), None)
     said = str(settings.find(kind)).lower() if kind else "none"
     if kind is None or said in ("none", "full"):
         return {}
-    if not fields or said != "lora":
+    if trainer not in ADAPTING or said != "lora":
         hint = "`partopt plan --for megatron-bridge --with lora=16` counts adapters"
         what = f"{settings.show(kind)}: training of few weights, as LoRA: not planned"
         settings.refuse(what, hint, "unsupported-model")
@@ -742,4 +748,4 @@ def _facts(
         ("bucket", bucket * BUCKET_ITEM): bucket > 0,
     }
     found = {name: value for (name, value), holds in stated.items() if holds}
-    return found | _read_adapters(settings, fields)
+    return found | _read_adapters(settings, trainer)

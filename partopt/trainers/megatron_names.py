@@ -83,6 +83,7 @@ _REFUSED = {
     "training of few weights, as LoRA": "lora_target_modules lora_r lora_rank",
     "frozen weights": "freeze_llm freeze_layers freeze_parameters freeze_parameters_ratio "
     "freeze_parameters_regex",
+    "training of modules beside adapters": "modules_to_save",
     "weights in few bits": "quantization_config load_in_4bit load_in_8bit",
 }
 # of what a specification of blocks is called, kinds that are not planned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from partopt.configurations.settings import Settings
 from partopt.errors import PartoptError
@@ -29,7 +30,6 @@ _OTHERS = {
     "Levanter": (r"axis_resources|num_train_steps", r"levanter"),
     "LitGPT": (r"litgpt\w*|initial_checkpoint_dir", r"litgpt|lit_gpt"),
     "ChatLearn": (r"runtime_args", r"chatlearn\w*"),
-    "veRL": (r"actor_rollout_ref", r"verl"),
     "Megatron-FSDP": (r"fsdp_unit_modules|zero_dp_strategy", r"megatron_fsdp"),
     "FSDP2 in Megatron": (r"use_torch_fsdp2", r"torch_fsdp2"),
     "T5 in Megatron": (r"decoder_seq_length", r"pretrain_t5"),
@@ -39,16 +39,29 @@ _OTHERS = {
         r"accelerate launch|run_clm\.py|trl|openrlhf",
     ),
 }
+# those whose engine is Megatron's, which are read in their words
+_DIALECTS = {
+    "ms-swift": (r"rlhf_type", r"_?megatron[\s/]+(sft|pt|rlhf)"),
+    "verl": (r"actor_rollout_ref", r"verl\.(trainer|experimental|workers)"),
+    "slime": (r"actor_num_(nodes|gpus_per_node)|num_rollout|rollout_batch_size", r"slime\.\w+"),
+}
 _HINT = (
-    "partopt reads Megatron-LM, Megatron Bridge and NeMo, Megatron-DeepSpeed and torchtitan; of "
-    "another say the model and the layout: partopt plan config.json --layout tp=8,pp=4 ..."
+    "partopt reads Megatron-LM, Megatron Bridge and NeMo, Megatron-DeepSpeed, torchtitan, "
+    "ms-swift, verl and slime; of another say the model and the layout: partopt plan config.json "
+    "--layout tp=8,pp=4 ..."
 )
 
 
 def refuse_others(settings: Settings, trainer: str) -> None:
     """Raise PartoptError, with its name, for the configuration of a trainer that is not read."""
-    name = _find_other(settings)
-    if name:
+    dialect = _find_trainer(settings, _DIALECTS)
+    if trainer in _DIALECTS and dialect == trainer:
+        return
+    if dialect or trainer in _DIALECTS:
+        what = f"the configuration is of {dialect}" if dialect else f"nothing in it is of {trainer}"
+        hint = f"partopt import {dialect or 'megatron'}"
+        raise PartoptError(what, hint, code="unsupported-trainer")
+    if name := _find_trainer(settings, _OTHERS):
         what = f"the configuration is of {name}, which is not read"
         raise PartoptError(what, _HINT, code="unsupported-trainer")
     if trainer == "megatron" and settings.form == "script" and settings.has("deepspeed"):
@@ -59,15 +72,15 @@ def refuse_others(settings: Settings, trainer: str) -> None:
         )
 
 
-def _find_other(settings: Settings) -> str:
-    """The name of the trainer; empty where it may be one that is read."""
+def _find_trainer(settings: Settings, trainers: Mapping[str, tuple[str, str]]) -> str:
+    """The name of the one of the trainers that the text is of; empty where it may be of others."""
     names = [path.rpartition(".")[2] for path, value in settings.values.items() if value]
     shaped = {"num_layers", "hidden_size", "hf_assets_path"} & {*names}
     begins = r"(?im)(^\s*(from|import)\s+|-m\s+|^\s*|/|\s)"  # whose paths may be called anything
     text = (
         "" if shaped or settings.form == "document" else re.sub(r"(?m)^\s*#.*", "", settings.text)
     )
-    for name, (setting, programs) in _OTHERS.items():
+    for name, (setting, programs) in trainers.items():
         if any(re.fullmatch(setting, stated) for stated in names):
             return name
         if re.search(rf"{begins}({programs})(?=[\s./:])", text):

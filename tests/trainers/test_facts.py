@@ -108,7 +108,8 @@ ENGINES |= {
     "vllm": "packed parameters overlap flight none,selective,blocks,stage "
     "none,optimizer,gradients,parameters",
 }
-LIKE = {"megatron-bridge": "megatron", "sglang": "vllm", "accelerate": "vllm"}
+LIKE = dict.fromkeys(("megatron-bridge", "ms-swift", "verl", "slime"), "megatron")
+LIKE |= {"sglang": "vllm", "accelerate": "vllm"}
 
 
 def test_engines_do_what_their_sources_say(trainer):

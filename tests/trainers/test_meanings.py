@@ -613,7 +613,6 @@ OTHERS = [
     ("model:\n  _component_: torchtune.models.llama3.llama3_8b\n", "torchtune"),
     ("#!/bin/bash\npython3 -m maxtext.train base.yml ici_fsdp_parallelism=8\n", "MaxText"),
     ("trainer:\n  train_batch_size: 512\nnum_train_steps: 9\n", "Levanter"),
-    ("#!/bin/bash\ntorchrun -m verl.trainer.sft a=1\n", "veRL"),
     ("#!/bin/bash\naccelerate launch run.py --per-device-train-batch-size 1\n", "a Trainer of"),
     ("#!/bin/bash\ntorchrun -m megatron_fsdp.train a=1\n", "Megatron-FSDP"),
 ]
