@@ -312,6 +312,18 @@ def test_frozen_parameters_are_told_apart():
     assert list(profile.faults()) == []
 
 
+def test_what_peft_freezes_is_held_without_gradients():
+    reason = "peft adds adapters: pip install peft"
+    peft = pytest.importorskip("peft", reason=reason, exc_type=ImportError)
+    config = peft.LoraConfig(r=2, target_modules=["0", "2"])
+    model = peft.inject_adapter_in_model(config, nn.Sequential(linear(), nn.GELU(), linear()))
+    adapted, profile = 2 * (4 * 2 + 2 * 4), structure(model, granularity="auto")
+    layers = profile.layers
+    assert sum(layer.frozen_bytes for layer in layers) == 2 * 64
+    assert sum(layer.parameter_bytes for layer in layers) == 2 * 64 + 4 * adapted
+    assert list(profile.faults()) == []
+
+
 def test_a_shared_parameter_is_frozen_wherever_it_is_used():
     def forward(self, x):
         return functional.linear(self.b(self.a(x)), self.a.weight)
