@@ -250,15 +250,18 @@ def _at_size(
     stated = stated.with_(layout=fixed, least_stages=within.least_stages, progress=progress)
     stated = stated.with_(any_shard=are_shares_open(job, name))
     chosen &= stated.memory_bytes is not None and job.engine.recompute != ("none",)
-    found = dict[object, Variant]()
+    found, roomy = dict[object, Variant](), False
     for shard in stated.shards:
         shared = stated.with_shard(shard)
         if shared.request.replication == FREE and (within.equal or _waits_for_shares(shared)):
             shared = shared.with_(replication="uniform")
-        # with the state alone in shares plans are much the same
-        alike = "none" if shard == "optimizer" else shard
-        for variant in _recomputed(shared, within) if chosen else [Variant(shared)]:
-            kind = alike, variant.problem.request.recompute
+        variants = [*_recomputed(shared, within)] if chosen else [Variant(shared)]
+        roomy = variants[0].is_roomy if shard == "none" else roomy
+        # with the state alone in shares plans are much the same where there is memory for all of it
+        alike = "none" if shard == "optimizer" and roomy else shard
+        for variant in variants:
+            request = variant.problem.request
+            kind = alike, request.recompute, request.replication
             found[kind] = min(found.get(kind, variant), variant, key=promise)
     yield from found.values()
 
@@ -266,11 +269,11 @@ def _at_size(
 def are_shares_open(job: Job, name: str) -> bool:
     """Whether what replicas share is chosen under the schedule `name`, of no named planner.
 
-    Not where it is asynchronous: the steps of shares between its microbatches are not counted.
+    Not where every backward ends with a step: that of shares is not counted.
     """
     if job.shard is not None or job.planner_name is not None or job.topology.devices == 1:
         return False
-    return name == AUTO or not schedule(name).asynchronous
+    return name == AUTO or not schedule(name).steps_in_backwards
 
 
 def _recomputed(problem: Problem, within: Within) -> Iterator[Variant]:

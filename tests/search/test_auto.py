@@ -236,8 +236,11 @@ def test_replicas_are_as_a_trainer_and_the_job_have_them(equal, asked, replicati
         (ANY, {"memory": "20 MB", "engine": Engine(recompute=("none",))}, ["never"]),
     ],
 )
-def test_recomputation_is_tried_where_memory_is_short(within, options, ways):
-    assert [own.request.recompute for own in variants(within, **options)] == ways
+def test_recomputation_and_shares_are_tried_where_memory_is_short(within, options, ways):
+    short = options.get("memory") == "20 MB" and "engine" not in options
+    shares = ["none", *["optimizer"] * short]
+    found = [(own.shard, own.request.recompute) for own in variants(within, **options)]
+    assert found == [(shard, way) for shard in shares for way in ways]
 
 
 def search_of(profile, cluster, **options):
