@@ -153,11 +153,16 @@ class Contest:
         return Plans(plans, []) if plans else None
 
     def simpler_plans(self, best: Plan) -> Iterator[Plan]:
-        """Plans of the searches that are as good as the best, and all with less in shares."""
+        """Plans of the searches that are as good as the best; all with nothing made again, and with
+        less in shares.
+        """
         searches = (search for search in (self.grid, self.optimal) if search)
         found = [best, *filter(None, (search.simpler_plan() for search in searches))]
-        yield from found[1:]
         problem = self.variant.problem
+        if problem.recompute_per_stage:
+            again = [plan for plan in found if any(stage.recompute for stage in plan.stages)]
+            found += [_simulate_again(plan, problem, keep=True) for plan in again]
+        yield from found[1:]
         for shard in problem.shards[: problem.shards.index(problem.shard)]:
             yield from (_simulate_again(plan, problem.with_shard(shard)) for plan in found)
 
@@ -233,12 +238,16 @@ def _simulate(name: str, decision: Decision, problem: Problem, params: SearchPar
     return plan if plan.fits else replace(plan, certificate=None)
 
 
-def _simulate_again(plan: Plan, problem: Problem) -> Plan:
-    """A plan's stages at its warm-ups, simulated for another problem, with the same bound."""
-    partition = partition_of(plan, problem.recompute_per_stage)
-    warmups = [stage.warmup for stage in plan.stages]
-    again = simulate_at_warmup(price(partition, problem, plan.planner), warmups)
-    proved = plan.certificate
+def _simulate_again(plan: Plan, problem: Problem, keep: bool = False) -> Plan:
+    """A plan's stages at its warm-ups, simulated for another problem, with the same bound.
+
+    Those that `keep` all that they compute are at their best warm-ups.
+    """
+    warmups, proved = [stage.warmup for stage in plan.stages], plan.certificate
+    if keep:
+        plan = replace(plan, stages=[replace(stage, recompute=False) for stage in plan.stages])
+    again = price(partition_of(plan, problem.recompute_per_stage), problem, plan.planner)
+    again = simulate_with_best_warmup(again) if keep else simulate_at_warmup(again, warmups)
     return certify_simulated(again, proved.lower_bound_s, problem) if proved else again
 
 

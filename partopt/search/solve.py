@@ -167,7 +167,8 @@ def _first_of(plans: Sequence[Plan], kind: Callable[[Plan], object]) -> tuple[Pl
     found = {kind(first): first}
     for plan in able:
         found.setdefault(kind(plan), plan)
-    beside = {id(plan): plan for plan in (able[0], *found.values()) if plan is not first}
+    fastest = able[0] if order_of(able[0]) < order_of(first) else first
+    beside = {id(plan): plan for plan in (fastest, *found.values()) if plan is not first}
     return first, list(beside.values())
 
 
