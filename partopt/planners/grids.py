@@ -413,7 +413,7 @@ def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int
     """p, d and v of the grids that a schedule can run, of as many devices as can be."""
     P, M, asked = problem.topology.devices, problem.microbatches, problem.request.layout
     least = max(problem.least_stages, 1 if entry.data_parallel or M is None else 2)
-    for p in range(least, min(P, N) + 1) if asked.pp is None else [asked.pp]:
+    for p in range(least, min(P, N) + 1) if asked.pp is None else [asked.pp] * (asked.pp >= least):
         most = 1 if problem.request.replication == NONE else P // p
         allowed = range(most, 0, -1) if asked.dp is None else [asked.dp] * (asked.dp <= most)
         d = next((d for d in allowed if M is None or M % d == 0), 0)
