@@ -148,7 +148,7 @@ def check_step(
             raise device_failure(str(place), error, layer=place.name) from error
         hint = (
             "are example_inputs what the model takes? the second of a pair is for a "
-            "loss_fn(output, labels), whose second argument has this name"
+            "loss_fn(output, labels), and the first may be a tuple"
         )
         raise PartoptError(
             f"the training step {describe(error)}", hint, code="model-code-failed"
