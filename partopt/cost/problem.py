@@ -154,10 +154,6 @@ class Problem:
         """Whether stages recompute of which a partition says nothing."""
         return self.request.recompute not in ("never", "auto")
 
-    def recompute_alike(self) -> Problem:
-        """The problem in which no stage recomputes where a planner might choose those that do."""
-        return self.with_(recompute="never") if self.recompute_per_stage else self
-
     @property
     def first(self) -> int | None:
         """How many blocks a stage that recomputes makes again, the first; `None` for all."""

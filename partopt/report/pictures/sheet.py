@@ -180,17 +180,6 @@ class Sheet:
 
         self._spots.append(spot)
 
-    def add_row_tooltip(self, axes: Axes, low: float, high: float, text: str) -> None:
-        """What axes say across their width between two values of the vertical axis."""
-
-        def spot() -> Spot:
-            (x0, _), (x1, _) = axes.get_window_extent().get_points() / self.figure.dpi
-            ends = (axes.transData.transform((0, y))[1] / self.figure.dpi for y in (low, high))
-            y0, y1 = sorted(ends)  # the axis may grow downwards
-            return x0, y0, x1, y1, text
-
-        self._spots.append(spot)
-
     def finish(self) -> Figure:
         """The figure, as high as what is on it."""
         self.figure.set_size_inches(self.width, self.down)
