@@ -593,10 +593,9 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     by the closed `form`.
     Of `tried` layouts those `beside` it are the next that fit, and some that do not and would be
     faster; `left_out` is one that would be the fastest and is not believed. An iteration takes
-    `freely_s` with blocks that are cut freely, where that is less, and `by_count_s` with unequal
-    ones cut by count. A plan of the simplest layout says by which share of its time at most others
-    are faster, the `tie`; and how often tries with such needs went through, as `fits_chance`.
-    Switches that help have their `levers`, one by one; and all
+    `by_count_s` with unequal blocks cut by count. A plan of the simplest layout says by which share
+    of its time at most others are faster, the `tie`; and how often tries with such needs went
+    through, as `fits_chance`. Switches that help have their `levers`, one by one; and all
     `together`. A `challenger` is worth a try.
     """
 
@@ -612,7 +611,6 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     form: ClosedForm | msgspec.UnsetType = msgspec.UNSET
     calibration: list[Calibration] = []
     tried: Count = 1
-    freely_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     by_count_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     beside: list[LayoutBeside] = []
     tie: Annotated[float, msgspec.Meta(gt=0)] | msgspec.UnsetType = msgspec.UNSET

@@ -299,7 +299,7 @@ def _measured(about: Modelled, form: ClosedForm | UnsetType) -> Lines:
 
 
 def _cuts(plan: Plan, about: Modelled) -> Lines:
-    """The stages where these differ, and what they would take if they were cut otherwise."""
+    """The stages where these differ, and what they would take if they were cut by count."""
     stages, parts = about.form.stages if about.form else [], list[str]()
     counts = [stage.count("t") for stage in stages]
     runs = [(blocks, len(list(same))) for blocks, same in itertools.groupby(counts)]
@@ -310,10 +310,9 @@ def _cuts(plan: Plan, about: Modelled) -> Lines:
         parts.append(cut_text(stages))
     elif len(runs) > 1:
         parts.append(f"blocks {said}")
-    for name, other_s in (("with ends=free", about.freely_s), ("cut by count", about.by_count_s)):
-        if other_s:
-            change = other_s / seconds_of(plan) - 1
-            parts.append(f"{name} {format_seconds(other_s)}, {change:+.1%}")
+    if other_s := about.by_count_s:
+        change = other_s / seconds_of(plan) - 1
+        parts.append(f"cut by count {format_seconds(other_s)}, {change:+.1%}")
     return [("cuts", "; ".join(parts))] if parts else []
 
 
@@ -387,7 +386,12 @@ def _trust(plan: Plan, about: Modelled) -> Iterator[str]:
 
 def lever_lines(plan: Plan, about: Modelled) -> Lines:
     """What else is faster: switches of the trainer, a layout that is worth a try."""
-    lines = [*with_label("also", _also(about)), *_others(about)]
+    lines = [*with_label("also", _also(about))]
+    if challenger := about.challenger:
+        saved, chance = challenger.saved, challenger.fits_chance
+        text = f"{abs(saved):.1%} {'faster' if saved > 0 else 'slower as computed'}, "
+        text += f"if it fits ({chance:.0%})" if chance < 1 else "and it fits"
+        lines.append(("try", f"{layout_name(challenger.layout)}: {text}"))
     return [(label, style().spell(line)) for label, line in lines]
 
 
@@ -415,17 +419,6 @@ def worth_text(lever: Worth) -> str:
     if lever.graphs:
         shape += f", graphs {lever.graphs}"
     return f"{saved}, {format_seconds(lever.iteration_s)} ({shape})"
-
-
-def _others(about: Modelled) -> Lines:
-    """A layout that is worth a try."""
-    lines: Lines = []
-    if challenger := about.challenger:
-        saved, chance = challenger.saved, challenger.fits_chance
-        text = f"{abs(saved):.1%} {'faster' if saved > 0 else 'slower as computed'}, "
-        text += f"if it fits ({chance:.0%})" if chance < 1 else "and it fits"
-        lines.append(("try", f"{layout_name(challenger.layout)}: {text}"))
-    return lines
 
 
 def _arithmetic(about: Modelled, form: ClosedForm) -> str:

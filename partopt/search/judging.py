@@ -23,8 +23,8 @@ from partopt.search.layout_plans import (
     layouts_beside,
     search_layouts,
     simulate_layout,
+    with_cut_by_count,
     with_modelled,
-    with_other_cuts,
 )
 from partopt.search.layout_questions import fill_layout, training_for
 from partopt.search.levers import with_levers
@@ -149,7 +149,7 @@ def _judge_transformer(job: Job, plan: Plan, progress: Progress) -> Judgement:
             free, (best, found, _) = without, other
     before, free = free, as_planned(free, best)
     best = with_levers(free, best, found, before=before)
-    plan = with_other_cuts(job, training_for(job), plan)
+    plan = with_cut_by_count(job, training_for(job), plan)
     if plan.fits and seconds_of(plan) <= seconds_of(best):  # as where blocks lie unevenly
         plan = best = with_levers(free, plan, found, before=before)
     else:

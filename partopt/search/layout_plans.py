@@ -107,7 +107,7 @@ def search_layouts(
         best = _simplest(plans, fastest)
         if best is not fastest:
             best = move_unequal_cuts(job, training, best)
-        best = with_other_cuts(job, training, best)
+        best = with_cut_by_count(job, training, best)
         simulated = {modelled_of(plan).layout: plan for plan in [*plans, fastest]}
         del simulated[modelled_of(best).layout]
         others = sorted(simulated.values(), key=order_of)
@@ -187,36 +187,17 @@ def move_unequal_cuts(job: Job, training: Training, plan: Plan) -> Plan:
     return min(plan, simulate_layout(job, other, layout), key=order_of)
 
 
-def with_other_cuts(job: Job, training: Training, plan: Plan) -> Plan:
-    """The plan, which says what its blocks take if they are cut freely, where that is less.
-
-    And, of unequal blocks, what they take if they are cut by count.
-    """
-    ways = TRAINERS.lookup(job.trainer).choices.get("ends", {})
-    stated = "ends" in job.facts and not training.is_unequal
-    if "free" not in ways or stated or not plan.fits:
+def with_cut_by_count(job: Job, training: Training, plan: Plan) -> Plan:
+    """The plan, which says what its unequal blocks take if they are cut by count."""
+    free = "free" in TRAINERS.lookup(job.trainer).choices.get("ends", {})
+    if not training.is_unequal or not free or not plan.fits:
         return plan
-    others, about = {"freely_s": "free"}, modelled_of(plan)
-    if training.is_unequal:
-        others["by_count_s"] = "stage"
-    layout, batch, known = about.layout, batch_of(job), dict[str, float]()
-    same = stages_of(as_cut := training.cut_by(about.practice.ends), _degrees(as_cut, plan))
-    for name, ends in others.items():
-        other = training.cut_by(ends)
-        if (
-            any(find_faults(other, layout, batch))
-            or stages_of(other, _degrees(other, plan)) == same
-        ):
-            continue
-        found = simulate_layout(job, other, layout)
-        if name != "freely_s" or (found.fits and seconds_of(found) < seconds_of(plan)):
-            known[name] = seconds_of(found)
-    return with_modelled(plan, **known) if known else plan
-
-
-def _degrees(training: Training, plan: Plan) -> Degrees:
-    batch = plan.microbatch_size * (plan.microbatches or 1)
-    return Degrees.of(training, modelled_of(plan).layout, batch)
+    about, batch, other = modelled_of(plan), batch_of(job), training.cut_by("stage")
+    degrees = Degrees.of(training, about.layout, batch)
+    same = stages_of(training.cut_by(about.practice.ends), degrees) == stages_of(other, degrees)
+    if same or any(find_faults(other, about.layout, batch)):
+        return plan
+    return with_modelled(plan, by_count_s=seconds_of(simulate_layout(job, other, about.layout)))
 
 
 def is_apart(plan: Plan) -> bool:

@@ -107,7 +107,7 @@ def differences_of(recorded: Plan, found: Plan, given: Sequence[str] = ()) -> tu
 
 def _numbers(again: Recomputation) -> _Found:
     """Of a transformer what was found beside the layout is of its question."""
-    names = ["beside", "left_out", "tried", "freely_s", "by_count_s"]
+    names = ["beside", "left_out", "tried", "by_count_s"]
     names += ["levers", "together", "challenger", "tie", "fits_chance"]
     beside = (f".transformer.{name}" for name in names)
     given = (".certificate", ".runners_up", *beside)

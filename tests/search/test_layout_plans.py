@@ -319,20 +319,29 @@ def test_what_is_freer_is_not_slower(trainer, narrower):
         assert getattr(stated, name) in (None, getattr(narrow.layout, name))
 
 
+CUT = job_of("llama3-8b", 2, "megatron", 128, 8192, "tp=2,pp=8,microbatch=1")
+
+
 @pytest.mark.slow
-def test_blocks_that_are_cut_freely_are_shown_where_that_is_faster():
-    asked = job_of("llama3-8b", 2, "megatron", 128, 8192, "tp=2,pp=8,microbatch=1")
+def test_progress_is_that_of_estimates_and_of_every_simulation():
     told = []
-    best = solve(asked, lambda *own: told.append(own)).plan
+    solve(CUT, lambda *own: told.append(own))
     assert told[0] == ("estimating layouts", 0, 1)
     of, done = told[1][2], len(told) - 2  # fewer where the others cannot be faster
     assert 1 < done <= of
     assert told[1:-1] == [("simulating layouts", n, of) for n in range(done)]
     assert told[-1] == ("estimating what else helps", 0, 1)
-    freely = plan_layout(asked.with_(facts={"ends": "free"}))
-    assert best.transformer.freely_s == seconds_of(freely) < seconds_of(best)
-    even = best_of(asked.with_(facts={"ends": "stage"}))
-    assert seconds_of(even) >= seconds_of(best) and not even.transformer.freely_s
+
+
+@pytest.mark.slow
+@pytest.mark.levers
+def test_that_blocks_are_cut_freely_is_a_switch_where_that_is_faster():
+    best, freely = solve(CUT).plan, best_of(CUT.with_(facts={"ends": "free"}))
+    row = next(row for row in best.transformer.levers if row.facts == {"ends": "free"})
+    assert row.iteration_s == pytest.approx(seconds_of(freely), rel=0.01)
+    assert seconds_of(freely) < seconds_of(best)
+    even = best_of(CUT.with_(facts={"ends": "stage"}))
+    assert seconds_of(even) >= seconds_of(best)
 
 
 def test_where_little_is_missing_few_blocks_are_made_again():
@@ -601,8 +610,8 @@ def test_a_page_without_its_switches_leaves_them_unsaid():
     model, topology = load_transformer("llama3-8b"), Topology.load("dgx-h100", 1)
     asked = Job(model, topology, trainer="megatron", global_batch=128, sequence=8192)
     bare = solve(asked, levers=False).plan
-    told = [line for seed in (0, 4, 7) for line in find_unsaid(random.Random(seed), asked, bare)]
-    assert {line.partition("=")[0] for line in told} >= {"tp-overlap", "gradients"}
+    told = {line.partition("=")[0] for line in find_unsaid(random.Random(0), asked, bare)}
+    assert told >= {"tp-overlap", "gradients"}
 
 
 @pytest.mark.slow
