@@ -41,10 +41,12 @@ from partopt.documents.plan import needed_bytes, seconds_of
 from partopt.documents.transformer import Transformer
 from partopt.search.layout_plans import as_planned, search_layouts
 from partopt.search.layout_questions import batch_of, estimate_layouts, training_for
+from partopt.search.levers import take_best
 from partopt.search.ranking import TIE, complexity, is_as_good, layout_complexity, rate
 from partopt.transformer.as_profile import estimate_again
 from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import Estimate, estimate
+from tests.helpers import measurement, profile_of, two_level
 
 LEAST, ROW = 0.995, 0.99  # of the narrower answer
 FASTER = 0.01  # of a layout's time: by so much a narrower answer may be faster
@@ -54,12 +56,29 @@ NOTHING = 0.0  # samples/s of a question to which nothing was found that fits
 class Case(NamedTuple):
     """A model on a cluster, asked for a trainer or for `partopt run`, and what is fixed in turn."""
 
-    profile: str
-    topology: str
+    profile: str | Profile
+    topology: str | Topology
     servers: int | None
     trainer: str | None
     free: dict[str, Any]
     narrower: list[dict[str, Any]]
+
+    @property
+    def cluster(self) -> Topology:
+        """The topology as it is."""
+        if isinstance(self.topology, Topology):
+            return self.topology
+        return Topology.load(self.topology, self.servers)
+
+    def __str__(self) -> str:
+        profile, topology = self.profile, self.topology
+        words = [
+            profile.model.name if isinstance(profile, Profile) else profile,
+            topology.name if isinstance(topology, Topology) else topology,
+            self.servers or "",
+            f"for {self.trainer or 'partopt'}",
+        ]
+        return f"{' '.join(map(str, words))}, {self.free}"
 
 
 def layout(text: str) -> dict[str, Any]:
@@ -67,6 +86,7 @@ def layout(text: str) -> dict[str, Any]:
     return {"layout": partopt.Layout.parse(text)}
 
 
+CLUSTERS = [(1, 2), (1, 3), (1, 4), (2, 2), (3, 2)]  # servers, devices of one
 L70 = ("llama-70b.h100-estimated.bfloat16", "dgx-h100", 4)
 BATCH, SMALL = {"schedule": "auto", "global_batch": 512}, {"schedule": "auto", "global_batch": 64}
 CASES = [
@@ -135,9 +155,9 @@ def ask(
     case: Case, options: dict[str, Any], topology: Topology | None = None
 ) -> tuple[Plan | None, list[Plan]]:
     """The plan that fits, None where none was found, and the plans beside it."""
-    topology = topology or Topology.load(case.topology, case.servers)
+    profile = case.profile if isinstance(case.profile, Profile) else Profile.load(case.profile)
     try:
-        job = Job(Profile.load(case.profile), topology, **options)
+        job = Job(profile, topology or case.cluster, **options)
         found = partopt.solve(job.with_(trainer=case.trainer) if case.trainer else job)
     except PartoptError:
         return None, []
@@ -174,6 +194,50 @@ def drawn(rng: random.Random) -> Case:
     return Case(profile, topology, servers, trainer, free, narrower)
 
 
+def drawn_chain(rng: random.Random) -> Case:
+    """A case of a few layers on a few devices, which messages and gradients keep busy, too."""
+    layers, (servers, size) = rng.randrange(4, 9), rng.choice(CLUSTERS)
+    spread = rng.choice([0.1, 0.6])
+    forward = [2e-3 * rng.lognormvariate(0, spread) for _ in range(layers)]
+    backward = [seconds * rng.uniform(1.5, 2.5) for seconds in forward]
+    inner = rng.choice([1e9, 1e10, 1e11])
+    layer_bytes = inner * (sum(forward) + sum(backward)) / layers  # sent while one computes
+    outputs, weights = (
+        [int(layer_bytes * share * rng.lognormvariate(0, 0.6)) + 4 for _ in range(layers)]
+        for share in (rng.choice([0.02, 0.1, 0.3]), rng.choice([0.1, 0.5, 2.0]))
+    )
+    stashes = [int(size_bytes * rng.uniform(1, 5)) for size_bytes in outputs]
+    measured = [
+        measurement(
+            *([seconds * size**0.9 for seconds in times] for times in (forward, backward)),
+            [own * size for own in outputs],
+            size,
+            stash_groups=[([place], own * size) for place, own in enumerate(stashes)],
+        )
+        for size in rng.choice([[1], [1], [1, 2], [2, 4]])
+    ]
+    whole_bytes = 4 * sum(weights) + 2 * sum(stashes)
+    memory_bytes = int(whole_bytes * share) if (share := rng.choice([0, 1, 0.6, 0.4])) else None
+    outer = inner / rng.choice([1, 4, 10])
+    cluster = two_level(size, servers, inner, outer, 1e-5, 2e-5, memory_bytes=memory_bytes)
+    free: dict[str, Any] = {"schedule": rng.choice(["auto", "auto", "1f1b", "pipedream-2bw"])}
+    if free["schedule"] != "pipedream-2bw":
+        free["global_batch"] = rng.choice([8, 12, 16, 24])
+    shares: list[dict[str, Any]] = [{"shard": "none"}, {"shard": "optimizer"}]
+    narrower: list[dict[str, Any]] = [{"recompute": how} for how in ("never", "always", "auto")]
+    narrower += [layout("pp=1"), layout("pp=2"), {"shard": "optimizer", "recompute": "always"}]
+    if len(measured) > 1:
+        narrower += [{"microbatch_size": one.microbatch_size} for one in measured]
+    if free["schedule"] == "auto":
+        names = ["1f1b", "gpipe", "zb-h1", "interleaved", "zbv", "interleaved-zb", "dualpipe"]
+        narrower += [{"schedule": name} for name in rng.sample(names, 3)]
+        narrower += [{"schedule": "1f1b", "planner": "data_parallel"}]
+    else:
+        narrower += [{"planner": "data_parallel"}]
+    asked = [*shares, *rng.sample(narrower, 4)]
+    return Case(profile_of(measured, weights), cluster, None, None, free, asked)
+
+
 def compared(case: Case) -> Iterator[tuple[str, float, float, float]]:
     """What is asked, the freer answer, the narrower one in samples/s, and the share to reach."""
     plan, beside = ask(case, case.free)
@@ -184,7 +248,7 @@ def compared(case: Case) -> Iterator[tuple[str, float, float, float]]:
         if plan and narrow and rate(narrow) >= (1 - TIE) * free:
             simpler = complexity(narrow) < complexity(plan)
             yield f"  simpler than {part}", 0.0 if simpler else free, rate(narrow), LEAST
-    if case.free["schedule"] == "auto" and case.trainer is None:
+    if case.free["schedule"] == "auto" and case.trainer is None and case.servers is not None:
         for row in beside:
             alone = samples_per_s(ask(case, case.free | {"schedule": row.schedule}))
             yield f"row {row.schedule}", row.predicted.samples_per_s, alone, ROW
@@ -192,7 +256,7 @@ def compared(case: Case) -> Iterator[tuple[str, float, float, float]]:
 
 def with_less(case: Case) -> Iterator[tuple[str, float, float, float]]:
     """As `compared`, with less of one thing after another."""
-    whole = Topology.load(case.topology, case.servers)
+    whole = case.cluster
     free = samples_per_s(ask(case, case.free))
     batch, memory = case.free["global_batch"], whole.device.memory_bytes
     outer = whole.levels[-1]
@@ -241,18 +305,22 @@ FACTS: dict[str, list[dict[str, str]]] = {
     "deepspeed": [{}, {"attention": "flash"}],
 }
 # counts that are to be 0
-FAILURES = ("loses", "exotic", "violated", "unsaid", "fails", "not kept", "not exported")
+FAILURES = ("loses", "exotic", "violated", "unsaid", "broken", "fails", "not kept", "not exported")
 SAME = 1.01  # of the bytes: they are as many
 LARGE = 5e10  # parameters: such models are asked on more servers
 UNSAID = 0.02  # of the time: a switch that saves more is on the page
 # what is no question of speed alone, or is worth more as computed than published runs say
 NO_LEVERS = {"routing", "muon", "attention", "graphs", "fused-experts", "exchange-overlap"}
+NO_LEVERS |= {"lora", "lora-targets"}
 # what is said of a part that a person fixed, where it cannot be
 REFUSALS = ("unsupported-layout", "invalid-option", "no-plan")
 
 
-def drawn_layout(rng: random.Random) -> partopt.Job:
-    """A free question: of a model, a cluster, a trainer, a format, a batch."""
+def drawn_layout(rng: random.Random, small: bool) -> partopt.Job:
+    """A free question: of a model, a cluster, a trainer, a format, a batch.
+
+    A `small` one is of a few blocks on a few devices, which may have less memory.
+    """
     model = partopt.find_transformer(rng.choice(shipped_names("models")))
     large = model.parameters > LARGE
     cluster, servers = rng.choice(
@@ -262,6 +330,14 @@ def drawn_layout(rng: random.Random) -> partopt.Job:
             ("gb200-nvl72", rng.choice([1, 2])),
         ]
     )
+    topology = Topology.load(cluster, servers)
+    memory_bytes = topology.device.memory_bytes or 0
+    if small:
+        blocks = rng.choice([4, 6, 8, 12])
+        dense = min(model.dense_first, 1)
+        model = structs.replace(model, blocks=blocks, dense_first=dense)
+        topology = Topology.load(cluster, 1).resize(rng.choice([2, 4, 8]))
+        memory_bytes = int(memory_bytes * rng.choice([0.25, 0.5, 1]))
     trainer = rng.choice(list(FACTS))
     facts = rng.choice(FACTS[trainer])
     if "exchange-overlap" in facts and not model.experts:
@@ -272,10 +348,11 @@ def drawn_layout(rng: random.Random) -> partopt.Job:
     known = formats.get(cluster, ["bfloat16", "bfloat16", "fp8", "mxfp8"])
     return partopt.Job(
         model=model,
-        topology=Topology.load(cluster, servers),
+        topology=topology,
         trainer=trainer,
-        global_batch=rng.choice([64, 96, 128, 256, 512, 1024, 1536]),
+        global_batch=rng.choice([16, 32, 64, 96] if small else [64, 96, 128, 256, 512, 1024, 1536]),
         sequence=rng.choice([1024, 2048, 4096, 6144, 8192, 16384]),
+        memory=memory_bytes if memory_bytes != topology.device.memory_bytes else None,
         dtype=rng.choice(
             [None, *(own for own in known if own in partopt.TRAINERS[trainer].says.formats)]
         ),
@@ -303,12 +380,13 @@ def ask_layout(asked: partopt.Job, counts: Counter[str], free: bool) -> partopt.
     return None
 
 
-def compare_layouts(rng: random.Random, counts: Counter[str]) -> None:
+def compare_layouts(rng: random.Random, counts: Counter[str], small: bool = False) -> None:
     """Ask freely, then with one part fixed after another, and count."""
-    asked, picked = drawn_layout(rng), {name: rng.choice(own) for name, own in VALUES.items()}
+    asked = drawn_layout(rng, small)
+    picked = {name: rng.choice(own) for name, own in VALUES.items()}
     print(
         f"\n{asked.model.name} {asked.topology.name} {asked.topology.devices} {asked.trainer} "
-        f"{asked.dtype} {asked.global_batch} x {asked.sequence} {asked.facts}"
+        f"{asked.dtype} {asked.global_batch} x {asked.sequence} {asked.facts} {asked.memory or ''}"
     )
     best = ask_layout(asked, counts, free=True)
     if best is None:
@@ -327,7 +405,10 @@ def compare_layouts(rng: random.Random, counts: Counter[str]) -> None:
     for what in find_violations(asked, best) if best.fits else ():
         counts["violated"] += 1
         print(f"  VIOLATED {what}")
-    for what in find_unsaid(rng, asked, best) if best.fits else ():
+    for what in find_broken(asked, best) if best.fits else ():
+        counts["broken"] += 1
+        print(f"  BROKEN {what}")
+    for what in find_unsaid(rng, asked, best, small) if best.fits else ():
         counts["unsaid"] += 1
         print(f"  UNSAID {what}")
     for name, value in picked.items():
@@ -398,8 +479,30 @@ def find_violations(asked: partopt.Job, best: Plan) -> Iterator[str]:
         break  # the others are alike, and take as long
 
 
-def find_unsaid(rng: random.Random, asked: partopt.Job, best: Plan) -> Iterator[str]:
-    """Switches that are open, of two that are drawn, with which a layout is faster, unsaid."""
+def find_broken(asked: partopt.Job, best: Plan) -> Iterator[str]:
+    """Rows of switches that are not as fast as what is found with them, and where less is more."""
+    about = best.transformer
+    assert about
+    rows = [*about.levers, *([about.together] if about.together else [])]
+    least = min((row.iteration_s for row in rows), default=math.inf)
+    for row in rows:
+        stated = {**asked.facts, **row.facts, **({"graphs": row.graphs} if row.graphs else {})}
+        facts = partopt.TRAINERS[asked.trainer].spell_recipe(stated, asked.model.name)
+        found, *_ = search_layouts(asked.with_(facts=facts))
+        if not found.fits or seconds_of(found) > row.iteration_s * SAME:
+            yield f"{row.flags} takes {seconds_of(found):.4g} s of {row.iteration_s:.4g}"
+    if about.together and about.together.iteration_s > least * SAME:
+        yield f"together {about.together.iteration_s:.4g} s of {least:.4g}"
+    if rows:
+        found, *_ = search_layouts(take_best(asked, numbers=True))
+        if not found.fits or seconds_of(found) > least * SAME:
+            yield f"best takes {seconds_of(found):.4g} s of {least:.4g}"
+
+
+def find_unsaid(
+    rng: random.Random, asked: partopt.Job, best: Plan, small: bool = True
+) -> Iterator[str]:
+    """Switches that are open with which a layout is faster, unsaid; of two unless that is cheap."""
     trainer, about = partopt.TRAINERS[asked.trainer], best.transformer
     assert about
     rows = [*about.levers, *([about.together] if about.together else [])]
@@ -411,8 +514,20 @@ def find_unsaid(rng: random.Random, asked: partopt.Job, best: Plan) -> Iterator[
         switches["dtype"] = tuple(trainer.says.formats)
     open_ = sorted(switches.keys() - said)
     usual = estimate_again(best).seconds
-    for name in rng.sample(open_, min(2, len(open_))):
-        value = rng.choice(switches[name])
+    brought = {
+        key
+        for row in rows
+        for name, value in row.facts.items()
+        for key in trainer.choices.get(name, {}).get(value, {})
+    }
+    facts = {
+        name: {key for sets in own.values() for key in sets}
+        for name, own in trainer.choices.items()
+    }
+    open_ = [name for name in open_ if not facts.get(name, {name}) <= brought]
+    values = {name: rng.sample(switches[name], min(3, len(switches[name]))) for name in open_}
+    every = [(name, value) for name in open_ for value in values[name]]
+    for name, value in every if small else rng.sample(every, min(2, len(every))):
         try:
             found = estimate_layouts(asked.with_(facts={**asked.facts, name: value})).fitting
         except PartoptError:  # as of a kernel that the device is not known to have
@@ -421,11 +536,11 @@ def find_unsaid(rng: random.Random, asked: partopt.Job, best: Plan) -> Iterator[
             yield f"{name}={value} is faster: {found[0].seconds:.4g} s of {usual:.4g}"
 
 
-def draw_layouts(draws: int, seed: int) -> int:
+def draw_layouts(draws: int, seed: int, small: bool) -> int:
     """Print every draw, and the table."""
     counts, began = Counter[str](), time.perf_counter()
     for number in range(draws):
-        compare_layouts(random.Random(f"{seed} {number}"), counts)
+        compare_layouts(random.Random(f"{seed} {number}"), counts, small)
     asked, took_s = counts["free"] + counts["narrower"], time.perf_counter() - began
     print(
         f"""
@@ -438,6 +553,7 @@ compared                                    {counts["compared"]}
   as good, and simpler                      {counts["exotic"]}
 relations that do not hold                  {counts["violated"]}
 switches that are faster by {UNSAID:.0%}, unsaid      {counts["unsaid"]}
+rows of switches that are not kept          {counts["broken"]}
 questions that partopt fails at             {counts["fails"]}
 parts that are not kept                     {counts["not kept"]}
 best layouts that are not exported          {counts["not exported"]}"""
@@ -451,23 +567,19 @@ def main() -> int:
     parser.add_argument("--draw", type=int, metavar="N", help="so many drawn cases instead")
     parser.add_argument("--layouts", type=int, metavar="N", help="so many draws of transformers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="draws of few layers and devices")
     parser.add_argument("--less", action="store_true", help="with less of everything in turn")
     arguments = parser.parse_args()
     if arguments.layouts:
         print(describe(), flush=True)
-        return draw_layouts(arguments.layouts, arguments.seed)
+        return draw_layouts(arguments.layouts, arguments.seed, arguments.small)
     rng = random.Random(arguments.seed)
-    cases = [drawn(rng) for _ in range(arguments.draw)] if arguments.draw else CASES
+    draw = drawn_chain if arguments.small else drawn
+    cases = [draw(rng) for _ in range(arguments.draw)] if arguments.draw else CASES
     print(describe(), flush=True)
     asked, lost = 0, 0
     for case in cases:
-        words = [
-            case.profile,
-            case.topology,
-            case.servers or "",
-            f"for {case.trainer or 'partopt'}",
-        ]
-        print(f"\n{' '.join(map(str, words))}, {case.free}")
+        print(f"\n{case}")
         began = time.perf_counter()
         for what, free, narrow, least in (with_less if arguments.less else compared)(case):
             asked += 1
