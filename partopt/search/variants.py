@@ -26,6 +26,7 @@ from partopt.planners.grids import Grid, GridPlan, grids
 from partopt.planners.layouts import Shape, shape_of
 from partopt.planners.placing import stage_count
 from partopt.schedules import schedule
+from partopt.search.ranking import TIE
 
 ROOMY = 0.9  # of the memory: a plan that needs no more has no use for recomputation
 REACH = 1.05  # times the best of equal pipelines: slower ones begin no search
@@ -250,20 +251,16 @@ def _at_size(
     stated = stated.with_(layout=fixed, least_stages=within.least_stages, progress=progress)
     stated = stated.with_(any_shard=are_shares_open(job, name))
     chosen &= stated.memory_bytes is not None and job.engine.recompute != ("none",)
-    found, roomy = dict[object, Variant](), False
+    enough_s = math.inf  # of plans with shares of the state alone
     for shard in stated.shards:
         shared = stated.with_shard(shard)
         if shared.request.replication == FREE and (within.equal or _waits_for_shares(shared)):
             shared = shared.with_(replication="uniform")
         variants = [*_recomputed(shared, within)] if chosen else [Variant(shared)]
-        roomy = variants[0].is_roomy if shard == "none" else roomy
-        # with the state alone in shares plans are much the same where there is memory for all of it
-        alike = "none" if shard == "optimizer" and roomy else shard
-        for variant in variants:
-            request = variant.problem.request
-            kind = alike, request.recompute, request.replication
-            found[kind] = min(found.get(kind, variant), variant, key=promise)
-    yield from found.values()
+        if shard == "none" and variants[0].is_roomy:  # then others are much the same
+            enough_s = (1 - TIE) * variants[0].estimate_s
+        if shard != "optimizer" or variants[0].estimate_s < enough_s:
+            yield from variants
 
 
 def are_shares_open(job: Job, name: str) -> bool:
