@@ -33,8 +33,9 @@ from benchmarks.published_older import DATA
 from benchmarks.published_rows import USUAL, estimate_of, training_of
 from partopt.documents.engine import Layout
 from partopt.errors import PartoptError
+from partopt.transformer.columns import Question
 from partopt.transformer.iteration import Estimate
-from partopt.transformer.layouts import ROOM, Question, find_layouts
+from partopt.transformer.layouts import ROOM, find_layouts
 from partopt.transformer.rates import PLANNED
 
 # what layouts, and what else of a row, are chosen; a question is all the rest

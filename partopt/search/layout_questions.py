@@ -16,8 +16,9 @@ from partopt.search.calibration import calibrate_kinds
 from partopt.trainers import TRAINERS
 from partopt.transformer.as_profile import rates_of
 from partopt.transformer.block import Training
+from partopt.transformer.columns import Question, shard_of
 from partopt.transformer.faults import find_faults
-from partopt.transformer.layouts import ROOM, Found, Question, find_fastest, find_layouts, shard_of
+from partopt.transformer.layouts import ROOM, Found, find_fastest, find_layouts
 
 _FACTORS = ("tp", "cp", "pp", "dp")  # of the number of devices
 _SCHEDULES = ("1f1b", "interleaved")  # of a stage a device, and of several: chunks

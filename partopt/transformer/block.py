@@ -42,6 +42,7 @@ SINKS = (3.0, 6.0)
 # of a practice, what no block depends on, and what none of the parts inside one does
 _BESIDE_BLOCKS = ("ends", "optimizer_offload", "offload_overlap", "fsdp")
 _BESIDE_PARTS = (*_BESIDE_BLOCKS, "loss", "graphs", "offload", "dispatch_overlap")
+_BESIDE_LAYOUTS = ("loss", "conversion", "fp8_parameters")  # and on what no layout does
 
 Recomputed = Literal["never", "selective", "always"]
 
@@ -62,6 +63,11 @@ class Shape(NamedTuple):
     etp: int = 1
     modules: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> Shape:
+        """The same where nothing is made again, or copied to the host."""
+        return self._replace(recompute="never", modules=(), offload=())
 
 
 class Parameters(NamedTuple):
@@ -111,7 +117,10 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True)
 class Memo:
-    """What is computed so far, by shape: blocks of kinds, their mean, further tokens; and cuts."""
+    """What is computed so far, by shape: blocks of kinds, their mean, further tokens.
+
+    Cuts, and layouts by question.
+    """
 
     blocks: dict[Shape, Mapping[Kind, Block]] = field(default_factory=dict)
     means: dict[Shape, Block] = field(default_factory=dict)
@@ -119,6 +128,8 @@ class Memo:
     cuts: dict[tuple[object, ...], Sequence[Any]] = field(default_factory=dict)
     insides: dict[tuple[Shape, Kind], Mapping[str, Seconds]] = field(default_factory=dict)
     spare_bytes: dict[Shape, float] = field(default_factory=dict)
+    saved_bytes: dict[tuple[Shape, Kind], float] = field(default_factory=dict)
+    layouts: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,18 +230,22 @@ class Training:
     @cached_property
     def memo(self) -> Memo:
         """What is known of all trainings with such blocks that share it."""
-        return self._memo_but_for(_BESIDE_BLOCKS)
+        return self._memo_but_for(_BESIDE_BLOCKS, self.format, self.gradient_bytes)
 
     @cached_property
     def _insides(self) -> dict[tuple[Shape, Kind], Mapping[str, Seconds]]:
         """The parts inside of blocks, of all that have such parts."""
-        return self._memo_but_for(_BESIDE_PARTS).insides
+        return self._memo_but_for(_BESIDE_PARTS, self.format, self.gradient_bytes).insides
 
-    def _memo_but_for(self, beside: Sequence[str]) -> Memo:
+    @cached_property
+    def layouts(self) -> dict[tuple[object, ...], Any]:
+        """Layouts of questions, of all that can have the same."""
+        return self._memo_but_for(_BESIDE_LAYOUTS).layouts
+
+    def _memo_but_for(self, beside: Sequence[str], *same: object) -> Memo:
         """What is known of trainings that differ in these parts of the practice alone."""
         practice = structs.replace(self.practice, **dict.fromkeys(beside))
-        key = practice, self.format, self.gradient_bytes
-        return self._shared.setdefault(key, Memo())
+        return self._shared.setdefault((practice, *same), Memo())
 
     @cached_property
     def adapters(self) -> Adapters | None:
@@ -404,7 +419,7 @@ class Training:
 
     def _inside(self, shape: Shape, kind: Kind) -> Mapping[str, Seconds]:
         """The parts that are in a block's module, computed; whatever is made again or copied."""
-        key = shape._replace(recompute="never", modules=(), offload=()), kind
+        key = shape.plain, kind
         if key not in self._insides:
             self._insides[key] = self._compute_inside(*key)
         return self._insides[key]
@@ -439,15 +454,13 @@ class Training:
         if copied_bytes:
             parts["offload"] = self._copied_s(copied_bytes, _sum(parts.values()), again_s)
         forward_s, backward_s = _sum(parts.values())
-        whole = shape._replace(recompute="never", modules=(), offload=())
-        saved_bytes, whole_bytes = self.saved_bytes(shape, kind), self.saved_bytes(whole, kind)
         ends_s = self.head_s(shape), self.embedding_s(shape)
         return Block(
             forward_s,
             backward_s,
             again_s,
-            saved_bytes,
-            whole_bytes,
+            self.saved_bytes(shape, kind),
+            self.saved_bytes(shape.plain, kind),
             parts,
             *ends_s,
             self.parameters(shape, kind),
@@ -749,9 +762,11 @@ class Training:
 
     def saved_bytes(self, shape: Shape, kind: Kind | None = None) -> float:
         """Bytes that a block keeps of a microbatch on one rank; its input is known in any case."""
-        kind = kind or self.kinds[-1]
-        scale = 1.0 if shape.recompute == "always" else self.scale(shape, kind).kept
-        return scale * self._saved_bytes(shape, kind)
+        key = shape, kind or self.kinds[-1]
+        if (found := self.memo.saved_bytes.get(key)) is None:
+            scale = 1.0 if shape.recompute == "always" else self.scale(*key).kept
+            found = self.memo.saved_bytes[key] = scale * self._saved_bytes(*key)
+        return found
 
     def _saved_bytes(self, shape: Shape, kind: Kind) -> float:
         """Korthikanti et al., 2022, table 2, and the same count of other blocks."""

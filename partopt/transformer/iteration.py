@@ -597,22 +597,9 @@ def _parameters(work: Training, degrees: Degrees) -> tuple[float, float]:
     return model.blocks * dense / p + ends, model.blocks * experts / p
 
 
-def state_bytes(work: Training, degrees: Degrees) -> float:
-    """Less than any device has where all have as much of parameters, gradients and optimizer.
-
-    Nothing of those that lie in shares.
-    """
-    shape, shares = degrees.shape, work.engine.shard[-1] != "none"
-    if shape.fsdp:
-        return 0.0
-    found = 0.0
-    for kind, count in work.counts.items():
-        dense, experts = work.trained_parameters(shape, kind)
-        found += count * 2 * work.frozen(shape, kind)
-        sharers = (degrees.sharers, _copies(degrees)) if shares else (1, 1)
-        found += count * (work.weight_bytes + work.gradient_bytes) * (dense + experts)
-        found += count * _state(work) * (dense / sharers[0] + experts / sharers[1])
-    return found / degrees.p
+def parameter_bytes(work: Training) -> tuple[float, float]:
+    """Bytes of a parameter that is trained where it is whole, with its gradient; of its state."""
+    return work.weight_bytes + work.gradient_bytes, _state(work)
 
 
 def _contents(work: Training, degrees: Degrees, stage: Stage) -> Iterable[tuple[Block, int]]:
@@ -651,6 +638,25 @@ def working_bytes(work: Training, shape: Shape, made_again: float) -> float:
         size += rows * (4 * model.hidden + 6 * model.expert_ffn)
     if work.practice.scores:
         size += work.practice.scores.work * model.heads * work.sequence * T / shape.t
+    return size
+
+
+def logits_bytes(work: Training, shape: Shape) -> float:
+    """Bytes of the logits of a microbatch, as the loss holds them."""
+    loss, t, numbers = work.practice.loss, shape.t, work.tokens(shape) * work.model.vocabulary
+    if loss.gathers and t > 1:  # those of the rank, and all of them
+        return (loss.held + 2 / t + 2) * numbers
+    return loss.held * numbers / t
+
+
+def buffer_bytes(work: Training, shape: Shape) -> float:
+    """Bytes that last beside what stages hold, whatever that is."""
+    model, practice = work.model, work.practice
+    size = practice.buffer_bytes
+    if practice.sums == "product" and not shape.fsdp and not work.adapters:
+        size += _spare_bytes(work, shape)
+    if model.experts and practice.dispatch != "alltoall":
+        size += DISPATCH_BYTES
     return size
 
 
@@ -729,25 +735,17 @@ def _stage_bytes(
     work: Training, degrees: Degrees, layout: Layout, d: int, stage: Stage
 ) -> dict[str, float]:
     """Of device d with such a stage, which holds whole parameters."""
-    model, practice, (t, _, _, p, v, _, _, shape, _) = work.model, work.practice, degrees
-    T, (kept, whole) = work.tokens(shape), _kept_bytes(work, degrees, stage)
+    model, practice, (_, _, _, p, v, _, _, shape, _) = work.model, work.practice, degrees
+    kept, whole = _kept_bytes(work, degrees, stage)
     held, stepped = _stepped_parts(work, degrees, layout, stage)
     whole_bytes = 2 * held
     if work.adapters:
         whole_bytes += 2 * sum(_with_ends(work, degrees, stage))
     elif work.weight_bytes < 2:
         whole_bytes -= (2 - work.weight_bytes) * sum(_held(work, degrees, stage))
-    logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
-    if practice.loss.gathers and t > 1:  # those of the rank, and all of them
-        logits += (2 / t + 2) * T * model.vocabulary
     flight = _in_flight(degrees, d)
     if practice.dispatch_overlap and p > 1 and model.experts:
         flight += 1 / v
-    buffers = practice.buffer_bytes
-    if practice.sums == "product" and not shape.fsdp and not work.adapters:
-        buffers += _spare_bytes(work, shape)
-    if model.experts and practice.dispatch != "alltoall":
-        buffers += DISPATCH_BYTES
     if shape.offload:
         contents = _contents(work, degrees, stage)
         whole += BLOCKS * max((block.copied_bytes for block, n in contents if n), default=0.0)
@@ -756,9 +754,9 @@ def _stage_bytes(
         "gradients": work.gradient_bytes * held,
         "optimizer": _state(work) * stepped,
         "activations": kept * flight * (1 + CAPTURED * (practice.graphs != "none")),
-        "logits": logits * (stage.last + stage.further),
+        "logits": logits_bytes(work, shape) * (stage.last + stage.further),
         "at work": working_bytes(work, shape, whole),
-        "buffers": buffers,
+        "buffers": buffer_bytes(work, shape),
     }
 
 

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import structs
 
 from partopt.documents.engine import MODULES, Layout
-from partopt.documents.stage import Shard
 from partopt.transformer.block import Shape, Training
+from partopt.transformer.columns import OF_WAYS, Bools, Columns, Floats, Question
 from partopt.transformer.faults import find_faults
-from partopt.transformer.iteration import (
-    PASS_S,
-    Degrees,
-    Estimate,
-    estimate,
-    iteration_s,
-    state_bytes,
-    straggling,
-)
+from partopt.transformer.iteration import Estimate, estimate, iteration_s
 
-# tried up to these
-MOST_CONTEXT, MOST_MICROBATCH, EXPERTS_MOST = 16, 64, 8
-FEW_CHUNKS = 8  # so many are tried whether or not stages have as many blocks then
 # of a model with experts, where the host starts all operations: then every launch costs
 EXPERTS_MICROBATCH = 2
 ROOM = 0.85  # of a device's memory, what layouts of experts take at most: people's 0.5 to 0.9
 ENOUGH = 16  # layouts of other degrees that fit, behind which no slower ones are estimated
 FEWER = 40  # layouts of which fewer blocks are made again, the fastest
-_OF_WAYS = ("shard", "modules", "recompute", "offload")  # parts that they may not go with
+_NEVER = Layout(recompute="never")
+_SHARES = 8  # of the blocks of a stage, in which the fewest that are made again are bounded
 MISSING = 1.3  # of the limit: what needs more is not among what nearly fits
 
 
@@ -51,39 +40,22 @@ class Found(NamedTuple):
     left_out: list[Estimate]
 
 
-class Question(NamedTuple):
-    """What layouts are asked for: of `batch` samples on `devices`, with the parts that are `fixed`.
-
-    A device has `limit` bytes. A stage may make its blocks again `partly`. Those with experts take
-    no more than `room` bytes where some fit so.
-    """
-
-    devices: int
-    batch: int
-    limit: float
-    fixed: Layout
-    partly: bool = False
-    room: float | None = None
-
-
 def find_layouts(work: Training, question: Question) -> Found:
     """The layouts that a question asks for.
 
-    Those are estimated whose blocks alone are not slower than `ENOUGH` layouts that fit. Where a
-    layout fits only with all blocks made again, fewer are tried if stages can make them partly
-    again, and modules. Of a model with experts those come first that leave room, in small
-    microbatches where no graphs hold what the host starts; and blocks are made again only where
-    nothing fits without.
+    Those are estimated that may be as fast as `ENOUGH` layouts that fit. Where one fits only with
+    all blocks made again, fewer are tried if stages can make them partly again, and modules. Of a
+    model with experts those come first that leave room, in small microbatches where no graphs hold
+    what the host starts; and blocks are made again only where nothing fits without.
     """
     _, batch, limit, fixed, partly, room = question
     room = limit if room is None or not work.model.experts else min(room, limit)
     every, fastest, most = list[Estimate](), dict[Layout, float](), MISSING * limit
-    for bound_s, laid in walk(work, question, most, partial(least_s, work, batch=batch)):
+    able = _Able(work, question, _ways(work, fixed), most)
+    for bound_s, core, ways in able.by_seconds(work, partly and fixed.recompute is None):
         if len(fastest) >= ENOUGH and bound_s > sorted(fastest.values())[ENOUGH - 1]:
             break
-        if estimate(work, laid[-1], batch, most).memory_bytes > most:
-            laid = laid[-1:]
-        for layout in laid:
+        for layout in [_with_way(core, way) for way in ways]:
             candidate = estimate(work, layout, batch, most)
             every.append(candidate)
             if candidate.memory_bytes > room or not _is_usual(work, layout, fixed):
@@ -146,44 +118,104 @@ def find_fastest(
     """
     _, batch, limit, fixed, partly, room = question
     first, last, found = works[0], works[-1], None
-    experts = bool(last.model.experts)
+    experts, fewer = bool(last.model.experts), partly and fixed.recompute is None
     ways, rules = _ways(last, fixed), [(limit, False)]
     if partly and not experts and len(ways) > 1:
         ways[-1:-1] = _ways_by_modules(last)
     if experts:
         rules = [(min(room or limit, limit), True), (limit, True), *rules]
     for most, usual in rules:
-        known = not experts  # that one fits, without which the next rule counts
-        bound = partial(least_s, last, batch=batch, piped=True)
-        for least, every in walk(last, question, most, bound, ways):
-            if known and least >= below:
+        able = _Able(last, question, ways, most, usual)
+        if experts and not able.is_any():
+            continue
+        for bound_s, core, laid in able.by_seconds(first, fewer, below):
+            if bound_s >= below:
                 break
-            laid = [one for one in every if not usual or _is_usual(last, one, fixed)]
-            if known and laid and iteration_s(first, laid[0], batch) >= below:
-                continue
-            ends = (*laid[-1:], *laid[:1])
-            if all(estimate(last, end, batch, 0.0).memory_bytes > most for end in ends):
-                continue
-            for layout in laid:
-                fewer: Layout | None = layout
-                if layout.recompute == "always" and partly and fixed.recompute is None:
-                    one = structs.replace(layout, recompute=1)
-                    if known and iteration_s(first, one, batch) >= below:
-                        continue
-                    fewer = _fewer_again(last, layout, batch, most)
-                seen = known and fewer is not laid[0]
-                if fewer is None or (seen and iteration_s(first, fewer, batch) >= below):
+            for way in laid:
+                layout: Layout | None = _with_way(core, way)
+                assert layout
+                if way.recompute == "always" and fewer:
+                    layout = _fewer_again(last, layout, batch, most)
+                elif estimate(last, layout, batch, 0.0).memory_bytes > most:
                     continue
-                place = first_fitting(works, fewer, batch, most)
-                known = known or place is not None
-                candidate = None if place is None else estimate(works[place], fewer, batch)
-                if candidate and candidate.seconds < below:
+                if layout is None or iteration_s(first, layout, batch) >= below:
+                    continue
+                place = first_fitting(works, layout, batch, most)
+                candidate = estimate(works[place or 0], layout, batch)
+                if candidate.seconds < below:
                     below, found = candidate.seconds, (candidate, place or 0)
-                if place == 0 and (experts or layout is laid[0]):
+                if place == 0 and (experts or way is ways[0]):
                     break  # what is made again beyond takes longer
-        if known and (experts or found):
-            break
+        break
     return found
+
+
+class _Able:
+    """Layouts of a question that may fit into `most` bytes, and ways to recompute of each.
+
+    By what they need at least. With `usual` ones alone, as `_is_usual` has them.
+    """
+
+    def __init__(
+        self,
+        work: Training,
+        question: Question,
+        ways: Sequence[Layout],
+        most: float,
+        usual: bool = False,
+    ) -> None:
+        self._work, self._batch, self._most = work, question.batch, most
+        fixed, columns = question.fixed, Columns.of(work, question)
+        small = structs.replace(fixed, microbatch=1)
+        self._ways = [
+            way for way in ways if not usual or _is_usual(work, _with_way(small, way), fixed)
+        ]
+        if usual:
+            sizes = {b: _is_usual(work, Layout(microbatch=b), fixed) for b in {*columns.b.tolist()}}
+            columns = columns.take(np.isin(columns.b, [b for b, able in sizes.items() if able]))
+        self._columns = columns.take(columns.state_bytes(work) <= most)
+        self._bytes = np.full(len(self._columns.rows), math.inf)
+        for way in {id(way): way for way in (self._ways[:1] + self._ways[-1:])}.values():
+            self._bytes = np.minimum(self._bytes, self._needed(self._columns, way))
+        self._keep(self._bytes <= most)
+
+    def _keep(self, which: Bools) -> None:
+        self._columns, self._bytes = self._columns.take(which), self._bytes[which]
+
+    def _needed(self, columns: Columns, way: Layout, share: float = 1.0) -> Floats:
+        """Bytes that layouts need at least with a way to recompute; infinite if they have none."""
+        able = columns.allow(self._work, way)
+        return np.where(able, columns.bytes(self._work, way, share), math.inf)
+
+    def is_any(self) -> bool:
+        """Whether one fits."""
+        for row in np.argsort(self._bytes, kind="stable"):
+            core = self._columns.layout(row)
+            for layout in _with_ways(self._work, core, self._batch, self._ways[::-1]):
+                if estimate(self._work, layout, self._batch, 0.0).memory_bytes <= self._most:
+                    return True
+        return False
+
+    def by_seconds(
+        self, work: Training, fewer: bool, below: float = math.inf
+    ) -> Iterator[tuple[float, Layout, list[Layout]]]:
+        """Those that may take less than `below` seconds, with a bound of it, and in its order.
+
+        If `fewer`, of what is made again whole as few blocks as fit. With the ways that may fit.
+        """
+        columns = self._columns.take(self._columns.seconds(work, _NEVER) < below)
+        by_way = np.full((len(self._ways), len(columns.rows)), math.inf)
+        for way, found in zip(self._ways, by_way, strict=True):
+            parts = _SHARES if fewer and way.recompute == "always" else 1
+            for part in reversed(range(parts)):
+                fits = self._needed(columns, way, (part + 1) / parts) <= self._most
+                some = columns.take(fits)
+                found[fits] = some.seconds(work, way, part / parts if fewer else 1.0)
+        bounds = by_way.min(axis=0, initial=math.inf)
+        for row in np.argsort(bounds, kind="stable"):
+            if bounds[row] < below:
+                laid = [way for way, s in zip(self._ways, by_way[:, row], strict=True) if s < below]
+                yield float(bounds[row]), columns.layout(row), laid
 
 
 def first_fitting(
@@ -216,30 +248,14 @@ def _first(over: Callable[[int], float], low: int, high: int) -> int | None:
     return high
 
 
-def least_s(work: Training, core: Layout, batch: int, piped: bool = False) -> float:
-    """Seconds of blocks and ends, from which all of an iteration is more: nothing made again.
-
-    Also `piped`, with what passes take and the bubble of equal stages: others have no shorter one.
-    """
-    degrees = Degrees.of(work, core, batch)
-    block = work.mean(degrees.shape)
-    blocks_s = work.model.blocks * (block.forward_s + block.backward_s)
-    whole_s = degrees.m / degrees.p * (blocks_s + block.head_s + block.embedding_s)
-    if piped and degrees.p > 1:
-        p, v, m = degrees.p, degrees.v, degrees.m
-        idle = (p - 1) / v / m if v > 1 or m > p else max(0, p / m - 1)
-        whole_s = (1 + idle) * whole_s + 2 * m * v * PASS_S
-    return (1 + straggling(degrees.devices)) * whole_s
-
-
 def _find_least(work: Training, question: Question) -> Estimate | None:
     """The layout that needs least; those are tried whose state alone is less."""
     found, batch = list[Estimate](), question.batch
 
-    def state(core: Layout) -> float:
-        return state_bytes(work, Degrees.of(work, core, batch))
+    def bound(columns: Columns) -> Floats:
+        return columns.state_bytes(work)
 
-    for bytes_, laid in walk(work, question, math.inf, state):
+    for bytes_, laid in walk(work, question, math.inf, bound):
         if found and bytes_ > found[0].memory_bytes:
             break
         found = [min([*found, estimate(work, laid[-1], batch)], key=lambda one: one.memory_bytes)]
@@ -248,10 +264,7 @@ def _find_least(work: Training, question: Question) -> Estimate | None:
 
 def any_fits(work: Training, question: Question) -> bool:
     """Whether a layout that a question asks for fits."""
-    return any(
-        estimate(work, laid[-1], question.batch, 0.0).memory_bytes <= question.limit
-        for _, laid in walk(work, question, question.limit)
-    )
+    return _Able(work, question, _ways(work, question.fixed), question.limit).is_any()
 
 
 def _fewer_again(work: Training, layout: Layout, batch: int, limit: float) -> Layout | None:
@@ -293,79 +306,27 @@ def walk(
     work: Training,
     question: Question,
     most: float = math.inf,
-    bound: Callable[[Layout], float] | None = None,
-    ways: Iterable[Layout] = (),
+    bound: Callable[[Columns], Floats] | None = None,
 ) -> Iterator[tuple[float, list[Layout]]]:
     """The layouts of a question, those together that differ in what is made again alone.
 
     Of these the first takes least time, and the last needs least memory. None surely needs more
     than `most` bytes. With a `bound` of what all of some have at least, those come in its order,
-    and it is yielded, too. `ways` to recompute are by default all that are open.
+    and it is yielded, too.
     """
-    ways = ways or _ways(work, question.fixed)
-    found: Iterable[tuple[float, Layout]] = ((0.0, core) for core in cores(work, question, most))
-    if bound is not None:
-        found = sorted(((bound(core), core) for _, core in found), key=lambda pair: pair[0])
-    for least, core in found:
-        if laid := [*_with_ways(work, core, question.batch, ways)]:
-            yield least, laid
+    ways, columns = _ways(work, question.fixed), Columns.of(work, question)
+    if most < math.inf:
+        columns = columns.take(columns.state_bytes(work) <= most)
+    bounds = bound(columns) if bound else np.zeros(len(columns.rows))
+    for row in np.argsort(bounds, kind="stable"):
+        if laid := [*_with_ways(work, columns.layout(row), question.batch, ways)]:
+            yield float(bounds[row]), laid
 
 
 def layouts(work: Training, devices: int, batch: int, fixed: Layout) -> Iterator[Layout]:
     """Every layout on all devices with the parts that are `fixed`, which the trainer can run."""
     for _, laid in walk(work, Question(devices, batch, math.inf, fixed)):
         yield from laid
-
-
-def cores(work: Training, question: Question, most: float = math.inf) -> Iterator[Layout]:
-    """The layouts but for what is made again, and those that surely need more than `most` bytes."""
-    devices, batch, _, fixed, *_ = question
-    model, server = work.model, work.rates.server
-
-    def allow(name: str, values: Iterable[int]) -> list[int]:
-        asked = getattr(fixed, name)
-        return list(values) if asked is None else [asked]
-
-    for t in allow("tp", _divisors(server)):
-        for c in allow("cp", _divisors(max(1, devices // t), MOST_CONTEXT)):
-            if any(find_faults(work, Layout(tp=t, cp=c), batch, ("tp", "cp"))):
-                continue
-            for p in allow("pp", _divisors(devices // (t * c))):
-                n, rest = divmod(devices, t * c * p)
-                if rest or not n or batch % n or fixed.dp not in (None, n):
-                    continue
-                spread = math.gcd(model.experts, t * c * n) if model.experts else 1
-                chunks, most_b = allow("chunks", _chunks(work, p)), MOST_MICROBATCH
-                if model.experts:
-                    most_b = EXPERTS_MOST
-                microbatches = allow("microbatch", _divisors(batch // n, most_b))
-                degrees = {"tp": t, "cp": c, "pp": p, "dp": n}
-                for e in allow("ep", _divisors(spread)):
-                    cut = {1, t} if model.experts and e * t <= server else {1}
-                    for etp in allow("etp", sorted(cut)):
-                        over = {"ep": e, "etp": etp if etp > 1 else fixed.etp}
-                        some = structs.replace(fixed, **degrees, **over)
-                        some = structs.replace(some, shard=some.shard or shard_of(work, p))
-                        if state_bytes(work, Degrees.of(work, some, batch)) > most:
-                            continue
-                        for v, b in itertools.product(chunks, microbatches):
-                            full = structs.replace(some, shard=fixed.shard, chunks=v, microbatch=b)
-                            yield from _with_shards(work, full, batch)
-
-
-def _with_shards(work: Training, some: Layout, batch: int) -> Iterator[Layout]:
-    """A layout with every way to share state, where these are open."""
-    if any(find_faults(work, structs.replace(some, recompute=None, modules=None), batch)):
-        return
-    shards = [shard_of(work, some.pp or 1)]
-    ways, alone = [*work.engine.shard], (some.dp or 1) * (some.cp or 1) == 1
-    if work.practice.fsdp:  # beside shares of the state alone, which cost nothing
-        shards = ways[1:2] if alone else ways[1:]
-    elif "parameters" in ways and not alone:  # where more is shared more is exchanged
-        shards = ways
-    for shard in shards if some.shard is None else [some.shard]:
-        name = some.schedule or ("interleaved" if (some.chunks or 1) > 1 else "1f1b")
-        yield structs.replace(some, recompute=None, modules=None, shard=shard, schedule=name)
 
 
 def _ways(work: Training, fixed: Layout) -> list[Layout]:
@@ -391,9 +352,13 @@ def _with_ways(
 ) -> Iterator[Layout]:
     """A layout with those of the ways to recompute that it can have."""
     for way in ways:
-        full = structs.replace(core, recompute=way.recompute, modules=way.modules)
-        if not any(find_faults(work, full, batch, _OF_WAYS)):
+        full = _with_way(core, way)
+        if not any(find_faults(work, full, batch, OF_WAYS)):
             yield full
+
+
+def _with_way(core: Layout, way: Layout) -> Layout:
+    return structs.replace(core, recompute=way.recompute, modules=way.modules)
 
 
 def module_sets(work: Training) -> Sequence[str]:
@@ -421,31 +386,3 @@ def _is_refused(work: Training, name: str) -> bool:
     """
     graphs, delayed = work.practice.graphs in ("router", "attention"), work.format == "fp8"
     return (graphs and name == "moe") or (delayed and name in ("layernorm", "moe_act"))
-
-
-def shard_of(work: Training, p: int) -> Shard:
-    """What replicas share by default: all that the trainer has; less of it in pipelines."""
-    ways = work.engine.shard
-    if ways[-1] == "parameters" and p > 1:
-        return "optimizer" if work.practice.flat_shards else "gradients"
-    return ways[-1]
-
-
-def _chunks(work: Training, p: int) -> list[int]:
-    """Stages on a device: few, or a number that shares the blocks out evenly; one in any case.
-
-    Where embedding and head count as blocks, or the ends may have fewer, with these.
-    """
-    more = {"blocks": (2,), "fewer": (0, 1, 2)}.get(work.practice.ends, (0,))
-    counted = [work.model.blocks + ends for ends in more]
-    tried = [
-        v
-        for v in range(2, max(counted) // p + 1)
-        if v <= FEW_CHUNKS or any(blocks % (p * v) == 0 for blocks in counted)
-    ]
-    return [1, *tried] if p > 1 else [1]
-
-
-@lru_cache(maxsize=1024)
-def _divisors(n: int, most: int | None = None) -> list[int]:
-    return [d for d in range(1, min(n, most or n) + 1) if n % d == 0]

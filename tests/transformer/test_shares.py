@@ -14,9 +14,10 @@ from partopt.job import Job
 from partopt.search.layout_plans import simulate_layout
 from partopt.search.layout_questions import estimate_layouts, fill_layout, training_for
 from partopt.transformer.block import Shape
+from partopt.transformer.columns import Question
 from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import FSDP_STEP, HOST_SUM, RESERVED, estimate
-from partopt.transformer.layouts import Question, find_layouts
+from partopt.transformer.layouts import find_layouts
 from partopt.transformer.rates import ON_HOST
 from tests.transformer.helpers import ENGINE, EXPERTS, LLAMA, RATES, training, with_port
 
