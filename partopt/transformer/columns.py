@@ -180,8 +180,8 @@ class Columns:
     def state_bytes(self, work: Training) -> Floats:
         """Parameters, gradients and optimizer of a device, where all have as much of blocks."""
         pairs = zip(self._states(work), work.counts.values(), strict=True)
-        whole: Floats = sum((count * state for state, count in pairs), np.zeros(len(self.rows)))
-        return whole / self.p
+        found: Floats = np.sum([count * state / self.p for state, count in pairs], axis=0)
+        return found
 
     def _states(self, work: Training) -> list[Floats]:
         """What a device holds of a block of every kind."""
