@@ -251,15 +251,16 @@ def _at_size(
     stated = stated.with_(layout=fixed, least_stages=within.least_stages, progress=progress)
     stated = stated.with_(any_shard=are_shares_open(job, name))
     chosen &= stated.memory_bytes is not None and job.engine.recompute != ("none",)
-    enough_s = math.inf  # of plans with shares of the state alone
+    roomy_s = 0.0  # of plans that share nothing, where there is memory for all of it
     for shard in stated.shards:
         shared = stated.with_shard(shard)
         if shared.request.replication == FREE and (within.equal or _waits_for_shares(shared)):
             shared = shared.with_(replication="uniform")
         variants = [*_recomputed(shared, within)] if chosen else [Variant(shared)]
-        if shard == "none" and variants[0].is_roomy:  # then others are much the same
-            enough_s = (1 - TIE) * variants[0].estimate_s
-        if shard != "optimizer" or variants[0].estimate_s < enough_s:
+        if shard == "none" and variants[0].is_roomy:
+            roomy_s = variants[0].estimate_s
+        # then plans with shares of the state alone are much the same
+        if not (shard == "optimizer" and variants[0].estimate_s >= (1 - TIE) * roomy_s > 0):
             yield from variants
 
 

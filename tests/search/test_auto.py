@@ -243,6 +243,11 @@ def test_recomputation_and_shares_are_tried_where_memory_is_short(within, option
     assert found == [(shard, way) for shard in shares for way in ways]
 
 
+def test_shares_that_are_stated_are_tried_where_nothing_is_estimated_to_fit():
+    [own] = variants(ANY, memory="1 MB", shard="optimizer", recompute="never")
+    assert own.shard == "optimizer"
+
+
 def search_of(profile, cluster, **options):
     job = Job(profile, cluster, schedule="1f1b", microbatches=8, **options)
     return Search(variants_of(job, "1f1b", ANY))
