@@ -188,7 +188,11 @@ class Settings:
         is_flag = self.form == "script" and name not in self.variables
         if not is_flag or ("." in name and f"--{name}" not in self.text):  # of Hydra
             return name
-        return f"--{name if f'--{name}' in self.text else name.replace('_', '-')}"
+        underscored = re.search(r"--[a-z]+_\w", self.text) and not re.search(
+            r"--[a-z]+-\w", self.text
+        )
+        as_it_is = underscored or f"--{name}" in self.text
+        return f"--{name if as_it_is else name.replace('_', '-')}"
 
     def _refuse_unknown(self, name: str, unknown: Sequence[str]) -> None:
         variables = ", ".join(f"${name}" if name.isdecimal() else name for name in unknown)

@@ -222,12 +222,15 @@ def _translate_swift(words: _Words) -> None:
         words.note_update(way, ("offload_model", "offload_optimizer"))
     if settings.find("task_type") in _OTHER_HEADS:
         settings.note("task_type", "the head is counted as one of the vocabulary")
-    kind = next((name for name in ("tuner_type", "train_type") if settings.has(name)), "adapters")
-    if settings.find(kind) == "lora" or (kind == "adapters" and settings.has(kind)):
+    kind = next((name for name in ("tuner_type", "train_type") if settings.has(name)), "")
+    goes_on = settings.has("adapters", "mcore_adapter")  # whose file says the rank
+    if goes_on and not settings.states("lora_rank"):
+        settings.refuse_missing("lora_rank")
+    if goes_on or (kind and settings.find(kind) == "lora"):
         targets = settings.value("target_regex") or settings.value("target_modules")
         dropout = settings.value("lora_dropout") if settings.states("lora_dropout") else 0.05
-        words.adapt(kind, words.number("lora_rank", 8), targets, dropout)
-    elif settings.has(kind):
+        words.adapt(kind or "adapters", words.number("lora_rank", 8), targets, dropout)
+    elif kind:
         words.take(kind, kind)
     words.note_devices("NNODES", "NPROC_PER_NODE", words.devices)
 
@@ -314,7 +317,7 @@ def _count_policy(words: _Words, actor: str, engine: str) -> None:
     if settings.has(f"{actor}use_dynamic_bsz"):
         words.pack(f"{actor}ppo_max_token_len_per_gpu", samples, longest, 16_384)
     else:
-        words.take("micro_batch_size", f"{actor}ppo_micro_batch_size_per_gpu", 1)
+        words.take("micro_batch_size", f"{actor}ppo_micro_batch_size_per_gpu")
         words.count_longest(samples, longest)
     moved = [f"{engine}{name}_offload" for name in ("param", "grad", "optimizer")]
     words.note_update(str(settings.find("algorithm.adv_estimator") or "gae"), moved)

@@ -84,7 +84,7 @@ _REFUSED = {
     "frozen weights": "freeze_llm freeze_layers freeze_parameters freeze_parameters_ratio "
     "freeze_parameters_regex",
     "training of modules beside adapters": "modules_to_save",
-    "weights in few bits": "quantization_config load_in_4bit load_in_8bit",
+    "weights in few bits": "quantization_config load_in_4bit load_in_8bit quant_bits quant_method",
 }
 # of what a specification of blocks is called, kinds that are not planned
 _OTHER_BLOCKS = re.compile(r"mamba|hybrid|gated_delta|linear_attention|qwen3_next|qwen3_5|glm5|dsa")
