@@ -40,6 +40,9 @@ _ADAPTED = f"({'|'.join(ADAPTED)})"
 _Adapted = Annotated[str, msgspec.Meta(pattern=rf"^{_ADAPTED}(\+{_ADAPTED})*$")]
 
 
+OTHER_PARTS = "parts beside its text"  # of a model of pictures, which are not planned
+
+
 class Numerics(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What no time depends on, and without which it is another model.
 

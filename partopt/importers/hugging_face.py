@@ -20,7 +20,7 @@ from msgspec import structs
 
 from partopt import documents
 from partopt.documents.files import PathLike, find_shipped, shipped_names
-from partopt.documents.transformer import Latent, Numerics, Transformer
+from partopt.documents.transformer import OTHER_PARTS, Latent, Numerics, Transformer
 from partopt.errors import PartoptError
 
 _BEGIN = 100_000  # bytes of a file in which a configuration says its model_type
@@ -241,11 +241,12 @@ def read_transformer(content: bytes, where: str, name: str) -> Transformer:
 
 def _find_text(raw: dict[str, Any]) -> dict[str, Any]:
     """The part of a configuration that is a language model, which alone is planned."""
+    kept = "model_type", "tie_word_embeddings"
     while inside := next((raw[name] for name in _TEXT if isinstance(raw.get(name), dict)), None):
-        outer = {name: raw[name] for name in ("model_type", "tie_word_embeddings") if name in raw}
-        raw = outer | inside
-    kind = raw.get("model_type")
-    return raw | {"model_type": _TEXTS.get(kind, kind)} if isinstance(kind, str) else raw
+        raw = {name: raw[name] for name in kept if name in raw} | inside | {"besides": OTHER_PARTS}
+    if isinstance(kind := raw.get("model_type"), str) and kind in _TEXTS:
+        raw = raw | {"model_type": _TEXTS[kind], "besides": OTHER_PARTS}
+    return raw
 
 
 def named_transformer(text: str) -> Transformer | None:
@@ -501,6 +502,8 @@ class _Reader:
             scaling["rope_type"] = scaling.pop("type")
         if scaling.get("rope_type") != "default":
             said["rotary_scaling"] = scaling
+        if stated.get("besides") == OTHER_PARTS:
+            said["besides"] = "; ".join(filter(None, (usual.besides, OTHER_PARTS)))
         if not self.kind.rotary:
             said = {name: value for name, value in said.items() if not name.startswith("rotary")}
         try:

@@ -12,6 +12,7 @@ from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan, needed_bytes, room_bytes, seconds_of
 from partopt.documents.transformer import (
     BITS,
+    OTHER_PARTS,
     BlockParts,
     ClosedForm,
     LayoutBeside,
@@ -232,6 +233,8 @@ def _head(plan: Plan, about: Modelled) -> Lines:
     if model.further:
         sizes.append(f"{model.further} further token{'s' * (model.further > 1)}")
     sizes.append(f"{model.parameters / 1e9:.1f} B parameters")
+    if model.numerics and OTHER_PARTS in model.numerics.besides:
+        sizes.append("its text alone")
     practice = about.practice
     graphs = f", graphs {practice.graphs}" if practice.graphs != "none" else ""
     trained = ""
