@@ -69,6 +69,7 @@ class Columns:
         self.rows, self._question = rows, question
         self.t, self.c, self.e, self.etp, self.p, self.v, self.n, self.b, self._shard = rows.T
         self.m = question.batch // (self.n * self.b)
+        self._known = dict[tuple[object, ...], tuple[Training, Any]]()
 
     @classmethod
     def of(cls, work: Training, question: Question) -> Columns:
@@ -119,9 +120,11 @@ class Columns:
         return first, place
 
     def _by_shape(
-        self, work: Training, way: Layout, values: Callable[[Shape], Sequence[float]]
+        self, what: object, work: Training, way: Layout, values: Callable[[Shape], Sequence[float]]
     ) -> Any:
-        """Numbers of the shape of every row which recompute so: a column each."""
+        """Numbers of the shape of every row which recompute so: a column each, found once."""
+        if (key := (what, id(work), way)) in self._known:
+            return self._known[key][1]
         plain, (rows, place) = Degrees.of(work, way, 1).shape, self._unique
         found = [
             values(plain._replace(b=b, t=t, c=c, e=e, etp=etp, fsdp=fsdp))
@@ -131,7 +134,9 @@ class Columns:
                 strict=True,
             )
         ]
-        return np.array(found or [values(plain)], dtype=np.float64)[place].T
+        columns = np.array(found or [values(plain)], dtype=np.float64)[place].T
+        self._known[key] = work, columns  # the training stays, and so does its identity
+        return columns
 
     def allow(self, work: Training, way: Layout) -> Bools:
         """Which of them can recompute so; faults of a way see whether degrees are 1."""
@@ -169,7 +174,7 @@ class Columns:
                 block.head_s + block.embedding_s,
             )
 
-        plain_s, again_s, ends_s = self._by_shape(work, way, values)
+        plain_s, again_s, ends_s = self._by_shape("seconds", work, way, values)
         p, v, m = self.p, self.v, self.m
         blocks_s = plain_s + self._again(work, way, share) * again_s
         whole_s = m / p * (work.model.blocks * blocks_s + ends_s)
@@ -206,7 +211,7 @@ class Columns:
                 parameters = work.parameters(shape, kind)
                 return *work.trained_parameters(shape, kind), *parameters, work.frozen(shape, kind)
 
-            dense, experts, *every, frozen = self._by_shape(work, Layout(), values)
+            dense, experts, *every, frozen = self._by_shape(kind, work, Layout(), values)
             whole = whole_bytes * (dense + experts) + 2 * frozen
             whole += state_bytes * (dense / sharers + experts / copies)
             shares = of_shares * (every[0] / sharers + every[1] / copies) + gathered * sum(every)
@@ -229,7 +234,7 @@ class Columns:
             rest = logits_bytes(work, shape), working_bytes(work, shape, 0.0), made
             return [*kept, *whole, *rest, buffer_bytes(work, shape)]
 
-        *sizes, logits, at_work, made, buffers = self._by_shape(work, way, values)
+        *sizes, logits, at_work, made, buffers = self._by_shape("bytes", work, way, values)
         kept, again = sizes[: len(work.counts)], self._again(work, way, share)
         if is_whole:
             pairs = zip(kept, sizes[len(kept) :], strict=True)

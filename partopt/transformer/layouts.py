@@ -203,14 +203,15 @@ class _Able:
 
         If `fewer`, of what is made again whole as few blocks as fit. With the ways that may fit.
         """
-        columns = self._columns.take(self._columns.seconds(work, _NEVER) < below)
+        least = work.having(structs.replace(work.practice, offload=""), work.engine, work.format)
+        columns = self._columns.take(self._columns.seconds(least, _NEVER) < below)
         by_way = np.full((len(self._ways), len(columns.rows)), math.inf)
         for way, found in zip(self._ways, by_way, strict=True):
             parts = _SHARES if fewer and way.recompute == "always" else 1
             for part in reversed(range(parts)):
                 fits = self._needed(columns, way, (part + 1) / parts) <= self._most
                 some = columns.take(fits)
-                found[fits] = some.seconds(work, way, part / parts if fewer else 1.0)
+                found[fits] = some.seconds(work, way, part / parts if parts > 1 else 1.0)
         bounds = by_way.min(axis=0, initial=math.inf)
         for row in np.argsort(bounds, kind="stable"):
             if bounds[row] < below:
