@@ -234,9 +234,9 @@ def _layout(
 ) -> None:
     """Read LAYOUT, a pipeline as the trainer has it, as a plan, and put it beside a better one.
 
-    Of a transformer the script or configuration alone will do: megatron, megatron-bridge,
-    torchtitan and deepspeed say its shape and the whole layout. Of a program with several
-    configurations name one: FILE:FUNCTION.
+    Of a transformer the script or configuration alone will do: megatron, megatron-bridge, ms-swift,
+    verl, slime, torchtitan and deepspeed say its shape and the whole layout. Of a program with
+    several configurations name one: FILE:FUNCTION.
 
     Then -o with the ending of LAYOUT, as -o better.sh, writes LAYOUT as the best plan changes it.
 
@@ -248,6 +248,7 @@ def _layout(
     \b
     Example:
       partopt import megatron train.sh --topology dgx-h100 --servers 4
+      partopt import verl run.sh --topology dgx-h100 --set tokens_per_sample=900
       partopt import megatron 'Et*4|t*3|t*3|t*2L' --profile gpt.json --topology v100-pcie
         --global-batch 512 -o plan.json
       partopt import torchtitan config.py --profile gpt.json --topology dgx-h100 --global-batch 512
