@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from partopt.configurations.marks import marks_of, strip_marks
+from partopt.configurations.marks import is_unset, marks_of, strip_marks
 from partopt.configurations.settings import Settings
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import ADAPTED
@@ -54,6 +54,8 @@ _OF_LAYOUTS = {
     *("sequence_parallel", "tp_comm_overlap", "cross_entropy_loss_fusion", "grad_reduce_in_bf16"),
     *("use_precision_aware_optimizer", *OFFLOAD),
 }
+# arrays, and variables on a line of their own
+_PASSED = re.compile(r"(?m)^[^#\n]*\$\{(\w+)\[[@*]\]\}|^\s*\"?\$\{?(\w+)\}?\"?\s*\\?$")
 _BY_MEGATRON = re.compile(r"(?m)^[^#\n]*(ppo_megatron_trainer|(model_engine|strategy)=megatron)")
 
 
@@ -73,17 +75,18 @@ class _Words:
         self.per_rank = ""  # what says the tokens of a microbatch on a rank
         self.given = settings.number("seq_length")  # before what the script says
 
-    def check_arrays(self) -> None:
-        """Refuse arrays whose words are passed, and depend on something that is not known."""
+    def check_passed(self) -> None:
+        """Refuse variables of several words that are passed, and depend on what is not known."""
         known = {name: str(value) for name, value in self.settings.values.items()}
-        passed = re.findall(r"(?m)^[^#\n]*\$\{(\w+)\[[@*]\]\}", self.settings.text)
+        passed = [name for names in _PASSED.findall(self.settings.text) for name in names if name]
         values = {known.get(name, ""): name for name in reversed(passed)}
         for value, name in values.items():
-            if marks_of(value) and not strip_marks(value).strip():
+            if marks_of(value) and not is_unset(value) and not strip_marks(value).strip():
                 cause = next(other for other, said in known.items() if said == value)
-                if cause == name:  # of a file that is not read, which a note says
-                    continue
-                what = f"what {name} has depends on {cause}, which the text does not say"
+                if cause == name and any(file.endswith(".sh") for file in self.settings.unread):
+                    continue  # which a note says
+                unknown = f"{cause}, which" if cause != name else "a condition that"
+                what = f"what {name} has depends on {unknown} the text does not say"
                 hint = f"give it: `arguments={cause}=VALUE`"
                 self.settings.refuse(what, hint, "unknown-variable", path=cause)
 
@@ -159,9 +162,8 @@ class _Words:
         self.values["global_batch_size"] = counted
         if mean:
             size = f"{samples:,} samples of {mean:,} tokens"
-            settings.notes.append(
-                f"{size} are counted as {counted:,} full microbatches of {tokens:,}"
-            )
+            what = f"{size} are counted as {counted:,} full microbatches of {tokens:,}"
+            settings.notes.append(f"{what}, over the whole of which attention is counted")
 
     def count_longest(self, samples: int, longest: int) -> None:
         """Count every sample as the longest, as those that are padded are."""
@@ -213,6 +215,8 @@ def _translate_swift(words: _Words) -> None:
     more = words.number("max_completion_length", 512) if way in _GENERATING else 0
     if settings.has("packing") or not longest:
         words.take("seq_length", "max_length")
+        if settings.has("packing"):
+            settings.note("packing", "attention is counted over the whole of what is packed")
         words.values |= {"global_batch_size": samples, "seq_length": words.given or longest or None}
     else:
         words.count_longest(samples, longest + more)
@@ -345,7 +349,7 @@ def _dialect(name: str, title: str, tried: str, translate: Callable[[_Words], No
     def read(settings: Settings, asked: Asked) -> Stated:
         words = _Words(settings, asked.devices)
         if not asked.layers:
-            words.check_arrays()
+            words.check_passed()
             translate(words)
         return read_arguments(settings.translate(words.values, words.written), asked, name)
 

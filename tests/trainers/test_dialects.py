@@ -182,6 +182,7 @@ def test_microbatches_of_tokens_ask_how_long_samples_are():
         job, notes = read("verl", VERL, DYNAMIC=True, tokens_per_sample=mean)
         assert (job.global_batch, job.sequence, job.layout.microbatch) == (count, 8192, 1)
         assert any(f"counted as {count} full microbatches of 8,192" in note for note in notes)
+    assert any("over the whole of what is packed" in note for note in read("ms-swift", SWIFT)[1])
     # ranks of a context parallel group take their part each
     cp = VERL.replace("pipeline_model_parallel_size", "context_parallel_size")
     job, _ = read("verl", cp, DYNAMIC=True, tokens_per_sample="max")
@@ -214,6 +215,10 @@ def test_what_depends_on_an_unknown_branch_is_asked_for():
     error = refused("verl", text)
     assert error.message.startswith("what ACTOR has depends on KIND")
     assert read("verl", text, KIND="y") == read("verl", VERL)
+    more = "actor_rollout_ref.actor.megatron.context_parallel_size={}"
+    lines = f'if $(detect); then MORE="{more.format(2)}"; else MORE="{more.format(4)}"; fi\n'
+    asked = refused("verl", VERL.replace("python3", f"{lines}python3").replace('"$@"', "\\\n$MORE"))
+    assert "MORE" in asked.message
 
 
 def test_other_devices_than_the_script_has_are_noted():
