@@ -370,7 +370,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     it; with `offload_overlap` beside the copies of gradients and parameters. What `offload` modules
     save, joined by +, is there until the backward.
     Where `adapters` have a rank they alone are trained, beside the `adapted` products, joined by +
-    (LoRA: Hu et al., 2021); with `adapter_dropout` some of their input is dropped.
+    (LoRA: Hu et al., 2021); with `adapter_dropout` some of their input is dropped. A sample is
+    packed of `documents` of so many tokens, which attend within themselves; 0 where it is one.
     `keeps_outputs`: a stage keeps its output. `buffer_bytes` are what the trainer holds beside.
     """
 
@@ -410,6 +411,7 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     adapters: Index = 0
     adapted: _Adapted = "+".join(ADAPTED)
     adapter_dropout: bool = False
+    documents: Index = 0
     optimizer_offload: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0
     offload_overlap: bool = False
     offload: Annotated[str, msgspec.Meta(pattern=rf"^({_OFFLOADED}(\+{_OFFLOADED})*)?$")] = ""

@@ -512,6 +512,7 @@ MEGATRON = Trainer(
         "fp8-parameters": {"no": {"fp8_parameters": False}, "yes": {"fp8_parameters": True}},
         "muon": {"no": {"muon": False}, "yes": {"muon": True}},
         "fsdp": {"no": {"fsdp": False}, "yes": {"fsdp": True}},
+        "documents": {"no": {"documents": 0}},
         "optimizer-offload": {share: {"optimizer_offload": float(share)} for share in _SHARES},
         "offload-overlap": {"no": {"offload_overlap": False}, "yes": {"offload_overlap": True}},
         "offload": {name: {"offload": modules} for name, modules in _OFFLOADS.items()},

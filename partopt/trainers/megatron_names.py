@@ -99,6 +99,7 @@ _NOT_COUNTED = {
     "every rank is counted to keep what it recomputes from": "distribute_saved_activations "
     "partition_activations",
     "all replicas are counted to share one state": "num_distributed_optimizer_instances",
+    "without `--with documents=` a sample is counted as one": "packed_sequence_size",
     "formats of MS-AMP are not counted": "msamp",
     "convolutions beside attention are not counted": "use_lf_gate",  # of Yuan 2
     "sequence parallelism of DeepSpeed is not counted": "ds_sequence_parallel_size",

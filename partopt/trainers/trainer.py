@@ -29,7 +29,12 @@ PARTS: Final = "parts"  # with a block, the final norm or the head; embedding an
 HEADS: Final = "heads"  # with a block or the head, of which the final norm is a part
 BLOCKS: Final = "blocks"  # with a block, so that no stage is without one
 
-_BLOCKS = r"[0-9]{1,4}m?(-[0-9]{1,4}m?){1,999}"  # of every stage, m of further tokens
+# what of a practice may have other values than are listed: their pattern, a type, an example
+_OPEN: dict[str, tuple[str, type[str] | type[int], str]] = {
+    # blocks of every stage, m of further tokens
+    "ends": (r"[0-9]{1,4}m?(-[0-9]{1,4}m?){1,999}", str, "17-20-22-21"),
+    "documents": (r"[1-9][0-9]{0,6}", int, "256"),
+}
 # what of a practice may be several of some names, joined by +
 _LISTED = {"offload": ("offload", OFFLOADED), "lora-targets": ("adapted", ADAPTED)}
 
@@ -222,16 +227,17 @@ class Trainer:
                 raise unknown(what, name, known, code="unknown-fact")
             if choice is None:
                 rest[name] = value
-            elif name == "ends" and re.fullmatch(_BLOCKS, str(value)):
-                practice = replace(practice, ends=str(value))
+            elif dashed in _OPEN and re.fullmatch(_OPEN[dashed][0], str(value)):
+                practice = replace(practice, **{dashed: _OPEN[dashed][1](str(value))})
             elif dashed in _LISTED and {*str(value).split("+")} <= {*_LISTED[dashed][1]}:
                 field, listed = _LISTED[dashed]
                 names = [one for one in listed if one in str(value).split("+")]
                 practice = replace(practice, **{field: "+".join(names)})
             elif str(value) not in choice:
                 names = [*choice]  # of numbers none is meant that is spelled alike
-                steps = f"from {names[0]} to {names[-1]}, as {names[1]}"
-                hint = steps if names[0].isdecimal() else did_you_mean(str(value), choice)
+                hint = did_you_mean(str(value), [*names, *_OPEN.get(dashed, ("", str))[2:]])
+                if names[0].isdecimal():
+                    hint = f"from {names[0]} to {names[-1]}, as {names[1]}"
                 raise invalid(dashed, value, f"unknown {dashed}", hint)
             else:
                 practice = replace(practice, **choice[str(value)])

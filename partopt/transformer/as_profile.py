@@ -186,7 +186,8 @@ def _layers(work: Training, degrees: Degrees, layout: Layout) -> list[_Layer]:
     frozen = end - round(2 * work.trained_ends / t)
     # model operations as trainers count them: of one rank, a third of them forward
     headed = 2 * model.end_parameters * work.sequence * shape.b / group
-    inside = model_flops(model, work.sequence) * shape.b / 3 / group - (1 + model.further) * headed
+    whole = model_flops(model, work.sequence, work.document) * shape.b / 3 / group
+    inside = whole - (1 + model.further) * headed
     inside /= model.blocks + model.further
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
     embedding_s = first.embedding_s / 2

@@ -273,6 +273,11 @@ class Training:
         narrow = self.practice.fp8_parameters and self.format == "fp8" and not self.adapters
         return 1 if narrow else 2
 
+    @property
+    def document(self) -> int:
+        """Tokens that attend to none but themselves: a sample, or one of its documents."""
+        return min(self.sequence, self.practice.documents or self.sequence)
+
     def tokens(self, shape: Shape) -> float:
         """T."""
         return shape.b * self.sequence / shape.c
@@ -597,17 +602,20 @@ class Training:
     def _attention_s(self, shape: Shape, kind: Kind) -> Seconds:
         """Half of the scores where a kernel skips what is masked; else all, with a softmax.
 
+        A kernel skips those between documents, too.
+
         A row of a window sees as many keys as one of a sequence of twice its width does in the
         mean.
         """
         model, rates, scores, s = self.model, self.rates, self.practice.scores, self.sequence
         if scores is None:
-            widths = model.q + model.values
-            flops = 2 * shape.b * operations.scores(model, s, kind) * widths / (shape.t * shape.c)
+            widths, s = model.q + model.values, self.document
+            samples = shape.b * self.sequence / s / (shape.t * shape.c)
+            flops = 2 * samples * operations.scores(model, s, kind) * widths
             seen = min(s, 2 * model.window) if kind.windowed else s
             latent = model.latent is not None
             kernel_s = rates.attention_s(self.practice.attention, flops, seen / shape.c, latent)
-            pairs = shape.b * model.heads * s * s / (shape.t * shape.c) * model.sinks
+            pairs = samples * model.heads * s * s * model.sinks
             return _sum([kernel_s, Seconds(*(rates.passes_s(n * pairs) for n in SINKS))])
         heads, d, rows = shape.b * model.heads / shape.t, model.head_size, s / shape.c
         both_s = rates.product_s(rows, s, d, self.wide) + rates.product_s(rows, d, s, self.wide)

@@ -17,13 +17,14 @@ def active_parameters(model: Transformer) -> int:
     return sum(inside) + model.end_parameters
 
 
-def model_flops(model: Transformer, sequence: int) -> float:
+def model_flops(model: Transformer, sequence: int, document: int = 0) -> float:
     """Operations on a sample, forward and backward, no recomputation.
 
     6 a parameter and token, and attention over what a causal mask leaves, as Megatron-LM reports it
-    (training/training.py, num_floating_point_operations).
+    (training/training.py, num_floating_point_operations). Tokens attend within a `document`,
+    by default the sample.
     """
-    seen = sequence**2 / 2 if model.causal else sequence**2
+    seen = sequence * (document or sequence) / (2 if model.causal else 1)
     attention = 6 * seen * (model.q + model.values) * (model.blocks + model.further)
     last = model.kinds()[-1]  # of this kind are blocks of further tokens, with a head
     further = model.dense_parameters(last) + model.joining_parameters + model.end_parameters

@@ -528,6 +528,12 @@ def test_adapters_are_facts(said, facts):
     assert {name: value for name, value in asked.facts.items() if "lora" in name} == facts
 
 
+def test_a_packed_sample_is_said_to_be_counted_as_one():
+    text = RECIPE.replace("trainer=trainer(),", "trainer=trainer(), packed_sequence_size=4096,")
+    _, notes = bridge(text, "recipe")
+    assert "packed_sequence_size: without `--with documents=` a sample is counted as one" in notes
+
+
 @pytest.mark.parametrize(
     ("said", "what"),
     [
