@@ -29,7 +29,13 @@ from partopt.job import Job
 from partopt.search.layout_plans import simulate_layout
 from partopt.trainers import TRAINERS
 from partopt.trainers.megatron import FUSED, PLAIN
-from partopt.trainers.torchtitan import COMPILED, COMPILED_LOSS, EAGER, EAGER_LOSS
+from partopt.trainers.torchtitan import (
+    CHUNKED_LOSS,
+    COMPILED,
+    COMPILED_LOSS,
+    EAGER,
+    EAGER_LOSS,
+)
 from partopt.transformer.block import Training
 from partopt.transformer.iteration import Estimate, estimate
 from partopt.transformer.rates import HOP_S, Port, Rates, clock
@@ -143,8 +149,10 @@ READ = {
 READ |= {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "trainer", "gpus"}
 READ |= {"global_batch"}
 IGNORED = {"split", "tokens_gpu_s", "model_tflops", "memory_kind", "release", "facts", "source"}
-# of recipes and of models, what no column says: MLPerf's and Bridge's have fp8_param_gather
+# of recipes and of models, what no column says: MLPerf's and Bridge's have fp8_param_gather, and
+# a training of experts in torchtitan takes its loss in parts
 FP8_PARAMETERS = {"mlperf-405b", "blackwell"}
+IN_PARTS = {"titan-issue"}
 GROUPS = {"deepseek-v3": (8, 4)}
 
 
@@ -157,6 +165,7 @@ def practice_of(row: Mapping[str, str]) -> Practice:
     loss = LOSSES[row["loss"]]
     if own is SCALING or (own is FOUNDRY and row["loss"] == "fused"):
         loss = own.loss
+    loss = CHUNKED_LOSS if row["table"] in IN_PARTS else loss
     changes: dict[str, object] = {}
     if trainer == "torchtitan":
         changes |= COMPILED if row["compile"] == "yes" else EAGER

@@ -270,7 +270,7 @@ def _is_shipped(model: Transformer) -> bool:
 def _compiled(about: Modelled) -> list[str]:
     """The lines that say what is compiled."""
     practice, asynchronous = about.practice, about.practice.tp_overlap == "async"
-    loss = practice.loss == COMPILED_LOSS
+    loss = practice.loss != EAGER_LOSS
     if practice.compiled and not loss:
         components = ["model"]
     else:
@@ -549,6 +549,7 @@ def _check(stages: Sequence[Sequence[Part]], there: Sequence[Part]) -> None:
 
 # the cast to float32, its largest, sums, probabilities, gradient, casts back
 EAGER_LOSS, COMPILED_LOSS = Loss(passes=40, held=12), Loss(passes=20, held=4)
+CHUNKED_LOSS = Loss(passes=20, held=4 / 8)  # head and loss of eight parts of the tokens in turn
 # a kernel an operation: a norm, rotary in complex float32, silu and product
 EAGER: dict[str, Any] = {
     "passes": Passes(
@@ -660,7 +661,11 @@ TORCHTITAN = Trainer(
         "attention": {name: {"attention": name} for name in ("cudnn", "torch")},
         "cpu-offload": {"no": {"host_shards": False}, "yes": {"host_shards": True}},
         "async-tp": {"no": {"tp_overlap": "none"}, "yes": {"tp_overlap": "async"}},
-        "loss": {"eager": {"loss": EAGER_LOSS}, "compiled": {"loss": COMPILED_LOSS}},
+        "loss": {
+            "eager": {"loss": EAGER_LOSS},
+            "compiled": {"loss": COMPILED_LOSS},
+            "chunked": {"loss": CHUNKED_LOSS},
+        },
     },
     levers=(
         Lever((("compile", "yes"),), "--compile.enable", verified=True),

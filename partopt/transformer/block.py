@@ -498,7 +498,7 @@ class Training:
             return forward_s - scale.forward * last_s - exchanged.forward * scatter_s
         if shape.recompute == "selective" and shape.modules:
             return sum(self._module_s(name, shape, kind, attention_s) for name in shape.modules)
-        if shape.recompute == "selective" and practice.selective == "operations":
+        if self._makes_operations(shape):
             made_s = self._remade_s(shape, kind)
             return scale.forward * made_s + exchanged.forward * self._regathered_s(shape, kind)
         return attention_s if shape.recompute == "selective" and practice.scores else 0.0
@@ -705,14 +705,24 @@ class Training:
         """Halves whose inputs a tensor parallel group gathers: attention, and a feed-forward."""
         return 2 if self.model.width(kind) else 1
 
+    def _makes_operations(self, shape: Shape) -> bool:
+        """Whether operations of a block are made again, and none of its modules."""
+        selective = shape.recompute == "selective" and not shape.modules
+        return selective and self.practice.selective == "operations"
+
     def _remade_s(self, shape: Shape, kind: Kind) -> float:
-        """What is made again where some operations are: products, all passes but the last."""
+        """What is made again where some operations are: products, all passes but the last.
+
+        All of the experts: no policy names grouped products, nor their passes.
+        """
         products = self.products(shape, kind)
         products_s = sum(
             self._linear_s(shape, product).forward * product.again for product in products
         )
         last = self.practice.passes.residuals[0] / 2
         last_s = self.rates.passes_s(self.tokens(shape) * self.model.hidden * last)
+        if kind.experts:
+            products_s += self.experts(shape).work_s(self._conversion).forward
         return products_s + self._passes_s(shape, kind).forward - last_s / self.share(shape)
 
     def _regathered_s(self, shape: Shape, kind: Kind) -> float:
@@ -799,7 +809,9 @@ class Training:
         if self.adapters:
             dense = not kind.experts
             size -= T * self.adapters.unkept_bytes(model, less, width, dense, t, share)
-        if kind.experts:
+        if kind.experts and self._makes_operations(shape):
+            size += self.experts(shape).exchanged_bytes
+        elif kind.experts:
             wide = kept.gated if model.gated else kept.plain
             size += self.experts(shape).kept_bytes(less, wide, modules)
         return size - (moved_bytes(self, shape, kind)[0] if shape.offload else 0.0)

@@ -210,6 +210,11 @@ class Experts:
         return size + 8 * self.tokens * self.model.experts
 
     @property
+    def exchanged_bytes(self) -> float:
+        """What the exchanges of a microbatch bring, where that alone is kept of it."""
+        return 4 * self.held_rows * self.model.hidden * (self.e * self.etp > 1)
+
+    @property
     def launches(self) -> float:
         """Operations of the forward that the host starts beside the router's."""
         launches = self.practice.launches

@@ -632,10 +632,7 @@ def _memory(
 def working_bytes(work: Training, shape: Shape, made_again: float) -> float:
     """Bytes while a block that holds whole parameters works, and has `made_again` so many."""
     model, T = work.model, work.tokens(shape)
-    size = 4 * T * model.hidden + made_again
-    if model.experts:
-        rows = T / work.share(shape) * model.experts_per_token * MORE_ROWS
-        size += rows * (4 * model.hidden + 6 * model.expert_ffn)
+    size = 4 * T * model.hidden + made_again + _row_bytes(work, shape)
     if work.practice.scores:
         size += work.practice.scores.work * model.heads * work.sequence * T / shape.t
     return size
@@ -813,5 +810,5 @@ def _fsdp_bytes(
         "activations": _kept_bytes(work, degrees, stage)[0] * _in_flight(degrees, d),
         "buffers": m * received * work.message_bytes(shape),
         "logits": practice.loss.held * T * model.vocabulary / t * (stage.last + stage.further),
-        "at work": T * (12 * h + (12 * width + 8 * model.q) / t),
+        "at work": T * (12 * h + (12 * width + 8 * model.q) / t) + _row_bytes(work, shape),
     }

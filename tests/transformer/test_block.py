@@ -494,6 +494,22 @@ def test_operations_are_made_again_every_second_product():
     assert block.saved_bytes == T * (2 * H + 4 * LLAMA.q + 2 * LLAMA.kv + 2 * LLAMA.ffn)
 
 
+def test_experts_are_made_again_where_operations_are_and_exchanges_are_kept():
+    half = Kept(hidden=2, keys=2, gated=2, rotary=0)
+    work = training(EXPERTS, kept_selective=half, selective="operations")
+    made, full = (work.block(Shape(recompute=own)) for own in ("selective", "always"))
+    experts = made.parts["experts"].forward
+    assert experts < made.again_s < full.again_s
+    attention = T * (2 * H + 4 * EXPERTS.q + 2 * EXPERTS.kv)
+    assert made.saved_bytes == attention
+    # two rows of a token come to an expert of another rank and go back, in 16 bits
+    over_ranks = work.block(Shape(e=4, recompute="selective"))
+    assert over_ranks.saved_bytes == attention + T * 2 * 2 * 2 * H
+    assert over_ranks.again_s - over_ranks.parts["experts"].forward == pytest.approx(
+        made.again_s - experts
+    )
+
+
 def test_bytes_that_a_block_keeps_are_those_of_korthikanti():
     """34 s b h, of which sequence parallelism cuts all; 2 s b h where all is made again."""
     for t in (1, 4):
