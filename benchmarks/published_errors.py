@@ -73,9 +73,10 @@ def recorded_errors() -> Iterator[dict[str, str]]:
     """Errors of runs that went through, of files that no constant was fitted to."""
     for path in (*NEW.values(), SINKS):
         for found in read(path):
-            if found.ran and found.error is not None:
-                source = found.row["table"]
-                yield {"kind": kind(found), "source": source, "error": f"{found.error:.4f}"}
+            errors = {"seconds": found.error if found.ran else None, "bytes": bytes_error(found)}
+            if found.estimate and any(error is not None for error in errors.values()):
+                known = {of: "" if e is None else f"{e:.4f}" for of, e in errors.items()}
+                yield {"kind": kind(found), "source": found.row["table"], **known}
 
 
 def write(path: Path, rows: Sequence[Mapping[str, str]]) -> None:

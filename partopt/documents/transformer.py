@@ -502,7 +502,7 @@ class Challenger(documents.StrictStruct, frozen=True, kw_only=True):
     """A layout that is worth a try: it may be faster, or needs more than is planned with.
 
     `iteration_s` and `memory_bytes` are by the closed form, `saved` is of the fastest that fits;
-    `fits_chance` is how often tries with such needs went through.
+    `fits_chance` is how many published runs it would fit, if it is off as they are.
     """
 
     layout: Layout

@@ -258,8 +258,8 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     needed, room = needed_bytes(plan), room_bytes(plan)
     on = f"{format_bytes(needed)} on each device of {stages_text(plan.fullest_stages)}"
     chance = plan.transformer.fits_chance if plan.transformer else UNSET
-    tries = "" if chance is UNSET else f"; fits in {chance:.0%} of tries"
-    yield on + against_limit(needed, room) + tries
+    likely = "" if chance is UNSET else f"; {chance:.0%} likely to fit"
+    yield on + against_limit(needed, room) + likely
     parts = device_parts([plan.stages[s] for s in plan.fullest_stages])
     parts |= {
         "free": 0 if limit is None else max(0, limit - peak),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist, median
@@ -23,11 +22,6 @@ KINDS = {
     "usual": "dense, on an H100 or later by Megatron's kernels, up to 8,192 tokens",
 }
 _ERRORS = Path(__file__).with_name("errors.csv")
-
-# needed bytes over usable ones, and how many of the published tries with as much went through, in
-# steps of 0.05 of which these are the middles: 78 tries of Hagemann et al., bloom and torchtitan
-# (benchmarks/published_trainers.py counts them)
-_TRIES = ((0.775, 1.0), (0.825, 0.93), (0.925, 0.85), (0.975, 0.75), (1.025, 0.24), (1.075, 0.0))
 
 _TOKENS = 8192  # of the longest samples of most runs
 
@@ -52,7 +46,7 @@ def errors_like(kind: str) -> RunErrors:
     `twentieth` is the error that one of twenty further runs is over, if these are as likely as
     those known: the next larger one of a ranked (n + 1)-th part (Vovk et al., 2005, conformal).
     """
-    known = _known_errors()[kind]
+    known = sorted(map(abs, known_errors("seconds", kind)))
     place = min(len(known), math.ceil(0.95 * (len(known) + 1)))
     return RunErrors(
         like=KINDS[kind], runs=len(known), half=median(known), twentieth=known[place - 1]
@@ -60,22 +54,20 @@ def errors_like(kind: str) -> RunErrors:
 
 
 @functools.cache
-def _known_errors() -> dict[str, Sequence[float]]:
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+def known_errors(of: str, kind: str = "") -> Sequence[float]:
+    """Relative errors of computed `seconds` or `bytes`, of runs of a kind, by default of all."""
     with _ERRORS.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            found[row["kind"]].append(abs(float(row["error"])))
-    return {kind: sorted(errors) for kind, errors in found.items()}
+        rows = [row for row in csv.DictReader(file) if row["kind"] == kind or not kind]
+    return [float(row[of]) for row in rows if row[of]]
 
 
 def fits_chance(needed_bytes: float, memory_bytes: float) -> float:
-    """How likely so many bytes fit a device with so many in its name; interpolated."""
-    share = needed_bytes / (USABLE * memory_bytes)
-    place = bisect_right(_TRIES, share, key=lambda known: known[0])
-    if place in (0, len(_TRIES)):
-        return _TRIES[min(place, len(_TRIES) - 1)][1]
-    (low, before), (high, behind) = _TRIES[place - 1 : place + 1]
-    return before + (behind - before) * (share - low) / (high - low)
+    """How likely a need that is computed fits a device with so many bytes in its name.
+
+    That is how many of the runs whose bytes are published it would fit, if it is off as theirs.
+    """
+    errors, usable = known_errors("bytes"), USABLE * memory_bytes
+    return sum(needed_bytes <= usable * (1 + error) for error in errors) / len(errors)
 
 
 def expected_gain(saved: float, chance: float) -> float:

@@ -374,7 +374,7 @@ def test_of_layouts_as_fast_the_simplest_is_planned_and_the_fastest_beside_it(ca
             assert layout_complexity(plan.layout) <= layout_complexity(row.layout)
     words = " ".join(render(plan).split())
     assert ("the simplest is planned" in words) == (fastest_s < seconds_of(plan))
-    assert "of tries" in words
+    assert "likely to fit" in words
 
 
 def test_layouts_are_simple_in_the_order_of_what_they_ask_of_people():

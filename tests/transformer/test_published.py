@@ -14,7 +14,8 @@ from benchmarks import published_errors, published_rows
 from benchmarks import published_trainers as published
 from benchmarks.published_rows import USUAL, simulated_of
 from partopt.errors import PartoptError
-from partopt.transformer.chances import KINDS, errors_like
+from partopt.transformer.chances import KINDS, errors_like, fits_chance, known_errors
+from partopt.transformer.rates import USABLE
 from tests.docs.documents import read, rows, section
 from tests.helpers import ROOT
 
@@ -170,13 +171,32 @@ def test_pages_and_documents_say_the_same_of_errors():
 @pytest.mark.parametrize("name", KINDS)
 def test_of_runs_like_a_plan_half_and_nearly_all_are_within_what_is_said(name):
     with published_errors.ERRORS.open(newline="") as file:
-        known = [abs(float(r["error"])) for r in csv.DictReader(file) if r["kind"] == name]
+        rows = [row for row in csv.DictReader(file) if row["kind"] == name]
+    known = [abs(float(row["seconds"])) for row in rows if row["seconds"]]
     said = errors_like(name)
     assert said.runs == len(known) > 0
     assert 0.5 <= sum(error <= said.half for error in known) / len(known) < 0.6
     # of one more run with as many as there are, the place among all is any one of n + 1
     beyond = 1 + sum(error > said.twentieth for error in known)
     assert beyond <= max(1, 0.05 * (len(known) + 1))
+
+
+@needs_runs
+def test_chances_to_fit_are_those_of_tries_that_they_do_not_rest_on(found):
+    tried = [one for one in found if one.row["table"] in ("hagemann", "bloom", "torchtitan")]
+    for low, high, most in ((0, 0.01, 0.01), (0.05, 0.5, 0.1), (0.9, 1, 0.1), (1, 1.01, 0.01)):
+        said = [one for one in tried if low <= one.chance < high]
+        ran = statistics.mean(one.ran for one in said)
+        assert len(said) > 20
+        assert ran == pytest.approx(statistics.mean(one.chance for one in said), abs=most)
+
+
+@pytest.mark.parametrize("need", [0.8, 0.95, 1.0, 1.1])
+def test_a_chance_is_how_many_runs_would_fit_that_are_off_as_those_known(need):
+    true = [need / (1 + error) for error in known_errors("bytes")]
+    assert len(true) >= 40
+    fitting = sum(size <= 1 for size in true) / len(true)
+    assert fits_chance(need * USABLE * 80e9, 80e9) == pytest.approx(fitting)
 
 
 def test_predictions_are_those_that_were_recorded(request):
