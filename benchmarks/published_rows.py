@@ -29,6 +29,7 @@ from partopt.job import Job
 from partopt.search.layout_plans import simulate_layout
 from partopt.trainers import TRAINERS
 from partopt.trainers.megatron import FUSED, PLAIN
+from partopt.trainers.megatron_model import SCORES as UNFUSED
 from partopt.trainers.torchtitan import (
     CHUNKED_LOSS,
     COMPILED,
@@ -46,7 +47,7 @@ from partopt.transformer.rates import HOP_S, Port, Rates, clock
 LINK, PORT = 0.80, 0.82
 LINKS = {"B200": 0.673}
 ENOUGH = 10**15  # bytes of a device, where only seconds are asked for
-DEVICES = {"A100": "a100", "H100": "h100", "B200": "gb200"}  # whose attention kernels they have
+DEVICES = {"V100": "v100", "A100": "a100", "H100": "h100", "B200": "gb200"}  # and their kernels
 # whose products are as their files say: columns have a GB200's at another power limit
 KNOWN = {"GB200": "gb200", "GB300": "gb300", "B200": "b200", "B300": "b300"}
 DISPATCHES = {"deepep-fp8": "deepep"}
@@ -55,7 +56,7 @@ GRAPHS = {"attn+router": "attention"}
 ROUTING = {"capacity 1.0": "capacity", "unknown": "balanced", "dropless": "real"}
 LOSSES = {"plain": PLAIN, "fused": FUSED, "eager": EAGER_LOSS, "compiled": COMPILED_LOSS}
 SCORES = {
-    "fused": Scores(forward=9, backward=11, kept=5),  # Megatron's kernel, with dropout
+    "fused": UNFUSED,  # Megatron's kernel, with dropout
     "masked": Scores(forward=5, backward=6, kept=2, work=4),  # Aleph Alpha's: a mask, no dropout
     "torch": Scores(forward=29, backward=33, kept=7, work=14),  # torch, in float32
 }

@@ -94,15 +94,21 @@ def run_with_facts(job: Job) -> tuple[Practice, Engine]:
 def usual_facts(job: Job) -> dict[str, str]:
     """What a plan says by itself, where its trainer can: unequal blocks are cut by their seconds.
 
-    Attention is a flash kernel where the device is known to have one, and graphs hold what the host
-    starts of experts' blocks, unless whole ones are made again. Where the layout asks for gradients
-    or parameters in shares they may be, without such graphs.
+    Attention is a flash kernel where the device is known to have one; where it lacks the trainer's,
+    another of the trainer's, or one that writes its scores. Graphs hold what the host starts of
+    experts' blocks, unless whole ones are made again. Where the layout asks for gradients or
+    parameters in shares they may be, without such graphs.
     """
     assert isinstance(job.model, Transformer)
-    choices, again = TRAINERS.lookup(job.trainer).choices, job.layout.recomputation
+    trainer, again = TRAINERS.lookup(job.trainer), job.layout.recomputation
+    choices, practice = trainer.choices, trainer.practice
     facts = {"ends": "free"} if job.model.is_unequal else {}
-    if "flash2" in rates_of(job.topology).attention:
+    if "flash2" in (kernels := rates_of(job.topology).attention):
         facts["attention"] = "flash"
+    elif practice and practice.scores is None and practice.attention not in kernels:
+        ways = choices.get("attention", {}).items()
+        able = [way for way, sets in ways if sets.get("attention") in kernels or "scores" in sets]
+        facts |= {"attention": able[0]} if able else {}
     if job.layout.shares_gradients or job.facts.get("fsdp") == "yes":
         facts["fsdp"] = "yes"
     elif job.model.experts and not again.is_whole and "moe" not in again.modules:

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from partopt.configurations.settings import Settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import Loss, Modelled, Practice, Scores
+from partopt.documents.transformer import Loss, Modelled, Practice
 from partopt.importers.hugging_face import like_shipped, read_transformer, write_config
 from partopt.trainers.megatron_arguments import read_training
+from partopt.trainers.megatron_model import SCORES
 from partopt.trainers.megatron_names import SYNONYMS
 from partopt.trainers.parts import Part
 from partopt.trainers.reading import check_stages, malformed, read_numbers
@@ -258,7 +259,7 @@ DEEPSPEED = Trainer(
     practice=Practice(
         loss=Loss(passes=52, held=6),
         attention="flash2",
-        scores=Scores(forward=9, backward=11, kept=5),
+        scores=SCORES,
         sequence_parallel=False,
         sums="autograd",
         keeps_outputs=True,
@@ -266,7 +267,7 @@ DEEPSPEED = Trainer(
     ),
     choices={
         "attention": {
-            "scores": {"scores": Scores(forward=9, backward=11, kept=5)},
+            "scores": {"scores": SCORES},
             "flash": {"scores": None},
         },
         "ends": {name: {"ends": name} for name in ("stage", "blocks")},

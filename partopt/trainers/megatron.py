@@ -36,6 +36,7 @@ from partopt.trainers.megatron_model import (
     MAIN_PARAMETERS,
     OFFLOAD,
     PLAIN,
+    SCORES,
     STATES,
     fsdp_arguments,
     model_arguments,
@@ -516,7 +517,10 @@ MEGATRON = Trainer(
         "optimizer-offload": {share: {"optimizer_offload": float(share)} for share in _SHARES},
         "offload-overlap": {"no": {"offload_overlap": False}, "yes": {"offload_overlap": True}},
         "offload": {name: {"offload": modules} for name, modules in _OFFLOADS.items()},
-        "attention": {name: {"attention": name} for name in ("cudnn", "cudnn-2025")},
+        "attention": {
+            **{name: {"attention": name} for name in ("cudnn", "cudnn-2025")},
+            "scores": {"scores": SCORES},
+        },
     },
     levers=(
         Lever(

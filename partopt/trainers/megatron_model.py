@@ -8,11 +8,21 @@ from typing import Any, Final
 
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
-from partopt.documents.transformer import Graphs, Latent, Loss, Modelled, Numerics, Transformer
+from partopt.documents.transformer import (
+    Graphs,
+    Latent,
+    Loss,
+    Modelled,
+    Numerics,
+    Scores,
+    Transformer,
+)
 from partopt.trainers.trainer import Expression
 
 PLAIN: Final = Loss(passes=52, held=6)
 FUSED: Final = Loss(passes=12, held=4)
+# attention by a product, a kernel of scale, mask and softmax, dropout, and another product
+SCORES: Final = Scores(forward=9, backward=11, kept=5)
 BUCKET_ITEM = 4  # bytes of a gradient in a bucket, whose size Megatron takes in parameters
 NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
 # what --use-rope-scaling says, beside a factor (core/models/common/embeddings)

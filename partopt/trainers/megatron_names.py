@@ -149,7 +149,7 @@ def note_arguments(settings: Settings) -> Iterator[str]:
     kernels = settings.find("attention_backend"), settings.find("transformer_impl")
     writes = kernels[0] in ("unfused", "local") or kernels[1] == "local"
     if writes and not settings.has("use_flash_attn"):
-        yield "attention is counted as a kernel that writes no scores"
+        yield "attention is counted to write no scores, but with `attention=scores`"
     if settings.find("position_embedding_type") == "alibi":
         yield f"{settings.show('position_embedding_type')}: alibi is counted as learned positions"
     gathered = settings.has("fp8_param_gather")

@@ -66,6 +66,8 @@ def _cp(asked: _Asked) -> Iterator[str]:
     if c > 1 and asked.work.sequence % (2 * c):
         s = asked.work.sequence
         yield f"{s} tokens, half a rank's at a time, are not a multiple of {2 * c}"
+    if c > 1 and asked.practice.scores:
+        yield "attention that writes its scores is of one rank's context"
 
 
 def _ep(asked: _Asked) -> Iterator[str]:

@@ -40,7 +40,7 @@ def test_every_fact_has_a_source(trainer):
 
 PRACTICED = [name for name, trainer in TRAINERS.items() if trainer.practice]
 # what Megatron's practice, which the defaults are, has no use for
-UNUSED = {"scores", "compiled", "kept_selective", "shard_copies", "shards", "keeps_outputs"}
+UNUSED = {"compiled", "kept_selective", "shard_copies", "shards", "keeps_outputs"}
 UNUSED |= {"host_shards"}
 ADAPTERS = {"adapters", "adapted", "adapter_dropout"}  # which Megatron Bridge adds
 

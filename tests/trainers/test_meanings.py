@@ -285,8 +285,8 @@ NOTES = rows("""
     --optimizer lion | --optimizer: its state is counted as Adam's
     --num-experts 8 | --moe-token-dispatcher-type: allgather is counted as alltoall
     --fp8-format hybrid --use-megatron-fsdp | gathered in the format of products
-    --transformer-impl local | attention is counted as a kernel that writes no scores
-    --attention-backend unfused | attention is counted as a kernel that writes no scores
+    --transformer-impl local | no scores, but with `attention=scores`
+    --attention-backend unfused | no scores, but with `attention=scores`
     --msamp | --msamp: formats of MS-AMP are not counted
     --use-lf-gate | --use-lf-gate: convolutions beside attention are not counted
     --position-embedding-type alibi | --position-embedding-type: alibi is counted as learned

@@ -150,6 +150,37 @@ needs_new = pytest.mark.skipif(
 )
 
 
+UNEXPLAINED = {
+    "YaFSDP, A100": lambda row: row["table"] == "yafsdp",
+    "Megatron-LLaMA, A100": lambda row: row["table"] == "megatron-llama",
+    "LLaMA 2 in NeMo, 16k tokens and more": lambda row: (
+        row["table"] == "nemo-long" and int(row["sequence"]) > 8192
+    ),
+    "torchao, 8 bits on H100": lambda row: row["table"] == "torchao" and row["bits"] == "8",
+    "torchtitan, tp 8": lambda row: row["table"] == "torchtitan-pr" and row["tp"] == "8",
+    "SimuMax, tp 8": lambda row: row["table"] == "simumax" and row["tp"] == "8",
+    "DLPerf, V100, tp over servers": lambda row: "V100" in row["run"] and row["tp"] == "16",
+    "DLPerf, V100, tp 2 to 8": lambda row: "V100" in row["run"] and row["tp"] in ("2", "4", "8"),
+    "Megatron's test in deterministic mode": lambda row: row["table"] == "megatron-ci",
+    "MLPerf's 8B, full graphs on Blackwell, tp 1": lambda row: (
+        row["table"] == "mlperf-8b" and row["tp"] == "1" and "H100" not in row["run"]
+    ),
+    "ms-swift, samples packed to 32k and counted whole": lambda row: row["table"] == "ms-swift",
+}
+
+
+@needs_new
+def test_what_is_not_explained_is_listed_with_its_size():
+    stated = {
+        row[0]: row[1:] for row in rows(section(read("accuracy.md"), "Transformers in closed form"))
+    }
+    every = published.read(published_errors.NEW["runs-more"])
+    for name, is_one in UNEXPLAINED.items():
+        errors = [one.error for one in every if one.ran and one.error and is_one(one.row)]
+        assert stated[name] == [str(len(errors)), f"{100 * statistics.mean(errors):+.0f} %"]
+    assert sum(one.estimate is None for one in every) == 2
+
+
 @needs_new
 def test_the_errors_that_pages_state_are_those_of_the_runs():
     with published_errors.ERRORS.open(newline="") as file:
