@@ -74,7 +74,8 @@ def rates_of(topology: Topology) -> Rates:
     found = shipped_file(device)
     if found is None:
         raise unknown(
-            f"{topology.name}: device.name: what {device} achieves in training is not known",
+            f"{topology.name}: device.name: what {device} achieves in training is not known: "
+            "no file in devices/ says it (docs/formats.md)",
             device,
             shipped_names("devices"),
             code="unknown-rates",

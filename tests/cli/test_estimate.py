@@ -246,7 +246,7 @@ def test_an_estimate_is_planned_on_no_other_device(
 
 
 def test_an_estimate_is_made_again_for_the_device_of_the_cluster(
-    partopt: Any, estimated_file: str, profile_file: Any
+    partopt: Any, estimated_file: str, profile_file: Any, tmp_path: Path
 ) -> None:
     made = Profile.load(estimated_file)
     model = replace(made.model, entry="net.py:build", arguments={"size": "two words"})
@@ -257,9 +257,12 @@ def test_an_estimate_is_made_again_for_the_device_of_the_cluster(
         "--dtype float32 --autocast bfloat16 --name chain "
         "-o chain.a100-estimated.float32.json"
     )
-    [hint] = partopt("plan", own, "--topology", "workstation-2").hints
+    cluster = tmp_path / "cluster.yaml"
+    text = (ROOT / "topologies/workstation-2.yaml").read_text()
+    cluster.write_text(text.replace("RTX-4090", "L40S"))
+    [hint] = partopt("plan", own, "--topology", cluster).hints
     assert "--estimate FILE " in hint
-    assert hint.endswith("; FILE says what a RTX-4090 does (docs/formats.md)")
+    assert hint.endswith("; FILE says what a L40S does (docs/formats.md)")
 
 
 @pytest.mark.slow

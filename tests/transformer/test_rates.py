@@ -1,8 +1,10 @@
 """Rates of shipped devices on shipped clusters, and the seconds of what runs on them."""
 
+import csv
 import dataclasses
 import itertools
 import math
+import statistics
 from collections import Counter
 
 import pytest
@@ -10,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from benchmarks.published_older import DATA
 from partopt.documents.device import shipped_file
 from partopt.documents.files import shipped_names
 from partopt.documents.topology import AllReduceRates, Topology
 from partopt.errors import PartoptError
 from partopt.importers.hugging_face import load_transformer
+from partopt.transformer.as_profile import rates_of
 from partopt.transformer.rates import (
     COLLECTIVE_S,
     HOP_S,
@@ -166,3 +170,47 @@ def test_overlap_hides_as_much_of_a_step_on_the_host_as_was_published():
     own = Rates.of(H100, Topology.load("dgx-h100", 1))
     apart_s, beside_s = (own.stepped_on_host_s(1e9, overlaps) for overlaps in (False, True))
     assert beside_s / apart_s == pytest.approx((3.9 - 1) / (4.2 - 1), abs=0.01)
+
+
+MEASURED = DATA / "b200-products.csv"
+needs_measured = pytest.mark.skipif(not MEASURED.exists(), reason="measured products are not here")
+
+
+def measured(kind):
+    """Shapes of what was measured on a B200, and what it reached of its 2,250 Tflop/s."""
+    with MEASURED.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == kind]
+    for row in rows:
+        shape = dict(pair.split("=") for pair in row["shape"].split(", "))
+        yield shape, 2.25e15 * float(row["share_of_2250_tflops"])
+
+
+@needs_measured
+def test_products_of_a_b200_take_as_long_as_was_measured():
+    rates, errors = rates_of(Topology.load("dgx-b200", 1)), []
+    for shape, achieved in measured("product"):
+        b, m, n, k = (int(shape[name]) for name in "bmnk")
+        adds, out = shape["accumulate"] == "True", 4 if shape["out_dtype"] == "fp32" else 2
+        found_s = b * rates.product_s(m, n, k, "bfloat16", out, out * adds)
+        if (operations := 2 * b * m * n * k) > 2e11:
+            errors.append(found_s / (operations / achieved) - 1)
+    assert len(errors) == 401
+    assert abs(statistics.mean(errors)) < 0.01
+    assert statistics.mean(map(abs, errors)) < 0.09
+
+
+@needs_measured
+@pytest.mark.parametrize(("kind", "way"), [("attention forward", 0), ("attention backward", 1)])
+def test_attention_on_a_b200_takes_as_long_as_was_measured(kind, way):
+    rates, errors = rates_of(Topology.load("dgx-b200", 1)), []
+    for shape, achieved in measured(kind):  # which counts the whole square
+        s, heads, queries, values = (
+            int(shape[name]) for name in ("seq_len", "head_num", "qk_head_dim", "v_head_dim")
+        )
+        if heads < 32 or queries != values:
+            continue
+        flops = heads * s**2 * (queries + values)
+        found_s = rates.attention_s("cudnn", flops, s)[way]
+        errors.append(found_s / ((1, 2.5)[way] * 2 * flops / achieved) - 1)
+    assert len(errors) >= 8
+    assert statistics.median(map(abs, errors)) < 0.2
