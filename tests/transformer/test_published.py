@@ -161,11 +161,11 @@ UNEXPLAINED = {
     "SimuMax, tp 8": lambda row: row["table"] == "simumax" and row["tp"] == "8",
     "DLPerf, V100, tp over servers": lambda row: "V100" in row["run"] and row["tp"] == "16",
     "DLPerf, V100, tp 2 to 8": lambda row: "V100" in row["run"] and row["tp"] in ("2", "4", "8"),
-    "Megatron's test in deterministic mode": lambda row: row["table"] == "megatron-ci",
-    "MLPerf's 8B, full graphs on Blackwell, tp 1": lambda row: (
+    "Megatron's test, deterministic": lambda row: row["table"] == "megatron-ci",
+    "MLPerf's 8B, Blackwell, tp 1": lambda row: (
         row["table"] == "mlperf-8b" and row["tp"] == "1" and "H100" not in row["run"]
     ),
-    "ms-swift, samples packed to 32k and counted whole": lambda row: row["table"] == "ms-swift",
+    "ms-swift, packed samples counted whole": lambda row: row["table"] == "ms-swift",
 }
 
 
