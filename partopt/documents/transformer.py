@@ -599,9 +599,9 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     Of `tried` layouts those `beside` it are the next that fit, and some that do not and would be
     faster; `left_out` is one that would be the fastest and is not believed. An iteration takes
     `by_count_s` with unequal blocks cut by count. A plan of the simplest layout says by which share
-    of its time at most others are faster, the `tie`; and how often tries with such needs went
-    through, as `fits_chance`. Switches that help have their `levers`, one by one; and all
-    `together`. A `challenger` is worth a try.
+    of its time at most others are faster, the `tie`; and how many published runs it would fit if
+    its memory is off as theirs, as `fits_chance`. Switches that help have their `levers`, one by
+    one; and all `together`. A `challenger` is worth a try.
     """
 
     model: Transformer

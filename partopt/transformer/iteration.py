@@ -638,6 +638,12 @@ def working_bytes(work: Training, shape: Shape, made_again: float) -> float:
     return size
 
 
+def _row_bytes(work: Training, shape: Shape) -> float:
+    """Of the rows of a block's experts while they are at work; none where there are no experts."""
+    model, rows = work.model, work.tokens(shape) / work.share(shape) * MORE_ROWS
+    return rows * model.experts_per_token * (4 * model.hidden + 6 * model.expert_ffn)
+
+
 def logits_bytes(work: Training, shape: Shape) -> float:
     """Bytes of the logits of a microbatch, as the loss holds them."""
     loss, t, numbers = work.practice.loss, shape.t, work.tokens(shape) * work.model.vocabulary
