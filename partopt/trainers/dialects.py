@@ -72,6 +72,7 @@ class _Words:
         self.written = dict[str, str]()
         self.rest = ""  # before arguments that it does not write as others
         self.on = ("",)  # arguments that are something where nothing is said
+        self.documents = 0  # mean tokens of what a microbatch is full of
         self.per_rank = ""  # what says the tokens of a microbatch on a rank
         self.given = settings.number("seq_length")  # before what the script says
 
@@ -160,10 +161,11 @@ class _Words:
         self.written["seq_length"] = per_rank
         self.values |= {"seq_length": tokens or None, "micro_batch_size": 1}
         self.values["global_batch_size"] = counted
+        self.documents = mean if mean < tokens else 0
         if mean:
             size = f"{samples:,} samples of {mean:,} tokens"
             what = f"{size} are counted as {counted:,} full microbatches of {tokens:,}"
-            settings.notes.append(f"{what}, over the whole of which attention is counted")
+            settings.notes.append(what)
 
     def count_longest(self, samples: int, longest: int) -> None:
         """Count every sample as the longest, as those that are padded are."""
@@ -215,8 +217,10 @@ def _translate_swift(words: _Words) -> None:
     more = words.number("max_completion_length", 512) if way in _GENERATING else 0
     if settings.has("packing") or not longest:
         words.take("seq_length", "max_length")
-        if settings.has("packing"):
-            settings.note("packing", "attention is counted over the whole of what is packed")
+        words.documents = words.number(_MEAN) if settings.has("packing") else 0
+        if settings.has("packing") and not words.documents:
+            what = "attention is counted over the whole of what is packed"
+            settings.note("packing", f"{what}: `arguments={_MEAN}=N` says how long samples are")
         words.values |= {"global_batch_size": samples, "seq_length": words.given or longest or None}
     else:
         words.count_longest(samples, longest + more)
@@ -288,6 +292,9 @@ def _translate_verl(words: _Words) -> None:
         words.take(path.rpartition(".")[2], path)
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
         words.written.setdefault(name, f"{of_ddp}{name}")
+    for end in ("first", "last"):  # as fields of Megatron's configuration have them
+        field = f"{words.rest}num_layers_in_{end}_pipeline_stage"
+        words.written[f"decoder_{end}_pipeline_num_layers"] = field
     for name in _ENGINE:
         on = name in ("sequence_parallel", "use_distributed_optimizer")
         words.take(name, f"{engine}{name}", on or None)
@@ -351,7 +358,9 @@ def _dialect(name: str, title: str, tried: str, translate: Callable[[_Words], No
         if not asked.layers:
             words.check_passed()
             translate(words)
-        return read_arguments(settings.translate(words.values, words.written), asked, name)
+        found = read_arguments(settings.translate(words.values, words.written), asked, name)
+        packed = {"documents": words.documents} if words.documents else {}
+        return dataclasses.replace(found, facts={**found.facts, **packed})
 
     def write(plan: Plan, settings: Settings) -> list[dict[str, object]]:
         assert MEGATRON.words

@@ -111,7 +111,7 @@ def test_a_training_is_read_as_it_is_in_the_words_of_megatron(name):
     same, _ = read_job("megatron", other, topology())
     if name == "slime":  # whose samples of 7,168 tokens fill up to 8,192
         assert job.global_batch == math.ceil(256 * 7168 / 8192 / 2) * 2 == 224
-        same = same.with_(global_batch=224)
+        same = same.with_(global_batch=224, facts={**same.facts, "documents": 7168})
     assert job.with_(trainer="megatron") == same
     assert (job.model.name, job.sequence, job.trainer) == (model, sequence, name)
 
@@ -182,7 +182,12 @@ def test_microbatches_of_tokens_ask_how_long_samples_are():
         job, notes = read("verl", VERL, DYNAMIC=True, tokens_per_sample=mean)
         assert (job.global_batch, job.sequence, job.layout.microbatch) == (count, 8192, 1)
         assert any(f"counted as {count} full microbatches of 8,192" in note for note in notes)
+        assert job.facts.get("documents") == (4096 if mean == "max" else mean)
     assert any("over the whole of what is packed" in note for note in read("ms-swift", SWIFT)[1])
+    packed, notes = read("ms-swift", SWIFT, tokens_per_sample=700)
+    assert packed == read("ms-swift", SWIFT)[0].with_(facts={**packed.facts})
+    assert packed.facts["documents"] == 700
+    assert not any("over the whole" in note for note in notes)
     # ranks of a context parallel group take their part each
     cp = VERL.replace("pipeline_model_parallel_size", "context_parallel_size")
     job, _ = read("verl", cp, DYNAMIC=True, tokens_per_sample="max")
@@ -261,11 +266,7 @@ def test_the_script_of_one_trainer_is_no_other_trainers(name):
     ("name", "changed"),
     [
         ("ms-swift", "--recompute_granularity none"),
-        (
-            "verl",
-            "++actor_rollout_ref.actor.megatron.override_transformer_config."
-            "pipeline_model_parallel_layout='Et*20|t*16L'",
-        ),
+        ("verl", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1"),
         ("slime", "--context-parallel-size 1"),
     ],
 )
