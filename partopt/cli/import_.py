@@ -296,13 +296,14 @@ class _Text:
     text: str
     arguments: Mapping[str, str]
     function: str | None
+    folder: Path | None  # of the file
 
     def change(self, judged: partopt.Judgement) -> partopt.Changes | None:
         """The text with the changes that make it the best plan; None where none was found."""
         if judged.best is None:
             return None
-        plans = judged.plan, judged.best
-        return partopt.change_text(self.text, *plans, self.arguments, self.function)
+        read = self.arguments, self.function, self.folder
+        return partopt.change_text(self.text, judged.plan, judged.best, *read)
 
     def writer(self, changes: partopt.Changes) -> Callable[[str, bool], None]:
         """What writes the changed text to a path, over another file if that is forced."""
@@ -325,10 +326,17 @@ def _read_job(trainer: str, text: str, given: dict[str, Any]) -> tuple[partopt.J
         name, function = text, ""
     stated = planning.state_options(given)
     pairs = options.parse_pairs("--set", stated.pop("assignments", ()), "NAME=VALUE", "TP=8")
-    read = _Text(options.layout_text(name), pairs, function or None)
+    folder = Path(name).parent if name != "-" and Path(name).is_file() else None
+    read = _Text(options.layout_text(name), pairs, function or None, folder)
     topology = partopt.Topology.load(given["topology"], given["servers"])
     job, notes = partopt.read_job(
-        trainer, read.text, topology, read.arguments, function=read.function, **stated
+        trainer,
+        read.text,
+        topology,
+        read.arguments,
+        function=read.function,
+        folder=read.folder,
+        **stated,
     )
     for note in notes:
         say(f"note:    {note}", err=True)

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -203,13 +204,16 @@ class Settings:
 
 
 def read_settings(
-    text: str, given: Mapping[str, str] | None = None, function: str | None = None
+    text: str,
+    given: Mapping[str, str] | None = None,
+    function: str | None = None,
+    folder: Path | None = None,
 ) -> Settings:
     """What a text sets: JSON, TOML, a program in Python, YAML or a shell script.
 
     `given` are values of variables that the text does not have, and of settings, which come before
-    its own; `function` is the one of a program that makes the configuration. Raises PartoptError
-    where a program has several and none is named.
+    its own; `function` is the one of a program that makes the configuration, `folder` where files
+    lie that a script sources. Raises PartoptError where a program has several and none is named.
     """
     given = dict(given or {})
     names = _NAMING.search(text) is not None
@@ -217,7 +221,7 @@ def read_settings(
         what = f"a text of {len(text):,} letters is too long: no configuration has so many"
         raise PartoptError(what, "give the configuration alone", code="malformed-script")
     try:
-        read = _read(text, given, function) if names else _Read({}, "script")
+        read = _read(text, given, function, folder) if names else _Read({}, "script")
     except RecursionError:
         what = "values or expressions lie too deep in each other"
         hint = "give the configuration alone"
@@ -385,24 +389,24 @@ class _Read:
     variables: Sequence[str] = ()
 
 
-def _read(text: str, given: Mapping[str, str], function: str | None) -> _Read:
+def _read(text: str, given: Mapping[str, str], function: str | None, folder: Path | None) -> _Read:
     if text.startswith("#!"):  # though assignments alone are TOML, too
-        return _read_script(text, given)
+        return _read_script(text, given, folder)
     document = _parse(text, given, json.loads, _parse_toml)
     if document is None:
         if (tree := parse_program(text)) is not None:
             program = Program(tree, {name: convert(value) for name, value in given.items()})
             return _Read(program.read(function), "program", program.unread)
         document = _parse(text, given, _parse_json, _parse_yaml)
-    return document or _read_script(text, given)
+    return document or _read_script(text, given, folder)
 
 
-def _read_script(text: str, given: Mapping[str, str]) -> _Read:
+def _read_script(text: str, given: Mapping[str, str], folder: Path | None) -> _Read:
     """Variables, the entries of texts in JSON, and flags: of the command that has most, at last.
 
     Where no command has flags they are those in the variables.
     """
-    script = read_script(text, given)
+    script = read_script(text, given, folder)
     found: dict[str, object] = {name: convert(value) for name, value in script.variables.items()}
     unread = list(script.unread)
     for written in script.texts:

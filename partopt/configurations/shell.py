@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from partopt.configurations.marks import (
@@ -121,9 +122,10 @@ class Script:
         del (self.texts[size[0] :], self.commands[size[1] :], self.unread[size[2] :])
 
 
-def read_script(text: str, given: Mapping[str, str]) -> Script:
+def read_script(text: str, given: Mapping[str, str], folder: Path | None = None) -> Script:
     """Run through a script; the variables that are `given` keep their values.
 
+    Files of the `folder` that it sources are run through, too.
     Raises BrokenScriptError, with the line, for what bash would refuse, and PartoptError for what
     nests too deep, or does too much, to be read.
     """
@@ -131,7 +133,7 @@ def read_script(text: str, given: Mapping[str, str]) -> Script:
     numbers = [int(name) for name in given if re.fullmatch("[1-9][0-9]{0,2}", name)]
     for number in range(1, max(numbers, default=0) + 1):
         state.arguments.append(given.get(str(number), mark(str(number))))
-    reader = _ScriptReader(given, state)
+    reader = _ScriptReader(given, state, folder)
     try:
         for node in parse(_CONTROL.sub("", text)):
             reader.run([node])
@@ -169,8 +171,9 @@ def _of_scheduler(text: str) -> dict[str, str]:
 class _ScriptReader:
     """Runs through the commands of a script, without their effects outside of it."""
 
-    def __init__(self, given: Mapping[str, str], state: _State) -> None:
+    def __init__(self, given: Mapping[str, str], state: _State, folder: Path | None) -> None:
         self.given, self.state, self.left, self.found = given, state, _WORK, Script()
+        self.folder = folder
         self.scheduled = any(name.startswith("SLURM") for name in state.variables)
         self.environment = dict[str, str]()  # variables of one command alone
         self.functions = dict[str, Node]()
@@ -204,13 +207,13 @@ class _ScriptReader:
                 break
         return status
 
-    def run_text(self, text: str) -> bool | None:
-        """Run the commands of a text."""
+    def run_text(self, text: str, name: str = "") -> bool | None:
+        """Run the commands of a text, of a file of that name."""
         self.spend(5 + len(text) // 5)
         try:
             return self.run(parse(text))
         except BrokenScriptError as fault:
-            what = f"`{show_marks(text)[:40]}`, {fault.message}"
+            what = f"{name or f'`{show_marks(text)[:40]}`'}, {fault.message}"
             raise BrokenScriptError(what, HINT, code=fault.code) from None
 
     def run_apart(self, turn: Callable[[], bool | None]) -> tuple[_State, bool | None]:
@@ -497,8 +500,7 @@ class _ScriptReader:
             case "eval":
                 return self.run_text(" ".join(rest))
             case "source" | ".":
-                named = [show_marks(file) for file in rest[:1]]
-                self.found.unread += [file for file in named if not _ENVIRONMENT.search(file)]
+                self.source(rest[0] if rest else "")
                 return True
             case "unset":
                 for variable in rest:
@@ -537,6 +539,20 @@ class _ScriptReader:
             if re.search(r"\s--\w", text):
                 self.try_text(text)
         return True if printed is not None or name in _SUCCEEDING else None
+
+    def source(self, file: str) -> None:
+        """Run the commands of a file of the folder, `$DIR/models/x.sh`; name any other."""
+        path = strip_marks(file).lstrip("/" if marks_of(file) else "")
+        beside = (self.folder or Path()) / path
+        shown = show_marks(file)
+        with suppress(OSError, ValueError):  # no name of a file
+            if self.folder and file.endswith(path) and path[:1] != "/" and beside.is_file():
+                with beside.open(errors="replace") as opened:
+                    self.run_text(opened.read(_LONGEST), shown)
+                self.state.leaves = self.state.leaves.replace("return", "")
+                return
+        if not _ENVIRONMENT.search(shown):
+            self.found.unread.append(shown)
 
     def run_inside(self, words: Sequence[str]) -> None:
         """Run the commands that are words of another: behind `-c`, or with flags in them."""
@@ -636,7 +652,7 @@ class _ScriptReader:
         if "A" in self.traits.get(name, ""):
             self.assign(f"{name}[{self.key(index)}]", text)
             return
-        elements = present_words(before) if isinstance(before, tuple) else [before]
+        elements = present_words(before) if isinstance(before, tuple) else [_as_word(before)]
         place = self.whole(index)
         place = place + len(elements) if place is not None and place < 0 else place
         if place is None or not 0 <= place < _PATTERNED:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from partopt.configurations.edits import apply_edits, find_edits
 from partopt.configurations.marks import show_marks
@@ -69,13 +70,15 @@ def change_text(
     best: Plan,
     arguments: Mapping[str, str] | None = None,
     function: str | None = None,
+    folder: Path | None = None,
 ) -> Changes:
     """The configuration of the plan `yours`, changed so that it says the plan `best`.
 
-    Its lines stay, but for values that differ, which are set where they stand; `arguments` and
-    `function` are those with which it is read. Every change is made sure of by reading it again.
+    Its lines stay, but for values that differ, which are set where they stand; `arguments`,
+    `function` and `folder` are those with which it is read. Every change is made sure of by reading
+    it again.
     """
-    read = partial(read_settings, given=arguments, function=function)
+    read = partial(read_settings, given=arguments, function=function, folder=folder)
     settings, trainer = read(text), TRAINERS.lookup(best.trainer)
     if not trainer.words:
         return Changes(text, says_all=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -94,14 +95,15 @@ def read_job(
     arguments: Mapping[str, str] | None = None,
     *,
     function: str | None = None,
+    folder: Path | None = None,
     **options: Any,
 ) -> tuple[Job, Sequence[str]]:
     """The job that a trainer's configuration states on a cluster, and notes on the reading.
 
     `text` is a script, a program or a document, which is not executed; `arguments` are values of
-    its variables and of settings, `function` the one that makes the configuration; `options` of the
-    job go before what the text says. Raises PartoptError with all that is missing, and for what is
-    not planned.
+    its variables and of settings, `function` the one that makes the configuration, `folder` where
+    the files lie that a script sources; `options` of the job go before what the text says. Raises
+    PartoptError with all that is missing, and for what is not planned.
     """
     reader = TRAINERS.lookup(trainer)
     if not reader.read or not reader.practice:
@@ -116,7 +118,7 @@ def read_job(
     values = dict(arguments or {})
     for option, names in _SETTINGS.items():
         values |= {name: str(options[option]) for name in names if option in options}
-    settings = read_settings(text, values, function)
+    settings = read_settings(text, values, function, folder)
     refuse_others(settings, trainer)
     if not settings.values.keys() - values.keys():
         raise PartoptError(
@@ -131,7 +133,7 @@ def read_job(
     servers = _servers_of(settings, topology, values)
     if servers and "global_batch" not in options:
         with suppress(PartoptError):
-            other = reader.read(read_settings(text, values | servers, function), asked)
+            other = reader.read(read_settings(text, values | servers, function, folder), asked)
             notes += _note_servers(settings, servers, found.batch, other.batch)
     assert found.model
     stated = structs.asdict(layout_with(options.pop("layout", Layout()), options))

@@ -127,6 +127,29 @@ def test_a_file_in_a_folder_that_a_command_prints_is_named_shortly():
     assert read_script(script, {}).unread == ["$(..)/models/x.sh", "$E/y.sh", "$1/z.sh"]
 
 
+def test_a_file_that_lies_in_the_folder_is_read(tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/x.sh").write_text("MODEL=(--n 4)\nreturn 0\nMODEL=()\n")
+    (tmp_path / "bad.sh").write_text("A=1\nfi\n")
+    begin = 'D=$(cd "$(dirname "$0")" && pwd)\n'
+    for file in (
+        '"$D/models/x.sh"',
+        "models/x.sh",
+        "./models/../models/x.sh",
+        "$WHERE/models/x.sh",
+    ):
+        read = read_script(f"{begin}source {file}\ntrain ${{MODEL[@]}}", {}, tmp_path)
+        assert (read.commands[-1], read.unread) == (["train", "--n", "4"], [])
+    outside = f"source {tmp_path}/models/x.sh\n. models/$N.sh\nsource models\nsource\n. y.sh"
+    read = read_script(outside, {}, tmp_path)
+    assert read.unread == [f"{tmp_path}/models/x.sh", "models/$N.sh", "models", "", "y.sh"]
+    with pytest.raises(BrokenScriptError, match=r"^bad\.sh, line 2: bash would refuse it"):
+        read_script("source bad.sh", {}, tmp_path)
+    (tmp_path / "again.sh").write_text("source again.sh\n")
+    with pytest.raises(PartoptError, match=r"too deep|too much"):
+        read_script("source again.sh", {}, tmp_path)
+
+
 def test_many_lines_that_grow_a_text_are_read():
     lines = [f'ARGS="$ARGS --option-{n} /a/long/path/{n:0100}"' for n in range(160)]
     words = words_read("\n".join(["ARGS=", *lines, "train $ARGS"]))
