@@ -59,7 +59,7 @@ class Settings:
     names that are asked for in `asked`. `unread` are the files and functions that may set more than
     is read, and `variables` those of a script, which are no flags. `synonyms` are other names of a
     setting, for `find` and what asks it; `written` are names as the text has them, where a trainer
-    has its words for settings of another.
+    has its words for settings of another. Its trainer `lacks` settings that newer ones have.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Settings:
         self.unread, self.variables = list(dict.fromkeys(unread)), frozenset(variables)
         self.synonyms: Mapping[str, Sequence[str]] = {}
         self.written: Mapping[str, str] = {}
+        self.lacks = frozenset[str]()
         self._found: dict[str, object] = {}
         for path, value in self.values.items():
             parts = path.split(".")

@@ -94,13 +94,14 @@ def change_text(
             names = dict.fromkeys([*old, *new])
             differ = (n for n in names if new.get(n) != old.get(n) or _find_names(settings, n))
             wanted |= {name: new.get(name) for name in differ}
+    attempts = list[Changes]()
     for further in _FURTHER:
         named = {name: value for new in words.values() for name, value in new.items()}
         wanted |= {name: value for name, value in named.items() if re.search(further, name)}
-        changes = _set(settings, wanted, read)
-        if _is_of(best, trainer, read(changes.text), before):
-            return changes
-    return replace(changes, says_all=False)
+        attempts.append(_set(settings, wanted, read))
+        if _is_of(best, trainer, read(attempts[-1].text), before):
+            return attempts[-1]
+    return replace(attempts[0 if attempts[0].by_hand else -1], says_all=False)
 
 
 def _find_losses(plan: Plan, trainer: Trainer, settings: Settings) -> Losses:
@@ -132,13 +133,13 @@ def _set(
 ) -> Changes:
     """The text of settings with the wanted values, those that differ, one after the other."""
     rows, by_hand = list[tuple[str, str, str]](), list[tuple[str, str, str]]()
-    synonyms, before = settings.synonyms, settings
+    synonyms, before, lacks = settings.synonyms, settings, settings.lacks
     for name, value in wanted.items():
         for spelled in _find_names(settings, name) or [name]:
             if _says(settings, spelled, value):
                 continue
             row = settings.show(spelled), _show(before.value(spelled)), _show(value)
-            for edits in find_edits(settings, spelled, value, _BESIDE):
+            for edits in () if name in lacks else find_edits(settings, spelled, value, _BESIDE):
                 try:
                     changed = read(apply_edits(settings.text, edits))
                 except PartoptError:  # as of a text that bash would refuse

@@ -90,6 +90,12 @@ _OTHER_CUTS = (
     *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
     "num_layer_list",
 )
+_ENDS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+# settings of versions, and of others, that do not have the pipeline's layout
+_OLDER = (
+    *("checkpoint_activations", "activations_checkpoint_method", "DDP_impl", "num_layer_list"),
+    *("activations_checkpoint_granularity", "attention_head_type", "use_lf_gate"),
+)
 _OTHERS_AGAIN = ("recompute_activations", "checkpoint_activations")
 
 # P   devices of a pipeline
@@ -326,11 +332,32 @@ def _adapters(practice: Practice) -> str:
     return f"LoRA(target_modules={names!r}, dim={practice.adapters}, dropout={dropout})"
 
 
-def _words(plan: Plan, settings: Settings) -> list[dict[str, object]]:
-    """Arguments of Megatron-LM, fields of Bridge, or keys of NeMo, as the text has these.
+def _say_stages(plan: Plan, parts: Sequence[Part], settings: Settings) -> dict[str, object]:
+    """What says the blocks of stages: nothing where Megatron shares them out so by itself.
 
-    Stages that Megatron shares out evenly by itself need no layout of the pipeline.
+    Else those of the ends, or a list where the text has one, and the pipeline's layout for stages
+    that these cannot say. Texts of older versions lack that.
     """
+    counts = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
+    further = plan.transformer and plan.transformer.model.further
+    fields, middle = plan.trainer == "megatron-bridge", {*counts[1:-1]}
+    layout = f"model.{_LAYOUT}" if fields else _LAYOUT
+    if len({*counts}) == 1 and not further:
+        return {layout: None}
+    if not further and len(plan.stages) == pipeline_size(plan):
+        if settings.states("num_layer_list"):
+            return {layout: None, "num_layer_list": ",".join(map(str, counts))}
+        if len(middle) < 2:
+            names = [f"model.{name}" for name in _OTHER_CUTS[:2]] if fields else _ENDS
+            pairs = zip(names, (counts[0], counts[-1]), strict=True)
+            return {layout: None} | {name: n for name, n in pairs if n not in middle}
+    if any(map(settings.states, _OLDER)):
+        settings.lacks = frozenset({layout})
+    return {layout: _layout(plan, parts)}
+
+
+def _words(plan: Plan, settings: Settings) -> list[dict[str, object]]:
+    """Arguments of Megatron-LM, fields of Bridge, or keys of NeMo, as the text has these."""
     settings.synonyms = SYNONYMS
     parts = find_parts([name for stage in plan.stages for name in stage.modules])
     P = pipeline_size(plan)
@@ -339,13 +366,12 @@ def _words(plan: Plan, settings: Settings) -> list[dict[str, object]]:
     fields = plan.trainer == "megatron-bridge"
     given = _fields(plan, parts) if fields else _arguments(plan, parts)
     said = {name.rpartition(".")[2]: (name, value) for name, value in given.items()}
-    sizes = {count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages}
-    is_even = len(sizes) == 1 and not (plan.transformer and plan.transformer.model.further)
+    stages = _say_stages(plan, parts, settings)
+    is_even = not any(stages.values())
     cuts: dict[str, object] = {said["pipeline_model_parallel_size"][0]: P}
-    cuts |= dict.fromkeys(_OTHER_CUTS)
+    cuts |= dict.fromkeys(_OTHER_CUTS) | stages
     if settings.states("noop_layers"):  # which fill up stages
         cuts |= {"noop_layers": None, "num_layers": blocks}
-    cuts[f"model.{_LAYOUT}" if fields else _LAYOUT] = None if is_even else _layout(plan, parts)
     virtual = f"model.{_CHUNKS}" if fields else _VIRTUAL
     by_blocks = settings.states(_PER_STAGE) or (
         virtual == _VIRTUAL and not settings.states(virtual)

@@ -135,6 +135,32 @@ def test_what_is_given_cannot_be_changed_in_the_text():
     ]
 
 
+@pytest.mark.parametrize(
+    ("stages", "said", "change"),
+    [
+        ("19-20-20-21", "", {"--decoder-first-pipeline-num-layers": "19"}),
+        ("18-20-22-20", "", {"--pipeline-model-parallel-layout": "Et*18|t*20|t*22|t*20L"}),
+        ("18-20-22-20", "--num-layer-list 20,20,20,20", {"--num-layer-list": "18,20,22,20"}),
+        ("18-20-22-20", "--DDP-impl local", {}),
+    ],
+)
+def test_stages_are_said_as_the_version_of_the_text_has_them(stages, said, change):
+    text = SCRIPT.replace("--num-layers-per-virtual-pipeline-stage=5  # or 10", said)
+    job, _ = read_job("megatron", text, CLUSTER)
+    other = job.with_(facts={**job.facts, "ends": stages})
+    plans = [judging.plan_layout(one) for one in (job, other)]
+    changes = change_text(text, *plans)
+    rows = {name: new for name, _, new in changes.rows}
+    assert {name: rows.get(name) for name in change} == change
+    assert changes.says_all
+    if change:
+        again = judging.plan_layout(read_job("megatron", changes.text, CLUSTER)[0])
+        assert stages_of(again) == stages_of(plans[1])
+    else:
+        by_hand = [row for row in changes.by_hand if row[0].endswith("-layout")]
+        assert by_hand and "pipeline-model-parallel-layout" not in changes.text
+
+
 def test_a_batch_of_other_servers_is_noted():
     _, notes = read_job("megatron", SCRIPT, Topology.load("dgx-h100", 8))
     said = "`arguments=SLURM_JOB_NUM_NODES=8 SLURM_NNODES=8` makes it 128"
