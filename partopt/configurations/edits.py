@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from partopt.configurations.program import Expression
 from partopt.configurations.settings import Settings
 
 # comments and quotations of a script
@@ -68,8 +69,10 @@ def find_edits(
     if settings.form == "script" and not text.lstrip().startswith(("{", "--- ")):
         yield from _edit_script(settings, name, value, beside)
     elif settings.form == "program":
-        yield from _edit_entries(text, name, repr(value), [*_fields(text)], beside)
-        yield from _add_statement(text, name, repr(value))
+        imports = [*_import(text, value)]
+        ways = _edit_entries(text, name, repr(value), [*_fields(text)], beside)
+        for edits in itertools.chain(ways, _add_statement(text, name, repr(value))):
+            yield [*imports, *edits]
     else:
         toml = _HEADER.search(text) is not None
         entries = [*_keys(text)] if toml else [*_nodes(text)]
@@ -284,6 +287,18 @@ def _fields(text: str) -> Iterator[_Entry]:
                     if default
                 ]
                 yield from (entry(argument.arg, default) for argument, default in pairs)
+
+
+def _import(text: str, value: object) -> Iterator[Edit]:
+    """The import of an expression's name behind the others, where the program does not have it."""
+    tree, name = ast.parse(text), str(value).partition(".")[0]
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    known = {alias.asname or alias.name for node in imports for alias in node.names}
+    if isinstance(value, Expression) and value.module and name not in {*known, "None"}:
+        last = imports[-1] if imports else None
+        begin = _offsets(text)(last.end_lineno or 1, last.end_col_offset or 0) if last else 0
+        line = f"from {value.module} import {name}"
+        yield Edit(begin, begin, f"\n{line}" if last else f"{line}\n")
 
 
 def _add_statement(text: str, name: str, written: str) -> Iterator[list[Edit]]:

@@ -36,6 +36,20 @@ class Called(str):
     """The name of what is called, in place of what it returns."""
 
 
+class Expression(str):
+    """What stands in a program as it is; its first name is of a `module`, where that is said."""
+
+    module: str
+
+    def __new__(cls, text: str, module: str = "") -> Expression:
+        """The expression of a text."""
+        made = super().__new__(cls, text)
+        made.module = module
+        return made
+
+    __repr__ = str.__str__
+
+
 class ProgramObject(dict[Any, object]):
     """An object: its fields, and `made_by`, what was called for it.
 

@@ -175,7 +175,7 @@ def _keeps(settings: Settings, changed: Settings, wanted: Iterable[str]) -> bool
     return all(
         settings.values[name] == changed.values.get(name)
         for name in kept
-        if not any(f".{name}".endswith(f".{other}") for other in names)
+        if not any(f".{other}." in f".{name}." for other in names)  # it, or what is inside it
         and not isinstance(settings.values[name], dict)
     )
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from partopt.configurations.program import Expression
 from partopt.configurations.settings import Settings
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
@@ -58,7 +59,6 @@ from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import (
     HEADS,
     Asked,
-    Expression,
     Lever,
     Says,
     Stated,

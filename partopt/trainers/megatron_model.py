@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from partopt.configurations.program import Expression
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import (
@@ -17,7 +18,6 @@ from partopt.documents.transformer import (
     Scores,
     Transformer,
 )
-from partopt.trainers.trainer import Expression
 
 PLAIN: Final = Loss(passes=52, held=6)
 FUSED: Final = Loss(passes=12, held=4)

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
+from partopt.configurations.program import Expression
 from partopt.configurations.settings import Settings
 from partopt.documents.engine import OF_TORCH, Engine, Layout
 from partopt.documents.plan import Plan
@@ -47,7 +48,6 @@ from partopt.trainers.torch import SYNCHRONOUS, csv_faults, csv_of
 from partopt.trainers.trainer import (
     PARTS,
     Asked,
-    Expression,
     Lever,
     Says,
     Stated,
@@ -123,6 +123,7 @@ _DEGREES = {
 }
 # what makes activations again, and how much
 _CHECKPOINTING = {"none": "", "selective": "SelectiveAC", "full": "FullAC"}
+_OF_CHECKPOINTING = "torchtitan.distributed.activation_checkpoint"
 _CSV = 'str(Path(__file__).with_name("{stem}.csv"))'
 
 
@@ -142,7 +143,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     again = _CHECKPOINTING[plan.layout.recomputation.granularity]
     imports = [] if named else ["from pathlib import Path\n"]
     if again:
-        imports.append(f"from torchtitan.distributed.activation_checkpoint import {again}\n")
+        imports.append(f"from {_OF_CHECKPOINTING} import {again}\n")
     base, model, converter, notes = _base(about or None)
     imports += [converter] * bool(converter)
     alone = P == 1 and len(plan.stages) == 1
@@ -590,7 +591,7 @@ def _words(plan: Plan, settings: Settings) -> list[dict[str, object]]:
     policy: dict[str, object] = {"activation_checkpoint.mode": again}
     if settings.form == "program":
         name = f"{_CHECKPOINTING[again]}.Config()" if again != "none" else "None"
-        policy = {"activation_checkpoint": Expression(name)}
+        policy = {"activation_checkpoint": Expression(name, _OF_CHECKPOINTING)}
     orders, per_stage = {order: name for name, order in _SCHEDULES.items()}, None
     if about and len(plan.stages) > 2 * pipeline_size(plan):  # two are the default
         per_stage = -(-(about.model.blocks + 2) // len(plan.stages))

@@ -160,12 +160,6 @@ class Asked:
     devices: int = 0
 
 
-class Expression(str):
-    """What stands in a program as it is."""
-
-    __repr__ = str.__str__
-
-
 Write = Callable[[Plan, Sequence[Part], str], Text]
 Read = Callable[[Settings, Asked], Stated]
 Words = Callable[[Plan, Settings], Sequence[Mapping[str, object]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from partopt.search import judging
 from partopt.search.changes import change_text
 from partopt.search.jobs import read_job
 from tests.golden.test_readings import READINGS
+from tests.trainers.test_configured import REGISTRY
 
 LAYOUTS = [
     "tp=8,pp=1,chunks=1,cp=1",
@@ -159,6 +161,23 @@ def test_stages_are_said_as_the_version_of_the_text_has_them(stages, said, chang
     else:
         by_hand = [row for row in changes.by_hand if row[0].endswith("-layout")]
         assert by_hand and "pipeline-model-parallel-layout" not in changes.text
+
+
+@pytest.mark.parametrize("imported", ["", "from torchtitan.config import (\n    FullAC,\n)\n"])
+def test_a_program_imports_what_a_change_needs(imported):
+    text, module = imported + REGISTRY, "torchtitan.distributed.activation_checkpoint"
+    job, _ = read_job("torchtitan", text, CLUSTER)
+    yours = judging.plan_layout(job)
+    for recompute, name in (("selective", "SelectiveAC"), ("never", "None")):
+        other = judging.plan_layout(
+            job.with_(layout=structs.replace(job.layout, recompute=recompute))
+        )
+        changes = change_text(text, yours, other)
+        line = f"from {module} import {name}\n"
+        assert changes.says_all and (line in changes.text) == (name != "None")
+        assert changes.text.replace(line, "").startswith(imported)
+        assert f"activation_checkpoint={name}" in changes.text
+        ast.parse(changes.text)
 
 
 def test_a_batch_of_other_servers_is_noted():
