@@ -889,8 +889,8 @@ class _ScriptReader:
                         found.append(current)
                         current = None
                     current = (current or "") + piece if piece or quoted else current
-        self.spend(5 + len(found))
         found += [] if current is None else [current]
+        self.spend(5 + len(found) + sum(map(len, found)) // _CHEAP)
         return [word if is_unset(word) else word.replace(_EMPTY, "") for word in found]
 
     def split(self, text: str) -> list[str]:

@@ -6,10 +6,12 @@ import functools
 import itertools
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -31,6 +33,7 @@ _LONGEST = 200_000  # letters of a script
 _MOST = 10_000  # its words and signs, every one of which is a node of a kilobyte or two
 _SIGNS = re.compile(r"[\s;&|$`({]+")
 _SECONDS = 30  # of shfmt
+_BYTES = 300_000_000  # its memory: its JSON is indented, by the square of what lies in each other
 _GROUPS = 50  # braces of a word that are looked at
 _BRACES = re.compile(r"\\.|[{},]|[^\\{},]+", re.S)
 _RANGE = re.compile(r"(-?[0-9]{1,6})\.\.(-?[0-9]{1,6})(?:\.\.-?([0-9]{1,6}))?")
@@ -95,14 +98,17 @@ def _refuse(what: str) -> PartoptError:
 
 def _run_shfmt(source: bytes) -> subprocess.CompletedProcess[bytes]:
     """The tree of a script as JSON, or what is wrong with it."""
-    command = [_find_shfmt(), "-ln", "bash", "-to-json"]
-    try:
-        return subprocess.run(
-            command, input=source, capture_output=True, check=False, timeout=_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        what = f"the script does too much to be read: shfmt has not parsed it in {_SECONDS} s"
-        raise _refuse(what) from None
+    command, pipe = [_find_shfmt(), "-ln", "bash", "-to-json"], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        with suppress(ProcessLookupError):  # it waits for the script
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (_BYTES, _BYTES))
+        try:
+            out, error = process.communicate(source, timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            what = f"the script does too much to be read: shfmt has not parsed it in {_SECONDS} s"
+            raise _refuse(what) from None
+    return subprocess.CompletedProcess(command, process.returncode, out, error)
 
 
 def _add_written(node: Any, source: bytes) -> None:
