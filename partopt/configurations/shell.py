@@ -270,11 +270,9 @@ class _ScriptReader:
             case {"Type": "TestClause", "X": test}:
                 return self.double_brackets(test)
             case {"Type": "ArithmCmd", "X": expression}:
-                value = self.whole(expression)
-                return None if value is None else value != 0
+                return self.is_true(expression)
             case {"Type": "LetClause", "Exprs": expressions}:
-                value = [self.whole(one) for one in expressions][-1]
-                return None if value is None else value != 0
+                return [self.is_true(one) for one in expressions][-1]
             case {"Type": "IfClause"}:
                 pairs, rest = list[Any](), node
                 while rest:
@@ -309,11 +307,7 @@ class _ScriptReader:
             case {"Type": "ForClause", "Loop": {"Type": "CStyleLoop"} as loop, "Do": body}:
                 if "Init" in loop:
                     self.whole(loop["Init"])
-
-                def goes_on() -> bool | None:
-                    value = self.whole(loop["Cond"]) if "Cond" in loop else 1
-                    return None if value is None else value != 0
-
+                goes_on = partial(self.is_true, loop["Cond"]) if "Cond" in loop else lambda: True
                 return self.loop(goes_on, body, "a loop", step=loop.get("Post"))
         return True
 
@@ -671,6 +665,10 @@ class _ScriptReader:
             for keyed in [other for other in self.state.variables if other.startswith(f"{name}[")]:
                 del self.state.variables[keyed]
             self.traits.pop(name, None)
+            hides = next((names for names in reversed(self.hidden) if name in names), None)
+            outer = hides.pop(name) if hides and hides is not self.hidden[-1] else None
+            if outer is not None:  # of a function that calls this one
+                self.state.variables[name] = outer
         elif isinstance(value, str):  # an array of one
             place = self.number_of(key.removesuffix("]"), without_unset)
             self.assign(array, mark(array))
@@ -780,6 +778,11 @@ class _ScriptReader:
         value, marks = self.calculate(node, without_unset)
         self.reasons.update(unknown_names(marks) if value is None else ())
         return value
+
+    def is_true(self, node: Node) -> bool | None:
+        """Whether the value of an expression is another than zero; None where it is not known."""
+        value = self.whole(node)
+        return None if value is None else value != 0
 
     def calculate(
         self, node: Node, known: Callable[[str], str] = lambda text: text
@@ -900,8 +903,8 @@ class _ScriptReader:
         if not (others := letters.strip(" \t\n")):
             return re.split(f"{blanks}+", text)
         parts = re.split(f"{blanks}*[{re.escape(others)}]{blanks}*|{blanks}+", text)
-        is_known = "" not in parts[:-1] and not marks_of(letters)  # empty words, which bash keeps
-        return parts if is_known else [mark("IFS")]
+        has_empty = "" in map(without_unset, parts[:-1])  # words, which bash keeps
+        return [mark("IFS")] if has_empty or marks_of(letters) else parts
 
     def text(
         self, word: Node, escape: Callable[[str], str] = lambda text: text, quotes: str = ""

@@ -505,3 +505,9 @@ def test_a_long_word_is_read_soon(word):
 def test_a_comparison_of_nothing_fails():
     script = read_script('A=\nif [ "$A" -gt 1 ]; then B=1; else B=2; fi\ntrain $B', {})
     assert script.commands[-1] == ["train", "2"]
+
+
+def test_what_a_called_function_takes_away_is_of_the_caller():
+    for inside in ("unset A; A=3", "unset A", "local A=4; unset A; A=5", "let A=0 || B=2"):
+        script = f"A=x\nf() {{ local A=$1; g; C=$A; }}\ng() {{ {inside}; }}\nf y\ntrain $A $B $C"
+        assert words_known(script) == words_of_bash(script)
