@@ -44,7 +44,7 @@ STAGES = 128  # of a pipeline, at most
 ROOMY = 1.05  # of the limit: what is estimated to need more memory is not simulated
 EACH, FEWER = 12, 1.15  # stages on a device: all numbers up to it, and their ratio above
 EVERY, TRIED = 200, 8  # ways to cut up to which all are looked at where memory is short
-BUSY = 0.65  # of the devices have work at least
+BUSY = 0.75  # of the devices have work at least
 SPLIT = 1 / 3  # of the bubble that is left where backwards are in two parts
 
 Floats = NDArray[np.float64]
