@@ -27,7 +27,7 @@ from partopt.search.layout_questions import (
     choose_graphs,
     training_for,
 )
-from partopt.search.ranking import TIE, is_as_good, layout_complexity, order_of
+from partopt.search.ranking import TIE, first_of, layout_complexity, order_of
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS
 from partopt.transformer.as_profile import (
@@ -104,7 +104,8 @@ def search_layouts(
             shortest = min(shortest, USUALLY * seconds_of(plans[-1]) / candidate.seconds)
         fastest = move_unequal_cuts(job, training, min(plans, key=order_of))
         plans += [simulate_layout(job, training, one) for one in _simpler(plans, fastest, found)]
-        best = _simplest(plans, fastest)
+        layout = modelled_of(fastest).layout
+        best = first_of([fastest, *(plan for plan in plans if modelled_of(plan).layout != layout)])
         if best is not fastest:
             best = move_unequal_cuts(job, training, best)
         best = with_cut_by_count(job, training, best)
@@ -132,22 +133,11 @@ def search_layouts(
 def _simpler(plans: Sequence[Plan], fastest: Plan, found: Found) -> list[Layout]:
     """Layouts that are not simulated and about as fast, and simpler than those that are."""
     most_s = (1 + 2 * TIE) * modelled_of(fastest).closed_s
-    least = layout_complexity(modelled_of(_simplest(plans, fastest)).layout)
+    least = layout_complexity(modelled_of(first_of([fastest, *plans])).layout)
     known = {modelled_of(plan).layout for plan in plans}
     near = [one.layout for one in found.fitting if one.seconds <= most_s]
     able = [one for one in near if one not in known and layout_complexity(one) < least]
     return sorted(able, key=layout_complexity)[:JUDGED]
-
-
-def _simplest(plans: Sequence[Plan], fastest: Plan) -> Plan:
-    """Of plans as fast as another one, but for `TIE`, the simplest; then that with most room."""
-
-    def rank(plan: Plan) -> tuple[tuple[float, ...], int]:
-        return layout_complexity(modelled_of(plan).layout), needed_bytes(plan)
-
-    layout = modelled_of(fastest).layout
-    others = [plan for plan in plans if modelled_of(plan).layout != layout]
-    return min([fastest, *(plan for plan in others if is_as_good(plan, fastest))], key=rank)
 
 
 def _doubt_of(left: LayoutBeside, plan: Plan) -> str:

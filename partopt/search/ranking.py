@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, needed_bytes
 from partopt.documents.stage import Shard
 from partopt.schedules import rank
 
@@ -41,8 +41,10 @@ def complexity(plan: Plan) -> tuple[Any, ...]:
     """What of two plans that are equally fast puts the simpler first; its first numbers the most.
 
     The schedule, data parallelism before all; the stages; unequal replicas; what replicas share
-    and stages make again; little memory left.
+    and stages make again; little memory left. Of a transformer its layout, then the memory.
     """
+    if plan.transformer:
+        return *layout_complexity(plan.transformer.layout), needed_bytes(plan)
     stages, limit = plan.stages, plan.memory_limit_bytes
     return (
         rank(plan.schedule, len(stages)),
