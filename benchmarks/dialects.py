@@ -44,11 +44,12 @@ def as_fields(level: object) -> dict[str, object]:
 
 
 def read(
-    name: str, text: str, devices: int, arguments: dict[str, str]
+    name: str, path: Path, devices: int, arguments: dict[str, str]
 ) -> tuple[bool, list[str], list[str]]:
     """Whether a script is read for so many devices, the notes or why not, and what is asked."""
     try:
-        job, notes = read_job(name, text, cluster_of(devices), arguments)
+        text = path.read_text(errors="replace")
+        job, notes = read_job(name, text, cluster_of(devices), arguments, folder=path.parent)
     except PartoptError as error:
         hints = [part.hint or "" for part in error.parts if part.code in QUESTIONS]
         asked = [found[1] for found in map(ASKED.search, hints) if found]
@@ -58,19 +59,19 @@ def read(
     return True, [said, *notes], []
 
 
-def judge(name: str, text: str) -> tuple[str, list[str]]:
+def judge(name: str, path: Path) -> tuple[str, list[str]]:
     """How a script is read on the devices that it says, and what is noted of it."""
     arguments, reasons = dict[str, str](), list[str]()
     for _ in range(3):
         for devices in TRIED:
-            done, said, asked = read(name, text, devices, arguments)
+            done, said, asked = read(name, path, devices, arguments)
             stated = re.search("trains on ([0-9]+) devices", " ".join(said))
             if done and stated:
-                done, said, asked = read(name, text, int(stated[1]), arguments)
+                done, said, asked = read(name, path, int(stated[1]), arguments)
             if done:
                 outcome = ("read", "one question", "two questions")[len(arguments)]
                 return outcome, [*reasons, *said]
-            if not any("devices" in one for one in said):
+            if asked or not any(re.search("devices|ranks of a stage", one) for one in said):
                 break
         reasons += said
         if len(asked) != len(said) or len({*asked}) != 1 or asked[0] in arguments:
@@ -86,7 +87,7 @@ def main() -> None:
     for path in sorted(Path(sys.argv[1]).rglob("*.sh")):
         text = path.read_text(errors="replace")
         for name in [name for name, pattern in DIALECTS.items() if re.search(pattern, text)][:1]:
-            outcome, said = judge(name, text)
+            outcome, said = judge(name, path)
             counts[name, outcome] += 1
             print(f"{name:9} {outcome:14} {path}")
             for line in said if "-v" in sys.argv else ():

@@ -214,6 +214,16 @@ def test_examples_of_verl_are_counted_as_the_longest_or_by_their_tokens():
     assert (job.global_batch, job.sequence) == (4, 8192)
 
 
+def test_the_shape_of_a_model_is_read_in_a_file_beside(tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine.sh").write_text(f"MODEL_ARGS=({SHAPE})\n")
+    text = SLIME.replace(f"MODEL_ARGS=({SHAPE})", 'source "${DIR}/models/mine.sh"')
+    arguments = {"tokens_per_sample": "900"}
+    job, _ = read_job("slime", text, topology(), arguments, folder=tmp_path)
+    assert job == read_job("slime", SLIME, topology(), arguments)[0]
+    assert "--num-layers" in refused("slime", text, **arguments).message
+
+
 def test_what_depends_on_an_unknown_branch_is_asked_for():
     text = VERL.replace("python3 -m", 'if [ "$KIND" = x ]; then ACTOR+=(a.b=1); fi\npython3 -m')
     text = text.replace("ACTOR=(", "KIND=${KIND:-$(detect || echo y)}\nACTOR=(", 1)
