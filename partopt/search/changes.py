@@ -120,10 +120,8 @@ def _is_of(plan: Plan, trainer: Trainer, settings: Settings, before: Losses) -> 
 
 
 def _find_names(settings: Settings, name: str) -> list[str]:
-    """The names by which a text has a setting; a path of Hydra's is it alone."""
-    if settings.form == "script" and "." in name and settings.states(name):
-        return [name]
-    names = [name, name.rpartition(".")[2]]
+    """The names by which a text has a setting; a path that it has is it alone."""
+    names = [name] if settings.states(name) else [name.rpartition(".")[2]]
     names += [other for one in names for other in settings.synonyms.get(one, ())]
     return [name for name in dict.fromkeys(names) if settings.states(name)][:2]
 
