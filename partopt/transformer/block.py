@@ -111,7 +111,7 @@ class Scale(NamedTuple):
     kept: float = 1.0
 
     def of(self, computed: Seconds) -> Seconds:
-        """Memo seconds as they are measured."""
+        """Seconds that are computed as they are measured."""
         return Seconds(self.forward * computed.forward, self.backward * computed.backward)
 
 
