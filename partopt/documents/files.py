@@ -8,7 +8,7 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from partopt.errors import PartoptError, unknown
@@ -65,8 +65,8 @@ def find_shipped(given: PathLike, *kinds: str) -> str:
         kin = [other for other in known if _is_near(family, _family_and_size(other)[0])]
         near = [other for other in kin if _family_and_size(other)[1] == size]
         if not near:  # what is spelled alike, gemma2-9b and llama2-7b, has another shape
-            listed = ", ".join(kin or shipped_names("models"))
-            hint = f"known: {listed}; of others give the config.json"
+            hint = f"known: {_list_families(kin or shipped_names('models'))}"
+            hint += "; of others give the config.json"
             raise PartoptError(message, hint, code="no-such-file")
     raise unknown(message, name, near, code="no-such-file")
 
@@ -75,6 +75,18 @@ def _family_and_size(name: str) -> tuple[str, list[str]]:
     """The letters that the name of a model begins with, and its size."""
     small = name.lower()
     return re.findall("^[a-z]*", small)[0], re.findall(r"[0-9.]+[bm]\b", small)
+
+
+def _list_families(names: Iterable[str]) -> str:
+    """Names, those of a family together: `llama3-{70b,8b}`."""
+    families = dict[str, list[str]]()
+    for name in names:
+        family, _, size = name.partition("-")
+        families.setdefault(family, []).append(size)
+    return ", ".join(
+        f"{family}-{sizes[0]}" if len(sizes) == 1 else f"{family}-{{{','.join(sizes)}}}"
+        for family, sizes in families.items()
+    )
 
 
 def _is_near(word: str, other: str) -> bool:

@@ -327,6 +327,8 @@ def write_config(model: Transformer) -> dict[str, object]:
             raw["qk_nope_head_dim"] = model.head_size - latent.rotary
         raw |= {kind.further: model.further} if kind.further else {}
         raw |= _write_numerics(model, name)
+        if model.numerics and OTHER_PARTS in model.numerics.besides:
+            raw["besides"] = OTHER_PARTS
         with suppress(PartoptError):
             read = read_transformer(msgspec.json.encode(raw), name, model.name)
             if structs.replace(read, numerics=model.numerics and read.numerics) == model:

@@ -163,8 +163,14 @@ class Contest:
             again = [plan for plan in found if any(stage.recompute for stage in plan.stages)]
             found += [_simulate_again(plan, problem, keep=True) for plan in again]
         yield from found[1:]
+        for plan in found:
+            yield from self.share_less(plan)
+
+    def share_less(self, plan: Plan) -> Iterator[Plan]:
+        """The plan's stages with less in shares."""
+        problem = self.variant.problem
         for shard in problem.shards[: problem.shards.index(problem.shard)]:
-            yield from (_simulate_again(plan, problem.with_shard(shard)) for plan in found)
+            yield _simulate_again(plan, problem.with_shard(shard))
 
     def _plan(self, name: str, params: SearchParams, time_to_beat_s: float) -> Plan | None:
         """The plan of a planner; None where it has none that fits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -157,6 +158,7 @@ class Search:
         for stage in params.stages[self._stages :]:
             self._search_further(stage)
             self._stages += 1
+        self._share_less()
         row = self.row_so_far()
         assert row
         return row
@@ -178,13 +180,13 @@ class Search:
 
     def _search_further(self, params: SearchParams) -> None:
         """Search the variants that may be best, a stage further."""
-        refusals, done = dict[str, PartoptError](), 0
+        refusals, done = dict[str, PartoptError](), Counter[str]()  # by what replicas share
         for variant in self.variants:
             others = [plans.best for other, plans in self._found.items() if other is not variant]
             best = min((plan for plan in others if plan.fits), key=order_of, default=None)
             most = params.variants if best or self._fits(variant) else params.unfit_variants
-            if done >= most and not self.planners:
-                break
+            if done[variant.problem.shard] >= most and not self.planners:
+                continue
             if best and not self._may_be_best(variant, best, params):
                 continue
             if self._found and variant not in self._found and not (self.alone or variant.may_fit):
@@ -205,9 +207,22 @@ class Search:
                 self._found[variant] = stopped.found
                 raise
             else:
-                done += 1
+                done[variant.problem.shard] += 1
         if not self._found:
             raise PartoptError.together(refusals.values())
+
+    def _share_less(self) -> None:
+        """Take the best plan's stages for variants that share less, if they are faster so."""
+        variant, found = min(self._found.items(), key=lambda pair: order_of(pair[1].best))
+        size, request = variant.problem.chain.microbatch_size, variant.problem.request
+        for plan in self._contests[variant].share_less(found.best):
+            for other, known in self._found.items():
+                like = other.problem.chain.microbatch_size == size
+                like &= (
+                    other.problem.request == request and other.problem.shard == plan.layout.shard
+                )
+                if like and order_of(plan) < order_of(known.best):
+                    self._found[other] = known._replace(plans={**known.plans, plan.planner: plan})
 
     def _fits(self, variant: Variant) -> bool:
         return variant in self._found and self._found[variant].best.fits

@@ -10,7 +10,7 @@ from partopt.documents.plan import Optimizer, Replication, Tied
 from partopt.documents.stage import Shard
 from partopt.planners import PLANNERS
 from partopt.schedules import SCHEDULES
-from partopt.trainers import TRAINERS
+from partopt.trainers import writers
 
 Path = tuple[Any, ...]
 # every value of a text that is one of several, by the name of its field
@@ -28,7 +28,7 @@ CHOICES: dict[str, list[str]] = {
     "replication": list(get_args(Replication)),
     "tied": list(get_args(Tied)),
     "kind": ["send", "allreduce", "tied"],
-    "trainer": list(TRAINERS),
+    "trainer": writers(),  # others are one of these in other words, whose plans are the same
 }
 # what stands in the place of a null, and is made null where it stands
 OPTIONAL: dict[Path, list[Any]] = {

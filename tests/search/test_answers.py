@@ -69,6 +69,7 @@ UNCLAIMED = {
     "topology.group.levels.link": "a label",
     "transformer.calibration.name": "a label",
     "transformer.calibration.sha256": "of a file that is not there",
+    "transformer.model.numerics.epsilon": "of the model, which the plan takes as it is told",
     "topology.device.memory_bytes": "the same layouts fit",
     "topology.devices": "0 is what the levels have",
 }

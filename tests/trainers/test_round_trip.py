@@ -19,7 +19,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import LOOPED, MIRRORED, VEE
 from partopt.search.jobs import job_for
 from partopt.search.judging import plan_layout
-from partopt.trainers import TRAINERS, export_plan, readers
+from partopt.trainers import TRAINERS, export_plan, readers, writers
 from partopt.trainers.layout import read_layout
 from partopt.trainers.parts import count_blocks, find_parts
 from partopt.trainers.says import may_begin
@@ -68,7 +68,7 @@ def plans(draw: st.DrawFn, trainer: Trainer) -> tuple[Plan, Job]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in readers() if name != "torch-csv"])
+@pytest.mark.parametrize("name", sorted({*readers()} & {*writers()} - {"torch-csv"}))
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_what_is_written_is_read_again(name, data):
