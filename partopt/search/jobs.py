@@ -14,14 +14,14 @@ from partopt.configurations.settings import Settings, read_settings
 from partopt.documents.engine import Layout
 from partopt.documents.topology import Topology
 from partopt.documents.transformer import Transformer
-from partopt.errors import PartoptError, unknown
+from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import AUTO, CHOSEN_BY_AUTO, layout_with
 from partopt.schedules import SCHEDULES
 from partopt.schedules.placement import LOOPED
 from partopt.search.layout_questions import batch_of, fill_layout, training_for
 from partopt.search.trainer_limits import check_asked, parts_of
-from partopt.trainers import TRAINERS, writers
+from partopt.trainers import TRAINERS
 from partopt.trainers.others import refuse_others
 from partopt.trainers.parts import block_bounds
 from partopt.trainers.trainer import Asked
@@ -48,9 +48,6 @@ def job_for(job: Job, to: str, rules: Sequence[str] = ()) -> Job:
             what = f"`map`: {job.model.name} is a transformer's configuration, not a profile"
             raise PartoptError(what, "leave `map` out", code="unused-option", option="map")
         return job.with_(trainer=to, facts=trainer.spell_recipe(job.facts, job.model.name))
-    if trainer.write is None:
-        what = f"{to}: scripts are read and changed, of models that are planned by their shape"
-        raise unknown(what, to, writers(), code="unknown-trainer")
     check_asked(job, trainer)
     parts = parts_of(job, trainer, rules) if trainer.engine.recomputes_blocks else []
     bounds = block_bounds(parts) if parts else None

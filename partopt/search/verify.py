@@ -173,8 +173,6 @@ def _request(again: Recomputation) -> _Found:
     trainer = TRAINERS.get(plan.trainer)
     if trainer is None:
         broken.append(f"no trainer is called {plan.trainer}")
-    elif trainer.write is None and not plan.transformer:
-        broken.append(f"plans of profiles are not written for {plan.trainer}")
     elif trainer.schedules is not None and plan.schedule not in trainer.schedules:
         broken.append(f"{plan.trainer} runs {', '.join(trainer.schedules)}, not {plan.schedule}")
     stages = "any number of stages" if request.stages is None else f"{request.stages} stages"
