@@ -1146,7 +1146,7 @@ def _as_word(text: str) -> str:
 
 
 def present_words(words: Sequence[str]) -> list[str]:
-    """The words that bash has: those without quotes that are set nowhere are none."""
+    """The words that bash passes: unquoted variables that are set nowhere give none."""
     return [word for word in words if _EMPTY in word or not is_unset(word)]
 
 

@@ -16,7 +16,7 @@ from partopt.configurations.settings import Settings
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import ADAPTED
 from partopt.trainers.megatron import BRIDGE, MEGATRON, read_arguments
-from partopt.trainers.megatron_arguments import ADAPTING, find_named
+from partopt.trainers.megatron_arguments import ADAPTING, look_up_model
 from partopt.trainers.megatron_model import OFFLOAD, model_arguments
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import Asked, Stated, Trainer
@@ -76,7 +76,7 @@ class _Words:
         self.per_rank = ""  # what says the tokens of a microbatch on a rank
         self.given = settings.number("seq_length")  # before what the script says
 
-    def check_passed(self) -> None:
+    def refuse_unknown_words(self) -> None:
         """Refuse variables of several words that are passed, and depend on what is not known."""
         known = {name: str(value) for name, value in self.settings.values.items()}
         passed = [name for names in _PASSED.findall(self.settings.text) for name in names if name]
@@ -119,7 +119,7 @@ class _Words:
         if marks_of(name) or not name:
             if not self.settings.find(written):
                 self.settings.refuse_missing(written)
-        elif not find_named(name):
+        elif not look_up_model(name):
             what = f"{self.settings.show(written)}: no shape of {name} is known"
             hint = f"give a config.json, or a name of models/: `arguments={written}=NAME`"
             self.settings.refuse(what, hint, "unsupported-model", path=written)
@@ -174,9 +174,9 @@ class _Words:
             what = f"every sample is counted as long as the longest, {longest:,} tokens"
             self.settings.notes.append(f"{what}: `sequence=N` counts others")
 
-    def note_devices(self, nodes: str, each: str, usual: int) -> None:
+    def note_devices(self, nodes: str, per_node: str, usual: int) -> None:
         """Note devices that the script does not have, as far as it says them."""
-        sizes = [self.settings.known(name) for name in (nodes, each)]
+        sizes = [self.settings.known(name) for name in (nodes, per_node)]
         counts = [size if isinstance(size, int) else None for size in sizes]
         said = (counts[0] or 1) * (counts[1] or usual)
         if said != self.devices:
@@ -356,7 +356,7 @@ def _dialect(name: str, title: str, tried: str, translate: Callable[[_Words], No
     def read(settings: Settings, asked: Asked) -> Stated:
         words = _Words(settings, asked.devices)
         if not asked.layers:
-            words.check_passed()
+            words.refuse_unknown_words()
             translate(words)
         found = read_arguments(settings.translate(words.values, words.written), asked, name)
         packed = {"documents": words.documents} if words.documents else {}

@@ -178,7 +178,7 @@ def _check_letters(settings: Settings, letters: str, model: Transformer) -> None
 def _model(settings: Settings, trainer: str, ranks: int) -> Transformer:
     """The shape: of a model that is named, with what is said otherwise, or as it is said."""
     before = len(settings.faults)
-    base, fields = _find_named(settings), trainer == "megatron-bridge"
+    base, fields = _find_base(settings), trainer == "megatron-bridge"
 
     def usual(field: str, otherwise: Any = None) -> Any:
         return getattr(base, field) if base else otherwise
@@ -298,12 +298,12 @@ def _has_groups(settings: Settings, usual: bool) -> bool:
     return usual or flagged or of_checkpoint
 
 
-def find_named(said: str) -> Transformer | None:
+def look_up_model(said: str) -> Transformer | None:
     """The model of a configuration that lies there, or whose name stands in a text."""
     return (find_transformer(said) if "/" in said else None) or named_transformer(said)
 
 
-def _find_named(settings: Settings) -> Transformer | None:
+def _find_base(settings: Settings) -> Transformer | None:
     """The model that a text without a shape names: itself, or in what it calls."""
     if settings.form == "script" and settings.value("num_layers") is not None:
         return None
@@ -313,7 +313,7 @@ def _find_named(settings: Settings) -> Transformer | None:
         names += [value for value in values if isinstance(value, Called)]
         names += [name for value in values for name in unknown_names(value)] + settings.unread
     for said in names:
-        if found := find_named(said):
+        if found := look_up_model(said):
             settings.notes.append(f"the shape of {found.name}, which {said} names")
             return found
     return None

@@ -143,17 +143,9 @@ class Columns:
         columns = (self.p > 1, self.v > 1, self.e * self.etp > 1, self._shard)
         code = ((columns[0] * 2 + columns[1]) * 2 + columns[2]) * len(SHARDS) + columns[3]
         rows, place = np.unique(code, return_index=True, return_inverse=True)[1:]
-        able = [
-            not any(
-                find_faults(
-                    work,
-                    structs.replace(self.layout(row), recompute=way.recompute, modules=way.modules),
-                    self._question.batch,
-                    OF_WAYS,
-                )
-            )
-            for row in rows
-        ]
+        batch = self._question.batch
+        some = (with_way(self.layout(row), way) for row in rows)
+        able = [not any(find_faults(work, layout, batch, OF_WAYS)) for layout in some]
         return np.array(able, dtype=bool)[place]
 
     def _again(self, work: Training, way: Layout, share: float) -> Floats | float:
@@ -269,6 +261,11 @@ class Columns:
         interleaved = ((v - 1) * p + 2 * behind - 1) / v
         found: Floats = np.minimum(m, np.where(v == 1, behind, interleaved))
         return found
+
+
+def with_way(layout: Layout, way: Layout) -> Layout:
+    """The layout with another way to recompute."""
+    return structs.replace(layout, recompute=way.recompute, modules=way.modules)
 
 
 def _rows(work: Training, question: Question) -> Iterator[tuple[int, ...]]:

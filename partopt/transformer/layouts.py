@@ -11,7 +11,7 @@ from msgspec import structs
 
 from partopt.documents.engine import MODULES, Layout
 from partopt.transformer.block import Shape, Training
-from partopt.transformer.columns import OF_WAYS, Bools, Columns, Floats, Question
+from partopt.transformer.columns import OF_WAYS, Columns, Question, with_way
 from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import Estimate, estimate, iteration_s
 
@@ -55,7 +55,7 @@ def find_layouts(work: Training, question: Question) -> Found:
     for bound_s, core, ways in able.by_seconds(work, partly and fixed.recompute is None):
         if len(fastest) >= ENOUGH and bound_s > sorted(fastest.values())[ENOUGH - 1]:
             break
-        for layout in [_with_way(core, way) for way in ways]:
+        for layout in [with_way(core, way) for way in ways]:
             candidate = estimate(work, layout, batch, most)
             every.append(candidate)
             if candidate.memory_bytes > room or not _is_usual(work, layout, fixed):
@@ -132,7 +132,7 @@ def find_fastest(
             if bound_s >= below:
                 break
             for way in laid:
-                layout: Layout | None = _with_way(core, way)
+                layout: Layout | None = with_way(core, way)
                 assert layout
                 if way.recompute == "always" and fewer:
                     layout = _fewer_again(last, layout, batch, most)
@@ -168,24 +168,19 @@ class _Able:
         fixed, columns = question.fixed, Columns.of(work, question)
         small = structs.replace(fixed, microbatch=1)
         self._ways = [
-            way for way in ways if not usual or _is_usual(work, _with_way(small, way), fixed)
+            way for way in ways if not usual or _is_usual(work, with_way(small, way), fixed)
         ]
         if usual:
             sizes = {b: _is_usual(work, Layout(microbatch=b), fixed) for b in {*columns.b.tolist()}}
             columns = columns.take(np.isin(columns.b, [b for b, able in sizes.items() if able]))
         self._columns = columns.take(columns.state_bytes(work) <= most)
         self._bytes = np.full(len(self._columns.rows), math.inf)
-        for way in {id(way): way for way in (self._ways[:1] + self._ways[-1:])}.values():
-            self._bytes = np.minimum(self._bytes, self._needed(self._columns, way))
-        self._keep(self._bytes <= most)
-
-    def _keep(self, which: Bools) -> None:
-        self._columns, self._bytes = self._columns.take(which), self._bytes[which]
-
-    def _needed(self, columns: Columns, way: Layout, share: float = 1.0) -> Floats:
-        """Bytes that layouts need at least with a way to recompute; infinite if they have none."""
-        able = columns.allow(self._work, way)
-        return np.where(able, columns.bytes(self._work, way, share), math.inf)
+        for way in dict.fromkeys(self._ways[:1] + self._ways[-1:]):
+            able = self._columns.allow(work, way)
+            needed = np.where(able, self._columns.bytes(work, way), math.inf)
+            self._bytes = np.minimum(self._bytes, needed)
+        fits = self._bytes <= most
+        self._columns, self._bytes = self._columns.take(fits), self._bytes[fits]
 
     def is_any(self) -> bool:
         """Whether one fits."""
@@ -207,9 +202,10 @@ class _Able:
         columns = self._columns.take(self._columns.seconds(least, _NEVER) < below)
         by_way = np.full((len(self._ways), len(columns.rows)), math.inf)
         for way, found in zip(self._ways, by_way, strict=True):
+            able = columns.allow(self._work, way)
             parts = _SHARES if fewer and way.recompute == "always" else 1
             for part in reversed(range(parts)):
-                fits = self._needed(columns, way, (part + 1) / parts) <= self._most
+                fits = able & (columns.bytes(self._work, way, (part + 1) / parts) <= self._most)
                 some = columns.take(fits)
                 found[fits] = some.seconds(work, way, part / parts if parts > 1 else 1.0)
         bounds = by_way.min(axis=0, initial=math.inf)
@@ -251,16 +247,15 @@ def _first(over: Callable[[int], float], low: int, high: int) -> int | None:
 
 def _find_least(work: Training, question: Question) -> Estimate | None:
     """The layout that needs least; those are tried whose state alone is less."""
-    found, batch = list[Estimate](), question.batch
-
-    def bound(columns: Columns) -> Floats:
-        return columns.state_bytes(work)
-
-    for bytes_, laid in walk(work, question, math.inf, bound):
-        if found and bytes_ > found[0].memory_bytes:
+    found, ways, columns = None, _ways(work, question.fixed), Columns.of(work, question)
+    needed = columns.state_bytes(work)
+    for row in np.argsort(needed, kind="stable"):
+        if found and needed[row] > found.memory_bytes:
             break
-        found = [min([*found, estimate(work, laid[-1], batch)], key=lambda one: one.memory_bytes)]
-    return found[0] if found else None
+        for layout in [*_with_ways(work, columns.layout(row), question.batch, ways)][-1:]:
+            one = estimate(work, layout, question.batch)
+            found = min(found or one, one, key=lambda known: known.memory_bytes)
+    return found
 
 
 def any_fits(work: Training, question: Question) -> bool:
@@ -303,31 +298,11 @@ def _usual(
     return [one for one in usual if one.memory_bytes <= room] or usual or [*fitting]
 
 
-def walk(
-    work: Training,
-    question: Question,
-    most: float = math.inf,
-    bound: Callable[[Columns], Floats] | None = None,
-) -> Iterator[tuple[float, list[Layout]]]:
-    """The layouts of a question, those together that differ in what is made again alone.
-
-    Of these the first takes least time, and the last needs least memory. None surely needs more
-    than `most` bytes. With a `bound` of what all of some have at least, those come in its order,
-    and it is yielded, too.
-    """
-    ways, columns = _ways(work, question.fixed), Columns.of(work, question)
-    if most < math.inf:
-        columns = columns.take(columns.state_bytes(work) <= most)
-    bounds = bound(columns) if bound else np.zeros(len(columns.rows))
-    for row in np.argsort(bounds, kind="stable"):
-        if laid := [*_with_ways(work, columns.layout(row), question.batch, ways)]:
-            yield float(bounds[row]), laid
-
-
 def layouts(work: Training, devices: int, batch: int, fixed: Layout) -> Iterator[Layout]:
     """Every layout on all devices with the parts that are `fixed`, which the trainer can run."""
-    for _, laid in walk(work, Question(devices, batch, math.inf, fixed)):
-        yield from laid
+    columns, ways = Columns.of(work, Question(devices, batch, math.inf, fixed)), _ways(work, fixed)
+    for row in range(len(columns.rows)):
+        yield from _with_ways(work, columns.layout(row), batch, ways)
 
 
 def _ways(work: Training, fixed: Layout) -> list[Layout]:
@@ -353,13 +328,9 @@ def _with_ways(
 ) -> Iterator[Layout]:
     """A layout with those of the ways to recompute that it can have."""
     for way in ways:
-        full = _with_way(core, way)
+        full = with_way(core, way)
         if not any(find_faults(work, full, batch, OF_WAYS)):
             yield full
-
-
-def _with_way(core: Layout, way: Layout) -> Layout:
-    return structs.replace(core, recompute=way.recompute, modules=way.modules)
 
 
 def module_sets(work: Training) -> Sequence[str]:

@@ -14,7 +14,7 @@ from partopt.errors import PartoptError
 from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.search.layout_questions import question_of, training_for
-from partopt.transformer.columns import Columns, Question
+from partopt.transformer.columns import Columns, Question, with_way
 from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import estimate, iteration_s
 from partopt.transformer.layouts import module_sets
@@ -22,13 +22,6 @@ from tests.transformer.helpers import EXPERTS, KINDS, LLAMA, training
 
 DEVICES, BATCH = 8, 16
 WITHIN = 1 + 1e-9  # rounding
-
-
-def with_way(layout, way):
-    return Layout(
-        **{name: getattr(layout, name) for name in layout.__struct_fields__}
-        | {"recompute": way.recompute, "modules": way.modules}
-    )
 
 
 def ways_of(work):
