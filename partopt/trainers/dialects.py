@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from partopt.configurations.marks import is_unset, marks_of, strip_marks
 from partopt.configurations.settings import Settings
 from partopt.documents.plan import Plan
-from partopt.documents.transformer import ADAPTED
+from partopt.documents.transformer import ADAPTED, Loss
 from partopt.trainers.megatron import BRIDGE, MEGATRON, read_arguments
 from partopt.trainers.megatron_arguments import ADAPTING, look_up_model
-from partopt.trainers.megatron_model import OFFLOAD, model_arguments
+from partopt.trainers.megatron_model import COMPILED, OFFLOAD, model_arguments
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import Asked, Stated, Trainer
 
@@ -27,7 +27,7 @@ _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "conte
 _PICTURES = re.compile(r"[-_]vl[-_]|omni|internvl|llava|ovis|glm-?[0-9.]+v", re.I)
 _PAIRS = ("dpo", "rm")  # whose samples are chosen and rejected ones
 _GENERATING = ("grpo", "gkd")
-_OTHER_HEADS = ("seq_cls", "embedding", "reranker", "generative_reranker")
+_SMALL_HEADS = ("seq_cls", "embedding", "reranker")  # a number or a few of a sample
 # flags of generation, data and phases, some of which are called as Megatron's are
 _OF_SWIFT = re.compile(
     r"(vllm|sglang|lora|freeze_vit|freeze_aligner|packing|offload_(model|optimizer|bridge)|target)\w*"
@@ -54,6 +54,7 @@ _OF_LAYOUTS = {
     *("sequence_parallel", "tp_comm_overlap", "cross_entropy_loss_fusion", "grad_reduce_in_bf16"),
     *("use_precision_aware_optimizer", *OFFLOAD),
 }
+_LOSSES = {"compiled": {"loss": COMPILED}, "none": {"loss": Loss(passes=0, held=0)}}
 # arrays, and variables on a line of their own
 _PASSED = re.compile(r"(?m)^[^#\n]*\$\{(\w+)\[[@*]\]\}|^\s*\"?\$\{?(\w+)\}?\"?\s*\\?$")
 _BY_MEGATRON = re.compile(r"(?m)^[^#\n]*(ppo_megatron_trainer|(model_engine|strategy)=megatron)")
@@ -72,7 +73,7 @@ class _Words:
         self.written = dict[str, str]()
         self.rest = ""  # before arguments that it does not write as others
         self.on = ("",)  # arguments that are something where nothing is said
-        self.documents = 0  # mean tokens of what a microbatch is full of
+        self.facts = dict[str, object]()  # beside those that Megatron's arguments say
         self.per_rank = ""  # what says the tokens of a microbatch on a rank
         self.given = settings.number("seq_length")  # before what the script says
 
@@ -161,7 +162,8 @@ class _Words:
         self.written["seq_length"] = per_rank
         self.values |= {"seq_length": tokens or None, "micro_batch_size": 1}
         self.values["global_batch_size"] = counted
-        self.documents = mean if mean < tokens else 0
+        if mean < tokens:
+            self.facts["documents"] = mean
         if mean:
             size = f"{samples:,} samples of {mean:,} tokens"
             what = f"{size} are counted as {counted:,} full microbatches of {tokens:,}"
@@ -209,6 +211,10 @@ def _translate_swift(words: _Words) -> None:
     words.on = ("recompute_granularity",)
     if str(settings.find("torch_dtype")) in ("float16", "fp16"):
         words.values |= {"fp16": True, "bf16": False}
+    small = settings.find("task_type") in _SMALL_HEADS or way == "rm"
+    fused = settings.has("cross_entropy_loss_fusion", default=True)
+    if small or (fused and not way and settings.find("cross_entropy_fusion_impl") != "te"):
+        words.facts["loss"] = "none" if small else "compiled"
     words.name_model("model")
     pair = 1 + (way in _PAIRS and not settings.has("packing"))  # a packed row has both
     words.values["micro_batch_size"] = pair * words.number("micro_batch_size", 1)
@@ -217,8 +223,9 @@ def _translate_swift(words: _Words) -> None:
     more = words.number("max_completion_length", 512) if way in _GENERATING else 0
     if settings.has("packing") or not longest:
         words.take("seq_length", "max_length")
-        words.documents = words.number(_MEAN) if settings.has("packing") else 0
-        if settings.has("packing") and not words.documents:
+        if settings.has("packing") and (mean := words.number(_MEAN)):
+            words.facts["documents"] = mean
+        elif settings.has("packing"):
             what = "attention is counted over the whole of what is packed"
             settings.note("packing", f"{what}: `arguments={_MEAN}=N` says how long samples are")
         words.values |= {"global_batch_size": samples, "seq_length": words.given or longest or None}
@@ -228,8 +235,9 @@ def _translate_swift(words: _Words) -> None:
         settings.note("rlhf_type", f"each sample of {way} is a pair, which is counted as two")
     if way:
         words.note_update(way, ("offload_model", "offload_optimizer"))
-    if settings.find("task_type") in _OTHER_HEADS:
-        settings.note("task_type", "the head is counted as one of the vocabulary")
+    if small:
+        what = "the head has the weights and the product of one of the vocabulary, and no logits"
+        settings.note("rlhf_type" if way == "rm" else "task_type", what)
     kind = next((name for name in ("tuner_type", "train_type") if settings.has(name)), "")
     goes_on = settings.has("adapters", "mcore_adapter")  # whose file says the rank
     if goes_on and not settings.states("lora_rank"):
@@ -359,8 +367,7 @@ def _dialect(name: str, title: str, tried: str, translate: Callable[[_Words], No
             words.refuse_unknown_words()
             translate(words)
         found = read_arguments(settings.translate(words.values, words.written), asked, name)
-        packed = {"documents": words.documents} if words.documents else {}
-        return dataclasses.replace(found, facts={**found.facts, **packed})
+        return dataclasses.replace(found, facts={**found.facts, **words.facts})
 
     def write(plan: Plan, settings: Settings) -> list[dict[str, object]]:
         assert MEGATRON.words
@@ -387,7 +394,10 @@ def _dialect(name: str, title: str, tried: str, translate: Callable[[_Words], No
         summary=f"{title}, whose engine is Megatron's",
         tried=tried,
         sources=Sources("megatron", name),
-        choices=BRIDGE.choices if name in ADAPTING else MEGATRON.choices,
+        choices={
+            **(BRIDGE.choices if name in ADAPTING else MEGATRON.choices),
+            "loss": {**MEGATRON.choices["loss"], **_LOSSES},
+        },
         read=read,
         write=None,
         words=write,

@@ -21,6 +21,7 @@ from partopt.documents.transformer import (
 
 PLAIN: Final = Loss(passes=52, held=6)
 FUSED: Final = Loss(passes=12, held=4)
+COMPILED: Final = Loss(passes=48, held=10)  # the fused one by torch's compiler
 # attention by a product, a kernel of scale, mask and softmax, dropout, and another product
 SCORES: Final = Scores(forward=9, backward=11, kept=5)
 BUCKET_ITEM = 4  # bytes of a gradient in a bucket, whose size Megatron takes in parameters
@@ -121,7 +122,7 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "fp8_recipe": fp8[1],
         "fp8_param_gather": about.practice.fp8_parameters,
         "fp4_format": "e2m1" if about.format == "nvfp4" else None,
-        "cross_entropy_loss_fusion": practice.loss == FUSED,
+        "cross_entropy_loss_fusion": practice.loss != PLAIN,
         "tp_comm_overlap": practice.tp_overlap == "buffers" and (layout.tp or 1) > 1,
         "sequence_parallel": practice.sequence_parallel and (layout.tp or 1) > 1,
         "grad_reduce_in_bf16": plan.engine.gradients == "parameters",

@@ -14,6 +14,8 @@ from partopt.errors import PartoptError
 from partopt.search.changes import change_text
 from partopt.search.jobs import read_job
 from partopt.search.judging import judge_layout
+from partopt.search.layout_questions import training_for
+from partopt.transformer.iteration import estimate
 
 SWIFT = """
 NPROC_PER_NODE=8 \\
@@ -109,6 +111,9 @@ def test_a_training_is_read_as_it_is_in_the_words_of_megatron(name):
     other = f"python pretrain_gpt.py --model-name {model} --seq-length {sequence} --bf16"
     other += f" --global-batch-size {batch} {flags} --sequence-parallel --use-distributed-optimizer"
     same, _ = read_job("megatron", other, topology())
+    if name == "ms-swift":  # whose loss torch compiles, or TransformerEngine has
+        assert job.facts["loss"] == "compiled"
+        job, _ = read(name, f"{text.rstrip()} --cross_entropy_fusion_impl te\n")
     if name == "slime":  # whose samples of 7,168 tokens fill up to 8,192
         assert job.global_batch == math.ceil(256 * 7168 / 8192 / 2) * 2 == 224
         same = same.with_(global_batch=224, facts={**same.facts, "documents": 7168})
@@ -171,6 +176,19 @@ def test_pairs_count_as_two_samples_and_completions_as_they_are():
     job, notes = read_job("ms-swift", way.format(answers), topology(), sequence=1000)
     assert job.sequence == 1000
     assert not any("the longest" in note for note in notes)
+
+
+@pytest.mark.parametrize("said", ["sft --task_type seq_cls", "rlhf --rlhf_type rm"])
+def test_a_head_that_is_not_the_vocabulary_has_no_logits(said):
+    job, notes = read("ms-swift", SWIFT.replace("megatron sft", f"megatron {said}"))
+    assert job.facts["loss"] == "none"
+    assert any("no logits" in note for note in notes)
+    layout, batch = job.layout, job.global_batch
+    few, all_of_them = (
+        estimate(training_for(one), layout, batch).memory
+        for one in (job, job.with_(facts={**job.facts, "loss": "compiled"}))
+    )
+    assert few["logits"] == 0 < all_of_them["logits"]
 
 
 def test_microbatches_of_tokens_ask_how_long_samples_are():
