@@ -88,7 +88,7 @@ class Row(NamedTuple):
 
 
 def read_rows() -> list[Row]:
-    """All that are stated; those with experts and all weights trained are of a kind of their own."""
+    """All that are stated; those that train all weights of experts are a kind."""
     rows = []
     with STATED.open() as file:
         for name, kind, packed, stated, *_ in [*csv.reader(file)][1:]:
@@ -96,7 +96,7 @@ def read_rows() -> list[Row]:
             job, _ = read_job("ms-swift", f"megatron {words} {_ALL}\n", cluster_of(devices))
             work = training_for(job)
             memory = estimate(work, fill_layout(job, work), batch_of(job)).memory
-            kind = "experts" if kind == "full" and job.model.experts else kind
+            kind = "experts" if kind == "full" and work.model.experts else kind
             parts = {part: size / _GIB for part, size in memory.items()}
             rows.append(Row(name, kind, packed == "True", float(stated), parts))
     return rows
@@ -107,8 +107,8 @@ def main() -> None:
     rows = read_rows()
     for row in sorted(rows, key=lambda row: (not row.packed, row.kind)):
         unknown = "" if row.packed else ", not packed"
-        found = sum(row.memory.values())
-        print(f"{row.name:26} {row.stated:3.0f} {found:5.1f} {row.error:+6.1%}  {row.kind}{unknown}")
+        sizes = f"{row.stated:3.0f} {sum(row.memory.values()):5.1f} {row.error:+6.1%}"
+        print(f"{row.name:26} {sizes}  {row.kind}{unknown}")
         if "--parts" in sys.argv:
             parts = (f"{part} {size:.1f}" for part, size in row.memory.items() if size >= 0.05)
             print(f"    {', '.join(parts)}")
