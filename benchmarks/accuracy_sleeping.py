@@ -171,7 +171,5 @@ def judge(case: Case, records: list[RankRecord]) -> Found:
 
     ordered = sorted(every, key=seconds)
     middle = ordered[(len(ordered) - 1) // 2]
-    own = with_measured_times(middle)
-    # an asynchronous run is compared over its steady state, and own times over the whole of it
-    own_s = own.makespan_s / middle.makespan_s * seconds(middle)
+    own_s = seconds(with_measured_times(middle))
     return Found(case, seconds(simulate(case.plan)), seconds(middle), own_s)

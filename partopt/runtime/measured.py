@@ -42,6 +42,7 @@ from partopt.simulator.kernel import simulate
 from partopt.simulator.runs import work_of
 from partopt.simulator.steady import steady_state
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
+from partopt.simulator.work import Work
 from partopt.what_if.conditions import Conditions, apply_conditions
 
 BUSY = 1.5  # processes that want to run, over cores, above which a machine is busy
@@ -259,7 +260,11 @@ def measured_execution(
         partial(_transfers, orders, times),
         _collectives(orders, times),
     )
-    work = work_of(plan)
+    return _execution(plan, orders, work_of(plan), timeline)
+
+
+def _execution(plan: Plan, orders: Order, work: Work, timeline: Timeline) -> Execution:
+    """That of a timeline: of all of it or, asynchronous, of its steady state."""
     if not schedule(plan.schedule).asynchronous:
         return Execution(plan, orders, work, timeline, None, 0.0, float(timeline.makespan))
     steady = steady_state(timeline, [stage.replicas for stage in plan.stages])
@@ -338,5 +343,4 @@ def with_measured_times(measured: Execution) -> Execution:
         topology=structs.replace(work.topology, levels=levels),
         known=None,
     )
-    found = simulate(measured.order, timed)
-    return dataclasses.replace(measured, work=timed, timeline=found, end_s=float(found.makespan))
+    return _execution(measured.plan, measured.order, timed, simulate(measured.order, timed))

@@ -1,12 +1,14 @@
 """What is said of a run, from records that are written by hand: a step of a few milliseconds."""
 
+import dataclasses
+
 import pytest
 
 from partopt.documents.actions import B, F
 from partopt.documents.engine import OF_TORCH, OWN, PARTOPT, TORCH
 from partopt.documents.training_run import MachineLoad
 from partopt.runtime.actions import RankRecord, actions_of
-from partopt.runtime.measured import RankResult, as_run, put_together
+from partopt.runtime.measured import RankResult, as_run, put_together, with_measured_times
 from partopt.runtime.training import PlannedTraining
 from partopt.schedules import order
 from partopt.schedules.placement import placement_of
@@ -91,6 +93,20 @@ def test_what_makes_a_run_doubtful_is_remarked(idle, before, backend, remarks):
     assert [each.partition(" before the run")[0].partition(", and what")[0] for each in found] == (
         remarks
     )
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_the_own_times_of_a_run_leave_out_what_its_devices_waited(schedule):
+    simulated = execute(straight(schedule, [1, 1], 8))
+    timeline, steady = simulated.timeline, simulated.steady
+    later = 2 * timeline.start  # between two actions, beside what the network takes
+    late = dataclasses.replace(timeline, start=timeline.start + later, end=timeline.end + later)
+    waited = dataclasses.replace(simulated, timeline=late)
+    if steady is not None:
+        slow = dataclasses.replace(steady, period_s=3 * steady.period_s)
+        waited = dataclasses.replace(waited, steady=slow)
+    assert waited.time_s > 2 * simulated.time_s
+    assert with_measured_times(waited).time_s == pytest.approx(simulated.time_s)
 
 
 SERIAL = straight("1f1b", [1] * 4, 8, cuts=[8] * 3, topology=flat(4, 50.0))
