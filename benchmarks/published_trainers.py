@@ -160,6 +160,16 @@ def show_runs(found: Sequence[Found], rows: bool) -> None:
         print(f"  {unknown} unknown")
 
 
+CHANCES = (0.0, 0.05, 0.5, 0.8, 0.95, 0.99)  # least ones of bins
+
+
+def by_chance(tries: Sequence[Found]) -> dict[float, list[tuple[float, bool]]]:
+    """Chances that tries were said to fit, and whether they ran, by the least chance of a bin."""
+    said = sorted((one.chance, one.ran) for one in tries if one.chance is not None)
+    groups = itertools.groupby(said, lambda one: max(low for low in CHANCES if low <= one[0]))
+    return {low: [*group] for low, group in groups}
+
+
 def show_fits(found: Sequence[Found]) -> None:
     """Whether partopt says rightly what ran out of memory, and bytes where they are published."""
     tables = tables_of([own for own in found if own.estimate])
@@ -176,11 +186,10 @@ def show_fits(found: Sequence[Found]) -> None:
             f"fits: {right / len(own):.1%} of {len(own)} tries said rightly ({', '.join(tried)}); "
             f"ran, said out {counts[True, False]}; out, said to fit {counts[False, True]}"
         )
-    for low, high in itertools.pairwise((0.0, 0.05, 0.5, 0.8, 0.9, 1.0, 1.01)) if own else ():
-        said = [each for each in own if low <= (each.chance or 0.0) < high]
-        mean = statistics.mean(each.chance or 0.0 for each in said) if said else 0.0
-        ran = sum(each.ran for each in said) / max(1, len(said))
-        print(f"  chance {mean:4.0%} in the mean of {len(said):3} tries: {ran:4.0%} ran")
+    for low, tries in by_chance(own).items():
+        mean = statistics.mean(chance for chance, _ in tries)
+        ran = statistics.mean(ran for _, ran in tries)
+        print(f"  chance from {low:4.0%}: {len(tries):3} tries, said {mean:5.1%}, ran {ran:5.1%}")
     for name in tables.keys() - set(tried):
         fit = sum(each.fits(USABLE) for each in tables[name])
         print(f"fits: {fit} of {len(tables[name])} that ran ({name})")

@@ -502,7 +502,7 @@ class Challenger(documents.StrictStruct, frozen=True, kw_only=True):
     """A layout that is worth a try: it may be faster, or needs more than is planned with.
 
     `iteration_s` and `memory_bytes` are by the closed form, `saved` is of the fastest that fits;
-    `fits_chance` is how many published runs it would fit, if it is off as they are.
+    `fits_chance` is how likely it fits, by the errors of published runs' memory.
     """
 
     layout: Layout
@@ -599,9 +599,9 @@ class Modelled(documents.StrictStruct, frozen=True, kw_only=True):
     Of `tried` layouts those `beside` it are the next that fit, and some that do not and would be
     faster; `left_out` is one that would be the fastest and is not believed. An iteration takes
     `by_count_s` with unequal blocks cut by count. A plan of the simplest layout says by which share
-    of its time at most others are faster, the `tie`; and how many published runs it would fit if
-    its memory is off as theirs, as `fits_chance`. Switches that help have their `levers`, one by
-    one; and all `together`. A `challenger` is worth a try.
+    of its time at most others are faster, the `tie`; and how likely it fits, the `fits_chance`.
+    Switches that help have their `levers`, one by one; and all `together`. A `challenger` is worth
+    a try.
     """
 
     model: Transformer

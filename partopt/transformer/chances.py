@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import NormalDist, median
+from statistics import NormalDist, mean, median
 
 from partopt.documents.transformer import RunErrors
 from partopt.transformer.block import Training
@@ -46,7 +46,7 @@ def errors_like(kind: str) -> RunErrors:
     `twentieth` is the error that one of twenty further runs is over, if these are as likely as
     those known: the next larger one of a ranked (n + 1)-th part (Vovk et al., 2005, conformal).
     """
-    known = sorted(map(abs, known_errors("seconds", kind)))
+    known = sorted(map(abs, known_errors(kind)))
     place = min(len(known), math.ceil(0.95 * (len(known) + 1)))
     return RunErrors(
         like=KINDS[kind], runs=len(known), half=median(known), twentieth=known[place - 1]
@@ -54,20 +54,37 @@ def errors_like(kind: str) -> RunErrors:
 
 
 @functools.cache
-def known_errors(of: str, kind: str = "") -> Sequence[float]:
-    """Relative errors of computed `seconds` or `bytes`, of runs of a kind, by default of all."""
+def known_errors(kind: str) -> Sequence[float]:
+    """Relative errors of the computed seconds of runs of a kind."""
+    return [float(row["seconds"]) for row in _rows() if row["kind"] == kind and row["seconds"]]
+
+
+@functools.cache
+def memory_factors() -> Mapping[str, NormalDist]:
+    """By source of runs: how the log of what they need to what is computed is distributed.
+
+    It is normal around 0, its deviation the root mean square of the source's runs.
+    """
+    squares: dict[str, list[float]] = {}
+    for row in _rows():
+        if row["bytes"]:
+            squares.setdefault(row["source"], []).append(math.log1p(float(row["bytes"])) ** 2)
+    return {source: NormalDist(0, math.sqrt(mean(known))) for source, known in squares.items()}
+
+
+def _rows() -> list[dict[str, str]]:
+    """Runs that no constant was fitted to, with their errors."""
     with _ERRORS.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["kind"] == kind or not kind]
-    return [float(row[of]) for row in rows if row[of]]
+        return [*csv.DictReader(file)]
 
 
 def fits_chance(needed_bytes: float, memory_bytes: float) -> float:
     """How likely a need that is computed fits a device with so many bytes in its name.
 
-    That is how many of the runs whose bytes are published it would fit, if it is off as theirs.
+    It is off as runs of one of the sources, any of which is as likely as another.
     """
-    errors, usable = known_errors("bytes"), USABLE * memory_bytes
-    return sum(needed_bytes <= usable * (1 + error) for error in errors) / len(errors)
+    room = math.log(USABLE * memory_bytes / needed_bytes)
+    return mean(factor.cdf(room) for factor in memory_factors().values())
 
 
 def expected_gain(saved: float, chance: float) -> float:

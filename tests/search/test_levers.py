@@ -393,11 +393,10 @@ def test_a_layout_that_is_far_slower_is_no_challenger():
 
 
 def test_chances_fall_with_what_is_needed():
-    chances = [fits_chance(share * USABLE * 80e9, 80e9) for share in (0.925, 1.0, 1.025)]
-    assert 0.9 < chances[0] < 1 and 0.3 < chances[1] < 0.7 and 0.1 < chances[2] < 0.3
-    shares = [fits_chance(0.01 * step * 80e9, 80e9) for step in range(50, 140)]
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] == 1 and shares[-1] == 0
+    chances = [fits_chance(0.01 * step * USABLE * 80e9, 80e9) for step in range(50, 151)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[50] == pytest.approx(0.5) and 0.8 < chances[45] < chances[40] < 0.95
+    assert 0.99 < chances[0] < 1 and 0 < chances[-1] < 0.01
 
 
 def test_a_layout_without_room_says_with_which_switch_it_fits():
