@@ -77,6 +77,44 @@ class Latent(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=Tr
     values: Count
 
 
+class Tower(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
+    """What makes tokens of pictures: blocks as GPT's, or `gated`, over patches of `patch` numbers.
+
+    So many `merged` patches are a token, which `aligner` parameters make of them; there are
+    `positions` of the `hidden` width. Patches see those of a picture of `picture` tokens, but in
+    all but `full` blocks a `window` of so many, where it has one.
+    """
+
+    blocks: Count
+    hidden: Count
+    ffn: Count
+    gated: bool = False
+    patch: Count
+    merged: Count = 1
+    positions: Index = 0
+    aligner: Count
+    picture: Count = 1024  # where it may be of any size, that of examples of ms-swift
+    window: Index = 0
+    full: Index = 0
+
+    @property
+    def matrices(self) -> int:
+        """Weights of a feed-forward."""
+        return 3 if self.gated else 2
+
+    @property
+    def parameters(self) -> int:
+        """All of them, but for norms and biases: 0.1 % and less."""
+        inside = self.hidden * (4 * self.hidden + self.matrices * self.ffn)
+        return self.blocks * inside + self.hidden * (self.patch + self.positions) + self.aligner
+
+    def seen(self, tokens: int) -> float:
+        """Patches that a patch sees in the mean of blocks, where a sample has so many tokens."""
+        whole = min(tokens, self.picture) * self.merged
+        full = self.full if self.window else self.blocks
+        return (full * whole + (self.blocks - full) * min(whole, self.window)) / self.blocks
+
+
 class Kind(NamedTuple):
     """A kind of block: whether its attention has a window, and whether it has experts."""
 
@@ -102,7 +140,7 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
     takes `experts_per_token`, of `groups` no more than `groups_per_token`, and all tokens one
     `shared_ffn` wide. The first `dense_first` blocks have none of these, and of the others every
     `experts_period`-th has them. As many blocks, with head and loss, predict `further` tokens.
-    `numerics` are None where nothing says them.
+    A `tower` makes some of the tokens of pictures. `numerics` are None where nothing says them.
     """
 
     name: str
@@ -132,6 +170,7 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
     groups: Index = 0
     groups_per_token: Index = 0
     further: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
+    tower: Tower | None = None
     numerics: Numerics | None = None
 
     def inconsistencies(self) -> Iterator[PartoptError]:
@@ -371,7 +410,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     save, joined by +, is there until the backward.
     Where `adapters` have a rank they alone are trained, beside the `adapted` products, joined by +
     (LoRA: Hu et al., 2021); with `adapter_dropout` some of their input is dropped. A sample is
-    packed of `documents` of so many tokens, which attend within themselves; 0 where it is one.
+    packed of `documents` of so many tokens, which attend within themselves; 0 where it is one. Of
+    a sample `images` tokens are of pictures, whose tower is there then; it may be trained.
     `keeps_outputs`: a stage keeps its output. `buffer_bytes` are what the trainer holds beside.
     """
 
@@ -412,6 +452,8 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     adapted: _Adapted = "+".join(ADAPTED)
     adapter_dropout: bool = False
     documents: Index = 0
+    images: Index = 0
+    tower_trained: bool = False
     optimizer_offload: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0
     offload_overlap: bool = False
     offload: Annotated[str, msgspec.Meta(pattern=rf"^({_OFFLOADED}(\+{_OFFLOADED})*)?$")] = ""

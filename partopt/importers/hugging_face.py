@@ -20,8 +20,9 @@ from msgspec import structs
 
 from partopt import documents
 from partopt.documents.files import PathLike, find_shipped, shipped_names
-from partopt.documents.transformer import OTHER_PARTS, Latent, Numerics, Transformer
+from partopt.documents.transformer import OTHER_PARTS, Latent, Numerics, Tower, Transformer
 from partopt.errors import PartoptError
+from partopt.importers.towers import read_tower
 
 _BEGIN = 100_000  # bytes of a file in which a configuration says its model_type
 _NAMES = {  # of what is read, as most configurations call it
@@ -241,9 +242,10 @@ def read_transformer(content: bytes, where: str, name: str) -> Transformer:
 
 def _find_text(raw: dict[str, Any]) -> dict[str, Any]:
     """The part of a configuration that is a language model, which alone is planned."""
-    kept = "model_type", "tie_word_embeddings"
+    kept = "model_type", "tie_word_embeddings", "vision_config", "of_pictures"
     while inside := next((raw[name] for name in _TEXT if isinstance(raw.get(name), dict)), None):
-        raw = {name: raw[name] for name in kept if name in raw} | inside | {"besides": OTHER_PARTS}
+        above = {"of_pictures": raw} | {name: raw[name] for name in kept if name in raw}
+        raw = above | inside | {"besides": OTHER_PARTS}
     if isinstance(kind := raw.get("model_type"), str) and kind in _TEXTS:
         raw = raw | {"model_type": _TEXTS[kind], "besides": OTHER_PARTS}
     return raw
@@ -326,6 +328,7 @@ def write_config(model: Transformer) -> dict[str, object]:
             raw |= {word: getattr(latent, field) for field, word in _LATENT.items()}
             raw["qk_nope_head_dim"] = model.head_size - latent.rotary
         raw |= {kind.further: model.further} if kind.further else {}
+        raw |= {"tower": structs.asdict(model.tower)} if model.tower else {}
         raw |= _write_numerics(model, name)
         if model.numerics and OTHER_PARTS in model.numerics.besides:
             raw["besides"] = OTHER_PARTS
@@ -423,6 +426,7 @@ class _Reader:
             "full_period": self._full_period(size["blocks"], window),
             "sinks": kind.sinks,
             "further": self._count(kind.further, 0) if kind.further else 0,
+            "tower": self._tower(size["hidden"]),
             "numerics": self._numerics(),
         }
         documents.refuse(self.faults, name)
@@ -434,6 +438,19 @@ class _Reader:
             causal=kind.causal,
             **values,
         )
+
+    def _tower(self, hidden: int) -> Tower | None:
+        """What reads pictures, where it is of a kind that is known."""
+        raw, said = self.raw, self.raw.get("vision_config")
+        try:
+            if "tower" in raw:
+                return msgspec.convert(raw["tower"], Tower)
+            whole = raw.get("of_pictures", raw)
+            return read_tower(said, whole, hidden) if isinstance(said, dict) else None
+        except (ArithmeticError, TypeError, ValueError, msgspec.ValidationError) as error:
+            hint = "leave it out: the text is planned alone then"
+            self.faults.append(PartoptError(f"vision_config: {error}", hint, code="invalid-value"))
+            return None
 
     def _experts(self, blocks: int) -> dict[str, int]:
         """The experts, and which blocks have some."""

@@ -233,9 +233,13 @@ def _head(plan: Plan, about: Modelled) -> Lines:
     if model.further:
         sizes.append(f"{model.further} further token{'s' * (model.further > 1)}")
     sizes.append(f"{model.parameters / 1e9:.1f} B parameters")
-    if model.numerics and OTHER_PARTS in model.numerics.besides:
-        sizes.append("its text alone")
     practice = about.practice
+    if practice.images and model.tower:
+        state = "trained" if practice.tower_trained else "frozen"
+        size = f"{model.tower.parameters / 1e9:.2f} B"
+        sizes.append(f"a tower of {size}, {state}, for {practice.images:,} tokens of pictures")
+    elif model.numerics and OTHER_PARTS in model.numerics.besides:
+        sizes.append("its text alone")
     graphs = f", graphs {practice.graphs}" if practice.graphs != "none" else ""
     trained = ""
     if practice.adapters:
@@ -310,7 +314,7 @@ def _cuts(plan: Plan, about: Modelled) -> Lines:
     said = ", ".join(
         f"{blocks} in {many} stages" if many > 1 else f"{blocks}" for blocks, many in runs
     )
-    if about.model.is_unequal and len(stages) > 1:
+    if (about.model.is_unequal or about.practice.images) and len(stages) > 1:
         parts.append(cut_text(stages))
     elif len(runs) > 1:
         parts.append(f"blocks {said}")

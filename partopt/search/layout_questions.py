@@ -46,6 +46,12 @@ def training_for(job: Job) -> Training:
             target=trainer.name,
         )
     practice, engine = run_with_facts(job)
+    tokens, model = practice.images, job.model
+    if tokens > (job.sequence if model.tower else 0):
+        what, hint = f"a sample has {job.sequence:,} tokens in all", "give those of its pictures"
+        if not model.tower:
+            what, hint = f"what reads pictures of {model.name} is not known", "leave `images` out"
+        raise invalid("images", tokens, what, hint)
     asked = question_of(job)
     rates, measured = rates_of(job.topology), job.calibrate
     calibration = list[Calibration]()
@@ -102,7 +108,8 @@ def usual_facts(job: Job) -> dict[str, str]:
     assert isinstance(job.model, Transformer)
     trainer, again = TRAINERS.lookup(job.trainer), job.layout.recomputation
     choices, practice = trainer.choices, trainer.practice
-    facts = {"ends": "free"} if job.model.is_unequal else {}
+    unequal = job.model.is_unequal or job.facts.get("images", "no") != "no"
+    facts = {"ends": "free"} if unequal else {}
     if "flash2" in (kernels := rates_of(job.topology).attention):
         facts["attention"] = "flash"
     elif practice and practice.scores is None and practice.attention not in kernels:

@@ -21,7 +21,7 @@ from partopt.trainers.megatron_model import COMPILED, OFFLOAD, model_arguments
 from partopt.trainers.sources import Sources
 from partopt.trainers.trainer import Asked, Stated, Trainer
 
-_MEAN = "tokens_per_sample"
+_MEAN, _IMAGES = "tokens_per_sample", "images"
 _LONGEST = "max"  # where every sample is counted as the longest
 _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _PICTURES = re.compile(r"[-_]vl[-_]|omni|internvl|llava|ovis|glm-?[0-9.]+v", re.I)
@@ -112,8 +112,11 @@ class _Words:
         """The whole number that the script has, a usual one where it has none."""
         return self.settings.number(written, least=0) or usual
 
-    def name_model(self, written: str) -> None:
-        """Take the model whose shape it is, of whose path the end is enough."""
+    def name_model(self, written: str, trains: bool) -> None:
+        """Take the model whose shape it is, of whose path the end is enough.
+
+        Where tokens of pictures are said it `trains` what reads them, or not.
+        """
         self.take("model_name", written)
         named = str(self.settings.value(written) or "").rstrip("/")
         name = named.rpartition("/")[2] if marks_of(named) else named
@@ -124,8 +127,12 @@ class _Words:
             what = f"{self.settings.show(written)}: no shape of {name} is known"
             hint = f"give a config.json, or a name of models/: `arguments={written}=NAME`"
             self.settings.refuse(what, hint, "unsupported-model", path=written)
+        elif images := self.number(_IMAGES):
+            self.facts |= {"images": images, "tower": "trained" if trains else "frozen"}
         elif _PICTURES.search(name):
-            self.settings.note(written, "its text alone is planned, not what reads pictures")
+            hint = f"`arguments={_IMAGES}=N` says the tokens of pictures that a sample has"
+            what = "its text alone is planned, not what reads pictures"
+            self.settings.note(written, f"{what}: {hint}")
         self.settings.check()
 
     def adapt(self, kind: str, rank: int, targets: object, dropout: object) -> None:
@@ -215,7 +222,8 @@ def _translate_swift(words: _Words) -> None:
     fused = settings.has("cross_entropy_loss_fusion", default=True)
     if small or (fused and not way and settings.find("cross_entropy_fusion_impl") != "te"):
         words.facts["loss"] = "none" if small else "compiled"
-    words.name_model("model")
+    trains = settings.states("freeze_vit") and not settings.has("freeze_vit")
+    words.name_model("model", trains)
     pair = 1 + (way in _PAIRS and not settings.has("packing"))  # a packed row has both
     words.values["micro_batch_size"] = pair * words.number("micro_batch_size", 1)
     samples = pair * words.number("global_batch_size", 16)
@@ -313,8 +321,9 @@ def _translate_verl(words: _Words) -> None:
     if settings.has(f"{actor}qat.enable", f"{engine}qat.enable"):
         what = "qat.enable: weights in few bits: not planned"
         settings.refuse(what, "leave it out", "unsupported-model")
-    words.name_model(f"{model}path")
-    if rank := words.number(f"{model}lora.rank") or words.number(f"{model}lora_rank"):
+    rank = words.number(f"{model}lora.rank") or words.number(f"{model}lora_rank")
+    words.name_model(f"{model}path", not (rank or settings.has(f"{actor}freeze_vision_tower")))
+    if rank:
         targets, dropout = (
             settings.value(f"{model}lora.{name}") for name in ("target_modules", "dropout")
         )

@@ -117,6 +117,8 @@ def _faults(plan: Plan) -> list[str]:
         faults = [what for what, names in lacks.items() if names and modules & names]
         if faults:
             return [f"it does not recompute {what}" for what in faults]
+        if about.practice.images:
+            return ["a tower is not written: `images=no` has the text alone"]
         if not grouped and (TOGETHER | {FUSED_EXPERTS}) & {*_offload(plan)}:
             return ["it does not offload what experts save that are not grouped"]
     if plan.schedule != "interleaved":
@@ -634,6 +636,8 @@ BRIDGE = dataclasses.replace(
             **{name: {"adapted": name} for name in ADAPTED},
         },
         "lora-dropout": {"no": {"adapter_dropout": False}, "yes": {"adapter_dropout": True}},
+        "images": {"no": {"images": 0}},
+        "tower": {"frozen": {"tower_trained": False}, "trained": {"tower_trained": True}},
     },
     levers=[lever._replace(flag=_FLAGS.get(lever.flag, lever.flag)) for lever in MEGATRON.levers],
     recipes=RECIPES,

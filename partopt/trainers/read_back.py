@@ -57,8 +57,9 @@ def _another_training(
     plan: Plan, about: Modelled, model: Transformer, parts: Sequence[Part], found: Stated
 ) -> Iterator[tuple[str, object, object]]:
     """What a training is, as it is planned and as it is said."""
+    unplanned = ["name", "numerics", *([] if about.practice.images else ["tower"])]
     for name in about.model.__struct_fields__:
-        if name not in ("name", "numerics"):
+        if name not in unplanned:
             yield f"`{name}` of the model", getattr(about.model, name), getattr(model, name)
     yield "the format", about.format, found.format
     yield "the sequence", about.sequence, found.sequence

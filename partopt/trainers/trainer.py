@@ -34,6 +34,7 @@ _OPEN: dict[str, tuple[str, type[str] | type[int], str]] = {
     # blocks of every stage, m of further tokens
     "ends": (r"[0-9]{1,4}m?(-[0-9]{1,4}m?){1,999}", str, "17-20-22-21"),
     "documents": (r"[1-9][0-9]{0,6}", int, "256"),
+    "images": (r"[1-9][0-9]{0,6}", int, "1024"),  # tokens of a sample
 }
 # what of a practice may be several of some names, joined by +
 _LISTED = {"offload": ("offload", OFFLOADED), "lora-targets": ("adapted", ADAPTED)}
@@ -255,6 +256,10 @@ class Trainer:
             what = "adapters are stepped by Adam, and parameters do not lie in shares"
             hint = f"leave `{'fsdp' if practice.fsdp else 'muon'}` out"
             raise invalid("lora", practice.adapters, what, hint)
+        if practice.images and (practice.fsdp or practice.tower_trained * practice.adapters):
+            what = "its tower is not planned in shares, nor trained beside adapters"
+            hint = f"leave `{'fsdp' if practice.fsdp else 'tower'}` out"
+            raise invalid("images", practice.images, what, hint)
         if practice.fsdp:
             engine = replace(engine, shard=(*engine.shard, "gradients", "parameters"))
         return practice, engine

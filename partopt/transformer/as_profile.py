@@ -127,8 +127,8 @@ def profile_of(work: Training, layout: Layout, batch: int) -> Profile:
     shape = degrees.shape
     group, slower = degrees.t * degrees.c, 1 + straggling(degrees.devices)
     layers, message = _layers(work, degrees, layout), round(work.message_bytes(shape))
-    end = layers[0].size
-    one = SharedParameter(name=f"{EMBEDDING}.weight", bytes=end, frozen=layers[0].frozen > 0)
+    end = layers[-1]
+    one = SharedParameter(name=f"{EMBEDDING}.weight", bytes=end.size, frozen=end.frozen > 0)
     shared = {name: [one] for name in (EMBEDDING, HEAD)} if model.tied else {}
     stepped = [layer.size - layer.frozen for layer in layers]
     return Profile(
@@ -191,8 +191,14 @@ def _layers(work: Training, degrees: Degrees, layout: Layout) -> list[_Layer]:
     inside = whole - (1 + model.further) * headed
     inside /= model.blocks + model.further
     logits = practice.loss.held * T * model.vocabulary / (1 if practice.loss.gathers else t)
-    embedding_s = first.embedding_s / 2
-    layers = [_Layer(EMBEDDING, "Embedding", end, embedding_s, embedding_s, frozen=frozen)]
+    read, before = work.pictures_s(shape), work.pictures
+    embedding_s = (first.embedding_s - sum(read)) / 2
+    seconds = embedding_s + read.forward, embedding_s + read.backward
+    layers = [_Layer(EMBEDDING, "Embedding", end, *seconds, frozen=frozen)]
+    if before:
+        size, held = 2 * before.tower.parameters, 2 * (before.tower.parameters - before.trained)
+        stash = before.kept_bytes(shape.b, shape.recompute == "always")
+        layers[0] = layers[0]._replace(size=end + size, frozen=frozen + held, stash=stash)
     for i, (kind, block) in enumerate(zip(work.kinds, _blocks(work, degrees, layout), strict=True)):
         again = block.whole_bytes if block.again_s and shape.recompute == "always" else 0.0
         seconds = block.forward_s, block.backward_s + block.again_s
@@ -231,7 +237,7 @@ def _step_s(
     ends its last backward behind the others.
     """
     sharers = degrees.sharers if layout.shard not in (None, "none") else 1
-    held = sum(sizes) - (sizes[0] if work.model.tied else 0)
+    held = sum(sizes) - (sizes[-1] if work.model.tied else 0)
     begins = [0, *stage_starts(work, degrees), len(sizes)]
     stages = [sum(sizes[slice(*bounds)]) for bounds in itertools.pairwise(begins)]
     first = held if degrees.p == 1 else sum(stages[:: degrees.p]) or held

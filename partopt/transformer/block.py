@@ -20,6 +20,7 @@ from partopt.transformer.adapters import SUM, Adapters
 from partopt.transformer.experts import Experts
 from partopt.transformer.halves import Half, Product
 from partopt.transformer.offloading import moved_bytes
+from partopt.transformer.pictures import Pictures
 from partopt.transformer.rates import COLLECTIVE_S, HOP_S, Rates, Seconds
 
 # of the exchanges of a tensor parallel group, what products that are split hide: torch's, 20 to
@@ -117,7 +118,7 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True)
 class Memo:
-    """What is computed so far, by shape: blocks of kinds, their mean, further tokens.
+    """What is computed so far, by shape: blocks of kinds, their mean, further tokens, pictures.
 
     Cuts, and layouts by question.
     """
@@ -125,6 +126,7 @@ class Memo:
     blocks: dict[Shape, Mapping[Kind, Block]] = field(default_factory=dict)
     means: dict[Shape, Block] = field(default_factory=dict)
     further: dict[Shape, Seconds] = field(default_factory=dict)
+    pictures: dict[Shape, Seconds] = field(default_factory=dict)
     cuts: dict[tuple[object, ...], Sequence[Any]] = field(default_factory=dict)
     insides: dict[tuple[Shape, Kind], Mapping[str, Seconds]] = field(default_factory=dict)
     spare_bytes: dict[Shape, float] = field(default_factory=dict)
@@ -252,6 +254,14 @@ class Training:
         """What alone is trained, where that is not all."""
         return Adapters(self.practice, self.rates, self.wide) if self.practice.adapters else None
 
+    @cached_property
+    def pictures(self) -> Pictures | None:
+        """What reads pictures, where samples have some."""
+        tower, practice = self.model.tower, self.practice
+        if not (tower and practice.images):
+            return None
+        return Pictures(tower, self.model, practice, self.rates, self.wide)
+
     @property
     def trained_ends(self) -> int:
         """Parameters of the embedding, or of the head, that are trained."""
@@ -298,8 +308,8 @@ class Training:
 
     @cached_property
     def is_unequal(self) -> bool:
-        """Whether blocks of the model are."""
-        return self.model.is_unequal
+        """Whether blocks of the model are, or pictures are read before the first."""
+        return self.model.is_unequal or self.pictures is not None
 
     def parameters(self, shape: Shape, kind: Kind | None = None) -> Parameters:
         """Those of a block on a rank, gathered if they lie in shares."""
@@ -769,8 +779,17 @@ class Training:
         return whole_s + rates.passes_s(T * V / t * loss.passes)
 
     def embedding_s(self, shape: Shape) -> float:
-        """Seconds of the embedding, forward and backward."""
-        return self.rates.passes_s(12 * self.tokens(shape) * self.model.hidden)
+        """Seconds of the embedding, forward and backward, and of what reads pictures before it."""
+        passes_s = self.rates.passes_s(12 * self.tokens(shape) * self.model.hidden)
+        return passes_s + sum(self.pictures_s(shape))
+
+    def pictures_s(self, shape: Shape) -> Seconds:
+        """Seconds of what reads pictures, which all ranks of the first stage do for them all."""
+        if not self.pictures:
+            return Seconds(0.0, 0.0)
+        if (known := self.memo.pictures).get(shape) is None:
+            known[shape] = self.pictures.seconds(shape.b, shape.recompute == "always")
+        return known[shape]
 
     def message_bytes(self, shape: Shape) -> float:
         """What a rank sends to the next stage."""

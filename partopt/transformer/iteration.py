@@ -36,7 +36,7 @@ CAPTURED = 0.06  # of activations, what graphs hold beside; assumed
 DISPATCH_BYTES = 2e9  # buffers of DeepEP and of HybridEP; assumed
 MORE_ROWS = 1.1  # of the mean, rows of experts at work
 OF_STATE = ("parameters", "gradients", "optimizer")
-LASTING = (*OF_STATE, "in shares", "buffers")  # allocated once
+LASTING = (*OF_STATE, "tower", "in shares", "buffers")  # allocated once
 WHOLE = 64
 # fitted
 STRAGGLER = 0.004  # the slowest of twice as many devices: runs of NeMo, 8 to 2,304 H100
@@ -288,7 +288,8 @@ def cut_of(work: Training, degrees: Degrees) -> str:
         for kind, block in blocks.items()
     }
     last = blocks[work.kinds[-1]]
-    embedding, head = Seconds(0.0, last.embedding_s), Seconds(0.0, last.head_s)
+    read_s = work.pictures_s(shape).forward
+    embedding, head = Seconds(read_s, last.embedding_s - read_s), Seconds(0.0, last.head_s)
     tokens = [further * seconds for seconds in work.further_s(shape)] if further else []
     if v == 1:
         units = [embedding, *(by_kind[kind] for kind in work.kinds), head]
@@ -383,10 +384,11 @@ def _stage_s(work: Training, degrees: Degrees, stage: Stage) -> Seconds:
     for block, count in zip(blocks, stage.counts, strict=True):
         forward_s += count * block.forward_s
         backward_s += count * (block.backward_s + degrees.again * block.again_s)
-    ends_s = stage.first * block.embedding_s + stage.last * block.head_s
+    read_s = stage.first * work.pictures_s(degrees.shape).forward
+    ends_s = stage.first * block.embedding_s - read_s + stage.last * block.head_s
     further = work.further_s(degrees.shape) if stage.further else Seconds(0.0, 0.0)
     return Seconds(
-        forward_s + stage.further * further.forward,
+        forward_s + stage.further * further.forward + read_s,
         backward_s + stage.further * further.backward + ends_s,
     )
 
@@ -398,7 +400,10 @@ def _seconds(
     block, L, p, m = _block(work, degrees), work.model.blocks, degrees.p, degrees.m
     parts = {name: m * L / p * sum(seconds) for name, seconds in block.parts.items()}
     parts["recomputation"] = m * L / p * block.again_s
-    parts["embedding and head"] = m / p * (block.head_s + block.embedding_s)
+    read_s = sum(work.pictures_s(degrees.shape))
+    parts["embedding and head"] = m / p * (block.head_s + block.embedding_s - read_s)
+    if work.pictures:
+        parts["tower"] = m / p * read_s
     if work.model.further:
         parts["further tokens"] = m / p * work.model.further * sum(work.further_s(degrees.shape))
     if p > 1:
@@ -594,6 +599,7 @@ def _parameters(work: Training, degrees: Degrees) -> tuple[float, float]:
     model, (t, _, _, p, *_) = work.model, degrees
     dense, experts = work.mean(degrees.shape).trained
     ends = work.trained_ends / t * (2 if p == 1 and not model.tied else 1)
+    ends += work.pictures.trained if work.pictures else 0
     return model.blocks * dense / p + ends, model.blocks * experts / p
 
 
@@ -696,6 +702,8 @@ def _kept_bytes(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, 
             whole = max(whole, block.whole_bytes)
     if work.practice.keeps_outputs:
         kept += work.block(shape).saved_bytes
+    if work.pictures and stage.first:
+        kept += work.pictures.kept_bytes(shape.b, shape.recompute == "always")
     if "qkv_linear" in shape.offload and degrees.p > 1 and work.model.latent is None:
         kept += degrees.v * work.message_bytes(shape)  # the schedule holds inputs of stages
     return kept, whole
@@ -752,7 +760,8 @@ def _stage_bytes(
     if shape.offload:
         contents = _contents(work, degrees, stage)
         whole += BLOCKS * max((block.copied_bytes for block, n in contents if n), default=0.0)
-    return {
+    tower = {"tower": tower_bytes(work, degrees, layout)} if work.pictures and stage.first else {}
+    return tower | {
         "parameters": whole_bytes,
         "gradients": work.gradient_bytes * held,
         "optimizer": _state(work) * stepped,
@@ -761,6 +770,14 @@ def _stage_bytes(
         "at work": working_bytes(work, shape, whole),
         "buffers": buffer_bytes(work, shape),
     }
+
+
+def tower_bytes(work: Training, degrees: Degrees, layout: Layout) -> float:
+    """Bytes of parameters, gradients and state of what reads pictures, on every rank that does."""
+    assert work.pictures
+    sharers = degrees.sharers if layout.shard == "optimizer" else 1
+    state_bytes = work.gradient_bytes + _state(work) / sharers
+    return 2 * work.pictures.tower.parameters + state_bytes * work.pictures.trained
 
 
 def host_bytes(work: Training, layout: Layout, batch: int) -> float:

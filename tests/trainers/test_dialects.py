@@ -264,7 +264,16 @@ def test_a_model_of_pictures_is_said_to_be_its_text():
     pictures = SWIFT.replace("Qwen2.5-7B-Instruct", "Qwen3-VL-30B-A3B-Instruct")
     job, notes = read("ms-swift", pictures)
     assert job.model.experts == 128
-    assert "--model: its text alone is planned, not what reads pictures" in notes
+    assert any("not what reads pictures: `arguments=images=N`" in note for note in notes)
+    for freezes, tower in (("", "frozen"), ("--freeze_vit false", "trained")):
+        job, notes = read("ms-swift", f"{pictures.rstrip()} {freezes}\n", images=512)
+        assert (job.facts["images"], job.facts["tower"]) == (512, tower)
+        assert training_for(job).pictures.trained == (tower == "trained") * 538_177_536
+        assert not any("reads pictures" in note for note in notes)
+    learned = VERL.replace("Qwen3-8B", "Qwen3-VL-8B-Instruct")
+    assert read("verl", learned, images=512)[0].facts["tower"] == "trained"
+    frozen = learned.replace('"$@"', "actor_rollout_ref.actor.freeze_vision_tower=True")
+    assert read("verl", frozen, images=512)[0].facts["tower"] == "frozen"
 
 
 def test_a_model_may_be_a_configuration_that_lies_there(tmp_path):

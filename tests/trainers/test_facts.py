@@ -42,7 +42,8 @@ PRACTICED = [name for name, trainer in TRAINERS.items() if trainer.practice]
 # what Megatron's practice, which the defaults are, has no use for
 UNUSED = {"compiled", "kept_selective", "shard_copies", "shards", "keeps_outputs"}
 UNUSED |= {"host_shards"}
-ADAPTERS = {"adapters", "adapted", "adapter_dropout"}  # which Megatron Bridge adds
+# which Megatron Bridge adds
+ADAPTERS = {"adapters", "adapted", "adapter_dropout", "images", "tower_trained"}
 
 
 @pytest.mark.parametrize("name", PRACTICED)
