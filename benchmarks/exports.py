@@ -164,7 +164,8 @@ def differences(plan: Plan, asked: Job) -> dict[str, str]:
     about = plan.transformer
     assert about
     one, other = (
-        structs.replace(own, name="", numerics=None) for own in (about.model, asked.model)
+        structs.replace(own, name="", numerics=None, tower=None)
+        for own in (about.model, asked.model)
     )
     layout = {
         name: getattr(plan.layout, name) or 1

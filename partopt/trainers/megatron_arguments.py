@@ -225,6 +225,7 @@ def _model(settings: Settings, trainer: str, ranks: int) -> Transformer:
         "chunked": usual("chunked", False),
         "sinks": settings.find("softmax_type") == "learnable" or usual("sinks", False),
         "further": _further(settings, usual("further", 0)),
+        "tower": usual("tower", None),
         "numerics": _read_numerics(settings, base, gated, latent is not None, fields),
     }
     if latent:
