@@ -93,7 +93,9 @@ def read_rows() -> list[Row]:
     with STATED.open() as file:
         for name, kind, packed, stated, *_ in [*csv.reader(file)][1:]:
             devices, words = ARGUMENTS[name]
-            job, _ = read_job("ms-swift", f"megatron {words} {_ALL}\n", cluster_of(devices))
+            images = {"images": "1024"} if "-VL-" in words else {}  # any number: it is frozen
+            text = f"megatron {words} {_ALL}\n"
+            job, _ = read_job("ms-swift", text, cluster_of(devices), images)
             work = training_for(job)
             memory = estimate(work, fill_layout(job, work), batch_of(job)).memory
             kind = "experts" if kind == "full" and work.model.experts else kind
