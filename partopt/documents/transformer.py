@@ -411,7 +411,7 @@ class Practice(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=
     Where `adapters` have a rank they alone are trained, beside the `adapted` products, joined by +
     (LoRA: Hu et al., 2021); with `adapter_dropout` some of their input is dropped. A sample is
     packed of `documents` of so many tokens, which attend within themselves; 0 where it is one. Of
-    a sample `images` tokens are of pictures, whose tower is there then; it may be trained.
+    a sample `images` tokens are of pictures, whose tower is there then, frozen or `tower_trained`.
     `keeps_outputs`: a stage keeps its output. `buffer_bytes` are what the trainer holds beside.
     """
 
