@@ -80,10 +80,10 @@ class Latent(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=Tr
 class Tower(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
     """What makes tokens of pictures, of patches of `patch` numbers.
 
-    Its `blocks` are `hidden` wide, their feed-forwards `ffn`, with or without a gate (`gated`); there
-    are so many `positions`. So many `merged` patches are a token, which `aligner` parameters make of
-    them. Patches see those of a picture of `picture` tokens, but in all but `full` blocks a `window`
-    of so many, where it has one.
+    Its `blocks` are `hidden` wide, their feed-forwards `ffn`, which may be `gated`; there are so
+    many `positions`. So many `merged` patches are a token, which `aligner` parameters make of them.
+    Patches see those of a picture of `picture` tokens, but in all but `full` blocks a `window` of
+    so many, where it has one.
     """
 
     blocks: Count
