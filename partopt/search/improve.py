@@ -92,7 +92,7 @@ class LocalSearch(Generic[T]):
             report_progress(min(1.0, self._spent / limit))
             if self._spent > limit or (start := next(self.starts, None)) is None:
                 break
-            self._keep(start, params.of_kind, max(params.rounds))
+            self.keep(start, params.of_kind, max(params.rounds))
             self._spent += self.evaluator.spent - before
 
     def simplest(self, complexity: Callable[[T], Any]) -> T | None:
@@ -104,7 +104,7 @@ class LocalSearch(Generic[T]):
             return None
         return found
 
-    def _keep(self, start: T, of_kind: int, of_all: int) -> None:
+    def keep(self, start: T, of_kind: int, of_all: int) -> None:
         """Keep a start that is one of the best, so many of its kind and of all."""
         alike = self._kinds.setdefault(self.kind(start), [])
         full = len(alike) == of_kind
@@ -183,6 +183,13 @@ class Improvement:
         for shape in shapes:
             if costs.slowest_s(shape) < self.search.best_s:
                 yield Candidate(shape)
+
+    def begin_with(self, others: Iterable[Partition]) -> None:
+        """Keep the stages of other searches that are as good as what was found."""
+        params = self.params.plans
+        for shape in self._shapes_of(others):
+            if self.evaluator.costs.slowest_s(shape) < self.search.best_s:
+                self.search.keep(Candidate(shape), params.of_kind, max(params.rounds))
 
     def _shapes_of(self, others: Iterable[Partition]) -> Iterator[Shape]:
         """Plans of others that cut where this chain may be cut, and with better cuts."""

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from partopt.cost.problem import Problem, Progress
+from partopt.cost.problem import (
+    CONTIGUOUS,
+    NESTED,
+    Partition,
+    Problem,
+    Progress,
+    partition_of,
+)
 from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import Interrupted, PartoptError, found_until_then
@@ -61,9 +68,9 @@ def search_rows(
 ) -> list[Row]:
     """The rows of the job's schedule, or of those that it leaves open; the best first.
 
-    `shown` are planners whose plans are wanted beside the best. Of several schedules those that
-    come near the best after a quick search are searched again. PartoptError where every schedule is
-    refused; Interrupted with the rows until then.
+    `shown` are planners whose plans are wanted beside the best. After a quick search several
+    schedules take the stages of one another, and those that come near the best are searched again.
+    PartoptError where every schedule is refused; Interrupted with the rows until then.
     """
     names, params = _schedules(job, within), SearchParams.at(job.effort)
     first = params.stages[0] if len(names) > 1 else params
@@ -77,6 +84,9 @@ def search_rows(
                 searches[-1].best_row(first)
             except PartoptError as error:
                 refusals[error.message] = error
+        found = [row.best for row in _rows_of(searches)]
+        for search in searches:
+            search.begin_with(found, first)
         if first != params and (rows := _rows_of(searches)):
             fastest = rate(rows[0].best)
             for search in searches:
@@ -131,7 +141,7 @@ def _schedules(job: Job, within: Within) -> list[str]:
 class Search:
     """The search of the variants of a job under one schedule.
 
-    It goes on from one effort to the next: what is found by name is what is found beside others.
+    It goes on from one effort to the next, with the stages of others where it is beside them.
     `shown` is as in `search_rows`, None for all. Unless it stands `alone`, variants that cannot fit
     are not searched, but for the first: other schedules may have plans that do. Of named `planners`
     all variants are searched that may be faster.
@@ -162,6 +172,19 @@ class Search:
         row = self.row_so_far()
         assert row
         return row
+
+    def begin_with(self, plans: Sequence[Plan], params: SearchParams) -> None:
+        """Take the stages of plans under other schedules where they are faster under this one."""
+        for variant, contest in self._contests.items():
+            problem, stages = variant.problem, list[Partition]()
+            for plan in plans:
+                alike = plan.schedule != problem.schedule and plan.family in (CONTIGUOUS, NESTED)
+                alike &= plan.layout.shard == problem.shard and plan.fits
+                if alike and plan.microbatch_size == problem.chain.microbatch_size:
+                    stages.append(partition_of(plan, problem.recompute_per_stage))
+            if contest.optimal and stages:
+                contest.optimal.begin_with(stages)
+                self._found[variant] = contest.plans_at(params)
 
     def row_so_far(self) -> Row | None:
         """The best plan that was found, also in a search that is interrupted, and others."""
