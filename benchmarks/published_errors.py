@@ -7,7 +7,8 @@ many runs are within what a page says of their kind, in half and in 19 of 20. `-
 errors of runs that no constant was fitted to, from which pages have it (`errors.csv` beside
 `partopt/transformer/chances.py`), and what is predicted of every run, which
 `tests/transformer/test_published.py` holds it to (`tests/golden/published.csv`). Runs of attention
-with sinks, to which one constant is fitted, are in the repository; the others are beside it.
+with sinks, to which one constant is fitted, and of state spaces, to Nano's of which one is, are in
+the repository; the others are beside it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from partopt.transformer.iteration import LASTING, RESERVED
 
 ROOT = Path(__file__).resolve().parent.parent
 SINKS = ROOT / "benchmarks/published_sinks.csv"
+STATES = ROOT / "benchmarks/published_states.csv"
 NEW = {"runs-more": DATA / "runs-more.csv", "runs-experts-more": DATA / "runs-experts-more.csv"}
 FILES = {"runs": DATA / "runs.csv", "runs-experts": DATA / "runs-experts.csv"} | NEW
-FILES["sinks"] = SINKS
+FILES |= {"sinks": SINKS, "states": STATES}
 ERRORS = ROOT / "partopt/transformer/errors.csv"
 RECORDED = ROOT / "tests/golden/published.csv"
 BESIDE_TORCH = 3e9  # of the buffers, what torch does not allocate
@@ -71,7 +73,7 @@ def predictions(files: Mapping[str, Path]) -> Iterator[dict[str, str]]:
 
 def recorded_errors() -> Iterator[dict[str, str]]:
     """Errors of runs that went through, of files that no constant was fitted to."""
-    for path in (*NEW.values(), SINKS):
+    for path in (*NEW.values(), SINKS, STATES):
         for found in read(path):
             errors = {"seconds": found.error if found.ran else None, "bytes": bytes_error(found)}
             if found.estimate and any(error is not None for error in errors.values()):

@@ -25,6 +25,7 @@ from partopt.documents.transformer import (
     Transformer,
 )
 from partopt.errors import PartoptError
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.search.layout_plans import simulate_layout
 from partopt.trainers import TRAINERS
@@ -181,7 +182,7 @@ def practice_of(row: Mapping[str, str]) -> Practice:
         changes |= {"scores": SCORES.get(kernel), "attention": KERNELS.get(kernel, kernel)}
     if own.ends == "fewer":  # as people run it who do not plan it
         changes["ends"] = "blocks" if row["ends_are_blocks"] == "yes" else "stage"
-    if int(row["experts"]):
+    if int(row["experts"]) or row["model"].startswith("nemotron"):
         changes["ends"] = ends_of(row) if int(row["pp"]) > 1 else "stage"
         changes["attention"] = NEWER.get(row["device_kind"], own.attention)
     return replace(
@@ -270,7 +271,13 @@ _OF_EXPERTS = (
 
 
 def model_of(row: Mapping[str, str]) -> Transformer:
-    """The model of a row; those with experts are gated, and have rotary positions."""
+    """The model of a row; those with experts are gated, and have rotary positions.
+
+    Of state spaces it is a shipped one, with as many further tokens as the run has.
+    """
+    if row["model"].startswith("nemotron"):
+        shipped = load_transformer(row["model"])
+        return replace(shipped, further=int(row["mtp"]), further_pattern="*E" * (row["mtp"] != "0"))
     number = {name: int(row[name]) for name in (*_WIDTHS, *_OF_EXPERTS)}
     llama = row["llama"] == "yes" or bool(number["experts"])
     groups, taken = GROUPS.get(row["model"], (0, 0))

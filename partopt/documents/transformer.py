@@ -116,16 +116,125 @@ class Tower(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=Tru
         return (full * whole + (self.blocks - full) * min(whole, self.window)) / self.blocks
 
 
-class Kind(NamedTuple):
-    """A kind of block: whether its attention has a window, and whether it has experts."""
+class Recurrence(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
+    """A state that tokens change and read one by one, in place of attention.
 
-    windowed: bool
-    experts: bool
+    By a `rule`: of `states` (Dao and Gu, 2024, Mamba-2), or a gated `delta` (Yang et al., 2025).
+    `heads` have values of `head_size`; `groups` have keys and queries of `keys` numbers. All three
+    are convolved over `kernel` tokens. `chunk` tokens are done at once.
+    """
+
+    rule: Literal["states", "delta"]
+    heads: Count
+    head_size: Count
+    groups: Count
+    keys: Count
+    kernel: Count = 4
+    chunk: Count
+
+    @property
+    def values(self) -> int:
+        """Width of the values of all heads: the input of the last product."""
+        return self.heads * self.head_size
+
+    @property
+    def convolved(self) -> int:
+        """Width of values, keys and queries."""
+        return self.values + 2 * self.groups * self.keys
+
+    @property
+    def joined(self) -> int:
+        """Width of the first product's output: those, a gate, and numbers that a head has."""
+        return self.convolved + self.values + self.heads * (2 if self.rule == "delta" else 1)
+
+    def parameters(self, hidden: int) -> int:
+        """Those between blocks so wide: two products, a convolution, a norm, and those of heads."""
+        inside = hidden * (self.joined + self.values) + self.convolved * self.kernel
+        if self.rule == "delta":
+            return inside + 2 * self.heads + self.head_size
+        return inside + self.convolved + 3 * self.heads + self.values  # with a bias
+
+
+class Indexer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
+    """What takes the `taken` keys that a token attends to (DeepSeek-AI, 2025, sparse attention).
+
+    It has `heads` of `head_size`. The first `first` blocks have one, and every `period`-th behind
+    them; those between attend to the same keys as the one before.
+    """
+
+    heads: Count
+    head_size: Count
+    taken: Count
+    period: Count = 1
+    first: Index = 0
+
+    def is_in(self, block: int) -> bool:
+        """Whether that block, of those numbered from 0, has one."""
+        return block < self.first or not (block + 1 - self.first) % self.period
+
+
+# what mixes tokens, and what is done with one by itself; `sparse` attention takes an indexer's keys
+Mixer = Literal["attention", "windowed", "indexed", "sparse", "delta", "states", "none"]
+Feed = Literal["dense", "experts", "none"]
+_MIXERS: dict[Mixer, str] = {
+    "attention": "",
+    "delta": "gated delta",
+    "states": "state space",
+    "none": "",
+}
+
+
+class Kind(NamedTuple):
+    """A kind of block: a mixer of tokens and a feed-forward, one of which there may not be."""
+
+    mixer: Mixer
+    feed: Feed
+
+    @property
+    def windowed(self) -> bool:
+        """Whether its attention has a window."""
+        return self.mixer == "windowed"
+
+    @property
+    def experts(self) -> bool:
+        """Whether it has experts."""
+        return self.feed == "experts"
+
+    @property
+    def attends(self) -> bool:
+        """Whether its mixer is attention."""
+        return self.mixer in ("attention", "windowed", "indexed", "sparse")
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether its mixer is a recurrence."""
+        return self.mixer in ("delta", "states")
+
+    @property
+    def halves(self) -> int:
+        """Those of a block that it has, each with a norm and a residual."""
+        return (self.mixer != "none") + (self.feed != "none")
 
     @property
     def name(self) -> str:
-        """In a word or two: `dense`, `experts`, `windowed dense`."""
-        return "windowed " * self.windowed + ("experts" if self.experts else "dense")
+        """In a word or more: `dense`, `windowed experts`, `state space`, `only experts`."""
+        if self.mixer == "none":
+            return f"only {self.feed}"
+        mixer = _MIXERS.get(self.mixer, self.mixer)
+        if self.feed == "none":
+            return mixer or self.mixer
+        return f"{mixer} {self.feed}".lstrip()
+
+
+# blocks that are half of others, as Megatron writes them in a pattern
+LETTERS = {
+    "M": Kind("states", "none"),
+    "G": Kind("delta", "none"),
+    "*": Kind("attention", "none"),
+    "-": Kind("none", "dense"),
+    "E": Kind("none", "experts"),
+}
+_Pattern = Annotated[str, msgspec.Meta(pattern=r"^[MG*E-]{0,1000}$")]
 
 
 class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaults=True):
@@ -135,13 +244,17 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
     keys and values of their own, or `latent` ones. They see all tokens or a `window` of the last
     ones, or of the `chunked` sequence; every `full_period`-th block sees all. `sinks` are in the
     scores beside tokens. Attention may be `causal`, positions `rotary`, the feed-forward `gated`,
-    embedding and head `tied`; there may be `dropout`.
+    embedding and head `tied`; there may be `dropout`. Attention is `output_gated` where queries
+    have a gate beside, sparse where there is an `indexer`. With a `recurrence` every
+    `full_period`-th block attends; or a `pattern` has a letter for each block, half of others.
 
     `ffn` is the width of a dense feed-forward. The `experts` are `expert_ffn` wide, a token
     takes `experts_per_token`, of `groups` no more than `groups_per_token`, and all tokens one
     `shared_ffn` wide. The first `dense_first` blocks have none of these, and of the others every
-    `experts_period`-th has them. As many blocks, with head and loss, predict `further` tokens.
-    A `tower` makes some of the tokens of pictures. `numerics` are None where nothing says them.
+    `experts_period`-th has them. Between two products experts may work in another width,
+    `expert_hidden`. As many blocks, with head and loss, predict `further` tokens: like the last
+    one, or those of a `further_pattern`. A `tower` makes some of the tokens of pictures. `numerics`
+    are None where nothing says them.
     """
 
     name: str
@@ -158,6 +271,10 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
     tied: bool = False  # embedding and head share their weight
     causal: bool = True
     latent: Latent | None = None
+    output_gated: bool = False
+    indexer: Indexer | None = None
+    recurrence: Recurrence | None = None
+    pattern: _Pattern = ""
     window: Index = 0
     chunked: bool = False
     full_period: Index = 0
@@ -165,19 +282,25 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
     experts: Index = 0
     experts_per_token: Index = 0
     expert_ffn: Index = 0
+    expert_hidden: Index = 0
     shared_ffn: Index = 0
     dense_first: Index = 0
     experts_period: Count = 1
     groups: Index = 0
     groups_per_token: Index = 0
     further: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
+    further_pattern: _Pattern = ""
     tower: Tower | None = None
     numerics: Numerics | None = None
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Heads that groups of keys do not divide, and experts that are not whole."""
         kinds = self.kinds() if self.blocks <= _MOST else []
-        dense, latent = any(not kind.experts for kind in kinds), self.latent
+        dense, latent = any(kind.feed == "dense" for kind in kinds), self.latent
+        others = {*self.further_kinds} - {*kinds} if kinds else set()
+        rule = self.recurrence.rule if self.recurrence else "none"
+        lacking = [kind for kind in kinds if kind.is_recurrent and kind.mixer != rule]
+        lacking += [kind for kind in kinds if kind.experts and not self.experts]
         faults = {
             "blocks": (self.blocks > _MOST, f"is more than the {_MOST:,} that can be planned"),
             "kv_heads": (self.heads % self.kv_heads, f"does not divide the {self.heads} heads"),
@@ -195,6 +318,11 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
                 f"does not divide the {self.experts} experts, or groups_per_token is missing",
             ),
             "head_size": (latent and latent.rotary > self.head_size, "has fewer than are rotary"),
+            "pattern": (
+                self.pattern and (len(self.pattern) != self.blocks or lacking),
+                f"is not of {self.blocks} blocks that the model has",
+            ),
+            "further_pattern": (others, "has kinds that no block is of"),
         }
         for path, (wrong, what) in faults.items():
             if wrong:
@@ -204,13 +332,28 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
 
     def kinds(self) -> list[Kind]:
         """The kind of every block, in order."""
-        return [
-            Kind(
-                bool(self.window) and bool((i + 1) % self.full_period if self.full_period else 1),
-                bool(self.experts) and i >= self.dense_first and not (i + 1) % self.experts_period,
-            )
-            for i in range(self.blocks)
-        ]
+        if self.pattern:
+            return [LETTERS[letter] for letter in self.pattern]
+        return [Kind(self._mixer(i), self._feed(i)) for i in range(self.blocks)]
+
+    def _mixer(self, i: int) -> Mixer:
+        if indexer := self.indexer:
+            return "indexed" if indexer.is_in(i) else "sparse"
+        sees_all = bool(self.full_period) and not (i + 1) % self.full_period
+        if self.recurrence and not sees_all:
+            return self.recurrence.rule
+        return "windowed" if self.window and not sees_all else "attention"
+
+    def _feed(self, i: int) -> Feed:
+        later = i >= self.dense_first and not (i + 1) % self.experts_period
+        return "experts" if self.experts and later else "dense"
+
+    @property
+    def further_kinds(self) -> list[Kind]:
+        """Those of a further token's blocks."""
+        if self.further_pattern:
+            return [LETTERS[letter] for letter in self.further_pattern]
+        return self.kinds()[-1:]
 
     @property
     def is_unequal(self) -> bool:
@@ -237,32 +380,55 @@ class Transformer(documents.StrictStruct, frozen=True, kw_only=True, omit_defaul
         """Weights of a feed-forward, or of an expert."""
         return 3 if self.gated else 2
 
+    @property
+    def queries(self) -> int:
+        """Width of what a product makes of queries, with a gate of the output."""
+        return self.q * (1 + self.output_gated)
+
+    @property
+    def expert_inputs(self) -> int:
+        """The width that experts take and give."""
+        return self.expert_hidden or self.hidden
+
     def width(self, kind: Kind) -> int:
         """That of the feed-forward that all tokens take: dense, or shared beside experts."""
-        return self.shared_ffn if kind.experts else self.ffn
+        return {"dense": self.ffn, "experts": self.shared_ffn, "none": 0}[kind.feed]
 
     def expert_parameters(self, kind: Kind) -> int:
         """Those of all experts of a block."""
-        return kind.experts * self.experts * self.matrices * self.hidden * self.expert_ffn
+        return kind.experts * self.experts * self.matrices * self.expert_inputs * self.expert_ffn
 
-    @property
-    def compressing_parameters(self) -> int:
-        """Those of a block that compress queries and keys, which no tensor parallel rank cuts."""
-        latent = self.latent
-        return self.hidden * (latent.queries + latent.keys + latent.rotary) if latent else 0
+    def whole_parameters(self, kind: Kind) -> int:
+        """Those of a block that no tensor parallel rank cuts: what compresses, and an indexer."""
+        whole = 2 * self.hidden * self.expert_hidden * kind.experts
+        if (latent := self.latent) and kind.attends:
+            whole += self.hidden * (latent.queries + latent.keys + latent.rotary)
+        if (indexer := self.indexer) and kind.mixer == "indexed":
+            made = (latent.queries if latent else 0) or self.hidden  # of which its queries are
+            whole += indexer.head_size * (indexer.heads * made + self.hidden + 2)
+            whole += indexer.heads * self.hidden
+        return whole
 
     def dense_parameters(self, kind: Kind) -> int:
-        """Those of a block beside its experts: attention, feed-forward, router, two norms.
+        """Those of a block beside its experts: mixer, feed-forward, router, norms.
 
         Biases are left out: 0.1 % and less.
         """
-        inside = self.matrices * self.width(kind) + self.experts * kind.experts + 2
+        inside = self.matrices * self.width(kind) + self.experts * kind.experts + kind.halves
+        return self.whole_parameters(kind) + self.hidden * inside + self._mixing_parameters(kind)
+
+    def _mixing_parameters(self, kind: Kind) -> int:
+        """Those of a mixer that tensor parallel ranks cut."""
+        if self.recurrence and kind.is_recurrent:
+            return self.recurrence.parameters(self.hidden)
+        if not kind.attends:
+            return 0
         if (latent := self.latent) is None:
-            return self.hidden * (2 * self.q + 2 * self.kv + inside)
+            return self.hidden * (self.queries + self.q + 2 * self.kv)
         expanded = (latent.queries or self.hidden) * self.q + latent.queries
         unturned = self.head_size - latent.rotary
         expanded += latent.keys * self.heads * (unturned + latent.values) + latent.keys
-        return self.compressing_parameters + expanded + self.hidden * (self.values + inside)
+        return expanded + self.hidden * self.values
 
     def block_parameters(self, kind: Kind) -> int:
         """Those of a block."""
@@ -597,7 +763,8 @@ class BlockParts(documents.StrictStruct, frozen=True, kw_only=True, omit_default
 class RunErrors(documents.StrictStruct, frozen=True, kw_only=True):
     """How far published `runs` `like` a plan's are from what is computed, of the seconds.
 
-    No constant was fitted to them, but one to those of attention with sinks. `half` are within one
+    No constant was fitted to them, but one to those of attention with sinks, and one to some of
+    state spaces. `half` are within one
     share, one of a `twentieth` is over the other.
     """
 

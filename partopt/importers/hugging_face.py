@@ -1,7 +1,7 @@
 """A transformer from its configuration: Hugging Face's config.json, or one of `models/`.
 
 Both have the same form; those of `models/` say their source beside. What a `Transformer` cannot say
-is refused by name: linear and sparse attention, state spaces, kinds of blocks in no period.
+is refused by name: other linear attention, an encoder, kinds of blocks in no period.
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import structs
 
 from partopt import documents
 from partopt.documents.files import PathLike, find_shipped, shipped_names
-from partopt.documents.transformer import OTHER_PARTS, Latent, Numerics, Tower, Transformer
+from partopt.documents.transformer import (
+    OTHER_PARTS,
+    Indexer,
+    Latent,
+    Numerics,
+    Recurrence,
+    Tower,
+    Transformer,
+)
 from partopt.errors import PartoptError
 from partopt.importers.towers import read_tower
 
@@ -54,6 +62,7 @@ class _Kind:
     full_period: int = 0  # of blocks that see all, where layer_types does not say it
     sinks: bool = False
     further: str = ""
+    recurrence: Literal["", "states", "delta"] = ""
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -65,6 +74,7 @@ _DEEPSEEK = _Kind(
     period="moe_layer_freq",
     further="num_nextn_predict_layers",
 )
+_DELTA = _Kind(recurrence="delta", further="mtp_num_hidden_layers")
 # the text of a model of several parts, and whose kind it is where it has another name
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _TEXTS = {
@@ -72,6 +82,7 @@ _TEXTS = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"), "qwen2"),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), "qwen3"),
     **dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"), "qwen3_moe"),
+    **{f"qwen3_5{kind}_text": f"qwen3_5{kind}" for kind in ("", "_moe")},
 }
 # names of models whose text has the shape of another, trained further
 _ALIASES = {
@@ -85,6 +96,36 @@ _LATENT = {
     "rotary": "qk_rope_head_dim",
     "values": "v_head_dim",
 }
+_DELTAS = {
+    "heads": "linear_num_value_heads",
+    "head_size": "linear_value_head_dim",
+    "groups": "linear_num_key_heads",
+    "keys": "linear_key_head_dim",
+    "kernel": "linear_conv_kernel_dim",
+}
+_STATES = {
+    "heads": "mamba_num_heads",
+    "head_size": "mamba_head_dim",
+    "groups": "n_groups",
+    "keys": "ssm_state_size",
+    "kernel": "conv_kernel",
+    "chunk": "chunk_size",
+}
+_RECURRENCES = {"delta": _DELTAS, "states": _STATES}
+_DELTA_CHUNK = 64  # as kernels have it (fla/ops/gated_delta_rule of flash-linear-attention)
+_INDEXER = {
+    "heads": "index_n_heads",
+    "head_size": "index_head_dim",
+    "taken": "index_topk",
+    "period": "index_topk_freq",
+    "first": "index_skip_topk_offset",
+}
+# what a pattern's letters are called in newer configurations
+_HALVES = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+_PATTERNS = {
+    "pattern": ("hybrid_override_pattern", "layers_block_type"),
+    "further_pattern": ("mtp_hybrid_override_pattern", "mtp_layers_block_type"),
+}
 _KINDS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2"), _Kind()),
     "mimo": _Kind(further="num_nextn_predict_layers"),
@@ -94,7 +135,18 @@ _KINDS = {
         _Kind(experts="num_local_experts", width="intermediate_size"),
     ),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _Kind(experts="num_experts")),
+    "qwen3_5": _DELTA,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe"), replace(_DELTA, experts="num_experts")),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe"), _DEEPSEEK),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _DEEPSEEK),
+    "nemotron_h": _Kind(
+        gated=False,
+        rotary=False,
+        experts="n_routed_experts",
+        shared="moe_shared_expert_intermediate_size",
+        further="num_nextn_predict_layers",
+        recurrence="states",
+    ),
     "gpt_oss": _Kind(
         experts="num_local_experts", width="intermediate_size", full_period=2, sinks=True
     ),
@@ -131,6 +183,15 @@ _NUMERICS = {
         ("deepseek_v2", "deepseek_v3", "kimi_k2"),
         Numerics(epsilon=1e-6, besides="deepseek's router"),
     ),
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_moe"),
+        Numerics(
+            epsilon=1e-6, query_key_norms=True, rotary_share=0.25, besides="qwen3_next's 1 + weight"
+        ),
+    ),
+    "deepseek_v32": Numerics(epsilon=1e-6, besides="deepseek's router"),
+    "glm_moe_dsa": Numerics(epsilon=1e-5, besides="deepseek's router"),
+    "nemotron_h": Numerics(epsilon=1e-5, activation="relu2", besides="deepseek's router"),
     "glm4_moe": Numerics(epsilon=1e-5, rotary_share=0.5, besides="deepseek's router"),
     "minimax_m2": Numerics(epsilon=1e-6, rotary_base=5e6, rotary_share=0.5, query_key_norms=True),
     "granitemoe": Numerics(epsilon=1e-6, besides="granite's multipliers"),
@@ -164,24 +225,27 @@ _WORDS = {
         "rotary_share": "rotary_pct",
     },
     "nemotron": {"epsilon": "norm_eps"},
+    "nemotron_h": {"epsilon": "layer_norm_epsilon", "activation": "mlp_hidden_act"},
     "glm4_moe": {"query_key_norms": "use_qk_norm"},
     "starcoder2": {"epsilon": "norm_epsilon", "bias": "use_bias"},
     "bert": {"epsilon": "layer_norm_eps"},
     "roberta": {"epsilon": "layer_norm_eps"},
 }
-_HINT = "it plans blocks of attention, full, latent or in a window, and a feed-forward or experts"
+_HINT = "it plans blocks of attention, gated delta or state spaces, and a feed-forward or experts"
 # what makes a model one of other blocks, by the fields that say so
 _OTHERS = {
-    "index_topk": "sparse attention, over keys that an indexer takes",
-    "index_n_heads": "sparse attention, over keys that an indexer takes",
-    "linear_attn_config": "blocks of linear attention",
-    "linear_num_key_heads": "blocks of linear attention",
-    "full_attention_interval": "blocks of linear attention",
-    "hybrid_override_pattern": "blocks of state spaces",
-    "mamba_d_state": "blocks of state spaces",
-    "mamba_num_heads": "blocks of state spaces",
+    "linear_attn_config": "blocks of other linear attention",
+    "mamba_d_state": "blocks of other state spaces",
     "is_encoder_decoder": "an encoder and a decoder",
 }
+# the same of models that do not have them
+_OF_KINDS = {
+    **dict.fromkeys(_INDEXER.values(), "sparse attention, over keys that an indexer takes"),
+    **dict.fromkeys(_DELTAS.values(), "blocks of linear attention"),
+    "full_attention_interval": "blocks of linear attention",
+    **dict.fromkeys(("hybrid_override_pattern", "mamba_num_heads"), "blocks of state spaces"),
+}
+_INDEXED = ("deepseek_v32", "glm_moe_dsa")
 
 
 def find_transformer(given: PathLike) -> Transformer | None:
@@ -324,6 +388,7 @@ def write_config(model: Transformer) -> dict[str, object]:
             raw["layer_types"] = [f"{'full' if every else word}_attention" for every in whole]
         raw |= {kind.dropout: 0.1 * model.dropout} if kind.dropout else {}
         raw |= _write_experts(model, kind) if kind.experts else {}
+        raw |= _write_mixers(model)
         if latent := model.latent:
             raw |= {word: getattr(latent, field) for field, word in _LATENT.items()}
             raw["qk_nope_head_dim"] = model.head_size - latent.rotary
@@ -343,6 +408,19 @@ def write_config(model: Transformer) -> dict[str, object]:
     )
 
 
+def _write_mixers(model: Transformer) -> dict[str, object]:
+    """What mixes tokens beside attention, and the pattern of blocks."""
+    raw: dict[str, object] = {}
+    if state := model.recurrence:
+        raw |= {word: getattr(state, name) for name, word in _RECURRENCES[state.rule].items()}
+        raw |= {"attn_output_gate": model.output_gated}
+        raw |= {} if model.pattern else {"full_attention_interval": model.full_period}
+    if indexer := model.indexer:
+        raw |= {word: getattr(indexer, name) for name, word in _INDEXER.items()}
+    written = {words[0]: getattr(model, name) for name, words in _PATTERNS.items()}
+    return raw | {word: letters for word, letters in written.items() if letters}
+
+
 def _write_experts(model: Transformer, kind: _Kind) -> dict[str, object]:
     """Experts in the words of a `model_type`."""
     shared, several = model.shared_ffn, kind.shared == "n_shared_experts"
@@ -358,6 +436,7 @@ def _write_experts(model: Transformer, kind: _Kind) -> dict[str, object]:
     if not kind.dense_first:
         raw["mlp_only_layers"] = [*range(model.dense_first)]
     raw |= {kind.shared: shared // max(1, model.expert_ffn) if several else shared}
+    raw |= {"moe_latent_size": model.expert_hidden} if model.expert_hidden else {}
     return raw | {kind.width: model.expert_ffn}
 
 
@@ -380,6 +459,9 @@ def _write_numerics(model: Transformer, kind: str) -> dict[str, object]:
 def _other_blocks(raw: dict[str, Any]) -> Iterator[PartoptError]:
     """What makes a model one of other blocks than partopt knows."""
     found = {path: what for path, what in _OTHERS.items() if raw.get(path)}
+    kind = str(raw.get("model_type"))
+    known = _KINDS.get(kind, _Kind()).recurrence or kind in _INDEXED
+    found |= {path: what for path, what in _OF_KINDS.items() if raw.get(path) and not known}
     kinds = raw.get("attn_type_list")
     if isinstance(kinds, list) and any(kind != 1 for kind in kinds):
         found["attn_type_list"] = "blocks of linear attention"
@@ -397,25 +479,31 @@ class _Reader:
         """The transformer, of which only types have been checked."""
         raw, kind = self.raw, self.kind
         names = {**_NAMES, **kind.names}
+        if kind.recurrence == "states":  # newer ones do not say it beside the pattern
+            raw = self.raw = {names["blocks"]: len(self._patterns()["pattern"])} | raw
         size = {key: self._count(names[key]) for key in names if key != "ffn"}
         heads, head_size = size["heads"], size["hidden"] // max(1, size["heads"])
-        head_size = self._count("head_dim", head_size)
+        head_size = self._count("head_dim", self._count("attention_head_dim", head_size))
         latent = None
         if raw.get("kv_lora_rank"):
             ranks = {name: self._count(word, 0) for name, word in _LATENT.items()}
             head_size = self._count("qk_nope_head_dim") + ranks["rotary"]
             latent = msgspec.convert(ranks, Latent)
-        experts = self._experts(size["blocks"]) if kind.experts else {}
+        patterns = self._patterns() if kind.recurrence == "states" else {}
+        has_experts = kind.experts and "E" in patterns.get("pattern", "E")
+        experts = self._experts(size["blocks"]) if has_experts else {}
         ffn = 0
-        if not experts or experts["dense_first"] or experts["experts_period"] > 1:
+        periodic = not experts or experts["dense_first"] or experts["experts_period"] > 1
+        if "-" in patterns["pattern"] if patterns else periodic:
             dense = kind.dense if kind.experts else names["ffn"]
             ffn = self._count(dense, 0 if kind.gated else 4 * size["hidden"])
         dropout = raw.get(kind.dropout, 0.1) if kind.dropout else 0.0
         windowed = raw.get("use_sliding_window", True)
-        window = self._count(kind.window, 0) if windowed else 0
+        window = self._count(kind.window, 0) if windowed and not kind.recurrence else 0
         values: dict[str, Any] = {
             **size,
             **experts,
+            **self._mixers(size["blocks"], patterns),
             "kv_heads": self._count("num_key_value_heads", heads),
             "head_size": head_size,
             "latent": latent,
@@ -452,6 +540,40 @@ class _Reader:
             self.faults.append(PartoptError(f"vision_config: {error}", hint, code="invalid-value"))
             return None
 
+    def _patterns(self) -> dict[str, str]:
+        """The letters of blocks that are half of others, and of those of further tokens."""
+        found = dict[str, str]()
+        for name, (letters, words) in _PATTERNS.items():
+            said, listed = self.raw.get(letters), self.raw.get(words)
+            if not isinstance(said, str):
+                said = "".join(_HALVES.get(str(word), "?") for word in listed or ())
+            if "further" in name and not self.raw.get(self.kind.further):
+                said = ""
+            if others := sorted({*said} - {*_HALVES.values()}):
+                self._refuse(letters, f"blocks of other kinds: {', '.join(others)}")
+            found[name] = said if not others else ""
+        return found
+
+    def _mixers(self, blocks: int, patterns: dict[str, str]) -> dict[str, Any]:
+        """What mixes tokens beside attention, and how the others attend."""
+        raw, rule, found = self.raw, self.kind.recurrence, dict[str, Any]()
+        if words := _RECURRENCES.get(rule):
+            usual = {"kernel": 4, "chunk": 128}
+            sizes = {name: self._count(word, usual.get(name)) for name, word in words.items()}
+            sizes = {"chunk": _DELTA_CHUNK} | sizes
+            found["recurrence"] = Recurrence(rule=rule or "delta", **sizes)
+        if rule == "delta":
+            found["output_gated"] = raw.get("attn_output_gate", True) is True
+        if raw["model_type"] in _INDEXED and raw.get("index_topk"):
+            usual = {"period": 1, "first": 0}
+            sizes = {name: self._count(word, usual.get(name)) for name, word in _INDEXER.items()}
+            sizes["first"] = max(sizes["first"], 1) if sizes["period"] > 1 else 0
+            found["indexer"] = indexer = Indexer(**sizes)
+            there = ["full" if indexer.is_in(i) else "shared" for i in range(blocks)]
+            if raw.get("indexer_types", there) != there:
+                self._refuse("indexer_types", "blocks with an indexer are in no period")
+        return found | patterns
+
     def _experts(self, blocks: int) -> dict[str, int]:
         """The experts, and which blocks have some."""
         raw, kind, width = self.raw, self.kind, self._count(self.kind.width)
@@ -474,6 +596,7 @@ class _Reader:
             "experts": self._count(kind.experts, raw.get("num_local_experts")),  # transformers 5
             "experts_per_token": self._count(kind.taken, self.raw.get("experts_per_token")),
             "expert_ffn": width,
+            "expert_hidden": self._count("moe_latent_size", 0),
             "shared_ffn": shared,
             "dense_first": first,
             "experts_period": max(1, period),
@@ -488,9 +611,13 @@ class _Reader:
             types = ["sliding_attention" if turned else "full_attention" for turned in positions]
         types = types if isinstance(types, list) else []
         known = {"full_attention", "sliding_attention", "chunked_attention"}
+        known |= {"linear_attention"} if self.kind.recurrence == "delta" else set()
+        known |= {"deepseek_sparse_attention"} if self.raw["model_type"] in _INDEXED else set()
         if others := sorted({*map(str, types)} - known):
             self._refuse("layer_types", f"blocks of other kinds: {', '.join(others)}")
-        if not window or not types:
+        if self.kind.recurrence == "delta" and not types:
+            return self._count("full_attention_interval", 4)
+        if not (window or self.kind.recurrence == "delta") or not types:
             return self.kind.full_period if window else 0
         see_all = [str(kind) == "full_attention" for kind in types]
         period = see_all.index(True) + 1 if True in see_all else 0

@@ -38,6 +38,7 @@ AGREES = 0.02  # of the time: a simulation that is so near confirms the closed f
 PUBLISHED_RANKS = 8  # over which experts lie in published runs, and more
 _LEAST = 0.005  # of an iteration: smaller parts are added up
 _APART = 0.002  # of an iteration: parts that differ less are not shown
+_RULES = {"states": "state spaces", "delta": "a gated delta"}
 _FEW = 3  # equal stages that are written out
 _NAMES = {
     "tensor": "tensor exchange",
@@ -230,6 +231,11 @@ def _head(plan: Plan, about: Modelled) -> Lines:
         sizes.append(f"{model.experts_per_token} of {model.experts} experts")
     if model.latent:
         sizes.append("latent keys")
+    if model.indexer:
+        sizes.append(f"sparse attention to {model.indexer.taken:,} keys")
+    if state := model.recurrence:
+        rest = sum(kind.is_recurrent for kind in model.kinds())
+        sizes.append(f"{rest} blocks of {_RULES[state.rule]}")
     if model.further:
         sizes.append(f"{model.further} further token{'s' * (model.further > 1)}")
     sizes.append(f"{model.parameters / 1e9:.1f} B parameters")
@@ -355,11 +361,16 @@ def _trust(plan: Plan, about: Modelled) -> Iterator[str]:
     if about.form and (errors := about.form.errors):
         trust += "; " + "where all is, " * (not computed)
         fitted = "to which one constant is fitted" if about.model.sinks else "outside the fit"
+        fitted = "to some of which one is" if about.model.recurrence else fitted
         trust += (
             f"on {errors.runs} published runs like this ({errors.like}), {fitted}, half within "
             f"{100 * errors.half:.1f} %, one of twenty over {100 * errors.twentieth:.1f} %"
         )
     yield trust
+    if about.form and not about.form.errors:
+        state = about.model.recurrence
+        what = _RULES[state.rule] if state else "sparse attention"
+        yield f"no published run of {what} is known: the seconds of such blocks are unverified"
     if about.practice.adapters:
         yield "of adapters alone five published runs are known, 2 to 9 % off"
     simulated_s = seconds_of(plan)

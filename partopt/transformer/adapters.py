@@ -58,8 +58,8 @@ class Adapters:
     def parameters_of_experts(self, model: Transformer) -> float:
         """Parameters of those of all experts of a block."""
         ups = (model.matrices - 1) * model.expert_ffn
-        wide = (model.hidden + ups) * ("fc1" in self.names)
-        wide += (model.hidden + model.expert_ffn) * ("fc2" in self.names)
+        wide = (model.expert_inputs + ups) * ("fc1" in self.names)
+        wide += (model.expert_inputs + model.expert_ffn) * ("fc2" in self.names)
         return self.rank * wide * model.experts
 
     def input_bytes(self, name: str) -> int:

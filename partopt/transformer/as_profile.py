@@ -209,12 +209,15 @@ def _layers(work: Training, degrees: Degrees, layout: Layout) -> list[_Layer]:
         name = f"{BLOCK}.{i}"
         one = _Layer(name, "Block", size, *seconds, inside, beside, block.saved_bytes)
         layers.append(one._replace(frozen=held))
-    joining = round(2 * model.joining_parameters / t)
-    size, held = layers[-1].size + joining, layers[-1].frozen + joining * bool(work.adapters)
     layers.append(_Layer(NORM, "Norm", 0))
     if further := model.further:
         forward_s, backward_s = (further * seconds for seconds in work.further_s(shape))
-        flops, stash = further * (inside + headed), further * (first.saved_bytes + logits)
+        joining, kinds = round(2 * model.joining_parameters / t), work.further_kinds
+        whole_frozen = sum(round(2 * work.frozen(shape, kind)) for kind in kinds)
+        size = sum(round(2 * sum(work.trained_parameters(shape, kind))) for kind in kinds)
+        size, held = size + whole_frozen + joining, whole_frozen + joining * bool(work.adapters)
+        saved = sum(block.saved_bytes for block in work.further_blocks(shape))
+        flops, stash = further * (inside + headed), further * (saved + logits)
         beside = further * working_bytes(work, shape, 0.0)
         one = _Layer(FURTHER, "Block", further * size, forward_s, backward_s, flops, beside, stash)
         layers.append(one._replace(frozen=further * held))

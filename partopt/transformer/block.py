@@ -39,6 +39,11 @@ GROUPED = 0.75  # of the operations, where experts have a capacity
 # bytes a score that attention with sinks takes longer, forward and backward: runs of GPT-OSS in
 # Megatron Bridge 26.02 to 26.08, whose kernels differ
 SINKS = (3.0, 6.0)
+# of convolution, chunks, states and norm of a recurrence over what is counted of them: fitted on
+# runs of Nemotron 3 Nano; and the share of a product's rate that products of chunks have, assumed
+RECURRENT = 3.0
+CHUNKS = 0.4
+PICKED = 8  # bytes a score of an indexer, written and read for the keys that are taken; counted
 
 # of a practice, what no block depends on, and what none of the parts inside one does
 _BESIDE_BLOCKS = ("ends", "optimizer_offload", "offload_overlap", "fsdp")
@@ -177,6 +182,12 @@ class Training:
             )
         if self.practice.offload:
             known.append(("offload", ["offload"] if self.rates.host_link else []))
+        if self.practice.adapters and (self.model.recurrence or self.model.indexer):
+            raise PartoptError(
+                f"{self.model.name}: adapters beside a recurrence or an indexer are not planned",
+                "leave `lora` out",
+                code="unsupported-model",
+            )
         for name, names in known:
             if name not in names:
                 raise unknown(
@@ -298,8 +309,13 @@ class Training:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kind of every block; of the last one are those that predict further tokens."""
+        """The kind of every block."""
         return tuple(self.model.kinds())
+
+    @cached_property
+    def further_kinds(self) -> tuple[Kind, ...]:
+        """The kinds of a further token's blocks."""
+        return tuple(self.model.further_kinds)
 
     @cached_property
     def counts(self) -> Mapping[Kind, int]:
@@ -314,7 +330,7 @@ class Training:
     def parameters(self, shape: Shape, kind: Kind | None = None) -> Parameters:
         """Those of a block on a rank, gathered if they lie in shares."""
         model, kind = self.model, kind or self.kinds[-1]
-        whole = model.compressing_parameters
+        whole = model.whole_parameters(kind)
         dense = (model.dense_parameters(kind) - whole) / shape.t + whole
         return Parameters(dense, model.expert_parameters(kind) / (shape.e * shape.etp))
 
@@ -412,11 +428,11 @@ class Training:
         pairs = zip(known[below], known[above], strict=True)
         return Scale(*(low + along * (high - low) for low, high in pairs))
 
-    def _attention(self, shape: Shape) -> Half:
-        return halves.attention(self.model, self.practice, shape.t, self.share(shape))
+    def _mixer(self, shape: Shape, kind: Kind) -> Half:
+        return halves.mixer(self.model, self.practice, shape.t, self.share(shape), kind)
 
     def _feed_forward(self, shape: Shape, kind: Kind) -> Half:
-        return halves.feed_forward(self.model, self.practice, shape.t, self.model.width(kind))
+        return halves.feed_forward(self.model, self.practice, shape.t, self.share(shape), kind)
 
     def experts(self, shape: Shape) -> Experts:
         """The experts of a block that has some."""
@@ -446,6 +462,7 @@ class Training:
             "attention": self._attention_s(shape, kind),
             "passes": self._passes_s(shape, kind),
             "tensor": self._tensor_s(shape, kind),
+            **({"recurrence": self._recurrence_s(shape)} if kind.is_recurrent else {}),
             **({"experts": experts.work_s(self._conversion)} if kind.experts else {}),
         }
 
@@ -457,7 +474,7 @@ class Training:
             for name, seconds in self._inside(shape, kind).items()
         }
         if shape.c > 1:
-            parts["context"] = self._context_s(shape, parts["attention"])
+            parts["context"] = self._context_s(shape, kind, parts["attention"])
         work_s = _sum(parts.values())
         again_s = self._again_s(shape, kind, work_s.forward, parts["attention"].forward)
         if kind.experts:
@@ -517,7 +534,7 @@ class Training:
         """What making a module again takes, by its name in `partopt.documents.engine.MODULES`."""
         T, scale = self.tokens(shape), self.scale(shape, kind).forward
         exchanged = scale if self.is_scaled("tensor", kind) else 1.0
-        attention, feed = self._attention(shape), self._feed_forward(shape, kind)
+        attention, feed = self._mixer(shape, kind), self._feed_forward(shape, kind)
         if name == "core_attn":
             return attention_s
         if name == "mla_up_proj":
@@ -526,12 +543,14 @@ class Training:
             return scale * (products_s + self.rates.passes_s(T * attention.turned))
         norm = self.practice.passes.norms[0] / 2 * self.model.hidden / self.share(shape)
         if name == "layernorm":  # others are in the product behind them (gpt_layer_specs.py)
-            return scale * self.rates.passes_s(T * norm * (bool(self.model.latent) + kind.experts))
+            apart = (self.model.latent is not None and kind.attends) + kind.experts
+            return scale * self.rates.passes_s(T * norm * apart)
         of_feed = name == ("shared_experts" if kind.experts else "mlp") or name == "moe"
         made_s = self._half_s(shape, feed) if of_feed and (kind.experts or name == "mlp") else 0.0
-        if name == "mlp" and not kind.experts:  # its norm, and what its group exchanges
+        if name == "mlp" and kind.feed == "dense":  # its norm, and what its group exchanges
             made_s += self.rates.passes_s(T * norm)
-            return scale * made_s + exchanged * self._tensor_s(shape, kind).forward / 2
+            tensor_s = self._tensor_s(shape, kind).forward / self._pairs(kind)
+            return scale * made_s + exchanged * tensor_s
         if name == "moe_act" and kind.experts:
             made_s = self.experts(shape).activation_s(self._conversion).forward
         elif name == "moe" and kind.experts:
@@ -559,10 +578,13 @@ class Training:
         launches, graphs = practice.launches, practice.graphs
         if self.calibration_of(kind) or graphs == "full":
             return Seconds(0.0, 0.0)
-        attention = launches.latent if model.latent else launches.attention
-        expanding = attention * ("mla_up_proj" in shape.modules and model.latent is not None)
+        latent = model.latent is not None and kind.attends
+        attention = launches.latent if latent else launches.attention
+        expanding = attention * ("mla_up_proj" in shape.modules and latent)
         attention += launches.norms + expanding
-        feed, router = launches.dense * bool(model.width(kind)) + launches.norms, 0.0
+        attention *= kind.mixer != "none"
+        feed, router = launches.dense * bool(model.width(kind)), 0.0
+        feed += launches.norms * (kind.feed != "none")
         if kind.experts:
             router, feed = launches.router + feed, self.experts(shape).launches
         held = {"none": 0.0, "router": router, "attention": router + attention}[graphs]
@@ -583,8 +605,8 @@ class Training:
 
     def products(self, shape: Shape, kind: Kind | None = None) -> list[Product]:
         """The products of attention and feed-forward, in their order."""
-        feed = self._feed_forward(shape, kind or self.kinds[-1])
-        return [*self._attention(shape).products, *feed.products]
+        both = self._halves(shape, kind or self.kinds[-1])
+        return [product for half in both for product in half.products]
 
     def _linear_s(self, shape: Shape, product: Product) -> Seconds:
         tokens = self.tokens(shape) * product.tokens
@@ -618,21 +640,56 @@ class Training:
         mean.
         """
         model, rates, scores, s = self.model, self.rates, self.practice.scores, self.sequence
+        if not kind.attends:
+            return Seconds(0.0, 0.0)
         if scores is None:
             widths, s = model.q + model.values, self.document
             samples = shape.b * self.sequence / s / (shape.t * shape.c)
             flops = 2 * samples * operations.scores(model, s, kind) * widths
-            seen = min(s, 2 * model.window) if kind.windowed else s
+            seen = min(s, 2 * operations.keys_seen(model, s, kind))
             latent = model.latent is not None
             kernel_s = rates.attention_s(self.practice.attention, flops, seen / shape.c, latent)
             pairs = samples * model.heads * s * s * model.sinks
-            return _sum([kernel_s, Seconds(*(rates.passes_s(n * pairs) for n in SINKS))])
+            sinks_s = Seconds(*(rates.passes_s(n * pairs) for n in SINKS))
+            chosen_s = self._indexer_s(samples * shape.t) if kind.mixer == "indexed" else sinks_s
+            return _sum([kernel_s, chosen_s])
         heads, d, rows = shape.b * model.heads / shape.t, model.head_size, s / shape.c
         both_s = rates.product_s(rows, s, d, self.wide) + rates.product_s(rows, d, s, self.wide)
         return Seconds(
             heads * (both_s + rates.passes_s(rows * s * scores.forward)),
             heads * (2 * both_s + rates.passes_s(rows * s * scores.backward)),
         )
+
+    def _indexer_s(self, samples: float) -> Seconds:
+        """The scores of an indexer on all keys, whole on every tensor parallel rank, and its pick.
+
+        It learns from the scores of attention, so that its gradients are made in any case.
+        """
+        indexer, s, rates = self.model.indexer, self.document, self.rates
+        assert indexer
+        pairs = samples * s * s / (2 if self.model.causal else 1)
+        product_s = rates.arithmetic_s(pairs, indexer.heads, indexer.head_size, self.wide)
+        passes_s = rates.passes_s(PICKED * pairs)
+        return Seconds(product_s + passes_s, 2 * product_s + passes_s)
+
+    def _recurrence_s(self, shape: Shape) -> Seconds:
+        """A convolution, the products of chunks, what is written of states, and a gated norm.
+
+        A delta's keys are repeated for every head, and its chunks solve a triangle beside.
+        """
+        state, rates, T = self.model.recurrence, self.rates, self.tokens(shape) / shape.t
+        assert state
+        d, N, Q, is_delta = state.values, state.keys, state.chunk, state.rule == "delta"
+        wide = (state.heads if is_delta else state.groups) * N
+        convolved, normal = 4 * state.convolved, 6 * d
+        scanned = 2 * (2 * d + 2 * wide) + 2 * d + 12 * d * N / Q
+        products = Q * wide + Q * d + 2 * N * d
+        if is_delta:
+            products += Q * (wide + d + state.heads * Q) + N * d
+        product_s = T * products * rates.arithmetic_s(1, 1, 1, self.wide) / CHUNKS
+        forward_s = rates.passes_s(T * (convolved + scanned + normal)) + product_s
+        backward_s = rates.passes_s(T * (3 * convolved + 2.5 * scanned + 2 * normal))
+        return Seconds(RECURRENT * forward_s, RECURRENT * (backward_s + 2.5 * product_s))
 
     def _passes_s(self, shape: Shape, kind: Kind) -> Seconds:
         """Passes over memory: norms to activation, conversions to fewer bits, sums, copies."""
@@ -645,6 +702,7 @@ class Training:
         T, h, both = self.tokens(shape), model.hidden, self._halves(shape, kind)
         over_h = h * (passes.norms[way] + passes.residuals[way])
         over_h += h * passes.dropout[way] * model.dropout
+        over_h *= kind.halves / 2
         inside = sum(half.passed[way] for half in both)
         if BITS[self.format] < 16:
             over_h += self._conversion * (0 if way else h * sum(half.inputs for half in both))
@@ -652,7 +710,7 @@ class Training:
         size = T * (over_h / self.share(shape) + inside)
         parameters = sum(self.parameters(shape, kind))
         if way:  # gradients of the input of products that are apart, at full width
-            apart = 2 * (not practice.joined_queries)
+            apart = 2 * (not practice.joined_queries and kind.attends)
             apart += bool(model.width(kind)) and model.gated and not practice.joined_gate
             size += SUM * T * h * (min(apart, 1) if practice.compiled and t == 1 else apart)
         if shape.fsdp:
@@ -663,7 +721,7 @@ class Training:
         return size
 
     def _halves(self, shape: Shape, kind: Kind) -> tuple[Half, Half]:
-        return self._attention(shape), self._feed_forward(shape, kind)
+        return self._mixer(shape, kind), self._feed_forward(shape, kind)
 
     @cached_property
     def _conversion(self) -> float:
@@ -704,7 +762,7 @@ class Training:
             forward_s, backward_s = pairs * (gather_s + scatter_s), pairs * gather_s + beside_s
         else:
             reduce_s = 2 * scatter_s - start_s
-            apart = self.model.gated and not practice.joined_gate and pairs == 2
+            apart = self.model.gated and not practice.joined_gate and self.model.width(kind) > 0
             forward_s, backward_s = pairs * reduce_s, (pairs + apart) * reduce_s
             beside_s = backward_s
         if practice.tp_overlap == "backward":
@@ -712,8 +770,8 @@ class Training:
         return Seconds(forward_s * self._shown, backward_s * self._shown)
 
     def _pairs(self, kind: Kind) -> int:
-        """Halves whose inputs a tensor parallel group gathers: attention, and a feed-forward."""
-        return 2 if self.model.width(kind) else 1
+        """Halves whose inputs a tensor parallel group gathers: a mixer, and a feed-forward."""
+        return (kind.mixer != "none") + bool(self.model.width(kind))
 
     def _makes_operations(self, shape: Shape) -> bool:
         """Whether operations of a block are made again, and none of its modules."""
@@ -739,10 +797,18 @@ class Training:
         """The gathers that are made again there."""
         return self._pairs(kind) * self._gather_s(shape) * self._shown
 
-    def _context_s(self, shape: Shape, attention_s: Seconds) -> Seconds:
-        """Keys and values go round c ranks, behind the attention of those that have come."""
+    def _context_s(self, shape: Shape, kind: Kind, attention_s: Seconds) -> Seconds:
+        """Keys and values go round c ranks, behind the attention of those that have come.
+
+        A recurrence has all tokens of a part of its heads: two exchanges, which nothing hides.
+        """
         t, c, rates = shape.t, shape.c, self.rates
         rate = rates.message_rate(rates.server, t * c)
+        if (state := self.model.recurrence) and kind.is_recurrent:
+            sent = 2 * self.tokens(shape) * (state.joined + state.values) / t * (1 - 1 / c)
+            return Seconds(*[2 * HOP_S + sent / rate] * 2)
+        if not kind.attends:
+            return Seconds(0.0, 0.0)
         wide = self.model.kv * (1 + self.model.values / self.model.q)
         round_s = (c - 1) * (HOP_S + 2 * self.tokens(shape) * wide / t / rate)
         forward_s, backward_s = attention_s
@@ -755,13 +821,17 @@ class Training:
         return self.memo.further[shape]
 
     def _further_s(self, shape: Shape) -> Seconds:
-        block, model, T = self.block(shape), self.model, self.tokens(shape)
+        blocks, model, T = self.further_blocks(shape), self.model, self.tokens(shape)
         joined = Product(model.hidden / shape.t, 2 * model.hidden, 0.0)
-        passes_s = self.rates.passes_s(JOINED * T * model.hidden)
+        passes_s, head_s = self.rates.passes_s(JOINED * T * model.hidden), blocks[0].head_s
         forward_s, backward_s = self._linear_s(shape, joined)
-        forward_s += block.forward_s + (block.head_s + passes_s) / 3
-        backward_s += block.backward_s + block.again_s + (block.head_s + passes_s) * 2 / 3
-        return Seconds(forward_s, backward_s)
+        forward_s += sum(block.forward_s for block in blocks) + (head_s + passes_s) / 3
+        backward_s += sum(block.backward_s + block.again_s for block in blocks)
+        return Seconds(forward_s, backward_s + (head_s + passes_s) * 2 / 3)
+
+    def further_blocks(self, shape: Shape) -> list[Block]:
+        """The blocks of a further token."""
+        return [self.block(shape, kind) for kind in self.further_kinds]
 
     def head_s(self, shape: Shape) -> float:
         """Seconds of the head and the loss, forward and backward."""
@@ -810,23 +880,24 @@ class Training:
         model, T, share, t = self.model, self.tokens(shape), self.share(shape), shape.t
         if shape.recompute == "always":
             return 2 * T * model.hidden / share
-        kept, scores, modules = self.practice.kept, self.score_bytes(shape), shape.modules
+        kept, modules = self.practice.kept, shape.modules
+        scores = self.score_bytes(shape) * kind.attends
         if shape.recompute == "selective" and not modules:
             kept, scores = self.practice.kept_selective or kept, 0.0
         less = kept.narrower if BITS[self.format] < 16 else 0.0
         width = model.width(kind) / t
         if ("shared_experts" if kind.experts else "mlp") in modules:
             width = 0.0
-        inputs = 2 if model.width(kind) and not kind.experts else 1  # in the format of products
-        over_h = kept.hidden - less * inputs + model.dropout * kept.dropout
-        over_h -= (2 - less) * ("mlp" in modules and not kind.experts)
-        apart = (2 - less) * (model.latent is not None) + 2 * kind.experts
+        dense = kind.feed == "dense"
+        inputs = (kind.mixer != "none") + dense  # in the format of products
+        over_h = (kept.hidden + model.dropout * kept.dropout) * kind.halves / 2 - less * inputs
+        over_h -= (2 - less) * ("mlp" in modules and dense)
+        apart = (2 - less) * (model.latent is not None and kind.attends) + 2 * kind.experts
         over_h -= apart * ("layernorm" in modules)
-        size = halves.attention_bytes(model, kept, t, share, less, modules)
+        size = halves.mixer_bytes(model, kept, t, share, less, modules, kind)
         size += halves.feed_forward_bytes(model, kept, width, less) + over_h * model.hidden / share
         size = T * (size + kept.whole * model.hidden) + scores
         if self.adapters:
-            dense = not kind.experts
             size -= T * self.adapters.unkept_bytes(model, less, width, dense, t, share)
         if kind.experts and self._makes_operations(shape):
             size += self.experts(shape).exchanged_bytes

@@ -16,6 +16,7 @@ from partopt.transformer.rates import USABLE
 # what runs of a kind have in common, whose errors are in errors.csv
 KINDS = {
     "sinks": "attention with sinks",
+    "states": "of state spaces",
     "experts": "of experts",
     "far": "dense, on a device without 8 bits, by torch's kernels, or over 8,192 tokens",
     "short": "dense, under 1 s an iteration",
@@ -31,7 +32,14 @@ APART = 0.055 / NormalDist().inv_cdf(0.75)
 
 
 def kind_of(work: Training, seconds: float) -> str:
-    """The kind of runs, of `KINDS`, to which an iteration of so many seconds belongs."""
+    """The kind of runs, of `KINDS`, to which an iteration of so many seconds belongs.
+
+    Nothing where no published run is of such blocks.
+    """
+    if state := work.model.recurrence:
+        return state.rule if state.rule in KINDS else ""
+    if work.model.indexer:
+        return ""
     if work.model.experts:
         return "sinks" if work.model.sinks else "experts"
     kernels = "fp8" in work.rates.products and work.practice.attention.startswith("cudnn")
@@ -41,7 +49,7 @@ def kind_of(work: Training, seconds: float) -> str:
 
 
 def errors_like(kind: str) -> RunErrors:
-    """How far runs of a kind were off that no constant was fitted to, but for one of sinks.
+    """How far runs of a kind were off that no constant was fitted to, but one of sinks, of states.
 
     `twentieth` is the error that one of twenty further runs is over, if these are as likely as
     those known: the next larger one of a ranked (n + 1)-th part (Vovk et al., 2005, conformal).

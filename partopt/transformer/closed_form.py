@@ -30,7 +30,7 @@ from partopt.transformer.iteration import (
 
 # parts that blocks' seconds are in, beside those that nothing is measured of
 _OF_BLOCKS = {
-    *("products", "attention", "passes", "tensor", "experts"),
+    *("products", "attention", "recurrence", "passes", "tensor", "experts"),
     *("recomputation", "bubble", "imbalance"),
 }
 
@@ -39,7 +39,7 @@ def closed_form_of(work: Training, layout: Layout, batch: int, found: Estimate) 
     """What the estimate that was `found` of a layout is made of."""
     degrees = Degrees.of(work, layout, batch)
     shape, kinds = degrees.shape, [*work.counts]
-    block = work.block(shape)
+    block, like = work.block(shape), kind_of(work, found.seconds)
     return ClosedForm(
         parts=dict(found.parts),
         scaled=[
@@ -58,7 +58,7 @@ def closed_form_of(work: Training, layout: Layout, batch: int, found: Estimate) 
         blocks=[_block_of(work, shape, kind) for kind in kinds],
         host_bytes=round(host_bytes(work, layout, batch)),
         odd_widths=has_odd_widths(work.model),
-        errors=errors_like(kind_of(work, found.seconds)),
+        errors=errors_like(like) if like else None,
     )
 
 

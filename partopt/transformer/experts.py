@@ -81,11 +81,13 @@ class Experts:
     def work_s(self, conversion: float) -> Seconds:
         """All but the exchanges; `conversion` is bytes an element."""
         activation, router = self.activation_s(conversion), self._router_s()
-        up = self._grouped_s("fc1", self.width * (self.model.matrices - 1), self.model.hidden)
-        down = self._grouped_s("fc2", self.model.hidden, self.width)
+        up = self._grouped_s(
+            "fc1", self.width * (self.model.matrices - 1), self.model.expert_inputs
+        )
+        down = self._grouped_s("fc2", self.model.expert_inputs, self.width)
         converted = [0.0, 0.0]
         if BITS[self.format] < 16 and not self.practice.fused_experts:
-            h, gates = self.model.hidden, (self.model.matrices - 2) * self.width
+            h, gates = self.model.expert_inputs, (self.model.matrices - 2) * self.width
             converted = [CONVERTED * conversion * self.rows * n for n in (h, gates + h)]
         permuted_s = self.rates.passes_s(self._permuted_bytes())
         passes = map(self.rates.passes_s, converted)
@@ -101,7 +103,7 @@ class Experts:
         """The activation, and its output in the format of the products."""
         passes = self.practice.passes.gated if self.model.gated else self.practice.passes.plain
         if self.practice.fused_experts:  # what the products write is read once, written in 8 bits
-            both = (min(2.0, BITS[self.format] / 8) + 2) * self.model.hidden
+            both = (min(2.0, BITS[self.format] / 8) + 2) * self.model.expert_inputs
             sizes = [n / 2 * self.width + both * (BITS[self.format] < 16) for n in passes]
         else:
             converted = CONVERTED * conversion * (BITS[self.format] < 16)
@@ -134,7 +136,7 @@ class Experts:
 
     def _permuted_bytes(self) -> float:
         """Rows to their experts' order and back; or copies that arrived to rows."""
-        rows, h = self.rows, self.model.hidden
+        rows, h = self.rows, self.model.expert_inputs
         if self.practice.dispatch == "alltoall":
             return 12 * rows * h
         copies = self.tokens * min(self.model.experts_per_token, self.e)
@@ -158,7 +160,7 @@ class Experts:
         if e * self.etp == 1:
             return 0.0
         S = math.ceil(e * self.etp / rates.server)
-        size, achieved = self.practice.dispatch_bytes * model.hidden * self.tokens, NVLINK
+        size, achieved = self.practice.dispatch_bytes * model.expert_inputs * self.tokens, NVLINK
         if self.practice.dispatch == "alltoall":
             out, near = size * k, size * k * (1 - 1 / e if S == 1 else 1 / S)
         else:
@@ -206,13 +208,13 @@ class Experts:
         if self.adapters:  # what is not trained keeps no input
             inputs += self.adapters.input_bytes("fc1") - (2 - less)
             wide += self.adapters.input_bytes("fc2") - (2 - less)
-        size = rows * (inputs * self.model.hidden + wide * self.model.expert_ffn)
+        size = rows * (inputs * self.model.expert_inputs + wide * self.model.expert_ffn)
         return size + 8 * self.tokens * self.model.experts
 
     @property
     def exchanged_bytes(self) -> float:
         """What the exchanges of a microbatch bring, where that alone is kept of it."""
-        return 4 * self.held_rows * self.model.hidden * (self.e * self.etp > 1)
+        return 4 * self.held_rows * self.model.expert_inputs * (self.e * self.etp > 1)
 
     @property
     def launches(self) -> float:

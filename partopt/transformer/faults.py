@@ -48,6 +48,8 @@ def _tp(asked: _Asked) -> Iterator[str]:
         yield f"{model.heads} heads are not a multiple of {t}"
     elif model.kv_heads % t and not (work.repeats_keys and t % model.kv_heads == 0):
         yield f"{model.kv_heads} heads of keys are not a multiple of {t}"
+    if (state := model.recurrence) and (state.heads % t or state.groups % t):
+        yield f"a recurrence of {state.heads} heads, {state.groups} of keys, is not cut in {t}"
     for width in {model.ffn, model.shared_ffn}:
         if width % t:
             yield f"a feed-forward of {width} is not a multiple of {t}"
@@ -66,6 +68,10 @@ def _cp(asked: _Asked) -> Iterator[str]:
     if c > 1 and asked.work.sequence % (2 * c):
         s = asked.work.sequence
         yield f"{s} tokens, half a rank's at a time, are not a multiple of {2 * c}"
+    if state := asked.model.recurrence:  # core/ssm, which share out heads
+        shared = [state.heads, *[state.groups] * (state.rule == "delta")]
+        if c > 1 and any(heads % (t * c) for heads in shared):
+            yield f"a recurrence of {state.heads} heads is not shared out to {t} x {c}"
     if c > 1 and asked.practice.scores:
         yield "attention that writes its scores is of one rank's context"
 

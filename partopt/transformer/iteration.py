@@ -180,7 +180,8 @@ def iteration_s(work: Training, layout: Layout, batch: int) -> float:
 
 def has_odd_widths(model: Transformer) -> bool:
     """Whether products have widths at which kernels are known to be slower than is computed."""
-    widths = (model.hidden, model.ffn, model.expert_ffn, model.shared_ffn, model.q, model.kv)
+    widths = [model.hidden, model.ffn, model.expert_ffn, model.shared_ffn, model.q, model.kv]
+    widths += [model.expert_hidden, model.recurrence.values if model.recurrence else 0]
     return any(width % WHOLE for width in widths)
 
 
@@ -580,12 +581,17 @@ def _orthogonal_s(work: Training, degrees: Degrees) -> float:
     Replicas share those of experts; attention's every rank makes.
     """
     model, p = work.model, degrees.p
-    narrow, wide = sorted((model.hidden, model.expert_ffn))
+    narrow, wide = sorted((model.expert_inputs, model.expert_ffn))
     blocks = sum(count for kind, count in work.counts.items() if kind.experts) / p
     matrices = blocks * model.matrices * model.experts / degrees.spread / _copies(degrees)
     flops = 5 * matrices * (4 * narrow**2 * wide + 2 * narrow**3)
     narrow, wide = sorted((model.q, model.latent.queries if model.latent else model.hidden))
-    flops += 5 * model.blocks / p * 6 * narrow**2 * wide
+    attending = sum(count for kind, count in work.counts.items() if kind.attends)
+    flops += 5 * attending / p * 6 * narrow**2 * wide
+    if state := model.recurrence:
+        narrow, wide = sorted((model.hidden, state.values))
+        recurrent = sum(count for kind, count in work.counts.items() if kind.is_recurrent)
+        flops += 5 * recurrent / p * 6 * narrow**2 * wide
     return flops / 2 * work.rates.arithmetic_s(1, 1, 1, work.wide)
 
 
@@ -609,10 +615,11 @@ def parameter_bytes(work: Training) -> tuple[float, float]:
 
 
 def _contents(work: Training, degrees: Degrees, stage: Stage) -> Iterable[tuple[Block, int]]:
-    """The blocks of a device, and how many there are; those of further tokens are as the last."""
-    blocks = work.blocks(degrees.shape)
-    pairs = zip(blocks.values(), stage.counts, strict=True)
-    return [*pairs, (blocks[work.kinds[-1]], stage.further)] if stage.further else pairs
+    """The blocks of a device, and how many there are; and those of further tokens."""
+    pairs = zip(work.blocks(degrees.shape).values(), stage.counts, strict=True)
+    if not stage.further:
+        return pairs
+    return [*pairs, *((block, stage.further) for block in work.further_blocks(degrees.shape))]
 
 
 def _held(work: Training, degrees: Degrees, stage: Stage) -> tuple[float, float]:
@@ -647,7 +654,7 @@ def working_bytes(work: Training, shape: Shape, made_again: float) -> float:
 def _row_bytes(work: Training, shape: Shape) -> float:
     """Of the rows of a block's experts while they are at work; none where there are no experts."""
     model, rows = work.model, work.tokens(shape) / work.share(shape) * MORE_ROWS
-    return rows * model.experts_per_token * (4 * model.hidden + 6 * model.expert_ffn)
+    return rows * model.experts_per_token * (4 * model.expert_inputs + 6 * model.expert_ffn)
 
 
 def logits_bytes(work: Training, shape: Shape) -> float:
@@ -680,7 +687,10 @@ def _spare_bytes(work: Training, shape: Shape) -> float:
     shapes = {(one.n, one.k) for kind in work.counts for one in work.products(shape, kind)}
     if model.experts:
         width = model.expert_ffn / shape.etp
-        shapes |= {((model.matrices - 1) * width, model.hidden), (model.hidden, width)}
+        shapes |= {
+            ((model.matrices - 1) * width, model.expert_inputs),
+            (model.expert_inputs, width),
+        }
     known[shape] = 2 * sum(n * k for n, k in shapes)
     return known[shape]
 

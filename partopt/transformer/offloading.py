@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LEAST = 2**20  # numbers of a tensor that is copied: min_offloaded_tensor_size
 BLOCKS = 2  # whose tensors are on the device: of that at work, and of the one ahead
+ATTENDING = ("qkv_linear", "core_attn", "attn_proj")  # modules of attention
 TOGETHER = {"expert_fc1", "moe_act"}  # one module where operations of experts are fused
 # what is not copied where these are made again (transformer_config.py; attention.py would commit
 # a group that it has not begun; outputs of an expansion are given up in any case)
@@ -59,6 +60,8 @@ def _tensors(work: Training, shape: Shape, kind: Kind) -> Iterator[Tensor]:
     q, kv, values = (T / shape.t * width for width in (model.q, model.kv, model.values))
     less = kept.narrower if BITS[work.format] < 16 else 0.0
     narrow, hidden = 2 - less, T * model.hidden / share
+    if not kind.attends:
+        names = tuple(name for name in names if name not in ("attn_norm", *ATTENDING))
     if "attn_norm" in names or ("qkv_linear" in names and not latent):
         yield Tensor(hidden, 2, 2)
     if "qkv_linear" in names and "layernorm" not in (shape.modules if latent else ()):
@@ -83,6 +86,6 @@ def _tensors(work: Training, shape: Shape, kind: Kind) -> Iterator[Tensor]:
         if "mlp_norm" in names:
             yield Tensor(hidden, 2, 2)
         if "expert_fc1" in names:
-            yield Tensor(experts.rows * model.hidden, narrow * held, narrow)
+            yield Tensor(experts.rows * model.expert_inputs, narrow * held, narrow)
         if "moe_act" in names:
             yield Tensor(experts.rows * experts.width, wide * held * shape.etp, wide)

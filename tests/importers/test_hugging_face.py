@@ -74,7 +74,7 @@ def test_parameters_are_as_many_as_their_authors_say(name):
     ("text", "name"),
     [
         ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
-        ("deepseek-ai/DeepSeek-V3.2-Exp", None),  # whose attention is sparse
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2"),
         ("zai-org/GLM-4.5-Air", "glm-4.5-air"),
         ("openai/gpt-oss-120b", "gpt-oss-120b"),
         ("moonshotai/Kimi-K2-Instruct", "kimi-k2"),
@@ -87,8 +87,11 @@ def test_parameters_are_as_many_as_their_authors_say(name):
         ("gpt3_1.3b", "gpt3-1.3b"),
         ("meta-llama/Llama-3.2-1B", None),
         ("Qwen3-80B", None),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", None),
-        ("Qwen/Qwen3.5-35B-A3B", None),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3-next-80b-a3b"),
+        ("Qwen/Qwen3.5-35B-A3B", "qwen3.5-35b-a3b"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano-30b-a3b"),
+        ("nvidia/Nemotron-H-56B-Base-8K", "nemotron-h-56b"),
+        ("zai-org/GLM-5-FP8", "glm-5"),
         ("Qwen/Qwen2-7B-Instruct", "qwen2.5-7b"),
         ("Qwen/Qwen2.5-VL-72B-Instruct", "qwen2.5-vl-72b"),
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", "qwen3-vl-30b-a3b"),
@@ -243,6 +246,11 @@ def test_every_kind_is_read_and_written(kind):
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = dict.fromkeys(names, 60) | {"num_experts_per_tok": 4, "n_shared_experts": 2}
     experts |= {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "sliding_window": 128}
+    recurrence = config._RECURRENCES.get(config._KINDS[kind].recurrence, {})
+    experts |= dict.fromkeys(recurrence.values(), 8)
+    experts |= {"hybrid_override_pattern": "M*-E" * 8} if "chunk_size" in experts else {}
+    if kind in config._INDEXED:
+        experts |= {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 32}
     made = read(
         model_type=kind,
         moe_intermediate_size=1408,
@@ -251,6 +259,7 @@ def test_every_kind_is_read_and_written(kind):
         n_embd=4096,
         n_head=32,
         hidden_act="gelu",
+        mlp_hidden_act="gelu",
         activation_function="silu",
     )
     assert made.numerics.activation == ("silu" if kind == "gpt2" else "gelu")
@@ -284,11 +293,11 @@ def test_experts_share_a_feed_forward_where_it_says_so():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk: sparse attention"),
+        ({"model_type": "deepseek_v4", "index_topk": 2048}, "index_topk: sparse attention"),
         ({"model_type": "kimi_linear", "linear_attn_config": {"x": 1}}, "linear_attn_config: blo"),
-        ({"model_type": "qwen3_next", "full_attention_interval": 4}, "full_attention_interval: b"),
-        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*"}, "hybrid_override_pattern"),
-        ({"model_type": "jamba", "mamba_d_state": 16}, "mamba_d_state: blocks of state spaces"),
+        ({"model_type": "qwen4", "full_attention_interval": 4}, "full_attention_interval: b"),
+        ({"model_type": "llama", "hybrid_override_pattern": "M*"}, "hybrid_override_pattern"),
+        ({"model_type": "jamba", "mamba_d_state": 16}, "mamba_d_state: blocks of other state sp"),
         ({"model_type": "minimax", "attn_type_list": [0, 1]}, "attn_type_list: blocks of linear"),
         ({"model_type": "gpt_oss2"}, "model_type: gpt_oss2 is not known"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "is_encoder_decoder: an encoder"),

@@ -39,7 +39,7 @@ def test_operations_of_a_token_are_six_a_parameter_and_attention():
 
 
 def test_scores_are_half_of_the_square_or_those_in_the_window():
-    full, windowed = Kind(False, False), Kind(True, False)
+    full, windowed = Kind("attention", "dense"), Kind("windowed", "dense")
     assert scores(GPT, 2048, full) == 2048**2 / 2
     assert scores(replace(GPT, causal=False), 2048, full) == 2048**2
     few = replace(GPT, window=512)
