@@ -233,9 +233,9 @@ def _head(plan: Plan, about: Modelled) -> Lines:
         sizes.append("latent keys")
     if model.indexer:
         sizes.append(f"sparse attention to {model.indexer.taken:,} keys")
-    if state := model.recurrence:
+    if model.recurrence:
         rest = sum(kind.is_recurrent for kind in model.kinds())
-        sizes.append(f"{rest} blocks of {_RULES[state.rule]}")
+        sizes.append(f"{rest} blocks of {_RULES[model.recurrence.rule]}")
     if model.further:
         sizes.append(f"{model.further} further token{'s' * (model.further > 1)}")
     sizes.append(f"{model.parameters / 1e9:.1f} B parameters")

@@ -30,6 +30,12 @@ from partopt.trainers.megatron_arguments import (
     read_recomputation,
     read_training,
 )
+from partopt.trainers.megatron_mixers import (
+    PATTERN,
+    read_pattern,
+    unsaid_sizes,
+    write_pattern,
+)
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
     FUSED,
@@ -121,6 +127,8 @@ def _faults(plan: Plan) -> list[str]:
             return ["a tower is not written: `images=no` has the text alone"]
         if not grouped and (TOGETHER | {FUSED_EXPERTS}) & {*_offload(plan)}:
             return ["it does not offload what experts save that are not grouped"]
+        if unsaid := unsaid_sizes(model):
+            return [f"it has no {unsaid}"]
     if plan.schedule != "interleaved":
         return []
     if P == 1:
@@ -128,6 +136,12 @@ def _faults(plan: Plan) -> list[str]:
     if microbatches % P:
         return [f"{microbatches} microbatches of a pipeline are not a multiple of its {P} devices"]
     return []
+
+
+def _pattern(plan: Plan, parts: Sequence[Part]) -> str | None:
+    """The letters of blocks that are half of others, with the stages; None where none are."""
+    counts = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
+    return write_pattern(plan.transformer.model, counts) if plan.transformer else None
 
 
 def _layout(plan: Plan, parts: Sequence[Part]) -> str:
@@ -177,6 +191,7 @@ def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
     muon = about.practice.muon if about else False  # which by its name shares its state
     waits = plan.schedule == "interleaved" and "interleaved" in plan.engine.waits
     usual = not about or plan.engine.bucket_bytes == MEGATRON.engine.bucket_bytes
+    pattern, cut = _pattern(plan, parts), len(plan.stages) > 1
     return {
         **model_arguments(plan),
         "tensor_model_parallel_size": layout.tp or 1,
@@ -184,7 +199,8 @@ def _arguments(plan: Plan, parts: Sequence[Part]) -> dict[str, Any]:
         "expert_model_parallel_size": layout.ep,
         "pipeline_model_parallel_size": pipeline_size(plan),
         # of a transformer, a stage alone has none
-        _LAYOUT: _layout(plan, parts) if len(plan.stages) > 1 or not about else None,
+        _LAYOUT: None if pattern else _layout(plan, parts) if cut or not about else None,
+        PATTERN: pattern,
         "micro_batch_size": plan.microbatch_size,
         "global_batch_size": batch_of(plan),
         **{f"recompute_{name}": value for name, value in _recomputation(plan).items()},
@@ -216,7 +232,8 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         given["overlap_grad_reduce"] = False
     words = list[str]()
     for name, value in given.items():
-        unsaid = value is None or value is False or value == "none" or name in _OF_FIELDS
+        none = value == "none" and name != "position_embedding_type"  # which has another default
+        unsaid = value is None or value is False or none or name in _OF_FIELDS
         if unsaid or (name in _ALONE and value == 1):
             continue
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -269,7 +286,7 @@ _TYPES = {"bf16": Expression("torch.bfloat16"), "fp16": Expression("torch.float1
 _TYPES["fp32"] = Expression("torch.float32")
 _OF_SCRIPTS = (
     *("group_query_attention", "max_position_embeddings", "no_overlap_p2p_communication"),
-    "squared_relu",  # activations are functions there
+    *("squared_relu", "spec"),  # activations and blocks are functions there
     "accumulate_allreduce_grads_in_fp32",
     # the recipe of a format says it
     *("bf16", "fp16", "fp8_format", "fp8_recipe", "fp4_format", "fp8_param_gather"),
@@ -340,6 +357,9 @@ def _say_stages(plan: Plan, parts: Sequence[Part], settings: Settings) -> dict[s
     Else those of the ends, or a list where the text has one, and the pipeline's layout for stages
     that these cannot say. Texts of older versions lack that.
     """
+    if pattern := _pattern(plan, parts):
+        path = f"model.{PATTERN}" if plan.trainer == "megatron-bridge" else PATTERN
+        return {path: pattern}
     counts = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
     further = plan.transformer and plan.transformer.model.further
     fields, middle = plan.trainer == "megatron-bridge", {*counts[1:-1]}
@@ -389,7 +409,7 @@ def _words(plan: Plan, settings: Settings) -> list[dict[str, object]]:
             again[path] = value
         elif nemo and name == "use_distributed_optimizer":
             rest.append({path: "distributed_fused_adam" if value else "fused_adam"})
-        elif name not in (_LAYOUT, _CHUNKS, "pipeline_model_parallel_size", "vocab_size"):
+        elif name not in (_LAYOUT, PATTERN, _CHUNKS, "pipeline_model_parallel_size", "vocab_size"):
             rest.append({path: value})
     if settings.form == "script" and (plan.layout.tp or 1) * (plan.layout.cp or 1) > 1:
         rest.append({"CUDA_DEVICE_MAX_CONNECTIONS": 1})
@@ -408,7 +428,8 @@ def read_arguments(settings: Settings, asked: Asked, trainer: str) -> Stated:
     names = (path.rpartition(".")[2] for path in settings.values if "import." not in path)
     setters = [name for name in names if re.fullmatch(rf"(?!set_)\w+_{_LAYOUT}", name)]
     found = settings.find(_LAYOUT, *setters[::-1])
-    return read_training(settings, asked.devices, trainer, _segments(found) if found else None)
+    stages = _segments(found) if found else read_pattern(settings).stages or None
+    return read_training(settings, asked.devices, trainer, stages)
 
 
 def _cuts(segments: Sequence[str], parts: Sequence[Part]) -> list[int]:

@@ -19,6 +19,7 @@ from partopt.documents.engine import MODULES, STATE, Layout, Recompute
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import ADAPTED, OFFLOADED, Format, Latent, Numerics, Transformer
 from partopt.importers.hugging_face import find_transformer, named_transformer
+from partopt.trainers.megatron_mixers import read_mixers, read_pattern
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
     EXPERTS,
@@ -200,7 +201,8 @@ def _model(settings: Settings, trainer: str, ranks: int) -> Transformer:
     tied = usual("tied", True) and not apart if share is None else bool(share)
     rotary = settings.find("position_embedding_type") in ("rope", "yarn")
     rotary = rotary or settings.has("use_rotary_position_embeddings") or usual("rotary", False)
-    blocks = settings.count("num_layers", default=usual("blocks")) or 1
+    pattern = read_pattern(settings)
+    blocks = len(pattern.letters) or settings.count("num_layers", default=usual("blocks")) or 1
     blocks = min(blocks - len(_noop_blocks(settings)), _MOST + 1)  # more are refused
     window, full_period = _window(settings, blocks, base)
     latent = _latent(settings, base, fields)
@@ -224,13 +226,16 @@ def _model(settings: Settings, trainer: str, ranks: int) -> Transformer:
         "full_period": full_period,
         "chunked": usual("chunked", False),
         "sinks": settings.find("softmax_type") == "learnable" or usual("sinks", False),
-        "further": _further(settings, usual("further", 0)),
+        "further": pattern.further or _further(settings, usual("further", 0)),
         "tower": usual("tower", None),
         "numerics": _read_numerics(settings, base, gated, latent is not None, fields),
+        **read_mixers(settings, base, pattern, hidden, blocks),
     }
     if latent:
         unturned = usual("head_size", 192) - usual("latent", latent).rotary
         shape["head_size"] = (settings.count("qk_head_dim", default=unturned) or 0) + latent.rotary
+    if pattern.letters and "-" not in pattern.letters:
+        shape["ffn"] = 0
     if experts > 1:
         shape |= _experts(settings, trainer, experts, shape, base)
     if len(settings.faults) > before:  # without which there is no shape
@@ -255,7 +260,9 @@ def _experts(
     settings: Settings, trainer: str, experts: int, shape: dict[str, Any], base: Transformer | None
 ) -> dict[str, Any]:
     """What of the shape is of experts; nothing where no block has some."""
-    first, period = _expert_blocks(settings, trainer, shape["blocks"], base)
+    first, period = 0, 1
+    if not shape["pattern"]:
+        first, period = _expert_blocks(settings, trainer, shape["blocks"], base)
     if first >= shape["blocks"]:
         return {}
     usual = {"experts_per_token": 1 if trainer == "deepspeed" else 2, "expert_ffn": shape["ffn"]}
@@ -265,7 +272,7 @@ def _experts(
         for name, field in EXPERTS.items()
     }
     found |= {"experts": experts, "dense_first": first, "experts_period": period}
-    if not first and period == 1:  # no block is dense
+    if not (first or shape["pattern"]) and period == 1:  # no block is dense
         found["ffn"] = named.ffn if named else 0
     return found
 

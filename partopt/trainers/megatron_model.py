@@ -18,6 +18,7 @@ from partopt.documents.transformer import (
     Scores,
     Transformer,
 )
+from partopt.trainers.megatron_mixers import write_mixers
 
 PLAIN: Final = Loss(passes=52, held=6)
 FUSED: Final = Loss(passes=12, held=4)
@@ -35,6 +36,7 @@ EXPERTS = {
     "moe_router_topk": "experts_per_token",
     "moe_ffn_hidden_size": "expert_ffn",
     "moe_shared_expert_intermediate_size": "shared_ffn",
+    "moe_latent_size": "expert_hidden",
     "moe_router_num_groups": "groups",
     "moe_router_group_topk": "groups_per_token",
 }
@@ -94,7 +96,7 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
     grouped, dropout = model.kv_heads != model.heads, 0.1 if model.dropout else 0.0
     fp8 = {"fp8": ("hybrid", None), "mxfp8": ("e4m3", "mxfp8")}.get(about.format, (None, None))
     return {
-        "num_layers": model.blocks,
+        "num_layers": None if model.pattern else model.blocks,
         "hidden_size": model.hidden,
         "ffn_hidden_size": model.ffn or model.expert_ffn,
         "num_attention_heads": model.heads,
@@ -103,17 +105,18 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         "max_position_embeddings": about.sequence,
         "vocab_size": model.vocabulary,
         **_write_numerics(model),
-        "position_embedding_type": "rope" if model.rotary else "learned_absolute",
+        "position_embedding_type": _positions(model),
+        **write_mixers(model),
         "attention_dropout": dropout,
         "hidden_dropout": dropout,
         "window_size": (model.window - 1, 0) if model.window else None,
         "group_query_attention": grouped,
         "num_query_groups": model.kv_heads if grouped else None,
-        "window_attn_skip_freq": model.full_period or None,
+        "window_attn_skip_freq": model.full_period or None if model.window else None,
         "softmax_type": "learnable" if model.sinks else None,
         **(_latent(model, latent) if latent else {}),
         **(_experts(plan) if model.experts else {}),
-        "mtp_num_layers": model.further or None,
+        "mtp_num_layers": None if model.further_pattern else model.further or None,
         "swiglu": model.gated,
         "untie_embeddings_and_output_weights": not model.tied,
         "bf16": about.format != "float16",
@@ -130,6 +133,11 @@ def model_arguments(plan: Plan) -> dict[str, Any]:
         **_graphs(about),
         **_state(plan, about),
     }
+
+
+def _positions(model: Transformer) -> str:
+    """How positions are told; a recurrence tells them to attention."""
+    return "rope" if model.rotary else "none" if model.recurrence else "learned_absolute"
 
 
 def _latent(model: Transformer, latent: Latent) -> dict[str, Any]:
@@ -219,7 +227,9 @@ def _experts(plan: Plan) -> dict[str, Any]:
     copies, split = practice.dispatch != "alltoall", plan.layout.etp or 1
     return {
         "num_experts": model.experts,
-        "moe_layer_freq": _pattern(kind.experts for kind in model.kinds()),
+        "moe_layer_freq": None
+        if model.pattern
+        else _pattern(kind.experts for kind in model.kinds()),
         **{name: getattr(model, field) or None for name, field in EXPERTS.items()},
         "moe_grouped_gemm": plan.transformer.format != "float16",
         "moe_token_dispatcher_type": "flex" if copies else "alltoall",

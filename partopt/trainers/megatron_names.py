@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from partopt.configurations.program import Called
 from partopt.configurations.settings import Settings
+from partopt.trainers.megatron_mixers import PATTERN, find_other_blocks
 
 # names of Megatron Bridge's fields that are others than those of the arguments
 FIELDS = {
@@ -77,9 +78,8 @@ NEMO = {
 }
 # what is refused, and what is not counted as it is written, by names of arguments
 _REFUSED = {
-    "blocks of several kinds": "heterogeneous_layers_config_path hybrid_override_pattern "
-    "heterogeneous_layers_config_encoded_json hybrid_layer_pattern is_hybrid_model "
-    "linear_attention_freq experimental_attention_variant",
+    "blocks of several kinds": "heterogeneous_layers_config_path "
+    "heterogeneous_layers_config_encoded_json",
     "training of few weights, as LoRA": "lora_target_modules lora_r lora_rank",
     "frozen weights": "freeze_llm freeze_layers freeze_parameters freeze_parameters_ratio "
     "freeze_parameters_regex",
@@ -141,11 +141,10 @@ def note_arguments(settings: Settings) -> Iterator[str]:
     for what, names in _NOT_COUNTED.items():
         said = filter(settings.has, names.split())
         yield from (f"{settings.show(name)}: {what}" for name in said)
-    if settings.has("spec") and _OTHER_BLOCKS.search(str(settings.find("spec"))):
-        message = f"{settings.show('spec')}: blocks of another kind: not planned"
-        settings.refuse(
-            message, "leave it out to plan its blocks as attention", "unsupported-model"
-        )
+    if named := next(find_other_blocks(settings, _OTHER_BLOCKS), None):
+        message = f"{settings.show(named)}: blocks of another kind: not planned"
+        hint = f"say them by {settings.show(PATTERN)}, or leave it out to plan them as attention"
+        settings.refuse(message, hint, "unsupported-model")
     kernels = settings.find("attention_backend"), settings.find("transformer_impl")
     writes = kernels[0] in ("unfused", "local") or kernels[1] == "local"
     if writes and not settings.has("use_flash_attn"):

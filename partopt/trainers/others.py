@@ -33,7 +33,7 @@ _OTHERS = {
     "Megatron-FSDP": (r"fsdp_unit_modules|zero_dp_strategy", r"megatron_fsdp"),
     "FSDP2 in Megatron": (r"use_torch_fsdp2", r"torch_fsdp2"),
     "T5 in Megatron": (r"decoder_seq_length", r"pretrain_t5"),
-    "Mamba in Megatron": (r"hybrid_attention_ratio|mamba_\w+", r"pretrain_mamba"),
+    "Mamba in Megatron": (r"hybrid_(attention|mlp)_ratio", r"(?!)"),
     "a Trainer of transformers": (
         r"per_device_train_batch_size|fsdp_config|distributed_type",
         r"accelerate launch|run_clm\.py|trl|openrlhf",

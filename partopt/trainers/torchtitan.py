@@ -105,6 +105,10 @@ _FLAVORS = {
         for size in ("0.6b", "1.7b", "14b", "30b-a3b", "32b")
     },
     "deepseek-v3": ("deepseek_v3", "671B", "deepseek_v3_671b"),
+    **{
+        f"qwen3.5-{size}": ("qwen3_5", size.upper(), f"qwen35_{size.replace('-', '_')}")
+        for size in ("27b", "35b-a3b", "122b-a10b", "397b-a17b")
+    },
     **{f"gpt-oss-{size}": ("gpt_oss", size, f"gpt_oss_{size}") for size in ("20b", "120b")},
 }
 _CONVERTERS: dict[Format, str] = {
@@ -224,8 +228,10 @@ def _faults(plan: Plan) -> list[str]:
     if model and model.further:
         faults.append("the model predicts further tokens, which its pipelines do not")
     elif model and not (model.name in _FLAVORS and _is_shipped(model)):
-        several = model.latent or model.sinks or len({*model.kinds()}) > 1
+        several = model.latent or model.sinks or model.recurrence or len({*model.kinds()}) > 1
         faults += ["it has no model of such blocks"] * bool(several)
+    if model and model.recurrence and (plan.layout.cp or 1) > 1:  # models/qwen3_5/parallelize.py
+        faults.append("its recurrences have no context parallelism")
     return faults
 
 

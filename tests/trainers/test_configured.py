@@ -219,7 +219,7 @@ def test_all_that_is_missing_is_said_at_once():
 
 
 NOT_PLANNED = rows("""
-    --linear-attention-freq 4 | blocks of several kinds
+    --linear-attention-freq 4 | blocks of another kind
     --use-megatron-fsdp --data-parallel-sharding-strategy all | unknown all
     --num-experts 8 --moe-layer-freq 2 | --moe-layer-freq: blocks of two kinds
     --num-experts 8 --moe-layer-freq [1]*31 | does not say which of 32 blocks

@@ -148,7 +148,7 @@ def test_adapters_of_ms_swift_are_facts_with_its_defaults():
         ("ms-swift", f"{SWIFT.rstrip()} --quant_bits 4\n", "--quant_bits: weights in few bits"),
         ("ms-swift", f"{SWIFT.rstrip()} --adapters saved/x\n", "--lora_rank: the configuration"),
         ("verl", VERL.replace("_batch_size_per_gpu=2", "_batch_size=8"), "batch_size_per_gpu: the"),
-        ("ms-swift", SWIFT.replace("2.5-7B-Instruct", "3.5-27B"), "no shape of Qwen/Qwen3.5-27B"),
+        ("ms-swift", SWIFT.replace("2.5-7B-Instruct", "3.5-9B"), "no shape of Qwen/Qwen3.5-9B"),
         ("ms-swift", SWIFT.replace("megatron sft", "megatron export"), "nothing in it is of ms"),
         ("verl", TUNES.replace("megatron", "fsdp").replace("engine.t", "engine.u"), "another eng"),
         ("verl", VERL.replace('"$@"', "actor_rollout_ref.actor.qat.enable=True"), "qat.enable"),

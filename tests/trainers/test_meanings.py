@@ -340,7 +340,7 @@ REFUSED = rows("""
     --window-size 9,0 --window-attn-skip-freq [0]+[1]*79 | | --window-attn-skip-freq: blocks
     --num-experts 8 --moe-layer-freq [1,0]*40 | | --moe-layer-freq: blocks of two kinds
     --num-experts 8 --moe-layer-freq some | | 'some' does not say which of 80 blocks
-    --hybrid-layer-pattern M*M | | blocks of several kinds
+    --hybrid-layer-pattern M*D | | letters that are not planned: D
     --use-checkpoint-args | num-query-groups | the checkpoint says it
     --deepspeed --vocab-size 1000 | | --deepspeed: the script is of Megatron-DeepSpeed
     --num-layers 78 --vocab-size 1000 | num-layers | 78 blocks are not a multiple of 4 stages
@@ -612,7 +612,7 @@ OTHERS = [
     ),
     ("parallelism: {pp: 2, pp_engine: 1f1b}\nmodel: {x: 1}\n", "nanotron"),
     (script("--decoder-seq-length 128"), "T5 in Megatron"),
-    (script("--mamba-state-dim 128"), "Mamba in Megatron"),
+    (script("--hybrid-attention-ratio 0.1"), "Mamba in Megatron"),
     ("from olmo_core.train import TrainerConfig\n\nrun = TrainerConfig(steps=3)\n", "OLMo-core"),
     ("base_model: meta-llama/Llama-3-8B\nmicro_batch_size: 2\n", "Axolotl"),
     ("stage: sft\nfinetuning_type: lora\n", "LLaMA-Factory"),
