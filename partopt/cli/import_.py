@@ -339,7 +339,7 @@ def _read_job(trainer: str, text: str, given: dict[str, Any]) -> tuple[partopt.J
         **stated,
     )
     for note in notes:
-        say(f"note:    {note}", err=True)
+        say(f"note:    {as_flags(note)}", err=True)
     return job, read
 
 

@@ -66,6 +66,10 @@ def export_plan(
     reasons where the trainer cannot say the plan.
     """
     trainer = TRAINERS.lookup(to)
+    if trainer.write is None and trainer.words:
+        what = f"{to} has changes of a script, and no other text"
+        hint = f"partopt import {to} SCRIPT --topology FILE -o better.sh"
+        raise PartoptError(what, hint, code="unknown-trainer", target=to)
     if trainer.write is None:
         what = f"nothing is written for {to}"
         raise unknown(what, to, writers(), code="unknown-trainer")

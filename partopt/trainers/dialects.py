@@ -57,6 +57,17 @@ _OF_LAYOUTS = {
 _LOSSES = {"compiled": {"loss": COMPILED}, "none": {"loss": Loss(passes=0, held=0)}}
 # arrays, and variables on a line of their own
 _PASSED = re.compile(r"(?m)^[^#\n]*\$\{(\w+)\[[@*]\]\}|^\s*\"?\$\{?(\w+)\}?\"?\s*\\?$")
+# of Megatron's switches those that ms-swift has
+_OF_EXPERTS = "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep"
+_SWITCHES = {
+    **{name: name for name in ("ends=free", "--dtype mxfp8", "--dtype fp8")},
+    "--tp-comm-overlap": "--tp_comm_overlap true",
+    "--use-megatron-fsdp": "--use_megatron_fsdp true",
+    _OF_EXPERTS: "--moe_token_dispatcher_type flex --moe_enable_deepep true",
+    "--use-precision-aware-optimizer": "--use_precision_aware_optimizer true --exp_avg_dtype bf16 "
+    "--exp_avg_sq_dtype bf16",
+    "--optimizer-cpu-offload {}": "--optimizer_cpu_offload true --optimizer_offload_fraction {}",
+}
 _BY_MEGATRON = re.compile(r"(?m)^[^#\n]*(ppo_megatron_trainer|(model_engine|strategy)=megatron)")
 
 
@@ -123,16 +134,17 @@ class _Words:
         if marks_of(name) or not name:
             if not self.settings.find(written):
                 self.settings.refuse_missing(written)
-        elif not look_up_model(name):
+        elif (model := look_up_model(name)) is None:
             what = f"{self.settings.show(written)}: no shape of {name} is known"
             hint = f"give a config.json, or a name of models/: `arguments={written}=NAME`"
             self.settings.refuse(what, hint, "unsupported-model", path=written)
         elif images := self.number(_IMAGES):
             self.facts |= {"images": images, "tower": "trained" if trains else "frozen"}
         elif _PICTURES.search(name):
-            hint = f"`arguments={_IMAGES}=N` says the tokens of pictures that a sample has"
             what = "its text alone is planned, not what reads pictures"
-            self.settings.note(written, f"{what}: {hint}")
+            if model.tower:
+                what += f": `arguments={_IMAGES}=N` says the tokens of pictures that a sample has"
+            self.settings.note(written, what)
         self.settings.check()
 
     def adapt(self, kind: str, rank: int, targets: object, dropout: object) -> None:
@@ -416,6 +428,13 @@ def _dialect(name: str, title: str, tried: str, translate: Callable[[_Words], No
     )
 
 
-MS_SWIFT = _dialect("ms-swift", "Megatron-SWIFT", "ms-swift at 3602360a", _translate_swift)
+MS_SWIFT = dataclasses.replace(
+    _dialect("ms-swift", "Megatron-SWIFT", "ms-swift at 3602360a", _translate_swift),
+    levers=[
+        lever._replace(flag=_SWITCHES[lever.flag])
+        for lever in MEGATRON.levers
+        if lever.flag in _SWITCHES
+    ],
+)
 VERL = _dialect("verl", "verl", "verl at 1dda039b", _translate_verl)
 SLIME = _dialect("slime", "slime", "slime at 624b824a", _translate_slime)

@@ -151,6 +151,9 @@ def test_trainers_are_listed_and_an_unknown_one_has_a_nearest(partopt, plan):
     for words in ([], ["-o", "own.py"]):
         outcome = partopt("export", plan, "--to", "partopt", *words)
         assert (outcome.code, outcome.errors) == (2, ["nothing is written for partopt"])
+    outcome = partopt("export", plan, "--to", "verl")
+    hint = "partopt import verl SCRIPT --topology FILE -o better.sh"
+    assert (outcome.code, outcome.hints) == (2, [hint])
 
 
 def test_a_file_that_is_no_plan_is_refused(partopt, tmp_path):

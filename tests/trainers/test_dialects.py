@@ -15,6 +15,7 @@ from partopt.search.changes import change_text
 from partopt.search.jobs import read_job
 from partopt.search.judging import judge_layout
 from partopt.search.layout_questions import training_for
+from partopt.trainers import TRAINERS
 from partopt.transformer.iteration import estimate
 
 SWIFT = """
@@ -191,6 +192,19 @@ def test_a_head_that_is_not_the_vocabulary_has_no_logits(said):
     assert few["logits"] == 0 < all_of_them["logits"]
 
 
+@pytest.mark.parametrize("lever", TRAINERS["ms-swift"].levers, ids=lambda lever: lever.flag)
+def test_switches_of_ms_swift_are_read_as_the_facts_that_they_stand_for(lever):
+    if not lever.flag.startswith("--") or lever.flag.startswith("--dtype"):
+        return  # options of partopt
+    lever = lever.at(lever.values[-1]) if lever.values else lever
+    text = SWIFT.replace("Qwen2.5-7B-Instruct", "Qwen3-30B-A3B").rstrip()
+    text = text.replace("--pipeline_model", "--expert_model")
+    job, _ = read("ms-swift", f"{text} {lever.flag}\n")
+    fact, value = lever.facts[-1]
+    stated = job.facts[fact]
+    assert f"{stated:g}" == value if isinstance(stated, float) else stated == value
+
+
 def test_microbatches_of_tokens_ask_how_long_samples_are():
     error = refused("verl", VERL, DYNAMIC=True)
     assert "ppo_max_token_len_per_gpu: microbatches are of 8,192 tokens" in error.message
@@ -265,6 +279,8 @@ def test_a_model_of_pictures_is_said_to_be_its_text():
     job, notes = read("ms-swift", pictures)
     assert job.model.experts == 128
     assert any("not what reads pictures: `arguments=images=N`" in note for note in notes)
+    _, notes = read("ms-swift", SWIFT.replace("Qwen2.5-7B-Instruct", "InternVL3_5-8B"))
+    assert "--model: its text alone is planned, not what reads pictures" in notes
     for freezes, tower in (("", "frozen"), ("--freeze_vit false", "trained")):
         job, notes = read("ms-swift", f"{pictures.rstrip()} {freezes}\n", images=512)
         assert (job.facts["images"], job.facts["tower"]) == (512, tower)
